@@ -45,3 +45,8 @@ class NodeState:
         new = replace(self.node, shares=shares, unhealthy=unhealthy, links=links)
         if new != self.node:
             self.nodes.set(new)
+
+    def close(self, *, closing: bool) -> None:
+        """Give nothing to new pods, or give again."""
+        if closing is not self.node.closing:
+            self.nodes.set(replace(self.node, closing=closing))

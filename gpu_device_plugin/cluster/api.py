@@ -83,8 +83,26 @@ class _ContainerStatus(msgspec.Struct, rename={"container_id": "containerID"}, g
     state: _ContainerState | None = None
 
 
+class _ClaimStatus(msgspec.Struct, rename="camel", gc=False):
+    name: str = ""
+    resource_claim_name: str | None = None
+
+
+class _Mapping(msgspec.Struct, rename="camel", gc=False):
+    container_name: str = ""
+
+
+class _ExtendedClaim(msgspec.Struct, rename="camel", gc=False):
+    """The claim that kube-scheduler made for limits of extended resources."""
+
+    resource_claim_name: str = ""
+    request_mappings: list[_Mapping] | None = None
+
+
 class _PodStatus(msgspec.Struct, rename="camel", gc=False):
     phase: str = ""
+    resource_claim_statuses: list[_ClaimStatus] | None = None
+    extended_resource_claim_status: _ExtendedClaim | None = None
     container_statuses: list[_ContainerStatus] | None = None
     init_container_statuses: list[_ContainerStatus] | None = None
     ephemeral_container_statuses: list[_ContainerStatus] | None = None
@@ -107,6 +125,7 @@ class PodReader:
         sums: bool = False,
         every: bool = False,
         ids: bool = False,
+        claims: bool = False,
     ) -> None:
         """Read pods.
 
@@ -116,8 +135,10 @@ class PodReader:
             sums: also keep the pod's requests of all other resources, added up as by kube-scheduler.
             every: add up the requests of pods without our resources too.
             ids: also keep the IDs of the running containers.
+            claims: also keep the names of the claims that the containers use.
         """
         self._ids = ids
+        self._claims = claims
         self._resources = frozenset(resources)
         self._keep = keep
         self._sums = RequestSums(self._resources) if sums else None
@@ -145,6 +166,7 @@ class PodReader:
                 if limits:
                     containers.append(Container(container.name, kinds(container), index, limits))
         sums = self._sums if containers or self._every else None
+        claims = claims_of(spec, pod.status) if self._claims else {}
         requests = {} if sums is None else requests_of(spec, sums)
         record = Pod(
             uid=meta.uid,
@@ -161,7 +183,8 @@ class PodReader:
             annotations=self._kept(meta.annotations),
             labels=self._kept(meta.labels),
             containers=tuple(containers),
-            container_ids=_container_ids(pod.status) if self._ids and containers else {},
+            container_ids=_container_ids(pod.status) if self._ids and (containers or claims) else {},
+            claims=claims,
             requests=requests if sums is None or not repels(spec) else None,
             amounts=self._amounts.of(requests),
         )
@@ -209,6 +232,26 @@ def _container_ids(status: _PodStatus) -> Mapping[str, str]:
         for one in statuses
         if one.container_id and one.state is not None and one.state.running is not None
     }
+
+
+def claims_of(spec: PodSpec, status: _PodStatus) -> Mapping[str, tuple[str, ...]]:
+    """Return the names of the ResourceClaims of each container; those of templates are known once they were made."""
+    extended = status.extended_resource_claim_status
+    if not spec.resource_claims and extended is None:
+        return {}
+    made = {one.name: one.resource_claim_name for one in status.resource_claim_statuses or ()}
+    names = {one.name: one.resource_claim_name or made.get(one.name) for one in spec.resource_claims or ()}
+    found: dict[str, tuple[str, ...]] = {}
+    for container in (*(spec.init_containers or ()), *(spec.containers or ())):
+        used = () if container.resources is None else container.resources.claims or ()
+        own = tuple(dict.fromkeys(name for use in used if (name := names.get(use.name))))
+        if extended is not None and any(
+            each.container_name == container.name for each in extended.request_mappings or ()
+        ):
+            own = (*own, extended.resource_claim_name)
+        if own:
+            found[container.name] = own
+    return found
 
 
 def decoded(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, what: str) -> T:

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import random
-import socket
-import ssl
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -20,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 import msgspec
-from aiohttp.client_exceptions import UnixClientConnectorError
 
 from gpu_device_plugin.cluster.api import PODS, Page, WatchEvent, version_number
 from gpu_device_plugin.cluster.config import ClusterConfigError
 from gpu_device_plugin.cluster.credentials import Credentials
 from gpu_device_plugin.cluster.errors import ApiError, Call, UnauthorizedError, UnavailableError, error_from
+from gpu_device_plugin.cluster.transport import translated
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -34,11 +31,12 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.api import Kind
     from gpu_device_plugin.cluster.config import ClusterConfig
 
+_US = "gpu-device-plugin"
 _LONGEST_EVENT = 16 << 20
 """Bytes. etcd stores no object above 1.5 MiB; a longer line of a watch is not an event."""
 
 
-_METHODS = {"get": "GET", "list": "GET", "create": "POST", "update": "PUT", "patch": "PATCH"}
+_METHODS = {"get": "GET", "list": "GET", "create": "POST", "update": "PUT", "patch": "PATCH", "delete": "DELETE"}
 """HTTP methods by RBAC verb."""
 
 
@@ -49,6 +47,8 @@ class PatchType(StrEnum):
     """Null removes, lists are replaced."""
     STRATEGIC = "application/strategic-merge-patch+json"
     """Lists of named items are merged by name."""
+    APPLY = "application/apply-patch+yaml"
+    """Server-side apply: the server merges our fields into those of other writers. JSON is YAML."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Client:
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             # Answers are read once and dropped: compression costs both sides more than the network transfer.
-            headers={"User-Agent": "gpu-device-plugin", "Accept": "application/json", "Accept-Encoding": "identity"},
+            headers={"User-Agent": _US, "Accept": "application/json", "Accept-Encoding": "identity"},
             cookie_jar=aiohttp.DummyCookieJar(),
             connector=self._connector(),
         )
@@ -146,7 +146,7 @@ class Client:
         url = PODS.path(namespace=namespace, name=f"{pod}:{port}", subresource="proxy") + path
         async with self._answer(call, "GET", url, timeout=self._limit(timeout_s)) as response:
             answer = bytearray()
-            with _translated(call):
+            with translated(call):
                 while chunk := await response.content.readany():
                     answer += chunk
                     if len(answer) > most:
@@ -157,7 +157,7 @@ class Client:
         """Return the server's version and clock."""
         call = Call("get", "/version")
         async with self._answer(call, "GET", "/version", timeout=self._limit()) as response:
-            with _translated(call):
+            with translated(call):
                 answer = await response.read()
             date = response.headers.get("Date", "")
         try:
@@ -254,15 +254,36 @@ class Client:
         name: str = "",
         subresource: str = "",
         timeout_s: float = math.inf,
+        dry_run: bool = False,
     ) -> bytes:
         """Create an object or, with a name and a subresource (``binding``), a subresource of an object.
+
+        With `dry_run` the server does all but store it.
 
         Raises:
             ConflictError: it already exists, or the precondition inside `body` does not hold.
         """
+        params = {"dryRun": "All"} if dry_run else None
         return await self._call(
-            "create", kind, name, namespace=namespace, subresource=subresource, body=body, timeout_s=timeout_s
+            "create",
+            kind,
+            name,
+            namespace=namespace,
+            subresource=subresource,
+            timeout_s=timeout_s,
+            body=body,
+            params=params,
         )
+
+    async def delete(self, kind: Kind, name: str, *, namespace: str = "", uid: str = "") -> None:
+        """Delete an object; only the one with this UID, where it is given.
+
+        Raises:
+            NotFoundError: it does not exist.
+            ConflictError: the object of this name has another UID.
+        """
+        body = {"preconditions": {"uid": uid}} if uid else None
+        await self._call("delete", kind, name, namespace=namespace, body=body)
 
     async def replace(
         self, kind: Kind, name: str, body: Mapping[str, Any], *, namespace: str = "", timeout_s: float = math.inf
@@ -288,9 +309,18 @@ class Client:
 
         A ``metadata.resourceVersion`` inside `body` makes it compare-and-swap: ConflictError if there is a newer one.
         A ``metadata.uid`` guards against another object of the same name: InvalidError (1.36) or ConflictError.
+        A server-side apply takes our fields from others who wrote them.
         """
+        params = {"fieldManager": _US, "force": "true"} if how is PatchType.APPLY else None
         return await self._call(
-            "patch", kind, name, namespace=namespace, subresource=subresource, body=body, content_type=how.value
+            "patch",
+            kind,
+            name,
+            namespace=namespace,
+            subresource=subresource,
+            body=body,
+            content_type=how.value,
+            params=params,
         )
 
     async def _page(self, kind: Kind, namespace: str, params: Mapping[str, str]) -> Page:
@@ -316,7 +346,7 @@ class Client:
         call = Call(verb, resource, kind.group, namespace, name)
         path = kind.path(namespace=namespace, name=name, subresource=subresource)
         async with self._answer(call, _METHODS[verb], path, timeout=self._limit(timeout_s), **rest) as response:
-            with _translated(call):
+            with translated(call):
                 return await response.read()
 
     def _limit(self, seconds: float = math.inf) -> aiohttp.ClientTimeout:
@@ -348,7 +378,7 @@ class Client:
             raise RuntimeError(f"{self!r} is used outside its `async with`")
         data = None if body is None else msgspec.json.encode(body)
         while True:
-            with self._tls_forgotten_on_failure(), _translated(call):
+            with self._tls_forgotten_on_failure(), translated(call):
                 async with asyncio.timeout(self._timing.request_s):
                     response = await self._session.request(
                         method,
@@ -366,7 +396,7 @@ class Client:
                     return
                 if response.status == 401 and self._credentials.token_changed():
                     continue
-                with _translated(call):
+                with translated(call):
                     async with asyncio.timeout(self._timing.request_s):
                         answer = await response.read()
                 raise error_from(
@@ -397,36 +427,11 @@ def _selectors(fields: str, labels: str) -> dict[str, str]:
     return {key: value for key, value in (("fieldSelector", fields), ("labelSelector", labels)) if value}
 
 
-@contextmanager
-def _translated(call: Call) -> Iterator[None]:
-    """Translate every transport error into an UnavailableError; its cause stays attached."""
-    try:
-        yield
-    except TimeoutError as error:
-        sent = not isinstance(error, aiohttp.ConnectionTimeoutError)
-        raise UnavailableError(call, "no answer in time", sent=sent) from error
-    except aiohttp.ClientConnectorError as error:
-        where = error.path if isinstance(error, UnixClientConnectorError) else f"{error.host}:{error.port}"
-        why = f"cannot connect to {where}: {_no_connection(error.os_error)}"
-        raise UnavailableError(call, why, sent=False) from error
-    except (aiohttp.ClientError, OSError, ClusterConfigError) as error:
-        sent = not isinstance(error, ClusterConfigError)
-        raise UnavailableError(call, str(error) or type(error).__name__, sent=sent) from error
-
-
-def _no_connection(error: OSError) -> str:
-    # asyncio replaces the system's message by one with the address; errors of name resolution and of TLS do not carry
-    # a system error number.
-    if error.errno and not isinstance(error, (ssl.SSLError, socket.gaierror)):
-        return os.strerror(error.errno)
-    return error.strerror or str(error) or type(error).__name__
-
-
 async def _events(call: Call, response: aiohttp.ClientResponse) -> AsyncIterator[WatchEvent]:
     decoder = msgspec.json.Decoder(WatchEvent)
     rest = b""
     while True:
-        with _translated(call):
+        with translated(call):
             # Not readline: it refuses lines above 128 KiB, and a pod may be ten times larger.
             chunk = await response.content.readany()
         if not chunk:

@@ -21,11 +21,18 @@ _MOST_REMEMBERED = 1000
 """Different amounts of CPU and memory that pods share; the cache is cleared when it is full."""
 
 
+class ClaimUse(msgspec.Struct, gc=False):
+    """A container's use of one of its pod's claims."""
+
+    name: str = ""
+
+
 class Resources(msgspec.Struct, gc=False):
-    """Limits and requests, as written."""
+    """Limits and requests, as written, and the claims that a container uses."""
 
     limits: dict[str, Any] | None = None
     requests: dict[str, Any] | None = None
+    claims: list[ClaimUse] | None = None
 
 
 class ContainerSpec(msgspec.Struct, rename="camel", gc=False):
@@ -45,6 +52,14 @@ class _Affinity(msgspec.Struct, rename="camel", gc=False):
     pod_anti_affinity: dict[str, msgspec.Raw] | None = None
 
 
+class PodClaim(msgspec.Struct, rename="camel", gc=False):
+    """A claim of a pod, by its own name or that of a template."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+
 class PodSpec(msgspec.Struct, rename="camel", gc=False):
     """The part of a pod's spec that we read."""
 
@@ -56,6 +71,7 @@ class PodSpec(msgspec.Struct, rename="camel", gc=False):
     affinity: _Affinity | None = None
     overhead: dict[str, Any] | None = None
     resources: Resources | None = None
+    resource_claims: list[PodClaim] | None = None
 
 
 def repels(spec: PodSpec) -> bool:

@@ -27,16 +27,8 @@ async def listed_pods(socket: Path, resources: Collection[str], timeout_s: float
     Raises:
         PodResourcesUnavailableError: the call failed, or got no answer within `timeout_s`.
     """
-    try:
-        async with channel(socket) as opened:
-            lister = podresources_pb2_grpc.PodResourcesListerStub(opened)
-            pods = await lister.List(podresources_pb2.ListPodResourcesRequest(), timeout=timeout_s)
-    except aio.AioRpcError as error:
-        raise PodResourcesUnavailableError(
-            f"asking the kubelet at {socket} for the devices in use: {in_short(error)}"
-        ) from error
     found: dict[str, frozenset[str]] = {}
-    for pod in pods.pod_resources:
+    for pod in (await _list(socket, timeout_s)).pod_resources:
         name = f"{pod.namespace}/{pod.name}"
         # Two pods of one name: one has ended, and its successor already exists.
         found[name] = found.get(name, frozenset()).union(
@@ -47,3 +39,29 @@ async def listed_pods(socket: Path, resources: Collection[str], timeout_s: float
             for device in devices.device_ids
         )
     return found
+
+
+async def listed_claims(socket: Path, driver: str, timeout_s: float = 2.0) -> frozenset[tuple[str, str]]:
+    """Return namespace and name of every claim with a device of `driver` that a listed container uses.
+
+    Raises:
+        PodResourcesUnavailableError: the call failed, or got no answer within `timeout_s`.
+    """
+    return frozenset(
+        (claim.claim_namespace, claim.claim_name)
+        for pod in (await _list(socket, timeout_s)).pod_resources
+        for container in pod.containers
+        for claim in container.dynamic_resources
+        if any(device.driver_name == driver for device in claim.claim_resources)
+    )
+
+
+async def _list(socket: Path, timeout_s: float) -> podresources_pb2.ListPodResourcesResponse:
+    try:
+        async with channel(socket) as opened:
+            lister = podresources_pb2_grpc.PodResourcesListerStub(opened)
+            return await lister.List(podresources_pb2.ListPodResourcesRequest(), timeout=timeout_s)
+    except aio.AioRpcError as error:
+        raise PodResourcesUnavailableError(
+            f"asking the kubelet at {socket} for the devices in use: {in_short(error)}"
+        ) from error

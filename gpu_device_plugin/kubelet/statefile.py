@@ -21,6 +21,9 @@ SHARE_SIZE = "share-size"
 ENDED_PODS = "ended-pods"
 """UIDs, separated by spaces, of ended pods whose devices the kubelet's checkpoint still shows."""
 
+WAY = "serve"
+"""The way in which pods got the node's GPUs, a `core.node.serving.Way`."""
+
 _LONGEST = 1000
 """Bytes; the value of a label has at most 63."""
 

@@ -11,6 +11,8 @@ from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.grants import WAYS
+from gpu_device_plugin.core.node.serving import WAYS as WAYS_TO_SERVE
+from gpu_device_plugin.core.node.serving import Way
 from gpu_device_plugin.settings.common import ProgramSettings
 from gpu_device_plugin.settings.forms import (
     DIRECTORY,
@@ -98,7 +100,7 @@ class NodeSettings(ProgramSettings):
     )
     serve: str = knob(
         "auto",
-        one_of("auto", "device-plugin", "dra"),
+        one_of(*WAYS_TO_SERVE),
         "How pods get GPUs of this node: device-plugin (limits like aliyun.com/gpu-mem), dra (ResourceClaims, from "
         "Kubernetes 1.36 on), or auto, which is device-plugin. A node changes over once no pod holds GPUs in the other "
         "way. The node label gpu-device-plugin/serve overrides it.",
@@ -124,6 +126,13 @@ class NodeSettings(ProgramSettings):
         Form("VENDOR/CLASS", _cdi_kind),
         "CDI vendor and class of the GPUs: the part before the = in their CDI names.",
         live=True,
+    )
+    cdi_dir: Path = knob(
+        "/var/run/cdi",
+        DIRECTORY,
+        "Directory in which the container runtime looks for CDI files; the agent writes one there for each "
+        "ResourceClaim that it serves.",
+        in_profile=False,
     )
     pre_start: bool = knob(
         "true",
@@ -310,6 +319,12 @@ class NodeSettings(ProgramSettings):
                 "another value of limits",
                 ("limits", "extra_grant"),
             )
+        if self.serve == Way.DRA and self.api == "off":
+            yield SettingsError(
+                "serve is dra, and ResourceClaims are read from the Kubernetes API, which api=off forbids; set api to "
+                "auto, or serve to device-plugin",
+                ("serve", "api"),
+            )
         if self.api not in {"auto", "off"} and not self.node_name:
             yield SettingsError(
                 "an agent cannot use the Kubernetes API without the name of its node; set node_name "
@@ -323,9 +338,14 @@ class NodeSettings(ProgramSettings):
         return tuple(resource for resource in self.managed if resource.kind in self.resources)
 
     @property
+    def kubelet_root(self) -> Path:
+        """The kubelet's root directory, below which the PodResources socket is."""
+        return self.pod_resources_socket.parent.parent
+
+    @property
     def plugins_registry(self) -> Path:
-        """The directory of DRA drivers' sockets: like the PodResources socket below the kubelet's root directory."""
-        return self.pod_resources_socket.parent.parent / "plugins_registry"
+        """The directory of DRA drivers' sockets."""
+        return self.kubelet_root / "plugins_registry"
 
     def reaches_api(self, environ: Mapping[str, str]) -> bool:
         """Whether to use the Kubernetes API; `auto` does in a pod."""

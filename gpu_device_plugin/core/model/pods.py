@@ -60,6 +60,9 @@ class Pod:
     container_ids: Mapping[str, str] = field(default_factory=dict)
     """The ID of each running container, 64 hexadecimal digits, by the container's name. Only where the reader asks for
     them."""
+    claims: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The names of the ResourceClaims that each container uses, by the container's name. Only where the reader asks for
+    them."""
     requests: Mapping[str, int] | None = field(default_factory=dict, compare=False)
     """The requests for other resources as kube-scheduler adds them up, CPU in thousandths; None: the amount that the
     pod's end frees is unknown. Only where the reader asks for it."""

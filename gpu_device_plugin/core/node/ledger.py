@@ -118,6 +118,11 @@ class Ledger:
         """Return this ledger with these GPUs held through resources that are not ours."""
         return self if foreign == self.foreign else replace(self, foreign=foreign)
 
+    def without(self, device_ids: Iterable[str]) -> Ledger:
+        """Return the ledger without these IDs, whose holder is known to have given them back."""
+        drop = {name for name in device_ids if name in self.holds}
+        return self._without(drop) if drop else self
+
     def reconciled(
         self, evidence: Evidence, readings: Mapping[str, Reading], now: float, process_wait_s: float
     ) -> Ledger:

@@ -26,6 +26,8 @@ class Node:
     unhealthy: Mapping[str, str] = field(default_factory=dict)
     """The reason, as a sentence, for each GPU (by UUID) out of service; the others are healthy."""
     links: Links = NO_LINKS
+    closing: bool = False
+    """It gives nothing to new pods: it waits for the end of those that hold GPUs."""
 
     def with_ledger(self, ledger: Ledger) -> Node:
         """Return this node with another ledger."""

@@ -53,7 +53,7 @@ def offers(node: Node, kind: Kind, most_free: int | None = None) -> tuple[Offer,
 
 def _offer(node: Node, kind: Kind, shared: SharedGpu) -> Offer:
     use = node.use(shared)
-    doubtful = not node.ledger.certain or shared.gpu.uuid in node.ledger.foreign
+    doubtful = node.closing or not node.ledger.certain or shared.gpu.uuid in node.ledger.foreign
     if kind is Kind.MEMORY:
         fence = use.whole or doubtful
         free = frozenset(range(len(shared.shares))) - use.shares

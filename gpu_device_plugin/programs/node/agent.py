@@ -27,6 +27,7 @@ from gpu_device_plugin.core.node.mps import asked
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.refusals import ADVICE
 from gpu_device_plugin.core.node.rungs import wanted
+from gpu_device_plugin.core.node.serving import Way
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.hardware.description import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, Timings
@@ -41,7 +42,7 @@ from gpu_device_plugin.programs import frugal
 from gpu_device_plugin.programs.node import probes
 from gpu_device_plugin.programs.node.advertiser import Advertiser
 from gpu_device_plugin.programs.node.answers import NodeAnswers
-from gpu_device_plugin.programs.node.coexistence import Coexistence, serve_while_alone
+from gpu_device_plugin.programs.node.coexistence import Coexistence
 from gpu_device_plugin.programs.node.equipment import Equipment
 from gpu_device_plugin.programs.node.handover import Handover
 from gpu_device_plugin.programs.node.limiting import Limiting
@@ -53,6 +54,7 @@ from gpu_device_plugin.programs.node.use import UseWatch
 from gpu_device_plugin.programs.node.use_notes import UseNotes
 from gpu_device_plugin.programs.node.use_series import UseSeries
 from gpu_device_plugin.programs.node.verification import Verification
+from gpu_device_plugin.programs.node.ways import Ways
 from gpu_device_plugin.settings.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
@@ -63,7 +65,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.config import ClusterConfig
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.admitting import Refused
+    from gpu_device_plugin.kubelet.checkpoint import Entry
     from gpu_device_plugin.programs.node.cluster import NodeCluster
+    from gpu_device_plugin.programs.node.dra import DraDriver
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
@@ -147,7 +151,9 @@ class NodeAgent:
             interval_s=settings.reconcile_interval_s,
             process_wait_s=settings.process_wait_s,
         )
-        self.mps = MpsLink(settings.mps_dir, self.state, self.reconciler.checkpoint_entries, self.reports.mps_changed)
+        self.entries: Latest[tuple[Entry, ...]] = Latest(())
+        """What each container holds: by the kubelet's checkpoint, and by the claims that were prepared."""
+        self.mps = MpsLink(settings.mps_dir, self.state, self.entries, self.reports.mps_changed)
         self._answers = NodeAnswers(
             self.state,
             None if cluster is None else cluster.waiting,
@@ -161,7 +167,7 @@ class NodeAgent:
         )
         self.use_watch = UseWatch(
             partial(self.hardware.use, utilisation=True),
-            self.reconciler.checkpoint_entries,
+            self.entries,
             settings.offered,
             lambda: self.state.node.shares,
             interval_s=settings.usage_interval_s,
@@ -206,6 +212,18 @@ class NodeAgent:
         )
         self._lock = NodeLock(settings.device_plugin_dir)
         self._handover = Handover(settings, self.kubelet_records)
+        self.ways = Ways(
+            self.state,
+            self.registration,
+            self.reconciler,
+            self.coexistence,
+            self.reports,
+            handover=self._handover,
+            wanted=lambda: (self.settings.serve, None if self.node.value is None else self.node.value.labels),
+            looked=_at_once if cluster is None else cluster.looked,
+            pods=lambda: {} if cluster is None else cluster.followed.pods,
+        )
+        self.dra = None if cluster is None else self._dra_driver(cluster, dev)
 
     def __repr__(self) -> str:
         return f"<NodeAgent {self.settings.node_name or 'standalone'}: {self.state!r}>"
@@ -245,12 +263,19 @@ class NodeAgent:
                 tasks.create_task(self.use_watch.run(), name="read the use of the GPUs")
                 pods = () if self.cluster is None else (self.cluster.followed.changes,)
                 tasks.create_task(
-                    self.verification.run((self.reconciler.checkpoint_entries, *pods), (self.hardware.view,)),
+                    self.verification.run((self.entries, *pods), (self.hardware.view,)),
                     name="verify memory limits",
                 )
-                if self.cluster is not None:
+                tasks.create_task(
+                    self.reconciler.checkpoint_entries.follow(self._holders_changed), name="follow the checkpoint"
+                )
+                tasks.create_task(self.ways.serving.follow(self._apply), name="publish the way of serving")
+                if self.cluster is not None and self.dra is not None:
                     tasks.create_task(self.use_notes.run(), name="publish the use of the GPUs")
-                    tasks.create_task(self.cluster.run(), name="Kubernetes API")
+                    tasks.create_task(self.dra.entries.follow(self._holders_changed), name="follow those with claims")
+                    tasks.create_task(self.dra.follow(), name="follow claims")
+                    tasks.create_task(self.verification.states.follow(self.dra.limits_read), name="status of claims")
+                    tasks.create_task(self.cluster.run(self.dra.run_api), name="Kubernetes API")
                     tasks.create_task(self.cluster.node.follow(self._take_node), name="follow our node")
                     tasks.create_task(self.cluster.users.follow(self.reconciler.users_changed), name="follow users")
                     tasks.create_task(
@@ -271,6 +296,7 @@ class NodeAgent:
         self.hardware.timings, self.hardware.rules = _timings(settings), _rules(settings)
         self.coexistence.settings = settings
         self.coexistence.look()
+        self.ways.look()
         logging.getLogger("gpu_device_plugin").setLevel(settings.log_level.upper())
         self._apply()
         self.reports.settings_read(outcome)
@@ -285,7 +311,7 @@ class NodeAgent:
             self._lock.take()
         except DirectoryError as error:
             raise UsageError(str(error)) from error
-        share_mib = self._handover.share_mib()
+        share_mib = self._handover.share_mib(() if self.dra is None else self.dra.holders_of_shares())
         if share_mib != settings.share_size_mib:
             self.settings = replace(settings, share_size_mib=share_mib)
             self.state.equip(Shares(share_mib, settings.reserve_mib), {}, NO_LINKS)
@@ -296,7 +322,7 @@ class NodeAgent:
 
     async def _serve(self) -> None:
         await self.equipment.there.wait()
-        await serve_while_alone(self.registration, self.reconciler, self.coexistence, self.reports)
+        await self.ways.run()
 
     async def _prepare(self) -> None:
         """Bring ledger and device lists up to date before any resource is registered."""
@@ -336,9 +362,14 @@ class NodeAgent:
         load = self.hardware.load.value
         return {uuid: Reading.of(count, load.used_mib[uuid], load.began) for uuid, count in load.processes.items()}
 
+    def _holders_changed(self, _new: object) -> None:
+        claims = () if self.dra is None else self.dra.entries.value
+        self.entries.set((*self.reconciler.checkpoint_entries.value, *claims))
+
     def _take_node(self, node: NodeRecord | None) -> None:
         if node is not None:
             self.coexistence.offered(node.allocatable)
+        self.ways.look()
         self._apply()
 
     def _apply(self, _new: object = None) -> None:
@@ -362,8 +393,19 @@ class NodeAgent:
             self._answers.policy = policy
         self.responses.show_condition()
         if self.cluster is not None and view.state is not State.STARTING:
-            withheld = "; ".join(other.found for other in self.coexistence.others.value)
-            self.cluster.show(view.inventory, policy, self.equipment.why_none, withheld, self.limiting.node)
+            serving = self.ways.serving.value
+            withheld = "; ".join(other.found for other in self.coexistence.others.value) or serving.waits
+            sentence, claims = self.equipment.why_none, serving.way is Way.DRA
+            self.cluster.show(view.inventory, policy, sentence, withheld, self.limiting.node, claims=claims)
+        if self.dra is not None:
+            from gpu_device_plugin.programs.node.dra_wiring import facts  # noqa: PLC0415 - see reach_api
+
+            self.dra.tell(policy, facts(self, means))
+
+    def _dra_driver(self, cluster: NodeCluster, dev: Path) -> DraDriver:
+        from gpu_device_plugin.programs.node.dra_wiring import wire  # noqa: PLC0415 - see reach_api
+
+        return wire(self, cluster, lambda: self._answers.delivery, dev)
 
     def _reach_cluster(self) -> NodeCluster | None:
         config = reach_api(self.settings)
@@ -372,6 +414,10 @@ class NodeAgent:
         from gpu_device_plugin.programs.node.cluster import NodeCluster  # noqa: PLC0415 - see reach_api
 
         return NodeCluster(config, self.settings, self.state, self.metrics)
+
+
+async def _at_once(_within_s: float) -> bool:
+    return True
 
 
 def _timings(settings: NodeSettings) -> Timings:

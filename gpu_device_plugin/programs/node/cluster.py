@@ -45,7 +45,7 @@ from gpu_device_plugin.programs.node.cleanup import Cleanup
 from gpu_device_plugin.programs.node.waiting import WaitingPods
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from typing import NoReturn
 
     from gpu_device_plugin.cluster.api import NodeRecord
@@ -86,6 +86,8 @@ class _Shown:
     """Why no GPU is advertised although all may be healthy; empty: they are advertised."""
     limits: NodeLimits
     """What keeps containers within their parts."""
+    claims: bool = False
+    """Pods get the GPUs by ResourceClaims."""
 
 
 class NodeCluster:
@@ -96,16 +98,18 @@ class NodeCluster:
         self._settings = settings
         self._state = state
         self._metrics = metrics
-        self._client = Client(config, on_error=self._count_error)
-        reader = PodReader((resource.name for resource in settings.offered), READ_BY_AGENT.__contains__, ids=True)
-        self.followed = NodePods(self._client, reader, settings.node_name)
+        self.client = Client(config, on_error=self._count_error)
+        """Open while `run` runs."""
+        names = [resource.name for resource in settings.offered]
+        reader = PodReader(names, READ_BY_AGENT.__contains__, ids=True, claims=True)
+        self.followed = NodePods(self.client, reader, settings.node_name)
         """The pods bound to our node."""
         self.waiting = WaitingPods(self.followed, settings.offered, metrics, lambda: state.node.shares)
-        self._writer = PodWriter(self._client, node=settings.node_name, refused=self._refused)
-        self._events = EventWriter(self._client, instance=settings.node_name)
-        self._self = NodeSelf(self._client, settings.node_name)
-        self.cleanup = Cleanup(self._client, self._self, (resource.name for resource in settings.offered))
-        self.condition = NodeCondition(self._client, settings.node_name, forbidden=self._condition_forbidden)
+        self._writer = PodWriter(self.client, node=settings.node_name, refused=self._refused)
+        self._events = EventWriter(self.client, instance=settings.node_name)
+        self._self = NodeSelf(self.client, settings.node_name)
+        self.cleanup = Cleanup(self.client, self._self, (resource.name for resource in settings.offered))
+        self.condition = NodeCondition(self.client, settings.node_name, forbidden=self._condition_forbidden)
         """The condition GPUHealthy of our node."""
         self.evict_within_s = 15.0
         """Seconds for the answer to an eviction."""
@@ -133,9 +137,9 @@ class NodeCluster:
     def _count_error(self, error: ApiError) -> None:
         self._metrics.count(m.API_ERRORS, error.call.verb, type(error).__name__)
 
-    async def run(self) -> NoReturn:
-        """Follow and publish until cancelled; owns the connections."""
-        async with self._client, asyncio.TaskGroup() as tasks:
+    async def run(self, more: Callable[[], Awaitable[NoReturn]] | None = None) -> NoReturn:
+        """Follow and publish until cancelled; owns the connections, which `more` may use as well."""
+        async with self.client, asyncio.TaskGroup() as tasks:
             tasks.create_task(self.followed.reflector.run(), name="follow pods")
             tasks.create_task(self._writer.run(), name="annotate pods")
             tasks.create_task(self._events.run(), name="write events")
@@ -143,6 +147,8 @@ class NodeCluster:
             tasks.create_task(self.condition.run(), name="keep the node's condition")
             tasks.create_task(self._look_at_node(), name="read the node's labels")
             tasks.create_task(self.followed.changes.follow(self._pods_changed), name="settle promises")
+            if more is not None:
+                await more()
         raise AssertionError  # pragma: no cover (the tasks never return)
 
     async def announce_shutdown(self, within_s: float = 1.0) -> None:
@@ -184,7 +190,7 @@ class NodeCluster:
 
     async def evict(self, pod: Pod) -> Eviction:
         """Ask for the eviction of a pod, once."""
-        return await evict(self._client, pod, timeout_s=self.evict_within_s)
+        return await evict(self.client, pod, timeout_s=self.evict_within_s)
 
     def _condition_forbidden(self, why: str) -> None:
         self.event("NodeConditionForbidden", why, "Observe")
@@ -197,17 +203,28 @@ class NodeCluster:
         )
         self.event("PodNotAnnotated", note, "Annotating")
 
+    async def looked(self, within_s: float) -> bool:
+        """Return whether our node was read, after at most so many seconds."""
+        return await within(within_s, self._looked.wait())
+
     async def gpus_before(self, within_s: float) -> tuple[Gpu, ...]:
         """Return the GPUs that our node listed before we started, by position; none if it cannot be read in time."""
-        if not await within(within_s, self._looked.wait()):
+        if not await self.looked(within_s):
             _log.warning("the positions of the GPUs may differ from before: our node could not be read yet")
         return self._before
 
     def show(
-        self, inventory: Inventory, policy: str, sentence: str, withheld: str = "", limits: NodeLimits = NO_LIMITS
+        self,
+        inventory: Inventory,
+        policy: str,
+        sentence: str,
+        withheld: str = "",
+        limits: NodeLimits = NO_LIMITS,
+        *,
+        claims: bool = False,
     ) -> None:
         """Publish on the node its GPUs, their limits and the policy for choosing one, see `_Shown`."""
-        self._shown = _Shown(inventory, policy, sentence, withheld, limits)
+        self._shown = _Shown(inventory, policy, sentence, withheld, limits, claims)
         self._note()
 
     def show_use(self, text: str) -> None:
@@ -274,7 +291,7 @@ class NodeCluster:
             unhealthy = {shared.gpu.uuid: shown.withheld for shared in shares.gpus}
         offered = bool(self._state.node.shares.gpus) and not shown.withheld
         away = self._readiness is _Readiness.SHUTTING_DOWN or (offered and self._readiness is _Readiness.STARTING)
-        gpus = node_gpus(shares, shown.inventory, unhealthy, shown.policy, away=away)
+        gpus = node_gpus(shares, shown.inventory, unhealthy, shown.policy, away=away, claims=shown.claims)
         notes = NodeNotes(
             labels={**self._outdated, **node_labels(shares, shown.inventory, shown.policy, shown.limits)},
             annotations={

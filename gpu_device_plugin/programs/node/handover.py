@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.equipping import share_size
+from gpu_device_plugin.core.node.serving import Way
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
-from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SHARE_SIZE, StateFile
+from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SHARE_SIZE, WAY, StateFile
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -25,11 +26,27 @@ class Handover:
         self._records = records
         self._share_size = StateFile(settings.device_plugin_dir, SHARE_SIZE)
         self._ended_pods = StateFile(settings.device_plugin_dir, ENDED_PODS)
+        self._way = StateFile(settings.device_plugin_dir, WAY)
 
-    def share_mib(self) -> int:
-        """Return the initial share size, in MiB: the one in use as long as a container holds shares of it."""
+    def share_mib(self, claims: Collection[str] = ()) -> int:
+        """Return the initial share size, in MiB: the one in use as long as a container or a claim holds shares of it.
+
+        `claims` are the UIDs of the claims that hold shares.
+        """
         ended = (self._ended_pods.read() or "").split()
-        return share_size(self._settings.share_size_mib, self._share_size.number(), self._holders(), ended)
+        holders = self._holders()
+        holders = None if holders is None else {*holders, *claims}
+        return share_size(self._settings.share_size_mib, self._share_size.number(), holders, ended)
+
+    @property
+    def way(self) -> Way | None:
+        """The way in which the previous agent served; None if unknown."""
+        value = self._way.read()
+        return Way(value) if value in list(Way) else None
+
+    def keep_way(self, way: Way) -> None:
+        """Save the way in which we serve for the next agent."""
+        self._way.write(way.value)
 
     def keep_share_size(self, share_mib: int) -> None:
         """Save our share size for the next agent."""

@@ -9,6 +9,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import ListenError, serving
 from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.serving import Way
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.programs import frugal
 from gpu_device_plugin.settings.knobs import UsageError
@@ -50,6 +51,8 @@ async def serving_probes(
 async def alive(agent: NodeAgent) -> tuple[str, ...]:
     """Return the faults that only a restart can resolve, as sentences."""
     serving = agent.equipment.there.is_set() and not agent.coexistence.others.value
+    if agent.dra is not None and agent.ways.serving.value.way is Way.DRA:
+        return () if await agent.dra.loop.answers_ourselves() else ("the DRA driver's socket does not answer",)
     return ("the agent's sockets do not answer",) if serving and not await agent.registration.answer_ourselves() else ()
 
 
@@ -61,7 +64,11 @@ async def ready(agent: NodeAgent) -> tuple[str, ...]:
     unseen = () if view.state is State.WATCHING else (view.sentence,)
     certain = agent.state.node.ledger.certain
     unread = () if certain else ("the kubelet's checkpoint cannot be read; see the log",)
-    return (*unseen, *agent.coexistence.unmet(), *unread, *agent.registration.unmet())
+    serving = agent.ways.serving.value
+    claims = agent.dra if serving.way is Way.DRA else None
+    unmet = agent.registration.unmet() if claims is None else claims.unmet()
+    waits = (serving.waits,) if serving.closing else ()
+    return (*unseen, *agent.coexistence.unmet(), *unread, *waits, *unmet)
 
 
 def metrics_state(agent: NodeAgent) -> m.State:

@@ -13,9 +13,11 @@ from gpu_device_plugin.programs.node.coexistence import ALLOW
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from gpu_device_plugin.core.model.claims import Claim
     from gpu_device_plugin.core.model.resources import Kind
     from gpu_device_plugin.core.node.admitting import Refused
     from gpu_device_plugin.core.node.others import Sighting
+    from gpu_device_plugin.core.node.serving import Serving
     from gpu_device_plugin.hardware.beliefs import HealthChange, XidSeen
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.settings.knobs import Reload
@@ -57,6 +59,33 @@ class Reports:
         if registered or event is RegistrationEvent.NOT_REGISTERED:
             self._metrics.count(m.REGISTRATIONS, str(details["resource"]), "registered" if registered else "failed")
         _log.log(logging.INFO if registered else logging.WARNING, "%s", event, extra=details)
+
+    def dra_registration(self, sentence: str, details: dict[str, object]) -> None:
+        """The registration of the DRA driver succeeded, failed or has ended."""
+        _log.info("%s", sentence, extra=details)
+
+    def claim_refused(self, claim: Claim, refused: Refused) -> None:
+        """A claim could not be prepared; the kubelet tries again, and tells the pod why."""
+        _log.warning("refused", extra={"claim": str(claim), "why": refused.sentence, "once_per_s": 60})
+
+    def shares_unknown_to_api(self, fields: Iterable[str]) -> None:
+        """The API server does not know the fields by which parts of GPUs are offered."""
+        note = (
+            f"The API server does not know {', '.join(fields)} of ResourceSlices, which Kubernetes has from 1.36 on: "
+            "claims get whole GPUs of this node only. Serve it by device-plugin to share its GPUs."
+        )
+        self._event("GPUSharesUnavailable", note, "Publish")
+
+    def serving_changed(self, serving: Serving, ignored: str) -> None:
+        """The node serves in another way than before, or waits to do so, or its label for that is ignored."""
+        if ignored:
+            _log.warning("%s, and it is ignored", ignored)
+        if serving.closing:
+            _log.warning("%s", serving.waits)
+            self._event("ServingWaits", f"{serving.waits}.", "Serve")
+        else:
+            _log.info("this node serves by %s", serving.way)
+            self._event("Serving", f"This node gives GPUs by {serving.way}.", "Serve", warning=False)
 
     def refused(self, kind: Kind, amount: int, refused: Refused) -> None:
         """A container was refused its devices."""

@@ -1,0 +1,1 @@
+"""The decisions of the DRA driver: GPUs of one node, given to ResourceClaims."""

@@ -1,0 +1,203 @@
+"""Describe the GPUs of a node as devices of ResourceSlices: a shared one and a whole one for each."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.core.contract import dra
+from gpu_device_plugin.core.model.gpus import Closeness
+from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.resources import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from gpu_device_plugin.core.model.gpus import Links
+    from gpu_device_plugin.core.model.shares import SharedGpu
+    from gpu_device_plugin.core.node.node import Node
+
+_LONGEST_TEXT = 64
+"""Characters of an attribute, and of the value of a taint."""
+_SUFFIXES = ("Mi", "Gi", "Ti")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the devices of a node say beside its GPUs and their health."""
+
+    order: tuple[str, ...]
+    """UUIDs of the GPUs in the order of their devices: the scheduler takes the first device that fits."""
+    driver_version: str | None = None
+    rungs: Mapping[str, Rung] = field(default_factory=dict)
+    """What keeps containers within their parts, by UUID."""
+    barred: frozenset[str] = frozenset()
+    """UUIDs of the GPUs of which no container is given a part, as the wanted limits are not there."""
+    evict: bool = False
+    """Pods shall leave GPUs that are out of service."""
+    kinds: frozenset[Kind] = frozenset(Kind)
+    """Parts of GPUs are offered, or whole GPUs, or both."""
+
+
+def counters(gpus: Iterable[SharedGpu]) -> dict[str, Any]:
+    """Return the counters of some GPUs, one for each: whoever uses the GPU, shared or whole, takes it.
+
+    A device with parts takes it once, with its first part, so it keeps shared and whole use apart.
+    """
+    return {_counter(shared): {"value": "1"} for shared in gpus}
+
+
+def devices(node: Node, facts: Facts, sets: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the devices of a node: the shared ones in the given order, then the whole ones in the opposite order.
+
+    Whole GPUs are taken from the end at which shares are taken last.
+
+    Args:
+        node: the node.
+        facts: what else they say.
+        sets: by UUID the name of the set with the GPU's counter.
+    """
+    groups = nvlink_groups(node.links)
+    gpus = _in_order(node, facts.order)
+    shared = [_shared(node, gpu, facts, groups, sets[gpu.gpu.uuid]) for gpu in gpus]
+    whole = [_whole(node, gpu, facts, groups) | _consuming(gpu, sets[gpu.gpu.uuid]) for gpu in reversed(gpus)]
+    return [*(shared if Kind.MEMORY in facts.kinds else ()), *(whole if Kind.COUNT in facts.kinds else ())]
+
+
+def plain_devices(node: Node, facts: Facts) -> list[dict[str, Any]]:
+    """Return the GPUs as whole devices, for an API server that knows neither parts nor counters nor taints.
+
+    GPUs out of service are left out, as no taint could keep pods away from them.
+    """
+    if Kind.COUNT not in facts.kinds:
+        return []
+    groups = nvlink_groups(node.links)
+    found = [_whole(node, gpu, facts, groups) for gpu in reversed(_in_order(node, facts.order))]
+    return [
+        {key: value for key, value in device.items() if key != "taints"} for device in found if not device.get("taints")
+    ]
+
+
+def nvlink_groups(links: Links) -> dict[int, int]:
+    """Return by position the number of the group of GPUs that NVLinks connect: the lowest position in it."""
+    near: dict[int, set[int]] = defaultdict(set)
+    for a, b, closeness, _ in links.pairs:
+        if closeness is Closeness.NVLINK:
+            near[a].add(b)
+            near[b].add(a)
+    groups: dict[int, int] = {}
+    for start in sorted(near):
+        reached = {start}
+        while more := set().union(*(near[one] for one in reached)) - reached:
+            reached |= more
+        for position in reached:
+            groups.setdefault(position, start)
+    return groups
+
+
+def quantity(mib: int) -> str:
+    """Return an amount of memory as the API server writes it: with the largest binary suffix that leaves no fraction.
+
+    This goes up to Ti, which no GPU exceeds a thousandfold.
+    """
+    index = 0
+    while mib and mib % 1024 == 0 and index + 1 < len(_SUFFIXES):
+        mib, index = mib // 1024, index + 1
+    return f"{mib}{_SUFFIXES[index]}"
+
+
+def semver(version: str) -> str | None:
+    """Return a driver's version as a semantic one, ``570.86.03`` as ``570.86.3``; None if it is none."""
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9}){0,2}", version, re.ASCII):
+        return None
+    numbers = [str(int(part)) for part in version.split(".")]
+    return ".".join([*numbers, "0", "0"][:3])
+
+
+def taint_value(reason: str) -> str:
+    """Return why a GPU is out of service as the value of a taint: the XID, if one is the reason."""
+    xid = re.search(r"\bXID ([0-9]{1,9})\b", reason, re.ASCII)
+    return f"xid-{xid[1]}" if xid else "out-of-service"
+
+
+def _in_order(node: Node, order: Iterable[str]) -> list[SharedGpu]:
+    place = {uuid: number for number, uuid in enumerate(order)}
+    return sorted(node.shares.gpus, key=lambda gpu: (place.get(gpu.gpu.uuid, len(place)), gpu.position))
+
+
+def _shared(node: Node, shared: SharedGpu, facts: Facts, groups: Mapping[int, int], counter_set: str) -> dict[str, Any]:
+    step, total = node.shares.share_mib, node.shares.share_mib * len(shared.shares)
+    taints = _taints(node, shared, facts)
+    if shared.gpu.uuid in facts.barred:
+        taints.append(_taint("limits-missing", "NoSchedule"))
+    return {
+        "name": dra.device_name(shared.gpu.uuid, whole=False),
+        "allowMultipleAllocations": True,
+        "attributes": {
+            **_attributes(shared, facts, groups, dra.SHARED),
+            dra.LIMITS: {"string": facts.rungs.get(shared.gpu.uuid, Rung.ADVISORY).value},
+        },
+        "capacity": {
+            dra.MEMORY: {
+                "value": quantity(total),
+                # A claim that names no memory asks for all of it, as it would without this policy.
+                "requestPolicy": {
+                    "default": quantity(total),
+                    "validRange": {"min": quantity(step), "max": quantity(total), "step": quantity(step)},
+                },
+            },
+            dra.COMPUTE: {
+                "value": "100",
+                "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}},
+            },
+        },
+        **_consuming(shared, counter_set),
+        **({"taints": taints} if taints else {}),
+    }
+
+
+def _whole(node: Node, shared: SharedGpu, facts: Facts, groups: Mapping[int, int]) -> dict[str, Any]:
+    taints = _taints(node, shared, facts)
+    return {
+        "name": dra.device_name(shared.gpu.uuid, whole=True),
+        "attributes": _attributes(shared, facts, groups, dra.WHOLE),
+        "capacity": {dra.MEMORY: {"value": quantity(shared.gpu.total_mib)}},
+        **({"taints": taints} if taints else {}),
+    }
+
+
+def _attributes(shared: SharedGpu, facts: Facts, groups: Mapping[int, int], kind: str) -> dict[str, Any]:
+    gpu = shared.gpu
+    version = semver(facts.driver_version or "")
+    known: dict[str, tuple[str, Any]] = {
+        dra.TYPE: ("string", kind),
+        dra.UUID: ("string", gpu.uuid[:_LONGEST_TEXT]),
+        dra.PRODUCT: ("string", gpu.product[:_LONGEST_TEXT]),
+        dra.DRIVER_VERSION: ("version", version),
+        dra.INDEX: ("int", shared.position),
+        dra.NUMA_NODE: ("int", gpu.numa_node),
+        dra.NVLINK_GROUP: ("int", groups.get(shared.position)),
+        dra.PCI_BUS_ID: ("string", gpu.pci_bus_id and gpu.pci_bus_id.lower()),
+    }
+    return {name: {kind: value} for name, (kind, value) in known.items() if value is not None}
+
+
+def _consuming(shared: SharedGpu, counter_set: str) -> dict[str, Any]:
+    return {"consumesCounters": [{"counterSet": counter_set, "counters": {_counter(shared): {"value": "1"}}}]}
+
+
+def _counter(shared: SharedGpu) -> str:
+    return dra.device_name(shared.gpu.uuid, whole=False)
+
+
+def _taints(node: Node, shared: SharedGpu, facts: Facts) -> list[dict[str, Any]]:
+    uuid = shared.gpu.uuid
+    if uuid in node.unhealthy:
+        return [_taint(taint_value(node.unhealthy[uuid]), "NoExecute" if facts.evict else "NoSchedule")]
+    return [_taint("held-otherwise", "NoSchedule")] if uuid in node.ledger.foreign else []
+
+
+def _taint(value: str, effect: str) -> dict[str, Any]:
+    return {"key": dra.UNHEALTHY_TAINT, "value": value[:_LONGEST_TEXT], "effect": effect}

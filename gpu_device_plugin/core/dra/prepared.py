@@ -1,0 +1,144 @@
+"""The claims that were prepared on a node: what each holds, and the file that tells the next agent of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.core.model.claims import Consumer
+from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.shares import parse_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VERSION = 1
+"""Of the file's format. A later agent may add fields, which an older one ignores."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDevice:
+    """One device of a claim."""
+
+    request: str
+    pool: str
+    device: str
+    share_id: str = ""
+    uuid: str = ""
+    """Of its GPU."""
+    mib: int = 0
+    """The memory of the GPU that the claim holds by this device; 0 for access beside others."""
+    compute: int = 0
+    """Percent of the multiprocessors; 0: no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedClaim:
+    """A claim for which the node's containers can be started."""
+
+    uid: str
+    namespace: str
+    name: str
+    devices: tuple[PreparedDevice, ...]
+    device_ids: frozenset[str] = frozenset()
+    """What it holds in the node's ledger: IDs of shares, or UUIDs of whole GPUs; none with access beside others."""
+    rung: Rung | None = None
+    """The means by which its containers are limited; None: they have no limit, as with whole GPUs."""
+    consumers: tuple[Consumer, ...] = ()
+    """The pods that it was reserved for when it was prepared."""
+    cdi_names: tuple[str, ...] = ()
+    """The CDI names by which its containers get what it holds."""
+    cdi: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """The content of its CDI file, which is lost at a reboot. It has variables of containers, so it is not shown."""
+
+    def __str__(self) -> str:
+        """Return ``namespace/name``."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def kind(self) -> Kind:
+        """Whether it holds shares or whole GPUs."""
+        whole = any(parse_id(name)[1] is None for name in self.device_ids)
+        return Kind.COUNT if whole else Kind.MEMORY
+
+
+class PreparedFileError(ValueError):
+    """The content of a file is no prepared claim; the message names the fault."""
+
+
+def write_prepared(claim: PreparedClaim) -> str:
+    """Return the content of the file of a prepared claim, as JSON."""
+    return json.dumps(
+        {
+            "version": VERSION,
+            "uid": claim.uid,
+            "namespace": claim.namespace,
+            "name": claim.name,
+            "deviceIDs": sorted(claim.device_ids),
+            "rung": None if claim.rung is None else claim.rung.value,
+            "consumers": [[consumer.uid, consumer.name] for consumer in claim.consumers],
+            "devices": [
+                {
+                    "request": device.request,
+                    "pool": device.pool,
+                    "device": device.device,
+                    "shareID": device.share_id,
+                    "uuid": device.uuid,
+                    "mib": device.mib,
+                    "compute": device.compute,
+                }
+                for device in claim.devices
+            ],
+            "cdiNames": claim.cdi_names,
+            "cdi": claim.cdi,
+        }
+    )
+
+
+def read_prepared(text: str, uid: str) -> PreparedClaim:
+    """Parse the file of the prepared claim with this UID.
+
+    Raises:
+        PreparedFileError: it is damaged, of another version, or of another claim.
+    """
+    try:
+        found: Any = json.loads(text)
+        version = found["version"]
+        claim = PreparedClaim(
+            uid=_text(found["uid"]),
+            namespace=_text(found["namespace"]),
+            name=_text(found["name"]),
+            device_ids=frozenset(map(_text, found["deviceIDs"])),
+            rung=None if found["rung"] is None else Rung(found["rung"]),
+            consumers=tuple(Consumer(_text(uid), _text(name)) for uid, name in found["consumers"]),
+            devices=tuple(map(_device, found["devices"])),
+            cdi_names=tuple(map(_text, found["cdiNames"])),
+            cdi=dict(found["cdi"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise PreparedFileError(f"it is damaged ({type(error).__name__})") from error
+    if version != VERSION:
+        raise PreparedFileError(f"it is of version {version!r}, and this agent knows {VERSION}")
+    if claim.uid != uid or not claim.devices:
+        raise PreparedFileError("it is of another claim, or has no device")
+    return claim
+
+
+def _device(found: Any) -> PreparedDevice:
+    return PreparedDevice(
+        request=_text(found["request"]),
+        pool=_text(found["pool"]),
+        device=_text(found["device"]),
+        share_id=_text(found["shareID"]),
+        uuid=_text(found["uuid"]),
+        mib=int(found["mib"]),
+        compute=int(found["compute"]),
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a text is expected")
+    return value

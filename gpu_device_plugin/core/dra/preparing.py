@@ -1,0 +1,209 @@
+"""Decide whether a node can prepare a claim as the scheduler allocated it, with which shares of which GPUs."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.dra import DRIVER, parse_device_name
+from gpu_device_plugin.core.dra.parameters import NO_CONFIG, ParametersError, ShareConfig, share_config
+from gpu_device_plugin.core.dra.prepared import PreparedDevice
+from gpu_device_plugin.core.model.memory import format_mib
+from gpu_device_plugin.core.model.placing import Demand, Placement
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.admitting import Refused, Why
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from gpu_device_plugin.core.dra.prepared import PreparedClaim
+    from gpu_device_plugin.core.model.claims import Claim, Device
+    from gpu_device_plugin.core.model.shares import SharedGpu
+    from gpu_device_plugin.core.node.node import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What a claim gets of a node."""
+
+    devices: tuple[PreparedDevice, ...]
+    device_ids: frozenset[str]
+    """What it holds in the ledger."""
+    placement: Placement
+    """Its GPUs, with the shares of each."""
+    config: ShareConfig = NO_CONFIG
+    compute: int = 0
+    """Percent of the multiprocessors; 0: no limit."""
+    admin: bool = False
+    """It has access beside those who hold the GPUs, and holds nothing."""
+
+
+def prepare(node: Node, claim: Claim, node_name: str, before: PreparedClaim | None = None) -> Preparation | Refused:
+    """Decide on one claim. What the scheduler allocated is the truth; that it fits is checked all the same.
+
+    A pod that was deleted by force may still run when the scheduler gives its part away, and an agent may have changed
+    the share size. The answer is the same however often it is asked for.
+
+    Args:
+        node: the present state of the node.
+        claim: the claim, as the API server has it now.
+        node_name: the name of our node, and of its pool.
+        before: what was prepared for a claim with this uid.
+    """
+    gpus = _gpus(node, claim, node_name)
+    if isinstance(gpus, Refused):
+        return gpus
+    config = _config(claim, {device.request for device, _, _ in gpus})
+    if isinstance(config, Refused):
+        return config
+    first, _, whole = gpus[0]
+    if first.admin:
+        return _beside(gpus, config)
+    return _whole(node, gpus, before) if whole else _shares(node, claim, gpus, config, before)
+
+
+def _gpus(node: Node, claim: Claim, node_name: str) -> list[tuple[Device, SharedGpu, bool]] | Refused:
+    """Return the devices of a claim with their GPUs, and whether they are whole GPUs."""
+    ours = claim.devices_of(DRIVER)
+    if not ours:
+        return Refused(
+            Why.UNKNOWN_DEVICE,
+            f"claim {claim} has no device of {DRIVER} allocated (any more); delete the pod so that it is scheduled "
+            "again",
+        )
+    known = {shared.gpu.uuid.lower(): shared for shared in node.shares.gpus}
+    found: list[tuple[Device, SharedGpu, bool]] = []
+    for device in ours:
+        if device.pool != node_name:
+            return Refused(
+                Why.OTHER_NODE,
+                f"claim {claim} was allocated a GPU of node {device.pool}, and this is {node_name}; use the claim in "
+                "pods of that node only, or one claim for each pod",
+            )
+        parsed = parse_device_name(device.name)
+        shared = known.get(parsed[0].lower()) if parsed else None
+        if parsed is None or shared is None:
+            return Refused(
+                Why.UNKNOWN_DEVICE,
+                f"device {device.name} of claim {claim} is not on this node (any more); delete the pod so that it is "
+                "scheduled again",
+            )
+        found.append((device, shared, parsed[1]))
+    if len({(device.admin, device.admin or whole) for device, _, whole in found}) > 1:
+        return Refused(
+            Why.BOTH_RESOURCES,
+            f"claim {claim} has whole GPUs, parts of GPUs or access beside others at once, which one set of variables "
+            "cannot describe; use one claim for each",
+        )
+    return found
+
+
+def _config(claim: Claim, requests: Iterable[str]) -> ShareConfig | Refused:
+    """Return the parameters that all requests have."""
+    try:
+        configs = {share_config(claim, request) for request in requests}
+    except ParametersError as error:
+        return Refused(Why.BAD_PARAMETERS, f"{error}; correct the parameters of claim {claim} for {DRIVER}")
+    if len(configs) > 1:
+        return Refused(
+            Why.BAD_PARAMETERS,
+            f"the requests of claim {claim} have different parameters for {DRIVER}, and its containers get one limit; "
+            "use one claim for each",
+        )
+    return configs.pop()
+
+
+def _beside(gpus: Collection[tuple[Device, SharedGpu, bool]], config: ShareConfig) -> Preparation:
+    devices = tuple(_prepared(device, shared, 0, 0) for device, shared, _ in gpus)
+    placement = _placement(Kind.COUNT, {shared.position: len(shared.shares) for _, shared, _ in gpus})
+    return Preparation(devices, frozenset(), placement, config, admin=True)
+
+
+def _whole(
+    node: Node, gpus: Collection[tuple[Device, SharedGpu, bool]], before: PreparedClaim | None
+) -> Preparation | Refused:
+    held = frozenset() if before is None else before.device_ids
+    for _, shared, _ in gpus:
+        use = node.use(shared)
+        if (refused := _closed(node, shared)) is not None:
+            return refused
+        if shared.gpu.uuid not in held and (use.whole or use.shares):
+            return _taken(shared)
+    devices = tuple(_prepared(device, shared, shared.gpu.total_mib, 0) for device, shared, _ in gpus)
+    placement = _placement(Kind.COUNT, {shared.position: len(shared.shares) for _, shared, _ in gpus})
+    return Preparation(devices, frozenset(shared.gpu.uuid for _, shared, _ in gpus), placement)
+
+
+def _shares(
+    node: Node,
+    claim: Claim,
+    gpus: Collection[tuple[Device, SharedGpu, bool]],
+    config: ShareConfig,
+    before: PreparedClaim | None,
+) -> Preparation | Refused:
+    share_mib = node.shares.share_mib
+    amounts: dict[int, int] = defaultdict(int)
+    devices = []
+    for device, shared, _ in gpus:
+        if (refused := _closed(node, shared)) is not None:
+            return refused
+        if not device.memory_mib:
+            return Refused(
+                Why.UNKNOWN_DEVICE,
+                f"claim {claim} has a part of {device.name} of which the allocation does not say how large it is: the "
+                "API server does not know DRAConsumableCapacity, which Kubernetes has from 1.36 on",
+            )
+        count = -(-device.memory_mib // share_mib)
+        amounts[shared.position] += count
+        compute = device.compute if config.compute is None else config.compute
+        devices.append(_prepared(device, shared, count * share_mib, compute))
+    found: set[str] = set()
+    for position, count in amounts.items():
+        shared = node.shares.gpus[position]
+        own = [] if before is None else [name for name in shared.shares if name in before.device_ids]
+        free = [name for name in shared.shares if name not in node.ledger.holds]
+        if node.use(shared).whole:
+            return _taken(shared)
+        if len(own) + len(free) < count:
+            return Refused(
+                Why.NO_ROOM,
+                f"GPU {position} has {format_mib(len(free) * share_mib)} free, and claim {claim} was allocated "
+                f"{format_mib(count * share_mib)} of it: a container that has ended for the API server may still run; "
+                "this is tried again",
+            )
+        found.update([*own, *free][:count])
+    percent = max(device.compute for device in devices)
+    return Preparation(tuple(devices), frozenset(found), _placement(Kind.MEMORY, amounts), config, percent)
+
+
+def _closed(node: Node, shared: SharedGpu) -> Refused | None:
+    """Refuse a GPU that can give nothing now."""
+    name, uuid = f"GPU {shared.position}", shared.gpu.uuid
+    if uuid in node.unhealthy:
+        return Refused(Why.UNHEALTHY, f"{name} is out of service: {node.unhealthy[uuid]}")
+    if uuid in node.ledger.foreign:
+        return Refused(Why.OTHER_RESOURCE, f"{name} is in use through {node.ledger.foreign[uuid]}; this is tried again")
+    if not node.ledger.certain:
+        return Refused(
+            Why.RECORDS_UNREADABLE,
+            "the kubelet's checkpoint cannot be read, so nothing proves that this GPU is free; the log of the GPU "
+            "agent on this node says what to do",
+        )
+    return None
+
+
+def _taken(shared: SharedGpu) -> Refused:
+    return Refused(
+        Why.IN_WHOLE_USE,
+        f"GPU {shared.position} is still in use by another claim or container; this is tried again",
+    )
+
+
+def _prepared(device: Device, shared: SharedGpu, mib: int, compute: int) -> PreparedDevice:
+    return PreparedDevice(device.request, device.pool, device.name, device.share_id, shared.gpu.uuid, mib, compute)
+
+
+def _placement(kind: Kind, amounts: Mapping[int, int]) -> Placement:
+    amount = len(amounts) if kind is Kind.COUNT else Counter(amounts).total()
+    return Placement(Demand(kind, amount, len(amounts)), tuple(sorted(amounts.items())))

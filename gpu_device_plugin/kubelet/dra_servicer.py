@@ -1,0 +1,271 @@
+"""Serve the kubelet's API for DRA drivers; `ClaimAnswers` makes every decision."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from gpu_device_plugin.kubelet._proto import (
+    dra_health_pb2,
+    dra_health_pb2_grpc,
+    dra_v1_pb2,
+    dra_v1_pb2_grpc,
+    dra_v1beta1_pb2,
+    dra_v1beta1_pb2_grpc,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+    from grpc import aio
+
+    from gpu_device_plugin.aio.latest import Latest
+
+T = TypeVar("T")
+
+SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")
+"""In the order of preference: the kubelet takes the first that it knows (1.36, dra_plugin_manager.go)."""
+
+REPEAT_S = 10.0
+"""Seconds between two lists of healths without a change: after `TIMEOUT_S` the kubelet forgets one."""
+TIMEOUT_S = 30
+_LONGEST = 1024
+"""Characters of a message about a device; the kubelet cuts longer ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRef:
+    """A claim as the kubelet names it."""
+
+    uid: str
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyDevice:
+    """A device that containers can use now."""
+
+    requests: tuple[str, ...]
+    pool: str
+    device: str
+    cdi_ids: tuple[str, ...]
+    share_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHealth:
+    """The health of a device."""
+
+    pool: str
+    device: str
+    healthy: bool
+    message: str = ""
+
+
+class NotPreparedError(Exception):
+    """A claim is not prepared, or not unprepared; the owner of the pod reads the message in an Event."""
+
+
+class ClaimAnswers(Protocol):
+    """Makes the decisions."""
+
+    async def prepare(self, claim: ClaimRef) -> Sequence[ReadyDevice]:
+        """Prepare a claim. Raises NotPreparedError; the kubelet tries again."""
+        ...
+
+    async def unprepare(self, claim: ClaimRef) -> None:
+        """Undo it; a claim that was not prepared needs nothing. Raises NotPreparedError; the kubelet tries again."""
+        ...
+
+
+class DraServicer:
+    """The services behind one socket."""
+
+    def __init__(
+        self,
+        answers: ClaimAnswers,
+        health: Latest[tuple[DeviceHealth, ...]],
+        observe: Callable[[str, float], None] = lambda _rpc, _seconds: None,
+    ) -> None:
+        """Serve.
+
+        Args:
+            answers: makes the decisions.
+            health: of all devices.
+            observe: called with the name of a call and the seconds that it took.
+        """
+        self._answers = answers
+        self._health = health
+        self._observe = observe
+        self._closing = asyncio.Event()
+        self.streams = 0
+        """The number of open streams of health. The kubelet opens one as soon as it knows the driver."""
+        self.listened = False
+        """A stream was open once: this kubelet reads the health of devices."""
+
+    def close(self) -> None:
+        """End every stream: a stopping server otherwise waits for them for its whole grace period."""
+        self._closing.set()
+
+    def register(self, server: aio.Server) -> None:
+        """Add all services to a server."""
+        dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(_V1(self), server)
+        dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(_V1beta1(self), server)
+        dra_health_pb2_grpc.add_DRAResourceHealthServicer_to_server(_Health(self), server)
+
+    async def prepared(self, claims: Sequence[ClaimRef]) -> Mapping[str, Sequence[ReadyDevice] | str]:
+        """Return by UID the devices of each claim, or why it is not prepared."""
+        return await self._each("NodePrepareResources", claims, self._answers.prepare)
+
+    async def unprepared(self, claims: Sequence[ClaimRef]) -> Mapping[str, str | None]:
+        """Return by UID why a claim is still prepared; None: it is not."""
+        return await self._each("NodeUnprepareResources", claims, self._answers.unprepare)
+
+    async def _each(
+        self, rpc: str, claims: Sequence[ClaimRef], act: Callable[[ClaimRef], Awaitable[T]]
+    ) -> dict[str, T | str]:
+        began = time.perf_counter()
+        found: dict[str, T | str] = {}
+        for claim in claims:
+            try:
+                found[claim.uid] = await act(claim)
+            except NotPreparedError as error:
+                found[claim.uid] = str(error) or "it is not known why"
+        self._observe(rpc, time.perf_counter() - began)
+        return found
+
+    async def healths(self) -> AsyncIterator[tuple[DeviceHealth, ...]]:
+        """Yield the health of all devices: now, after every change, and every `REPEAT_S` seconds."""
+        closing = asyncio.create_task(self._closing.wait(), name="end of the stream of health")
+        self.streams += 1
+        self.listened = True
+        try:
+            version, found = self._health.version, self._health.value
+            while True:
+                yield found
+                newer = asyncio.create_task(self._health.after(version), name="next health")
+                try:
+                    await asyncio.wait({closing, newer}, timeout=REPEAT_S, return_when=asyncio.FIRST_COMPLETED)
+                    if closing.done():
+                        return
+                    if newer.done():
+                        version, found = newer.result()
+                finally:
+                    newer.cancel()
+        finally:
+            self.streams -= 1
+            closing.cancel()
+
+
+class _V1(dra_v1_pb2_grpc.DRAPluginServicer):
+    def __init__(self, servicer: DraServicer) -> None:
+        self._servicer = servicer
+
+    async def NodePrepareResources(
+        self,
+        request: dra_v1_pb2.NodePrepareResourcesRequest,
+        context: aio.ServicerContext[dra_v1_pb2.NodePrepareResourcesRequest, dra_v1_pb2.NodePrepareResourcesResponse],
+    ) -> dra_v1_pb2.NodePrepareResourcesResponse:
+        claims = [ClaimRef(one.uid, one.namespace, one.name) for one in request.claims]
+        answer = dra_v1_pb2.NodePrepareResourcesResponse()
+        for uid, found in (await self._servicer.prepared(claims)).items():
+            if isinstance(found, str):
+                answer.claims[uid].error = found
+                continue
+            answer.claims[uid].devices.extend(
+                dra_v1_pb2.Device(
+                    request_names=device.requests,
+                    pool_name=device.pool,
+                    device_name=device.device,
+                    cdi_device_ids=device.cdi_ids,
+                    share_id=device.share_id or None,
+                )
+                for device in found
+            )
+        return answer
+
+    async def NodeUnprepareResources(
+        self,
+        request: dra_v1_pb2.NodeUnprepareResourcesRequest,
+        context: aio.ServicerContext[
+            dra_v1_pb2.NodeUnprepareResourcesRequest, dra_v1_pb2.NodeUnprepareResourcesResponse
+        ],
+    ) -> dra_v1_pb2.NodeUnprepareResourcesResponse:
+        claims = [ClaimRef(one.uid, one.namespace, one.name) for one in request.claims]
+        answer = dra_v1_pb2.NodeUnprepareResourcesResponse()
+        for uid, why in (await self._servicer.unprepared(claims)).items():
+            answer.claims[uid].error = why or ""
+        return answer
+
+
+class _V1beta1(dra_v1beta1_pb2_grpc.DRAPluginServicer):
+    """The same for kubelets before 1.34, whose devices have no share IDs."""
+
+    def __init__(self, servicer: DraServicer) -> None:
+        self._servicer = servicer
+
+    async def NodePrepareResources(
+        self,
+        request: dra_v1beta1_pb2.NodePrepareResourcesRequest,
+        context: aio.ServicerContext[
+            dra_v1beta1_pb2.NodePrepareResourcesRequest, dra_v1beta1_pb2.NodePrepareResourcesResponse
+        ],
+    ) -> dra_v1beta1_pb2.NodePrepareResourcesResponse:
+        claims = [ClaimRef(one.uid, one.namespace, one.name) for one in request.claims]
+        answer = dra_v1beta1_pb2.NodePrepareResourcesResponse()
+        for uid, found in (await self._servicer.prepared(claims)).items():
+            if isinstance(found, str):
+                answer.claims[uid].error = found
+                continue
+            answer.claims[uid].devices.extend(
+                dra_v1beta1_pb2.Device(
+                    request_names=device.requests,
+                    pool_name=device.pool,
+                    device_name=device.device,
+                    cdi_device_ids=device.cdi_ids,
+                )
+                for device in found
+            )
+        return answer
+
+    async def NodeUnprepareResources(
+        self,
+        request: dra_v1beta1_pb2.NodeUnprepareResourcesRequest,
+        context: aio.ServicerContext[
+            dra_v1beta1_pb2.NodeUnprepareResourcesRequest, dra_v1beta1_pb2.NodeUnprepareResourcesResponse
+        ],
+    ) -> dra_v1beta1_pb2.NodeUnprepareResourcesResponse:
+        claims = [ClaimRef(one.uid, one.namespace, one.name) for one in request.claims]
+        answer = dra_v1beta1_pb2.NodeUnprepareResourcesResponse()
+        for uid, why in (await self._servicer.unprepared(claims)).items():
+            answer.claims[uid].error = why or ""
+        return answer
+
+
+class _Health(dra_health_pb2_grpc.DRAResourceHealthServicer):
+    def __init__(self, servicer: DraServicer) -> None:
+        self._servicer = servicer
+
+    async def NodeWatchResources(
+        self,
+        request: dra_health_pb2.NodeWatchResourcesRequest,
+        context: aio.ServicerContext[
+            dra_health_pb2.NodeWatchResourcesRequest, dra_health_pb2.NodeWatchResourcesResponse
+        ],
+    ) -> AsyncIterator[dra_health_pb2.NodeWatchResourcesResponse]:
+        async for found in self._servicer.healths():
+            yield dra_health_pb2.NodeWatchResourcesResponse(
+                devices=[
+                    dra_health_pb2.DeviceHealth(
+                        device=dra_health_pb2.DeviceIdentifier(pool_name=one.pool, device_name=one.device),
+                        health=dra_health_pb2.HEALTHY if one.healthy else dra_health_pb2.UNHEALTHY,
+                        last_updated_time=int(time.time()),
+                        health_check_timeout_seconds=TIMEOUT_S,
+                        message=one.message[:_LONGEST],
+                    )
+                    for one in found
+                ]
+            )

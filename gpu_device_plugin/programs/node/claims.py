@@ -1,0 +1,274 @@
+"""Answer the kubelet's NodePrepareResources and NodeUnprepareResources calls for one node."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.cluster.api import UnreadableObjectError
+from gpu_device_plugin.cluster.errors import ApiError
+from gpu_device_plugin.core.contract.dra import DRIVER
+from gpu_device_plugin.core.contract.variables import LIMITS
+from gpu_device_plugin.core.dra.cdi import cdi_spec, device_id
+from gpu_device_plugin.core.dra.claim_grants import claim_grant, refuse_limits
+from gpu_device_plugin.core.dra.holders import two_claims
+from gpu_device_plugin.core.dra.prepared import PreparedClaim
+from gpu_device_plugin.core.dra.preparing import prepare
+from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.admitting import Refused, Why
+from gpu_device_plugin.core.node.grants import CONTROL_NODES, OPTIONAL_NODES
+from gpu_device_plugin.core.node.ledger import Ledger
+from gpu_device_plugin.kubelet.claim_store import ClaimStoreError
+from gpu_device_plugin.kubelet.dra_servicer import ClaimRef, NotPreparedError, ReadyDevice
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from gpu_device_plugin.core.dra.preparing import Preparation
+    from gpu_device_plugin.core.model.claims import Claim
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.node.grants import Delivery
+    from gpu_device_plugin.kubelet.claim_store import ClaimStore
+    from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.mps import MpsLink
+
+_log = logging.getLogger(__name__)
+
+
+class NodeClaims:
+    """The prepared claims of a node. One call at a time changes them."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        store: ClaimStore,
+        read: Callable[[str, str], Awaitable[Claim | None]],
+        pods: Callable[[str, float], Awaitable[Pod | None]],
+        metrics: m.Metrics,
+        *,
+        node_name: str,
+        delivery: Callable[[], Delivery],
+        mps: MpsLink,
+        dev: Path,
+        on_refusal: Callable[[Claim, Refused], None],
+    ) -> None:
+        """Answer for the node in `state`.
+
+        Args:
+            state: the node, with our ledger.
+            store: the files of prepared claims.
+            read: reads a claim, by namespace and name, in the API; None: there is none.
+            pods: returns the pod of this UID on our node, within some seconds; None: it is not known by then.
+            metrics: where to count.
+            node_name: the name of our node and its pool.
+            delivery: returns how GPUs reach containers now.
+            mps: the node's MPS supervisor.
+            dev: the directory of the device nodes.
+            on_refusal: called after every refusal.
+        """
+        self._state = state
+        self._store = store
+        self._read = read
+        self._pods = pods
+        self._metrics = metrics
+        self._node_name = node_name
+        self._delivery = delivery
+        self._mps = mps
+        self._dev = dev
+        self._on_refusal = on_refusal
+        self._lock = asyncio.Lock()
+        self.pod_within_s = 1.0
+        """How long a pod may take to reach us after it reached the kubelet, in seconds."""
+        self.prepared: Latest[Mapping[str, PreparedClaim]] = Latest({})
+        """The prepared claims, by UID."""
+
+    def __repr__(self) -> str:
+        return f"<NodeClaims of {self._node_name}: {len(self.prepared.value)} prepared>"
+
+    def recover(self) -> frozenset[str]:
+        """Take over what earlier agents prepared; return the UIDs of claims whose files are damaged.
+
+        To be called before the first registration, with the GPUs known. Writes the CDI files that a reboot removed.
+
+        Raises:
+            ClaimStoreError: nobody knows what is in use.
+        """
+        found, damaged = self._store.load()
+        self._state.update(Ledger.seen, frozenset().union(*(claim.device_ids for claim in found.values())))
+        if found:
+            self._store.sweep(found)
+        self.prepared.set(found)
+        return damaged
+
+    async def prepare(self, claim: ClaimRef) -> Sequence[ReadyDevice]:
+        """Prepare a claim, or return what was prepared.
+
+        Raises:
+            NotPreparedError: it cannot be prepared now.
+        """
+        found = await self._found(claim)
+        return await self.prepare_found(found)
+
+    async def prepare_found(self, claim: Claim) -> Sequence[ReadyDevice]:
+        """Prepare a claim as the API has it.
+
+        Raises:
+            NotPreparedError: it cannot be prepared now.
+        """
+        owners = [
+            pod
+            for consumer in claim.consumers
+            if (pod := await self._pods(consumer.uid, self.pod_within_s)) is not None
+        ]
+        async with self._lock:
+            before = self.prepared.value.get(claim.uid)
+            verdict = prepare(self._state.node, claim, self._node_name, before)
+            if not isinstance(verdict, Refused) and before is not None and before.devices == verdict.devices:
+                await self._done(self._store.expose, before)
+                return _ready(before)
+            made = verdict if isinstance(verdict, Refused) else await self._limited(claim, verdict, before, owners)
+            if isinstance(made, Refused):
+                self._metrics.count(m.REFUSALS, DRIVER, made.why)
+                self._on_refusal(claim, made)
+                raise NotPreparedError(made.sentence)
+            await self._keep(made, before)
+            self._metrics.count(m.ALLOCATIONS, DRIVER)
+            _log.info("prepared", extra={"claim": str(made), "devices": [device.device for device in made.devices]})
+            return _ready(made)
+
+    async def unprepare(self, claim: ClaimRef) -> None:
+        """Take back what a claim was given, if it was given anything.
+
+        Raises:
+            NotPreparedError: its files are still there.
+        """
+        await self.drop(claim.uid)
+
+    async def drop(self, uid: str) -> None:
+        """Forget the claim with this UID.
+
+        Raises:
+            NotPreparedError: its files are still there.
+        """
+        async with self._lock:
+            await self._done(self._store.remove, uid)
+            claim = self.prepared.value.get(uid)
+            if claim is None:
+                return
+            self.prepared.set({key: value for key, value in self.prepared.value.items() if key != uid})
+            self._state.update(Ledger.without, claim.device_ids)
+            _log.info("unprepared", extra={"claim": str(claim)})
+
+    async def _found(self, ref: ClaimRef) -> Claim:
+        name = f"{ref.namespace}/{ref.name}"
+        try:
+            found = await self._read(ref.namespace, ref.name)
+        except (ApiError, UnreadableObjectError) as error:
+            raise NotPreparedError(f"claim {name} cannot be read: {error}; this is tried again") from error
+        if found is None or found.uid != ref.uid:
+            raise NotPreparedError(f"claim {name} is gone; delete the pod so that it gets a new one")
+        return found
+
+    async def _limited(
+        self, claim: Claim, preparation: Preparation, before: PreparedClaim | None, owners: Sequence[Pod]
+    ) -> PreparedClaim | Refused:
+        """Return what the containers of a claim get, once MPS has done its part; or why they cannot have it."""
+        if missing := self._missing_device_node():
+            return missing
+        for pod in owners:
+            if (refused := two_claims(pod, claim, self.prepared.value.values())) is not None:
+                return refused
+        node, placement, delivery = self._state.node, preparation.placement, self._delivery()
+        mps = self._mps if self._mps.on and not preparation.admin else None
+        if mps is not None:
+            gpus = [node.shares.gpus[position] for position in placement.positions]
+            waits = (
+                mps.until_ready(gpus, dict(placement.shares))
+                if placement.demand.kind is Kind.MEMORY
+                else mps.until_startable(preparation.device_ids)
+            )
+            if waits is not None:
+                await waits
+                node = self._state.node
+                again = prepare(node, claim, self._node_name, before)
+                if isinstance(again, Refused):
+                    mps.given_up()
+                    return again
+                preparation = again
+            means = mps.means(placement, node.shares, delivery.means)
+            why = "" if placement.demand.kind is Kind.MEMORY else mps.why_not_start(preparation.device_ids)
+            if isinstance(means, Refused) or why:
+                mps.given_up()
+                return means if isinstance(means, Refused) else Refused(Why.MPS_NOT_READY, why)
+            delivery = delivery if means is None else replace(delivery, means=means)
+        present = [path for path in OPTIONAL_NODES if self._on_node(path)] if "device-specs" in delivery.ways else ()
+        refused = refuse_limits(preparation, node.shares, delivery)
+        if refused is not None:
+            return refused
+        made = claim_grant(claim, preparation, node.shares, delivery, present)
+        rung = made.envs.get(LIMITS, "")
+        if mps is not None:
+            mps.granted(preparation.device_ids, rung)
+        return PreparedClaim(
+            uid=claim.uid,
+            namespace=claim.namespace,
+            name=claim.name,
+            devices=preparation.devices,
+            device_ids=preparation.device_ids,
+            rung=Rung(rung) if rung else None,
+            consumers=claim.consumers,
+            cdi=cdi_spec(claim.uid, made),
+            cdi_names=(device_id(claim.uid), *made.cdi_devices),
+        )
+
+    async def _keep(self, claim: PreparedClaim, before: PreparedClaim | None) -> None:
+        """Take the devices, then write the files: what a container may get is in the ledger by then."""
+        if before is not None:
+            self._state.update(Ledger.without, before.device_ids - claim.device_ids)
+        self._state.update(Ledger.seen, claim.device_ids)
+        try:
+            await self._done(self._store.write, claim)
+        except NotPreparedError:
+            # The kubelet tries again; a file that was written says the same as the next one will.
+            self._state.update(Ledger.without, claim.device_ids)
+            self.prepared.set({uid: one for uid, one in self.prepared.value.items() if uid != claim.uid})
+            raise
+        self.prepared.set({**self.prepared.value, claim.uid: claim})
+
+    async def _done(self, act: Callable[..., None], *args: object) -> None:
+        began = time.perf_counter()
+        try:
+            await asyncio.to_thread(act, *args)  # a slow disk must not keep probes and health waiting
+        except ClaimStoreError as error:
+            raise NotPreparedError(f"{error}; this is tried again") from error
+        finally:
+            self._metrics.took(m.RPCS, time.perf_counter() - began, "files of a claim")
+
+    def _missing_device_node(self) -> Refused | None:
+        if "device-specs" not in self._delivery().ways:
+            return None
+        for path in CONTROL_NODES:
+            if not self._on_node(path):
+                return Refused(
+                    Why.NO_DEVICE_NODE,
+                    f"{path} is not on this node yet; run `nvidia-modprobe -u -c 0` there, "
+                    "or let the driver's persistence daemon do it at boot",
+                )
+        return None
+
+    def _on_node(self, path: str) -> bool:
+        return (self._dev / path.removeprefix("/dev/")).exists()
+
+
+def _ready(claim: PreparedClaim) -> tuple[ReadyDevice, ...]:
+    return tuple(
+        ReadyDevice((device.request,), device.pool, device.device, claim.cdi_names, device.share_id)
+        for device in claim.devices
+    )
