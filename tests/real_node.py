@@ -21,6 +21,7 @@ state = "{state}"
   sandbox_image = "{sandbox}"
   disable_apparmor = true
   restrict_oom_score_adj = true
+  enable_cdi = true
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{cni}"
     conf_dir = "{networks}"

@@ -25,7 +25,7 @@ _REFUSER = re.compile(
 """The beginning of the API server's message about an admission denial; the rest may quote the object."""
 
 _READING = frozenset({"get", "list", "watch"})
-_WITHOUT_ENVIRONMENT = frozenset({"pods/binding", "leases", "nodes", "nodes/status", "events"})
+_WITHOUT_ENVIRONMENT = frozenset({"pods/binding", "leases", "nodes", "nodes/status", "events", "resourceslices"})
 
 
 @dataclass(frozen=True, slots=True)

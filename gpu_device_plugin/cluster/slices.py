@@ -223,7 +223,7 @@ class NodeSlices(Store[StoredSlice]):
             if present is None:
                 answer = await self._client.create(SLICES, body)
             else:
-                answer = await self._client.replace(SLICES, name, body)
+                answer = await self._replaced(name, body)
             self._keep(read_slice(answer))
             self._check(spec, answer)
         for name in todo.delete:
@@ -232,6 +232,14 @@ class NodeSlices(Store[StoredSlice]):
             self._found.pop(name, None)
         if todo or self.published.value != wanted:
             self.published.set(wanted)
+
+    async def _replaced(self, name: str, body: Mapping[str, Any]) -> bytes:
+        """Replace a slice. Raises ConflictError if it has just been deleted, as by a kubelet that starts."""
+        try:
+            return await self._client.replace(SLICES, name, body)
+        except NotFoundError as error:
+            self._found.pop(name, None)
+            raise ConflictError(error.call, str(error), status=error.status, reason=error.reason) from error
 
     async def _try(self, name: str, spec: Mapping[str, Any]) -> None:
         """Create a slice without storing it, and see which fields come back: an older server drops what it ignores.

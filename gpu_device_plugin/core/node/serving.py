@@ -90,8 +90,9 @@ def serving(wanted: Way, before: Way | None, holders: Mapping[Way, Collection[st
         return Serving(wanted)
     names = sorted(holders[before])
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    hold = "hold" if len(names) > 1 else "holds"
     return Serving(
         before,
-        f"this node waits to serve by {wanted} instead of {before}: {', '.join(names[:_NAMED])}{more} still hold GPUs "
-        "of it, and new pods get none until they have ended",
+        f"this node waits to serve by {wanted} instead of {before}: {', '.join(names[:_NAMED])}{more} still {hold} "
+        f"GPUs of it, and new pods get none until {'they have' if len(names) > 1 else 'it has'} ended",
     )

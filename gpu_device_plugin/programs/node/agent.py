@@ -338,13 +338,14 @@ class NodeAgent:
             resource,
             self._answers,
             self.advertiser.lists[resource.kind],
-            pre_start=self.settings.pre_start,
+            pre_start=self.settings.pre_start and not self.ways.parting,
             observe=lambda _resource, rpc, seconds: self.metrics.took(m.RPCS, seconds, rpc),
         )
 
     def _registration_event(self, event: RegistrationEvent, details: dict[str, object]) -> None:
         if event is RegistrationEvent.REGISTERED:
             self.reconciler.registered()
+            self.ways.registered()
         self.reports.registration(event, details)
 
     def _refused(self, kind: Kind, amount: int, refused: Refused) -> None:

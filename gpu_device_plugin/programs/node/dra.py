@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_WORST = tuple(Held)[1:] + (Held.HELD,)
+_WORST = (*tuple(Held)[1:], Held.HELD)
 """The states of a limit; of several containers of a claim the first of these counts."""
 
 
@@ -165,9 +165,9 @@ class DraDriver:
         """Remarks for people, as sentences."""
         if not self._dropped:
             return ()
+        fields = ", ".join(self._dropped)
         return (
-            f"the API server does not know {', '.join(self._dropped)} of ResourceSlices, which Kubernetes has from "
-            "1.36 on: claims get whole GPUs only, and none for parts of GPUs",
+            f"the API server does not know {fields} of ResourceSlices, so claims get whole GPUs only: it needs 1.36",
         )
 
     async def run_api(self) -> NoReturn:

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.core.node.serving import Serving, Wanted, Way, serving, wanted_way
 from gpu_device_plugin.programs.node.coexistence import serve_while_alone
 
@@ -26,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 _LABEL_S = 2.0
 """How long the first registration waits for the node's label, in seconds. Pods fail until we register."""
+_PART_S = 5.0
+"""How long a kubelet has for the last registration, in seconds."""
 
 
 class Ways:
@@ -70,7 +73,10 @@ class Ways:
         """To be set before `run`; None: the agent runs without the Kubernetes API."""
         self.serving: Latest[Serving] = Latest(Serving(Way.DEVICE_PLUGIN))
         """The way in force. Not set before the first decision."""
+        self.parting = False
+        """The plugin registers for the last time, and has the kubelet call nothing before containers start."""
         self._changed = asyncio.Event()
+        self._registered = asyncio.Event()
         self._reported: tuple[Serving, str] = (Serving(Way.DEVICE_PLUGIN), "")
 
     def __repr__(self) -> str:
@@ -79,6 +85,10 @@ class Ways:
     def look(self, _new: object = None) -> None:
         """Decide again soon: a setting, a label or a holder may have changed."""
         self._changed.set()
+
+    def registered(self) -> None:
+        """Learn that the kubelet has registered a resource of the plugin."""
+        self._registered.set()
 
     async def run(self) -> NoReturn:
         """Serve until cancelled. The node's GPUs have to be known."""
@@ -89,15 +99,13 @@ class Ways:
             while True:
                 self._changed.clear()
                 now = self._decide(before)
-                if task is not None and now.way is not before:
-                    task.cancel()
-                    await asyncio.wait({task})
-                    task = None
-                    if now.way is Way.DRA:
-                        # Without a registered plugin nothing can be allocated, so these records are complete.
-                        await self._reconciler.prepare()
-                        if self._holders_of_plugin():
-                            continue
+                if now.way is not before:
+                    if task is not None:
+                        task.cancel()
+                        await asyncio.wait({task})
+                        task = None
+                    if before is Way.DEVICE_PLUGIN and not await self._parted():
+                        continue
                 before = now.way
                 self._apply(now)
                 if task is None:
@@ -115,6 +123,33 @@ class Ways:
         await self.dra.take_over(served=before is Way.DRA)
         await self._reconciler.prepare()
         return before
+
+    async def _parted(self) -> bool:
+        """Part from the kubelet as a device plugin; return whether nobody holds devices of it.
+
+        Kubelets up to 1.36.2 call PreStartContainer of the plugin that registered last for each container that asks for
+        its resource, also where DRA serves that. The container would not start for as long as the kubelet remembers the
+        plugin, so the last registration is one without that call, and with nothing to allocate.
+        """
+        self._state.close(closing=True)
+        self.parting = True
+        before = dict(self._registration.registrations)
+        last = asyncio.create_task(self._registration.run(), name="the last registration")
+        try:
+            await within(_PART_S, self._registered_since(before))
+        finally:
+            last.cancel()
+            await asyncio.wait({last})
+            self.parting = False
+        # Without a registered plugin nothing can be allocated, so these records are complete.
+        await self._reconciler.prepare()
+        return not self._holders_of_plugin()
+
+    async def _registered_since(self, before: Mapping[str, int]) -> None:
+        registrations = self._registration.registrations
+        while any(registrations[name] == count for name, count in before.items()):
+            self._registered.clear()
+            await self._registered.wait()
 
     def _decide(self, before: Way | None) -> Serving:
         if self.dra is None:
