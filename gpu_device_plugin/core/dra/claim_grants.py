@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.grants import Delivery, Grant
 
 
-def refuse_limits(preparation: Preparation, shares: Shares, delivery: Delivery) -> Refused | None:
+def refuse_limits(claim: Claim, preparation: Preparation, shares: Shares, delivery: Delivery) -> Refused | None:
     """Refuse a claim whose memory is not limited as the administrator, or its own parameters, require."""
     placement, means = preparation.placement, delivery.means
     if placement.demand.kind is Kind.COUNT or preparation.admin:
         return None
     given = parts(placement.shares, shares)
     names = f"GPU {', '.join(str(position) for position in placement.positions)}"
-    if why := refusal(given, means, _owner(preparation)):
+    if why := refusal(given, means, _owner(claim, preparation)):
         return Refused(Why.NO_LIMIT, f"{names}: {why}")
     least = preparation.config.limits
     rungs = [means.rungs[part.uuid].rung if part.uuid in means.rungs else Rung.ADVISORY for part in given]
@@ -59,8 +59,7 @@ def claim_grant(
         delivery: the ways in which containers of this node get their GPUs.
         present: see `grants.grant`.
     """
-    owner = _owner(preparation, claim.consumers[0].uid if len(claim.consumers) == 1 else "")
-    made = grant(preparation.placement, shares, delivery, present=present, owner=owner)
+    made = grant(preparation.placement, shares, delivery, present=present, owner=_owner(claim, preparation))
     if preparation.admin:
         # For programs that look: they see the GPU, and no part of it is theirs to compute on.
         return replace(made, envs={**made.envs, variables.CAPABILITIES: "utility"})
@@ -72,6 +71,7 @@ def claim_grant(
     return replace(made, envs=envs)
 
 
-def _owner(preparation: Preparation, pod_uid: str = "") -> Owner:
-    """Return the owner of a grant. A claim is its containers' together, so no container is named."""
+def _owner(claim: Claim, preparation: Preparation) -> Owner:
+    """Return the owner of a grant: the pod of a claim of one pod. Its containers have it together, so none is named."""
+    pod_uid = claim.consumers[0].uid if len(claim.consumers) == 1 else ""
     return Owner(pod_uid, "", preparation.config.frameworks)

@@ -209,7 +209,7 @@ class NodeClaims:
                 return means if isinstance(means, Refused) else Refused(Why.MPS_NOT_READY, why)
             delivery = delivery if means is None else replace(delivery, means=means)
         present = [path for path in OPTIONAL_NODES if self._on_node(path)] if "device-specs" in delivery.ways else ()
-        refused = refuse_limits(preparation, node.shares, delivery)
+        refused = refuse_limits(claim, preparation, node.shares, delivery)
         if refused is not None:
             return refused
         made = claim_grant(claim, preparation, node.shares, delivery, present)

@@ -1,0 +1,124 @@
+"""What the containers of a claim get, and which claims are refused for their limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
+from gpu_device_plugin.core.dra.claim_grants import claim_grant, refuse_limits
+from gpu_device_plugin.core.dra.preparing import Preparation, prepare
+from gpu_device_plugin.core.model.limits import GpuRung, Rung
+from gpu_device_plugin.core.node.admitting import Why
+from gpu_device_plugin.core.node.extra_grant import ExtraGrant
+from gpu_device_plugin.core.node.grants import Delivery
+from gpu_device_plugin.core.node.limit_grants import Means
+from tests.claims import NODE, claim, config, device, node, uuid
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.core.model.claims import Claim
+    from gpu_device_plugin.core.node.grants import Grant
+
+HERE = node(16, 16)
+
+
+def preparation(asked: Claim) -> Preparation:
+    found = prepare(HERE, asked, NODE)
+    assert isinstance(found, Preparation)
+    return found
+
+
+def granted(asked: Claim, delivery: Delivery | None = None) -> Grant:
+    return claim_grant(asked, preparation(asked), HERE.shares, delivery or Delivery())
+
+
+def means(*rungs: Rung, **more: Any) -> Delivery:
+    return Delivery(means=Means({uuid(n): GpuRung(rung, "why") for n, rung in enumerate(rungs)}, **more))
+
+
+def test_a_part_of_a_gpu_comes_with_the_variables_of_a_share() -> None:
+    assert granted(claim(device(1, 4))).envs == {
+        "NVIDIA_VISIBLE_DEVICES": uuid(1),
+        "GPUSHARE_MEMORY_LIMIT_MIB": "4096",
+        "GPUSHARE_MEMORY_LIMIT_BY": "advisory",
+        "ALIYUN_COM_GPU_MEM_IDX": "1",
+        "ALIYUN_COM_GPU_MEM_POD": "4",
+        "ALIYUN_COM_GPU_MEM_CONTAINER": "4",
+        "ALIYUN_COM_GPU_MEM_DEV": "16",
+    }
+
+
+def test_a_whole_gpu_comes_without_a_limit() -> None:
+    assert granted(claim(device(0, whole=True))).envs == {"NVIDIA_VISIBLE_DEVICES": uuid(0)}
+
+
+def test_access_beside_others_shows_the_gpu_and_lets_nobody_compute() -> None:
+    expected = {"NVIDIA_VISIBLE_DEVICES": uuid(0), "NVIDIA_DRIVER_CAPABILITIES": "utility"}
+    assert granted(claim(device(0, admin=True))).envs == expected
+
+
+def test_compute_is_a_variable_and_under_mps_a_limit() -> None:
+    asked = claim(device(0, 4, compute=30))
+    assert granted(asked).envs["GPUSHARE_COMPUTE_LIMIT_PERCENT"] == "30"
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in granted(asked).envs
+    daemon = {uuid(0): MpsGpu(MpsStatus.READY, pipe_directory="/run/mps/0")}
+    under = granted(asked, means(Rung.MPS, Rung.MPS, mps=daemon, mps_compute=True))
+    assert under.envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
+    assert under.envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4096M"
+    assert [mount.container_path for mount in under.mounts] == ["/run/mps/0", "/dev/shm"]
+
+
+def test_frameworks_are_kept_within_the_part() -> None:
+    asked = claim(device(0, 4), parameters=(config(frameworks=["jax"]),))
+    assert granted(asked).envs["XLA_CLIENT_MEM_FRACTION"].startswith("0.2")
+
+
+def test_device_nodes_and_cdi_names_are_those_of_the_node() -> None:
+    delivery = Delivery(frozenset({"device-specs", "cdi"}))
+    made = granted(claim(device(0, 4)), delivery)
+    assert "/dev/nvidiactl" in made.device_nodes
+    assert made.cdi_devices == (f"nvidia.com/gpu={uuid(0)}",)
+
+
+def test_a_custom_library_is_told_the_pod_of_a_claim_of_one_pod() -> None:
+    extra = ExtraGrant((("LIMIT", "{limit_mib}"), ("POD", "{pod_uid}")), ())
+    delivery = means(Rung.CUSTOM, Rung.CUSTOM, extra=extra)
+    assert granted(claim(device(0, 4)), delivery).envs["POD"] == "uid-of-p1"
+    assert refusal(claim(device(0, 4)), replace(delivery, means=replace(delivery.means, refuse=True))) == ""
+    two = granted(claim(device(0, 4), pods=("p1", "p2")), delivery)
+    assert two.envs["GPUSHARE_MEMORY_LIMIT_BY"] == "advisory"
+
+
+def refusal(asked: Claim, delivery: Delivery) -> str:
+    found = refuse_limits(asked, preparation(asked), HERE.shares, delivery)
+    assert found is None or found.why is Why.NO_LIMIT
+    return "" if found is None else found.sentence
+
+
+@pytest.mark.parametrize(
+    ("least", "rungs", "refused"),
+    [
+        ("driver", (Rung.DRIVER, Rung.DRIVER), False),
+        ("driver", (Rung.DRIVER, Rung.MPS), True),
+        ("driver", (Rung.ADVISORY, Rung.DRIVER), True),
+        ("mps", (Rung.DRIVER, Rung.MPS), False),
+        ("advisory", (), False),
+        ("custom", (), True),
+    ],
+)
+def test_a_claim_gets_the_limits_that_it_requires_or_is_refused(
+    least: str, rungs: tuple[Rung, ...], *, refused: bool
+) -> None:
+    asked = claim(device(0, 4), device(1, 4), parameters=(config(limits=least),))
+    sentence = refusal(asked, means(*rungs))
+    assert bool(sentence) is refused
+    assert not refused or sentence.startswith(f"GPU 0, 1: the parameters of the claim require limits of {least}")
+
+
+def test_limits_that_the_administrator_requires_and_that_are_not_there_refuse_parts_only() -> None:
+    barred = Delivery(means=Means({uuid(0): replace(GpuRung(Rung.ADVISORY, "why"), refusal="MPS is not there")}))
+    assert refusal(claim(device(0, 4)), barred) == "GPU 0: MPS is not there"
+    assert refusal(claim(device(0, whole=True)), barred) == ""
+    assert refusal(claim(device(0, 4, admin=True)), barred) == ""

@@ -1,0 +1,73 @@
+"""The file of a prepared claim."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_device_plugin.core.dra.prepared import (
+    PreparedClaim,
+    PreparedDevice,
+    PreparedFileError,
+    read_prepared,
+    write_prepared,
+)
+from gpu_device_plugin.core.model.claims import Consumer
+from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.resources import Kind
+from tests.claims import ids, uuid
+
+CLAIM = PreparedClaim(
+    "u-1",
+    "default",
+    "c1",
+    (PreparedDevice("gpu", "gpu-1", "gpu-x", "share", uuid(0), 4096, 20),),
+    ids(0, range(4)),
+    Rung.MPS,
+    (Consumer("p-1", "pod"),),
+    ("gpu-device-plugin/claim=u-1",),
+    {"cdiVersion": "0.5.0", "devices": [{"name": "u-1"}]},
+)
+WHOLE = PreparedClaim("u-2", "default", "c2", (PreparedDevice("gpu", "gpu-1", "gpu-x"),), frozenset({uuid(0)}))
+
+
+@pytest.mark.parametrize("claim", [CLAIM, WHOLE])
+def test_what_is_written_is_read(claim: PreparedClaim) -> None:
+    assert read_prepared(write_prepared(claim), claim.uid) == claim
+
+
+def test_a_claim_says_what_it_holds_and_not_its_variables() -> None:
+    assert (CLAIM.kind, WHOLE.kind, str(CLAIM)) == (Kind.MEMORY, Kind.COUNT, "default/c1")
+    assert "cdiVersion" not in repr(CLAIM)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"uid": "u-3"},
+        {"uid": 1},
+        {"devices": []},
+        {"devices": [{}]},
+        {"devices": None},
+        {"deviceIDs": [1]},
+        {"rung": "iron"},
+        {"consumers": [["one"]]},
+        {"cdi": 1},
+        {"cdiNames": 1},
+    ],
+)
+def test_a_damaged_file_is_named_as_such(change: dict[str, Any]) -> None:
+    text = json.dumps(json.loads(write_prepared(CLAIM)) | change)
+    with pytest.raises(PreparedFileError, match=r"damaged|version 2|another claim"):
+        read_prepared(text, "u-1")
+
+
+@given(st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
+def test_nothing_else_is_raised(text: str) -> None:
+    with pytest.raises(PreparedFileError):
+        read_prepared(text, "u-1")

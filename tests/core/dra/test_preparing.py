@@ -1,0 +1,159 @@
+"""Which claims a node prepares, with which shares, and why it refuses the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_device_plugin.core.dra.prepared import PreparedClaim
+from gpu_device_plugin.core.dra.preparing import Preparation, prepare
+from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.placing import Demand, Placement
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.admitting import Refused, Why
+from gpu_device_plugin.core.node.ledger import Ledger
+from tests.claims import NODE, claim, config, device, ids, node, uuid
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.core.model.claims import Claim
+    from gpu_device_plugin.core.node.node import Node
+
+
+def made(here: Node, asked: Claim, before: PreparedClaim | None = None) -> Preparation:
+    found = prepare(here, asked, NODE, before)
+    assert isinstance(found, Preparation), found
+    return found
+
+
+def refused(here: Node, asked: Claim, before: PreparedClaim | None = None) -> Refused:
+    found = prepare(here, asked, NODE, before)
+    assert isinstance(found, Refused)
+    return found
+
+
+def test_a_part_of_a_gpu_is_so_many_free_shares() -> None:
+    found = made(node(8, used={0: [0, 2]}), claim(device(0, 3, compute=25)))
+    assert found.device_ids == ids(0, [1, 3, 4])
+    assert found.placement == Placement(Demand(Kind.MEMORY, 3, 1), ((0, 3),))
+    (only,) = found.devices
+    assert (only.request, only.pool, only.device, only.share_id) == ("gpu", NODE, uuid(0).lower(), "share-0")
+    assert (only.uuid, only.mib, only.compute) == (uuid(0), 3072, 25)
+    assert (found.compute, found.admin, found.config.limits) == (25, False, None)
+
+
+def test_parts_of_several_gpus_and_several_parts_of_one() -> None:
+    asked = claim(device(1, 2), device(0, 1), device(1, 3, share_id="another"))
+    found = made(node(8, 8), asked)
+    assert found.device_ids == ids(0, [0]) | ids(1, range(5))
+    assert found.placement == Placement(Demand(Kind.MEMORY, 6, 2), ((0, 1), (1, 5)))
+    assert [each.mib for each in found.devices] == [2048, 1024, 3072]
+
+
+def test_an_amount_that_is_no_whole_number_of_shares_is_rounded_up() -> None:
+    assert made(node(8), claim(device(0, 2.5))).device_ids == ids(0, range(3))
+
+
+def test_a_whole_gpu() -> None:
+    found = made(node(8, 8), claim(device(1, whole=True)))
+    assert found.device_ids == {uuid(1)}
+    assert found.placement == Placement(Demand(Kind.COUNT, 1, 1), ((1, 8),))
+    assert found.devices[0].mib == 8192
+
+
+def test_access_beside_others_takes_nothing_even_of_a_gpu_that_is_full_or_broken() -> None:
+    here = node(8, used={0: range(8)}, unhealthy={0: "it is lost"})
+    for whole in (False, True):
+        found = made(here, claim(device(0, whole=whole, admin=True)))
+        assert (found.device_ids, found.admin, found.devices[0].mib) == (frozenset(), True, 0)
+
+
+def before_of(preparation: Preparation) -> PreparedClaim:
+    return PreparedClaim("uid-of-c1", "default", "c1", preparation.devices, preparation.device_ids)
+
+
+def test_the_answer_is_the_same_however_often_it_is_asked_for() -> None:
+    for asked in (claim(device(0, 8)), claim(device(0, whole=True))):
+        here = node(8)
+        first = made(here, asked)
+        after = here.with_ledger(here.ledger.seen(first.device_ids))
+        assert made(after, asked, before_of(first)) == first
+        assert isinstance(prepare(after, asked, NODE), Refused)
+
+
+def test_parameters_are_those_of_the_claim_and_decide_on_compute() -> None:
+    asked = claim(device(0, 1, compute=10), parameters=(config(limits="mps", computePercent=40),))
+    found = made(node(8), asked)
+    assert (found.config.limits, found.compute, found.devices[0].compute) == (Rung.MPS, 40, 40)
+
+
+@pytest.mark.parametrize(
+    ("asked", "why", "words"),
+    [
+        (claim(), Why.UNKNOWN_DEVICE, "has no device of gpu-device-plugin allocated"),
+        (claim(device(driver="gpu.nvidia.com")), Why.UNKNOWN_DEVICE, "has no device of gpu-device-plugin"),
+        (claim(device(pool="gpu-2")), Why.OTHER_NODE, "was allocated a GPU of node gpu-2, and this is gpu-1"),
+        (claim(device(7)), Why.UNKNOWN_DEVICE, "is not on this node"),
+        (claim(replace(device(), name="gpu-0")), Why.UNKNOWN_DEVICE, "device gpu-0 of claim default/c1 is not on"),
+        (claim(device(0), device(1, whole=True)), Why.BOTH_RESOURCES, "at once, which one set of variables"),
+        (claim(device(0), device(1, admin=True)), Why.BOTH_RESOURCES, "use one claim for each"),
+        (claim(device(0, None)), Why.UNKNOWN_DEVICE, "the API server does not know DRAConsumableCapacity"),
+        (claim(device(0, 9)), Why.NO_ROOM, "GPU 0 has 8 GiB free, and claim default/c1 was allocated 9 GiB of it"),
+        (claim(device(0, 5), device(0, 4)), Why.NO_ROOM, "was allocated 9 GiB of it"),
+        (claim(device(), parameters=(config(a=1),)), Why.BAD_PARAMETERS, "correct the parameters of claim default/c1"),
+        (
+            claim(device(), replace(device(1), request="two"), parameters=(config("two", limits="mps"),)),
+            Why.BAD_PARAMETERS,
+            "have different parameters",
+        ),
+    ],
+)
+def test_a_claim_that_cannot_be_prepared_is_told_why(asked: Claim, why: Why, words: str) -> None:
+    found = refused(node(8, 8), asked)
+    assert found.why is why
+    assert words in found.sentence
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_gpu_that_can_give_nothing_now_is_refused(*, whole: bool) -> None:
+    asked = claim(device(0, 1, whole=whole))
+    broken = refused(node(8, unhealthy={0: "XID 79"}), asked)
+    assert (broken.why, broken.sentence) == (Why.UNHEALTHY, "GPU 0 is out of service: XID 79")
+    taken = refused(node(8, whole=[0]), asked)
+    assert (taken.why, "still in use by another claim" in taken.sentence) == (Why.IN_WHOLE_USE, True)
+    here = node(8)
+    foreign = refused(here.with_ledger(Ledger().with_foreign({uuid(0): "nvidia.com/gpu"})), asked)
+    assert (foreign.why, "in use through nvidia.com/gpu" in foreign.sentence) == (Why.OTHER_RESOURCE, True)
+    unread = refused(here.with_ledger(Ledger(certain=False)), asked)
+    assert unread.why is Why.RECORDS_UNREADABLE
+
+
+def test_a_gpu_with_a_share_in_use_is_not_given_whole() -> None:
+    assert refused(node(8, used={0: [7]}), claim(device(0, whole=True))).why is Why.IN_WHOLE_USE
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 8), st.booleans()), max_size=8),
+    st.lists(st.integers(0, 7), max_size=8),
+)
+def test_whatever_is_prepared_no_share_is_held_twice(wishes: list[tuple[int, int, bool]], ends: list[int]) -> None:
+    here = node(8, 8, 8)
+    held: dict[str, PreparedClaim] = {}
+    for number, (position, gib, whole) in enumerate(wishes):
+        asked = claim(device(position, gib, whole=whole), name=f"c{number}")
+        found = prepare(here, asked, NODE, held.get(asked.uid))
+        if isinstance(found, Preparation):
+            others = frozenset().union(*(each.device_ids for each in held.values()))
+            assert not others & found.device_ids
+            shared = {name.partition("::")[0] for name in others if "::" in name}
+            assert not shared & found.device_ids
+            assert not {name.partition("::")[0] for name in found.device_ids if "::" in name} & others
+            held[asked.uid] = before_of(found)
+            here = here.with_ledger(here.ledger.seen(found.device_ids))
+        for end in ends[number : number + 1]:
+            gone = held.pop(f"uid-of-c{end}", None)
+            if gone is not None:
+                here = here.with_ledger(here.ledger.without(gone.device_ids))
