@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Self
 from aiohttp import web
 
 from gpu_device_plugin.testing.cluster_evictions import evict
-from gpu_device_plugin.testing.cluster_kinds import KINDS, LEASES, PODS, RefusedError, Served, invalid, kind_of
+from gpu_device_plugin.testing.cluster_kinds import KINDS, LEASES, PODS, kind_of
 from gpu_device_plugin.testing.cluster_patches import merge, strategic_merge
 from gpu_device_plugin.testing.cluster_proxy import proxied, to_pod
 from gpu_device_plugin.testing.cluster_reads import Reads
 from gpu_device_plugin.testing.cluster_requests import Request, refusal, reset, understood
+from gpu_device_plugin.testing.cluster_resources import applied, without_new_fields
 from gpu_device_plugin.testing.cluster_reviews import (
     ACCESS_REVIEWS,
     TOKEN_REVIEWS,
@@ -29,6 +30,7 @@ from gpu_device_plugin.testing.cluster_reviews import (
     review_access,
     review_token,
 )
+from gpu_device_plugin.testing.cluster_served import RefusedError, Served, invalid
 from gpu_device_plugin.testing.cluster_store import Store
 from gpu_device_plugin.testing.cluster_troubles import Answer, Fault, Garbage, Hang, Late, Reset, Slow, Trouble
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Account", "Answer", "ApiServer", "Fault", "Garbage", "Hang", "Late", "Request", "Reset", "Slow", "Trouble"]
 
 _PATCHES: Mapping[str, Callable[[Any, Any], Any]] = {
+    "application/apply-patch+yaml": applied,
     "application/merge-patch+json": merge,
     "application/strategic-merge-patch+json": strategic_merge,
 }
@@ -81,6 +84,10 @@ class ApiServer:
         self.allowed = None if allowed is None else frozenset(allowed)
         self.requests: list[Request] = []
         """All requests so far, including refused ones."""
+        self.older = False
+        """Drop the fields of resource.k8s.io that Kubernetes 1.36 brought, as 1.34 and 1.35 do."""
+        self.without: set[str] = set()
+        """API groups that the server does not have."""
         self.network: dict[str, str] = {}
         """The addresses of pods, like ``10.0.0.1:9445``, with the base URLs of the servers that stand for them."""
         self._reads = Reads(lambda: self.store, bookmark_s=bookmark_s, patience_s=patience_s)
@@ -316,6 +323,8 @@ class ApiServer:
         return await do(http, served, request)
 
     def _admit(self, request: Request) -> None:
+        if request.group in self.without:
+            raise RefusedError(404, "NotFound", "the server could not find the requested resource")
         if self.tokens is not None and request.token not in self.tokens:
             raise RefusedError(401, "Unauthorized", "Unauthorized")
         if self.allowed is not None and (request.verb, request.resource) not in self.allowed:
@@ -384,7 +393,10 @@ class ApiServer:
         if request.resource == "pods/eviction":
             evict(self.store, (request.namespace, request.name), body)
             return web.json_response({**_SUCCESS, "code": 201}, status=201)
-        return web.json_response(self.store.create(served, request.namespace, body), status=201)
+        keep = request.params.get("dryRun") != "All"
+        return web.json_response(
+            self.store.create(served, request.namespace, self._as_read(body), keep=keep), status=201
+        )
 
     async def _do_patch(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
         apply = _PATCHES.get(http.content_type)
@@ -399,7 +411,10 @@ class ApiServer:
             # Of the kinds here, only Leases refuse an update without a resourceVersion.
             message = "Invalid value: must be specified for an update"
             raise invalid(served, request.name, "metadata.resourceVersion", "FieldValueInvalid", message)
-        return self._changed(served, request, lambda _: body)
+        return self._changed(served, request, lambda _: self._as_read(body))
+
+    def _as_read(self, body: Json) -> Any:
+        return without_new_fields(body) if self.older else body
 
     def _changed(self, served: Served, request: Request, apply: Callable[[Json], Json]) -> web.Response:
         key = served.key(request.namespace, request.name)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.testing.cluster_kinds import BUDGETS, PODS, RefusedError
+from gpu_device_plugin.testing.cluster_kinds import BUDGETS, PODS
+from gpu_device_plugin.testing.cluster_served import RefusedError
 from gpu_device_plugin.testing.selectors import label_selector
 
 if TYPE_CHECKING:

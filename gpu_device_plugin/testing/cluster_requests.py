@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from gpu_device_plugin.testing.cluster_kinds import CORE_EVENTS, KINDS, RefusedError, Served
+from gpu_device_plugin.testing.cluster_kinds import CORE_EVENTS, KINDS
+from gpu_device_plugin.testing.cluster_served import RefusedError, Served
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

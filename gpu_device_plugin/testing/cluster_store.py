@@ -15,7 +15,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.testing.cluster_kinds import BUDGETS, KINDS, PODS, RefusedError, Served, invalid
+from gpu_device_plugin.testing.cluster_kinds import BUDGETS, KINDS, PODS
+from gpu_device_plugin.testing.cluster_served import RefusedError, Served, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -110,8 +111,11 @@ class Store:
             raise RefusedError(404, "NotFound", f'{served.full} "{key[1]}" not found', details)
         return found
 
-    def create(self, served: Served, namespace: str, body: Json, *, as_given: bool = False) -> Json:
-        """Store a new object; with `as_given`, keep the fields that normally only the API server sets."""
+    def create(self, served: Served, namespace: str, body: Json, *, as_given: bool = False, keep: bool = True) -> Json:
+        """Store a new object; with `as_given`, keep the fields that normally only the API server sets.
+
+        Without `keep` nothing is stored, as with a dry run.
+        """
         new = copy.deepcopy(body)
         meta = new.setdefault("metadata", {})
         if meta.get("generateName") and not meta.get("name"):
@@ -136,7 +140,7 @@ class Store:
         meta.setdefault("creationTimestamp", _time(datetime.now(UTC)))
         new.update(apiVersion=served.api_version, kind=served.kind)
         served.on_create(new)
-        return self._commit(served, key, None, new)
+        return self._commit(served, key, None, new) if keep else new
 
     def change(
         self,
