@@ -55,6 +55,9 @@ class _Nowhere:
     async def read(self, namespace: str, name: str) -> Pod:
         raise NotImplementedError(f"pod {namespace}/{name} is known")
 
+    async def made_claim(self, namespace: str, name: str) -> str:
+        raise NotImplementedError(f"the node of pod {namespace}/{name} serves no claims")
+
 
 async def _current() -> None:
     return

@@ -135,6 +135,7 @@ class Fleet:
     Pods are identified by uid. A pod counts from its claim, or from when it is first seen bound, until it has ended.
     A pod that vanishes before it is seen to end counts for `vanished_grace_s` longer: after a force delete its
     processes keep running for a while. Pods of a node that does not exist (yet, or any more) are kept in case it does.
+    On a node that serves claims pods take CPU and memory, and no GPU that we know of.
     """
 
     def __init__(
@@ -208,7 +209,9 @@ class Fleet:
 
     def _candidate(self, name: str, node: _Node, gpus: NodeGpus, entries: Sequence[Entry]) -> Candidate:
         requested = [self._others.on(name), *[entry.amounts for entry in entries]]
-        return candidate(name, gpus, [entry.usage for entry in entries], node.allocatable, requested)
+        # Where kube-scheduler allocates the GPUs, limits say nothing of them.
+        usages = () if gpus.claims else [entry.usage for entry in entries]
+        return candidate(name, gpus, usages, node.allocatable, requested)
 
     @property
     def entries(self) -> Mapping[str, Entry]:

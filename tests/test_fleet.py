@@ -807,3 +807,18 @@ def test_a_pod_without_gpus_is_new_on_a_node_with_gpus_once() -> None:
     assert not there.gains_other(other("r", "cpu", 500))
     assert not there.gains_other(other("r", "nowhere", 500))
     assert not there.gains_other(other("r", "", 500))
+
+
+# --- nodes that serve claims
+
+
+def test_limits_take_nothing_of_gpus_that_kube_scheduler_allocates_but_cpu_and_memory() -> None:
+    """When the node serves limits again, they count."""
+    served = replace(gpus(8, 8), claims=True)
+    p = replace(pod("p", node="a", gpu=0), amounts=Amounts(1000, 1024))
+    there = fleet(p)
+    there.put_node("a", served, Amounts(4000, 8192))
+    assert (free(there), there.candidates["a"].left) == ([8, 8], Amounts(3000, 7168))
+    assert [entry.name for entry in there.on_node("a")] == ["p"]
+    there.put_node("a", gpus(8, 8), Amounts(4000, 8192))
+    assert (free(there), there.candidates["a"].left) == ([4, 8], Amounts(3000, 7168))

@@ -85,6 +85,20 @@ class _Status(msgspec.Struct):
     status: str = ""
 
 
+class _MadeClaim(msgspec.Struct, rename="camel"):
+    """The claim that kube-scheduler has made of a pod's limits."""
+
+    resource_claim_name: str = ""
+
+
+class _PodStatus(msgspec.Struct, rename="camel"):
+    extended_resource_claim_status: _MadeClaim | None = None
+
+
+class _Pod(msgspec.Struct):
+    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
+
+
 class Binder:
     """Makes bindings, any number at a time; none waits for another."""
 
@@ -104,6 +118,18 @@ class Binder:
             return self._reader.read(raw)[0]
         except UnreadableObjectError as error:
             raise UnavailableError(Call("get", PODS.plural, PODS.group, namespace, name), str(error)) from error
+
+    async def made_claim(self, namespace: str, name: str) -> str:
+        """Return the name of the ResourceClaim that kube-scheduler has made of a pod's limits; empty if there is none.
+
+        It is on the pod before kube-scheduler calls bind: the plugin for claims writes it in PreBind. Raises ApiError.
+        """
+        raw = await self._client.get(PODS, name, namespace=namespace)
+        try:
+            claim = msgspec.json.decode(raw, type=_Pod).status.extended_resource_claim_status
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            claim = None
+        return "" if claim is None else claim.resource_claim_name
 
     async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
         """Bind `pod` to `node` and write `annotations` on it, in one transaction. On return both are done.

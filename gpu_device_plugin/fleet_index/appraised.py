@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu_device_plugin.core.cluster.scoring import MOST, connected
+from gpu_device_plugin.core.cluster.scoring import MIDDLE, MOST, connected
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.fleet_index.gains import NEVER, Gains
 
@@ -81,12 +81,15 @@ def scores_among(
     """Return the scores of some rows, `NO_ROW` being a node that is not known; 0 where the pod does not fit.
 
     To a pod without GPUs a node without GPUs is worth most: there it takes nothing that pods with GPUs need. Of the
-    nodes that gain most, those are preferred whose unused GPUs are best connected.
+    nodes that gain most, those are preferred whose unused GPUs are best connected. Nodes that serve claims are not
+    appraised, for we do not know what room they have: they get `MIDDLE`, and do not count for the scale.
     """
     # One row more, the last one, on which nothing fits: `NO_ROW` finds it.
     fits = np.zeros(len(gains) + 1, np.bool_)
     fits[: len(verdicts)] = [why is None for why in verdicts]
     named = np.array(rows, np.int64)
+    middle = fits[named] & np.isin(named, list(table.claims))
+    fits[list(table.claims)] = False
     if not ask.parts:
         gains = np.where(table.rooms.shape == 0, 0.0, gains)
     found = scores(np.where(fits, np.append(gains, NEVER), NEVER)[named])
@@ -94,6 +97,7 @@ def scores_among(
     if amount > 1:
         best = named[found == MOST]
         found[np.isin(named, np.setdiff1d(best, _best_connected(best.tolist(), amount, table)))] = MOST - 1
+    found[middle] = MIDDLE
     answer: list[int] = found.tolist()
     return answer
 

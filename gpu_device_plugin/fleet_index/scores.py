@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.effort import TooLongError
-from gpu_device_plugin.core.cluster.scoring import connected, score_for, score_of_fit, wanted
-from gpu_device_plugin.fleet_index.table import column, picked
+from gpu_device_plugin.core.cluster.scoring import MIDDLE, connected, score_for, score_of_fit, wanted
+from gpu_device_plugin.fleet_index.table import apart, column, picked
 from gpu_device_plugin.fleet_index.verdicts import allowing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.effort import Effort
@@ -29,8 +29,24 @@ def scores(ask: Ask, table: NodeTable, node_policy: str, gpu_policy: str, effort
     if not ask.parts:
         return lambda rows, _left_over: [0] * len(rows)
     every = _Scores(ask, table, node_policy, gpu_policy, effort)
-    if not ask.wishes.choosy:
-        return every
+
+    def one(row: int) -> int:
+        return score_of_fit(ask, table.nodes[row], node_policy, gpu_policy)
+
+    some = _by_wishes(ask, table, effort, every, one) if ask.wishes.choosy else every
+    return apart(table, some, lambda _row: MIDDLE)
+
+
+def _by_wishes(ask: Ask, table: NodeTable, effort: Effort, every: Find[int], one: Callable[[int], int]) -> Find[int]:
+    """Return a function that scores rows for one pod whose annotations exclude GPUs.
+
+    Args:
+        ask: the pod's demand.
+        table: the rows.
+        effort: how many steps may be taken.
+        every: scores rows of which the pod may have any GPU.
+        one: scores a row of which it may have some.
+    """
     allowed = allowing(ask.wishes, table)
 
     def find(rows: Sequence[int], left_over: list[int]) -> list[int]:
@@ -44,7 +60,7 @@ def scores(ask: Ask, table: NodeTable, node_policy: str, gpu_policy: str, effort
                 left_over.append(row)
             else:
                 effort.spend(_STEPS_OF_A_ROW)
-                found[row] = score_of_fit(ask, table.nodes[row], node_policy, gpu_policy)
+                found[row] = one(row)
         found.update(zip(suited, every(suited, left_over), strict=True))
         return [found[row] for row in rows]
 

@@ -101,6 +101,8 @@ class NodeTable:
         self.group: list[int] = []
         """Code of the unused GPUs and their links."""
         self.groups: _Codes[tuple[Links, tuple[int, ...]], tuple[Links, tuple[int, ...]]] = _Codes()
+        self.claims: set[int] = set()
+        """The rows whose nodes serve claims: kube-scheduler allocates their GPUs."""
         self._codes: Sequence[Sized] = (self.fills, self.kinds, self.models, self.groups)
         self._vacant: list[int] = []
         self.rooms = Rooms()
@@ -145,6 +147,7 @@ class NodeTable:
     def _write(self, row: int, node: Candidate) -> None:
         numbers = node.summary
         self.nodes[row] = node
+        (self.claims.add if node.gpus.claims else self.claims.discard)(row)
         self.rooms.write(row, shape_of(node), left_on(node))
         self._spread(self.frees, row, numbers.frees)
         self._spread(self.shared, row, numbers.shared)
@@ -162,6 +165,19 @@ class NodeTable:
             columns.append([-1] * len(self.nodes))
         for at, column in enumerate(columns):
             column[row] = values[at] if at < len(values) else -1
+
+
+def apart(table: NodeTable, find: Find[V], answer: Callable[[int], V]) -> Find[V]:
+    """Return a function that asks `answer` about each row that serves claims, and `find` about all others."""
+
+    def both(rows: Sequence[int], left_over: list[int]) -> list[V]:
+        claims = table.claims
+        if not claims:
+            return find(rows, left_over)
+        found = iter(find([row for row in rows if row not in claims], left_over))
+        return [answer(row) if row in claims else next(found) for row in rows]
+
+    return both
 
 
 def column(columns: Sequence[list[int]], at: int, rows: Sequence[int]) -> Sequence[int]:

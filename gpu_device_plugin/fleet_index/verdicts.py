@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.effort import TooLongError
 from gpu_device_plugin.core.cluster.fitting import Packer, Packing, Unfit, allowed, free_and_idle, unfit, unfit_by_kind
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.fleet_index.table import column, picked
+from gpu_device_plugin.fleet_index.table import apart, column, picked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -54,7 +54,10 @@ def verdicts(ask: Ask, table: NodeTable, effort: Effort) -> Find[Unfit | None]:
             return found
         return [by_kind[kind] or why for kind, why in zip(picked(table.kind, rows), found, strict=True)]
 
-    return find
+    if any(demand.kind is Kind.MEMORY for demand in demands):
+        return find
+    # Where kube-scheduler allocates whole GPUs, the verdict depends on nothing but the pod's wishes.
+    return apart(table, find, lambda row: unfit(ask, table.nodes[row]))
 
 
 def _of_one(ask: Ask, demand: Demand, table: NodeTable) -> Find[Unfit | None]:

@@ -10,6 +10,7 @@ changes::
       - {model: H200, count: 2, memory: 141GiB, numa: 1}
       - {product: Some Card, memory: 7GiB, reserved: 100MiB, uuid: GPU-..., minor: 3, pci: "0000:3b:00.0"}
       - {model: H200, memory_limits: true}    # its driver can limit the memory of a cgroup
+      - {model: L4, architecture: null}       # its driver does not tell
     links:
       - {gpus: [0, 1], closeness: switch}
     events:
@@ -48,33 +49,34 @@ if TYPE_CHECKING:
     Reader: TypeAlias = Callable[[Any], Any]
     Readers: TypeAlias = Mapping[str, Reader]
 
-# Product, total MiB, MiB reserved by the driver, NVLinks to each other GPU of its kind; the first two as nvidia-smi
-# prints them with drivers from r510 on. The reserved size depends on the driver; these are the values of r550.
-MODELS: Mapping[str, tuple[str, int, int, int]] = {
-    "P4": ("Tesla P4", 7680, 89, 0),
-    "P40": ("Tesla P40", 24576, 130, 0),
-    "P100": ("Tesla P100-PCIE-16GB", 16384, 108, 0),
-    "V100": ("Tesla V100-SXM2-16GB", 16384, 232, 1),
-    "T4": ("Tesla T4", 15360, 449, 0),
-    "A2": ("NVIDIA A2", 15356, 440, 0),
-    "A10": ("NVIDIA A10", 23028, 512, 0),
-    "A10G": ("NVIDIA A10G", 23028, 512, 0),
-    "A16": ("NVIDIA A16", 15356, 440, 0),
-    "A30": ("NVIDIA A30", 24576, 508, 0),
-    "A40": ("NVIDIA A40", 46068, 666, 0),
-    "A6000": ("NVIDIA RTX A6000", 49140, 666, 0),
-    "A100": ("NVIDIA A100-SXM4-80GB", 81920, 618, 12),
-    "L4": ("NVIDIA L4", 23034, 469, 0),
-    "L40": ("NVIDIA L40", 46068, 594, 0),
-    "L40S": ("NVIDIA L40S", 46068, 594, 0),
-    "H100": ("NVIDIA H100 80GB HBM3", 81559, 572, 18),
-    "H200": ("NVIDIA H200", 143771, 615, 18),
-    "B200": ("NVIDIA B200", 183359, 719, 18),
-    "GB200": ("NVIDIA GB200", 189471, 719, 18),
-    "RTX3090": ("NVIDIA GeForce RTX 3090", 24576, 317, 0),
-    "RTX4090": ("NVIDIA GeForce RTX 4090", 24564, 402, 0),
-    "RTX5090": ("NVIDIA GeForce RTX 5090", 32607, 516, 0),
+# Product, total MiB, MiB reserved by the driver, NVLinks to each other GPU of its kind, architecture; the first two as
+# nvidia-smi prints them with drivers from r510 on. The reserved size depends on the driver; these are of r550.
+MODELS: Mapping[str, tuple[str, int, int, int, str]] = {
+    "P4": ("Tesla P4", 7680, 89, 0, "Pascal"),
+    "P40": ("Tesla P40", 24576, 130, 0, "Pascal"),
+    "P100": ("Tesla P100-PCIE-16GB", 16384, 108, 0, "Pascal"),
+    "V100": ("Tesla V100-SXM2-16GB", 16384, 232, 1, "Volta"),
+    "T4": ("Tesla T4", 15360, 449, 0, "Turing"),
+    "A2": ("NVIDIA A2", 15356, 440, 0, "Ampere"),
+    "A10": ("NVIDIA A10", 23028, 512, 0, "Ampere"),
+    "A10G": ("NVIDIA A10G", 23028, 512, 0, "Ampere"),
+    "A16": ("NVIDIA A16", 15356, 440, 0, "Ampere"),
+    "A30": ("NVIDIA A30", 24576, 508, 0, "Ampere"),
+    "A40": ("NVIDIA A40", 46068, 666, 0, "Ampere"),
+    "A6000": ("NVIDIA RTX A6000", 49140, 666, 0, "Ampere"),
+    "A100": ("NVIDIA A100-SXM4-80GB", 81920, 618, 12, "Ampere"),
+    "L4": ("NVIDIA L4", 23034, 469, 0, "Ada Lovelace"),
+    "L40": ("NVIDIA L40", 46068, 594, 0, "Ada Lovelace"),
+    "L40S": ("NVIDIA L40S", 46068, 594, 0, "Ada Lovelace"),
+    "H100": ("NVIDIA H100 80GB HBM3", 81559, 572, 18, "Hopper"),
+    "H200": ("NVIDIA H200", 143771, 615, 18, "Hopper"),
+    "B200": ("NVIDIA B200", 183359, 719, 18, "Blackwell"),
+    "GB200": ("NVIDIA GB200", 189471, 719, 18, "Blackwell"),
+    "RTX3090": ("NVIDIA GeForce RTX 3090", 24576, 317, 0, "Ampere"),
+    "RTX4090": ("NVIDIA GeForce RTX 4090", 24564, 402, 0, "Ada Lovelace"),
+    "RTX5090": ("NVIDIA GeForce RTX 5090", 32607, 516, 0, "Blackwell"),
 }
+_NO_MODEL = ("Fake GPU", 0, 0, 0, None)
 _DRIVER_VERSION = "580.65.06"
 _CGROUP = 2
 _MOST_GPUS = 128
@@ -236,7 +238,7 @@ def _short(where: _Where, text: str) -> Fields:
 
 
 def _gpu(model: str | None, fields: Fields, position: int, count: int) -> Fields:
-    product, memory, reserved, nvlinks = MODELS[model] if model is not None else ("Fake GPU", 0, 0, 0)
+    product, memory, reserved, nvlinks, architecture = _NO_MODEL if model is None else MODELS[model]
     domain, slot = divmod(position, 30)
     return {
         "uuid": _uuid(f"{model} {position}"),
@@ -251,6 +253,7 @@ def _gpu(model: str | None, fields: Fields, position: int, count: int) -> Fields
         "numa": position * 2 // count,
         "mig": False,
         "memory_limits": False,
+        "architecture": architecture,
         **_AFTER_RESET,
         "processes": 0,
         "limits": {},
@@ -384,6 +387,7 @@ _GPU: Readers = {
     "pci": forms.or_null(forms.text),
     "numa": forms.or_null(forms.whole),
     "memory_limits": forms.switch,
+    "architecture": forms.or_null(forms.text),
     **_STATE,
 }
 _any: Reader = lambda value: value  # noqa: E731 - checked once the GPUs are known

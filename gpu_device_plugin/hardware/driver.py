@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         numa_node: int | None
         mig: bool
         memory_limits: bool
+        architecture: str | None
 
     class LinkRecord(TypedDict):
         """The fields of `core.model.gpus.Link`."""

@@ -210,6 +210,7 @@ def _gpu_record(gpu: Fields) -> GpuRecord:
         "numa_node": gpu["numa"],
         "mig": gpu["mig"],
         "memory_limits": gpu["memory_limits"],
+        "architecture": gpu["architecture"],
     }
 
 

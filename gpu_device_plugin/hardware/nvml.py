@@ -46,6 +46,19 @@ _UNKNOWN = 999
 
 # nvmlGpuTopologyLevel_t -> core.model.gpus.Closeness
 _CLOSENESS = {0: 6, 10: 5, 20: 4, 30: 3, 40: 2, 50: 1}
+# nvmlDeviceArchitecture_t; the numbers in between are of other devices than GPUs.
+_ARCHITECTURES = {
+    2: "Kepler",
+    3: "Maxwell",
+    4: "Pascal",
+    5: "Volta",
+    6: "Turing",
+    7: "Ampere",
+    8: "Ada Lovelace",
+    9: "Hopper",
+    10: "Blackwell",
+    13: "Rubin",
+}
 _NVLINK = 7
 # Written as a number: pynvml's NVML_P2P_CAPS_INDEX_READ, its neighbour, is a tuple by mistake (13.615.71).
 _P2P_NVLINK = 2
@@ -189,6 +202,7 @@ class Nvml:
             "numa_node": None if pci is None else self._numa_node(pci),
             "mig": bool(self._mig(handle)),
             "memory_limits": self._has_limits(handle),
+            "architecture": _ARCHITECTURES.get(self._optional("nvmlDeviceGetArchitecture", handle)),
         }
 
     def _memory(self, handle: Any) -> tuple[Any, int]:

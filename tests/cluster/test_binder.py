@@ -255,3 +255,26 @@ async def test_a_look_that_shows_no_pod_proves_nothing(server: ApiServer, binder
     server.fail(Garbage(), verbs={"get"})
     with pytest.raises(InDoubtError, match="get pods default/a: not a pod"):
         await binder.bind(POD, "n", PROMISE)
+
+
+async def test_the_claim_that_kube_scheduler_made_of_the_limits_is_read_from_the_pod(
+    server: ApiServer, binder: Binder
+) -> None:
+    server.add(pod("a", uid="u"))
+    assert not await binder.made_claim("default", "a")
+    mappings = [
+        {"containerName": "main", "resourceName": "aliyun.com/gpu-count", "requestName": "container-0-request-0"}
+    ]
+    status = {"resourceClaimName": "a-extended-resources-zt4q9", "requestMappings": mappings}
+    server.patch("pods", "a", {"status": {"extendedResourceClaimStatus": status}}, subresource="status")
+    assert await binder.made_claim("default", "a") == "a-extended-resources-zt4q9"
+    with pytest.raises(ApiError):
+        await binder.made_claim("default", "b")
+
+
+@pytest.mark.parametrize("status", [{"extendedResourceClaimStatus": 7}, {"extendedResourceClaimStatus": {}}])
+async def test_a_pod_whose_status_cannot_be_read_has_no_claim(
+    server: ApiServer, binder: Binder, status: object
+) -> None:
+    server.add({**pod("a", uid="u"), "status": status})
+    assert not await binder.made_claim("default", "a")

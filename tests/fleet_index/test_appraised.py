@@ -12,7 +12,7 @@ from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.gpus import NO_LINKS, Closeness, Links
@@ -43,8 +43,9 @@ def node(
     whole: Sequence[int] = (),
     broken: Sequence[int] = (),
     links: Links = NO_LINKS,
+    claims: bool = False,
 ) -> Candidate:
-    """Return a node with shares in use by position, and GPUs in whole use."""
+    """Return a node with shares in use by position, and GPUs in whole use; or one that serves claims."""
     gpus = NodeGpus(
         tuple(
             ListedGpu(at, size, f"{name}-{at}", model, unhealthy="XID 79" if at in broken else "")
@@ -52,6 +53,8 @@ def node(
         ),
         share_mib=1024,
         links=links,
+        claims=claims,
+        problem=BY_CLAIMS if claims else "",
     )
     return candidate(name, gpus, [Usage(tuple((used or {}).items()), tuple(whole))], room, [requested])
 
@@ -75,23 +78,28 @@ def judging(nodes: Sequence[Candidate], mix: Mapping[PodKind, float] = MIX) -> J
 
 
 def expected(nodes: Sequence[Candidate], ask: Ask, amounts: Amounts, mix: Mapping[PodKind, float]) -> list[int]:
-    """Return the scores as their definition says: 10 for the best, and 0 to 9 in proportion for the others."""
+    """Return the scores as their definition says: 10 for the best, and 0 to 9 in proportion for the others.
+
+    A node on which kube-scheduler allocates the pod's GPUs has 5.
+    """
     appraiser = Appraiser(learned(nodes, mix))
     gains: list[float | None] = []
     for each in nodes:
-        fits = each.rooms and unfit(ask, each) is None
+        fits = each.rooms and not each.gpus.claims and unfit(ask, each) is None
         choices = [
             appraiser.choose(kind, shape_of(each), left_on(each)) if fits else None
             for kind in kinds_of(ask, amounts.cpu_milli, amounts.memory_mib)
         ]
         gains.append(None if None in choices else sum(choice.gain for choice in choices if choice is not None))
     there = [gain for gain in gains if gain is not None]
-    if not there:
-        return [0] * len(nodes)
-    best, worst = max(there), min(there)
+    best, worst = max(there, default=0), min(there, default=0)
     return [
-        0 if gain is None else 10 if gain >= best - 1e-9 else floor(9 * (gain - worst) / (best - worst) + 1e-12)
-        for gain in gains
+        (5 if each.gpus.claims and unfit(ask, each) is None else 0)
+        if gain is None
+        else 10
+        if gain >= best - 1e-9
+        else floor(9 * (gain - worst) / (best - worst) + 1e-12)
+        for each, gain in zip(nodes, gains, strict=True)
     ]
 
 
@@ -119,6 +127,7 @@ def nodes_of_a_cluster(draw: st.DrawFn) -> list[Candidate]:
                 requested=Amounts(draw(st.integers(0, 33)) * 1000, draw(st.integers(0, 140)) * 1024),
                 whole=[at for at in used if not used[at] and draw(st.booleans())],
                 broken=[at for at in used if draw(st.integers(0, 5)) == 0],
+                claims=draw(st.integers(0, 3)) == 0,
             )
         )
     return found
@@ -289,3 +298,14 @@ def test_a_pod_without_gpus_belongs_on_a_node_without_gpus() -> None:
 def test_a_pod_without_gpus_has_no_score_before_something_is_learned() -> None:
     judge = Judge(Cluster([node("a"), node("b")]))
     assert scores(judge, Ask(), "a b", Amounts(4000)) == [0, 0]
+
+
+def test_nodes_that_serve_claims_are_in_the_middle_and_change_no_other_score() -> None:
+    """Shares fit there not at all. Nothing is learned for their GPUs, which no limit can ask for."""
+    nodes = [node("a", {0: 8}), node("b"), node("c", {0: 4, 1: 4})]
+    served = node("served", sizes=(80,), models=("H100",), claims=True)
+    alone, judge = judging(nodes), judging([*nodes, served])
+    for ask, there in ((asking(gpus=1), 5), (asking(4), 0), (Ask(), 5)):
+        assert scores(judge, ask, "a b c served") == [*scores(alone, ask, "a b c"), there]
+    assert judge.shapes() == alone.shapes()
+    assert not outdated(judge)

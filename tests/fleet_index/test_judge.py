@@ -15,7 +15,7 @@ from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.scoring import score
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, by_division
+from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus, by_division
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.core.model.gpus import Closeness, Links
 from gpu_device_plugin.core.model.placing import Demand
@@ -126,6 +126,8 @@ def gpus(draw: st.DrawFn) -> NodeGpus:
 def candidates(draw: st.DrawFn, names: st.SearchStrategy[str]) -> Candidate:
     problem = draw(st.sampled_from(("", "", "", "its annotation cannot be read")))
     there = replace(draw(gpus()), policy=draw(maybe), problem=problem)
+    if draw(st.sampled_from((False, False, False, True))):
+        there = replace(there, claims=True, problem=BY_CLAIMS)
     return candidate(draw(names), there, draw(st.lists(usages, max_size=4)))
 
 
@@ -159,9 +161,9 @@ def like_nodes() -> list[Candidate]:
     ]
     known += [by_division(8 * number, number) for number in (1, 2, 3)]
     return [
-        candidate(f"node-{number}", replace(gpus, policy=policy, problem=problem), usages)
+        candidate(f"node-{number}", replace(gpus, policy=policy, problem=problem, claims=problem == BY_CLAIMS), usages)
         for number, (gpus, usages, policy, problem) in enumerate(
-            product(known, used, (None, "spread"), ("", "its annotation cannot be read"))
+            product(known, used, (None, "spread"), ("", "its annotation cannot be read", BY_CLAIMS))
         )
     ]
 
@@ -198,6 +200,9 @@ def whole(gpus: int) -> tuple[Part, ...]:
         Ask(whole(2)),
         Ask(whole(2), Wishes(node_policy="spread")),
         Ask(whole(2), Wishes(use_models=("a",))),
+        Ask(whole(1), Wishes(avoid_uuids=("u1",))),
+        Ask((*whole(1), *whole(2))),
+        Ask((*whole(1), *whole(1)), Wishes(use_models=("a",))),
         Ask(whole(3)),
         Ask((*whole(1), *memory(6))),
         Ask(),

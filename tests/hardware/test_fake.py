@@ -69,6 +69,27 @@ def test_every_model_has_more_memory_than_its_driver_keeps(model: str) -> None:
     assert 0 < gpu["reserved_mib"] < 1024 < gpu["total_mib"]
 
 
+def test_models_are_of_the_generation_that_nvidia_names_and_any_other_gpu_of_none(tmp_path: Path) -> None:
+    known = {
+        "Pascal": "P4 P40 P100",
+        "Volta": "V100",
+        "Turing": "T4",
+        "Ampere": "A2 A10 A10G A16 A30 A40 A6000 A100 RTX3090",
+        "Ada Lovelace": "L4 L40 L40S RTX4090",
+        "Hopper": "H100 H200",
+        "Blackwell": "B200 GB200 RTX5090",
+    }
+    by_model = {model: name for name, models in known.items() for model in models.split()}
+    assert by_model.keys() == MODELS.keys()
+    for model, name in by_model.items():
+        assert [gpu["architecture"] for gpu in opened(f"fake:1x{model}").inventory()["gpus"]] == [name]
+    gpus = [{"memory": "7GiB"}, {"model": "T4", "architecture": None}]
+    assert [gpu["architecture"] for gpu in opened(written(tmp_path, {"gpus": gpus})).inventory()["gpus"]] == [
+        None,
+        None,
+    ]
+
+
 def test_gpus_are_connected_as_their_models_usually_are_or_as_described(tmp_path: Path) -> None:
     def closeness(source: str) -> dict[tuple[int, int], tuple[Closeness, int]]:
         inventory = opened(source).inventory()
@@ -108,7 +129,7 @@ cgroup: 1
 gpus:
   - 1xT4
   - {product: Some Card, memory: 7GiB, reserved: 100MiB, uuid: GPU-x, index: 5, minor: 3, pci: "0000:3b:00.0", numa: 1,
-     mig: true, memory_limits: true}
+     mig: true, memory_limits: true, architecture: Some Generation}
 """,
         "gpus.yaml",
     )
@@ -126,6 +147,7 @@ gpus:
         "numa_node": 1,
         "mig": True,
         "memory_limits": True,
+        "architecture": "Some Generation",
     }
 
 

@@ -171,6 +171,16 @@ def test_a_gpu_whose_shares_would_not_fit_into_memory_is_malformed(total_mib: in
         read(json.dumps({"answer": {"inventory": inventory, "probes": []}}).encode())
 
 
+@pytest.mark.parametrize(
+    ("told", "known"), [({"architecture": "Hopper"}, "Hopper"), ({"architecture": None}, None), ({}, None)]
+)
+def test_an_architecture_that_the_driver_does_not_tell_is_unknown(told: dict[str, Any], known: str | None) -> None:
+    answer = read(json.dumps({"answer": {"inventory": {**LISTING, "gpus": [{**GPU, **told}]}, "probes": []}}).encode())
+    assert isinstance(answer, Answer)
+    assert answer.inventory is not None
+    assert [gpu.architecture for gpu in answer.inventory.gpus] == [known]
+
+
 def test_a_line_without_an_end_is_malformed() -> None:
     stream = Stream()
     assert list(stream.messages(b"x" * MOST_BYTES)) == []

@@ -51,6 +51,7 @@ async def test_the_view_shows_every_gpu_and_how_they_are_connected(watching: Wat
     t4, one, other = view.inventory.gpus
     assert (t4.product, t4.total_mib, t4.index, t4.numa_node) == ("Tesla T4", 15360, 0, 0)
     assert (one.product, one.total_mib) == ("NVIDIA H200", 141 * 1024)
+    assert (t4.architecture, one.architecture) == ("Turing", "Hopper")
     closeness = {frozenset((link.a, link.b)): link.closeness for link in view.inventory.links}
     assert closeness[frozenset((one.uuid, other.uuid))] is Closeness.NVLINK
     assert healthy(view) == [True, True, True]

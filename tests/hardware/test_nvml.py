@@ -50,6 +50,7 @@ class Library:
         self.supported_events = XID | DOUBLE_BIT | RECOVERY | 0x1 | 0x4
         self.registered: dict[str, int] = {}
         self.rows = (0, 0, 0, 0)
+        self.architecture = pynvml.NVML_DEVICE_ARCH_AMPERE
         self.action = SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=0))
         self.switched = False
         self._memory = {uuid: ctypes.create_string_buffer(1) for uuid in (*self.uuids, "GPU-strange")}
@@ -95,6 +96,7 @@ class Library:
     nvmlDeviceGetMinorNumber = _answering(
         "nvmlDeviceGetMinorNumber", lambda library, uuid: 7 - library.uuids.index(uuid)
     )
+    nvmlDeviceGetArchitecture = _answering("nvmlDeviceGetArchitecture", lambda library, _: library.architecture)
     nvmlDeviceGetPciInfo = _answering(
         "nvmlDeviceGetPciInfo",
         lambda library, uuid: SimpleNamespace(domain=0, bus=0x3B + library.uuids.index(uuid), device=0),
@@ -197,6 +199,7 @@ def test_everything_the_driver_tells_is_taken(library: Library, tmp_path: Path) 
         "numa_node": 0,
         "mig": False,
         "memory_limits": False,
+        "architecture": "Ampere",
     }
     assert (second["numa_node"], third["numa_node"]) == (1, None)  # -1: the kernel does not know
     assert third["mig"]
@@ -204,9 +207,30 @@ def test_everything_the_driver_tells_is_taken(library: Library, tmp_path: Path) 
     assert (inventory["left_out"], inventory["troubles"]) == (0, [])
 
 
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [
+        (pynvml.NVML_DEVICE_ARCH_PASCAL, "Pascal"),
+        (pynvml.NVML_DEVICE_ARCH_VOLTA, "Volta"),
+        (pynvml.NVML_DEVICE_ARCH_TURING, "Turing"),
+        (pynvml.NVML_DEVICE_ARCH_AMPERE, "Ampere"),
+        (pynvml.NVML_DEVICE_ARCH_ADA, "Ada Lovelace"),
+        (pynvml.NVML_DEVICE_ARCH_HOPPER, "Hopper"),
+        (pynvml.NVML_DEVICE_ARCH_BLACKWELL, "Blackwell"),
+        (pynvml.NVML_DEVICE_ARCH_RUBIN, "Rubin"),
+        (pynvml.NVML_DEVICE_ARCH_UNKNOWN, None),
+        (14, None),  # of a driver that is newer than this table
+    ],
+)
+def test_an_architecture_has_the_name_that_nvidia_gives_it(library: Library, number: int, name: str | None) -> None:
+    library.architecture = number
+    assert {gpu["architecture"] for gpu in Nvml(library, "/nowhere").inventory()["gpus"]} == {name}
+
+
 OPTIONAL = {
     "nvmlDeviceGetName": "product",
     "nvmlDeviceGetMinorNumber": "minor",
+    "nvmlDeviceGetArchitecture": "architecture",
     "nvmlDeviceGetPciInfo": "pci_bus_id",
     "nvmlDeviceGetMigMode": "mig",
     "nvmlDeviceGetMemoryInfo_v2": "reserved_mib",

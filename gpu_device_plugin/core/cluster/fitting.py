@@ -29,6 +29,11 @@ _MOST_STEPS = 1000
 eight GPUs that are all different take a few dozen; a step takes some microseconds."""
 
 TOGETHER = "its GPUs have no room for all containers of the pod together"
+_NONE_ALLOWED = "the pod's annotations allow none of its GPUs"
+_NOT_ALL = (
+    "kube-scheduler gives out its GPUs by ResourceClaims (DRA) and may choose any, and the pod's annotations do not "
+    "allow all of them"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,7 @@ class Fit:
     """A pod's place on a node."""
 
     placements: tuple[Placement, ...]
-    """One for each part of its demand, in their order."""
+    """One for each part of its demand, in their order; none where kube-scheduler chooses the GPUs (`by_claims`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,8 @@ def unfit(ask: Ask, node: Candidate, pack: Pack | None = None) -> Unfit | None:
         node: the node with its free room.
         pack: used in place of a `Packer`.
     """
+    if by_claims(ask, node):
+        return _unfit_by_claims(ask, node)
     if len(ask.parts) == 1 and not ask.wishes.choosy:
         # The path of nearly every pod, for every node.
         return unfit_by_kind(ask, node) or _too_large(ask.parts[0].demand, node, node.summary)
@@ -92,6 +99,8 @@ def fit(ask: Ask, node: Candidate, policy: str, ranks: Ranks | None = None) -> F
     """
     if not ask.parts:
         return Fit(())
+    if by_claims(ask, node):
+        return _unfit_by_claims(ask, node) or Fit(())
     rooms = allowed(ask, node)
     found = _packed(ask, node, rooms)
     if isinstance(found, Unfit):
@@ -101,6 +110,27 @@ def fit(ask: Ask, node: Candidate, policy: str, ranks: Ranks | None = None) -> F
     rank_of = ranks if ranks is not None and chosen == FIT else lambda _demand: POLICIES[chosen]
     placements = _preferred(demands, rooms, rank_of, node.gpus.links.connection) or _as_packed(demands, rooms, found)
     return Fit(tuple(placements[n] for n in range(len(demands))))
+
+
+def by_claims(ask: Ask, node: Candidate) -> bool:
+    """Return whether kube-scheduler itself allocates a pod's GPUs on a node, by a claim that it makes of the limits.
+
+    It does so for whole GPUs alone: a DeviceClass can stand for a number of devices, not for parts of them.
+    """
+    if not node.gpus.claims or node.gpus.away:
+        return False
+    return bool(ask.parts) and all(part.demand.kind is Kind.COUNT for part in ask.parts)
+
+
+def _unfit_by_claims(ask: Ask, node: Candidate) -> Unfit | None:
+    """Return why a pod may not get GPUs of a node from kube-scheduler, which knows nothing of the pod's annotations.
+
+    Whether enough GPUs are free is for kube-scheduler to say: it alone knows which are allocated.
+    """
+    rooms = allowed(ask, node)
+    if len(rooms) == len(node.rooms):
+        return None
+    return Unfit(_NOT_ALL if rooms else _NONE_ALLOWED, unresolvable=True)
 
 
 def gpu_policy_of(ask: Ask, node: Candidate, policy: str) -> str:
@@ -166,7 +196,7 @@ def _among(node: Candidate, rooms: Sequence[Room]) -> str:
 def _alone(ask: Ask, node: Candidate, rooms: Sequence[Room]) -> Unfit | None:
     """Return why some part of a pod does not fit even alone into the allowed rooms, None if each part does."""
     if not rooms:
-        return Unfit("the pod's annotations allow none of its GPUs", unresolvable=True)
+        return Unfit(_NONE_ALLOWED, unresolvable=True)
     numbers = node.summary if len(rooms) == len(node.rooms) else summary(rooms)
     answers = [why for part in ask.parts if (why := _too_large(part.demand, node, numbers)) is not None]
     first = min(answers, key=lambda why: not why.unresolvable, default=None)

@@ -8,7 +8,7 @@ from math import comb
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.candidate import summary
-from gpu_device_plugin.core.cluster.fitting import allowed, gpu_policy_of, unfit
+from gpu_device_plugin.core.cluster.fitting import allowed, by_claims, gpu_policy_of, unfit
 from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.core.model.resources import Kind
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MOST = 10
 """The highest score that kube-scheduler expects of an extender."""
+MIDDLE = MOST // 2
+"""The score of a node on which kube-scheduler allocates the pod's GPUs: we do not know how full it is."""
 
 _FULLNESS = 6
 """The part of the `binpack` score that measures how full the node gets; the rest measures what the pod spoils."""
@@ -85,6 +87,8 @@ def score_of_fit(ask: Ask, node: Candidate, node_policy: str, gpu_policy: str) -
     whose memory comes from GPUs that are already in shared use, and whose whole GPUs are well connected; so does `fit`
     before anything is learned. Each part of a pod is scored as if it were alone, so that no placement is necessary.
     """
+    if by_claims(ask, node):
+        return MIDDLE
     numbers, wish = node.summary, wanted(ask)
     if not numbers.total or not wish.spoilable:
         return 0

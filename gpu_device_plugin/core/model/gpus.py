@@ -56,6 +56,8 @@ class Gpu:
     """In MIG mode: shown to people, not shared."""
     memory_limits: bool = False
     """Its driver can limit the GPU memory of a cgroup's processes (NVML's nvmlDeviceGetMemoryLimits_v1)."""
+    architecture: str | None = None
+    """NVIDIA's name of its generation, for example ``Ada Lovelace``. None: the driver does not tell, or is too new."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ _WORDS = {
     Obstacle.FULL: "too little free",
 }
 
+_BY_KUBE_SCHEDULER = "kube-scheduler gives out its GPUs, by a ResourceClaim (DRA)"
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -216,7 +218,8 @@ def headline(answer: NodeAnswer) -> str:
     if isinstance(answer.found, Unfit):
         return "; ".join((*answer.kept.excluded, answer.found.sentence))
     why = (*answer.kept.excluded, *answer.kept.besides)
-    return "its GPUs have room" + (f", but {'; '.join(why)}" if why else "")
+    there = _BY_KUBE_SCHEDULER if answer.node.candidate.gpus.claims else "its GPUs have room"
+    return there + (f", but {'; '.join(why)}" if why else "")
 
 
 def _block(ask: Ask, answer: NodeAnswer) -> Iterator[str]:

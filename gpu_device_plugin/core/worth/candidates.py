@@ -20,9 +20,9 @@ UNKNOWN = Amounts(1 << 18, 1 << 22)
 
 
 def shape_of(node: Candidate) -> Shape:
-    """Return the shape of a node."""
+    """Return the shape of a node; one that serves claims has no GPUs for limits of pods."""
     allocatable = node.allocatable or UNKNOWN
-    gpus = node.gpus.gpus
+    gpus = () if node.gpus.claims else node.gpus.gpus
     return Shape(
         tuple([gpu.shares for gpu in gpus]),
         tuple([gpu.model for gpu in gpus]),
@@ -34,7 +34,8 @@ def shape_of(node: Candidate) -> Shape:
 def left_on(node: Candidate) -> Left:
     """Return the room of a node. A GPU in whole use has no free share, and one out of service is closed."""
     left = node.left or UNKNOWN
-    return Left(tuple([_free(room) for room in node.rooms]), left.cpu_milli, left.memory_mib)
+    rooms = () if node.gpus.claims else node.rooms
+    return Left(tuple([_free(room) for room in rooms]), left.cpu_milli, left.memory_mib)
 
 
 def _free(room: Room) -> int:

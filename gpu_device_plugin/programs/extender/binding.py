@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 from gpu_device_plugin.cluster.binder import BindError
 from gpu_device_plugin.cluster.errors import ApiError, NotFoundError
 from gpu_device_plugin.core.cluster.asking import Impossible, ask
-from gpu_device_plugin.core.cluster.fitting import Unfit, fit
+from gpu_device_plugin.core.cluster.fitting import Unfit, by_claims, fit
 from gpu_device_plugin.core.cluster.promising import promise
 from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX, INIT_ALLOCATION
 
@@ -40,6 +40,11 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _VOID: Mapping[str, str] = MappingProxyType({IDX: "0", ALLOCATION: "{}", INIT_ALLOCATION: "{}"})
 """Annotations without a promise. `IDX` is ignored where the others cover every container, as a promise does."""
 
+_NO_CLAIM = (
+    "its GPUs are given to ResourceClaims (DRA), and kube-scheduler has made no claim of the pod's limits; "
+    "kube-scheduler chooses a node again"
+)
+
 
 class Cluster(Protocol):
     """The API server's operations that binding needs."""
@@ -49,6 +54,12 @@ class Cluster(Protocol):
 
     async def read(self, namespace: str, name: str) -> Pod:
         """Return the current state of a pod. Raises ApiError."""
+
+    async def made_claim(self, namespace: str, name: str) -> str:
+        """Return the name of the claim that kube-scheduler has made of a pod's limits, or an empty text.
+
+        Raises ApiError.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +166,19 @@ class Binding:
         elif doubt is not None:
             # The same request is sent again: of two identical bindings it does not matter which is made.
             return await self._claimed(pod, ref, node, doubt.promised)
-        found = self._promise(pod, node)
+        return await self._chosen(pod, ref, node)
+
+    async def _chosen(self, pod: Pod, ref: PodRef, node: str) -> str:
+        """Choose the GPUs of a pod, unless kube-scheduler has, and bind it."""
+        asked = ask(pod, self._resources)
+        if isinstance(asked, Impossible):
+            return asked.sentence
+        there = self._fleet.candidates.get(node)
+        if there is None:
+            return f"node {node} is not known to the GPU scheduler"
+        if by_claims(asked, there):
+            return await self._without_promise(asked, ref, there, pod.amounts)
+        found = self._promise(asked, pod, there)
         if isinstance(found, str):
             return found
         promised, wait_s = found
@@ -165,8 +188,9 @@ class Binding:
         """Return why the pod cannot be bound, an empty text if it is bound to `node` already, None if it can be."""
         if pod.uid != ref.uid:
             return f"pod {ref} was deleted, and another pod now has its name"
-        entry = self._fleet.entries.get(pod.uid)
-        if pod.node_name == node and entry is not None and not entry.usage.unplaced:
+        entry, there = self._fleet.entries.get(pod.uid), self._fleet.candidates.get(node)
+        promised = entry is not None and not entry.usage.unplaced
+        if pod.node_name == node and (promised or (there is not None and there.gpus.claims)):
             return ""  # the answer to an earlier call was lost
         if pod.node_name:
             return f"pod {ref} is already bound to node {pod.node_name}"
@@ -174,21 +198,27 @@ class Binding:
             return f"pod {ref} is being deleted"
         return None
 
-    def _promise(self, pod: Pod, node: str) -> tuple[Mapping[str, str], float] | str:
+    async def _without_promise(self, asked: Ask, ref: PodRef, there: Candidate, amounts: Amounts) -> str:
+        """Bind a pod whose GPUs kube-scheduler itself has allocated: we give out nothing, and count nothing."""
+        if isinstance(found := self._fit(asked, there, amounts), Unfit):
+            return f"node {there.name}: {found.sentence}"
+        claim = await self._cluster.made_claim(ref.namespace, ref.name)
+        if not claim:
+            # The node has begun to serve claims since kube-scheduler looked at it. Its kubelet would reject the pod.
+            return f"node {there.name}: {_NO_CLAIM}"
+        await self._cluster.bind(ref, there.name, {})
+        _log.info("bound", extra={"pod": str(ref), "node": there.name, "claim": claim})
+        return ""
+
+    def _promise(self, asked: Ask, pod: Pod, there: Candidate) -> tuple[Mapping[str, str], float] | str:
         """Return the promise for a pod, and in how many seconds its GPUs are available; or why the pod does not fit."""
-        asked = ask(pod, self._resources)
-        if isinstance(asked, Impossible):
-            return asked.sentence
-        there: Candidate | None = self._fleet.candidates.get(node)
-        if there is None:
-            return f"node {node} is not known to the GPU scheduler"
         found, wait_s = self._fit(asked, there, pod.amounts), 0.0
-        if (settling := self._fleet.settling(node)) is not None:
+        if (settling := self._fleet.settling(there.name)) is not None:
             rest, opens = settling
             at_once = self._fit(asked, rest, pod.amounts)
             found, wait_s = (found, opens - self._clock()) if isinstance(at_once, Unfit) else (at_once, 0.0)
         if isinstance(found, Unfit):
-            return f"node {node}: {found.sentence}"
+            return f"node {there.name}: {found.sentence}"
         promised = promise(asked, found, there.gpus, self._wall_ns())
         # A binding can overwrite an annotation but not remove one. An annotation by the pod's owner would stand beside
         # the promise and, if malformed, make the promise unreadable.

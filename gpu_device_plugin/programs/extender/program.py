@@ -373,7 +373,8 @@ class Extender:
 
     def state(self) -> m.ExtenderState:
         """Return the state that the metrics export."""
-        nodes = tuple(self.fleet.candidates.values())
+        # Of GPUs that kube-scheduler allocates we do not know which are in use.
+        nodes = tuple([node for node in self.fleet.candidates.values() if not node.gpus.claims])
         with_gpus, memory_bytes, taken_bytes = sums(nodes)
         return m.ExtenderState(
             leader=self.readiness.leading,

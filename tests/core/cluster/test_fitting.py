@@ -10,7 +10,7 @@ from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, Packer, Packing, Unfit, fit, groups, unfit
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, by_division, read_node_gpus
+from gpu_device_plugin.core.contract.nodegpus import AWAY, BY_CLAIMS, ListedGpu, NodeGpus, by_division, read_node_gpus
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.core.model.gpus import Closeness, Links
 from gpu_device_plugin.core.model.placing import Demand
@@ -519,3 +519,54 @@ def test_what_is_placed_all_the_same_is_not_on_gpus_that_cannot_be_had(policy: s
     assert isinstance(found, Fit)
     assert found.placements[-1].shares == ((7, 2),)
     assert {at for placement in found.placements for at in placement.positions} == set(range(2, 8))
+
+
+# --- where kube-scheduler allocates
+
+
+def by_claims(*models: str, away: bool = False) -> Candidate:
+    """A node that serves claims, with GPUs of these models called GPU-0, GPU-1 and so on."""
+    gpus = tuple(ListedGpu(n, 8, f"GPU-{n}", model) for n, model in enumerate(models))
+    return candidate("n", NodeGpus(gpus, 1024, claims=True, away=away, problem=AWAY if away else BY_CLAIMS), ())
+
+
+@pytest.mark.parametrize("demands", [(whole(1),), (whole(1), whole(1)), (whole(3),)])
+@pytest.mark.parametrize("models", [(), ("T4",), ("T4", "A10")])
+def test_whole_gpus_of_a_node_that_serves_claims_are_for_kube_scheduler_to_allocate(
+    demands: tuple[Demand, ...], models: tuple[str, ...]
+) -> None:
+    """Also where fewer GPUs are listed: which are free, and whether there are enough, kube-scheduler has found out."""
+    assert fit(asking(*demands), by_claims(*models), "binpack") == Fit(())
+    assert unfit(asking(*demands), by_claims(*models)) is None
+
+
+@pytest.mark.parametrize("demands", [(mem(1),), (mem(1), whole(1)), (mem(2, 2),)])
+def test_shares_of_a_node_that_serves_claims_are_not_given_out_by_limits(demands: tuple[Demand, ...]) -> None:
+    assert why(asking(*demands), by_claims("T4", "T4")) == Unfit(BY_CLAIMS, unresolvable=True)
+
+
+def test_no_pod_goes_to_a_node_that_serves_claims_while_its_agent_is_away() -> None:
+    assert why(asking(whole(1)), by_claims("T4", away=True)) == Unfit(AWAY, unresolvable=True)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "sentence"),
+    [
+        (
+            Wishes(use_models=("T4",)),
+            "kube-scheduler gives out its GPUs by ResourceClaims (DRA) and may choose any, and ",
+        ),
+        (Wishes(avoid_uuids=("GPU-1",)), "kube-scheduler gives out its GPUs by ResourceClaims (DRA) and may choose "),
+        (Wishes(use_models=("H100",)), "the pod's annotations allow none of its GPUs"),
+    ],
+)
+def test_wishes_that_kube_scheduler_would_not_keep_exclude_a_node_that_serves_claims(
+    wishes: Wishes, sentence: str
+) -> None:
+    found = why(asking(whole(1), wishes=wishes), by_claims("T4", "A10"))
+    assert found.sentence.startswith(sentence)
+    assert found.unresolvable
+
+
+def test_wishes_that_every_gpu_of_a_node_meets_are_kept_by_any_choice() -> None:
+    assert unfit(asking(whole(1), wishes=Wishes(use_models=("T4",))), by_claims("T4", "T4")) is None

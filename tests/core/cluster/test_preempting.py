@@ -16,7 +16,7 @@ from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.preempting import Preemptor, choose, choose_on_each
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
@@ -552,3 +552,14 @@ def by_gpus(
         if asked and taken([pod for pod in staying if pod.uid in evicted]) < lacking:
             return False
     return True
+
+
+def test_where_kube_scheduler_allocates_its_victims_stay_as_they_are() -> None:
+    """It knows which claims give back what; one of the victims is a pod that we know nothing of."""
+    gpus = tuple(ListedGpu(n, 8, f"GPU-{n}") for n in range(2))
+    there = candidate("node-a", NodeGpus(gpus, 1024, claims=True, problem=BY_CLAIMS), ())
+    occupants = [Occupant("known", Usage(unplaced_gpus=1)), Occupant("other", Usage(unplaced_gpus=1))]
+    proposed = frozenset({"known", "unknown"})
+    assert choose(Preemptor(whole(1), IMPORTANT), there, occupants, proposed) == proposed
+    assert choose(Preemptor(whole(1), IMPORTANT), there, occupants, frozenset()) is None
+    assert choose(Preemptor(memory(1), IMPORTANT), there, occupants, proposed) is None

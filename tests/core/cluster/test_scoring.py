@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, fit
-from gpu_device_plugin.core.cluster.scoring import connected, score
+from gpu_device_plugin.core.cluster.scoring import MIDDLE, connected, score
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.gpus import Closeness, Links
 from gpu_device_plugin.core.model.placing import Demand
@@ -278,3 +278,14 @@ def test_of_two_empty_nodes_the_one_with_nvlink_is_liked_better_for_whole_gpus(g
     points = [score(asking(whole(gpus)), there, "binpack", "binpack") for there in by_level]
     assert points == sorted(points)
     assert points[Closeness.NVLINK] > points[Closeness.SWITCH]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("sizes", [(), (8,), (8, 8)])
+def test_a_node_on_which_kube_scheduler_allocates_is_in_the_middle(policy: str, sizes: tuple[int, ...]) -> None:
+    """How full it is, we do not know."""
+    gpus = tuple(ListedGpu(n, size, f"GPU-{n}") for n, size in enumerate(sizes))
+    there = candidate("n", NodeGpus(gpus, 1024, claims=True, problem=BY_CLAIMS), ())
+    assert score(asking(whole(1)), there, policy, "binpack") == MIDDLE == 5
+    assert score(asking(mem(1)), there, policy, "binpack") == 0
+    assert score(Ask(), there, policy, "binpack") == 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.asking import Ask, Part
+from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
@@ -311,3 +313,17 @@ def test_in_a_very_small_terminal_the_nearest_node_is_told_all_the_same() -> Non
     assert "  Besides, it is odd." in lines
     assert lines[-1] == "2 more nodes: --all-nodes shows each, GPU by GPU."
     assert briefly(wanting(mem(8)), *nodes[:2], height=3)[-1] == "1 more node: --all-nodes shows each, GPU by GPU."
+
+
+def test_where_kube_scheduler_allocates_no_room_is_promised_and_no_gpu_chosen() -> None:
+    """Node a serves claims, node b limits."""
+    a, b = node_view("a", (8,)), node_view("b", (8,))
+    gpus = replace(a.candidate.gpus, claims=True, problem=BY_CLAIMS)
+    a = replace(a, candidate=replace(a.candidate, gpus=gpus))
+    lines = told(wanting(whole(1)), a, b, a=("it is cordoned",))
+    assert [line for line in lines if line[:3] in {"a: ", "b: "}] == [
+        "b: its GPUs have room",
+        "a: kube-scheduler gives out its GPUs, by a ResourceClaim (DRA), but it is cordoned",
+    ]
+    assert "".join(lines).count("would be chosen") == 1
+    assert f"a: {BY_CLAIMS}" in told(wanting(mem(4)), a, b)

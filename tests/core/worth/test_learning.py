@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -261,6 +262,12 @@ def test_a_node_has_the_shape_that_it_would_have_empty() -> None:
 def test_a_node_that_does_not_say_has_more_than_enough() -> None:
     node = candidate("n", gpus(16), [])
     assert (shape_of(node).cpu_milli, left_on(node).memory_mib) == (UNKNOWN.cpu_milli, UNKNOWN.memory_mib)
+
+
+def test_a_node_that_serves_claims_has_no_gpu_for_limits() -> None:
+    node = candidate("n", replace(gpus(16, 16), claims=True), [], Amounts(32_000, 131_072))
+    assert shape_of(node) == Shape((), (), 32_256, 131_072)
+    assert left_on(node) == Left((), 32_000, 131_072)
 
 
 @pytest.mark.parametrize(

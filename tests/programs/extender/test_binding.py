@@ -12,8 +12,8 @@ import pytest
 
 from gpu_device_plugin.cluster.binder import BindError, InDoubtError, PodRef
 from gpu_device_plugin.cluster.errors import Call, NotFoundError, UnavailableError
-from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX, USE_UUID
+from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.programs.extender.binding import LATEST_COMMIT_S, Binding
@@ -50,6 +50,8 @@ class Api:
     holds: asyncio.Event | None = None
     down: bool = False
     reads: int = 0
+    claims: dict[str, str] = field(default_factory=dict)
+    """The claims that kube-scheduler has made, by pod."""
 
     async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
         if self.holds is not None:
@@ -68,6 +70,11 @@ class Api:
         if name not in self.pods:
             raise NotFoundError(call, "404 NotFound")
         return self.pods[name]
+
+    async def made_claim(self, namespace: str, name: str) -> str:
+        if self.down:
+            raise UnavailableError(Call("get", "pods", "", namespace, name), "no answer in time")
+        return self.claims.get(name, "")
 
 
 @dataclass
@@ -433,3 +440,68 @@ async def test_a_pod_that_waited_for_too_long_gives_its_gpu_back() -> None:
     d.timeout_s = 0.05
     assert "within 0.05 s" in await d.bind(d.pending(wanting("p", mem=8)))
     assert (d.free(), d.api.bound, d.binding.doubts) == ([8], [], 0)
+
+
+# --- Nodes that serve claims ------------------------------------------------------------------------------------------
+
+
+def serving_claims(*sizes: int) -> Desk:
+    """A cluster of one node "a" whose GPUs kube-scheduler allocates."""
+    d = desk(*sizes)
+    d.fleet.put_node("a", replace(d.fleet.candidates["a"].gpus, claims=True, problem=BY_CLAIMS))
+    return d
+
+
+async def test_where_kube_scheduler_has_allocated_a_pod_is_bound_without_promise_and_claims_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    d = serving_claims(8, 8)
+    d.api.claims = {"p": "p-extended-resources-x7"}
+    pod = d.pending(wanting("p", count=1))
+    assert await d.bind(pod) == ""
+    assert d.api.bound == [("p", "a", {})]
+    assert (dict(d.fleet.entries), d.free()) == ({}, [8, 8])
+    (line,) = [record for record in caplog.records if record.message == "bound"]
+    assert line.__dict__["claim"] == "p-extended-resources-x7"
+    d.fleet.put_pod(wanting("p", count=1, node="a"))  # the watch shows it
+    assert d.free() == [8, 8]
+    assert await d.bind(pod) == ""  # kube-scheduler got no answer
+    assert len(d.api.bound) == 1
+
+
+async def test_a_pod_without_a_claim_is_not_bound_to_a_node_that_serves_claims() -> None:
+    """The node has changed over since kube-scheduler counted its GPUs: its kubelet would reject the pod for good."""
+    d = serving_claims(8)
+    assert await d.bind(d.pending(wanting("p", count=1))) == (
+        "node a: its GPUs are given to ResourceClaims (DRA), and kube-scheduler has made no claim of the pod's limits; "
+        "kube-scheduler chooses a node again"
+    )
+    assert (d.api.bound, d.free()) == ([], [8])
+
+
+async def test_shares_of_a_node_that_serves_claims_are_promised_to_no_pod() -> None:
+    d = serving_claims(8)
+    d.api.claims = {"p": "x"}
+    assert await d.bind(d.pending(wanting("p", mem=1))) == f"node a: {BY_CLAIMS}"
+    assert d.api.bound == []
+
+
+async def test_a_pod_with_wishes_that_kube_scheduler_ignores_is_not_bound_where_it_allocates() -> None:
+    d = serving_claims(8)
+    d.api.claims = {"p": "x"}
+    wishing = replace(wanting("p", count=1), annotations={USE_UUID: "GPU-7"})
+    assert await d.bind(d.pending(wishing)) == "node a: the pod's annotations allow none of its GPUs"
+    assert d.api.bound == []
+
+
+async def test_a_binding_without_promise_that_fails_says_why_and_leaves_nothing_behind() -> None:
+    d = serving_claims(8)
+    d.api.claims = {"p": "x"}
+    pod = d.pending(wanting("p", count=1))
+    d.api.outcomes = [InDoubtError(ref(pod), "whether it is bound is unknown"), BindError(ref(pod), "it was deleted")]
+    assert await d.bind(pod) == "whether it is bound is unknown"
+    assert await d.bind(pod) == "it was deleted"
+    d.api.down = True
+    assert await d.bind(pod) == "get pods default/p: no answer in time"
+    assert (d.binding.doubts, dict(d.fleet.entries), d.free()) == (0, {}, [8])

@@ -822,3 +822,27 @@ async def test_e15_nothing_of_a_pods_environment_gets_into_a_log_or_an_answer() 
         async with w.http.post(f"{w.only.url}{PREFIX}/filter", data=broken) as answer:
             answers.append(await answer.text())
         assert "hunter2" not in str(answers)
+
+
+# --- Nodes that serve claims ------------------------------------------------------------------------------------------
+
+
+async def test_a_pod_whose_gpus_kube_scheduler_has_allocated_is_bound_as_it_is() -> None:
+    """Node a serves limits and node b claims: nothing of the pod is written, and nothing of b is counted."""
+    async with world() as w:
+        w.node("a", 8)
+        w.node("b", 8, claims=True)
+        await w.start()
+        pod = w.pod("p", count=1)
+        assert (await w.filter(pod, "a", "b"))["NodeNames"] == ["a", "b"]
+        assert "kube-scheduler has made no claim of the pod's limits" in await w.bind("p", "b")
+        made = {"resourceClaimName": "p-extended-resources-x7", "requestMappings": []}
+        w.api.patch("pods", "p", {"status": {"extendedResourceClaimStatus": made}}, subresource="status")
+        assert await w.bind("p", "b") == ""
+        assert (w.where("p"), w.annotations("p")) == ("b", {})
+        await w.seen()
+        assert (w.only.free("a"), w.only.free("b")) == ([8], [8])
+        page = await w.metrics()
+        assert "gpushare_extender_nodes 1.0" in page
+        assert 'gpushare_extender_node_memory_bytes{node="a"}' in page
+        assert 'node="b"' not in page

@@ -795,3 +795,50 @@ def test_repr_is_one_line() -> None:
     assert repr(world.verbs) == (
         "<Verbs: <Fleet: 2 nodes, 3 pods, 0 pending>, <Judge: <NodeTable: 2 nodes, 1 kinds>, remembers 1 pods>>"
     )
+
+
+# --- Nodes that serve claims ------------------------------------------------------------------------------------------
+
+
+def both_kinds() -> World:
+    """Node a serves limits, and b claims; both have two GPUs."""
+    return World().node("a", 8, 8).node("b", 8, 8, claims=True)
+
+
+def test_whole_gpus_may_come_from_nodes_of_both_kinds() -> None:
+    """Those of b are not counted here: kube-scheduler has seen that enough are free."""
+    world = both_kinds()
+    assert world.filter(wanting_whole(2), "a", "b")["NodeNames"] == ["a", "b"]
+    world.runs(running_whole("a0", "a", 0), running_whole("b0", "b", 0), running_whole("b1", "b", 1))
+    answer = world.filter(wanting_whole(2), "a", "b")
+    assert (answer["NodeNames"], answer["FailedNodes"]) == (["b"], {"a": "fewer than 2 GPUs are unused"})
+    assert world.scores(wanting_whole(1), "a", "b")["b"] == 5
+    assert world.metrics.counts == {(VERDICTS.name, "fits"): 3, (VERDICTS.name, "full"): 1}
+
+
+def test_shares_come_only_from_nodes_that_serve_limits() -> None:
+    world = both_kinds()
+    answer = world.filter(wanting(3), "a", "b")
+    assert answer["NodeNames"] == ["a"]
+    assert answer["FailedAndUnresolvableNodes"] == {
+        "b": "its GPUs are given to ResourceClaims (DRA), not to limits of pods"
+    }
+    assert world.scores(wanting(3), "b") == {"b": 0}
+    assert world.preempt(wanting(3, priority=9), b=["u-any"]) == {}
+
+
+def test_kube_schedulers_victims_stay_as_they_are_where_it_allocates() -> None:
+    """It knows the claims. On a, one pod more has to go."""
+    world = both_kinds().runs(running_whole("b0", "b", 0), running_whole("b1", "b", 1))
+    world.runs(running("a0", "a", 0, 1), running("a1", "a", 0, 1), running_whole("a2", "a", 1))
+    wanted = wanting_whole(2)
+    assert world.preempt(
+        wanted | {"spec": wanted["spec"] | {"priority": 9}}, a=["u-a0", "u-a2"], b=["u-b1", "u-unknown"]
+    ) == {"a": ["u-a0", "u-a2", "u-a1"], "b": ["u-b1", "u-unknown"]}
+
+
+def test_while_its_agent_is_away_a_node_that_serves_claims_gets_no_pod() -> None:
+    world = World().node("b", 8, claims=True, away=True)
+    assert world.filter(wanting_whole(1), "b")["FailedAndUnresolvableNodes"] == {
+        "b": "its GPU agent has ended, or is being restarted"
+    }
