@@ -135,6 +135,12 @@ class NodeSlices(Store[StoredSlice]):
         """The number of slices of ours that the API server has, as far as we know."""
         return len(self._found)
 
+    @property
+    def problem(self) -> str:
+        """Why we do not know which slices are there, as a sentence without a full stop; empty if we do."""
+        error = None if self.reflector.lists else self.reflector.problem
+        return "" if error is None else self._told(error)
+
     # --- The reflector's store ------------------------------------------------------------------------------------
 
     def replace(self, objects: Sequence[StoredSlice]) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -29,7 +30,6 @@ from gpu_device_plugin.testing.cluster_resources import SLICES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
     from typing import Self
 
     from gpu_device_plugin.testing.cluster import ApiServer
@@ -117,6 +117,11 @@ class DraKubelet:
         for task in [*tasks, *([process] if process is not None else [])]:
             task.cancel()
             await asyncio.wait({task})
+
+    def reaches(self, driver: str) -> bool:
+        """Whether a driver is registered with an endpoint that is there."""
+        known = self.drivers.get(driver)
+        return known is not None and bool(known.endpoints) and Path(list(known.endpoints.values())[-1]).exists()
 
     # --- Pods ---------------------------------------------------------------------------------------------------------
 

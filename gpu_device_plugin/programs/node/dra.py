@@ -157,8 +157,10 @@ class DraDriver:
     def unmet(self) -> tuple[str, ...]:
         """Return the reasons why claims cannot get the GPUs of this node yet, as sentences; empty if they can."""
         published = self.slices.published.value is not None and self.slices.published.value == self.slices.wanted.value
-        missing = () if published else (self._problem or "the ResourceSlices of this node are not published yet",)
-        return (*self.loop.unmet(), *missing)
+        if published:
+            return self.loop.unmet()
+        why = self._problem or self.slices.problem or "the ResourceSlices of this node are not published yet"
+        return (*self.loop.unmet(), why)
 
     @property
     def remarks(self) -> tuple[str, ...]:
