@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.node.reconciler import Reconciler
     from gpu_device_plugin.programs.node.reports import Reports
 
-UNKNOWN = "claims that the API server is asked for"
+UNKNOWN = "a claim that may be allocated here"
 
 
 class DraWay:

@@ -1,0 +1,240 @@
+"""Whatever happens to agent, kubelet, API server and pods, no share of a GPU is given to two claims or pods."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_device_plugin.core.contract.dra import DRIVER, parse_device_name
+from gpu_device_plugin.core.node.serving import Way
+from gpu_device_plugin.programs.node.dra_way import UNKNOWN
+from gpu_device_plugin.testing.cluster import Answer
+from gpu_device_plugin.testing.dra_scheduler import Wish
+from tests.names import COUNT, MEM
+from tests.programs.node.dra_harness import Claims, claims
+from tests.programs.node.harness import T4, gpus_of, pod
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.testing.pods import Pod
+
+STEPS = 40
+"""Of each seed: six seeds make 240."""
+SHARES = 14
+
+
+class World:
+    """A node and the claims and pods that ran on it."""
+
+    def __init__(self, here: Claims, chance: random.Random) -> None:
+        self.here = here
+        self.chance = chance
+        self.started: dict[str, dict[str, str]] = {}
+        """The variables of the pods with claims that run."""
+        self.pods: dict[str, Pod] = {}
+        """Those with devices of the plugin that run."""
+        self.numbers = iter(range(1000))
+        self.given = 0
+        self.faults = 0
+
+    async def step(self) -> None:
+        """Let one thing happen, as chance chooses."""
+        calm = (
+            self.run_claim,
+            self.run_claim,
+            self.run_claim,
+            self.end_claim,
+            self.end_claim,
+            self.run_pod,
+            self.end_pod,
+        )
+        rough = (
+            *(self.kill_agent, self.restart_kubelet, self.lose_sockets, self.lose_slices, self.lose_cdi),
+            *(self.api_troubles, self.break_gpu, self.change_over, self.damage_file, self.end_while_agent_is_down),
+        )
+        if self.chance.random() < 0.6:
+            await self.chance.choice(calm)()
+        else:
+            self.faults += 1
+            await self.chance.choice(rough)()
+        self.check()
+
+    # --- What people do -----------------------------------------------------------------------------------------------
+
+    async def run_claim(self) -> None:
+        await self.offered()
+        name = f"c{next(self.numbers)}"
+        wish = Wish("whole-gpu") if self.chance.random() < 0.3 else Wish(memory=f"{self.chance.randint(1, SHARES)}Gi")
+        self.here.wish(name, wish)
+        if self.here.allocate(name):
+            self.here.api.delete("pods", name)
+            self.here.api.delete("resourceclaims", name)
+            return
+        started = await self.here.kubelet.start_pod(name)
+        if started.error:  # the kubelet would go on trying; this owner deletes the pod
+            await self.gone(name)
+        else:
+            self.started[name] = started.environ
+            self.given += 1
+
+    async def offered(self) -> None:
+        """Wait until claims can get the GPUs, unless the node serves as a plugin or is to."""
+        agent = self.here.node.agent
+        assert agent is not None
+        serving = agent.ways.serving
+        await self.here.node.until(
+            lambda: (
+                serving.value.way is not Way.DRA
+                or serving.value.closing
+                or (not self.here.dra.unmet() and self.here.kubelet.reaches(DRIVER))
+            )
+        )
+
+    async def end_claim(self) -> None:
+        if self.started:
+            await self.gone(self.chance.choice(sorted(self.started)))
+
+    async def gone(self, name: str) -> None:
+        """End a pod and its claim; a claim stays allocated for as long as it cannot be unprepared."""
+        if await self.here.kubelet.end_pod(name):
+            return
+        self.started.pop(name, None)
+        self.here.api.delete("pods", name)
+        self.here.api.delete("resourceclaims", name)
+
+    async def run_pod(self) -> None:
+        mem = self.here.node.healthy(MEM)
+        count = self.here.node.healthy(COUNT)
+        name = f"p{next(self.numbers)}"
+        if count and self.chance.random() < 0.3:
+            made = await self.here.run(pod(name, count=1))
+        elif mem:
+            made = await self.here.run(pod(name, mem=self.chance.randint(1, min(mem, SHARES))))
+        else:
+            return
+        if made.phase != "Failed":
+            self.pods[name] = made
+            self.given += 1
+
+    async def end_pod(self) -> None:
+        if self.pods:
+            made = self.pods.pop(self.chance.choice(sorted(self.pods)))
+            self.here.node.kubelet.finish(made)
+            self.here.api.patch("pods", made.name, {"status": {"phase": "Succeeded"}}, subresource="status")
+
+    # --- What goes wrong ----------------------------------------------------------------------------------------------
+
+    async def kill_agent(self) -> None:
+        await self.here.node.stop_agent()
+        await self.resume()
+
+    async def resume(self) -> None:
+        self.here.launch()
+        agent = self.here.node.agent
+        assert agent is not None
+        await self.here.node.until(lambda: bool(agent.ways.serving.version))
+        await self.settled()
+
+    async def settled(self) -> None:
+        agent = self.here.node.agent
+        assert agent is not None
+        if agent.ways.serving.value.way is Way.DRA:
+            await self.here.node.until(
+                lambda: (
+                    agent.ways.serving.value.way is not Way.DRA
+                    or (not self.here.dra.loop.unmet() and self.here.kubelet.reaches(DRIVER))
+                )
+            )
+
+    async def end_while_agent_is_down(self) -> None:
+        await self.here.node.stop_agent()
+        if self.started:
+            await self.gone(self.chance.choice(sorted(self.started)))
+        await self.resume()
+
+    async def restart_kubelet(self) -> None:
+        await self.here.kubelet.stop()
+        await self.here.node.kubelet.restart()
+        await self.here.kubelet.start()
+        await self.settled()
+
+    async def lose_sockets(self) -> None:
+        for path in (*self.here.kubelet.registry.glob("*.sock"), *self.here.kubelet.plugins.glob("*/*.sock")):
+            path.unlink()
+
+    async def lose_slices(self) -> None:
+        for found in self.here.api.all("resourceslices"):
+            self.here.api.delete("resourceslices", found["metadata"]["name"])
+
+    async def lose_cdi(self) -> None:
+        """A reboot empties /run; the agent starts after it."""
+        for path in self.here.kubelet.cdi.iterdir():
+            path.unlink()
+        await self.kill_agent()
+
+    async def damage_file(self) -> None:
+        await self.here.node.stop_agent()
+        folder = self.here.kubelet.plugins / DRIVER / "claims"
+        if folder.exists() and (found := sorted(folder.iterdir())):
+            self.chance.choice(found).write_text(self.chance.choice(["", "{}", "\0" * 9]))
+        await self.resume()
+
+    async def api_troubles(self) -> None:
+        resource = self.chance.choice(["resourceclaims", "resourceslices", "pods", "nodes", "resourceclaims/status"])
+        self.here.api.fail(Answer(self.chance.choice([409, 429, 500, 503])), resources=[resource], times=3)
+        if self.chance.random() < 0.3:
+            self.here.api.reset_connections()
+
+    async def break_gpu(self) -> None:
+        self.here.node.hardware(*(T4 | ({"lost": True} if self.chance.random() < 0.3 else {}) for _ in range(2)))
+
+    async def change_over(self) -> None:
+        way = self.chance.choice(list(Way))
+        self.here.label(way)
+        agent = self.here.node.agent
+        assert agent is not None
+        serving = agent.ways.serving
+        await self.here.node.until(
+            lambda: serving.value.way is way or (serving.value.closing and UNKNOWN not in serving.value.waits)
+        )
+
+    # --- What must be so ----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """No share is given twice, no GPU is given whole beside another use, and containers see what is theirs."""
+        shares: Counter[str] = Counter()
+        whole: Counter[str] = Counter()
+        for name, environ in self.started.items():
+            results = self.here.api.get("resourceclaims", name)["status"]["allocation"]["devices"]["results"]
+            (uuid,) = environ["NVIDIA_VISIBLE_DEVICES"].split(",")
+            assert parse_device_name(results[0]["device"]) == (uuid, "GPUSHARE_MEMORY_LIMIT_MIB" not in environ)
+            if "GPUSHARE_MEMORY_LIMIT_MIB" in environ:
+                shares[uuid] += int(environ["GPUSHARE_MEMORY_LIMIT_MIB"]) // 1024
+            else:
+                whole[uuid] += 1
+        for made in self.pods.values():
+            (memory, count) = (gpus_of(made, MEM), gpus_of(made, COUNT))
+            for uuid in memory:
+                shares[uuid] += sum(len(c.devices.get(MEM, ())) for c in made.containers)
+            whole.update(count)
+        assert all(used <= SHARES for used in shares.values()), shares
+        assert all(used <= 1 for used in whole.values()), whole
+        assert not shares.keys() & whole.keys()
+        agent = self.here.node.agent
+        held = [] if agent is None else [one.device_ids for one in self.here.dra.claims.prepared.value.values()]
+        assert len(frozenset().union(*held)) == sum(map(len, held))
+
+
+@pytest.mark.chance
+async def test_whatever_happens_nothing_is_given_twice(chance_seed: int) -> None:
+    chance = random.Random(chance_seed)  # noqa: S311
+    async with claims([T4, T4]) as here:
+        world = World(here, chance)
+        await here.start()
+        here.label("dra")
+        for _ in range(STEPS):
+            await world.step()
+        assert world.given >= 3
+        assert world.faults >= 8
