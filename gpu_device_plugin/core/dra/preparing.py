@@ -39,7 +39,9 @@ class Preparation:
     """It has access beside those who hold the GPUs, and holds nothing."""
 
 
-def prepare(node: Node, claim: Claim, node_name: str, before: PreparedClaim | None = None) -> Preparation | Refused:
+def prepare(
+    node: Node, claim: Claim, node_name: str, before: PreparedClaim | None = None, *, running: bool = False
+) -> Preparation | Refused:
     """Decide on one claim. What the scheduler allocated is the truth; that it fits is checked all the same.
 
     A pod that was deleted by force may still run when the scheduler gives its part away, and an agent may have changed
@@ -50,6 +52,7 @@ def prepare(node: Node, claim: Claim, node_name: str, before: PreparedClaim | No
         claim: the claim, as the API server has it now.
         node_name: the name of our node, and of its pool.
         before: what was prepared for a claim with this uid.
+        running: its containers may run: what it holds counts, whatever has become of its GPU.
     """
     gpus = _gpus(node, claim, node_name)
     if isinstance(gpus, Refused):
@@ -60,6 +63,9 @@ def prepare(node: Node, claim: Claim, node_name: str, before: PreparedClaim | No
     first, _, whole = gpus[0]
     if first.admin:
         return _beside(gpus, config)
+    closed = None if running else next(filter(None, (_closed(node, shared) for _, shared, _ in gpus)), None)
+    if closed is not None:
+        return closed
     return _whole(node, gpus, before) if whole else _shares(node, claim, gpus, config, before)
 
 
@@ -126,8 +132,6 @@ def _whole(
     held = frozenset() if before is None else before.device_ids
     for _, shared, _ in gpus:
         use = node.use(shared)
-        if (refused := _closed(node, shared)) is not None:
-            return refused
         if shared.gpu.uuid not in held and (use.whole or use.shares):
             return _taken(shared)
     devices = tuple(_prepared(device, shared, shared.gpu.total_mib, 0) for device, shared, _ in gpus)
@@ -146,8 +150,6 @@ def _shares(
     amounts: dict[int, int] = defaultdict(int)
     devices = []
     for device, shared, _ in gpus:
-        if (refused := _closed(node, shared)) is not None:
-            return refused
         if not device.memory_mib:
             return Refused(
                 Why.UNKNOWN_DEVICE,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.core.contract.keys import CGPU_DISABLE_LABEL, PLACEMENT_LABEL
 from gpu_device_plugin.core.model.gpus import NO_LINKS
 from gpu_device_plugin.core.model.memory import format_mib
@@ -71,6 +72,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
+
+_GPUS_S = 10.0
+"""How long the kubelet of a node with claims waits for our GPUs, in seconds."""
 
 
 def reach_api(settings: NodeSettings) -> ClusterConfig | None:
@@ -219,6 +223,7 @@ class NodeAgent:
             self.coexistence,
             self.reports,
             handover=self._handover,
+            there=self.equipment.there,
             wanted=lambda: (self.settings.serve, None if self.node.value is None else self.node.value.labels),
             looked=_at_once if cluster is None else cluster.looked,
             pods=lambda: {} if cluster is None else cluster.followed.pods,
@@ -321,7 +326,8 @@ class NodeAgent:
         _log.info("node agent starts", extra={"version": __version__, "gpus": settings.gpus, "share": share})
 
     async def _serve(self) -> None:
-        await self.equipment.there.wait()
+        if not await within(_GPUS_S if self.ways.served_claims else None, self.equipment.there.wait()):
+            _log.warning("claims are served before a GPU is found: pods that end have to give theirs back")
         await self.ways.run()
 
     async def _prepare(self) -> None:

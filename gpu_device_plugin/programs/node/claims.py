@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.dra.preparing import Preparation
     from gpu_device_plugin.core.model.claims import Claim
     from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.node.grants import Delivery
+    from gpu_device_plugin.core.node.grants import Delivery, Grant
     from gpu_device_plugin.kubelet.claim_store import ClaimStore
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.mps import MpsLink
@@ -113,15 +113,9 @@ class NodeClaims:
         Raises:
             NotPreparedError: it cannot be prepared now.
         """
-        found = await self._found(claim)
-        return await self.prepare_found(found)
+        return await self._prepare(await self._found(claim))
 
-    async def prepare_found(self, claim: Claim) -> Sequence[ReadyDevice]:
-        """Prepare a claim as the API has it.
-
-        Raises:
-            NotPreparedError: it cannot be prepared now.
-        """
+    async def _prepare(self, claim: Claim) -> Sequence[ReadyDevice]:
         owners = [
             pod
             for consumer in claim.consumers
@@ -142,6 +136,21 @@ class NodeClaims:
             self._metrics.count(m.ALLOCATIONS, DRIVER)
             _log.info("prepared", extra={"claim": str(made), "devices": [device.device for device in made.devices]})
             return _ready(made)
+
+    async def adopt(self, claim: Claim) -> None:
+        """Take over a claim that was prepared by an earlier agent, of which only the API knows what it holds.
+
+        Raises:
+            NotPreparedError: its files cannot be written.
+        """
+        async with self._lock:
+            node = self._state.node
+            found = prepare(node, claim, self._node_name, running=True)
+            if isinstance(found, Refused):
+                _log.error("a prepared claim holds nothing here", extra={"claim": str(claim), "why": found.sentence})
+                return
+            made = claim_grant(claim, found, node.shares, self._delivery(), self._present())
+            await self._keep(_made(claim, found, made), None)
 
     async def unprepare(self, claim: ClaimRef) -> None:
         """Take back what a claim was given, if it was given anything.
@@ -208,25 +217,13 @@ class NodeClaims:
                 mps.given_up()
                 return means if isinstance(means, Refused) else Refused(Why.MPS_NOT_READY, why)
             delivery = delivery if means is None else replace(delivery, means=means)
-        present = [path for path in OPTIONAL_NODES if self._on_node(path)] if "device-specs" in delivery.ways else ()
         refused = refuse_limits(claim, preparation, node.shares, delivery)
         if refused is not None:
             return refused
-        made = claim_grant(claim, preparation, node.shares, delivery, present)
-        rung = made.envs.get(LIMITS, "")
+        made = claim_grant(claim, preparation, node.shares, delivery, self._present())
         if mps is not None:
-            mps.granted(preparation.device_ids, rung)
-        return PreparedClaim(
-            uid=claim.uid,
-            namespace=claim.namespace,
-            name=claim.name,
-            devices=preparation.devices,
-            device_ids=preparation.device_ids,
-            rung=Rung(rung) if rung else None,
-            consumers=claim.consumers,
-            cdi=cdi_spec(claim.uid, made),
-            cdi_names=(device_id(claim.uid), *made.cdi_devices),
-        )
+            mps.granted(preparation.device_ids, made.envs.get(LIMITS, ""))
+        return _made(claim, preparation, made)
 
     async def _keep(self, claim: PreparedClaim, before: PreparedClaim | None) -> None:
         """Take the devices, then write the files: what a container may get is in the ledger by then."""
@@ -263,8 +260,29 @@ class NodeClaims:
                 )
         return None
 
+    def _present(self) -> list[str]:
+        """Return the device nodes that containers get where this node has them."""
+        if "device-specs" not in self._delivery().ways:
+            return []
+        return [path for path in OPTIONAL_NODES if self._on_node(path)]
+
     def _on_node(self, path: str) -> bool:
         return (self._dev / path.removeprefix("/dev/")).exists()
+
+
+def _made(claim: Claim, preparation: Preparation, grant: Grant) -> PreparedClaim:
+    rung = grant.envs.get(LIMITS, "")
+    return PreparedClaim(
+        uid=claim.uid,
+        namespace=claim.namespace,
+        name=claim.name,
+        devices=preparation.devices,
+        device_ids=preparation.device_ids,
+        rung=Rung(rung) if rung else None,
+        consumers=claim.consumers,
+        cdi=cdi_spec(claim.uid, grant),
+        cdi_names=(device_id(claim.uid), *grant.cdi_devices),
+    )
 
 
 def _ready(claim: PreparedClaim) -> tuple[ReadyDevice, ...]:

@@ -248,12 +248,14 @@ class DraDriver:
         return await self._cluster.followed.wait_for(lambda pods: pods.get(uid), within_s)
 
     async def _read_again(self, damaged: Collection[str]) -> None:
-        """Prepare the claims again whose files are damaged, and drop those that are not allocated here any more."""
+        """Adopt the claims whose files are damaged, and drop those that hold nothing here any more."""
+        if not self._state.node.shares.gpus:
+            raise NotPreparedError("no GPU is found, and the file of a claim is damaged")
         there = await self.api.allocated()
         for uid in sorted(damaged):
             if uid in there:
-                await self.claims.prepare_found(there[uid])
-            else:
+                await self.claims.adopt(there[uid])
+            if uid not in self.claims.prepared.value:
                 await self.claims.drop(uid)
 
     # --- The offer ------------------------------------------------------------------------------------------------

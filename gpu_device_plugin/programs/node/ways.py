@@ -43,6 +43,7 @@ class Ways:
         reports: Reports,
         *,
         handover: Handover,
+        there: asyncio.Event,
         wanted: Callable[[], tuple[str, Mapping[str, str] | None]],
         looked: Callable[[float], Awaitable[bool]],
         pods: Callable[[], Mapping[str, Pod]],
@@ -56,6 +57,7 @@ class Ways:
             coexistence: looks for others who hand out GPUs of the node.
             reports: where to report.
             handover: remembers the way for the next agent.
+            there: set once there is a GPU; without one nothing is registered as a device plugin.
             wanted: returns the setting `serve`, and the labels of our node; None: it was not read yet.
             looked: returns whether the labels are known, within some seconds.
             pods: returns the pods of our node by UID, for their names.
@@ -66,6 +68,7 @@ class Ways:
         self._coexistence = coexistence
         self._reports = reports
         self._handover = handover
+        self._there = there
         self._wanted = wanted
         self._looked = looked
         self._pods = pods
@@ -82,6 +85,11 @@ class Ways:
     def __repr__(self) -> str:
         return f"<Ways: {self.serving.value!r}>"
 
+    @property
+    def served_claims(self) -> bool:
+        """Whether the previous agent of this node served claims."""
+        return self._handover.way is Way.DRA
+
     def look(self, _new: object = None) -> None:
         """Decide again soon: a setting, a label or a holder may have changed."""
         self._changed.set()
@@ -91,7 +99,7 @@ class Ways:
         self._registered.set()
 
     async def run(self) -> NoReturn:
-        """Serve until cancelled. The node's GPUs have to be known."""
+        """Serve until cancelled."""
         before = await self._begin()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._state.nodes.follow(self.look), name="follow those who hold GPUs")
@@ -193,5 +201,6 @@ class Ways:
     async def _serve(self, way: Way) -> NoReturn:
         if self.dra is not None and way is Way.DRA:
             await self.dra.run()
+        await self._there.wait()
         await serve_while_alone(self._registration, self._reconciler, self._coexistence, self._reports)
         raise AssertionError  # pragma: no cover (it never returns)

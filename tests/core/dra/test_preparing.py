@@ -127,6 +127,8 @@ def test_a_gpu_that_can_give_nothing_now_is_refused(*, whole: bool) -> None:
     here = node(8)
     foreign = refused(here.with_ledger(Ledger().with_foreign({uuid(0): "nvidia.com/gpu"})), asked)
     assert (foreign.why, "in use through nvidia.com/gpu" in foreign.sentence) == (Why.OTHER_RESOURCE, True)
+    for closed in (node(8, unhealthy={0: "XID 79"}), here.with_ledger(Ledger(certain=False))):
+        assert isinstance(prepare(closed, asked, NODE, running=True), Preparation)
     unread = refused(here.with_ledger(Ledger(certain=False)), asked)
     assert unread.why is Why.RECORDS_UNREADABLE
 

@@ -284,7 +284,7 @@ async def test_the_node_says_that_it_serves_claims() -> None:
     async with claims() as here:
         await here.start()
         await here.node.until(lambda: here.said_of_node().get("claims") is True)
-        assert "away" not in here.said_of_node()
+        await here.node.until(here.takes_pods)
         await here.node.until(lambda: bool(here.events("Serving")))
         allocatable = here.api.get("nodes", NODE)["status"].get("allocatable", {})
         assert not json.dumps(allocatable).count("aliyun.com")
