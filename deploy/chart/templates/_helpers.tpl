@@ -7,3 +7,8 @@
 {{ .Values.scheduler.kubeScheduler.repository }}:{{ .Values.scheduler.kubeScheduler.tag
   | default (regexFind "^v[0-9]+[.][0-9]+[.][0-9]+" .Capabilities.KubeVersion.Version) }}
 {{- end }}
+
+{{- /* Not empty where agents may serve claims. */}}
+{{- define "gpushare.dra" -}}
+{{- if or .Values.agent.dra.enabled (eq .Values.agent.serve "dra") }}true{{ end }}
+{{- end }}
