@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
+from gpu_device_plugin import cli
 from gpu_device_plugin.core.contract import dra, keys
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Texts
 from tests.deploy.patches import patched
 from tests.deploy.templates import Chart, by_name
 from tests.deploy.test_mps_agent import agent, sorted_volumes
@@ -149,17 +151,17 @@ def test_the_agent_gets_the_directories_of_a_driver_and_no_more() -> None:
     pod, plain = (made["spec"]["template"]["spec"] for made in (with_dra(), agent()))
     before = {each["mountPath"]: each for each in plain["containers"][0]["volumeMounts"]}
     after = {each["mountPath"]: each for each in pod["containers"][0]["volumeMounts"]}
-    registry = str(NodeSettings().plugins_registry)
+    registry, cdi = str(NodeSettings().plugins_registry), str(NodeSettings().cdi_dir)
     assert {path: each for path, each in after.items() if each != before.get(path)} == {
         "/var/lib/kubelet/plugins": {"name": "plugins", "mountPath": "/var/lib/kubelet/plugins"},
         registry: {"name": "plugins-registry", "mountPath": registry},
-        "/var/run/cdi": {"name": "cdi", "mountPath": "/var/run/cdi"},
+        cdi: {"name": "cdi", "mountPath": cdi},
     }
     assert before.keys() <= after.keys()
     added = [each for each in pod["volumes"] if each not in plain["volumes"]]
     assert added == [
         {"name": "plugins", "hostPath": {"path": "/var/lib/kubelet/plugins", "type": "Directory"}},
-        {"name": "cdi", "hostPath": {"path": "/var/run/cdi", "type": "DirectoryOrCreate"}},
+        {"name": "cdi", "hostPath": {"path": cdi, "type": "DirectoryOrCreate"}},
     ]
     assert pod["containers"][0]["securityContext"] == plain["containers"][0]["securityContext"]
 
@@ -228,10 +230,17 @@ def test_without_policies_or_agents_the_chart_leaves_out_what_is_theirs() -> Non
     assert not OBJECTS.keys() & CHART.render({"agent": {"serve": "dra", "enabled": False}}).keys()
 
 
-def test_the_kubelets_root_may_be_elsewhere() -> None:
-    objects = CHART.render({"agent": {"serve": "dra", "kubeletRootDir": "/var/lib/k0s/kubelet"}})
-    volumes = objects[AGENT]["spec"]["template"]["spec"]["volumes"]
-    paths = {each["name"]: each["hostPath"]["path"] for each in volumes if "hostPath" in each}
-    assert paths["plugins"] == "/var/lib/k0s/kubelet/plugins"
-    assert paths["plugins-registry"] == "/var/lib/k0s/kubelet/plugins_registry"
-    assert paths["cdi"] == "/var/run/cdi"
+def test_a_kubelet_with_another_root_finds_the_sockets_where_it_is_told() -> None:
+    """The driver names its socket by a path, so that the agent has to see the path of the node."""
+    root = "/var/lib/k0s/kubelet"
+    objects = CHART.render({"agent": {"serve": "dra", "kubeletRootDir": root}})
+    pod = objects[AGENT]["spec"]["template"]["spec"]
+    (made,) = pod["containers"]
+    inside = {each["name"]: each["mountPath"] for each in made["volumeMounts"]}
+    for volume in pod["volumes"]:
+        if volume["name"] in {"plugins", "plugins-registry", "pod-resources", "cdi"}:
+            assert inside[volume["name"]] == volume["hostPath"]["path"]
+    assert inside["device-plugins"] == "/var/lib/kubelet/device-plugins"
+    settings = cli.sources_of(NodeSettings, cli.parse(made["args"]), {}).read(texts=Texts())
+    assert settings.kubelet_root == Path(root)
+    assert str(settings.plugins_registry) == inside["plugins-registry"]

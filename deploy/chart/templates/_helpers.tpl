@@ -12,3 +12,12 @@
 {{- define "gpushare.dra" -}}
 {{- if or .Values.agent.dra.enabled (eq .Values.agent.serve "dra") }}true{{ end }}
 {{- end }}
+
+{{- define "gpushare.kubeletRoot" -}}
+{{ .Values.agent.kubeletRootDir | default .Values.agent.kubeletDir }}
+{{- end }}
+
+{{- /* Where the agent sees the kubelet's root directory. A driver tells the kubelet paths, which must be those of the node. */}}
+{{- define "gpushare.kubeletRootInside" -}}
+{{- if include "gpushare.dra" . }}{{ include "gpushare.kubeletRoot" . }}{{ else }}/var/lib/kubelet{{ end }}
+{{- end }}
