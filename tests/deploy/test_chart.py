@@ -421,6 +421,8 @@ def test_pods_are_not_sent_to_a_scheduler_that_is_not_there(values: Json) -> Non
         ({}, "kubectl label node NODE gpushare=true\n"),
         ({}, "spec.schedulerName: gpushare-scheduler"),
         ({"policies": {"setSchedulerName": True}}, "The scheduler gpushare-scheduler places it."),
+        ({"agent": {"dra": {"enabled": True}}}, "On nodes labelled gpu-device-plugin/serve=dra it names"),
+        ({"agent": {"serve": "dra"}}, "and on those without this label, it names a ResourceClaim"),
         (LOOPBACK, "deploy/optional/kube-scheduler-config.yaml"),
         (SERVICE, "waits for the Secret gpushare-extender-tls"),
         (NONE, "by the sum of a node's free memory"),

@@ -31,7 +31,7 @@ Json = dict[str, Any]
 
 UUIDS = tuple(f"GPU-0000000{number}-0000-4000-8000-000000000000" for number in range(4))
 GPUS = tuple(
-    Gpu(uuid, number, "NVIDIA H200" if number == 2 else "Tesla T4", 16 * 1024, minor=number)  # noqa: PLR2004
+    Gpu(uuid, number, "NVIDIA H200" if number == 2 else "Tesla T4", 16 * 1024, minor=number)
     for number, uuid in enumerate(UUIDS)
 )
 """Four GPUs of 16 GiB; NVLinks connect 0 with 1, and 2 with 3."""
@@ -90,7 +90,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         pytest.skip("set KUBE_BIN to a folder with kube-scheduler and the other programs of Kubernetes, and etcd")
     with api_server(home, "resourceclaim-controller", "garbage-collector-controller") as kubectl:
         version = json.loads("".join(kubectl("version", "--output=json")))["serverVersion"]
-        if int(version["minor"].rstrip("+")) < 36:  # noqa: PLR2004
+        if int(version["minor"].rstrip("+")) < 36:
             pytest.skip("this API server gives no shares of devices (Kubernetes 1.36)")
         made = Cluster(kubectl, home)
         furnish(made)
