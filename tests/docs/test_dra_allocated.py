@@ -75,9 +75,14 @@ class Cluster:
         return results
 
     def empty(self) -> None:
-        for namespace in ("default", "gpu-monitoring"):
+        """Remove all pods at once, as no kubelet ends them, and their claims."""
+        for pod in self.get("pods", "--all-namespaces")["items"]:
+            path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+            self.kubectl("delete", f"--raw={path}?gracePeriodSeconds=0")
+        for claim in self.get("resourceclaims", "--all-namespaces")["items"]:
+            where = f"--namespace={claim['metadata']['namespace']}"
             self.kubectl(
-                "delete", "pods,resourceclaims", "--all", "--force", f"--namespace={namespace}", "--wait=false"
+                "delete", "resourceclaim", claim["metadata"]["name"], where, "--ignore-not-found", "--wait=false"
             )
 
 
@@ -188,12 +193,10 @@ def test_parts_of_gpus_are_those_that_the_claim_describes(
 
 def test_the_second_choice_is_taken_where_the_first_is_used_up(free: Cluster) -> None:
     """The one H200 has no 12 GiB left; of the others GPU 3 alone has limits of the driver."""
-    template = yaml.safe_load((DOCS / "claims" / "first-available.yaml").read_text(encoding="utf-8").split("---\n")[0])
-    assert template["metadata"]["name"] == "h200-first"
-    path = f"--filename={DOCS / 'claims' / 'first-available.yaml'}"
-    free.kubectl("apply", path)
+    path = DOCS / "claims" / "first-available.yaml"
+    free.kubectl("apply", f"--filename={path}")
     free.allocated("h200-first")
-    _, pod = yaml.safe_load_all((DOCS / "claims" / "first-available.yaml").read_text(encoding="utf-8"))
+    _, pod = yaml.safe_load_all(path.read_text(encoding="utf-8"))
     pod["metadata"]["name"] = "another"
     free.apply(pod)
     results = free.allocated("another")
