@@ -250,6 +250,26 @@ async def test_an_agent_says_on_a_claim_what_became_of_the_devices_of_its_node(w
     assert answer["status"]["devices"][1]["data"] == SAID["data"]
 
 
+async def test_an_agent_applies_its_part_of_a_status_and_leaves_that_of_others(world: PolicyWorld) -> None:
+    """As the driver writes it: by server-side apply."""
+    applied = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "mine", "namespace": "moving"},
+        "status": {"devices": [{**device("node-a"), **SAID}]},
+    }
+    path = f"{CLAIMS}/mine/status?fieldManager=gpu-device-plugin&force=true"
+    asked = Request("PATCH", path, applied, "application/apply-patch+yaml")
+    status, answer = await world.ask(AGENT_A, asked, dry_run=False)
+    assert status == 200, answer
+    assert [each["driver"] for each in answer["status"]["devices"]] == [THEIRS["driver"], dra.DRIVER]
+    status, answer = await world.ask(AGENT_B, asked, dry_run=False)
+    assert status == 200, answer  # it says nothing new
+    applied["status"] = {"devices": [{**device("node-a"), "data": {}}]}
+    status, answer = await world.ask(AGENT_B, asked, dry_run=False)
+    assert (status, denial(answer)[0]) == (403, OWN_CLAIMS), answer
+
+
 @pytest.mark.parametrize(
     ("user", "name", "status", "told"),
     [
