@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import gpu_device_plugin
-from gpu_device_plugin.cluster import api
+from gpu_device_plugin.cluster import api, claims
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,8 +23,9 @@ VERBS = {
     "create": "create",
     "patch": "patch",
     "replace": "update",
+    "delete": "delete",
 }
-KINDS = {name: kind for name, kind in vars(api).items() if isinstance(kind, api.Kind)}
+KINDS = {name: kind for module in (api, claims) for name, kind in vars(module).items() if isinstance(kind, api.Kind)}
 
 Right = tuple[str, str, str]
 """API group, resource (with its subresource) and verb."""
@@ -74,7 +75,7 @@ def rights_needed(*modules: str) -> set[Right]:
 
 
 def _kinds(tree: ast.Module) -> dict[str, api.Kind]:
-    """Return the kinds that a module can name: those of the API's module, and its own."""
+    """Return the kinds that a module can name: those of the modules that have them for others, and its own."""
     own = {
         target.id: api.Kind(
             *(ast.literal_eval(arg) for arg in made.args),
@@ -83,7 +84,7 @@ def _kinds(tree: ast.Module) -> dict[str, api.Kind]:
         for statement in tree.body
         if isinstance(statement, ast.Assign)
         for target in statement.targets
-        if isinstance(target, ast.Name)
+        if isinstance(target, ast.Name) and target.id not in KINDS
         if isinstance(made := statement.value, ast.Call)
         if isinstance(made.func, ast.Name)
         if made.func.id == "Kind"

@@ -17,6 +17,14 @@ def patched(body: Json, patch: Json) -> Json:
     assert set(more) == {"containers", "volumes"}
     assert set(added) == {"name", "volumeMounts"}
     assert added["name"] == container["name"]
-    container["volumeMounts"] += added["volumeMounts"]
-    pod["volumes"] += more["volumes"]
+    container["volumeMounts"] = _merged(container["volumeMounts"], added["volumeMounts"], "mountPath")
+    pod["volumes"] = _merged(pod["volumes"], more["volumes"], "name")
     return made
+
+
+def _merged(old: list[Json], new: list[Json], key: str) -> list[Json]:
+    """Merge two lists by a key of their entries. The API server leaves out what is false."""
+    found = {each[key]: each for each in old}
+    for each in new:
+        found[each[key]] = {**found.get(each[key], {}), **each}
+    return [{name: value for name, value in each.items() if value is not False} for each in found.values()]

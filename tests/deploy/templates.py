@@ -250,7 +250,10 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "printf": lambda form, *values: form % values,
     "replace": lambda old, new, text: text.replace(old, new),
     "fail": _fail,
+    "dict": lambda *items: dict(zip(items[::2], items[1::2], strict=True)),
+    "merge": lambda winning, other: _merged(other, winning),
     "or": lambda one, other: one or other,
+    "not": lambda value: not value,
     "eq": lambda one, other: one == other,
     "ne": lambda one, other: one != other,
 }

@@ -82,6 +82,8 @@ SAME: list[tuple[Json, tuple[str, ...]]] = [
     ({"mps": {"enabled": True}}, (*ALL, "optional/mps", "patches/mps-agent")),
     ({"agent": {"evict": True, "nodeCondition": True}}, (*ALL, "optional/evict")),
     ({"web": {"enabled": True}}, (*ALL, "optional/web")),
+    ({"agent": {"dra": {"enabled": True}}}, (*ALL, "optional/dra", "patches/dra-agent")),
+    ({"policies": {"memoryClaims": True}}, (*ALL, "optional/dra-mutating-policy")),
     (LOOPBACK, ("viewer", "daemonset", "policies", "optional/extender-loopback")),
     (SERVICE, ("viewer", "daemonset", "policies", "optional/extender-alone")),
     (NONE, ("viewer", "daemonset", "policies")),
@@ -100,11 +102,14 @@ def test_the_chart_renders_what_the_manifests_are(values: Json, names: tuple[str
 
 
 def test_every_manifest_is_in_the_chart() -> None:
-    """But for what is no object of the API: the configuration of the cluster's own scheduler."""
+    """But for what is no object of the API, the configuration of the cluster's own scheduler, and what users have in
+    namespaces of theirs."""
     found = [path for folder in (".", "optional", "monitoring", "patches") for path in DEPLOY.glob(f"{folder}/*.yaml")]
     files = {str(path.relative_to(DEPLOY).with_suffix("")) for path in found}
     in_chart = {name for _, names in SAME for name in names}
-    assert files - {"optional/kube-scheduler-config"} == in_chart, "give it a template, and a line in SAME"
+    assert files - {"optional/kube-scheduler-config", "optional/dra-templates"} == in_chart, (
+        "give it a template, and a line in SAME"
+    )
 
 
 @pytest.mark.parametrize(
@@ -416,6 +421,8 @@ def test_pods_are_not_sent_to_a_scheduler_that_is_not_there(values: Json) -> Non
         ({}, "kubectl label node NODE gpushare=true\n"),
         ({}, "spec.schedulerName: gpushare-scheduler"),
         ({"policies": {"setSchedulerName": True}}, "The scheduler gpushare-scheduler places it."),
+        ({"agent": {"dra": {"enabled": True}}}, "On nodes labelled gpu-device-plugin/serve=dra it names"),
+        ({"agent": {"serve": "dra"}}, "and on those without this label, it names a ResourceClaim"),
         (LOOPBACK, "deploy/optional/kube-scheduler-config.yaml"),
         (SERVICE, "waits for the Secret gpushare-extender-tls"),
         (NONE, "by the sum of a node's free memory"),
@@ -492,6 +499,10 @@ def test_the_charts_own_values_follow_the_schema_and_each_of_them_has_a_place_in
         {"agent": {"maxUnavailable": 0}},
         {"agent": {"maxUnavailable": "0%"}},
         {"agent": {"kubeletRootDir": "/var/lib/k0s/kubelet/"}},
+        {"agent": {"serve": "claims"}},
+        {"agent": {"settings": {"serve": "claims"}}},
+        {"agent": {"dra": True}},
+        {"policies": {"memoryClaims": "yes"}},
         {"scheduler": {"settings": {"share_size": "1GiB"}}},
         {"scheduler": {"settings": {"vanished_grace": "30"}}},
         {"agent": {"profiles": {"default": {"share_size": "1GiB"}}}},

@@ -88,7 +88,7 @@ the log and an Event (`SettingsRefused`) give the reason, and it starts when lab
 agent keeps its settings when its label becomes invalid, and says so.
 
 Not allowed in a profile, because an agent needs them before it reads one: `api`, `node_name`, `device_plugin_dir`,
-`pod_resources_socket`, `http`, `mps_dir` and `log_format`.
+`pod_resources_socket`, `cdi_dir`, `http`, `mps_dir` and `log_format`.
 """
 AGENT = """
 ## The node agent: `gpu-device-plugin node`

@@ -1,0 +1,241 @@
+"""The manifests of the page about claims, before a real API server and a real kube-scheduler: who gets which GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from gpu_device_plugin.core.contract import dra
+from gpu_device_plugin.core.dra.devices import Facts
+from gpu_device_plugin.core.dra.pool import contents, slice_name
+from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Link
+from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.shares import Shares
+from gpu_device_plugin.core.node.node import Node
+from tests import patience
+from tests.deploy.test_apply import Kubectl, api_server
+from tests.docs.pages import DOCS, ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Json = dict[str, Any]
+
+UUIDS = tuple(f"GPU-0000000{number}-0000-4000-8000-000000000000" for number in range(4))
+GPUS = tuple(
+    Gpu(uuid, number, "NVIDIA H200" if number == 2 else "Tesla T4", 16 * 1024, minor=number)
+    for number, uuid in enumerate(UUIDS)
+)
+"""Four GPUs of 16 GiB; NVLinks connect 0 with 1, and 2 with 3."""
+INVENTORY = Inventory(GPUS, links=tuple(Link(UUIDS[a], UUIDS[b], Closeness.NVLINK, 4) for a, b in ((0, 1), (2, 3))))
+NODE = "gpu-1"
+OPTIONAL = ROOT / "deploy" / "optional"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """An API server, a scheduler and the controller that makes claims; the node has no kubelet."""
+
+    kubectl: Kubectl
+    home: Path
+
+    def get(self, *what: str) -> Json:
+        found: Json = json.loads("\n".join(self.kubectl("get", *what, "--output=json")))
+        return found
+
+    def apply(self, body: Json, *more: str) -> None:
+        file = self.home / "object.yaml"
+        file.write_text(yaml.safe_dump(body), encoding="utf-8")
+        self.kubectl("apply", "--server-side", f"--filename={file}", *more)
+
+    def allocated(self, pod: str, namespace: str = "default") -> list[Json]:
+        """Return what the claim of a pod was allocated, once the pod has a node."""
+        patience.until(
+            lambda: "nodeName" in self.get("pod", pod, f"--namespace={namespace}")["spec"],
+            f"the scheduler places {pod}",
+            quiet_s=patience.REAL_S,
+            pause_s=0.2,
+        )
+        status = self.get("pod", pod, f"--namespace={namespace}")["status"]
+        names = [each["resourceClaimName"] for each in status.get("resourceClaimStatuses", ())]
+        names += [status["extendedResourceClaimStatus"]["resourceClaimName"]] * (
+            "extendedResourceClaimStatus" in status
+        )
+        (name,) = names
+        claim = self.get("resourceclaim", name, f"--namespace={namespace}")
+        results: list[Json] = claim["status"]["allocation"]["devices"]["results"]
+        return results
+
+    def empty(self) -> None:
+        """Remove all pods at once, as no kubelet ends them, and their claims."""
+        for pod in self.get("pods", "--all-namespaces")["items"]:
+            path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+            self.kubectl("delete", f"--raw={path}?gracePeriodSeconds=0")
+        for claim in self.get("resourceclaims", "--all-namespaces")["items"]:
+            where = f"--namespace={claim['metadata']['namespace']}"
+            self.kubectl(
+                "delete", "resourceclaim", claim["metadata"]["name"], where, "--ignore-not-found", "--wait=false"
+            )
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    home = tmp_path_factory.mktemp("claims")
+    folder = os.environ.get("KUBE_BIN", "")
+    scheduler = shutil.which("kube-scheduler", path=os.pathsep.join([folder, os.environ["PATH"]]))
+    if not folder or scheduler is None:
+        pytest.skip("set KUBE_BIN to a folder with kube-scheduler and the other programs of Kubernetes, and etcd")
+    with api_server(home, "resourceclaim-controller", "garbage-collector-controller") as kubectl:
+        version = json.loads("".join(kubectl("version", "--output=json")))["serverVersion"]
+        if int(version["minor"].rstrip("+")) < 36:
+            pytest.skip("this API server gives no shares of devices (Kubernetes 1.36)")
+        made = Cluster(kubectl, home)
+        furnish(made)
+        command = [scheduler, f"--kubeconfig={kubectl.kubeconfig}", "--leader-elect=false", "--secure-port=0"]
+        with (home / "scheduler.log").open("wb") as log:
+            running = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            yield made
+        finally:
+            running.terminate()
+            running.wait(20)
+
+
+def furnish(cluster: Cluster) -> None:
+    """Make the node with the slices of its driver, the device classes and the templates."""
+    cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+    amounts = {"cpu": "64", "memory": "64Gi", "pods": "110"}
+    status = {
+        "status": {"capacity": amounts, "allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]}
+    }
+    cluster.kubectl("patch", "node", NODE, "--subresource=status", "--type=merge", f"--patch={json.dumps(status)}")
+    cluster.kubectl("patch", "node", NODE, "--type=merge", '--patch={"spec":{"taints":null}}')
+    runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}}
+    cluster.apply({**runtime, "handler": "nvidia"})
+    for name in ("dra", "dra-templates"):
+        cluster.kubectl("apply", "--validate=strict", f"--filename={OPTIONAL / name}.yaml")
+    node = Node(Shares(1024).with_inventory(INVENTORY))
+    shares = node.shares
+    node = Node(shares, links=shares.links(INVENTORY.links))
+    facts = Facts(UUIDS, rungs=dict.fromkeys(UUIDS[3:], Rung.DRIVER))
+    found = contents(node, facts)
+    for number, content in enumerate(found):
+        spec = {
+            "driver": dra.DRIVER,
+            "nodeName": NODE,
+            "pool": {"name": NODE, "generation": 1, "resourceSliceCount": len(found)},
+            **content,
+        }
+        metadata = {"name": slice_name(NODE, number)}
+        cluster.apply({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec})
+
+
+@pytest.fixture
+def free(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, without any pod or claim after the test."""
+    yield cluster
+    cluster.empty()
+    patience.until(
+        lambda: not cluster.get("resourceclaims", "--all-namespaces")["items"],
+        "claims are gone",
+        quiet_s=patience.REAL_S,
+        pause_s=0.2,
+    )
+
+
+def gpus(results: list[Json]) -> list[str]:
+    """Return the device of each result by the GPU's number, with a w for a whole one."""
+    found = []
+    for each in results:
+        parsed = dra.parse_device_name(each["device"])
+        assert parsed is not None
+        found.append(f"{UUIDS.index(parsed[0])}{'w' * parsed[1]}")
+    return found
+
+
+def amounts(results: list[Json]) -> list[str]:
+    return [each["consumedCapacity"]["memory"] for each in results]
+
+
+def test_amounts_of_several_claims_are_packed_on_the_first_gpu(free: Cluster) -> None:
+    for name in ("four-gib", "two-containers"):
+        free.kubectl("apply", "--validate=strict", f"--filename={DOCS / 'claims' / name}.yaml")
+        results = free.allocated(name)
+        assert gpus(results) == ["0"]
+        assert amounts(results) == [{"four-gib": "4Gi", "two-containers": "8Gi"}[name]]
+
+
+@pytest.mark.parametrize(
+    ("name", "pod", "expected", "memory"),
+    [
+        ("two-gpus", "two-gpus-by-claim", ["0", "1"], ["10Gi", "10Gi"]),
+        ("one-gpu-two-requests", "same-gpu", ["0", "0"], ["4Gi", "2Gi"]),
+        ("first-available", "h200-first", ["2"], ["12Gi"]),
+        ("parameters", "limited", ["0"], ["4Gi"]),
+    ],
+)
+def test_parts_of_gpus_are_those_that_the_claim_describes(
+    free: Cluster, name: str, pod: str, expected: list[str], memory: list[str]
+) -> None:
+    free.kubectl("apply", "--validate=strict", f"--filename={DOCS / 'claims' / name}.yaml")
+    results = free.allocated(pod)
+    assert gpus(results) == expected
+    assert amounts(results) == memory
+
+
+def test_the_second_choice_is_taken_where_the_first_is_used_up(free: Cluster) -> None:
+    """The one H200 has no 12 GiB left; of the others GPU 3 alone has limits of the driver."""
+    path = DOCS / "claims" / "first-available.yaml"
+    free.kubectl("apply", f"--filename={path}")
+    free.allocated("h200-first")
+    _, pod = yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    pod["metadata"]["name"] = "another"
+    free.apply(pod)
+    results = free.allocated("another")
+    assert (gpus(results), results[0]["request"]) == (["3"], "gpu/other")
+
+
+def test_whole_gpus_and_shares_stay_apart(free: Cluster) -> None:
+    """Whole ones come from the other end; those of a pod that knows no claims too."""
+    for name, pod, expected in (
+        ("four-gib", "four-gib", ["0"]),
+        ("whole-gpu", "whole-gpu-by-claim", ["3w"]),
+    ):
+        free.kubectl("apply", f"--filename={DOCS / 'claims' / name}.yaml")
+        assert gpus(free.allocated(pod)) == expected
+    unchanged = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "unchanged"},
+        "spec": {
+            "containers": [
+                {"name": "main", "image": "a", "resources": {"limits": {"aliyun.com/gpu-count": "2"}}},
+            ]
+        },
+    }
+    free.apply(unchanged)
+    assert sorted(gpus(free.allocated("unchanged"))) == ["1w", "2w"]
+
+
+def test_two_whole_gpus_are_two_that_nvlinks_connect(free: Cluster) -> None:
+    free.kubectl("apply", "--validate=strict", f"--filename={DOCS / 'claims' / 'nvlink.yaml'}")
+    assert sorted(gpus(free.allocated("two-gpus-nvlink"))) == ["2w", "3w"]
+
+
+def test_who_looks_at_all_gpus_takes_none(free: Cluster) -> None:
+    free.kubectl("apply", f"--filename={DOCS / 'claims' / 'whole-gpu.yaml'}")
+    assert gpus(free.allocated("whole-gpu-by-claim")) == ["3w"]
+    free.kubectl("apply", "--validate=strict", f"--filename={DOCS / 'claims' / 'monitoring.yaml'}")
+    results = free.allocated("monitor", "gpu-monitoring")
+    assert sorted(gpus(results)) == ["0w", "1w", "2w", "3w"]
+    assert all(each["adminAccess"] for each in results)
+    free.kubectl("apply", f"--filename={DOCS / 'claims' / 'four-gib.yaml'}")
+    assert gpus(free.allocated("four-gib")) == ["0"]
