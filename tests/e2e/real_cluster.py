@@ -93,7 +93,7 @@ def missing() -> str:
         reasons.append(f"KUBE_BIN is unset: it names a folder with {', '.join(_KUBERNETES)}")
     elif absent := [name for name in _KUBERNETES if not os.access(folder / name, os.X_OK)]:
         reasons.append(f"KUBE_BIN={folder} holds no {', '.join(absent)}")
-    if absent := [tool for tool in _TOOLS if not shutil.which(tool, path=_path())]:
+    if absent := [tool for tool in _TOOLS if not shutil.which(tool, path=path())]:
         reasons.append(f"neither KUBE_BIN nor the PATH holds {', '.join(absent)}")
     if not _cni():
         reasons.append(f"none of {', '.join(_CNI)} holds the CNI plugins ptp and host-local")
@@ -102,7 +102,8 @@ def missing() -> str:
     return "; ".join(reasons)
 
 
-def _path() -> str:
+def path() -> str:
+    """Return the PATH by which all programs are found."""
     # CONTAINERD_BIN names a folder with a newer containerd than the machine has: DRA needs 1.7.2, which knows CDI.
     ours = [os.environ.get(name, "") for name in ("CONTAINERD_BIN", "KUBE_BIN")]
     return os.pathsep.join([*ours, os.environ["PATH"], "/usr/sbin", "/sbin"])
@@ -160,7 +161,13 @@ class RealCluster:
     @property
     def environ(self) -> Mapping[str, str]:
         """What kubectl needs of an environment."""
-        return {**os.environ, "PATH": _path(), "KUBECONFIG": str(self.home / "admin.kubeconfig")}
+        return {**os.environ, "PATH": path(), "KUBECONFIG": str(self.home / "admin.kubeconfig")}
+
+    def on_node(self, *command: str, given: str = "") -> subprocess.CompletedProcess[str]:
+        """Do something on the node, with the files that its programs see."""
+        return subprocess.run(
+            self._enter(*command), env=self.environ, input=given, capture_output=True, text=True, check=False
+        )
 
     def load(self, image: Path) -> None:
         """Have the node know an image; and have this machine forget the archive."""
@@ -196,7 +203,7 @@ class RealCluster:
         # Whatever becomes of us, the first process goes with us, and all others with the first.
         holding = ["setpriv", "--pdeathsig=KILL", "unshare", *namespaces, "sh", "-ec", _INSIDE]
         self._holder = subprocess.Popen(
-            holding, stdout=subprocess.PIPE, env={**os.environ, "PATH": _path()}, start_new_session=True
+            holding, stdout=subprocess.PIPE, env={**os.environ, "PATH": path()}, start_new_session=True
         )
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == b"up\n"

@@ -327,3 +327,10 @@ def test_gpus_held_through_other_resources_are_unaffected_by_our_own_ids() -> No
 def test_memory_in_use_counts_as_a_process(processes: int | None, used_mib: int | None, expected: int | None) -> None:
     """NVML does not list the processes of other PID namespaces."""
     assert Reading.of(processes, used_mib, 7.0) == Reading(expected, 7.0)
+
+
+def test_ids_that_were_given_back_are_free_at_once() -> None:
+    ledger = Ledger().seen(["GPU-0::0", "GPU-0::1", "GPU-1"])
+    assert ledger.without(["GPU-0::0", "GPU-1", "GPU-7"]) == Ledger().seen(["GPU-0::1"])
+    assert ledger.without(["GPU-0::0", "GPU-1"]).use("GPU-1") == Use()
+    assert ledger.without(["GPU-7"]) is ledger

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -168,3 +169,10 @@ def test_free_ids_of_a_gpu_held_through_another_resource_are_fenced(kind: Kind) 
         else {uuid(0): False}
     )
     assert shown == other | ours
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_node_that_changes_over_offers_what_is_in_use_and_nothing_else(kind: Kind) -> None:
+    here = replace(node(4, 4, 4, used={0: [1]}, whole=[2]), closing=True)
+    healthy = [name for offer in offers(here, kind) for name, well in offer.devices(kind) if well]
+    assert healthy == ([*ids(0, [1])] if kind is Kind.MEMORY else [uuid(2)])

@@ -1,0 +1,349 @@
+"""Claims on GPUs, on real Kubernetes: a scheduler that gives out GiB, a kubelet, containers with their variables.
+
+On a cluster of its own, whose containerd knows CDI (1.7.2 or newer; CONTAINERD_BIN names a folder with one).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
+from tests.e2e import real_cluster, starting
+from tests.e2e.cluster import ROOT
+from tests.patience import REAL_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.e2e.cluster import Cluster
+
+Json = dict[str, Any]
+
+DEPLOY = ROOT / "deploy"
+IMAGE = "docker.io/nvidia/cuda:12.8.1-base-ubuntu24.04"
+"""A name that the lab knows, of an image with a shell."""
+H200 = {"model": "H200", "memory": "16GiB"}
+"""15 shares of 1 GiB."""
+DESCRIPTION = "/var/lib/kubelet/device-plugins/fake-gpus.json"
+"""On the node, where the agent's pod sees it too."""
+LONG_S = REAL_S * 4
+
+
+def why_not() -> str:
+    """Say why this machine cannot run these tests; empty if it can."""
+    if reason := starting.why_not():
+        return reason
+    if reason := real_cluster.missing():
+        return reason
+    found = subprocess.run(
+        ["containerd", "--version"], env={"PATH": real_cluster.path()}, capture_output=True, text=True, check=False
+    )
+    version = re.search(r"([0-9]+)\.([0-9]+)\.([0-9]+)", found.stdout)
+    if version is None or tuple(map(int, version.groups())) < (1, 7, 2):
+        return (
+            f"containerd knows no CDI before 1.7.2, and this is: {found.stdout.strip()}; CONTAINERD_BIN names another"
+        )
+    return ""
+
+
+if reason := why_not():
+    pytest.skip(reason, allow_module_level=True)
+pytestmark = pytest.mark.timeout(900)
+
+
+# --- What a person does -----------------------------------------------------------------------------------------------
+
+
+def pod(name: str, template: str = "", *, claim: str = "", limits: Json | None = None) -> Json:
+    """Return a pod that stays, with a claim made of a template, a claim of this name, or limits."""
+    resources: Json = {"limits": limits} if limits else {}
+    spec: Json = {"terminationGracePeriodSeconds": 1}
+    if template or claim:
+        which = {"resourceClaimTemplateName": template} if template else {"resourceClaimName": claim}
+        spec["resourceClaims"] = [{"name": "gpu", **which}]
+        resources["claims"] = [{"name": "gpu"}]
+    command = ["sh", "-c", "trap 'exit 0' TERM; sleep 2147483647 & wait"]
+    container = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": command, "resources": resources}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec | {"containers": [container]}}
+
+
+def claim(
+    name: str, *, device_class: str = "gpushare", memory: str = "2Gi", config: Any = None, **exactly: Any
+) -> Json:
+    """Return a claim of a person's own."""
+    wanted: Json = {"deviceClassName": device_class, **exactly}
+    if device_class == "gpushare" and memory:
+        wanted["capacity"] = {"requests": {"memory": memory}}
+    devices: Json = {"requests": [{"name": "gpu", "exactly": wanted}]}
+    if config is not None:
+        devices["config"] = [{"opaque": {"driver": "gpu-device-plugin", "parameters": config}}]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name},
+        "spec": {"devices": devices},
+    }
+
+
+def run(cluster: Cluster, *bodies: Json) -> None:
+    """Create objects, and wait until every pod among them runs."""
+    cluster.apply_all(bodies)
+    names = [body["metadata"]["name"] for body in bodies if body["kind"] == "Pod"]
+    cluster.until(lambda: all(phase(cluster, name) == "Running" for name in names), f"{names} run", LONG_S)
+
+
+def phase(cluster: Cluster, name: str) -> str:
+    return str(cluster.get("pod", name)["status"].get("phase"))
+
+
+def environ(cluster: Cluster, name: str) -> dict[str, str]:
+    lines = cluster.kubectl("exec", name, "--", "env").splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def uuid_of(cluster: Cluster, name: str) -> str:
+    return environ(cluster, name)["NVIDIA_VISIBLE_DEVICES"]
+
+
+def delete(cluster: Cluster, *names: str) -> None:
+    cluster.kubectl("delete", "pod", *names, "--timeout=120s")
+
+
+def waits(cluster: Cluster, name: str, words: str) -> None:
+    """Wait until an Event of a pod says so."""
+    selector = f"--field-selector=involvedObject.name={name}"
+    cluster.until(
+        lambda: any(words in event.get("message", "") for event in cluster.items("events", selector)),
+        f"an Event of {name} says {words!r}",
+        LONG_S,
+    )
+
+
+def serve(cluster: Cluster, way: str) -> None:
+    cluster.kubectl("label", "--overwrite", "node", cluster.node, f"gpu-device-plugin/serve={way}")
+
+
+def devices(cluster: Cluster) -> dict[str, Json]:
+    found = cluster.items("resourceslices")
+    return {device["name"]: device for body in found for device in body["spec"].get("devices", ())}
+
+
+def describe(cluster: Cluster, *gpus: Json) -> None:
+    """Let the fake GPUs of the node be these."""
+    on_node(cluster, f"cat > {DESCRIPTION}.new && mv {DESCRIPTION}.new {DESCRIPTION}", json.dumps({"gpus": gpus}))
+
+
+def on_node(cluster: Cluster, command: str, given: str = "") -> str:
+    assert cluster.own is not None
+    done = cluster.own.on_node("sh", "-c", command, given=given)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def agent(cluster: Cluster) -> str:
+    """Return the name of the agent's pod, which runs and is ready."""
+
+    def ready() -> str:
+        pods = cluster.items("pods", "--namespace=gpushare", "--selector=app.kubernetes.io/component=node")
+        live = [each for each in pods if "deletionTimestamp" not in each["metadata"]]
+        states = [each["status"].get("containerStatuses", [{}])[0].get("ready") for each in live]
+        return str(live[0]["metadata"]["name"]) if states == [True] else ""
+
+    return cluster.until(ready, "one agent runs and is ready", LONG_S)
+
+
+# --- The cluster ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def installed() -> Iterator[Cluster]:
+    """A cluster whose node serves claims, by our manifests."""
+    with starting.started() as cluster:
+        describe(cluster, H200, H200)
+        cluster.apply(DEPLOY / "daemonset.yaml", DEPLOY / "optional/dra.yaml", DEPLOY / "optional/dra-templates.yaml")
+        cluster.kubectl(
+            *("--namespace=gpushare", "patch", "daemonset", "gpushare-node"),
+            *("--patch-file", str(DEPLOY / "patches/dra-agent.yaml")),
+        )
+        cluster.kubectl("--namespace=gpushare", "set", "env", "daemonset/gpushare-node", f"GPUSHARE_GPUS={DESCRIPTION}")
+        serve(cluster, "dra")
+        cluster.kubectl("label", "node", cluster.node, "gpushare=true")
+        cluster.until(lambda: len(devices(cluster)) == 4, "the node's devices are published", LONG_S)
+        yield cluster
+
+
+@pytest.fixture
+def cluster(installed: Cluster) -> Iterator[Cluster]:
+    """The same, with no pod and no claim before and after a test."""
+    yield installed
+    installed.kubectl("delete", "pods,resourceclaims", "--all", "--timeout=180s", "--grace-period=1")
+    installed.until(lambda: not installed.items("resourceclaims"), "all claims are gone", LONG_S)
+
+
+# --- What has to be seen ----------------------------------------------------------------------------------------------
+
+
+def test_shares_fill_a_gpu_and_a_container_sees_its_variables(cluster: Cluster) -> None:
+    run(cluster, *(pod(f"c{n}", "gpu-mem-4gi") for n in range(3)))
+    first = environ(cluster, "c0")
+    assert first["GPUSHARE_MEMORY_LIMIT_MIB"] == "4096"
+    assert {uuid_of(cluster, f"c{n}") for n in range(3)} == {first["NVIDIA_VISIBLE_DEVICES"]}
+    run(cluster, pod("large", "gpu-mem-8gi"))
+    assert uuid_of(cluster, "large") != first["NVIDIA_VISIBLE_DEVICES"]
+    cluster.apply_all([pod("late", "gpu-mem-8gi")])
+    waits(cluster, "late", "cannot allocate all claims")
+    delete(cluster, "large")
+    cluster.until(lambda: phase(cluster, "late") == "Running", "the pod that waited runs", LONG_S)
+
+
+def test_whole_gpus_by_claim_and_by_limit_never_meet_shares(cluster: Cluster) -> None:
+    run(cluster, pod("share", "gpu-mem-1gi"), pod("whole", limits={GPU_COUNT: 1}))
+    given = environ(cluster, "whole")
+    assert "GPUSHARE_MEMORY_LIMIT_MIB" not in given
+    assert given["NVIDIA_VISIBLE_DEVICES"] != uuid_of(cluster, "share")
+    cluster.apply_all([pod("another", "gpu-whole")])
+    waits(cluster, "another", "cannot allocate all claims")
+    delete(cluster, "share")
+    cluster.until(lambda: phase(cluster, "another") == "Running", "the whole GPU is given", LONG_S)
+    assert uuid_of(cluster, "another") != given["NVIDIA_VISIBLE_DEVICES"]
+
+
+def test_the_status_of_a_claim_and_of_its_pod_say_what_it_has(cluster: Cluster) -> None:
+    run(cluster, claim("mine"), pod("user", claim="mine"))
+
+    def told() -> list[Json]:
+        found: list[Json] = cluster.get("resourceclaim", "mine")["status"].get("devices", [])
+        return found
+
+    (device,) = cluster.until(told, "the claim says what it holds", LONG_S)
+    assert device["data"] == {"uuid": uuid_of(cluster, "user"), "memoryMiB": 2048, "limitBy": "advisory"}
+    status = cluster.get("pod", "user")["status"]["containerStatuses"][0]
+    assert status["allocatedResourcesStatus"][0]["resources"][0]["health"] == "Healthy"
+
+
+def test_two_pods_share_a_claim(cluster: Cluster) -> None:
+    run(cluster, claim("shared"), pod("one", claim="shared"), pod("two", claim="shared"))
+    assert uuid_of(cluster, "one") == uuid_of(cluster, "two")
+    delete(cluster, "one")
+    assert on_node(cluster, "ls /var/lib/kubelet/plugins/gpu-device-plugin/claims").count(".json") == 1
+    delete(cluster, "two")
+    assert on_node(cluster, "ls /var/lib/kubelet/plugins/gpu-device-plugin/claims /run/cdi").count(".json") == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"apiVersion": "gpu-device-plugin/v1", "kind": "GpuShareConfig", "limits": "strict"}, "has limits 'strict'"),
+        ({"apiVersion": "gpu-device-plugin/v1", "kind": "GpuShareConfig", "memory": 4}, "has the parameter 'memory'"),
+        ({"apiVersion": "v2", "kind": "GpuShareConfig"}, "not of apiVersion gpu-device-plugin/v1"),
+        (
+            {"apiVersion": "gpu-device-plugin/v1", "kind": "GpuShareConfig", "limits": "driver"},
+            "require limits of driver",
+        ),
+        ({}, "but of None and None"),
+    ],
+)
+def test_nonsense_in_parameters_is_told_to_the_pods_owner(cluster: Cluster, config: Json, words: str) -> None:
+    cluster.apply_all([claim("odd", config=config), pod("odd", claim="odd")])
+    waits(cluster, "odd", words)
+
+
+def test_access_beside_others_needs_a_namespace_for_it_and_lets_nobody_compute(cluster: Cluster) -> None:
+    run(cluster, pod("full", "gpu-whole"), pod("full2", "gpu-whole"))
+    label = "resource.kubernetes.io/admin-access"
+    cluster.kubectl("label", "namespace", "default", f"{label}=true")
+    try:
+        run(cluster, claim("watcher", adminAccess=True, memory=""), pod("watcher", claim="watcher"))
+        given = environ(cluster, "watcher")
+        assert given["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
+        delete(cluster, "watcher")
+    finally:
+        cluster.kubectl("label", "namespace", "default", f"{label}-")
+
+
+def test_an_agent_that_is_killed_finds_its_claims_again(cluster: Cluster) -> None:
+    run(cluster, pod("before", "gpu-mem-8gi"))
+    uuid = uuid_of(cluster, "before")
+    on_node(cluster, "pkill -KILL -f 'gpu-device-plugin node' || true")
+    cluster.kubectl("delete", "pod", "before", "--wait=false")
+    run(cluster, pod("after", "gpu-mem-8gi"))
+    cluster.until(lambda: cluster.run("kubectl", "get", "pod", "before").returncode != 0, "the pod is gone", LONG_S)
+    run(cluster, pod("later", "gpu-mem-4gi"))
+    assert uuid
+    files = on_node(cluster, "ls /var/lib/kubelet/plugins/gpu-device-plugin/claims").split()
+    assert len(files) == 2
+
+
+def test_a_kubelet_that_restarts_keeps_pods_and_gets_the_slices_again(cluster: Cluster) -> None:
+    assert cluster.own is not None
+    run(cluster, pod("stays", "gpu-mem-4gi"))
+    started = cluster.get("pod", "stays")["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
+    before = {body["metadata"]["uid"] for body in cluster.items("resourceslices")}
+    cluster.own.stop_kubelet()
+    cluster.apply_all([pod("meanwhile", "gpu-mem-4gi")])
+    cluster.own.start_kubelet()
+
+    def again() -> bool:
+        found = {body["metadata"]["uid"] for body in cluster.items("resourceslices")}
+        return len(found) == len(before) and not found & before
+
+    cluster.until(again, "the slices were removed and published again", LONG_S)
+    cluster.until(lambda: phase(cluster, "meanwhile") == "Running", "the pod of meanwhile runs", LONG_S)
+    after = cluster.get("pod", "stays")["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
+    assert after == started
+    delete(cluster, "stays", "meanwhile")
+
+
+def test_a_rollout_of_the_agent_disturbs_no_claim(cluster: Cluster) -> None:
+    run(cluster, pod("stays", "gpu-mem-4gi"))
+    before = agent(cluster)
+    cluster.kubectl("--namespace=gpushare", "rollout", "restart", "daemonset/gpushare-node")
+    cluster.kubectl("--namespace=gpushare", "rollout", "status", "daemonset/gpushare-node", "--timeout=180s")
+    cluster.until(lambda: agent(cluster) != before, "another agent runs", LONG_S)
+    run(cluster, pod("next", "gpu-mem-4gi"))
+    assert uuid_of(cluster, "next") == uuid_of(cluster, "stays")
+    delete(cluster, "stays", "next")
+
+
+def test_a_gpu_that_fails_is_told_to_scheduler_and_pod_and_comes_back(cluster: Cluster) -> None:
+    run(cluster, pod("hurt", "gpu-mem-4gi"))
+    name = uuid_of(cluster, "hurt").lower()
+    index = devices(cluster)[name]["attributes"]["index"]["int"]
+    describe(cluster, *(H200 | ({"lost": True} if n == index else {}) for n in range(2)))
+    cluster.until(lambda: devices(cluster)[name].get("taints"), "the device has a taint", LONG_S)
+
+    def health() -> str:
+        status = cluster.get("pod", "hurt")["status"]["containerStatuses"][0]
+        return str(status.get("allocatedResourcesStatus", [{"resources": [{}]}])[0]["resources"][0].get("health"))
+
+    cluster.until(lambda: health() == "Unhealthy", "the pod is told", LONG_S)
+    run(cluster, pod("elsewhere", "gpu-mem-4gi"))
+    assert uuid_of(cluster, "elsewhere").lower() != name
+    describe(cluster, H200, H200)
+    cluster.until(lambda: not devices(cluster)[name].get("taints"), "the taint is gone", LONG_S)
+    cluster.until(lambda: health() == "Healthy", "the pod is told again", LONG_S)
+
+
+def test_a_node_changes_over_to_the_device_plugin_and_back_and_waits_for_those_who_hold_gpus(cluster: Cluster) -> None:
+    """Right after the plugin left, the kubelet starts a container whose whole GPU DRA serves under the same name."""
+    run(cluster, pod("holds", "gpu-mem-4gi"))
+    serve(cluster, "device-plugin")
+    cluster.until(lambda: not devices(cluster), "nothing is offered to claims", LONG_S)
+    notes = cluster.get("node", cluster.node)["metadata"]["annotations"]["gpu-device-plugin/gpus"]
+    assert "waits to serve by device-plugin" in notes
+    delete(cluster, "holds")
+    cluster.until(lambda: cluster.offered() == {GPU_MEM: 30, GPU_COUNT: 2}, "the plugin offers the GPUs", LONG_S)
+    run(cluster, pod("old", limits={GPU_MEM: 3}))
+    assert environ(cluster, "old")["GPUSHARE_MEMORY_LIMIT_MIB"] == "3072"
+    serve(cluster, "dra")
+    cluster.until(lambda: cluster.offered() == {GPU_MEM: 3, GPU_COUNT: 0}, "nothing more is offered", LONG_S)
+    assert not devices(cluster)
+    delete(cluster, "old")
+    cluster.until(lambda: len(devices(cluster)) == 4, "the node serves claims again", LONG_S)
+    run(cluster, pod("whole", limits={GPU_COUNT: 1}), pod("share", "gpu-mem-4gi"))
+    assert uuid_of(cluster, "whole") != uuid_of(cluster, "share")

@@ -1,0 +1,78 @@
+"""The files of prepared claims."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_device_plugin.core.dra.prepared import PreparedClaim, PreparedDevice
+from gpu_device_plugin.kubelet.claim_store import ClaimStore, ClaimStoreError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CLAIM = PreparedClaim(
+    "u-1", "default", "c1", (PreparedDevice("gpu", "gpu-1", "gpu-x"),), frozenset({"GPU-1::0"}), cdi={"a": 1}
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ClaimStore:
+    (tmp_path / "cdi").mkdir()
+    return ClaimStore(tmp_path / "claims", tmp_path / "cdi")
+
+
+def files(path: Path) -> dict[str, list[str]]:
+    return {each.name: sorted(file.name for file in each.iterdir()) for each in sorted(path.iterdir())}
+
+
+def test_what_is_written_is_loaded_and_removed(store: ClaimStore, tmp_path: Path) -> None:
+    store.write(CLAIM)
+    assert files(tmp_path) == {"cdi": ["gpu-device-plugin-claim_u-1.json"], "claims": ["u-1.json"]}
+    assert store.load() == ({"u-1": CLAIM}, frozenset())
+    store.remove("u-1")
+    store.remove("u-1")
+    assert files(tmp_path) == {"cdi": [], "claims": []}
+
+
+def test_nothing_is_there_at_first(store: ClaimStore) -> None:
+    assert store.load() == ({}, frozenset())
+
+
+def test_damaged_files_are_named_and_stay(store: ClaimStore, tmp_path: Path) -> None:
+    store.write(CLAIM)
+    (tmp_path / "claims/u-2.json").write_text((tmp_path / "claims/u-1.json").read_text())
+    (tmp_path / "claims/u-3.json").mkdir()
+    found, damaged = store.load()
+    assert (list(found), set(damaged)) == (["u-1"], {"u-2", "u-3"})
+
+
+def test_a_sweep_writes_what_a_reboot_removed_and_removes_what_nobody_has(store: ClaimStore, tmp_path: Path) -> None:
+    store.write(CLAIM)
+    (tmp_path / "cdi/gpu-device-plugin-claim_u-1.json").unlink()
+    (tmp_path / "cdi/gpu-device-plugin-claim_u-9.json").write_text("{}")
+    (tmp_path / "cdi/nvidia.yaml").write_text("")
+    store.sweep({"u-1": CLAIM})
+    assert files(tmp_path)["cdi"] == ["gpu-device-plugin-claim_u-1.json", "nvidia.yaml"]
+
+
+@pytest.mark.parametrize("uid", ["", "../x", "a/b", "a" * 200])
+def test_a_uid_that_is_no_name_of_a_file_is_refused(store: ClaimStore, tmp_path: Path, uid: str) -> None:
+    with pytest.raises(ClaimStoreError, match="none of Kubernetes"):
+        store.write(PreparedClaim(uid, "n", "c", CLAIM.devices))
+    store.remove(uid)
+    assert files(tmp_path) == {"cdi": []}
+
+
+def test_a_directory_that_cannot_be_used_is_told_with_the_remedy(store: ClaimStore, tmp_path: Path) -> None:
+    (tmp_path / "cdi").rmdir()
+    (tmp_path / "cdi").write_text("in the way")
+    with pytest.raises(ClaimStoreError, match="mounted writable"):
+        store.write(CLAIM)
+    os.mkfifo(tmp_path / "claims/u-4.json")
+    assert "u-4" in store.load()[1]
+    (tmp_path / "claims/u-5.json").mkdir()
+    with pytest.raises(ClaimStoreError, match=r"removing .*cdi/"):
+        store.remove("u-5")
