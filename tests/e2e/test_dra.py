@@ -173,7 +173,7 @@ def installed() -> Iterator[Cluster]:
         cluster.kubectl("--namespace=gpushare", "set", "env", "daemonset/gpushare-node", f"GPUSHARE_GPUS={DESCRIPTION}")
         serve(cluster, "dra")
         cluster.kubectl("label", "node", cluster.node, "gpushare=true")
-        cluster.until(lambda: len(devices(cluster)) == 4, "the node's devices are published", LONG_S)
+        cluster.until(lambda: len(devices(cluster)) == 6, "the node's devices are published", LONG_S)
         yield cluster
 
 
@@ -258,7 +258,8 @@ def test_access_beside_others_needs_a_namespace_for_it_and_lets_nobody_compute(c
     label = "resource.kubernetes.io/admin-access"
     cluster.kubectl("label", "namespace", "default", f"{label}=true")
     try:
-        run(cluster, claim("watcher", adminAccess=True, memory=""), pod("watcher", claim="watcher"))
+        asked = claim("watcher", device_class="gpushare-monitor", adminAccess=True)
+        run(cluster, asked, pod("watcher", claim="watcher"))
         given = environ(cluster, "watcher")
         assert given["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
         delete(cluster, "watcher")
@@ -344,6 +345,6 @@ def test_a_node_changes_over_to_the_device_plugin_and_back_and_waits_for_those_w
     cluster.until(lambda: cluster.offered() == {GPU_MEM: 3, GPU_COUNT: 0}, "nothing more is offered", LONG_S)
     assert not devices(cluster)
     delete(cluster, "old")
-    cluster.until(lambda: len(devices(cluster)) == 4, "the node serves claims again", LONG_S)
+    cluster.until(lambda: len(devices(cluster)) == 6, "the node serves claims again", LONG_S)
     run(cluster, pod("whole", limits={GPU_COUNT: 1}), pod("share", "gpu-mem-4gi"))
     assert uuid_of(cluster, "whole") != uuid_of(cluster, "share")

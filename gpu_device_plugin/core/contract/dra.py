@@ -16,6 +16,8 @@ SHARED = "shared-gpu"
 """Value of the attribute `TYPE`: a device that many claims can have parts of."""
 WHOLE = "whole-gpu"
 """Value of the attribute `TYPE`: a device that one claim has alone."""
+MONITOR = "monitor"
+"""Value of the attribute `TYPE`: a device for programs that look at a GPU beside those who have it."""
 
 # Attributes and capacities of a device, in the driver's domain.
 TYPE = "type"
@@ -48,8 +50,12 @@ SHARED_CLASS = "gpushare"
 WHOLE_CLASS = "gpushare-whole"
 """The DeviceClass of whole GPUs that our manifests define, which serves the extended resource gpu-count too."""
 
+MONITOR_CLASS = "gpushare-monitor"
+"""The DeviceClass of monitors that our manifests define."""
+
 _UUID = re.compile(r"gpu(-[0-9a-f]{4,12}){5}", re.ASCII)
 _WHOLE_ENDING = "-whole"
+_MONITOR_ENDING = "-monitor"
 
 
 def device_name(uuid: str, *, whole: bool) -> str:
@@ -65,3 +71,14 @@ def parse_device_name(name: str) -> tuple[str, bool] | None:
     """Return the GPU's UUID as NVML writes it, and whether the device is the whole GPU; None if it is not ours."""
     uuid, whole = name.removesuffix(_WHOLE_ENDING), name.endswith(_WHOLE_ENDING)
     return (f"GPU{uuid[3:]}", whole) if _UUID.fullmatch(uuid) else None
+
+
+def monitor_name(uuid: str) -> str:
+    """Return the name of the device by which a GPU is looked at."""
+    return uuid.lower() + _MONITOR_ENDING
+
+
+def parse_monitor_name(name: str) -> str:
+    """Return the UUID of the GPU that a device looks at, as NVML writes it; empty: it is no such device of ours."""
+    uuid = name.removesuffix(_MONITOR_ENDING)
+    return f"GPU{uuid[3:]}" if uuid != name and _UUID.fullmatch(uuid) else ""

@@ -52,7 +52,8 @@ def counters(gpus: Iterable[SharedGpu]) -> dict[str, Any]:
 def devices(node: Node, facts: Facts, sets: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the devices of a node: the shared ones in the given order, then the whole ones in the opposite order.
 
-    Whole GPUs are taken from the end at which shares are taken last.
+    Whole GPUs are taken from the end at which shares are taken last. Monitors take no counter: kube-scheduler asks
+    claims with access beside others for one, too (1.36.2).
 
     Args:
         node: the node.
@@ -63,7 +64,11 @@ def devices(node: Node, facts: Facts, sets: Mapping[str, str]) -> list[dict[str,
     gpus = _in_order(node, facts.order)
     shared = [_shared(node, gpu, facts, groups, sets[gpu.gpu.uuid]) for gpu in gpus]
     whole = [_whole(node, gpu, facts, groups) | _consuming(gpu, sets[gpu.gpu.uuid]) for gpu in reversed(gpus)]
-    return [*(shared if Kind.MEMORY in facts.kinds else ()), *(whole if Kind.COUNT in facts.kinds else ())]
+    return [
+        *(shared if Kind.MEMORY in facts.kinds else ()),
+        *(whole if Kind.COUNT in facts.kinds else ()),
+        *(_monitor(gpu, facts, groups) for gpu in gpus),
+    ]
 
 
 def plain_devices(node: Node, facts: Facts) -> list[dict[str, Any]]:
@@ -71,13 +76,11 @@ def plain_devices(node: Node, facts: Facts) -> list[dict[str, Any]]:
 
     GPUs out of service are left out, as no taint could keep pods away from them.
     """
-    if Kind.COUNT not in facts.kinds:
-        return []
     groups = nvlink_groups(node.links)
-    found = [_whole(node, gpu, facts, groups) for gpu in reversed(_in_order(node, facts.order))]
-    return [
-        {key: value for key, value in device.items() if key != "taints"} for device in found if not device.get("taints")
-    ]
+    gpus = _in_order(node, facts.order)
+    whole = [_whole(node, gpu, facts, groups) for gpu in reversed(gpus)] if Kind.COUNT in facts.kinds else []
+    healthy = [device for device in whole if not device.get("taints")]
+    return [*healthy, *(_monitor(gpu, facts, groups) for gpu in gpus)]
 
 
 def nvlink_groups(links: Links) -> dict[int, int]:
@@ -168,6 +171,13 @@ def _whole(node: Node, shared: SharedGpu, facts: Facts, groups: Mapping[int, int
     }
 
 
+def _monitor(shared: SharedGpu, facts: Facts, groups: Mapping[int, int]) -> dict[str, Any]:
+    return {
+        "name": dra.monitor_name(shared.gpu.uuid),
+        "attributes": _attributes(shared, facts, groups, dra.MONITOR),
+    }
+
+
 def _attributes(shared: SharedGpu, facts: Facts, groups: Mapping[int, int], kind: str) -> dict[str, Any]:
     gpu = shared.gpu
     version = semver(facts.driver_version or "")
@@ -175,6 +185,7 @@ def _attributes(shared: SharedGpu, facts: Facts, groups: Mapping[int, int], kind
         dra.TYPE: ("string", kind),
         dra.UUID: ("string", gpu.uuid[:_LONGEST_TEXT]),
         dra.PRODUCT: ("string", gpu.product[:_LONGEST_TEXT]),
+        dra.ARCHITECTURE: ("string", gpu.architecture and gpu.architecture[:_LONGEST_TEXT]),
         dra.DRIVER_VERSION: ("version", version),
         dra.INDEX: ("int", shared.position),
         dra.NUMA_NODE: ("int", gpu.numa_node),

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.dra import DRIVER, parse_device_name
+from gpu_device_plugin.core.contract.dra import DRIVER, parse_device_name, parse_monitor_name
 from gpu_device_plugin.core.dra.parameters import NO_CONFIG, ParametersError, ShareConfig, share_config
 from gpu_device_plugin.core.dra.prepared import PreparedDevice
 from gpu_device_plugin.core.model.memory import format_mib
@@ -87,15 +87,22 @@ def _gpus(node: Node, claim: Claim, node_name: str) -> list[tuple[Device, Shared
                 f"claim {claim} was allocated a GPU of node {device.pool}, and this is {node_name}; use the claim in "
                 "pods of that node only, or one claim for each pod",
             )
-        parsed = parse_device_name(device.name)
-        shared = known.get(parsed[0].lower()) if parsed else None
-        if parsed is None or shared is None:
+        watched = parse_monitor_name(device.name)
+        uuid, whole = (watched, False) if watched else parse_device_name(device.name) or ("", False)
+        shared = known.get(uuid.lower())
+        if shared is None:
             return Refused(
                 Why.UNKNOWN_DEVICE,
                 f"device {device.name} of claim {claim} is not on this node (any more); delete the pod so that it is "
                 "scheduled again",
             )
-        found.append((device, shared, parsed[1]))
+        if watched and not device.admin:
+            return Refused(
+                Why.BAD_PARAMETERS,
+                f"device {device.name} of claim {claim} is for programs that look at a GPU beside those who have it; "
+                "let the request say adminAccess: true, in a namespace that may",
+            )
+        found.append((device, shared, whole))
     if len({(device.admin, device.admin or whole) for device, _, whole in found}) > 1:
         return Refused(
             Why.BOTH_RESOURCES,

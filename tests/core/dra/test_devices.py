@@ -28,7 +28,7 @@ SETS = {uuid(position): "gpus-0" for position in range(4)}
 def test_a_gpu_is_offered_in_parts_and_whole_and_both_take_the_same_counter() -> None:
     here = node(16, nvlinks=())
     facts = Facts((uuid(0),), "570.86.03", {uuid(0): Rung.DRIVER})
-    shared, whole = devices(here, facts, SETS)
+    shared, whole, monitor = devices(here, facts, SETS)
     lock = [{"counterSet": "gpus-0", "counters": {NAMES[0]: {"value": "1"}}}]
     said = {
         "uuid": {"string": uuid(0)},
@@ -61,6 +61,7 @@ def test_a_gpu_is_offered_in_parts_and_whole_and_both_take_the_same_counter() ->
         "capacity": {"memory": {"value": "16Gi"}},
         "consumesCounters": lock,
     }
+    assert monitor == {"name": f"{NAMES[0]}-monitor", "attributes": {**said, "type": {"string": "monitor"}}}
 
 
 def test_shares_are_taken_from_one_end_of_the_order_and_whole_gpus_from_the_other() -> None:
@@ -68,14 +69,14 @@ def test_shares_are_taken_from_one_end_of_the_order_and_whole_gpus_from_the_othe
     assert [each["name"] for each in found] == [
         *(NAMES[2], NAMES[0], NAMES[1]),
         *(f"{NAMES[1]}-whole", f"{NAMES[0]}-whole", f"{NAMES[2]}-whole"),
+        *(f"{NAMES[2]}-monitor", f"{NAMES[0]}-monitor", f"{NAMES[1]}-monitor"),
     ]
 
 
-@pytest.mark.parametrize(("kind", "count"), [(Kind.MEMORY, 1), (Kind.COUNT, 1)])
-def test_a_resource_that_is_not_offered_has_no_devices(kind: Kind, count: int) -> None:
-    found = devices(node(8), Facts((), kinds=frozenset({kind})), SETS)
-    assert len(found) == count
-    assert found[0]["name"].endswith("-whole") is (kind is Kind.COUNT)
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_resource_that_is_not_offered_has_no_devices(kind: Kind) -> None:
+    names = [each["name"] for each in devices(node(8), Facts((), kinds=frozenset({kind})), SETS)]
+    assert names == [NAMES[0] + "-whole" * (kind is Kind.COUNT), f"{NAMES[0]}-monitor"]
 
 
 @pytest.mark.parametrize(("evict", "effect"), [(False, "NoSchedule"), (True, "NoExecute")])
@@ -83,19 +84,19 @@ def test_a_gpu_out_of_service_has_a_taint_that_says_why(effect: str, *, evict: b
     here = node(8, 8, unhealthy={1: "XID 79 (it has fallen off the bus) was reported"})
     found = devices(here, Facts((), evict=evict), SETS)
     taint = {"key": "gpu-device-plugin/unhealthy", "value": "xid-79", "effect": effect}
-    assert [each.get("taints") for each in found] == [None, [taint], [taint], None]
+    assert [each.get("taints") for each in found] == [None, [taint], [taint], None, None, None]
 
 
 def test_a_gpu_that_is_held_through_another_resource_gets_no_claims() -> None:
     here = replace(node(8), ledger=Ledger().with_foreign({uuid(0): "nvidia.com/gpu"}))
-    for each in devices(here, Facts((), evict=True), SETS):
+    for each in devices(here, Facts((), evict=True), SETS)[:2]:
         assert each["taints"] == [
             {"key": "gpu-device-plugin/unhealthy", "value": "held-otherwise", "effect": "NoSchedule"}
         ]
 
 
 def test_a_gpu_without_the_limits_that_are_required_gives_no_parts_and_is_given_whole() -> None:
-    shared, whole = devices(node(8), Facts((), barred=frozenset({uuid(0)})), SETS)
+    shared, whole, _ = devices(node(8), Facts((), barred=frozenset({uuid(0)})), SETS)
     assert shared["taints"] == [
         {"key": "gpu-device-plugin/unhealthy", "value": "limits-missing", "effect": "NoSchedule"}
     ]
@@ -104,10 +105,18 @@ def test_a_gpu_without_the_limits_that_are_required_gives_no_parts_and_is_given_
 
 def test_an_api_server_without_parts_gets_healthy_gpus_as_whole_devices() -> None:
     here = node(8, 8, unhealthy={0: "it is lost"})
-    (found,) = plain_devices(here, Facts(()))
+    found, *monitors = plain_devices(here, Facts(()))
     assert found["name"] == f"{NAMES[1]}-whole"
     assert found.keys() == {"name", "attributes", "capacity"}
-    assert plain_devices(here, Facts((), kinds=frozenset({Kind.MEMORY}))) == []
+    assert [each["name"] for each in monitors] == [f"{NAMES[0]}-monitor", f"{NAMES[1]}-monitor"]
+    assert plain_devices(here, Facts((), kinds=frozenset({Kind.MEMORY}))) == monitors
+
+
+def test_the_architecture_is_said_where_it_is_known() -> None:
+    (shared,) = node(8).shares.gpus
+    known = replace(shared, gpu=replace(shared.gpu, architecture="Hopper"))
+    here = replace(node(8), shares=replace(node(8).shares, gpus=(known,)))
+    assert devices(here, Facts(()), SETS)[0]["attributes"]["architecture"] == {"string": "Hopper"}
 
 
 def test_gpus_that_nvlinks_connect_through_others_are_one_group() -> None:

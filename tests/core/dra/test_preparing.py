@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_device_plugin.core.contract.dra import monitor_name
 from gpu_device_plugin.core.dra.prepared import PreparedClaim
 from gpu_device_plugin.core.dra.preparing import Preparation, prepare
 from gpu_device_plugin.core.model.limits import Rung
@@ -69,6 +70,15 @@ def test_access_beside_others_takes_nothing_even_of_a_gpu_that_is_full_or_broken
     for whole in (False, True):
         found = made(here, claim(device(0, whole=whole, admin=True)))
         assert (found.device_ids, found.admin, found.devices[0].mib) == (frozenset(), True, 0)
+
+
+def test_a_monitor_is_for_access_beside_others_only() -> None:
+    monitor = replace(device(0, whole=True), name=monitor_name(uuid(0)))
+    found = made(node(8, whole=[0]), claim(replace(monitor, admin=True)))
+    assert (found.device_ids, found.admin, found.devices[0].uuid) == (frozenset(), True, uuid(0))
+    refusal = refused(node(8), claim(monitor))
+    assert refusal.why is Why.BAD_PARAMETERS
+    assert "let the request say adminAccess: true" in refusal.sentence
 
 
 def before_of(preparation: Preparation) -> PreparedClaim:

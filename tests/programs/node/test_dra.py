@@ -128,11 +128,11 @@ async def test_a_claim_whose_file_is_damaged_is_read_from_the_api_again() -> Non
 async def test_slices_that_somebody_removes_come_back() -> None:
     async with claims() as here:
         await here.start()
-        assert len(here.devices()) == 4
+        assert len(here.devices()) == 6
         await here.kubelet.stop()
         await here.kubelet.start()
         assert here.kubelet.wiped == 2
-        await here.node.until(lambda: len(here.devices()) == 4)
+        await here.node.until(lambda: len(here.devices()) == 6)
         assert len({spec["pool"]["generation"] for spec in here.slices()}) == 1
         await here.serves()
         assert (await here.run_claim("c1")).error == ""
@@ -228,11 +228,12 @@ async def test_access_beside_others_is_given_although_the_gpu_is_full() -> None:
     async with claims("fake:1xT4") as here:
         await here.start()
         await here.run_claim("c1", Wish(memory="14Gi"))
-        watcher = await here.run_claim("admin", Wish(admin=True))
+        watcher = await here.run_claim("admin", Wish("monitor", admin=True))
         assert watcher.environ["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
         assert "GPUSHARE_MEMORY_LIMIT_MIB" not in watcher.environ
         await here.end_claim("admin")
         assert len(here.dra.claims.prepared.value) == 1
+        assert "let the request say adminAccess: true" in (await here.run_claim("plain", Wish("monitor"))).error
 
 
 async def test_what_claims_hold_is_known_by_container() -> None:
@@ -254,7 +255,7 @@ async def test_an_older_api_server_gets_whole_gpus_only_and_says_so() -> None:
         await here.start()
         (spec,) = here.slices()
         assert sorted(spec["devices"][0]) == ["attributes", "capacity", "name"]
-        assert all(device["name"].endswith("-whole") for device in spec["devices"])
+        assert [device["name"].rpartition("-")[2] for device in spec["devices"]] == [*["whole"] * 2, *["monitor"] * 2]
         assert here.dra.remarks[0].startswith("the API server does not know sharedCounters of ResourceSlices")
         await here.node.until(lambda: bool(here.events("GPUSharesUnavailable")))
         assert (await here.run_claim("c1", WHOLE)).error == ""
@@ -293,8 +294,7 @@ async def test_the_node_says_that_it_serves_claims() -> None:
 async def test_resources_decide_on_the_kinds_of_devices() -> None:
     async with claims(resources="count") as here:
         await here.start()
-        assert all(name.endswith("-whole") for name in here.devices())
-        assert len(here.devices()) == 2
+        assert [name.rpartition("-")[2] for name in here.devices()] == [*["whole"] * 2, *["monitor"] * 2]
 
 
 async def test_an_unreadable_file_system_keeps_a_claim_from_starting_and_leaves_no_hold() -> None:
