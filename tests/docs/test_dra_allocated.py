@@ -66,9 +66,8 @@ class Cluster:
         )
         status = self.get("pod", pod, f"--namespace={namespace}")["status"]
         names = [each["resourceClaimName"] for each in status.get("resourceClaimStatuses", ())]
-        names += [status["extendedResourceClaimStatus"]["resourceClaimName"]] * (
-            "extendedResourceClaimStatus" in status
-        )
+        if extended := status.get("extendedResourceClaimStatus"):
+            names.append(extended["resourceClaimName"])
         (name,) = names
         claim = self.get("resourceclaim", name, f"--namespace={namespace}")
         results: list[Json] = claim["status"]["allocation"]["devices"]["results"]
