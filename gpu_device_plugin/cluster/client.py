@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 import msgspec
 
-from gpu_device_plugin.cluster.api import PODS, Page, WatchEvent, version_number
+from gpu_device_plugin.cluster.api import PODS, Page, WatchEvent, selectors, version_number
 from gpu_device_plugin.cluster.config import ClusterConfigError
 from gpu_device_plugin.cluster.credentials import Credentials
 from gpu_device_plugin.cluster.errors import ApiError, Call, UnauthorizedError, UnavailableError, error_from
@@ -193,7 +193,7 @@ class Client:
         Raises:
             GoneError: the continue token expired; begin again with `since` empty.
         """
-        selected = {"limit": str(limit), **_selectors(fields, labels)}
+        selected = {"limit": str(limit), **selectors(fields, labels)}
         # Without a match rule, a limit makes the server return exactly this version.
         wanted = {"resourceVersion": since, "resourceVersionMatch": "NotOlderThan"} if since else {}
         while True:
@@ -232,7 +232,7 @@ class Client:
             "resourceVersion": since,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(seconds),
-            **_selectors(fields, labels),
+            **selectors(fields, labels),
         }
         async with self._answer(
             call,
@@ -421,10 +421,6 @@ class Client:
             if isinstance(error.__cause__, (aiohttp.ClientSSLError, ClusterConfigError)):
                 self._credentials.forget_tls()
             raise
-
-
-def _selectors(fields: str, labels: str) -> dict[str, str]:
-    return {key: value for key, value in (("fieldSelector", fields), ("labelSelector", labels)) if value}
 
 
 async def _events(call: Call, response: aiohttp.ClientResponse) -> AsyncIterator[WatchEvent]:

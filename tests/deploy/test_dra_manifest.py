@@ -108,9 +108,9 @@ def test_the_agents_get_the_rights_of_a_driver_and_no_others() -> None:
     }
     assert rules == {
         ("resourceclaims",): {"get", "list"},
-        ("resourceclaims/status",): {"update", "patch"},
-        ("resourceclaims/driver", dra.DRIVER): {"associated-node:update", "associated-node:patch"},
-        ("resourceslices",): {"get", "list", "watch", "create", "update", "patch", "delete"},
+        ("resourceclaims/status",): {"patch"},
+        ("resourceclaims/driver", dra.DRIVER): {"associated-node:patch"},
+        ("resourceslices",): {"list", "watch", "create", "update", "delete"},
     }
     binding = OBJECTS["ClusterRoleBinding", "", "gpushare-node-dra"]
     assert binding["roleRef"]["name"] == "gpushare-node-dra"

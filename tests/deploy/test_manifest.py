@@ -178,12 +178,7 @@ def test_f12_rbac_grants_what_the_client_calls_and_nothing_else(objects: dict[st
 GROUP = "resource.k8s.io"
 OF_A_DRIVER = {
     # What the API server asks of a driver that writes the status of a claim is no resource that is called.
-    (GROUP, "resourceclaims/driver", "associated-node:update"),
     (GROUP, "resourceclaims/driver", "associated-node:patch"),
-    # What drivers have by Kubernetes' documentation, and ours makes no use of.
-    (GROUP, "resourceclaims/status", "update"),
-    (GROUP, "resourceslices", "get"),
-    (GROUP, "resourceslices", "patch"),
 }
 
 

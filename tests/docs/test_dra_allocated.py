@@ -151,12 +151,13 @@ def free(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def gpus(results: list[Json]) -> list[str]:
-    """Return the device of each result by the GPU's number, with a w for a whole one."""
+    """Return the device of each result by the GPU's number, with a w for a whole one and an m for a monitor."""
     found = []
     for each in results:
-        parsed = dra.parse_device_name(each["device"])
+        watched = dra.parse_monitor_name(each["device"])
+        parsed = (watched, False) if watched else dra.parse_device_name(each["device"])
         assert parsed is not None
-        found.append(f"{UUIDS.index(parsed[0])}{'w' * parsed[1]}")
+        found.append(f"{UUIDS.index(parsed[0])}{'w' * parsed[1]}{'m' * bool(watched)}")
     return found
 
 
@@ -234,7 +235,7 @@ def test_who_looks_at_all_gpus_takes_none(free: Cluster) -> None:
     assert gpus(free.allocated("whole-gpu-by-claim")) == ["3w"]
     free.kubectl("apply", "--validate=strict", f"--filename={DOCS / 'claims' / 'monitoring.yaml'}")
     results = free.allocated("monitor", "gpu-monitoring")
-    assert sorted(gpus(results)) == ["0w", "1w", "2w", "3w"]
+    assert sorted(gpus(results)) == ["0m", "1m", "2m", "3m"]
     assert all(each["adminAccess"] for each in results)
     free.kubectl("apply", f"--filename={DOCS / 'claims' / 'four-gib.yaml'}")
     assert gpus(free.allocated("four-gib")) == ["0"]
