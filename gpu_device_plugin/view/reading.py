@@ -22,6 +22,7 @@ from gpu_device_plugin.core.contract.keys import (
 )
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.contract.nodereport import node_report
+from gpu_device_plugin.core.model.claims import PodClaim
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.nodechecks import Alternative, Requirement, Surroundings, Terms, Toleration
 from gpu_device_plugin.core.telling.podcauses import DEFAULT_SCHEDULER, SchedulingStatus
@@ -206,7 +207,14 @@ class _Affinity(Shape):
     node_affinity: _NodeAffinity | None = None
 
 
+class _PodClaim(Shape):
+    name: str = ""
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+
 class _PodSpec(Shape):
+    resource_claims: list[_PodClaim] | None = None
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
     scheduler_name: str | None = None
@@ -216,7 +224,13 @@ class _PodSpec(Shape):
     affinity: _Affinity | None = None
 
 
+class _Made(Shape):
+    resource_claim_name: str | None = None
+
+
 class _PodStatus(Shape):
+    resource_claim_statuses: list[_PodClaim] | None = None
+    extended_resource_claim_status: _Made | None = None
     reason: str | None = None
     message: str | None = None
     conditions: list[Condition] | None = None
@@ -252,7 +266,18 @@ def pod_and_status(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod
             for each in (*(spec.init_containers or ()), *(spec.containers or ()))
             for name in {**(each.resources.limits or {}), **(each.resources.requests or {})}
         ),
+        claims=tuple(_claims(spec, status)),
     )
+
+
+def _claims(spec: _PodSpec, status: _PodStatus) -> Iterator[PodClaim]:
+    """Yield the claims of a pod; those made from templates have their names in its status."""
+    made = {each.name: each.resource_claim_name or "" for each in status.resource_claim_statuses or ()}
+    for each in spec.resource_claims or ():
+        template = each.resource_claim_template_name or ""
+        yield PodClaim(each.name, each.resource_claim_name or made.get(each.name, ""), template)
+    if status.extended_resource_claim_status is not None:
+        yield PodClaim("", status.extended_resource_claim_status.resource_claim_name or "")
 
 
 class _Event(Shape):

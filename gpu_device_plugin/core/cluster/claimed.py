@@ -1,4 +1,4 @@
-"""What ResourceClaims (DRA) hold of a node's GPUs, as occupants of the node: each claim counts once.
+"""What ResourceClaims (DRA) hold of a node's GPUs, or ask for, in the terms of pods: each claim counts once.
 
 However many pods use a claim, its devices were taken once. The claims of the same pods are one occupant, so that a pod
 with several claims has one name and one sum, as a pod with several containers has.
@@ -10,17 +10,23 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, Usage
-from gpu_device_plugin.core.contract.dra import DRIVER, parse_device_name
+from gpu_device_plugin.core.contract.dra import DRIVER, SHARED_CLASS, WHOLE_CLASS, parse_device_name
+from gpu_device_plugin.core.model.memory import MIB_PER_GIB
+from gpu_device_plugin.core.model.placing import Demand
+from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.nodeview import NodeView
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.core.model.claims import Claim, Device
+    from gpu_device_plugin.core.model.claims import Claim, Device, Request
 
+BY_LIMITS = "its GPUs are given to limits of pods, not to ResourceClaims (DRA)"
+"""Why no claim can have devices of a node."""
 _MOST_NAMED = 3
 """The most pods of one claim that its occupant's name names; a claim may have 256."""
 
@@ -137,3 +143,40 @@ def with_claims(view: NodeView, claims: Iterable[Claim]) -> NodeView:
     before = view.candidate
     now = candidate(before.name, before.gpus, [pod.usage for pod in pods])
     return replace(view, candidate=replace(now, allocatable=before.allocatable, left=before.left), pods=tuple(pods))
+
+
+# --- Claims that are not allocated ------------------------------------------------------------------------------------
+
+
+def asks_for_ours(request: Request) -> bool:
+    """Return whether a request is for devices of ours: by the DeviceClass, or by an amount of memory, which is ours.
+
+    The selectors of other DeviceClasses are not evaluated.
+    """
+    return request.device_class in {SHARED_CLASS, WHOLE_CLASS} or request.memory_mib is not None
+
+
+def ask_of_claims(claims: Iterable[Claim], share_mib: int | None) -> Ask:
+    """Return what claims ask for of GPUs whose shares have this size; access beside others (admin) asks for nothing.
+
+    A request for all devices counts as one for one device, and one without an amount as one for a share.
+    """
+    requests = (request for claim in claims for request in claim.requests if not request.admin)
+    return Ask(
+        tuple(Part(_demand(request, share_mib or MIB_PER_GIB)) for request in requests if asks_for_ours(request))
+    )
+
+
+def _demand(request: Request, share_mib: int) -> Demand:
+    gpus = max(1, request.count)
+    if request.device_class == WHOLE_CLASS:
+        return Demand(Kind.COUNT, gpus)
+    each = max(1, -(-(request.memory_mib or 0) // share_mib))
+    return Demand(Kind.MEMORY, each * gpus, gpus)
+
+
+def for_claims(view: NodeView) -> NodeView:
+    """Return a node as a claim meets it: that it serves claims is no reason against it, and the contrary is one."""
+    gpus = view.candidate.gpus
+    problem = gpus.fault or ("" if gpus.claims else BY_LIMITS)
+    return replace(view, candidate=replace(view.candidate, gpus=replace(gpus, problem=problem)))

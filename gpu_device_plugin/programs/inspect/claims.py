@@ -9,6 +9,8 @@ from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, u
 from gpu_device_plugin.view.claims import ABSENT, readable_claims
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import msgspec
 
     from gpu_device_plugin.core.model.claims import Claim
@@ -30,12 +32,9 @@ def raw_claims(kubectl: Kubectl, namespace: str = "") -> tuple[list[msgspec.Raw]
         return [], ABSENT if _NO_API in str(error) else unread(str(error)).found
 
 
-def with_claims(found: Cluster, kubectl: Kubectl, namespace: str = "", *, wanted: bool = False) -> Cluster:
-    """Return a cluster with the claims of a namespace, or of all.
-
-    They are read where a node serves claims, or where they are `wanted` anyway.
-    """
-    if not (wanted or found.serves_claims):
+def with_claims(found: Cluster, kubectl: Kubectl, namespace: str = "") -> Cluster:
+    """Return a cluster with the claims of a namespace, or of all, which are read only where a node serves claims."""
+    if not found.serves_claims:
         return found
     claims, why = raw_claims(kubectl, namespace)
     return found.without_claims(why) if why else found.with_claims(claims)
@@ -44,3 +43,16 @@ def with_claims(found: Cluster, kubectl: Kubectl, namespace: str = "", *, wanted
 def claims_alone(kubectl: Kubectl, namespace: str) -> list[Claim]:
     """Return the claims of a namespace where nodes cannot be read; none if claims cannot be read either."""
     return readable_claims(raw_claims(kubectl, namespace)[0])[0]
+
+
+def claims_of_pod(
+    kubectl: Kubectl, namespace: str, found: Cluster | None, missing: list[str]
+) -> Sequence[Claim] | None:
+    """Return the claims of a pod's namespace; None if they cannot be read, and why is added to `missing`."""
+    if found is not None and found.claims:
+        return found.claims
+    raw, why = raw_claims(kubectl, namespace)
+    if why:
+        missing.append(why)
+        return None
+    return readable_claims(raw)[0]

@@ -27,7 +27,7 @@ from gpu_device_plugin.core.telling.tones import Line, columns
 from gpu_device_plugin.core.telling.top import Picture, Wishes
 from gpu_device_plugin.programs.commandline import FAILED, OK, ending, flags_in
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS, INTERVAL_S, MOST_EXPLAINED, REALLY, parse, passed_on
-from gpu_device_plugin.programs.inspect.claims import claims_alone, with_claims
+from gpu_device_plugin.programs.inspect.claims import claims_alone, claims_of_pod, with_claims
 from gpu_device_plugin.programs.inspect.examining import findings
 from gpu_device_plugin.programs.inspect.kubectl import GRANT, ClusterUnreadableError, Kubectl, unread
 from gpu_device_plugin.programs.inspect.policy import gpu_policy
@@ -279,8 +279,16 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
     )
     most = MOST_EXPLAINED if not arguments.all_nodes else sys.maxsize
     views = None if found is None else found.nodes
+    claims = claims_of_pod(kubectl, namespace, found, missing) if status.claims else ()
     said = why(
-        pod, status, resources, views, surroundings(raw_nodes or ()), most=most, policy=lambda: gpu_policy(kubectl)
+        pod,
+        status,
+        resources,
+        views,
+        surroundings(raw_nodes or ()),
+        most=most,
+        policy=lambda: gpu_policy(kubectl),
+        claims=claims,
     )
     if found is not None:
         _warn(found)

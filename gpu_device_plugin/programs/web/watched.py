@@ -184,6 +184,10 @@ class Watched:
             self.claims.synced or not isinstance(self.claims.problem, (ForbiddenError, NotFoundError))
         )
 
+    def claims_of(self, namespace: str) -> Sequence[Claim] | None:
+        """Return the ResourceClaims of a namespace; None: they are not read, or not yet."""
+        return self.cluster.claims_of(namespace) if self.claims is not None and self.claims.synced else None
+
     @property
     def reading(self) -> Reading:
         """How current the cluster is. What may not be read is not waited for."""

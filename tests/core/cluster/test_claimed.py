@@ -7,11 +7,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.cluster.claimed import claimants, claims_by_node, usage_of_claims, with_claims
+from gpu_device_plugin.core.cluster.asking import Part
+from gpu_device_plugin.core.cluster.claimed import (
+    BY_LIMITS,
+    ask_of_claims,
+    claimants,
+    claims_by_node,
+    for_claims,
+    usage_of_claims,
+    with_claims,
+)
+from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage
 from gpu_device_plugin.core.contract.dra import DRIVER
-from gpu_device_plugin.core.model.claims import Device
-from tests.claim_values import claim, part, serving, whole
+from gpu_device_plugin.core.contract.nodegpus import AWAY
+from gpu_device_plugin.core.model.claims import Device, Request
+from gpu_device_plugin.core.model.placing import Demand
+from gpu_device_plugin.core.model.resources import Kind
+from tests.claim_values import claim, part, serving, serving_view, whole
 from tests.views import node_view, pod_on
 
 if TYPE_CHECKING:
@@ -127,3 +140,59 @@ def test_a_pod_whose_limits_were_made_a_claim_counts_only_through_the_claim() ->
     """aliyun.com/gpu-count: 1 on a node that serves claims: kube-scheduler made a claim of it."""
     there = with_claims(view(pod_on("web", loose_gpus=1)), [claim("x", whole(1), pods=("web",))])
     assert [told(pod) for pod in there.pods] == [("uid-web", "default/web", Usage(whole=(1,)))]
+
+
+# --- Claims that are not allocated ------------------------------------------------------------------------------------
+
+
+def mem(shares: int, gpus: int = 1) -> Part:
+    return Part(Demand(Kind.MEMORY, shares, gpus))
+
+
+def gpus(number: int) -> Part:
+    return Part(Demand(Kind.COUNT, number))
+
+
+@pytest.mark.parametrize(
+    ("request_", "share_mib", "parts"),
+    [
+        (Request("r", "gpushare", 8192), 1024, (mem(8),)),
+        (Request("r", "gpushare", 3500), 1024, (mem(4),)),
+        (Request("r", "gpushare", 3500), 256, (mem(14),)),
+        (Request("r", "gpushare", 3500), None, (mem(4),)),
+        (Request("r", "gpushare"), 1024, (mem(1),)),
+        (Request("r", "gpushare", 2048, count=3), 1024, (mem(6, 3),)),
+        (Request("r", "gpushare", 2048, count=0), 1024, (mem(2),)),
+        (Request("r", "gpushare-whole", count=2), 1024, (gpus(2),)),
+        (Request("r", "gpushare", 2048, admin=True), 1024, ()),
+        # A DeviceClass of an administrator: memory is a capacity of ours. Without it, it is anybody's.
+        (Request("r", "team-gpu", 2048), 1024, (mem(2),)),
+        (Request("r", "nic"), 1024, ()),
+    ],
+)
+def test_what_a_claim_asks_for(request_: Request, share_mib: int | None, parts: tuple[Part, ...]) -> None:
+    assert ask_of_claims([claim("c", requests=(request_,))], share_mib).parts == parts
+
+
+def test_claims_ask_together() -> None:
+    both = (
+        claim("a", requests=(Request("r", "gpushare", 1024),)),
+        claim("b", requests=(Request("r", "gpushare-whole"),)),
+    )
+    assert ask_of_claims(both, 1024).parts == (mem(1), gpus(1))
+
+
+def test_a_claim_goes_only_to_nodes_that_serve_claims() -> None:
+    asked = ask_of_claims([claim("c", requests=(Request("r", "gpushare", 4096),))], 1024)
+
+    def verdict(there: NodeView) -> str | None:
+        found = unfit(asked, for_claims(there).candidate)
+        return None if found is None else found.sentence
+
+    assert verdict(serving_view("n1", TWO)) is None
+    assert verdict(serving_view("n1", serving(2))) == "the largest GPU has 2 GiB in all"
+    assert verdict(serving_view("n1", TWO, claim("x", whole(0)), claim("y", part(1, 5 * GIB)))) == (
+        "no GPU has 4 GiB free"
+    )
+    assert verdict(node_view("n", (8,))) == BY_LIMITS
+    assert verdict(serving_view("n1", replace(TWO, problem=AWAY))) == AWAY

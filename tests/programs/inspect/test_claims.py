@@ -140,3 +140,126 @@ def test_a_claim_that_is_none_is_left_out(both: World, capsys: pytest.CaptureFix
     assert capsys.readouterr().err == (
         "warning: a ResourceClaim is left out: not a ResourceClaim: its uid or its name is missing\n"
     )
+
+
+# --- Why --------------------------------------------------------------------------------------------------------------
+
+
+def claiming(
+    name: str, template: str = "gpu-mem-8gi", *, made: str = "", on: str = "", **status: Any
+) -> dict[str, Any]:
+    """A pod whose claim is made from a template; its status has the name once it was made."""
+    statuses = [{"name": "gpu", "resourceClaimName": made}] if made else []
+    entry = {"name": "gpu", "resourceClaimTemplateName": template}
+    found = pod(name, on=on, spec={"resourceClaims": [entry], "schedulerName": "default-scheduler"}, **status)
+    found["status"]["resourceClaimStatuses"] = statuses
+    return found
+
+
+UNSCHEDULABLE = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/2 nodes are available: 2 cannot allocate all claims.",
+}
+
+
+def test_why_tells_of_a_claim_which_node_lacks_what(both: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 15 GiB 6 are free on GPU 0 of dra; fine has shares of 256 MiB, of which 32 are 8 GiB."""
+    both.has(
+        claiming("late", made="late-gpu", conditions=[UNSCHEDULABLE]),
+        claim_json("late-gpu", memory="8Gi"),
+        serving("fine", 2, share_mib=256),
+    )
+    assert both.inspect("why", "late") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "default/late waits for 8 GiB of one GPU, through ResourceClaims.",
+        "ResourceClaim late-gpu is not allocated yet; it asks for 8 GiB of one GPU.",
+        "default-scheduler says (Unschedulable): 0/2 nodes are available: 2 cannot allocate all claims.",
+    ]
+    assert [line for line in lines if line.startswith(("dra:", "fine:", "plugin:"))] == [
+        "dra: no GPU has 8 GiB free",
+        "plugin: its GPUs are given to limits of pods, not to ResourceClaims (DRA)",
+        "fine: the largest GPU has 3.75 GiB in all",
+    ]
+    (first,) = [line for line in lines if line.startswith("  0") and "too little free" in line]
+    assert first.endswith("default/claim:spare (1 GiB), default/web (4 GiB), ml/a+b (4 GiB)")
+    assert "  There would be room if this pod ended: default/web (4 GiB, priority 0)." in lines
+
+
+def test_why_tells_of_a_whole_gpu_by_a_claim(both: World, capsys: pytest.CaptureFixture[str]) -> None:
+    both.has(
+        claiming("late", made="late-gpu", conditions=[UNSCHEDULABLE]),
+        claim_json("late-gpu", device_class="gpushare-whole", memory=None),
+    )
+    assert both.inspect("why", "late") == 0
+    out = capsys.readouterr().out
+    assert "dra: no GPU is unused" in out
+    assert "shares in use" in out
+
+
+def test_why_tells_that_a_claim_was_not_made_yet(both: World, capsys: pytest.CaptureFixture[str]) -> None:
+    both.has(claiming("late"))
+    assert both.inspect("why", "late") == 0
+    assert capsys.readouterr().out.startswith("No ResourceClaim exists yet for its entry gpu: ")
+
+
+def test_why_tells_what_a_kubelet_says_of_claims_that_it_cannot_prepare(
+    both: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    event = {
+        "kind": "Event",
+        "metadata": {"name": "e", "namespace": "default"},
+        "involvedObject": {"uid": "uid-web"},
+        "type": "Warning",
+        "reason": "FailedPrepareDynamicResources",
+        "message": "Failed to prepare: the unknown field limit",
+    }
+    both.has(claiming("web", made="web-gpu", on="dra", phase="Pending"), event)
+    assert both.inspect("why", "web") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "default/web is on node dra (Pending).",
+        f"ResourceClaim web-gpu has 4 GiB of GPU 0 (Tesla T4, {UUIDS[0]}) on node dra.",
+        "Its node prepares its claims before its containers start; its Events say what is in the way:",
+        "Event FailedPrepareDynamicResources: Failed to prepare: the unknown field limit",
+    ]
+
+
+def test_why_tells_of_a_pod_whose_number_of_gpus_was_made_a_claim(
+    both: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The scheduler wrote the name of the claim into the pod's status."""
+    made = {"resourceClaimName": "big", "requestMappings": []}
+    both.has(pod("train", count=1, on="dra", extendedResourceClaimStatus=made))
+    assert both.inspect("why", "train") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "default/train is on node dra (Running).",
+        f"ResourceClaim big has all of GPU 1 (Tesla T4, {UUIDS[1]}) on node dra.",
+    ]
+    assert both.inspect("-o", "json", "dra") == 0
+    (dra,) = json.loads(capsys.readouterr().out)["nodes"]
+    assert (dra["unplaced"], dra["usedShares"]) == ([], 24)
+
+
+def test_why_says_how_to_ask_where_every_node_serves_claims(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world = World(tmp_path)
+    world.has(serving("dra", 0), pod("old", 4), groups=[GROUP])
+    assert world.inspect("why", "old") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        "Every node that shares GPUs gives them to ResourceClaims (DRA), and none to limits: let the pod name a "
+        "ResourceClaimTemplate of the DeviceClass gpushare with the capacity memory: 4Gi (docs/dra.md)."
+    ) in lines
+    assert "dra: its GPUs are given to ResourceClaims (DRA), not to limits of pods" in lines
+
+
+def test_why_without_the_right_to_claims_names_the_right(both: World, capsys: pytest.CaptureFixture[str]) -> None:
+    both.has(claiming("late", made="late-gpu"), forbidden=[*FORBIDDEN, ["list", "resourceclaims", "default"]])
+    assert both.inspect("why", "late") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "ResourceClaim late-gpu is not known here."
+    assert lines[1].startswith(
+        "The explanation is incomplete: the right to list resourceclaims.resource.k8s.io in the namespace default is "
+        "missing"
+    )
