@@ -89,8 +89,9 @@ async def test_why_a_pod_waits_is_told_by_its_claim(api: ApiServer) -> None:
     waits["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "late-gpu"}]
     api.add(waits)
     api.add(claim_json("late-gpu", memory="16Gi"))
+    api.add(claim_json("shown", part_json(0, "1Gi", "dra")))
     async with served(api) as page, page.live() as stream:
-        await stream.until(lambda known: known["nodes"])
+        await stream.until(lambda known: known["nodes"] and parts(known, "dra"))
         status, answer = await page.get("api/v1/pods/default/late")
     assert status == 200
     assert answer["why"][0] == "default/late waits for 16 GiB of one GPU, through ResourceClaims."
