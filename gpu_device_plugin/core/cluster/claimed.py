@@ -156,6 +156,11 @@ def asks_for_ours(request: Request) -> bool:
     return request.device_class in {SHARED_CLASS, WHOLE_CLASS} or request.memory_mib is not None
 
 
+def waits_for_ours(claim: Claim) -> bool:
+    """Return whether a claim is not allocated yet and asks for devices of ours."""
+    return not claim.allocated and any(map(asks_for_ours, claim.requests))
+
+
 def ask_of_claims(claims: Iterable[Claim], share_mib: int | None) -> Ask:
     """Return what claims ask for of GPUs whose shares have this size; access beside others (admin) asks for nothing.
 

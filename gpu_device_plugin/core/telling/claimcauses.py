@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.claimed import asks_for_ours, taken
+from gpu_device_plugin.core.cluster.claimed import asks_for_ours, taken, waits_for_ours
 from gpu_device_plugin.core.contract.dra import DRIVER, SHARED_CLASS, WHOLE_CLASS, parse_device_name
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.core.model.resources import Kind
@@ -37,7 +37,7 @@ def claim_causes(
     name = f"{pod.namespace}/{pod.name}"
     known = {} if claims is None else claims
     own = [known[each.claim] for each in status.claims if each.claim in known]
-    waiting = tuple(claim for claim in own if not claim.allocated and any(map(asks_for_ours, claim.requests)))
+    waiting = tuple(filter(waits_for_ours, own))
     told = [sentence for each in status.claims for sentence in _claim(each, pod.namespace, claims, nodes)]
     if pod.ended:
         why = ": ".join(filter(None, (status.reason, status.message)))
@@ -130,8 +130,12 @@ def _asked(request: Request) -> str:
 
 def asked_by_claims(claims: Iterable[Claim]) -> str:
     """Return what claims wait for, as the end of a sentence."""
-    ours = [_asked(request) for claim in claims for request in claim.requests if asks_for_ours(request)]
-    return f"{' and '.join(ours)}, through ResourceClaims"
+    return f"{' and '.join(map(asked_amount, claims))}, through ResourceClaims"
+
+
+def asked_amount(claim: Claim) -> str:
+    """Return what a claim asks for of our devices."""
+    return " and ".join(_asked(request) for request in claim.requests if asks_for_ours(request))
 
 
 def by_claim_instead(asked: Ask, nodes: Sequence[NodeView]) -> Iterator[str]:

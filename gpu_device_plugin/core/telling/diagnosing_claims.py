@@ -33,6 +33,7 @@ def claims(cluster: ClusterSymptoms) -> Iterator[Finding]:
     serving = [node for node in cluster.nodes if node.gpus.claims]
     yield from _waiting(cluster.nodes)
     yield from _orphans(cluster, {node.name for node in serving})
+    yield from _unallocated(cluster)
     if not serving:
         return
     found = [*_slices(cluster, serving), *_classes(cluster), *_runtimes(serving), *_remembered(cluster, serving)]
@@ -137,6 +138,22 @@ def _remembered(cluster: ClusterSymptoms, serving: Iterable[NodeSeen]) -> Iterat
             f"a device plugin: containers that get {cluster.count_resource} through DRA can fail to start until it "
             "forgets them",
             "after 5 minutes without the device plugin restart the kubelet (Kubernetes up to 1.36.2)",
+        )
+
+
+def _unallocated(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    """Yield the claims of our DeviceClasses that are not allocated."""
+    known = () if isinstance(cluster.claims, Unknown) else cluster.claims
+    waiting = [
+        str(claim)
+        for claim in known
+        if not claim.allocated and any(each.device_class in {SHARED_CLASS, WHOLE_CLASS} for each in claim.requests)
+    ]
+    if waiting:
+        verb = "ResourceClaim waits" if len(waiting) == 1 else "ResourceClaims wait"
+        yield note(
+            f"{len(waiting)} {verb} for GPUs: {listed(waiting)}",
+            "kubectl inspect gpushare why POD, with a pod that uses it, names the reason; without a pod it stays so",
         )
 
 

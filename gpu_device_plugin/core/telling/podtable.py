@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.claimed import label, taken
+from gpu_device_plugin.core.cluster.claimed import label, taken, waits_for_ours
 from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
+from gpu_device_plugin.core.telling.claimcauses import asked_amount
 from gpu_device_plugin.core.telling.folded import CLAIMS, gib
 from gpu_device_plugin.core.telling.reported import limit
 from gpu_device_plugin.core.telling.tables import Layout, Row, table
@@ -147,6 +148,15 @@ def rows_claimed(claims: Iterable[Claim]) -> list[PodRow]:
         )
         for claim in claims
         for device in taken(claim)
+    ]
+
+
+def rows_unallocated(claims: Iterable[Claim]) -> list[PodRow]:
+    """Return the claims that wait for GPUs, with what they ask for; kube-scheduler names their pods only afterwards."""
+    return [
+        PodRow(f"{claim.namespace}/{label(claim)}", "", _NOTHING, asked_amount(claim), 0, state="waits")
+        for claim in claims
+        if waits_for_ours(claim)
     ]
 
 

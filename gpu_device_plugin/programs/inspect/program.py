@@ -20,7 +20,15 @@ from gpu_device_plugin.core.telling.folded_details import folded_details
 from gpu_device_plugin.core.telling.overview import details, summary
 from gpu_device_plugin.core.telling.overview_document import document
 from gpu_device_plugin.core.telling.overview_wide import wide
-from gpu_device_plugin.core.telling.podtable import SORTS, pod_rows, pod_table, rows_alone, rows_claimed, rows_waiting
+from gpu_device_plugin.core.telling.podtable import (
+    SORTS,
+    pod_rows,
+    pod_table,
+    rows_alone,
+    rows_claimed,
+    rows_unallocated,
+    rows_waiting,
+)
 from gpu_device_plugin.core.telling.prices import price_document, price_lines
 from gpu_device_plugin.core.telling.reported import at_a_glance
 from gpu_device_plugin.core.telling.tones import Line, columns
@@ -200,7 +208,8 @@ def _pods_of(namespace: str, kubectl: Kubectl, resources: Sequence[Resource]) ->
         return _table_of([*alone, *waiting], namespace), OK
     found = with_claims(cluster(raw_nodes, raw_pods, resources), kubectl, namespace)
     _warn(found)
-    return _table_of([*pod_rows(found.nodes, namespace), *waiting], namespace), OK
+    rows = [*pod_rows(found.nodes, namespace), *waiting, *rows_unallocated(found.claims)]
+    return _table_of(rows, namespace), OK
 
 
 def _table_of(rows: Sequence[PodRow], namespace: str) -> Sequence[Line]:

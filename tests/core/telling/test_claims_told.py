@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpu_device_plugin.core.contract.nodegpus import AWAY
+from gpu_device_plugin.core.model.claims import Request
 from gpu_device_plugin.core.telling.folded import folded
 from gpu_device_plugin.core.telling.overview_document import document
 from gpu_device_plugin.core.telling.overview_wide import wide
 from gpu_device_plugin.core.telling.page import node_document
-from gpu_device_plugin.core.telling.podtable import pod_rows, rows_claimed
+from gpu_device_plugin.core.telling.podtable import pod_rows, rows_claimed, rows_unallocated
 from gpu_device_plugin.core.telling.redacting import HIDDEN, redacted
 from gpu_device_plugin.core.telling.tones import Tone
 from tests.claim_values import claim, part, serving, serving_view, whole
@@ -84,6 +85,14 @@ def test_claims_of_unknown_nodes_have_what_their_allocation_says() -> None:
     assert [(row.pod, row.node, row.gpu, row.given, row.given_mib) for row in rows] == [
         ("default/web", "n1", "?", "1.5G", 1536),
         ("default/web", "n2", "?", "whole", 0),
+    ]
+
+
+def test_claims_that_wait_have_what_they_ask_for() -> None:
+    wants = Request("gpu", "gpushare", 8 * GIB), Request("whole", "gpushare-whole"), Request("nic", "nic")
+    rows = rows_unallocated([claim("c", requests=wants), claim("d", requests=wants[2:]), claim("e", part(0, GIB))])
+    assert [(row.pod, row.node, row.gpu, row.given, row.state) for row in rows] == [
+        ("default/claim:c", "", "-", "8 GiB of one GPU and one whole GPU", "waits")
     ]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpu_device_plugin.core.model.claims import Request
 from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, NodeSeen, PartSeen, PodSeen, SliceSeen
 from gpu_device_plugin.core.telling.diagnosing import Unknown
 from gpu_device_plugin.core.telling.diagnosing_cluster import CHECKS
@@ -155,6 +156,17 @@ def test_claims_of_nodes_that_serve_none_are_left_alone_by_everybody() -> None:
         ),
     ]
     assert of(PLUGIN, claims=left) == found[:2]
+
+
+def test_claims_that_wait_are_named() -> None:
+    """Those of our DeviceClasses: what others select is not known."""
+    ours = (
+        claim("a", requests=(Request("r", "gpushare", 1024),)),
+        claim("b", requests=(Request("r", "gpushare-whole"),)),
+    )
+    other = claim("c", requests=(Request("r", "nic"),))
+    assert of(claims=(*ours, other))[0].startswith("note: 2 ResourceClaims wait for GPUs: default/a, default/b -> ")
+    assert of(PLUGIN, claims=ours[:1])[0].startswith("note: 1 ResourceClaim waits for GPUs: default/a -> ")
 
 
 # --- What the other checks say of such a node -------------------------------------------------------------------------
