@@ -181,7 +181,10 @@ def _demand(request: Request, share_mib: int) -> Demand:
 
 
 def for_claims(view: NodeView) -> NodeView:
-    """Return a node as a claim meets it: that it serves claims is no reason against it, and the contrary is one."""
+    """Return a node as a claim meets it: that it serves claims is no reason against it, and the contrary is one.
+
+    To a claim such a node is what a node that serves limits is to limits, so that the same rules hold.
+    """
     gpus = view.candidate.gpus
     problem = gpus.fault or ("" if gpus.claims else BY_LIMITS)
-    return replace(view, candidate=replace(view.candidate, gpus=replace(gpus, problem=problem)))
+    return replace(view, candidate=replace(view.candidate, gpus=replace(gpus, claims=False, problem=problem)))
