@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.api import NodeReader, NodeRecord, PodReader
 from gpu_device_plugin.cluster.store import Store
+from gpu_device_plugin.core.cluster.claimed import pools, with_claims
 from gpu_device_plugin.core.cluster.nodeview import NodeView
 from gpu_device_plugin.core.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.contract.nodereport import STALE_S, NodeReport, node_report
+from gpu_device_plugin.core.model.claims import Claim
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.nodechecks import Surroundings
 from gpu_device_plugin.fleet import Fleet
@@ -75,7 +77,8 @@ class FollowedPod:
 class FollowedCluster:
     """The nodes that share GPUs and the pods that ask for them.
 
-    `nodes` and `pods` are the stores of two reflectors, which read objects with `read_node` and `read_pod`.
+    `nodes`, `pods` and `claims` are the stores of reflectors, which read objects with `read_node`, `read_pod` and
+    `read_claim`. Claims matter only where a node `serves_claims`.
     """
 
     def __init__(
@@ -104,6 +107,10 @@ class FollowedCluster:
         self.fleet = Fleet(self.resources, vanished_grace_s=0)
         self._nodes: dict[str, FollowedNode] = {}
         self._waiting: dict[str, FollowedPod] = {}
+        self._serving: set[str] = set()
+        self._claims: dict[str, Claim] = {}
+        self._claims_on: dict[str, dict[str, Claim]] = {}
+        """By node those that take devices of it, by their uids."""
         self._touched: set[str] = set()
         self._mark = 0
         self.waiting_version = 0
@@ -112,6 +119,7 @@ class FollowedCluster:
         """The waiting pods as of a version: every reader of a page asks for them."""
         self.nodes: Store[FollowedNode] = _Nodes(self)
         self.pods: Store[FollowedPod] = _Pods(self)
+        self.claims: Store[Claim] = _Claims(self)
 
     def __repr__(self) -> str:
         return f"<FollowedCluster: {len(self._nodes)} nodes, {len(self._waiting)} waiting pods>"
@@ -162,7 +170,7 @@ class FollowedCluster:
         if node is None or candidate is None or not _shares(candidate):
             return None
         record = node.record
-        return NodeView(
+        view = NodeView(
             candidate=candidate,
             pods=occupants(self.fleet, name),
             address=record.address,
@@ -172,6 +180,16 @@ class FollowedCluster:
             allocatable=record.allocatable,
             report=self._aged(node) if report is None else report,
         )
+        return with_claims(view, self._claims_on.get(name, {}).values())
+
+    @property
+    def serves_claims(self) -> bool:
+        """Whether a node gives its GPUs to ResourceClaims, so that these have to be followed."""
+        return bool(self._serving)
+
+    def claims_of(self, namespace: str) -> Sequence[Claim]:
+        """Return the claims of a namespace."""
+        return [claim for claim in self._claims.values() if claim.namespace == namespace]
 
     def _aged(self, node: FollowedNode) -> NodeReport:
         """Return the report of a node with the age that its figures have by now."""
@@ -221,7 +239,9 @@ class FollowedCluster:
         memory, count = (record.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
         before = self._nodes.get(record.name)
         self._nodes[record.name] = node
-        self.fleet.put_node(record.name, gpus_of_node(record.annotations, record.labels, memory, count))
+        gpus = gpus_of_node(record.annotations, record.labels, memory, count)
+        self.fleet.put_node(record.name, gpus)
+        (self._serving.add if gpus.claims else self._serving.discard)(record.name)
         # A heartbeat changes nothing.
         if before is None or (before.record, before.around) != (record, node.around):
             self._touched.add(record.name)
@@ -231,6 +251,7 @@ class FollowedCluster:
         """Remove a node."""
         if self._nodes.pop(name, None) is not None:
             self.fleet.remove_node(name)
+            self._serving.discard(name)
             self._touched.add(name)
             self._on_change()
 
@@ -279,6 +300,41 @@ class FollowedCluster:
         if self._waiting.pop(pod.uid, None) is not None:
             self.waiting_version += 1
 
+    def put_claim(self, claim: Claim) -> None:
+        """Add or update a claim."""
+        before = self._claims.get(claim.uid)
+        self._claims[claim.uid] = claim
+        if before == claim:
+            return
+        self._take_off(before)
+        for node in pools(claim):
+            self._claims_on.setdefault(node, {})[claim.uid] = claim
+            self._touched.add(node)
+        self._on_change()
+
+    def remove_claim(self, claim: Claim) -> None:
+        """Remove a deleted claim."""
+        self._take_off(self._claims.pop(claim.uid, None))
+        self._on_change()
+
+    def replace_claims(self, claims: Sequence[Claim]) -> None:
+        """Replace all claims."""
+        there = {claim.uid for claim in claims}
+        for claim in [claim for uid, claim in self._claims.items() if uid not in there]:
+            self.remove_claim(claim)
+        for claim in claims:
+            self.put_claim(claim)
+
+    def _take_off(self, claim: Claim | None) -> None:
+        if claim is None:
+            return
+        for node in pools(claim):
+            on_node = self._claims_on[node]
+            del on_node[claim.uid]
+            if not on_node:
+                del self._claims_on[node]
+            self._touched.add(node)
+
 
 def _shares(candidate: Candidate) -> bool:
     return bool(candidate.rooms or candidate.gpus.problem)
@@ -314,3 +370,19 @@ class _Pods(Store[FollowedPod]):
 
     def remove(self, object: FollowedPod) -> None:  # noqa: A002 - the API's term
         self._cluster.remove_pod(object)
+
+
+class _Claims(Store[Claim]):
+    """Applies watched claims."""
+
+    def __init__(self, cluster: FollowedCluster) -> None:
+        self._cluster = cluster
+
+    def replace(self, objects: Sequence[Claim]) -> None:
+        self._cluster.replace_claims(objects)
+
+    def put(self, object: Claim) -> None:  # noqa: A002 - the API's term
+        self._cluster.put_claim(object)
+
+    def remove(self, object: Claim) -> None:  # noqa: A002 - the API's term
+        self._cluster.remove_claim(object)

@@ -46,7 +46,12 @@ class _NodeSpec(Shape):
     taints: tuple[Taint, ...] = ()
 
 
+class _NodeInfo(Shape):
+    container_runtime_version: str = ""
+
+
 class _NodeStatus(Shape):
+    node_info: _NodeInfo | None = None
     capacity: dict[str, str] | None = None
     allocatable: dict[str, str] | None = None
     conditions: tuple[Condition, ...] | None = None
@@ -72,6 +77,11 @@ class Node(Named):
     def capacity(self) -> Mapping[str, int]:
         """Return its capacity in those resources that are whole numbers."""
         return _amounts(self.status.capacity)
+
+    @property
+    def runtime(self) -> str:
+        """Return its container runtime with the version."""
+        return "" if self.status.node_info is None else self.status.node_info.container_runtime_version
 
     @property
     def conditions(self) -> tuple[str, ...]:

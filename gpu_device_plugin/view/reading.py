@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpu_device_plugin.cluster.api import NodeReader, PodReader, UnreadableObjectError
+from gpu_device_plugin.core.cluster.claimed import claims_by_node, with_claims
 from gpu_device_plugin.core.cluster.nodeview import NodeView
 from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, usage_of
 from gpu_device_plugin.core.contract.keys import (
@@ -21,11 +22,13 @@ from gpu_device_plugin.core.contract.keys import (
 )
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.contract.nodereport import node_report
+from gpu_device_plugin.core.model.claims import PodClaim
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.nodechecks import Alternative, Requirement, Surroundings, Terms, Toleration
 from gpu_device_plugin.core.telling.podcauses import DEFAULT_SCHEDULER, SchedulingStatus
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.settings.knobs import nearest
+from gpu_device_plugin.view.claims import readable_claims, unseen
 from gpu_device_plugin.view.objects import Condition, Named, Node, Resources, Shape, decoded
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.api import NodeRecord, ObjectMeta
     from gpu_device_plugin.core.cluster.usage import Usage
     from gpu_device_plugin.core.contract.nodereport import NodeReport
+    from gpu_device_plugin.core.model.claims import Claim
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
 
@@ -58,12 +62,30 @@ class Cluster:
     """One sentence for each object that could not be read."""
     waiting: int = 0
     """Pods without a node that ask for GPUs, among those that were read."""
+    claims: tuple[Claim, ...] = ()
+    """All ResourceClaims that were read."""
+
+    @property
+    def serves_claims(self) -> bool:
+        """Whether a node gives its GPUs to ResourceClaims, so that these have to be read."""
+        return any(node.candidate.gpus.claims for node in self.nodes)
+
+    def with_claims(self, raw_claims: Iterable[msgspec.Raw]) -> Cluster:
+        """Return the same nodes with those that have GPUs through ResourceClaims, given as JSON."""
+        claims, warnings = readable_claims(raw_claims)
+        by_node = claims_by_node(claims)
+        nodes = tuple(with_claims(node, by_node.get(node.name, ())) for node in self.nodes)
+        return replace(self, nodes=nodes, warnings=(*self.warnings, *warnings), claims=tuple(claims))
+
+    def without_claims(self, why: str) -> Cluster:
+        """Return the same, with the sentence that claims are missing, and why."""
+        return replace(self, warnings=(*self.warnings, unseen(why))) if self.serves_claims else self
 
 
 def cluster(
     raw_nodes: Iterable[msgspec.Raw], raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]
 ) -> Cluster:
-    """Return nodes with the pods that hold GPUs on them.
+    """Return nodes with the pods that hold GPUs on them by their limits; see `Cluster.with_claims` for the others.
 
     Args:
         raw_nodes: nodes as JSON.
@@ -99,7 +121,7 @@ def cluster(
         report, problems = node_report(record.annotations, now_s)
         views.append(_view(fleet, record, report))
         warnings += [f"node {name}: {why}" for why in problems]
-    warnings += [f"node {view.name}: {view.candidate.gpus.problem}" for view in views if view.candidate.gpus.problem]
+    warnings += [f"node {view.name}: {view.candidate.gpus.fault}" for view in views if view.candidate.gpus.fault]
     sharing = tuple(view for view in views if view.candidate.rooms or view.candidate.gpus.problem)
     return Cluster(sharing, frozenset(records), tuple(warnings), fleet.waiting)
 
@@ -185,7 +207,14 @@ class _Affinity(Shape):
     node_affinity: _NodeAffinity | None = None
 
 
+class _PodClaim(Shape):
+    name: str = ""
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+
 class _PodSpec(Shape):
+    resource_claims: list[_PodClaim] | None = None
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
     scheduler_name: str | None = None
@@ -195,7 +224,13 @@ class _PodSpec(Shape):
     affinity: _Affinity | None = None
 
 
+class _Made(Shape):
+    resource_claim_name: str | None = None
+
+
 class _PodStatus(Shape):
+    resource_claim_statuses: list[_PodClaim] | None = None
+    extended_resource_claim_status: _Made | None = None
     reason: str | None = None
     message: str | None = None
     conditions: list[Condition] | None = None
@@ -231,7 +266,18 @@ def pod_and_status(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod
             for each in (*(spec.init_containers or ()), *(spec.containers or ()))
             for name in {**(each.resources.limits or {}), **(each.resources.requests or {})}
         ),
+        claims=tuple(_claims(spec, status)),
     )
+
+
+def _claims(spec: _PodSpec, status: _PodStatus) -> Iterator[PodClaim]:
+    """Yield the claims of a pod; those made from templates have their names in its status."""
+    made = {each.name: each.resource_claim_name or "" for each in status.resource_claim_statuses or ()}
+    for each in spec.resource_claims or ():
+        template = each.resource_claim_template_name or ""
+        yield PodClaim(each.name, each.resource_claim_name or made.get(each.name, ""), template)
+    if status.extended_resource_claim_status is not None:
+        yield PodClaim("", status.extended_resource_claim_status.resource_claim_name or "")
 
 
 class _Event(Shape):

@@ -5,16 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.cluster.asking import Ask, ask
+from gpu_device_plugin.core.cluster.claimed import ask_of_claims, for_claims
+from gpu_device_plugin.core.telling.claimcauses import asked_by_claims, by_claim_instead, claim_causes
 from gpu_device_plugin.core.telling.explaining import Kept, NodeAnswer, answers, describe
 from gpu_device_plugin.core.telling.nodechecks import Surroundings, besides, exclusions
 from gpu_device_plugin.core.telling.podcauses import causes
+from gpu_device_plugin.core.telling.poduse import refusals
 from gpu_device_plugin.view.policy import assumed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.model.claims import Claim
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.telling.podcauses import SchedulingStatus
@@ -44,6 +48,7 @@ def why(
     *,
     most: int,
     policy: Callable[[], Policy] = assumed,
+    claims: Iterable[Claim] | None = None,
 ) -> Why:
     """Return why a pod waits.
 
@@ -55,13 +60,17 @@ def why(
         around: taints and labels of the nodes, by name.
         most: the nodes that will be shown one by one; see `answers`.
         policy: reads the extender's policy; called only where neither the pod nor every node names one.
+        claims: the ResourceClaims of its namespace, and maybe others; None: they could not be read.
     """
+    if status.claims and (_limitless(pod, resources) or any(not each.entry for each in status.claims)):
+        return _why_by_claims(pod, status, nodes, around, claims, most=most)
     facts, asked = causes(pod, status, resources, None if nodes is None else {node.name: node for node in nodes})
     if asked is None:
         return Why(facts=tuple(facts))
     asks = describe(asked, resources, nodes or ())
     if nodes is None:
         return Why(asks, tuple(facts))
+    facts += by_claim_instead(asked, nodes)
     # Nodes of our own agent publish their policy, and the pod may name one.
     silent = not asked.wishes.gpu_policy and any(node.candidate.gpus.policy is None for node in nodes)
     chosen = policy() if silent else assumed()
@@ -84,3 +93,38 @@ def _kept_away(
         )
         for node in nodes
     }
+
+
+def _limitless(pod: Pod, resources: Sequence[Resource]) -> bool:
+    found = ask(pod, resources)
+    return isinstance(found, Ask) and not found.parts
+
+
+def _why_by_claims(
+    pod: Pod,
+    status: SchedulingStatus,
+    nodes: Sequence[NodeView] | None,
+    around: Mapping[str, Surroundings],
+    claims: Iterable[Claim] | None,
+    *,
+    most: int,
+) -> Why:
+    """Return why a pod waits that gets its GPUs through claims, by the rules for pods with limits."""
+    own = None if claims is None else {each.name: each for each in claims if each.namespace == pod.namespace}
+    facts, waiting = claim_causes(pod, status, own, None if nodes is None else {node.name: node for node in nodes})
+    if not waiting:
+        return Why(facts=tuple(facts))
+    asks = asked_by_claims(waiting)
+    asked = ask_of_claims(waiting, None)
+    if not nodes or not asked.parts:
+        return Why(asks, tuple(facts))
+    there = [for_claims(node) for node in nodes]
+    kept = {
+        node.name: Kept(exclusions(node, around.get(node.name, Surroundings()), status.terms), refusals(node.report))
+        for node in there
+    }
+
+    def ask_of(node: NodeView) -> Ask:
+        return ask_of_claims(waiting, node.candidate.gpus.share_mib)
+
+    return Why(asks, tuple(facts), asked, tuple(answers(asked, there, kept, assumed().name, most, ask_of=ask_of)))

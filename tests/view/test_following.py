@@ -8,15 +8,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_USE
+from gpu_device_plugin.cluster.claims import read_claim
+from gpu_device_plugin.core.cluster.usage import Usage
+from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_GPUS, NODE_USE
+from gpu_device_plugin.core.contract.nodegpus import write_node_gpus
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.testing.builders import container, node, pod
 from gpu_device_plugin.view.following import FollowedCluster, FollowedNode, FollowedPod
 from gpu_device_plugin.view.reading import cluster
+from tests.claim_values import claim_json, part_json, serving, whole_json
 from tests.reports import part, written
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from gpu_device_plugin.core.model.claims import Claim
 
 RESOURCES = ResourceSettings().offered
 NOW_S = 1_800_000_000.0
@@ -52,8 +58,18 @@ class World:
         for body in bodies:
             if body["kind"] == "Node":
                 self.followed.nodes.put(self.node(body))
+            elif body["kind"] == "ResourceClaim":
+                self.followed.claims.put(self.claim(body))
             else:
                 self.followed.pods.put(self.pod(body))
+
+    def claim(self, body: Any) -> Claim:
+        return read_claim(self.raw(body))
+
+    def held(self, name: str) -> list[tuple[str, Usage]]:
+        shown = self.followed.view(name)
+        assert shown is not None
+        return [(str(each), each.usage) for each in shown.pods]
 
 
 @pytest.fixture
@@ -204,3 +220,58 @@ def test_taints_and_labels_of_nodes_are_known(world: World) -> None:
     around = world.followed.around()["gpu-1"]
     assert around.labels["zone"] == "a"
     assert [taint.key for taint in around.taints] == ["gpu"]
+
+
+# --- ResourceClaims ---------------------------------------------------------------------------------------------------
+
+
+def serving_node(name: str) -> Any:
+    return node(name, annotations={NODE_GPUS: write_node_gpus(serving(8, 8))})
+
+
+def test_claims_are_followed_from_one_node_to_another(world: World) -> None:
+    """4 of GPU 0 on n1; then the same claim, made anew, has GPU 1 of n2."""
+    world.put(serving_node("n1"), serving_node("n2"), claim_json("c", part_json(0, "4Gi"), pods=("web",)))
+    assert world.held("n1") == [("default/web", Usage(((0, 4),)))]
+    assert world.followed.changed() == ["n1", "n2"]
+    world.put(claim_json("c", whole_json(1, "n2"), pods=("web",)))
+    assert (world.held("n1"), world.held("n2")) == ([], [("default/web", Usage(whole=(1,)))])
+    assert world.followed.changed() == ["n1", "n2"]
+    assert [str(claim) for claim in world.followed.claims_of("default")] == ["default/c"]
+    assert world.followed.claims_of("other") == []
+
+
+def test_a_claim_that_stays_as_it_was_changes_nothing(world: World) -> None:
+    world.put(serving_node("n1"), claim_json("c", part_json(0, "4Gi")))
+    world.followed.changed()
+    before = world.changes
+    world.put(claim_json("c", part_json(0, "4Gi")))
+    assert (world.followed.changed(), world.changes) == ([], before)
+    world.put(claim_json("c", part_json(0, "4Gi"), pods=("web",)))
+    assert (world.followed.changed(), world.changes) == (["n1"], before + 1)
+
+
+def test_claims_that_are_gone_take_nothing(world: World) -> None:
+    world.put(serving_node("n1"), claim_json("a", part_json(0, "4Gi")), claim_json("b", part_json(1, "2Gi")))
+    world.followed.claims.remove(world.claim(claim_json("a", part_json(0, "4Gi"))))
+    assert world.held("n1") == [("default/claim:b", Usage(((1, 2),)))]
+    world.followed.changed()
+    world.followed.claims.replace([world.claim(claim_json("c", part_json(0, "1Gi")))])
+    assert world.held("n1") == [("default/claim:c", Usage(((0, 1),)))]
+    assert world.followed.changed() == ["n1"]
+    world.followed.claims.remove(world.claim(claim_json("unknown")))
+
+
+def serves(world: World) -> bool:
+    return world.followed.serves_claims
+
+
+def test_claims_matter_while_a_node_serves_them(world: World) -> None:
+    assert not serves(world)
+    world.put(serving_node("n1"))
+    assert serves(world)
+    world.put(node("n1", mem=30, count=2))
+    assert not serves(world)
+    world.put(serving_node("n1"))
+    world.followed.nodes.remove(world.node(serving_node("n1")))
+    assert not serves(world)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -206,6 +207,24 @@ async def test_the_panel_says_what_keeps_pods_from_a_node(browser: Browser) -> N
     async with opened(browser, small(), "?panel=l40s-1") as (tab, _):
         await tab.until("document.querySelector('#drawer:not([hidden]) .facts')")
         assert (await tab.text("#drawer .facts")).split("\n")[:2] == ["State", "cordoned"]
+
+
+async def test_claims_are_shown_by_their_pods_and_a_shared_one_opens_the_first(browser: Browser) -> None:
+    shared = part("default/web-0+web-1", 4, 100, claims=["both"], pods=["web-0", "web-1"])
+    # A list that is empty is a fact here: no pod uses the claim.
+    free = {**part("default/claim:spare", 2, claims=["spare"]), "pods": []}
+    serves = node("dra", gpu(0, "dra", T4, shared, free), claims=True)
+    async with opened(browser, replace(small(), cluster=scenes.cluster(serves))) as (tab, server):
+        await tab.until("document.querySelector('.card .badge-claims')")
+        assert await tab.text(".card .badge-claims") == "claims (DRA)"
+        assert await tab.run("document.querySelectorAll('.part[aria-disabled=true]').length") == 1
+        await tab.click('.part[data-pod="default/web-0+web-1"]')
+        await tab.until("document.querySelector('#drawer:not([hidden]) .events')")
+        assert await tab.run("location.search.includes('web-0') && !location.search.includes('web-1')")
+        # A change of the node is one of the pod that is open.
+        server.scene.pods["default", "web-0"]["phase"] = "Succeeded"
+        server.change(node("dra", gpu(0, "dra", T4, shared), claims=True))
+        await tab.until("document.querySelector('#drawer').innerText.includes('Succeeded')")
 
 
 async def test_the_drawer_of_a_pod_follows_it(browser: Browser) -> None:

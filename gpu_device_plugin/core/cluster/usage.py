@@ -92,7 +92,7 @@ NOTHING = Usage()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Occupant:
-    """A pod that counts on a node. Compared by identity, which makes sets of occupants fast."""
+    """A pod that counts on a node, or the pods of a ResourceClaim. Compared by identity, which makes sets fast."""
 
     uid: str
     usage: Usage
@@ -103,6 +103,16 @@ class Occupant:
     """Its requests for other resources, by name; None: unknown, and so is the amount that its eviction frees."""
     namespace: str = ""
     name: str = ""
+    """Of the pod. `claimed` says what stands here for claims that several pods use, or none."""
+    claims: tuple[str, ...] = ()
+    """The names of the ResourceClaims through which it has its devices; none: it has them by its limits."""
+    pods: tuple[str, ...] = ()
+    """The names of the pods that use these claims."""
+
+    @property
+    def users(self) -> tuple[str, ...]:
+        """The names of the pods that may use its devices."""
+        return self.pods if self.claims else (self.name,)
 
     def __str__(self) -> str:
         """Return ``namespace/name``."""

@@ -76,6 +76,11 @@ class NodeGpus:
         object.__setattr__(self, "models", frozenset([gpu.model for gpu in self.gpus]))
 
     @property
+    def fault(self) -> str:
+        """The `problem` where something is wrong: that a node serves claims is none."""
+        return "" if self.problem == BY_CLAIMS else self.problem
+
+    @property
     def sizes(self) -> Mapping[int, int]:
         """Shares of each GPU, by position."""
         return {gpu.position: gpu.shares for gpu in self.gpus}

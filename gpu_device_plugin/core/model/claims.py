@@ -58,6 +58,18 @@ class Parameters:
 
 
 @dataclass(frozen=True, slots=True)
+class PodClaim:
+    """One claim of a pod, as the pod names it."""
+
+    entry: str
+    """Its name in the pod; empty: kube-scheduler made the claim of an extended resource that the pod asks for."""
+    claim: str = ""
+    """The name of the ResourceClaim; empty: it was not made from its template yet."""
+    template: str = ""
+    """The name of the ResourceClaimTemplate; empty: the pod names the claim itself."""
+
+
+@dataclass(frozen=True, slots=True)
 class Consumer:
     """A pod that may use a claim."""
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.core.contract.nodereport import NodeReport
+    from gpu_device_plugin.core.model.claims import Claim
     from gpu_device_plugin.core.node.others import Sighting
     from gpu_device_plugin.core.telling.diagnosing import Unknown
 
@@ -41,6 +42,8 @@ class NodeSeen:
     report_problems: tuple[str, ...] = ()
     """Why a part of that cannot be read."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    runtime: str = ""
+    """Its container runtime with the version, as its kubelet names it: ``containerd://2.1.4``."""
 
     @property
     def labelled(self) -> bool:
@@ -87,6 +90,21 @@ class PodSeen:
     age_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceSeen:
+    """A ResourceSlice of our driver: a part of a pool of devices."""
+
+    pool: str
+    """Our pools have the names of their nodes."""
+    generation: int = 0
+    """The slices of a pool with the highest one are valid."""
+    of: int = 1
+    """The number of slices of this generation that make the pool complete."""
+    devices: int = 0
+    shared: bool = False
+    """Whether claims can have parts of one of its devices."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """A leader-election lease."""
@@ -125,3 +143,8 @@ class ClusterSymptoms:
     """The pods of the MPS supervisor."""
     limits_by_profile: Mapping[str, str] = field(default_factory=dict)
     """The setting `limits` of the agents, by settings profile, as far as the ConfigMap can be read and has it."""
+    claims: tuple[Claim, ...] | Unknown = ()
+    """All ResourceClaims."""
+    slices: tuple[SliceSeen, ...] | Unknown = ()
+    device_classes: Mapping[str, str] | Unknown = field(default_factory=dict)
+    """The extended resource that each DeviceClass serves, by the name of the class; empty: none."""

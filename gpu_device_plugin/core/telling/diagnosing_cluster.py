@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, warning
+from gpu_device_plugin.core.telling.diagnosing_claims import claims
 from gpu_device_plugin.core.telling.diagnosing_limits import held, limits, use
 from gpu_device_plugin.core.telling.diagnosing_mps import supervisors
 from gpu_device_plugin.core.telling.diagnosing_parts import agents, extender, original, scheduler_versions, versions
@@ -130,7 +131,7 @@ def _gpus(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 def _allocatable(cluster: ClusterSymptoms) -> Iterator[Finding]:
     ready = {agent.node for agent in cluster.agents if agent.ready}
-    sharing = [node for node in cluster.nodes if node.labelled and node.annotated]
+    sharing = [node for node in cluster.nodes if node.labelled and node.annotated and not node.gpus.claims]
     empty = [node.name for node in sharing if not node.allocatable.get(cluster.memory_resource)]
     lost = [name for name in empty if name not in ready]
     if lost:
@@ -149,12 +150,14 @@ def _capacity(cluster: ClusterSymptoms) -> Iterator[Finding]:
     by_number = any(part.original for part in cluster.extenders)
     found: list[Finding] = []
     for node in cluster.nodes:
+        if node.gpus.claims:
+            continue  # its kubelet knows no amounts
         if node.name in ready and node.gpus.gpus:
             found += mismatches(node.name, node.gpus, node.capacity, memory, count, counted_on=by_number)
         elif node.name in gpushare - ready:
             found += gpushare_count(node.name, node.capacity, node.allocatable, memory, count)
     yield from found
-    checked = [node for node in cluster.nodes if node.name in ready | gpushare]
+    checked = [node for node in cluster.nodes if node.name in ready | gpushare and not node.gpus.claims]
     if checked and not found:
         yield ok(f"matches the GPUs on {counted(len(checked), 'node')}")
 
@@ -163,7 +166,7 @@ def _share_sizes(cluster: ClusterSymptoms) -> Iterator[Finding]:
     sizes: dict[int, list[str]] = {}
     by_profile: dict[str, set[int]] = {}
     for node in cluster.nodes:
-        if node.gpus.share_mib is not None:
+        if node.gpus.share_mib is not None and not node.gpus.claims:
             sizes.setdefault(node.gpus.share_mib, []).append(node.name)
             profile = "" if node.profile == DEFAULT_PROFILE else node.profile
             by_profile.setdefault(profile, set()).add(node.gpus.share_mib)
@@ -242,7 +245,9 @@ def _configuration(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 
 def _placement(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    bound = [pod for pod in cluster.pods if pod.node]
+    # On nodes that serve claims kube-scheduler itself allocates, for limits too.
+    serving = {node.name for node in cluster.nodes if node.gpus.claims}
+    bound = [pod for pod in cluster.pods if pod.node and pod.node not in serving]
     by_scheduler: dict[str, list[PodSeen]] = {}
     for pod in bound:
         if not pod.promised:
@@ -315,6 +320,7 @@ CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = MappingPr
         "allocatable": _allocatable,
         "capacity": _capacity,
         "share size": _share_sizes,
+        "ResourceClaims": claims,
         "other plugins": _others,
         "leftovers": _leftovers,
         "extender": extender,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms
 
 _ALWAYS = frozenset({"API server", "policies"})
-_BY_NODES = frozenset({"GPUs", "share size", "other plugins", "limits held", "memory use"})
+_BY_NODES = frozenset({"GPUs", "share size", "ResourceClaims", "other plugins", "limits held", "memory use"})
 _BY_PODS = frozenset({"placement", "pending pods"})
 _BY_ALL_PODS = frozenset({"extender", "scheduler version", "leader", "scheduler configuration"})
 

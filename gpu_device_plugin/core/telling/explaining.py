@@ -19,7 +19,7 @@ from gpu_device_plugin.core.telling.overview_wide import short_uuid
 from gpu_device_plugin.core.telling.printing import ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.asking import Ask, Part
     from gpu_device_plugin.core.cluster.ending import Ends
@@ -64,10 +64,18 @@ class NodeAnswer:
     kept: Kept
     ends: Ends | None = None
     """The pods that would have to end for its GPUs to have room; None: even the end of all makes none."""
+    ask: Ask | None = None
+    """The demand in shares of this node; None: it is the same on all nodes."""
 
 
 def answers(
-    ask: Ask, nodes: Iterable[NodeView], kept_away: Mapping[str, Kept], policy: str, most: int
+    ask: Ask,
+    nodes: Iterable[NodeView],
+    kept_away: Mapping[str, Kept],
+    policy: str,
+    most: int,
+    *,
+    ask_of: Callable[[NodeView], Ask] | None = None,
 ) -> list[NodeAnswer]:
     """Return an answer for every node, the nearest to having room first; excluded nodes last, even with room.
 
@@ -77,14 +85,16 @@ def answers(
         kept_away: by node the reasons other than GPUs that keep the pod away.
         policy: which GPU is preferred where neither pod nor node says, a name in `POLICIES`.
         most: how many of them will be explained; for the others the pods that would have to end are not computed.
+        ask_of: returns the demand in shares of a node, where that depends on their size; None: it is `ask` everywhere.
     """
     weigh = max(most, _WEIGHED)
-    first = [
-        NodeAnswer(node, fit(ask, node.candidate, policy), kept_away.get(node.name, _BY_NOTHING))
-        for node in sorted(nodes, key=lambda node: node.name)
-    ]
-    first.sort(key=lambda answer: (*_rank(answer), _lacking(ask, answer.node)))
-    weighed = [replace(answer, ends=ends_needed(ask, answer.node)) for answer in first[:weigh]]
+    first: list[NodeAnswer] = []
+    for node in sorted(nodes, key=lambda node: node.name):
+        own = None if ask_of is None else ask_of(node)
+        found = fit(own or ask, node.candidate, policy)
+        first.append(NodeAnswer(node, found, kept_away.get(node.name, _BY_NOTHING), ask=own))
+    first.sort(key=lambda answer: (*_rank(answer), _lacking(answer.ask or ask, answer.node)))
+    weighed = [replace(answer, ends=ends_needed(answer.ask or ask, answer.node)) for answer in first[:weigh]]
     weighed.sort(key=lambda answer: (*_rank(answer), *_loss(answer)))
     return weighed + first[weigh:]
 
@@ -258,6 +268,7 @@ def _held(node: NodeView, held: Held) -> str:
 
 def _verdict(ask: Ask, answer: NodeAnswer, view: GpuView) -> str:
     """Return why one GPU cannot serve even the smallest part of the pod, or that it can."""
+    ask = answer.ask or ask
     placements = answer.found.placements if isinstance(answer.found, Fit) else ()
     if any(view.gpu.position in placement.positions for placement in placements):
         return "would be chosen"

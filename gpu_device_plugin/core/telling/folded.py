@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.nodeview import GpuView, NodeView
 
 _NOTHING = "-"
+CLAIMS = "claims"
+"""The word for a node whose GPUs are given to ResourceClaims."""
 _LAYOUT = Layout(
     ("NODE", "GPU", "MODEL", "GIVEN", "USED", "FREE", "LIMITS", "STATE"),
     right=frozenset({"USED", "FREE"}),
@@ -51,8 +53,8 @@ def folded_rows(nodes: Iterable[NodeView], width: int) -> list[Line]:
 
 def _rows(node: NodeView) -> Iterable[Row]:
     state = _node_state(node)
-    if node.candidate.gpus.problem:
-        yield Row((node.name, *(_NOTHING,) * 6, node.candidate.gpus.problem), Tone.BAD)
+    if node.candidate.gpus.fault:
+        yield Row((node.name, *(_NOTHING,) * 6, node.candidate.gpus.fault), Tone.BAD)
     name = node.name
     for _, group in groupby(node.gpus(), lambda view: _alike(node, view)):
         yield _group_row(node, name, state, list(group))
@@ -65,7 +67,7 @@ def _rows(node: NodeView) -> Iterable[Row]:
 
 def _node_state(node: NodeView) -> str:
     words = ["not ready"] * (not node.ready) + ["cordoned"] * node.unschedulable
-    return ", ".join(words)
+    return ", ".join([*words, *([CLAIMS] if node.candidate.gpus.claims else [])])
 
 
 def _alike(node: NodeView, view: GpuView) -> tuple[object, ...]:
@@ -104,7 +106,7 @@ def _group_row(node: NodeView, name: str, state: str, group: Sequence[GpuView]) 
     trouble = _trouble(node, first)
     bad = f"unhealthy: {first.gpu.unhealthy}" if first.gpu.unhealthy else ""
     words = [*filter(None, (state, bad, trouble)), *(["whole"] if whole else [])]
-    tone = Tone.BAD if bad or trouble else Tone.WARNING if state else Tone.PLAIN
+    tone = Tone.BAD if bad or trouble else Tone.WARNING if state not in {"", CLAIMS} else Tone.PLAIN
     model = first.gpu.model.removeprefix("NVIDIA ") or _NOTHING
     return Row(
         (

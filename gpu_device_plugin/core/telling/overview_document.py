@@ -34,7 +34,8 @@ def _node(node: NodeView) -> dict[str, Any]:
         "address": node.address or None,
         "ready": node.ready,
         "unschedulable": node.unschedulable,
-        "problem": gpus.problem or None,
+        "problem": gpus.fault or None,
+        **({"claims": True} if gpus.claims else {}),
         "shareMiB": gpus.share_mib,
         "policy": gpus.policy,
         "driver": gpus.driver,
@@ -117,4 +118,5 @@ def _pod(pod: Occupant) -> dict[str, Any]:
         "uid": pod.uid,
         "priority": pod.priority,
         "deleting": pod.terminating,
+        **({"claims": list(pod.claims), "pods": list(pod.pods)} if pod.claims else {}),
     }

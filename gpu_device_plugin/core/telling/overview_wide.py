@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract.nodereport import not_held
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.telling.columns import aligned
+from gpu_device_plugin.core.telling.folded import CLAIMS
 from gpu_device_plugin.core.telling.reported import age, mib
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ def short_uuid(uuid: str) -> str:
 
 
 def _rows(node: NodeView) -> Iterable[tuple[str, ...]]:
-    if node.candidate.gpus.problem:
-        yield (node.name, *(_NOTHING,) * 10, node.candidate.gpus.problem, _NOTHING)
+    if node.candidate.gpus.fault:
+        yield (node.name, *(_NOTHING,) * 10, node.candidate.gpus.fault, _NOTHING)
     for view in node.gpus():
         yield _row(node, view)
     for pod, usage in node.loose().items():
@@ -59,7 +60,7 @@ def _row(node: NodeView, view: GpuView) -> tuple[str, ...]:
         _in_use(node, gpu.position),
         _limits(node, gpu.position),
         format_mib(gpus.share_mib) if gpus.share_mib is not None else _NOTHING,
-        gpus.policy or _NOTHING,
+        ", ".join(filter(None, (gpus.policy, CLAIMS if gpus.claims else ""))) or _NOTHING,
         gpus.driver or _NOTHING,
         f"unhealthy: {gpu.unhealthy}" if gpu.unhealthy else "healthy",
         ", ".join(f"{held.pod}: {'whole' if held.whole else node.amount(held.shares)}" for held in view.held)

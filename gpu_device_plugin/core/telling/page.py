@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from gpu_device_plugin.core.cluster.nodeview import GpuView, Held, NodeView
+    from gpu_device_plugin.core.cluster.usage import Occupant
     from gpu_device_plugin.core.contract.nodereport import NodeReport
     from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedPart
 
@@ -44,7 +45,8 @@ def node_document(node: NodeView, may_see: Callable[[str], bool] = everyone, *, 
             {
                 "ready": node.ready,
                 "cordoned": node.unschedulable,
-                "problem": gpus.problem,
+                "problem": gpus.fault,
+                "claims": gpus.claims,
                 "address": node.address,
                 "shareMiB": gpus.share_mib,
                 "driver": gpus.driver,
@@ -102,9 +104,10 @@ def _parts(held: Iterable[Held], current: Iterable[UsedPart], may_see: Callable[
     found = [
         {
             **_name(each.pod.namespace, each.pod.name, may_see),
+            **_claims(each.pod, may_see),
             "shares": each.shares,
             **_given({"whole": each.whole, "deleting": each.pod.terminating}),
-            **_used(used.pop((each.pod.namespace, each.pod.name), [])),
+            **_used([part for user in each.pod.users for part in used.pop((each.pod.namespace, user), [])]),
         }
         for each in sorted(held, key=lambda each: not may_see(each.pod.namespace))
     ]
@@ -117,6 +120,13 @@ def _parts(held: Iterable[Held], current: Iterable[UsedPart], may_see: Callable[
 
 def _name(namespace: str, name: str, may_see: Callable[[str], bool]) -> Fields:
     return {"ns": namespace, "pod": name} if may_see(namespace) else {}
+
+
+def _claims(pod: Occupant, may_see: Callable[[str], bool]) -> Fields:
+    """Return the claims through which it has its devices, and their pods unless its name is that of the only one."""
+    if not pod.claims or not may_see(pod.namespace):
+        return {}
+    return {"claims": list(pod.claims), **({} if pod.pods == (pod.name,) else {"pods": list(pod.pods)})}
 
 
 _WORST = ("missing", "differs", "unverified", "held")

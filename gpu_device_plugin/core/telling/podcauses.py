@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.model.claims import PodClaim
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
 
@@ -49,6 +50,8 @@ class SchedulingStatus:
     """The names of all resources that its containers ask for."""
     events: tuple[str, ...] = ()
     """The latest warnings about it, one sentence each."""
+    claims: tuple[PodClaim, ...] = ()
+    """The ResourceClaims that it names, in the order of its spec."""
 
 
 def causes(
@@ -86,11 +89,11 @@ def causes(
         where = f" (on node {pod.node_name})" if pod.node_name else ""
         fact = [f"{name}{where} asks for GPUs that no node can provide: {asked.sentence}."]
     elif not asked.parts and (nothing := _nothing(pod, resources)):
-        fact = [*nothing, *_said(status)]
+        fact = [*nothing, *said(status)]
     elif not asked.parts:
         names = " nor ".join(resource.name for resource in resources)
         so = "" if instead else ", so it is not waiting for GPUs"
-        fact = [f"{name} asks for neither {names}{so}.", *instead, *_said(status)]
+        fact = [f"{name} asks for neither {names}{so}.", *instead, *said(status)]
     elif pod.node_name:
         fact = list(_location(pod, status, resources, nodes))
     else:
@@ -115,7 +118,7 @@ def _waiting(
     """Yield the reasons for which an unbound pod waits on any node."""
     if status.gates:
         yield f"No scheduler looks at it before its scheduling gates are removed: {', '.join(status.gates)}."
-    yield from _said(status)
+    yield from said(status)
     if not status.gates and not status.condition_reason and not status.condition:
         yield f"{status.scheduler} has not looked at it yet; if this persists, no scheduler of this name runs."
     if status.scheduler == DEFAULT_SCHEDULER:
@@ -130,7 +133,8 @@ def _waiting(
         )
 
 
-def _said(status: SchedulingStatus) -> list[str]:
+def said(status: SchedulingStatus) -> list[str]:
+    """Return what the scheduler says of a pod, as no sentence or one."""
     if not status.condition_reason and not status.condition:
         return []
     reason = f" ({status.condition_reason})" if status.condition_reason else ""

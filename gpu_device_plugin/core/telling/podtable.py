@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.cluster.claimed import label, taken, waits_for_ours
 from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
-from gpu_device_plugin.core.telling.folded import gib
+from gpu_device_plugin.core.telling.claimcauses import asked_amount
+from gpu_device_plugin.core.telling.folded import CLAIMS, gib
 from gpu_device_plugin.core.telling.reported import limit
 from gpu_device_plugin.core.telling.tables import Layout, Row, table
 from gpu_device_plugin.core.telling.tones import Tone
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.nodeview import NodeView
     from gpu_device_plugin.core.cluster.usage import Usage
     from gpu_device_plugin.core.contract.nodeuse import UsedPart
+    from gpu_device_plugin.core.model.claims import Claim
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.telling.tones import Line
@@ -91,7 +94,8 @@ def _on(node: NodeView) -> Iterable[PodRow]:
             given = "whole" if held.whole else gib(mib) if share_mib else str(held.shares)
             ending = "ending" if held.pod.terminating else ""
             row = PodRow(str(held.pod), node.name, str(view.gpu.position), given, mib)
-            yield _with_use(row, parts.pop(str(held.pod), []), ending)
+            theirs = [part for user in held.pod.users for part in parts.pop(f"{held.pod.namespace}/{user}", [])]
+            yield _with_use(row, theirs, ending)
         for name, theirs in sorted(parts.items()):
             if any(map(trespasses, theirs)):
                 yield _with_use(PodRow(name, node.name, str(view.gpu.position), "nothing", 0), theirs, "")
@@ -129,6 +133,31 @@ def rows_alone(pods: Iterable[tuple[Pod, Usage]]) -> list[PodRow]:
             places.append(("?", f"{usage.unplaced_gpus} whole"))
         rows += [PodRow(name, pod.node_name, gpu, given, 0, state=state, bad=over) for gpu, given in places]
     return rows
+
+
+def rows_claimed(claims: Iterable[Claim]) -> list[PodRow]:
+    """Return the pods of claims of which no node is known, with what they have of GPUs that only have names."""
+    return [
+        PodRow(
+            f"{claim.namespace}/{label(claim)}",
+            device.pool,
+            "?",
+            "whole" if device.memory_mib is None else gib(device.memory_mib),
+            device.memory_mib or 0,
+            state=CLAIMS,
+        )
+        for claim in claims
+        for device in taken(claim)
+    ]
+
+
+def rows_unallocated(claims: Iterable[Claim]) -> list[PodRow]:
+    """Return the claims that wait for GPUs, with what they ask for; kube-scheduler names their pods only afterwards."""
+    return [
+        PodRow(f"{claim.namespace}/{label(claim)}", "", _NOTHING, asked_amount(claim), 0, state="waits")
+        for claim in claims
+        if waits_for_ours(claim)
+    ]
 
 
 def rows_waiting(pods: Iterable[Pod], resources: Iterable[Resource]) -> list[PodRow]:

@@ -25,7 +25,7 @@ def redacted(node: NodeView, may_see: Callable[[str], bool]) -> NodeView:
         may_see: returns whether the reader may see the pods of a namespace.
     """
     pods = tuple(
-        pod if may_see(pod.namespace) else replace(pod, uid="", namespace=HIDDEN, name=HIDDEN)
+        pod if may_see(pod.namespace) else replace(pod, uid="", namespace=HIDDEN, name=HIDDEN, claims=(), pods=())
         for pod in sorted(node.pods, key=lambda pod: not may_see(pod.namespace))
     )
     return replace(node, pods=pods, report=_report(node.report, may_see))

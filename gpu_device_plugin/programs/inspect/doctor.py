@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from gpu_device_plugin.cluster.api import ObjectMeta, PodReader, UnreadableObjectError
+from gpu_device_plugin.cluster.claims import CLAIMS
 from gpu_device_plugin.core.contract.cleanup import our_annotations, our_labels
 from gpu_device_plugin.core.contract.keys import (
     ASSUME_TIME,
     CONFIG_LABEL,
     POD_ANNOTATIONS,
     SCHEDULE_LABEL,
+    SERVE_LABEL,
     SET_LIMITS_LABEL,
     SWITCH_LABEL,
     MalformedAnnotationError,
@@ -28,7 +30,9 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.others import sightings
 from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
 from gpu_device_plugin.core.telling.diagnosing import Unknown
+from gpu_device_plugin.programs.inspect.claims import device_classes, slices
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, items, unread
+from gpu_device_plugin.view.claims import readable_claims
 from gpu_device_plugin.view.objects import (
     Condition,
     ConfigMap,
@@ -57,7 +61,7 @@ _AGENTS_SETTINGS = "gpushare-node"
 """The ConfigMap with the settings of the agents."""
 _CONFIGURATION = "gpushare-scheduler"
 """The ConfigMap with the configuration of our own kube-scheduler."""
-_LIMITS_LABELS = (SET_LIMITS_LABEL, SCHEDULE_LABEL)
+_LABELS = (SET_LIMITS_LABEL, SCHEDULE_LABEL, SERVE_LABEL)
 _WRITER = "gpu-device-plugin"
 """The manager in managedFields of fields that our agent wrote; fields from a Binding have no manager."""
 _METRICS_PORT = 9402
@@ -103,6 +107,9 @@ def symptoms_in(
         policies=_known(lambda: _names(kubectl, "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies")),
         supervisors=tuple(_seen(pod) for pod in pods if pod.part and pod.part[0] == _SUPERVISOR),
         limits_by_profile=_limits_by_profile(kubectl, places),
+        claims=_known(lambda: tuple(readable_claims(kubectl.items(CLAIMS.path(), optional=True))[0])),
+        slices=_known(lambda: slices(kubectl)),
+        device_classes=_known(lambda: device_classes(kubectl)),
     )
 
 
@@ -138,14 +145,15 @@ def _nodes(raw_nodes: Iterable[msgspec.Raw], names: frozenset[str]) -> list[Node
                 switch=node.labels.get(SWITCH_LABEL),
                 profile=node.labels.get(CONFIG_LABEL, ""),
                 annotated=bool(our_annotations(node.annotations) or our_labels(node.labels)),
-                problem=gpus.problem,
+                problem=gpus.fault,
                 gpus=gpus,
                 capacity={name: amount for name, amount in capacity.items() if name in names},
                 allocatable={name: amount for name, amount in allocatable.items() if name in names},
                 others=sightings((), (), allocatable, names),
                 report=report,
                 report_problems=problems,
-                labels={key: node.labels[key] for key in _LIMITS_LABELS if key in node.labels},
+                labels={key: node.labels[key] for key in _LABELS if key in node.labels},
+                runtime=node.runtime,
             )
         )
     return found

@@ -20,13 +20,22 @@ from gpu_device_plugin.core.telling.folded_details import folded_details
 from gpu_device_plugin.core.telling.overview import details, summary
 from gpu_device_plugin.core.telling.overview_document import document
 from gpu_device_plugin.core.telling.overview_wide import wide
-from gpu_device_plugin.core.telling.podtable import SORTS, pod_rows, pod_table, rows_alone, rows_waiting
+from gpu_device_plugin.core.telling.podtable import (
+    SORTS,
+    pod_rows,
+    pod_table,
+    rows_alone,
+    rows_claimed,
+    rows_unallocated,
+    rows_waiting,
+)
 from gpu_device_plugin.core.telling.prices import price_document, price_lines
 from gpu_device_plugin.core.telling.reported import at_a_glance
 from gpu_device_plugin.core.telling.tones import Line, columns
 from gpu_device_plugin.core.telling.top import Picture, Wishes
 from gpu_device_plugin.programs.commandline import FAILED, OK, ending, flags_in
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS, INTERVAL_S, MOST_EXPLAINED, REALLY, parse, passed_on
+from gpu_device_plugin.programs.inspect.claims import claims_alone, claims_of_pod, with_claims
 from gpu_device_plugin.programs.inspect.examining import findings
 from gpu_device_plugin.programs.inspect.kubectl import GRANT, ClusterUnreadableError, Kubectl, unread
 from gpu_device_plugin.programs.inspect.policy import gpu_policy
@@ -149,7 +158,7 @@ def _overview(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequen
         namespace = kubectl.namespace()
         raw_pods = kubectl.items(_pods_in(namespace), placed, optional=True)
         say(sys.stderr, f"warning: {lacking}: only pods of {namespace} are counted, so GPUs may be fuller ({_VIEWER})")
-    found = cluster(raw_nodes, raw_pods, resources)
+    found = with_claims(cluster(raw_nodes, raw_pods, resources), kubectl)
     _warn(found)
     if not found.nodes:
         doctor = "No node shares GPUs; run kubectl inspect gpushare doctor to see why."
@@ -183,7 +192,8 @@ def _without_nodes(
     say(
         sys.stderr, f"warning: {lacking}: only the pods of {namespace} are shown, without use and free GPUs ({_VIEWER})"
     )
-    return _table_of(rows_alone(gpu_pods(raw_pods, resources)), namespace), OK
+    alone = [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims_alone(kubectl, namespace))]
+    return _table_of(alone, namespace), OK
 
 
 def _pods_of(namespace: str, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
@@ -191,12 +201,15 @@ def _pods_of(namespace: str, kubectl: Kubectl, resources: Sequence[Resource]) ->
     raw_pods = kubectl.items(_pods_in(namespace), _COUNTING[1:])
     waiting = rows_waiting(waiting_pods(raw_pods, resources), resources)
     try:
-        found = cluster(kubectl.items(_NODES, optional=True), raw_pods, resources)
+        raw_nodes = kubectl.items(_NODES, optional=True)
     except ClusterUnreadableError as error:
         say(sys.stderr, f"warning: {unread(str(error)).found}: what the pods use is not shown ({_VIEWER})")
-        return _table_of([*rows_alone(gpu_pods(raw_pods, resources)), *waiting], namespace), OK
+        alone = [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims_alone(kubectl, namespace))]
+        return _table_of([*alone, *waiting], namespace), OK
+    found = with_claims(cluster(raw_nodes, raw_pods, resources), kubectl, namespace)
     _warn(found)
-    return _table_of([*pod_rows(found.nodes, namespace), *waiting], namespace), OK
+    rows = [*pod_rows(found.nodes, namespace), *waiting, *rows_unallocated(found.claims)]
+    return _table_of(rows, namespace), OK
 
 
 def _table_of(rows: Sequence[PodRow], namespace: str) -> Sequence[Line]:
@@ -225,7 +238,7 @@ def _top(
             raise ClusterUnreadableError(f"{lacking}: without -w the overview shows what it can; {GRANT}") from None
         if arguments.node and not raw_nodes:
             raise ClusterUnreadableError(f'nodes "{arguments.node}" not found')
-        found = cluster(raw_nodes, raw_pods, resources)
+        found = with_claims(cluster(raw_nodes, raw_pods, resources), kubectl)
         return Picture(found.nodes, found.waiting, time.strftime("%H:%M:%S"), found.warnings[:_MOST_WARNINGS])
 
     wishes = Wishes(arguments.sort_by or "name", arguments.namespace or "")
@@ -270,11 +283,21 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
     raw_nodes = _optional_items(kubectl, _NODES, [], missing)
     raw_pods = _optional_items(kubectl, _PODS, _COUNTING, missing)
     status = replace(status, events=events(raw_events or (), status))
-    found = None if raw_nodes is None or raw_pods is None else cluster(raw_nodes, raw_pods, resources)
+    found = (
+        None if raw_nodes is None or raw_pods is None else with_claims(cluster(raw_nodes, raw_pods, resources), kubectl)
+    )
     most = MOST_EXPLAINED if not arguments.all_nodes else sys.maxsize
     views = None if found is None else found.nodes
+    claims = claims_of_pod(kubectl, namespace, found, missing) if status.claims else ()
     said = why(
-        pod, status, resources, views, surroundings(raw_nodes or ()), most=most, policy=lambda: gpu_policy(kubectl)
+        pod,
+        status,
+        resources,
+        views,
+        surroundings(raw_nodes or ()),
+        most=most,
+        policy=lambda: gpu_policy(kubectl),
+        claims=claims,
     )
     if found is not None:
         _warn(found)

@@ -100,9 +100,12 @@ class Details:
     ) -> list[str]:
         """Return what `kubectl inspect gpushare why` prints."""
         around = self._watched.cluster.around()
+        claims = self._watched.claims_of(pod.namespace)
 
         def lines() -> list[str]:
-            said = why(pod, status, self._resources, views, around, most=_MOST_EXPLAINED, policy=lambda: policy)
+            said = why(
+                pod, status, self._resources, views, around, most=_MOST_EXPLAINED, policy=lambda: policy, claims=claims
+            )
             waits = [f"{pod.namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
             by_node = [] if said.ask is None else explain(said.ask, said.answers, _MOST_EXPLAINED)
             return [*waits, *said.facts, *by_node]

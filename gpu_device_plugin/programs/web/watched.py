@@ -1,4 +1,4 @@
-"""Follow nodes and pods as far as the account may read them, and say how current they are."""
+"""Follow nodes, pods and ResourceClaims as far as the account may read them, and say how current they are."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpu_device_plugin.cluster.api import NODES, PODS
 from gpu_device_plugin.cluster.backoff import Backoff
-from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError
+from gpu_device_plugin.cluster.claims import CLAIMS, read_claim
+from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.reflector import DEFAULT_TIMING, Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.store import Store
+from gpu_device_plugin.view.claims import ABSENT, unseen
 from gpu_device_plugin.view.following import FollowedCluster, FollowedPod
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.client import Client
     from gpu_device_plugin.cluster.errors import Call
+    from gpu_device_plugin.core.model.claims import Claim
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.view.following import FollowedNode
 
@@ -40,7 +43,7 @@ class Reading:
 
 
 class Watched:
-    """The cluster, as two reflectors keep it."""
+    """The cluster, as reflectors keep it. Claims are followed from when a node serves them."""
 
     def __init__(
         self,
@@ -64,7 +67,8 @@ class Watched:
         self._namespace = namespace
         self._timing = timing
         self._on_change = on_change
-        self.cluster = FollowedCluster(resources, on_change=on_change)
+        self.cluster = FollowedCluster(resources, on_change=self._changed)
+        self._serving = asyncio.Event()
         self.phases: dict[str, str] = {}
         """The phase of each pod with GPUs, by its uid."""
         self.nodes: Reflector[FollowedNode] = Reflector(
@@ -72,6 +76,8 @@ class Watched:
         )
         self.pods: Reflector[FollowedPod] | None = None
         """None until it is known where pods may be read."""
+        self.claims: Reflector[Claim] | None = None
+        """None until a node serves claims."""
         self.only = ""
         """The only namespace whose pods are read; empty: those of all are."""
         self._unasked: ApiError | None = None
@@ -84,7 +90,7 @@ class Watched:
         """Keep the cluster current. Ends only by cancellation."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.nodes.run(), name="watch nodes")
-            tasks.create_task(self._follow_pods(), name="watch pods")
+            tasks.create_task(self._follow_pods(), name="watch pods and claims")
         raise AssertionError  # pragma: no cover (neither task ends)
 
     async def keep_hearing(self, wanted: Callable[[], bool], every_s: float) -> NoReturn:
@@ -114,7 +120,22 @@ class Watched:
             namespace=self.only,
             timing=self._timing,
         )
-        await self.pods.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.pods.run(), name="watch pods")
+            tasks.create_task(self._follow_claims(), name="watch claims")
+        raise AssertionError  # pragma: no cover (neither task ends)
+
+    async def _follow_claims(self) -> NoReturn:
+        await self._serving.wait()
+        self.claims = Reflector(
+            self._client, CLAIMS, read_claim, self.cluster.claims, namespace=self.only, timing=self._timing
+        )
+        await self.claims.run()
+
+    def _changed(self) -> None:
+        if self.cluster.serves_claims:
+            self._serving.set()
+        self._on_change()
 
     async def _where_pods_are_read(self) -> str:
         """Return the namespace to follow, empty for all."""
@@ -143,16 +164,36 @@ class Watched:
     @property
     def known(self) -> bool:
         """Whether nodes and pods were read and are watched, as far as they can be."""
-        return self.pods is not None and all(
-            isinstance(watch.problem, ForbiddenError) or (watch.synced and (watch.live or watch.problem is not None))
-            for watch in (self.nodes, self.pods)
+        return (
+            self.pods is not None
+            and all(
+                isinstance(watch.problem, ForbiddenError)
+                or (watch.synced and (watch.live or watch.problem is not None))
+                for watch in (self.nodes, self.pods)
+            )
+            and (not self.cluster.serves_claims or self._claims_known)
         )
+
+    @property
+    def _claims_known(self) -> bool:
+        return self.claims is not None and (self.claims.synced or self.claims.problem is not None)
+
+    @property
+    def _claims_readable(self) -> bool:
+        return self.claims is not None and (
+            self.claims.synced or not isinstance(self.claims.problem, (ForbiddenError, NotFoundError))
+        )
+
+    def claims_of(self, namespace: str) -> Sequence[Claim] | None:
+        """Return the ResourceClaims of a namespace; None: they are not read, or not yet."""
+        return self.cluster.claims_of(namespace) if self.claims is not None and self.claims.synced else None
 
     @property
     def reading(self) -> Reading:
         """How current the cluster is. What may not be read is not waited for."""
         watches: list[Reflector[Any]] = [self.nodes] if self.nodes_readable else []
         watches += [] if self.pods is None else [self.pods]
+        watches += [self.claims] if self.claims is not None and self._claims_readable else []
         silent = [watch.silent_s for watch in watches if not watch.live]
         problems = [self._unasked, *(watch.problem for watch in watches)]
         why = next((_sentence(problem) for problem in problems if problem is not None), "")
@@ -175,9 +216,11 @@ class Watched:
                 "the right to list pods in the whole cluster is missing, so only the pods of the namespace "
                 f"{self.only} are shown, and GPUs may be fuller than they seem."
             )
-        watches: list[Reflector[Any]] = [self.nodes, *([] if self.pods is None else [self.pods])]
-        for what, watch in zip(("nodes", "pods"), watches, strict=False):
-            if watch.unreadable:
+        if self.claims is not None and not self._claims_readable:
+            absent = isinstance(self.claims.problem, NotFoundError)
+            yield f"{unseen(ABSENT if absent else _sentence(self.claims.problem))}."
+        for what, watch in (("nodes", self.nodes), ("pods", self.pods), ("ResourceClaims", self.claims)):
+            if watch is not None and watch.unreadable:
                 yield f"some {what} could not be understood, and are left out."
         problems = list(self.cluster.problems())
         yield from (f"{each}." for each in problems[:_MOST_PROBLEMS])

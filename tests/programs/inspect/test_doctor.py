@@ -19,6 +19,7 @@ from gpu_device_plugin.core.telling.diagnosing_cluster import ADMISSION_POLICIES
 from gpu_device_plugin.programs.inspect.doctor import symptoms_in
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, Kubectl
 from gpu_device_plugin.programs.inspect.program import main
+from tests.claim_values import claim_json, part_json
 from tests.names import MEM
 from tests.reports import SINCE, written
 from tests.reports import part as reported
@@ -453,3 +454,104 @@ def test_a_page_that_hangs_is_given_up(tmp_path: Path) -> None:
     program.chmod(0o755)
     with pytest.raises(ClusterUnreadableError, match="get --raw /version: no answer within"):
         Kubectl((), str(program), answer_within_s=0.1).raw("/version")
+
+
+# --- Nodes that serve ResourceClaims ----------------------------------------------------------------------------------
+
+
+def resource_slice(name: str, *devices: dict[str, Any], of: int = 2, **more: Any) -> dict[str, Any]:
+    """A ResourceSlice as our agents write it."""
+    pool = {"name": "node-a", "generation": 3, "resourceSliceCount": of}
+    spec = {"driver": "gpu-device-plugin", "nodeName": "node-a", "pool": pool, "devices": list(devices), **more}
+    return {"metadata": {"name": name, "uid": name}, "spec": spec}
+
+
+def serving() -> dict[str, Any]:
+    """The pages of a cluster whose node serves claims well."""
+    there = node("node-a", labels={"gpushare": "true", "gpu-device-plugin/serve": "dra"}, said={**SAID, "claims": True})
+    there["status"]["nodeInfo"] = {"containerRuntimeVersion": "containerd://2.1.9", "kubeletVersion": "v1.36.2"}
+    shared = {
+        "name": "gpu-1b2c3d4e-0000-4820-abfc-000000000000",
+        "allowMultipleAllocations": True,
+        "attributes": {"type": {"string": "shared-gpu"}},
+        "capacity": {"memory": {"value": "15Gi", "requestPolicy": {"default": "1Gi"}}},
+    }
+    counters = [{"name": "gpu-0", "counters": {"use": {"value": "1"}}}]
+    return well() | {
+        "/api/v1/nodes": listed(there, node("plain")),
+        f"{RESOURCE}/resourceclaims": listed(claim_json("c", part_json(0, "4Gi", "node-a"), pods=("web",))),
+        f"{RESOURCE}/resourceslices": listed(
+            resource_slice("00000-a", sharedCounters=counters), resource_slice("00001-a", shared)
+        ),
+        f"{RESOURCE}/deviceclasses": listed(
+            {"metadata": {"name": "gpushare"}, "spec": {"selectors": [{"cel": {"expression": "true"}}]}},
+            {"metadata": {"name": "gpushare-whole"}, "spec": {"extendedResourceName": "aliyun.com/gpu-count"}},
+        ),
+    }
+
+
+RESOURCE = "/apis/resource.k8s.io/v1"
+
+
+def of_claims(found: str) -> list[str]:
+    return [
+        f"{each['severity']}: {each['found']}" for each in json.loads(found)["findings"] if "laims" in each["check"]
+    ]
+
+
+def test_a_node_that_serves_claims_is_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", "--json"], kubectl=kubectl(tmp_path, serving()), environ={})
+    assert of_claims(capsys.readouterr().out) == ["ok: 1 node serves claims, with complete ResourceSlices"]
+
+
+def test_only_slices_of_our_driver_are_read(tmp_path: Path) -> None:
+    pages = serving()
+    ours_alone = f"{RESOURCE}/resourceslices?fieldSelector=spec.driver%3Dgpu-device-plugin"
+    pages[ours_alone] = pages.pop(f"{RESOURCE}/resourceslices")
+    found = read(tmp_path, pages)
+    assert not isinstance(found.slices, Unknown)
+    assert [(each.pool, each.generation, each.of, each.devices, each.shared) for each in found.slices] == [
+        ("node-a", 3, 2, 0, False),
+        ("node-a", 3, 2, 1, True),
+    ]
+
+
+def test_what_is_wrong_with_claims_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pages = serving()
+    pages[f"{RESOURCE}/resourceslices"]["items"].pop()
+    pages[f"{RESOURCE}/deviceclasses"]["items"].pop()
+    pages[f"{RESOURCE}/resourceclaims"]["items"].append(claim_json("lost", part_json(0, "4Gi", "plain")))
+    status = pages["/api/v1/nodes"]["items"][0]["status"]
+    status["nodeInfo"]["containerRuntimeVersion"] = "containerd://1.6.20"
+    status["capacity"] = {"aliyun.com/gpu-count": "0"}
+    main(["doctor", "--json"], kubectl=kubectl(tmp_path, pages), environ={})
+    found = of_claims(capsys.readouterr().out)
+    assert [each.partition(",")[0] for each in found] == [
+        "error: 1 ResourceClaim has GPUs of plain",
+        "error: node-a: 1 of 2 ResourceSlices of generation 3",
+        "error: the DeviceClass gpushare-whole is missing",
+        "error: node-a: containerd://1.6.20 knows no CDI",
+        (
+            "warning: node-a: the kubelet still knows aliyun.com/gpu-mem or aliyun.com/gpu-count of a device plugin: "
+            "containers that get aliyun.com/gpu-count through DRA can fail to start until it forgets them"
+        ),
+    ]
+
+
+def test_in_a_cluster_without_claims_nothing_is_said_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["doctor", "--json"], kubectl=kubectl(tmp_path, well()), environ={})
+    assert of_claims(capsys.readouterr().out) == []
+
+
+def test_what_may_not_be_read_of_claims_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pages = serving()
+    for plural in ("resourceclaims", "resourceslices", "deviceclasses"):
+        denied = f'User "dev" cannot list resource "{plural}" in API group "resource.k8s.io" at the cluster scope'
+        pages[f"{RESOURCE}/{plural}"] = f"Error from server (Forbidden): {plural} is forbidden: {denied}"
+    main(["doctor", "--json"], kubectl=kubectl(tmp_path, pages), environ={})
+    assert of_claims(capsys.readouterr().out) == [
+        f"unknown: the right to list {plural}.resource.k8s.io in the whole cluster is missing"
+        for plural in ("resourceclaims", "resourceslices", "deviceclasses")
+    ]

@@ -56,7 +56,11 @@ if script["fail"] or ("continue" in query and script["expire"]):
 if script["garbage"]:
     print(script["garbage"])
     sys.exit(0)
-_, _, _, *place = url.path.split("/")  # after /api/v1
+group, _, rest = url.path.partition("/v1/")
+group, place = group.removeprefix("/apis/").removeprefix("/api"), rest.split("/")
+if group and group not in script["groups"]:
+    print("Error from server (NotFound): the server could not find the requested resource", file=sys.stderr)
+    sys.exit(1)
 namespace = place[1] if place[0] == "namespaces" else None
 plural, *name = place[2:] if namespace else place
 verb = "get" if name else "list"
@@ -64,10 +68,11 @@ if [verb, plural, namespace or ""] in script["forbidden"]:
     # As Kubernetes writes it (ForbiddenMessage in its apiserver/pkg/endpoints/handlers/responsewriters/errors.go).
     where = f'in the namespace "{{namespace}}"' if namespace else "at the cluster scope"
     what = f'{{plural}} "{{name[0]}}"' if name else plural
-    denied = f'User "dev" cannot {{verb}} resource "{{plural}}" in API group "" {{where}}'
+    denied = f'User "dev" cannot {{verb}} resource "{{plural}}" in API group "{{group}}" {{where}}'
     print(f"Error from server (Forbidden): {{what}} is forbidden: {{denied}}", file=sys.stderr)
     sys.exit(1)
-kind = {{"pods": "Pod", "nodes": "Node", "events": "Event", "configmaps": "ConfigMap"}}[plural]
+kinds = {{"pods": "Pod", "nodes": "Node", "events": "Event", "configmaps": "ConfigMap"}}
+kind = (kinds | {{"resourceclaims": "ResourceClaim"}})[plural]
 found = [
     one for one in script["objects"]
     if one.get("kind") == kind and namespace in (None, one["metadata"].get("namespace"))
@@ -114,6 +119,7 @@ class World:
             "expire": False,
             "hang": False,
             "page": 500,
+            "groups": [],
         }
         self.kubectl.write_text(KUBECTL.format(python=sys.executable, home=str(self.home)), encoding="utf-8")
         self.kubectl.chmod(0o755)

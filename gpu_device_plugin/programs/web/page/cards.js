@@ -1,7 +1,7 @@
 /** Shows nodes as cards: a bar for each GPU, on it a part for each pod. */
 
 import { amount, memory } from "./amounts.js";
-import { gpuUseKnown, partName, partUseKnown, sumsOf, takesPods, unheld } from "./cluster.js";
+import { gpuUseKnown, partName, partUseKnown, podToOpen, sumsOf, takesPods, unheld } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { make, reconcile, setAttribute, setClass, setStyle, setText } from "./dom.js";
 import { oneStop } from "./keys.js";
@@ -78,6 +78,7 @@ function updateBadges(element, node) {
   const badges = [
     !node.ready && ["badge-bad", t("not_ready")],
     node.cordoned && ["badge-warn", t("cordoned")],
+    node.claims && ["badge-claims", t("serves_claims")],
     node.rung && [KEEPING.includes(node.rung) ? "badge-kept" : "badge-open", rungSaying(node.rung)],
   ].filter(Boolean);
   reconcile(element, badges, ([look]) => look, () => make("span"), (badge, [look, text]) => {
@@ -172,7 +173,7 @@ function updatePart(element, node, gpu, part, matching) {
   const to = pieces.get(element);
   const mine = part.whole ? gpu.memMiB ?? 0 : part.shares * (node.shareMiB ?? 0);
   const known = partUseKnown(node, part) && mine > 0;
-  to.pod = part.pod === undefined || !part.ns ? null : [part.ns, part.pod];
+  to.pod = podToOpen(part);
   setClass(
     element, "part", lookOf(part.ns), part.over && "part-over", part.whole && "part-whole", unheld(part) && "part-unheld",
     part.deleting && "part-ending", !matching && "part-dim",

@@ -73,6 +73,18 @@ export function partUseKnown(node, part) {
   return useKnown(node) && !node.use.blind && part.usedMiB !== undefined;
 }
 
+/** The pod that is opened for a part, as [ns, pod]; null: there is none, or none that the caller may see. */
+export function podToOpen(part) {
+  if (part.pod === undefined || !part.ns) return null;
+  const [pod] = part.pods ?? [part.pod]; // a claim may have several pods, or none
+  return pod === undefined ? null : [part.ns, pod];
+}
+
+/** Whether a pod, as "ns/pod", has a part, alone or through a claim that several pods use. */
+export function hasPart(name, part) {
+  return (part.pods ?? [part.pod]).some((pod) => `${part.ns}/${pod}` === name);
+}
+
 export function partName(part) {
   return part.pod === undefined ? null : `${part.ns ? `${part.ns}/` : ""}${part.pod}`;
 }

@@ -2,7 +2,7 @@
 
 import { ageOf, amount, memory, percent } from "./amounts.js";
 import { makeCard, updateCard } from "./cards.js";
-import { partName, sumsOf } from "./cluster.js";
+import { partName, podToOpen, sumsOf } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { make } from "./dom.js";
 import { modelsSaying, partSaying, rungSaying } from "./sayings.js";
@@ -95,7 +95,7 @@ export function nodeDetails(node, open, readAll) {
   const sum = sumsOf(node);
   return [
     facts([
-      ["state", [!node.ready && t("not_ready"), node.cordoned && t("cordoned")].filter(Boolean).join(" · ")],
+      ["state", [!node.ready && t("not_ready"), node.cordoned && t("cordoned"), node.claims && t("serves_claims")].filter(Boolean).join(" · ")],
       ["gpus", modelsSaying(node)],
       ["given", t("sum_of", { given: amount(node, sum.taken), total: amount(node, sum.shares) })],
       ["share_size", node.shareMiB && memory(node.shareMiB)],
@@ -109,7 +109,7 @@ export function nodeDetails(node, open, readAll) {
     section("pods", pods.length ? make("ul", { class: "plain-list" }, ...pods.map(([gpu, part]) => make(
       "li", { class: "pod-line" },
       make("span", { class: `swatch ${lookOf(part.ns)}`, "aria-hidden": "true" }),
-      part.ns && part.pod ? link(partName(part), () => open.pod(part.ns, part.pod)) : make("span", { text: t("part_hidden") }),
+      podToOpen(part) ? link(partName(part), () => open.pod(...podToOpen(part))) : make("span", { text: partName(part) ?? t("part_hidden") }),
       make("span", { class: "quiet", text: `${t("gpu_name", { i: gpu.i })} · ${partSaying(node, part).slice(partName(part)?.length ?? 0).replace(/^[,，]\s*/, "")}` }),
     ))) : make("p", { class: "quiet", text: t("no_pods") })),
     raw,

@@ -3,7 +3,7 @@
 import * as address from "./address.js";
 import { setClock } from "./amounts.js";
 import { isFilled, makeCard, updateCard } from "./cards.js";
-import { Cluster, isTroubled, partName, sumsOf } from "./cluster.js";
+import { Cluster, hasPart, isTroubled, sumsOf } from "./cluster.js";
 import { nodeDetails, podDetails } from "./details.js";
 import { make, reconcile, reconciling, setText } from "./dom.js";
 import { Drawer } from "./drawer.js";
@@ -234,7 +234,7 @@ function concernsDrawer({ nodes, gone, waiting }) {
 
 /** Whether the pod of the drawer is on a node. */
 function hasPod(node) {
-  return node.gpus.some((gpu) => (gpu.pods ?? []).some((part) => partName(part) === asked.pod));
+  return node.gpus.some((gpu) => (gpu.pods ?? []).some((part) => hasPart(asked.pod, part)));
 }
 
 /** Shows what became of the drawer's node or pod, a while after a change: a busy cluster is not asked at each one. */

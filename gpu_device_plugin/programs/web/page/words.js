@@ -66,6 +66,7 @@ const WORDS = {
   sum_of: ["{given} of {total}", "{given} / {total}"],
   not_ready: ["not ready", "未就绪"],
   cordoned: ["cordoned", "已封锁"],
+  serves_claims: ["claims (DRA)", "资源申领（DRA）"],
   loose: ["{amount} on GPUs that are not known yet", "{amount} 所在 GPU 尚未确定"],
   blind: ["Who uses the memory is not known on this node.", "无法得知该节点上显存的使用者。"],
   stale: ["use as of {age} ago", "使用情况为 {age}前"],

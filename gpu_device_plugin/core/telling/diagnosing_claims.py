@@ -1,0 +1,175 @@
+"""The doctor's checks of nodes that give their GPUs to ResourceClaims (DRA); silent where none does or shall."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.cluster.claimed import pools
+from gpu_device_plugin.core.contract.dra import DRIVER, SHARED_CLASS, WHOLE_CLASS
+from gpu_device_plugin.core.contract.keys import SERVE_LABEL
+from gpu_device_plugin.core.telling.diagnosing import Unknown, error, note, ok, warning
+from gpu_device_plugin.core.telling.printing import counted, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, NodeSeen, SliceSeen
+    from gpu_device_plugin.core.telling.diagnosing import Finding
+
+BY_CLAIMS = "dra"
+"""The value of `SERVE_LABEL` that has a node give its GPUs to claims."""
+
+_CONTAINERD = re.compile(r"containerd://v?(\d+)\.(\d+)\.(\d+)", re.ASCII)
+_FIRST_WITH_CDI = (1, 7, 2)
+_FIRST_WITH_CDI_ON = (2, 0, 0)
+_LOG = "see the log of its agent"
+_INSTALL = "kubectl apply -f deploy/optional/dra.yaml"
+
+
+def claims(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    """Yield what keeps claims from being served."""
+    serving = [node for node in cluster.nodes if node.gpus.claims]
+    yield from _waiting(cluster.nodes)
+    yield from _orphans(cluster, {node.name for node in serving})
+    yield from _unallocated(cluster)
+    if not serving:
+        return
+    found = [*_slices(cluster, serving), *_classes(cluster), *_runtimes(serving), *_remembered(cluster, serving)]
+    yield from found
+    if not found:
+        yield ok(f"{counted(len(serving), 'node serves', 'nodes serve')} claims, with complete ResourceSlices")
+
+
+def _waiting(nodes: Iterable[NodeSeen]) -> Iterator[Finding]:
+    """Yield the nodes that shall serve claims, and do not."""
+    waiting = [node.name for node in nodes if node.labels.get(SERVE_LABEL) == BY_CLAIMS and not node.gpus.claims]
+    if waiting:
+        yield warning(
+            f"{listed(waiting)}: labelled {SERVE_LABEL}={BY_CLAIMS}, and no claims are served yet",
+            "an agent changes over when no pod of its node holds a GPU by its limits; its log names those that do",
+        )
+
+
+def _slices(cluster: ClusterSymptoms, serving: Sequence[NodeSeen]) -> Iterator[Finding]:
+    if isinstance(cluster.slices, Unknown):
+        yield cluster.slices
+        return
+    by_pool: dict[str, list[SliceSeen]] = defaultdict(list)
+    for each in cluster.slices:
+        by_pool[each.pool].append(each)
+    missing = [node.name for node in serving if node.name not in by_pool]
+    if missing:
+        yield error(
+            f"{listed(missing)}: no ResourceSlice of {DRIVER}, so kube-scheduler knows none of the GPUs",
+            f"{_LOG}: it publishes them within seconds, unless a right of deploy/optional/dra.yaml is missing",
+        )
+    cut: list[str] = []
+    for node in serving:
+        slices = by_pool[node.name]
+        newest = max((each.generation for each in slices), default=0)
+        current = [each for each in slices if each.generation == newest]
+        wanted = max((each.of for each in current), default=0)
+        if len(current) != wanted:
+            yield error(
+                f"{node.name}: {len(current)} of {wanted} ResourceSlices of generation {newest}, and kube-scheduler "
+                "allocates nothing of a pool that is not complete",
+                _LOG,
+            )
+        elif any(each.devices for each in current) and not any(each.shared for each in current):
+            cut.append(node.name)
+    if cut:
+        yield warning(
+            f"{listed(cut)}: no ResourceSlice has devices that claims can share, so there are only whole GPUs",
+            "an API server older than 1.36, or without the feature gate DRAConsumableCapacity, drops what makes a "
+            f"device shared{_version(cluster)}; for parts of GPUs use limits of pods ({SERVE_LABEL}=device-plugin)",
+        )
+
+
+def _version(cluster: ClusterSymptoms) -> str:
+    known = cluster.version
+    return f" (this one is {known})" if isinstance(known, str) and known else ""
+
+
+def _classes(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    known = cluster.device_classes
+    if isinstance(known, Unknown):
+        yield known
+        return
+    missing = [name for name in (SHARED_CLASS, WHOLE_CLASS) if name not in known]
+    if missing:
+        which = "the DeviceClass" if len(missing) == 1 else "the DeviceClasses"
+        yield error(f"{which} {listed(missing)} {'is' if len(missing) == 1 else 'are'} missing", _INSTALL)
+    elif known[WHOLE_CLASS] != cluster.count_resource:
+        yield note(
+            f"the DeviceClass {WHOLE_CLASS} does not serve {cluster.count_resource}: pods that ask for it by their "
+            "limits get no GPU on nodes that serve claims",
+            f"its extendedResourceName would have to be {cluster.count_resource}; API servers older than 1.36 drop it",
+        )
+
+
+def _runtimes(serving: Iterable[NodeSeen]) -> Iterator[Finding]:
+    without: dict[str, list[str]] = defaultdict(list)
+    off: dict[str, list[str]] = defaultdict(list)
+    for node in serving:
+        if found := _CONTAINERD.match(node.runtime):
+            version = tuple(map(int, found.groups()))
+            if version < _FIRST_WITH_CDI:
+                without[node.runtime].append(node.name)
+            elif version < _FIRST_WITH_CDI_ON:
+                off[node.runtime].append(node.name)
+    for runtime, names in sorted(without.items()):
+        yield error(
+            f"{listed(names)}: {runtime} knows no CDI, so containers with claims get neither GPU nor variables",
+            "upgrade containerd to 1.7.2 with enable_cdi = true, or to 2.0",
+        )
+    for runtime, names in sorted(off.items()):
+        yield note(f"{listed(names)}: {runtime} has CDI only with enable_cdi = true in its configuration")
+
+
+def _remembered(cluster: ClusterSymptoms, serving: Iterable[NodeSeen]) -> Iterator[Finding]:
+    """Yield the nodes whose kubelets still know a resource of a device plugin (Kubernetes' pull request 141426)."""
+    names = cluster.memory_resource, cluster.count_resource
+    remembering = [node.name for node in serving if any(name in node.capacity for name in names)]
+    if remembering:
+        yield warning(
+            f"{listed(remembering)}: the kubelet still knows {cluster.memory_resource} or {cluster.count_resource} of "
+            f"a device plugin: containers that get {cluster.count_resource} through DRA can fail to start until it "
+            "forgets them",
+            "after 5 minutes without the device plugin restart the kubelet (Kubernetes up to 1.36.2)",
+        )
+
+
+def _unallocated(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    """Yield the claims of our DeviceClasses that are not allocated."""
+    known = () if isinstance(cluster.claims, Unknown) else cluster.claims
+    waiting = [
+        str(claim)
+        for claim in known
+        if not claim.allocated and any(each.device_class in {SHARED_CLASS, WHOLE_CLASS} for each in claim.requests)
+    ]
+    if waiting:
+        verb = "ResourceClaim waits" if len(waiting) == 1 else "ResourceClaims wait"
+        yield note(
+            f"{len(waiting)} {verb} for GPUs: {listed(waiting)}",
+            "kubectl inspect gpushare why POD, with a pod that uses it, names the reason; without a pod it stays so",
+        )
+
+
+def _orphans(cluster: ClusterSymptoms, serving: set[str]) -> Iterator[Finding]:
+    """Yield the claims with devices of nodes that do not serve claims (any more)."""
+    if isinstance(cluster.claims, Unknown):
+        if serving:
+            yield cluster.claims
+        return
+    left: dict[str, list[str]] = defaultdict(list)
+    for claim in cluster.claims:
+        for node in pools(claim) - serving:
+            left[node].append(str(claim))
+    for node, names in sorted(left.items()):
+        noun = "ResourceClaim has" if len(names) == 1 else "ResourceClaims have"
+        yield error(
+            f"{len(names)} {noun} GPUs of {node}, which serves no claims: {listed(names)}",
+            "no other agent there can prepare or release them: end their pods, and delete claims that stay",
+        )

@@ -1,0 +1,98 @@
+"""ResourceClaims on the page: followed once a node serves them, and told to be missing where they cannot be read."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_GPUS
+from gpu_device_plugin.core.contract.nodegpus import write_node_gpus
+from gpu_device_plugin.testing.builders import container, node, pod
+from gpu_device_plugin.testing.cluster import ApiServer
+from gpu_device_plugin.testing.cluster_troubles import Answer
+from tests.claim_values import claim_json, part_json, serving
+from tests.programs.web.harness import served
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[ApiServer]:
+    async with ApiServer() as server:
+        yield server
+
+
+def serving_node(name: str) -> Any:
+    return node(name, annotations={NODE_GPUS: write_node_gpus(serving(8, 8))})
+
+
+def parts(shown: Any, name: str) -> list[tuple[str, int]]:
+    return [(each["pod"], each["shares"]) for gpu in shown["nodes"][name]["gpus"] for each in gpu.get("pods", ())]
+
+
+async def test_claims_stand_beside_pods(api: ApiServer) -> None:
+    api.add(serving_node("dra"))
+    api.add(node("plugin", mem=15, count=1))
+    api.add(pod("a", container(mem=5), node="plugin", annotations={ALLOCATION: json.dumps({"0": {"0": 5}})}))
+    api.add(claim_json("c", part_json(0, "4Gi", "dra"), pods=("web",)))
+    async with served(api) as page, page.live() as stream:
+        shown = await stream.until(lambda known: known["nodes"])
+        assert (parts(shown, "dra"), parts(shown, "plugin")) == ([("web", 4)], [("a", 5)])
+        assert (shown["nodes"]["dra"]["claims"], shown["notes"]) == (True, [])
+        api.add(claim_json("d", part_json(1, "2Gi", "dra")))
+        await stream.until(lambda known: parts(known, "dra") == [("web", 4), ("claim:d", 2)])
+        api.delete("resourceclaims", "c", namespace="default")
+        await stream.until(lambda known: parts(known, "dra") == [("claim:d", 2)])
+
+
+async def test_claims_are_read_from_when_a_node_serves_them(api: ApiServer) -> None:
+    api.add(node("n", mem=16, count=2))
+    api.add(claim_json("c", part_json(0, "4Gi", "n")))
+    async with served(api) as page, page.live() as stream:
+        shown = await stream.until(lambda known: known["nodes"])
+        assert parts(shown, "n") == []
+        assert not [request for request in api.requests if request.resource == "resourceclaims"]
+        api.delete("nodes", "n")
+        api.add(serving_node("n"))
+        await stream.until(lambda known: "n" in known["nodes"] and parts(known, "n") == [("claim:c", 4)])
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (
+            Answer(404, reason="NotFound", message="the server could not find the requested resource"),
+            "this cluster has none (resource.k8s.io/v1 comes with Kubernetes 1.34).",
+        ),
+        (
+            Answer(403, reason="Forbidden", message="resourceclaims is forbidden"),
+            "the right to list resourceclaims.resource.k8s.io in the whole cluster is missing.",
+        ),
+    ],
+)
+async def test_without_claims_all_else_is_shown_with_one_sentence(api: ApiServer, answer: Answer, why: str) -> None:
+    api.add(serving_node("dra"))
+    api.fail(answer, verbs=["list"], resources=["resourceclaims"])
+    async with served(api) as page, page.live() as stream:
+        shown = await stream.until(lambda known: known["notes"])
+    assert shown["notes"] == [f"ResourceClaims are not shown, so GPUs may be fuller than they seem: {why}"]
+    assert sorted(shown["nodes"]) == ["dra"]
+    assert shown["read"]["live"] is True
+
+
+async def test_why_a_pod_waits_is_told_by_its_claim(api: ApiServer) -> None:
+    api.add(serving_node("dra"))
+    waits = pod("late", container())
+    waits["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "late-gpu"}]
+    api.add(waits)
+    api.add(claim_json("late-gpu", memory="16Gi"))
+    api.add(claim_json("shown", part_json(0, "1Gi", "dra")))
+    async with served(api) as page, page.live() as stream:
+        await stream.until(lambda known: known["nodes"] and parts(known, "dra"))
+        status, answer = await page.get("api/v1/pods/default/late")
+    assert status == 200
+    assert answer["why"][0] == "default/late waits for 16 GiB of one GPU, through ResourceClaims."
+    assert "dra: the largest GPU has 8 GiB in all" in answer["why"]
