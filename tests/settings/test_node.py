@@ -482,7 +482,16 @@ def test_without_a_directory_the_label_means_nothing(tmp_path: Path) -> None:
 
 def test_what_an_agent_needs_before_it_knows_its_profile_stands_in_none(tmp_path: Path) -> None:
     apart = [knob.name for knob in knobs_of(NodeSettings) if not knob.in_profile]
-    assert apart == ["device_plugin_dir", "pod_resources_socket", "node_name", "api", "http", "mps_dir", "log_format"]
+    assert apart == [
+        "cdi_dir",
+        "device_plugin_dir",
+        "pod_resources_socket",
+        "node_name",
+        "api",
+        "http",
+        "mps_dir",
+        "log_format",
+    ]
     for name in apart:
         in_folder(tmp_path, default=f"{name}: ''" if name == "http" else "", big=f"policy: spread\n{name}: x")
         assert complaint_about({"config": str(tmp_path)}, "big") == (
@@ -613,7 +622,7 @@ def test_what_the_kubelet_was_told_waits_for_a_restart() -> None:
     assert {knob.name for knob in knobs_of(NodeSettings) if not knob.live} == {
         *("gpus", "exclude_gpus", "share_size", "reserve", "domain", "memory_resource", "count_resource", "resources"),
         *("pre_start", "device_plugin_dir", "pod_resources_socket", "node_name", "api", "http", "log_format"),
-        *("mps_dir", "extra_grant"),
+        *("mps_dir", "extra_grant", "cdi_dir"),
     }
 
 

@@ -16,6 +16,7 @@ from gpu_device_plugin.core.dra.devices import (
     semver,
     taint_value,
 )
+from gpu_device_plugin.core.model.gpus import Closeness, Links
 from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.ledger import Ledger
@@ -120,7 +121,9 @@ def test_the_architecture_is_said_where_it_is_known() -> None:
 
 
 def test_gpus_that_nvlinks_connect_through_others_are_one_group() -> None:
-    assert nvlink_groups(node(8, 8, 8, 8, 8, nvlinks=[(3, 1), (3, 4)]).links) == {1: 1, 3: 1, 4: 1}
+    links = node(8, 8, 8, 8, 8, nvlinks=[(3, 1), (3, 4)]).links
+    far = Links((*links.pairs, (0, 2, Closeness.SYSTEM, 0)))
+    assert nvlink_groups(links) == nvlink_groups(far) == {1: 1, 3: 1, 4: 1}
     found = devices(node(8, 8, 8, nvlinks=[(1, 2)]), Facts(()), SETS)
     assert [each["attributes"].get("nvlinkGroup") for each in found[:3]] == [None, {"int": 1}, {"int": 1}]
 
