@@ -127,7 +127,7 @@ def _registered(registry: Path, process: subprocess.Popen[bytes], log: Path, sta
     entry.close()
     channel = stack.enter_context(grpc.insecure_channel(f"unix:{endpoint}"))
     threading.Thread(target=_follow_health, args=(channel,), daemon=True).start()
-    calls = Caller(endpoint, "v1.DRAPlugin")
+    calls = Caller(endpoint, "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin")
     stack.callback(calls.close)
     return calls
 
