@@ -11,12 +11,14 @@ import compileall
 import contextlib
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +27,7 @@ import grpc
 
 import gpu_device_plugin
 from bench import dra_scheduling, memory
-from bench.kubeapi import binaries
+from bench.kubeapi import binaries, free_ports
 from bench.kubelet import Kubelet
 from bench.node_agent import COUNT, MEMORY, MODEL, NODE, Row, both, first_list, machine, percentiles, show
 from bench.node_agent import allocate as allocate_devices
@@ -35,7 +37,7 @@ from gpu_device_plugin.kubelet._proto import dra_v1_pb2 as pb
 from gpu_device_plugin.kubelet._proto import pluginregistration_pb2 as registration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
 _FOREIGN = ("GPUSHARE_", "KUBERNETES_", "NODE_NAME", "PYTHON")
 """Variables that would make another agent of it."""
@@ -72,7 +74,12 @@ def world(pods: int) -> Iterator[World]:
         try:
             yield World(server)
         finally:
-            server.communicate()
+            assert server.stdin is not None
+            server.stdin.close()
+            try:
+                server.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                server.kill()  # an agent that was not stopped keeps its watches open
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +88,24 @@ class Driver:
 
     process: subprocess.Popen[bytes]
     calls: Caller
+    http: str
     ready_s: float
     """From starting the process until the kubelet knew it and its GPUs were offered."""
 
     def pids(self) -> list[int]:
         """Return the agent's processes, the one that speaks to the driver included."""
         return memory.tree(self.process.pid)
+
+    def files_s(self) -> tuple[float, int]:
+        """Return how long all files of claims took until now, in seconds, and how many times there were any."""
+        with urllib.request.urlopen(f"{self.http}/metrics", timeout=30) as answer:  # noqa: S310 - our own address
+            page = answer.read().decode()
+        found = [
+            re.search(rf'rpc_duration_seconds_{what}{{method="files of a claim"}} ([0-9.e+-]+)', page)
+            for what in ("sum", "count")
+        ]
+        seconds, times = (float(each[1]) if each else 0.0 for each in found)
+        return seconds, int(times)
 
 
 @contextlib.contextmanager
@@ -99,7 +118,8 @@ def running(folder: Path, there: World) -> Iterator[Driver]:
         command: list[str | Path] = [Path(sys.executable).with_name("gpu-device-plugin"), "node", "--serve", "dra"]
         command += ["--gpus", f"fake:{MODEL}", "--cdi-dir", folder / "cdi", "--api", there.url, "--node-name", NODE]
         command += ["--device-plugin-dir", kubelet.directory, "--pod-resources-socket", kubelet.pod_resources]
-        command += ["--http", "127.0.0.1:0"]
+        (port,) = free_ports(1)
+        command += ["--http", f"127.0.0.1:{port}"]
         environment = {name: text for name, text in os.environ.items() if not name.startswith(_FOREIGN)}
         began = time.monotonic()
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
@@ -107,7 +127,7 @@ def running(folder: Path, there: World) -> Iterator[Driver]:
             with contextlib.ExitStack() as stack:
                 calls = _registered(registry, process, Path(log.name), stack)
                 there.tell("offered")
-                yield Driver(process, calls, time.monotonic() - began)
+                yield Driver(process, calls, f"http://127.0.0.1:{port}", time.monotonic() - began)
         finally:
             process.terminate()
             process.wait(timeout=20)
@@ -176,14 +196,20 @@ def unprepare(driver: Driver, claims: Sequence[str]) -> list[float]:
 def calls(driver: Driver, there: World, claims: Sequence[str], rounds: int) -> Iterator[Row]:
     """Prepare and unprepare all claims several times over."""
     prepared, own, reads, unprepared = [], [], [], []
+    files_s, files = 0.0, 0
     prepare(driver, claims)
     unprepare(driver, claims)
     there.tell("reads")
+    cpu_s = memory.cpu_s(driver.pids())
     for _ in range(rounds):
+        before_s, before = driver.files_s()
         prepared.append(prepare(driver, claims))
+        after_s, after = driver.files_s()
+        files_s, files = files_s + after_s - before_s, files + after - before
         reads.append(there.tell("reads"))
         own.append([all_ms - api_ms for all_ms, api_ms in zip(prepared[-1], reads[-1], strict=True)])
         unprepared.append(unprepare(driver, claims))
+    cpu_s = memory.cpu_s(driver.pids()) - cpu_s
 
     def row(what: str, found: list[list[float]], bars: tuple[float | None, float | None]) -> Iterator[Row]:
         return both(what, [percentiles([each for one in found for each in one])], bars)
@@ -191,7 +217,12 @@ def calls(driver: Driver, there: World, claims: Sequence[str], rounds: int) -> I
     yield from row("NodePrepareResources of a claim", prepared, (None, None))
     yield from row("the read of the claim in the API", reads, (None, None))
     yield from row("NodePrepareResources without that read", own, (5, 20))
+    yield Row(
+        "of it the claim's two files on disk, mean", files_s / max(files, 1) * 1000, "ms", note=f"{files:,} times"
+    )
     yield from row("NodeUnprepareResources of a claim", unprepared, (5, 20))
+    each_ms = cpu_s / (rounds * len(claims)) * 1000
+    yield Row("CPU for a claim, from Prepare to Unprepare", each_ms, "ms", note="with its status in the API")
 
 
 def published_again(there: World, times: int) -> Iterator[Row]:
@@ -261,14 +292,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
 
-        def rows() -> Iterator[Row]:
+        def rows() -> Generator[Row]:
             if options.only != "cluster":
                 yield from of_claims(folder / "first", options)
                 yield from footprints(folder, options)
             if options.only != "node" and binaries():
                 yield from dra_scheduling.rows(options.nodes, options.scheduled)
 
-        show(rows())
+        with contextlib.closing(rows()) as each:
+            show(each)
     if not binaries():
         print("\nWith the programs of Kubernetes' control plane in KUBE_BIN, pods with claims are scheduled as well.")
     return 0
