@@ -111,6 +111,22 @@ class KubeApi:
             self._run(stack, program, f"--config={path}", f"--secure-port={port}", "--bind-address=127.0.0.1")
             yield True
 
+    @contextlib.contextmanager
+    def claim_controller(self) -> Iterator[bool]:
+        """Let kube-controller-manager make ResourceClaims of their templates; False if there is none."""
+        program = _which("kube-controller-manager")
+        if program is None:
+            yield False
+            return
+        (port,) = free_ports(1)
+        with ExitStack() as stack:
+            self._run(
+                stack, program, f"--kubeconfig={self.kubeconfig}", "--controllers=resourceclaim-controller",
+                "--leader-elect=false", "--kube-api-qps=5000", "--kube-api-burst=5000", "--bind-address=127.0.0.1",
+                f"--secure-port={port}", f"--cert-dir={self._folder / 'controller'}",
+            )  # fmt: skip
+            yield True
+
     def _start(self, stack: ExitStack) -> None:
         client, peer, port = free_ports(3)
         programs, folder = binaries(), self._folder
