@@ -270,7 +270,7 @@ def test_access_beside_others_needs_a_namespace_for_it_and_lets_nobody_compute(c
 def test_an_agent_that_is_killed_finds_its_claims_again(cluster: Cluster) -> None:
     run(cluster, pod("before", "gpu-mem-8gi"))
     uuid = uuid_of(cluster, "before")
-    on_node(cluster, "pkill -KILL -f 'gpu-device-plugin node' || true")
+    on_node(cluster, "pkill -KILL -f '[g]pu-device-plugin node' || true")
     cluster.kubectl("delete", "pod", "before", "--wait=false")
     run(cluster, pod("after", "gpu-mem-8gi"))
     cluster.until(lambda: cluster.run("kubectl", "get", "pod", "before").returncode != 0, "the pod is gone", LONG_S)
@@ -315,7 +315,7 @@ def test_a_gpu_that_fails_is_told_to_scheduler_and_pod_and_comes_back(cluster: C
     run(cluster, pod("hurt", "gpu-mem-4gi"))
     name = uuid_of(cluster, "hurt").lower()
     index = devices(cluster)[name]["attributes"]["index"]["int"]
-    describe(cluster, *(H200 | ({"lost": True} if n == index else {}) for n in range(2)))
+    describe(cluster, *(H200 | ({"error": "Unknown Error"} if n == index else {}) for n in range(2)))
     cluster.until(lambda: devices(cluster)[name].get("taints"), "the device has a taint", LONG_S)
 
     def health() -> str:
