@@ -129,15 +129,18 @@ def _runtimes(serving: Iterable[NodeSeen]) -> Iterator[Finding]:
 
 
 def _remembered(cluster: ClusterSymptoms, serving: Iterable[NodeSeen]) -> Iterator[Finding]:
-    """Yield the nodes whose kubelets still know a resource of a device plugin (Kubernetes' pull request 141426)."""
+    """Yield the nodes whose kubelets still know a resource of a device plugin (Kubernetes' pull request 141426).
+
+    That is no fault where the agent itself was that plugin: its last registration keeps containers from failing.
+    """
     names = cluster.memory_resource, cluster.count_resource
     remembering = [node.name for node in serving if any(name in node.capacity for name in names)]
     if remembering:
-        yield warning(
-            f"{listed(remembering)}: the kubelet still knows {cluster.memory_resource} or {cluster.count_resource} of "
-            f"a device plugin: containers that get {cluster.count_resource} through DRA can fail to start until it "
-            "forgets them",
-            "after 5 minutes without the device plugin restart the kubelet (Kubernetes up to 1.36.2)",
+        yield note(
+            f"{listed(remembering)}: the kubelet has known {cluster.memory_resource} or {cluster.count_resource} of a "
+            f"device plugin: if containers with {cluster.count_resource} do not start there (no devices found allocated "
+            "in local cache), it still does",
+            "drain the node, and 5 minutes after the plugin has ended restart its kubelet (until 1.36.2)",
         )
 
 

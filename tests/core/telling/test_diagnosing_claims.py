@@ -135,9 +135,10 @@ def test_container_runtimes_without_cdi(runtime: str, found: str) -> None:
 def test_a_kubelet_that_remembers_the_device_plugin(capacity: dict[str, int]) -> None:
     assert of(nodes=(node(capacity=capacity),)) == [
         (
-            "warning: n1: the kubelet still knows aliyun.com/gpu-mem or aliyun.com/gpu-count of a device plugin: "
-            "containers that get aliyun.com/gpu-count through DRA can fail to start until it forgets them -> after 5 "
-            "minutes without the device plugin restart the kubelet (Kubernetes up to 1.36.2)"
+            "note: n1: the kubelet has known aliyun.com/gpu-mem or aliyun.com/gpu-count of a device plugin: if "
+            "containers with aliyun.com/gpu-count do not start there (no devices found allocated in local cache), it "
+            "still does -> drain the node, and 5 minutes after the plugin has ended restart its kubelet (until "
+            "1.36.2)"
         )
     ]
 

@@ -532,8 +532,8 @@ def test_what_is_wrong_with_claims_is_found(tmp_path: Path, capsys: pytest.Captu
         "error: the DeviceClass gpushare-whole is missing",
         "error: node-a: containerd://1.6.20 knows no CDI",
         (
-            "warning: node-a: the kubelet still knows aliyun.com/gpu-mem or aliyun.com/gpu-count of a device plugin: "
-            "containers that get aliyun.com/gpu-count through DRA can fail to start until it forgets them"
+            "note: node-a: the kubelet has known aliyun.com/gpu-mem or aliyun.com/gpu-count of a device plugin: if "
+            "containers with aliyun.com/gpu-count do not start there (no devices found allocated in local cache)"
         ),
     ]
 
