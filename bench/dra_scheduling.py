@@ -306,7 +306,7 @@ def by_claims(nodes: int, pods: int) -> Iterator[Row]:
     note = f"{found.shared} in parts, {found.whole} whole"
     yield Row("GPUs given to too many claims", found.wrong, "", 0, note)
     assert found.wrong == 0, f"GPUs are given to too many claims: {found}"
-    yield Row("claims allocated", found.claims, "", note=f"{made} of templates, the rest by gpu-count")
+    yield Row("claims allocated", found.claims, "", note=f"{found.claims - made} by gpu-count")
 
 
 def by_extender(nodes: int, pods: int) -> Iterator[Row]:
