@@ -49,8 +49,10 @@ def read_below(root: Path, name: str, most: int) -> tuple[bytes, os.stat_result]
     return _content(open_below(root, name, os.O_RDONLY), root / name, most)
 
 
-def replace_below(root: Path, name: str, content: bytes) -> None:
+def replace_below(root: Path, name: str, content: bytes, *, lasting: bool = True) -> None:
     """Replace the content of the file `name` below the directory `root`; a power cut leaves the old or the new one.
+
+    With `lasting` False a power cut may leave an empty file.
 
     No link below `root` is followed, and an existing file is replaced, never written to. Only one process at a time
     may replace a file.
@@ -66,8 +68,9 @@ def replace_below(root: Path, name: str, content: bytes) -> None:
         made = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | _FILE, 0o600, dir_fd=folder)
         with os.fdopen(made, "wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            if lasting:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(new, last, src_dir_fd=folder, dst_dir_fd=folder)
 
 

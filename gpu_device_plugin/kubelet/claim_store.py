@@ -82,7 +82,7 @@ class ClaimStore:
         Raises:
             ClaimStoreError: containers of the claim cannot start.
         """
-        self._replace(self._cdi_directory, file_name(claim.uid), json.dumps(claim.cdi))
+        self._replace(self._cdi_directory, file_name(claim.uid), json.dumps(claim.cdi), lasting=False)
 
     def remove(self, uid: str) -> None:
         """Remove both files of a claim, ours last; it may have none.
@@ -113,10 +113,10 @@ class ClaimStore:
         for claim in known.values():
             self.expose(claim)
 
-    def _replace(self, directory: Path, name: str, content: str) -> None:
+    def _replace(self, directory: Path, name: str, content: str, *, lasting: bool = True) -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            files.replace_below(directory, name, content.encode())
+            files.replace_below(directory, name, content.encode(), lasting=lasting)
         except OSError as error:
             raise ClaimStoreError(
                 f"writing {directory / name}: {error.strerror}{advice(error)}; see that the agent's pod has this "

@@ -53,15 +53,16 @@ class PreparedClaim:
     cdi: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The content of its CDI file, which is lost at a reboot. It has variables of containers, so it is not shown."""
 
+    kind: Kind = field(init=False, compare=False)
+    """Whether it holds shares or whole GPUs."""
+
+    def __post_init__(self) -> None:
+        whole = any(parse_id(name)[1] is None for name in self.device_ids)
+        object.__setattr__(self, "kind", Kind.COUNT if whole else Kind.MEMORY)
+
     def __str__(self) -> str:
         """Return ``namespace/name``."""
         return f"{self.namespace}/{self.name}"
-
-    @property
-    def kind(self) -> Kind:
-        """Whether it holds shares or whole GPUs."""
-        whole = any(parse_id(name)[1] is None for name in self.device_ids)
-        return Kind.COUNT if whole else Kind.MEMORY
 
 
 class PreparedFileError(ValueError):

@@ -33,6 +33,8 @@ class Advertiser:
         self._state = state
         self._resources = tuple(resources)
         self.refusals = Refusals(refusal_limit)
+        self.idle = False
+        """Nobody listens to the lists: the node serves in another way. `refresh` brings them up to date again."""
         self.offers: dict[Kind, tuple[Offer, ...]] = {resource.kind: () for resource in resources}
         """The content of each resource's list."""
         self.lists: dict[Kind, Latest[pb.ListAndWatchResponse]] = {
@@ -71,5 +73,6 @@ class Advertiser:
         """Follow the node. Ends only by cancellation."""
         while True:
             shown = self._state.nodes.version
-            self.refresh()
+            if not self.idle:
+                self.refresh()
             await within(_LOOK_S, self._state.nodes.after(shown))

@@ -382,6 +382,7 @@ class NodeAgent:
     def _apply(self, _new: object = None) -> None:
         """Apply settings, hardware and our node's labels to the choice and delivery of GPUs; publish the result."""
         settings, view = self.settings, self.hardware.view.value
+        self.advertiser.idle = self.ways.serving.value.way is Way.DRA and not self.ways.parting
         labels = {} if self.node.value is None else self.node.value.labels
         cgpu_disable = labels.get(CGPU_DISABLE_LABEL) == "true"
         self.mps.look()  # who asks for MPS only now does not hear that there was no supervisor before

@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
+    from gpu_device_plugin.core.dra.holders import Holder
     from gpu_device_plugin.core.dra.pool import Content
     from gpu_device_plugin.core.model.limits import LimitState
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.grants import Delivery
+    from gpu_device_plugin.core.node.node import Node
     from gpu_device_plugin.core.node.over_use import Place
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.cluster import NodeCluster
@@ -121,6 +123,9 @@ class DraDriver:
         self._needed = asyncio.Event()
         self._vain: frozenset[str] = frozenset()
         self._held: Mapping[Place, LimitState] = {}
+        self._holders: tuple[Holder, ...] = ()
+        self._said: tuple[object, ...] = ()
+        """What the slices that are wanted were made of."""
 
     def __repr__(self) -> str:
         return f"<DraDriver of {self._settings.node_name}: {self.claims!r}>"
@@ -280,6 +285,17 @@ class DraDriver:
         facts = replace(self._facts, order=self._order.uuids)
         if self._dropped and now - self._dropped_at >= self.again_s:
             self._dropped = ()
+        # All that they are made of. Most changes of the node are claims that come and go, and change none of it.
+        said = node.shares, node.unhealthy, node.links, node.ledger.foreign, facts, self._offering, self._dropped
+        if said != self._said:
+            self._said = said
+            self._say(node, facts)
+        due = [] if self._order.due is None else [self._order.due]
+        if self._dropped:
+            due.append(self._dropped_at + self.again_s)
+        return max(0.0, min(due) - now) if due else None
+
+    def _say(self, node: Node, facts: Facts) -> None:
         wanted: Sequence[Content] = ()
         if self._offering:
             wanted = plain_contents(node, facts) if self._dropped else contents(node, facts)
@@ -288,10 +304,6 @@ class DraDriver:
         healths = self._healths()
         if healths != self.health.value:
             self.health.set(healths)
-        due = [] if self._order.due is None else [self._order.due]
-        if self._dropped:
-            due.append(self._dropped_at + self.again_s)
-        return max(0.0, min(due) - now) if due else None
 
     def _healths(self) -> tuple[DeviceHealth, ...]:
         node, pool = self._state.node, self._settings.node_name
@@ -333,16 +345,16 @@ class DraDriver:
         )
         if entries != self.entries.value:
             self.entries.set(entries)
+        self._holders = found
         self._show()
 
     def _show(self) -> None:
         """Let the status of each claim say what it holds, and whether its limit does."""
-        found = holders(self.claims.prepared.value.values(), self._cluster.followed.pods.values())
         held: dict[str, dict[str, Held]] = {uid: {} for uid in self.claims.prepared.value}
-        for holder in found:
+        for holder in self._holders if self._held else ():
             for device in holder.claim.devices:
                 state = self._held.get((holder.pod_uid, holder.container, device.uuid))
-                if state is not None:
+                if state is not None and holder.claim.uid in held:
                     before = held[holder.claim.uid].get(device.uuid, state.held)
                     held[holder.claim.uid][device.uuid] = min(before, state.held, key=_WORST.index)
         shown = {
