@@ -372,6 +372,7 @@ class NodeAgent:
     def _holders_changed(self, _new: object) -> None:
         claims = () if self.dra is None else self.dra.entries.value
         self.entries.set((*self.reconciler.checkpoint_entries.value, *claims))
+        self.ways.look()
 
     def _take_node(self, node: NodeRecord | None) -> None:
         if node is not None:

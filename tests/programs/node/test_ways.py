@@ -84,10 +84,8 @@ async def test_a_node_waits_for_the_pods_of_the_plugin_and_gives_nothing_meanwhi
         assert not here.slices()
         agent = here.node.agent
         assert agent is not None
-        assert agent.ways.serving.value.waits.startswith(
-            "this node waits to serve by dra instead of device-plugin: pod"
-        )
-        await here.node.until(lambda: "default/p1 still holds" in agent.ways.serving.value.waits)
+        waits = "this node waits to serve by dra instead of device-plugin: pod default/p1 still holds GPUs of it"
+        await here.node.until(lambda: agent.ways.serving.value.waits.startswith(waits))
         await here.node.until(lambda: bool(here.events("ServingWaits")))
         await here.node.until(lambda: "waits to serve" in here.said_of_node()["gpus"][0].get("reason", ""))
         ended(here, made)
