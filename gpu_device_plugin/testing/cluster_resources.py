@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.testing.cluster_served import RefusedError, Served, invalid
+from gpu_device_plugin.testing.cluster_served import Served, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -152,15 +152,12 @@ def applied(found: Json, patch: Json) -> Json:
 
     Fields of an earlier apply that this one lacks stay, other than in Kubernetes.
     """
-    uid = patch.get("metadata", {}).get("uid", found["metadata"]["uid"])
-    if uid != found["metadata"]["uid"]:
-        why = f"uid mismatch: the provided object specified uid {uid}, and no existing object was found"
-        raise RefusedError(409, "Conflict", why)
+    meta = found["metadata"] | {"uid": patch.get("metadata", {}).get("uid", found["metadata"]["uid"])}
     status = found.get("status") or {}
     ours = patch.get("status", {}).get("devices") or []
     places = {_place(each) for each in ours}
     others = [each for each in status.get("devices") or () if _place(each) not in places]
-    return {**found, "status": {**status, "devices": [*others, *ours]}}
+    return {**found, "metadata": meta, "status": {**status, "devices": [*others, *ours]}}
 
 
 SLICES = Served(

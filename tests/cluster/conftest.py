@@ -98,10 +98,12 @@ def programs() -> dict[str, str]:
 
 
 class processes:  # noqa: N801 - a context manager
-    def __init__(self, home: Path, binaries: dict[str, str], authorization: str = "--authorization-mode=RBAC") -> None:
+    def __init__(
+        self, home: Path, binaries: dict[str, str], authorization: str = "--authorization-mode=RBAC", *more: str
+    ) -> None:
         self._home = home
         self._binaries = binaries
-        self._authorization = authorization
+        self._flags = (authorization, *more)
         self._running: list[subprocess.Popen[bytes]] = []
         self._api_server: list[str] = []
 
@@ -122,7 +124,7 @@ class processes:  # noqa: N801 - a context manager
         self._api_server = [
             "kube-apiserver", f"--etcd-servers={etcd}", "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
             f"--secure-port={port}", f"--cert-dir={home}/certificates", f"--token-auth-file={tokens}",
-            self._authorization, f"--service-account-key-file={key}",
+            *self._flags, f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",
             "--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=10.0.0.0/24",
             "--endpoint-reconciler-type=none", "--disable-admission-plugins=ServiceAccount",

@@ -12,6 +12,7 @@ from gpu_device_plugin.testing.dra_scheduler import Wish
 from tests.programs.node.cluster_harness import NODE
 from tests.programs.node.dra_harness import claims
 from tests.programs.node.harness import T4
+from tests.programs.node.mps_supervisor import Supervisor
 
 WHOLE = Wish("whole-gpu")
 
@@ -321,3 +322,29 @@ async def test_many_claims_at_once_never_share_a_share() -> None:
         assert not any(each.error for each in started)
         held = [claim.device_ids for claim in here.dra.claims.prepared.value.values()]
         assert len(frozenset().union(*held)) == sum(map(len, held)) == 28
+
+
+async def test_under_mps_a_part_of_a_gpu_waits_for_its_daemon_and_a_whole_gpu_for_the_end_of_one() -> None:
+    async with claims() as here:
+        directory = here.node.folder / "mps"
+        directory.mkdir()
+        supervisor = Supervisor(directory)
+        supervisor.start()
+        try:
+            await here.start(limits="mps", mps_dir=str(directory))
+            started = await here.run_claim("c1", Wish(memory="7Gi"))
+            assert started.error == ""
+            assert started.environ["GPUSHARE_MEMORY_LIMIT_BY"] == "mps"
+            assert started.environ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=7168M"
+            uuid = started.environ["NVIDIA_VISIBLE_DEVICES"]
+            assert list(supervisor.wanted) == [uuid]
+            await here.end_claim("c1")
+            await here.node.until(lambda: not supervisor.wanted)
+            whole = await here.run_claim("c2", WHOLE)
+            assert whole.error == ""
+            assert "CUDA_MPS_PIPE_DIRECTORY" not in whole.environ
+            await supervisor.vanish()
+            refused = await here.run_claim("c3", Wish(memory="1Gi"))
+            assert "MPS" in refused.error
+        finally:
+            await supervisor.stop()

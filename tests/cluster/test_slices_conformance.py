@@ -1,0 +1,295 @@
+"""Slices and claims in our API server are validated, dropped and applied as in the real one (KUBE_BIN)."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import os
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from gpu_device_plugin.cluster.claims import CLAIMS, SLICES
+from gpu_device_plugin.cluster.client import Client, PatchType, Timing
+from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.cluster.errors import ConflictError, InvalidError
+from gpu_device_plugin.cluster.slices import read_slice
+from gpu_device_plugin.core.dra.devices import Facts
+from gpu_device_plugin.core.dra.pool import contents, dropped, plain_contents, writes
+from gpu_device_plugin.testing.cluster import ApiServer
+from tests.claims import node
+from tests.cluster.conftest import Api, processes, programs
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from tests.cluster.conftest import RealServer
+
+Json = dict[str, Any]
+PATH = "/apis/resource.k8s.io/v1/resourceslices"
+OLDER = "--feature-gates=" + ",".join(
+    f"{gate}=false"
+    for gate in ("DRAConsumableCapacity", "DRAPartitionableDevices", "DRADeviceTaints", "DRAExtendedResource")
+)
+"""With these an API server of 1.36 reads slices as one of 1.34 does."""
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test uses: the real server lives as long as all of them."""
+    return f"t{uuid.uuid4().hex[:10]}"
+
+
+def specs(name: str, **facts: Any) -> list[Json]:
+    """Return the specs of the slices of a node of this name with three GPUs, one of them out of service."""
+    here = node(16, 8, 141, unhealthy={1: "XID 79"}, nvlinks=[(0, 2)])
+    return [dict(spec) for _, spec, _ in writes(name, contents(here, Facts((), "570.86.03", **facts)), ()).put]
+
+
+def body(name: str, spec: Json, number: int = 0) -> Json:
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": f"{name}-{number}"},
+        "spec": spec,
+    }
+
+
+async def test_what_we_publish_comes_back_as_it_was_sent(api: Api, name: str) -> None:
+    for number, spec in enumerate(specs(name)):
+        stored = await api.client.create(SLICES, body(name, spec, number))
+        found = read_slice(stored)
+        assert not dropped(spec, {"driver": spec["driver"], **_spec(stored)})
+        assert found.present.generation == 1
+        taints = [taint for device in spec.get("devices", ()) for taint in device.get("taints", ())]
+        kept = [taint for device in found.present.content.get("devices", ()) for taint in device.get("taints", ())]
+        assert [taint["timeAdded"].endswith("Z") for taint in kept] == [True] * len(taints)
+
+
+def _spec(stored: bytes) -> Json:
+    found: Json = json.loads(stored)["spec"]
+    return found
+
+
+async def test_a_dry_run_answers_and_stores_nothing(api: Api, name: str) -> None:
+    spec = specs(name)[1]
+    assert not dropped(spec, _spec(await api.client.create(SLICES, body(name, spec), dry_run=True)))
+    assert (await api.ask("GET", f"{PATH}/{name}-0"))[0] == 404
+
+
+def _device(spec: Json) -> Json:
+    found: Json = spec["devices"][0]
+    return found
+
+
+def too_many_devices(spec: Json) -> None:
+    spec["devices"] = [_device(spec) | {"name": f"d{n}"} for n in range(65)]
+
+
+def same_names(spec: Json) -> None:
+    spec["devices"] = [_device(spec), _device(spec)]
+
+
+def both(spec: Json) -> None:
+    spec["sharedCounters"] = [{"name": "x", "counters": {"c": {"value": "1"}}}]
+
+
+def no_label(spec: Json) -> None:
+    _device(spec)["name"] = "GPU_0"
+
+
+def long_text(spec: Json) -> None:
+    _device(spec)["attributes"]["productName"] = {"string": "x" * 65}
+
+
+def no_version(spec: Json) -> None:
+    _device(spec)["attributes"]["driverVersion"] = {"version": "570.86.03"}
+
+
+def two_values(spec: Json) -> None:
+    _device(spec)["attributes"]["index"] = {"int": 0, "string": "0"}
+
+
+def too_many_facts(spec: Json) -> None:
+    _device(spec)["attributes"] |= {f"a{n}": {"int": n} for n in range(32)}
+
+
+def policy_alone(spec: Json) -> None:
+    del _device(spec)["allowMultipleAllocations"]
+
+
+def no_default(spec: Json) -> None:
+    del _device(spec)["capacity"]["memory"]["requestPolicy"]["default"]
+
+
+def odd_default(spec: Json) -> None:
+    _device(spec)["capacity"]["memory"]["requestPolicy"]["default"] = "1500Mi"
+
+
+def large_max(spec: Json) -> None:
+    _device(spec)["capacity"]["memory"]["requestPolicy"]["validRange"]["max"] = "4Ti"
+
+
+def effect(spec: Json) -> None:
+    _device(spec)["taints"] = [{"key": "k", "value": "v", "effect": "Soon"}]
+
+
+def long_value(spec: Json) -> None:
+    _device(spec)["taints"] = [{"key": "k", "value": "v" * 64, "effect": "NoSchedule"}]
+
+
+def no_pool(spec: Json) -> None:
+    spec["pool"] = {"name": "", "generation": 1, "resourceSliceCount": 1}
+
+
+def nowhere(spec: Json) -> None:
+    del spec["nodeName"]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        *(
+            too_many_devices,
+            same_names,
+            both,
+            no_label,
+            long_text,
+            no_version,
+            two_values,
+            too_many_facts,
+            policy_alone,
+        ),
+        *(no_default, odd_default, large_max, effect, long_value, no_pool, nowhere),
+    ],
+    ids=lambda spoil: str(spoil.__name__),
+)
+async def test_a_slice_with_a_fault_is_refused(api: Api, name: str, spoil: Any) -> None:
+    spec = copy.deepcopy(specs(name)[1])
+    spoil(spec)
+    with pytest.raises(InvalidError):
+        await api.client.create(SLICES, body(name, spec))
+
+
+async def test_too_many_counters_are_refused(api: Api, name: str) -> None:
+    spec = copy.deepcopy(specs(name)[0])
+    spec["sharedCounters"][0]["counters"] = {f"c{n}": {"value": "1"} for n in range(33)}
+    with pytest.raises(InvalidError):
+        await api.client.create(SLICES, body(name, spec))
+
+
+async def test_slices_are_selected_by_driver_and_node(api: Api, name: str) -> None:
+    await api.client.create(SLICES, body(name, specs(name)[1]))
+    found = {}
+    for fields in (f"spec.driver=gpu-device-plugin,spec.nodeName={name}", "spec.driver=other", "spec.nodeName=nowhere"):
+        pages = [page async for page in api.client.pages(SLICES, fields=fields)]
+        found[fields] = [read_slice(raw).present.name for page in pages for raw in page.items or ()]
+    assert list(found.values()) == [[f"{name}-0"], [], []]
+
+
+async def test_an_update_needs_the_version_that_is_there_and_a_deletion_ends_it(api: Api, name: str) -> None:
+    made = read_slice(await api.client.create(SLICES, body(name, specs(name)[1])))
+    old = body(name, specs(name)[1]) | {"metadata": {"name": f"{name}-0", "resourceVersion": "1"}}
+    with pytest.raises(ConflictError):
+        await api.client.replace(SLICES, f"{name}-0", old)
+    with pytest.raises(ConflictError):
+        await api.client.delete(SLICES, f"{name}-0", uid="another")
+    await api.client.delete(SLICES, f"{name}-0", uid=made.uid)
+    assert (await api.ask("GET", f"{PATH}/{name}-0"))[0] == 404
+
+
+# --- Claims -----------------------------------------------------------------------------------------------------------
+
+
+async def allocated(api: Api, name: str) -> Json:
+    """Make a claim that a scheduler has allocated."""
+    requests = [{"name": "gpu", "exactly": {"deviceClassName": "gpushare", "allocationMode": "ExactCount", "count": 1}}]
+    claim: Json = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"devices": {"requests": requests}},
+    }
+    path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+    status, made = await api.ask("POST", path, claim)
+    assert status == 201, made
+    result = {"request": "gpu", "driver": "gpu-device-plugin", "pool": "gpu-1", "device": "gpu-0"}
+    made["status"] = {"allocation": {"devices": {"results": [result]}}}
+    made["status"]["reservedFor"] = [{"resource": "pods", "name": "p", "uid": "u"}]
+    status, found = await api.ask("PUT", f"{path}/{name}/status", made)
+    assert status == 200, found
+    given: Json = found
+    return given
+
+
+def said(name: str, uid: str, device: str = "gpu-0", **data: Any) -> Json:
+    devices = [{"driver": "gpu-device-plugin", "pool": "gpu-1", "device": device, "data": data}]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": "default", "uid": uid},
+        "status": {"devices": devices},
+    }
+
+
+async def apply(api: Api, name: str, patch: Json) -> None:
+    await api.client.patch(CLAIMS, name, patch, namespace="default", subresource="status", how=PatchType.APPLY)
+
+
+async def test_a_driver_says_what_a_claim_has_and_says_it_again(api: Api, name: str) -> None:
+    uid = (await allocated(api, name))["metadata"]["uid"]
+    for mib in (1, 2):
+        await apply(api, name, said(name, uid, memoryMiB=mib))
+        _, found = await api.ask("GET", f"/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{name}")
+        assert [each["data"] for each in found["status"]["devices"]] == [{"memoryMiB": mib}]
+        assert found["status"]["allocation"]
+        assert found["status"]["reservedFor"]
+
+
+async def test_nobody_says_anything_of_a_device_that_is_not_allocated_or_of_another_claim(api: Api, name: str) -> None:
+    uid = (await allocated(api, name))["metadata"]["uid"]
+    with pytest.raises(InvalidError):
+        await apply(api, name, said(name, uid, "gpu-1"))
+    with pytest.raises(InvalidError, match=r"metadata\.uid"):
+        await apply(api, name, said(name, str(uuid.uuid4())))
+
+
+# --- An older server --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def older_real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    with processes(tmp_path_factory.mktemp("older"), programs(), "--authorization-mode=RBAC", OLDER) as server:
+        yield server
+
+
+@pytest.fixture(params=["double", "real"] if os.environ.get("KUBE_BIN") else ["double"])
+async def older(request: pytest.FixtureRequest) -> AsyncIterator[Api]:
+    """An API server that knows whole devices only."""
+    async with aiohttp.ClientSession() as http:
+        if request.param == "real":
+            real: RealServer = request.getfixturevalue("older_real_server")
+            async with Client(real.config, timing=Timing(watch_s=20)) as client:
+                yield Api(real.config, real.stranger, http, client, lambda: asyncio.to_thread(real.restart))
+            return
+        async with ApiServer() as server, Client(ClusterConfig(server.url)) as client:
+            server.older = True
+            yield Api(ClusterConfig(server.url), ClusterConfig(server.url), http, client, server.stop)
+
+
+async def test_an_older_server_drops_what_it_does_not_know_without_a_word(older: Api, name: str) -> None:
+    locks, offered = specs(name)
+    answers = [
+        set(dropped(spec, _spec(await older.client.create(SLICES, body(name, spec), dry_run=True))))
+        for spec in (locks, offered)
+    ]
+    assert answers == [{"sharedCounters"}, {"allowMultipleAllocations", "consumesCounters", "requestPolicy", "taints"}]
+
+
+async def test_an_older_server_keeps_whole_devices(older: Api, name: str) -> None:
+    (content,) = plain_contents(node(16, 8), Facts((), "570.86"))
+    ((_, spec, _),) = writes(name, [content], ()).put
+    assert not dropped(spec, _spec(await older.client.create(SLICES, body(name, dict(spec)))))
