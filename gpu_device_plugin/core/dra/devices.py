@@ -40,6 +40,11 @@ class Facts:
     kinds: frozenset[Kind] = frozenset(Kind)
     """Parts of GPUs are offered, or whole GPUs, or both."""
 
+    @property
+    def both(self) -> bool:
+        """Whether parts and whole GPUs have to be kept apart."""
+        return len(self.kinds) > 1
+
 
 def counters(gpus: Iterable[SharedGpu]) -> dict[str, Any]:
     """Return the counters of some GPUs, one for each: whoever uses the GPU, shared or whole, takes it.
@@ -53,17 +58,18 @@ def devices(node: Node, facts: Facts, sets: Mapping[str, str]) -> list[dict[str,
     """Return the devices of a node: the shared ones in the given order, then the whole ones in the opposite order.
 
     Whole GPUs are taken from the end at which shares are taken last. Monitors take no counter: kube-scheduler asks
-    claims with access beside others for one, too (1.36.2).
+    claims with access beside others for one, too (1.36.2). Nor does any device where only one kind is offered: with
+    counters the scheduler's work for a pod grows with the square of the number of nodes.
 
     Args:
         node: the node.
         facts: what else they say.
-        sets: by UUID the name of the set with the GPU's counter.
+        sets: by UUID the name of the set with the GPU's counter; none where only one kind is offered.
     """
     groups = nvlink_groups(node.links)
     gpus = _in_order(node, facts.order)
-    shared = [_shared(node, gpu, facts, groups, sets[gpu.gpu.uuid]) for gpu in gpus]
-    whole = [_whole(node, gpu, facts, groups) | _consuming(gpu, sets[gpu.gpu.uuid]) for gpu in reversed(gpus)]
+    shared = [_shared(node, gpu, facts, groups) | _consuming(gpu, sets) for gpu in gpus]
+    whole = [_whole(node, gpu, facts, groups) | _consuming(gpu, sets) for gpu in reversed(gpus)]
     return [
         *(shared if Kind.MEMORY in facts.kinds else ()),
         *(whole if Kind.COUNT in facts.kinds else ()),
@@ -130,7 +136,7 @@ def _in_order(node: Node, order: Iterable[str]) -> list[SharedGpu]:
     return sorted(node.shares.gpus, key=lambda gpu: (place.get(gpu.gpu.uuid, len(place)), gpu.position))
 
 
-def _shared(node: Node, shared: SharedGpu, facts: Facts, groups: Mapping[int, int], counter_set: str) -> dict[str, Any]:
+def _shared(node: Node, shared: SharedGpu, facts: Facts, groups: Mapping[int, int]) -> dict[str, Any]:
     step, total = node.shares.share_mib, node.shares.share_mib * len(shared.shares)
     taints = _taints(node, shared, facts)
     if shared.gpu.uuid in facts.barred:
@@ -156,7 +162,6 @@ def _shared(node: Node, shared: SharedGpu, facts: Facts, groups: Mapping[int, in
                 "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}},
             },
         },
-        **_consuming(shared, counter_set),
         **({"taints": taints} if taints else {}),
     }
 
@@ -195,7 +200,10 @@ def _attributes(shared: SharedGpu, facts: Facts, groups: Mapping[int, int], kind
     return {name: {kind: value} for name, (kind, value) in known.items() if value is not None}
 
 
-def _consuming(shared: SharedGpu, counter_set: str) -> dict[str, Any]:
+def _consuming(shared: SharedGpu, sets: Mapping[str, str]) -> dict[str, Any]:
+    counter_set = sets.get(shared.gpu.uuid)
+    if counter_set is None:
+        return {}
     return {"consumesCounters": [{"counterSet": counter_set, "counters": {_counter(shared): {"value": "1"}}}]}
 
 

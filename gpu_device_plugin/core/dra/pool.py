@@ -58,11 +58,15 @@ NOTHING = Writes()
 def contents(node: Node, facts: Facts) -> tuple[Content, ...]:
     """Return what the slices of a node offer: the counters in the first, then the devices. Without GPUs, one is empty.
 
+    Where only parts of GPUs are offered, or only whole ones, there are no counters.
+
     An empty slice says that the driver runs and offers nothing, which no slice does not.
     """
     gpus = node.shares.gpus
     if not gpus:
         return ({"devices": []},)
+    if not facts.both:
+        return tuple(_cut(devices(node, facts, {})))
     groups = [gpus[start : start + _COUNTERS] for start in range(0, len(gpus), _COUNTERS)]
     sets = {shared.gpu.uuid: f"gpus-{number}" for number, group in enumerate(groups) for shared in group}
     locks = [{"name": f"gpus-{number}", "counters": counters(group)} for number, group in enumerate(groups)]

@@ -21,6 +21,7 @@ from gpu_device_plugin.core.dra.pool import (
     slice_name,
     writes,
 )
+from gpu_device_plugin.core.model.resources import Kind
 from tests.claims import NODE, node
 
 A: Content = {"devices": [{"name": "a"}]}
@@ -50,6 +51,13 @@ def test_more_gpus_than_a_slice_or_a_set_holds_are_cut() -> None:
 
 def test_a_node_without_gpus_has_an_empty_slice() -> None:
     assert contents(node(), Facts(())) == plain_contents(node(), Facts(())) == ({"devices": []},)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_one_kind_of_devices_needs_no_counters(kind: Kind) -> None:
+    (only,) = contents(node(8, 8), Facts((), kinds=frozenset({kind})))
+    assert len(only["devices"]) == 4
+    assert not any("consumesCounters" in device for device in only["devices"])
 
 
 def test_an_older_api_server_gets_no_counters() -> None:
