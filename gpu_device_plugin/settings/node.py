@@ -95,8 +95,8 @@ class NodeSettings(ProgramSettings):
     resources: tuple[Kind, ...] = knob(
         "memory,count",
         some_of(*Kind),
-        "The resources that are offered, and the kinds of devices that claims can have. With the original gpushare scheduler extender, which does not know whole "
-        "GPUs, offer memory alone.",
+        "The resources that are offered, and the kinds of devices that claims can have. With the original gpushare "
+        "scheduler extender, which does not know whole GPUs, offer memory alone.",
     )
     serve: str = knob(
         "auto",
