@@ -291,7 +291,7 @@ async def test_a_patch_that_changes_nothing_makes_no_version(api: Api, name: str
     assert answer["metadata"]["resourceVersion"] == before
 
 
-@pytest.mark.parametrize("how", list(PatchType))
+@pytest.mark.parametrize("how", [PatchType.MERGE, PatchType.STRATEGIC])
 async def test_a_patch_of_an_old_version_is_a_conflict(api: Api, name: str, how: PatchType) -> None:
     version = (await created(api, pod(name)))["metadata"]["resourceVersion"]
     body = {"metadata": {"annotations": {"a": "1"}, "resourceVersion": version}}
@@ -305,7 +305,7 @@ async def test_a_patch_of_an_old_version_is_a_conflict(api: Api, name: str, how:
     )
 
 
-@pytest.mark.parametrize("how", list(PatchType))
+@pytest.mark.parametrize("how", [PatchType.MERGE, PatchType.STRATEGIC])
 async def test_a_patch_of_a_namesake_is_invalid(api: Api, name: str, how: PatchType) -> None:
     await created(api, pod(name))
     body = {"metadata": {"uid": "another", "annotations": {"a": "1"}}}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.access import Right, may
+from gpu_device_plugin.cluster.claims import GROUP
 from gpu_device_plugin.cluster.client import Client, Timing
 from gpu_device_plugin.cluster.config import ClusterConfigError, config_if_any
 from gpu_device_plugin.cluster.errors import ApiError
@@ -27,6 +28,7 @@ from gpu_device_plugin.core.contract.nodereport import node_report
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.grants import CONTROL_NODES
 from gpu_device_plugin.core.node.others import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
+from gpu_device_plugin.core.node.serving import Way
 from gpu_device_plugin.core.telling.diagnosing import Unknown, examine, exit_code, report
 from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
 from gpu_device_plugin.core.telling.node_symptoms import NO_PROFILES, ApiSeen, NodeSymptoms, Profiles
@@ -65,6 +67,13 @@ EVICTING = Right("create", "pods/eviction")
 """Needed where the settings want pods evicted."""
 CONDITION = Right("patch", "nodes/status")
 """Needed for the node condition GPUHealthy."""
+CLAIMS = (
+    Right("get", "resourceclaims", GROUP),
+    Right("list", "resourceclaims", GROUP),
+    Right("patch", "resourceclaims/status", GROUP),
+    *(Right(verb, "resourceslices", GROUP) for verb in ("list", "watch", "create", "update", "delete")),
+)
+"""Needed where the settings want ResourceClaims served."""
 
 _HIDDEN = Unknown(
     "the node's files are not visible in this container",
@@ -269,7 +278,8 @@ async def examined(
 def rights_of(settings: NodeSettings) -> tuple[Right, ...]:
     """Return the rights that the agent needs with these settings."""
     evicts = settings.over_use != "report" or settings.on_gpu_failure != "report"
-    return (*RIGHTS, *([EVICTING] if evicts else []), *([CONDITION] if settings.node_condition else []))
+    claims = CLAIMS if settings.serve == Way.DRA else ()
+    return (*RIGHTS, *([EVICTING] if evicts else []), *([CONDITION] if settings.node_condition else []), *claims)
 
 
 # --- The hardware -----------------------------------------------------------------------------------------------------

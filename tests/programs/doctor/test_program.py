@@ -21,6 +21,7 @@ from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
 from gpu_device_plugin.core.telling.node_symptoms import ApiSeen, NodeSymptoms, Profiles
 from gpu_device_plugin.programs.doctor.agent import Running
 from gpu_device_plugin.programs.doctor.program import (
+    CLAIMS,
     CONDITION,
     EVICTING,
     RIGHTS,
@@ -243,8 +244,8 @@ async def test_where_there_is_no_account_the_api_is_not_asked(tmp_path: Path) ->
 
 
 def test_the_rights_that_are_asked_for_are_those_that_the_agent_uses() -> None:
-    """Where pods are evicted and the node's condition is kept, which takes more than the default settings do."""
-    most = rights_of(NodeSettings(over_use="evict", node_condition=True))
+    """Where pods are evicted, claims served and the node's condition kept: more than the default settings take."""
+    most = rights_of(NodeSettings(over_use="evict", node_condition=True, serve="dra"))
     asked = {(right.group, right.resource, right.verb) for right in most}
     assert asked == rights_needed("gpu_device_plugin.programs.node.agent")
 
@@ -254,6 +255,7 @@ def test_rights_that_the_settings_do_not_use_are_not_missed() -> None:
     for evicting in ({"over_use": "evict-when-short"}, {"on_gpu_failure": "evict"}):
         assert rights_of(NodeSettings(**evicting)) == (*RIGHTS, EVICTING)  # type: ignore[arg-type]
     assert rights_of(NodeSettings(node_condition=True)) == (*RIGHTS, CONDITION)
+    assert rights_of(NodeSettings(serve="dra")) == (*RIGHTS, *CLAIMS)
 
 
 # --- The node's files -------------------------------------------------------------------------------------------------

@@ -136,6 +136,7 @@ class World:
             await self.here.node.until(
                 lambda: (
                     agent.ways.serving.value.way is not Way.DRA
+                    or not agent.equipment.there.is_set()  # a damaged file is adopted once its GPU is known
                     or (not self.here.dra.loop.unmet() and self.here.kubelet.reaches(DRIVER))
                 )
             )
