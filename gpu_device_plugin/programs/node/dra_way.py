@@ -33,6 +33,7 @@ class DraWay:
         reports: Reports,
         *,
         changed: Callable[[], None],
+        begun: Callable[[], None],
         ready: Callable[[], None],
     ) -> None:
         """Serve by `dra`.
@@ -44,6 +45,7 @@ class DraWay:
             coexistence: looks for others who hand out GPUs of the node.
             reports: where to report.
             changed: called when `holders` may have changed.
+            begun: called when everything that claims hold is in the ledger, and nothing can be prepared yet.
             ready: called when claims can be served.
         """
         self._dra = dra
@@ -52,6 +54,7 @@ class DraWay:
         self._coexistence = coexistence
         self._reports = reports
         self._changed = changed
+        self._begun = begun
         self._ready = ready
         self.closing = Latest(value=False)
         """The node waits to leave this way: nothing new is offered."""
@@ -95,6 +98,7 @@ class DraWay:
         self._allocated = None
         self._coexistence.look()
         self._offer()
+        self._begun()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._dra.run(), name="DRA driver")
             tasks.create_task(self._coexistence.others.follow(self._others_changed), name="follow other plugins")

@@ -20,11 +20,6 @@ if TYPE_CHECKING:
 
 def wire(agent: NodeAgent, cluster: NodeCluster, delivery: Callable[[], Delivery], dev: Path) -> DraDriver:
     """Return the driver of an agent, which serves by it when it is told to."""
-
-    def ready() -> None:
-        agent.mps.ledger_complete()
-        cluster.announce_ready()
-
     driver = DraDriver(
         agent.settings,
         agent.state,
@@ -42,7 +37,8 @@ def wire(agent: NodeAgent, cluster: NodeCluster, delivery: Callable[[], Delivery
         agent.coexistence,
         agent.reports,
         changed=agent.ways.look,
-        ready=ready,
+        begun=agent.mps.ledger_complete,
+        ready=cluster.announce_ready,
     )
     return driver
 
