@@ -15,7 +15,7 @@ from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.api import NODES, ObjectMeta, UnreadableObjectError, decoded, read_metadata
 from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.claims import GROUP, SLICES
-from gpu_device_plugin.cluster.errors import ApiError, ConflictError, NotFoundError
+from gpu_device_plugin.cluster.errors import ApiError, ConflictError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.store import Store
 from gpu_device_plugin.core.contract.dra import DRIVER
@@ -281,6 +281,11 @@ class NodeSlices(Store[StoredSlice]):
             return (
                 f"the API server has no {GROUP}/v1, which Kubernetes has from 1.34 on, so no GPU can be given to "
                 f"ResourceClaims; serve this node by device-plugin ({error})"
+            )
+        if isinstance(error, ForbiddenError):
+            return (
+                "the agent may not publish the ResourceSlices of this node: apply deploy/optional/dra.yaml (chart: "
+                f"agent.dra.enabled=true), or serve this node by device-plugin ({error})"
             )
         return f"the ResourceSlices of this node are not up to date: {error}"
 

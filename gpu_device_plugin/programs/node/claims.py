@@ -116,11 +116,8 @@ class NodeClaims:
         return await self._prepare(await self._found(claim))
 
     async def _prepare(self, claim: Claim) -> Sequence[ReadyDevice]:
-        owners = [
-            pod
-            for consumer in claim.consumers
-            if (pod := await self._pods(consumer.uid, self.pod_within_s)) is not None
-        ]
+        known = await asyncio.gather(*(self._pods(consumer.uid, self.pod_within_s) for consumer in claim.consumers))
+        owners = [pod for pod in known if pod is not None]
         async with self._lock:
             before = self.prepared.value.get(claim.uid)
             verdict = prepare(self._state.node, claim, self._node_name, before)

@@ -149,6 +149,8 @@ class Ways:
             last.cancel()
             await asyncio.wait({last})
             self.parting = False
+        if not last.cancelled() and (error := last.exception()) is not None:
+            raise error
         # Without a registered plugin nothing can be allocated, so these records are complete.
         await self._reconciler.prepare()
         return not self._holders_of_plugin()

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_device_plugin.testing.cluster import Answer
 from gpu_device_plugin.testing.dra_scheduler import Wish
-from tests.programs.node.cluster_harness import NODE
+from tests.programs.node.cluster_harness import NODE, RIGHTS
 from tests.programs.node.dra_harness import claims
 from tests.programs.node.harness import T4
 from tests.programs.node.mps_supervisor import Supervisor
@@ -348,3 +348,9 @@ async def test_under_mps_a_part_of_a_gpu_waits_for_its_daemon_and_a_whole_gpu_fo
             assert "MPS" in refused.error
         finally:
             await supervisor.stop()
+
+
+async def test_an_agent_without_the_rights_of_a_driver_says_which_manifest_has_them() -> None:
+    async with claims(allowed=RIGHTS) as here:
+        here.launch()
+        await here.node.until(lambda: any("apply deploy/optional/dra.yaml" in why for why in here.dra.unmet()))
