@@ -207,7 +207,7 @@ class DraLoop:
             await within(self.timings.poll, changed.wait())
             changed.clear()
             for path, was in zip(paths, were, strict=True):
-                if sockets.identity(path) != was:
+                if was is None or sockets.identity(path) != was:  # it may have gone before we looked for the first time
                     return f"the socket {path.name} was removed"
             if sockets.links(self._directories.registry) in {None, 0}:
                 return "the kubelet's directory plugins_registry was removed"
