@@ -161,8 +161,8 @@ class DraDriver:
 
     def unmet(self) -> tuple[str, ...]:
         """Return the reasons why claims cannot get the GPUs of this node yet, as sentences; empty if they can."""
-        published = self.slices.published.value is not None and self.slices.published.value == self.slices.wanted.value
-        if published:
+        published = self.slices.published.value
+        if not self._look.is_set() and published is not None and published == self.slices.wanted.value:
             return self.loop.unmet()
         why = self._problem or self.slices.problem or "the ResourceSlices of this node are not published yet"
         return (*self.loop.unmet(), why)

@@ -597,7 +597,7 @@ async def test_whoever_leads_no_more_ends_the_schedulers_connection() -> None:
 async def test_rights_that_an_election_lacks_are_named_by_the_probe() -> None:
     async with world() as w:
         running = await w.launch(**elected(0))
-        await w.until(lambda: "grant" in "".join(running.extender.unready()))
+        await w.until(lambda: ["grant" in why for why in running.extender.unready()] == [True])
         async with w.http.get(f"{running.probes}/readyz") as said:
             assert (said.status, await said.text()) == (
                 503,

@@ -154,6 +154,18 @@ async def test_a_node_that_is_told_to_stay_serves_on() -> None:
         assert (await here.run_claim("c2")).error == ""
 
 
+async def test_a_node_is_not_ready_for_claims_while_its_offer_is_to_be_published_again() -> None:
+    async with claims() as here:
+        await here.start()
+        here.dra.offer(offering=False)
+        assert here.dra.unmet() == ("the ResourceSlices of this node are not published yet",)
+        await here.node.until(lambda: not here.slices() and not here.dra.unmet())
+        here.dra.offer(offering=True)
+        assert here.dra.unmet() == ("the ResourceSlices of this node are not published yet",)
+        await here.serves()
+        assert here.slices()
+
+
 async def test_an_agent_that_ends_while_it_changes_over_leaves_no_gpu_offered_both_ways() -> None:
     async with claims() as here:
         await here.start()
