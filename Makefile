@@ -8,7 +8,7 @@ GPUS   ?=
 WORKERS := $(shell expr $$(nproc 2> /dev/null || echo 1) + 1)
 SEED   := $(or $(SEED),$(shell date +%s))
 
-.PHONY: help demo test explore check lint types imports protos protos-check bench placement picture docs e2e cluster mutants dist release clean
+.PHONY: help demo test explore check coverage lint types imports protos protos-check bench placement picture docs e2e cluster mutants dist release clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -26,10 +26,12 @@ demo: $(VENV)/.ready  ## GPUs shared between pods, live in the terminal (ARGS=--
 
 test: check  ## run everything that CI runs
 
-check: $(VENV)/.ready lint types imports protos-check  ## format, lint, types, import contracts, generated code, tests, coverage
-	$(BIN)/pytest -n $(WORKERS) --cov --cov-report= $(ARGS)
-	$(BIN)/coverage report --include='gpu_device_plugin/core/**' --fail-under=100
-	$(BIN)/coverage report
+check: $(VENV)/.ready lint types imports protos-check  ## format, lint, types, import contracts, generated code, tests, coverage of the core
+	$(BIN)/pytest -n $(WORKERS) tests/core --cov=gpu_device_plugin.core --cov-fail-under=100 $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --ignore=tests/core $(ARGS)
+
+coverage: $(VENV)/.ready  ## what the tests run of the whole package, in twice the time of the tests
+	$(BIN)/pytest -n $(WORKERS) --cov $(ARGS)
 
 explore: $(VENV)/.ready  ## randomized tests with new examples (SEED=N repeats those of an earlier run)
 	@echo 'make explore SEED=$(SEED) repeats this run.'

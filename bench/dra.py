@@ -145,7 +145,7 @@ def _registered(registry: Path, process: subprocess.Popen[bytes], log: Path, sta
         if process.poll() is not None or time.monotonic() - began > _PATIENCE_S:
             raise SystemExit(f"the agent keeps us waiting; its log:\n{log.read_text()}")
         time.sleep(0.005)
-    entry = Caller(found[0], "pluginregistration.Registration")
+    entry = _answering(found[0])
     _, answer = entry.call("GetInfo", b"")
     endpoint = Path(registration.PluginInfo.FromString(answer).endpoint)
     entry.call("NotifyRegistrationStatus", registration.RegistrationStatus(plugin_registered=True).SerializeToString())
@@ -155,6 +155,18 @@ def _registered(registry: Path, process: subprocess.Popen[bytes], log: Path, sta
     calls = Caller(endpoint, "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin")
     stack.callback(calls.close)
     return calls
+
+
+def _answering(socket: Path) -> Caller:
+    """Connect to a socket that may be a moment older than the server behind it, as the kubelet does."""
+    began = time.monotonic()
+    while True:
+        try:
+            return Caller(socket, "pluginregistration.Registration")
+        except ConnectionRefusedError:
+            if time.monotonic() - began > _PATIENCE_S:
+                raise
+            time.sleep(0.005)
 
 
 def _follow_health(channel: grpc.Channel) -> None:
