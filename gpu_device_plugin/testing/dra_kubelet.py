@@ -23,18 +23,24 @@ from gpu_device_plugin.kubelet._proto import (
     dra_health_pb2_grpc,
     dra_v1_pb2,
     dra_v1_pb2_grpc,
+    dra_v1beta1_pb2,
+    dra_v1beta1_pb2_grpc,
     pluginregistration_pb2,
     pluginregistration_pb2_grpc,
 )
 from gpu_device_plugin.testing.cluster_resources import SLICES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
     from typing import Self
 
     from gpu_device_plugin.testing.cluster import ApiServer
 
-_SERVICE = "v1.DRAPlugin"
+_SERVICES: dict[str, tuple[Any, Any]] = {
+    "v1.DRAPlugin": (dra_v1_pb2, dra_v1_pb2_grpc),
+    "v1beta1.DRAPlugin": (dra_v1beta1_pb2, dra_v1beta1_pb2_grpc),
+}
+"""By name; of a driver's services the first one that is among these is called."""
 _HEALTH = "v1alpha1.DRAResourceHealth"
 _STATE = "dra_manager_state"
 
@@ -53,8 +59,8 @@ class Started:
 class _Driver:
     """A registered driver: its endpoints, the latest one last."""
 
-    endpoints: dict[str, str] = field(default_factory=dict)
-    """The path of the services' socket by that of the registration's."""
+    endpoints: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """By the path of the registration's socket: that of the services, and the service that is called."""
     stream: asyncio.Task[None] | None = None
     gone_since: float | None = None
 
@@ -87,6 +93,8 @@ class DraKubelet:
         """How often ResourceSlices were removed."""
         self._prepared: dict[str, dict[str, Any]] = {}
         """By UID of a claim: its namespace, name, driver, CDI names, and the UIDs of the pods that use it."""
+        self._asked: set[str] = set()
+        """The UIDs of claims that this process had prepared; it does not know of its predecessor's."""
         self._process: asyncio.Task[None] | None = None
         self._up = False
 
@@ -104,6 +112,7 @@ class DraKubelet:
         """Start: read the state, remove the node's slices, look for drivers."""
         state = self.root / _STATE
         self._prepared = json.loads(state.read_text()) if state.exists() else {}
+        self._asked.clear()
         self._wipe("")
         self._up = True
         self._process = asyncio.create_task(self._run(), name="kubelet: plugins")
@@ -121,7 +130,7 @@ class DraKubelet:
     def reaches(self, driver: str) -> bool:
         """Whether a driver is registered with an endpoint that is there."""
         known = self.drivers.get(driver)
-        return known is not None and bool(known.endpoints) and Path(list(known.endpoints.values())[-1]).exists()
+        return known is not None and bool(known.endpoints) and Path(list(known.endpoints.values())[-1][0]).exists()
 
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
@@ -139,7 +148,7 @@ class DraKubelet:
             for driver in {result["driver"] for result in claim["status"]["allocation"]["devices"]["results"]}:
                 wanted.setdefault(driver, []).append(claim)
         for driver, claims in wanted.items():
-            new = [claim for claim in claims if claim["metadata"]["uid"] not in self._prepared]
+            new = [claim for claim in claims if claim["metadata"]["uid"] not in self._asked]
             if new and (error := await self._prepare(driver, new)):
                 return Started(error=error)
             for claim in claims:
@@ -169,6 +178,7 @@ class DraKubelet:
                 claim["pods"] = [uid]
                 return error
             del self._prepared[claim["uid"]]
+            self._asked.discard(claim["uid"])
         self._save()
         return ""
 
@@ -189,12 +199,11 @@ class DraKubelet:
         raise LookupError(cdi)
 
     async def _prepare(self, driver: str, claims: Sequence[dict[str, Any]]) -> str:
-        request = dra_v1_pb2.NodePrepareResourcesRequest(claims=[_ref(claim["metadata"]) for claim in claims])
         try:
-            async with self._services(driver) as opened:
-                answer = await dra_v1_pb2_grpc.DRAPluginStub(opened).NodePrepareResources(
-                    request, timeout=self.prepare_s
-                )
+            async with self._services(driver) as (stub, messages):
+                refs = [_ref(messages, claim["metadata"]) for claim in claims]
+                request = messages.NodePrepareResourcesRequest(claims=refs)
+                answer = await stub.NodePrepareResources(request, timeout=self.prepare_s)
         except (LookupError, aio.AioRpcError) as error:
             return _told(error)
         for claim in claims:
@@ -208,31 +217,34 @@ class DraKubelet:
                 "name": meta["name"],
                 "driver": driver,
                 "cdi": list(dict.fromkeys(name for device in found.devices for name in device.cdi_device_ids)),
-                "pods": [],
+                "pods": self._prepared.get(meta["uid"], {}).get("pods", []),
             }
+            self._asked.add(meta["uid"])
         self._save()
         return ""
 
     async def _unprepare(self, claim: dict[str, Any]) -> str:
-        ref = dra_v1_pb2.Claim(uid=claim["uid"], namespace=claim["namespace"], name=claim["name"])
-        request = dra_v1_pb2.NodeUnprepareResourcesRequest(claims=[ref])
         try:
-            async with self._services(claim["driver"]) as opened:
-                answer = await dra_v1_pb2_grpc.DRAPluginStub(opened).NodeUnprepareResources(
-                    request, timeout=self.prepare_s
-                )
+            async with self._services(claim["driver"]) as (stub, messages):
+                request = messages.NodeUnprepareResourcesRequest(claims=[_ref(messages, claim)])
+                answer = await stub.NodeUnprepareResources(request, timeout=self.prepare_s)
         except (LookupError, aio.AioRpcError) as error:
             return _told(error)
         return answer.claims[claim["uid"]].error if claim["uid"] in answer.claims else "no answer"
 
     @contextlib.asynccontextmanager
-    async def _services(self, driver: str) -> Any:
-        """Connect to the latest endpoint of a driver; LookupError: it is not registered."""
+    async def _services(self, driver: str) -> AsyncIterator[tuple[Any, Any]]:
+        """Connect to the latest endpoint of a driver; return its stub and the module of its messages.
+
+        LookupError: it is not registered.
+        """
         known = self.drivers.get(driver)
         if not self._up or known is None or not known.endpoints:
             raise LookupError(f"DRA driver {driver} is not registered")
-        async with aio.insecure_channel(f"unix:{list(known.endpoints.values())[-1]}") as opened:
-            yield opened
+        endpoint, service = list(known.endpoints.values())[-1]
+        messages, stubs = _SERVICES[service]
+        async with aio.insecure_channel(f"unix:{endpoint}") as opened:
+            yield stubs.DRAPluginStub(opened), messages
 
     def _save(self) -> None:
         (self.root / _STATE).write_text(json.dumps(self._prepared))
@@ -242,15 +254,18 @@ class DraKubelet:
     async def _run(self) -> None:
         seen: dict[str, int] = {}
         while True:
+            # A kubelet is told of every new file; one with the name and the inode of an old one is new all the same.
             there = {
-                str(path): path.stat().st_ino for path in sorted(self.registry.glob("**/*.sock")) if path.is_socket()
+                str(path): path.stat().st_ctime_ns
+                for path in sorted(self.registry.glob("**/*.sock"))
+                if path.is_socket()
             }
-            for path in [path for path, inode in seen.items() if there.get(path) != inode]:
+            for path in [path for path, made in seen.items() if there.get(path) != made]:
                 del seen[path]
                 self._deregister(path)
-            for path, inode in there.items():
+            for path, made in there.items():
                 if path not in seen and await self._register(path):
-                    seen[path] = inode
+                    seen[path] = made
             self._look_for_the_gone()
             await asyncio.sleep(0.02)
 
@@ -269,7 +284,7 @@ class DraKubelet:
             self.refused.append(f"{path}: {error}")
             return True
         driver = self.drivers.setdefault(info.name, _Driver())
-        driver.endpoints[path] = info.endpoint
+        driver.endpoints[path] = info.endpoint, next(each for each in info.supported_versions if each in _SERVICES)
         driver.gone_since = None
         if _HEALTH in info.supported_versions and driver.stream is None:
             driver.stream = asyncio.create_task(self._follow_health(info.name), name=f"kubelet: health of {info.name}")
@@ -277,11 +292,15 @@ class DraKubelet:
 
     def _unfit(self, info: pluginregistration_pb2.PluginInfo) -> str:
         if info.type != "DRAPlugin":
-            return f"no handler registered for plugin type: {info.type}"
-        if _SERVICE not in info.supported_versions:
-            return f"no supported gRPC service among {list(info.supported_versions)}"
+            return f"RegisterPlugin error -- no handler registered for plugin type: {info.type}"
+        if not _SERVICES.keys() & set(info.supported_versions):
+            return (
+                "RegisterPlugin error -- plugin validation failed with err: invalid supported gRPC versions of DRA "
+                f"driver plugin {info.name} at endpoint {info.endpoint}: none of services supported by the plugin "
+                f"({_listed(info.supported_versions)}) are supported by the kubelet ({_listed(_SERVICES)})"
+            )
         known = self.drivers.get(info.name)
-        if known is not None and info.endpoint in known.endpoints.values():
+        if known is not None and info.endpoint in {endpoint for endpoint, _ in known.endpoints.values()}:
             return f"endpoint {info.endpoint} already registered for DRA driver plugin {info.name}"
         return ""
 
@@ -307,8 +326,10 @@ class DraKubelet:
 
     async def _follow_health(self, name: str) -> None:
         while True:
+            known = self.drivers.get(name)
+            endpoint = list(known.endpoints.values())[-1][0] if known is not None and known.endpoints else ""
             try:
-                async with self._services(name) as opened:
+                async with aio.insecure_channel(f"unix:{endpoint}") as opened:
                     stub = dra_health_pb2_grpc.DRAResourceHealthStub(opened)
                     async for answer in stub.NodeWatchResources(dra_health_pb2.NodeWatchResourcesRequest()):
                         self.health = {
@@ -318,13 +339,18 @@ class DraKubelet:
                             )
                             for one in answer.devices
                         }
-            except (LookupError, aio.AioRpcError):
+            except aio.AioRpcError:
                 pass
             await asyncio.sleep(self.retry_s)
 
 
-def _ref(meta: dict[str, Any]) -> dra_v1_pb2.Claim:
-    return dra_v1_pb2.Claim(uid=meta["uid"], namespace=meta["namespace"], name=meta["name"])
+def _ref(messages: Any, meta: dict[str, Any]) -> Any:
+    return messages.Claim(uid=meta["uid"], namespace=meta["namespace"], name=meta["name"])
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Return names as Go prints a list of them."""
+    return "[{}]".format(" ".join(f'"{name}"' for name in names))
 
 
 def _told(error: LookupError | aio.AioRpcError) -> str:

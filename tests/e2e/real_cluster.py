@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -102,6 +103,17 @@ def missing() -> str:
     return "; ".join(reasons)
 
 
+def missing_cdi() -> str:
+    """Say why no container can get anything through CDI here; empty if one can. `missing` comes first."""
+    told = subprocess.run(
+        ["containerd", "--version"], env={"PATH": path()}, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    version = re.search(r"([0-9]+)\.([0-9]+)\.([0-9]+)", told)
+    if version is None or tuple(map(int, version.groups())) < (1, 7, 2):
+        return f"containerd knows no CDI before 1.7.2, and this is: {told}; CONTAINERD_BIN names another"
+    return ""
+
+
 def path() -> str:
     """Return the PATH by which all programs are found."""
     # CONTAINERD_BIN names a folder with a newer containerd than the machine has: DRA needs 1.7.2, which knows CDI.
@@ -116,8 +128,10 @@ def _cni() -> str:
 class RealCluster:
     """The programs in KUBE_BIN, running within the `with` block."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, controllers: bool = True) -> None:
+        """Prepare; without `controllers` nobody schedules pods, and nobody but the kubelet changes what is theirs."""
         remove_what_killed_ones_left()
+        self._controllers = controllers
         name = f"{_PREFIX}{os.getpid()}"
         self.home = Path(tempfile.gettempdir()) / name
         self.home.mkdir(mode=0o700)
@@ -168,6 +182,10 @@ class RealCluster:
         return subprocess.run(
             self._enter(*command), env=self.environ, input=given, capture_output=True, text=True, check=False
         )
+
+    def seen(self, path: str) -> Path:
+        """Return where this machine sees a path of the node, whose directories are its own."""
+        return Path(f"/proc/{self._inside}/root{path}")
 
     def load(self, image: Path) -> None:
         """Have the node know an image; and have this machine forget the archive."""
@@ -228,6 +246,11 @@ class RealCluster:
             *("--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=10.96.0.0/16"),
         )
         _until(lambda: self._kubectl("get", "--raw=/readyz"), "the API server is ready")
+        if self._controllers:
+            self._start_controllers(key)
+
+    def _start_controllers(self, key: Path) -> None:
+        home = self.home
         self._spawn(
             "kube-controller-manager",
             *(str(self.kube / "kube-controller-manager"), f"--kubeconfig={home}/controllers.kubeconfig"),
