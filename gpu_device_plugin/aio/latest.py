@@ -55,9 +55,15 @@ class Latest(Generic[T]):
             yield value
             version, value = await self.after(version)
 
-    async def follow(self, act: Callable[[T], None]) -> NoReturn:
-        """Call `act` with the newest value that was set, then with each newer one, like `values`."""
+    async def follow(self, act: Callable[[T], None], *, settle_s: float = 0.0) -> NoReturn:
+        """Call `act` with the newest value that was set, then with each newer one, like `values`.
+
+        With `settle_s`, `act` gets the newest value of that time after a change: one call for many changes.
+        """
         version = 0  # the initial value is not a change
         while True:
             version, value = await self.after(version)
+            if settle_s:
+                await asyncio.sleep(settle_s)
+                version, value = self._version, self._value
             act(value)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.aio.latest import Latest
+from tests.patience import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -142,3 +143,18 @@ async def test_a_follower_is_called_with_what_was_set_and_not_with_what_stood_th
     assert seen == ["b", "d"]
     for task in (unset, following):
         task.cancel()
+
+
+async def test_a_follower_that_lets_changes_settle_is_called_once_for_many_and_never_misses_the_newest() -> None:
+    latest, seen = Latest(0), list[int]()
+    following = start(latest.follow(seen.append, settle_s=0.01))
+    for value in (1, 2, 3):
+        latest.set(value)
+        await settle()
+        assert seen == []
+    await eventually(lambda: seen == [3])
+    latest.set(4)
+    await eventually(lambda: seen == [3, 4])
+    await asyncio.sleep(0.03)
+    assert seen == [3, 4]
+    following.cancel()

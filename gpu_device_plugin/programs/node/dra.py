@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_SETTLE_S = 0.02
+"""How long a change of claims or pods waits for others, in seconds: a node may prepare a hundred claims at once, and
+the kubelet gets its answers before we work out who holds what."""
 _WORST = (*tuple(Held)[1:], Held.HELD)
 """The states of a limit; of several containers of a claim the first of these counts."""
 
@@ -196,9 +199,10 @@ class DraDriver:
 
     async def follow(self) -> NoReturn:
         """Keep `entries` in step with claims and pods, in whichever way the node serves. Ends only by cancellation."""
+        prepared, pods = self.claims.prepared, self._cluster.followed.changes
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.claims.prepared.follow(self._holders_changed), name="follow the claims")
-            tasks.create_task(self._cluster.followed.changes.follow(self._holders_changed), name="follow their pods")
+            tasks.create_task(prepared.follow(self._holders_changed, settle_s=_SETTLE_S), name="follow the claims")
+            tasks.create_task(pods.follow(self._holders_changed, settle_s=_SETTLE_S), name="follow their pods")
         raise AssertionError  # pragma: no cover (the tasks never return)
 
     async def recover(self) -> None:
