@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.api import NodeReader, NodeRecord, PodReader
 from gpu_device_plugin.cluster.store import Store
-from gpu_device_plugin.core.cluster.claimed import pools, with_claims
+from gpu_device_plugin.core.cluster.claimed import pools, waits_for_ours, with_claims
 from gpu_device_plugin.core.cluster.nodeview import NodeView
 from gpu_device_plugin.core.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
@@ -18,10 +18,10 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.nodechecks import Surroundings
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.view.objects import Node, decoded
-from gpu_device_plugin.view.reading import occupants, pod_and_status
+from gpu_device_plugin.view.reading import NAMES_CLAIMS, occupants, pod_and_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
     import msgspec
 
@@ -57,7 +57,7 @@ class FollowedNode:
 
 @dataclass(frozen=True, slots=True)
 class FollowedPod:
-    """A pod that asks for GPUs, as the API shows it."""
+    """A pod that asks for GPUs or names ResourceClaims, as the API shows it."""
 
     pod: Pod
     status: SchedulingStatus | None = None
@@ -114,7 +114,7 @@ class FollowedCluster:
         self._touched: set[str] = set()
         self._mark = 0
         self.waiting_version = 0
-        """Grows with every change of a waiting pod."""
+        """Grows with every change of a waiting pod, and of a claim."""
         self._sorted: tuple[int, Sequence[FollowedPod]] = (0, ())
         """The waiting pods as of a version: every reader of a page asks for them."""
         self.nodes: Store[FollowedNode] = _Nodes(self)
@@ -139,16 +139,17 @@ class FollowedCluster:
         return FollowedNode(record, Surroundings(more.spec.taints, more.labels), now_s, report, problems)
 
     def read_pod(self, raw: msgspec.Raw) -> FollowedPod | None:
-        """Read a pod from its JSON; None for one that asks for no GPU.
+        """Read a pod from its JSON; None for one that asks for no GPU, and names no claim by which it could.
 
         Raises:
             UnreadableObjectError: it is none.
         """
         whole = bytes(raw)
-        if not any(name in whole for name in self._ours):
+        claims = NAMES_CLAIMS in whole
+        if not claims and not any(name in whole for name in self._ours):
             return None
         pod, _ = self._pod_reader.read(raw)
-        if not pod.containers:
+        if not claims and not pod.containers:
             return None
         return FollowedPod(pod, None if pod.node_name else pod_and_status(raw, self.resources)[1])
 
@@ -204,10 +205,12 @@ class FollowedCluster:
 
     @property
     def waiting(self) -> Sequence[FollowedPod]:
-        """The pods without a node that ask for GPUs, the oldest first."""
+        """The pods without a node that ask for GPUs by limits or claims, the oldest first."""
         version, found = self._sorted
         if version != self.waiting_version:
-            found = sorted(self._waiting.values(), key=lambda each: (each.pod.created, each.pod.uid))
+            claims = {(claim.namespace, claim.name) for claim in self._claims.values() if waits_for_ours(claim)}
+            asking = (each for each in self._waiting.values() if each.pod.containers or _waits_for(each, claims))
+            found = sorted(asking, key=lambda each: (each.pod.created, each.pod.uid))
             self._sorted = self.waiting_version, found
         return found
 
@@ -306,6 +309,7 @@ class FollowedCluster:
         self._claims[claim.uid] = claim
         if before == claim:
             return
+        self.waiting_version += 1
         self._take_off(before)
         for node in pools(claim):
             self._claims_on.setdefault(node, {})[claim.uid] = claim
@@ -314,6 +318,7 @@ class FollowedCluster:
 
     def remove_claim(self, claim: Claim) -> None:
         """Remove a deleted claim."""
+        self.waiting_version += 1
         self._take_off(self._claims.pop(claim.uid, None))
         self._on_change()
 
@@ -334,6 +339,12 @@ class FollowedCluster:
             if not on_node:
                 del self._claims_on[node]
             self._touched.add(node)
+
+
+def _waits_for(each: FollowedPod, claims: Container[tuple[str, str]]) -> bool:
+    """Return whether a pod names one of these claims, which are given by namespace and name."""
+    named = () if each.status is None else each.status.claims
+    return any((each.pod.namespace, claim.claim) in claims for claim in named)
 
 
 def _shares(candidate: Candidate) -> bool:

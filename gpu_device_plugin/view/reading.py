@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpu_device_plugin.cluster.api import NodeReader, PodReader, UnreadableObjectError
-from gpu_device_plugin.core.cluster.claimed import claims_by_node, with_claims
+from gpu_device_plugin.core.cluster.claimed import claims_by_node, waits_for_ours, with_claims
 from gpu_device_plugin.core.cluster.nodeview import NodeView
 from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, usage_of
 from gpu_device_plugin.core.contract.keys import (
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
 
 _CHOICES = tuple(sorted({*WISHES, FRAMEWORKS}))
+NAMES_CLAIMS = b'"resourceClaims"'
+"""In the JSON of a pod that names ResourceClaims."""
 _EVENTS = 3
 """The number of a pod's Events that are shown."""
 _LONGEST_EVENT = 500
@@ -64,6 +66,8 @@ class Cluster:
     """Pods without a node that ask for GPUs, among those that were read."""
     claims: tuple[Claim, ...] = ()
     """All ResourceClaims that were read."""
+    naming: tuple[frozenset[tuple[str, str]], ...] = ()
+    """Of each pod without a node that asks for GPUs by no limit: the namespaces and names of its ResourceClaims."""
 
     @property
     def serves_claims(self) -> bool:
@@ -75,7 +79,14 @@ class Cluster:
         claims, warnings = readable_claims(raw_claims)
         by_node = claims_by_node(claims)
         nodes = tuple(with_claims(node, by_node.get(node.name, ())) for node in self.nodes)
-        return replace(self, nodes=nodes, warnings=(*self.warnings, *warnings), claims=tuple(claims))
+        unmet = {(claim.namespace, claim.name) for claim in claims if waits_for_ours(claim)}
+        return replace(
+            self,
+            nodes=nodes,
+            warnings=(*self.warnings, *warnings),
+            waiting=self.waiting + sum(not unmet.isdisjoint(each) for each in self.naming),
+            claims=tuple(claims),
+        )
 
     def without_claims(self, why: str) -> Cluster:
         """Return the same, with the sentence that claims are missing, and why."""
@@ -107,9 +118,13 @@ def cluster(
         memory, count = record.capacity.get(names[Kind.MEMORY], 0), record.capacity.get(names[Kind.COUNT], 0)
         fleet.put_node(record.name, gpus_of_node(record.annotations, record.labels, memory, count))
     pod_reader = PodReader(names.values(), READ_ON_PODS.__contains__)
+    naming: list[frozenset[tuple[str, str]]] = []
     for raw in raw_pods:
         try:
             pod, ignored = pod_reader.read(raw)
+            if not (pod.containers or pod.node_name or pod.ended or pod.deleting) and NAMES_CLAIMS in bytes(raw):
+                named = decoded(raw, _Pod)
+                naming.append(frozenset((pod.namespace, each.claim) for each in _claims(named.spec, named.status)))
         except UnreadableObjectError as error:
             warnings.append(f"a pod is left out: {error}")
             continue
@@ -123,7 +138,7 @@ def cluster(
         warnings += [f"node {name}: {why}" for why in problems]
     warnings += [f"node {view.name}: {view.candidate.gpus.fault}" for view in views if view.candidate.gpus.fault]
     sharing = tuple(view for view in views if view.candidate.rooms or view.candidate.gpus.problem)
-    return Cluster(sharing, frozenset(records), tuple(warnings), fleet.waiting)
+    return Cluster(sharing, frozenset(records), tuple(warnings), fleet.waiting, naming=tuple(naming))
 
 
 def occupants(fleet: Fleet, node: str) -> tuple[Occupant, ...]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.model.claims import Claim
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.telling.explaining import NodeAnswer
     from gpu_device_plugin.core.telling.nodechecks import Surroundings
@@ -115,7 +116,10 @@ class Waiting:
         # Those of which nothing is known come first; of the others, in turn, those explained longest ago.
         turn = {uid: number for number, uid in enumerate(self._reasons)}
         pods = sorted(pods, key=lambda each: turn.get(each.uid, -1))
-        found = await asyncio.to_thread(_explained, pods, self._nodes(), self._cluster.resources, self._stop)
+        # Pods that ask by claims come only once these are read.
+        namespaces = {each.pod.namespace for each in pods if each.status is not None and each.status.claims}
+        claims = {namespace: self._cluster.claims_of(namespace) for namespace in namespaces}
+        found = await asyncio.to_thread(_explained, pods, self._nodes(), claims, self._cluster.resources, self._stop)
         if len(found) < len(pods):
             self._stale.set()
         if any(self._reasons.get(uid) != reasons for uid, reasons in found.items()):
@@ -127,7 +131,11 @@ class Waiting:
 
 
 def _explained(
-    pods: Sequence[FollowedPod], nodes: Nodes, resources: Sequence[Resource], stop: threading.Event
+    pods: Sequence[FollowedPod],
+    nodes: Nodes,
+    claims: Mapping[str, Sequence[Claim]],
+    resources: Sequence[Resource],
+    stop: threading.Event,
 ) -> Mapping[str, Reasons]:
     """Return why pods wait, of as many as the budget allows. Equal pods are explained once."""
     until = time.monotonic() + _BUDGET_S
@@ -143,7 +151,8 @@ def _explained(
         kind = (asked if isinstance(asked, Ask) and asked.parts else each.uid, each.status)
         known = next((reasons for other, reasons in kinds if other == kind), None)
         if known is None:
-            said = why(each.pod, each.status, resources, nodes.views, nodes.around, most=1)
+            own = claims.get(each.pod.namespace, ())
+            said = why(each.pod, each.status, resources, nodes.views, nodes.around, most=1, claims=own)
             asks = said.asks or asked_amounts(each.pod, resources)
             known = Reasons(asks, why_waits(each.status, said.facts, said.answers), said.answers[:_WEIGHED])
             kinds.append((kind, known))

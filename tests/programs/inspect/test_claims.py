@@ -9,6 +9,7 @@ import pytest
 
 from tests.claim_values import UUIDS, claim_json, part_json, whole_json
 from tests.programs.inspect.test_program import World, gpu, node, pod
+from tests.programs.inspect.test_terminal import terminal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,6 +141,21 @@ def test_a_claim_that_is_none_is_left_out(both: World, capsys: pytest.CaptureFix
     assert capsys.readouterr().err == (
         "warning: a ResourceClaim is left out: not a ResourceClaim: its uid or its name is missing\n"
     )
+
+
+def test_top_counts_the_pods_that_wait_for_claims(both: World) -> None:
+    both.has(
+        claiming("late", made="late-gpu"),
+        claiming("placed", made="web-gpu"),
+        claiming("unmade"),
+        claiming("old", made="late-gpu", on="dra"),
+        claim_json("late-gpu", memory="8Gi"),
+        pod("want", 3),
+    )
+    with terminal(both, "top", "--interval", "0.5") as shown:
+        assert "2 pods wait" in shown.until("default/web-0")
+        shown.press("q")
+        assert shown.end() == 0
 
 
 # --- Why --------------------------------------------------------------------------------------------------------------

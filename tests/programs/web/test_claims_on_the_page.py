@@ -96,3 +96,27 @@ async def test_why_a_pod_waits_is_told_by_its_claim(api: ApiServer) -> None:
     assert status == 200
     assert answer["why"][0] == "default/late waits for 16 GiB of one GPU, through ResourceClaims."
     assert "dra: the largest GPU has 8 GiB in all" in answer["why"]
+
+
+async def test_pods_that_wait_for_claims_are_listed_with_the_others(api: ApiServer) -> None:
+    api.add(serving_node("dra"))
+    for name, namespace in (("late", "a"), ("other", "b"), ("placed", "a")):
+        waits = pod(name, container(), namespace=namespace)
+        waits["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": f"{name}-gpu"}]
+        api.add(waits)
+    api.add(claim_json("late-gpu", memory="16Gi", namespace="a"))
+    api.add(claim_json("placed-gpu", part_json(0, "1Gi", "dra"), namespace="a"))
+    async with served(api) as page, page.live() as stream:
+        shown = await stream.until(lambda known: known["waiting"] and known["waiting"][0].get("why"))
+        (late,) = shown["waiting"]
+        assert (late["ns"], late["pod"], late["asks"]) == ("a", "late", "16 GiB of one GPU, through ResourceClaims")
+        assert late["why"] == (
+            "The only node that shares GPUs, dra, does not take it: the largest GPU has 8 GiB in all."
+        )
+        api.add(claim_json("other-gpu", memory="1Gi", namespace="b"))
+        shown = await stream.until(lambda known: [bool(each.get("why")) for each in known["waiting"]] == [True, True])
+        whys = {each["pod"]: each["why"] for each in shown["waiting"]}
+        assert whys.keys() == {"late", "other"}
+        assert whys["other"].startswith("1 node has room for it now; ")
+        api.delete("resourceclaims", "late-gpu", namespace="a")
+        await stream.until(lambda known: [each["pod"] for each in known["waiting"]] == ["other"])
