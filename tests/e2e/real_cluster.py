@@ -54,7 +54,7 @@ _USERS = {
 """By the name of the kubeconfig: user and group."""
 
 _PREFIX = "test-cluster-"
-"""Of what a cluster has on this machine: a folder and cgroups. The process that started it follows."""
+"""Of what a cluster has on this machine: a folder and cgroups. The process that started it follows, and a dash."""
 
 _INSIDE = f"""
 mount -t tmpfs none /var/lib && mkdir /var/lib/kubelet && mount -t tmpfs none /var/log && mount -t tmpfs none /run
@@ -132,11 +132,10 @@ class RealCluster:
         """Prepare; without `controllers` nobody schedules pods, and nobody but the kubelet changes what is theirs."""
         remove_what_killed_ones_left()
         self._controllers = controllers
-        name = f"{_PREFIX}{os.getpid()}"
-        self.home = Path(tempfile.gettempdir()) / name
-        self.home.mkdir(mode=0o700)
+        # A process may have several: one whose nodes serve claims beside one of limits.
+        self.home = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         self.kube = Path(os.environ["KUBE_BIN"]).resolve()
-        self._cgroup = name
+        self._cgroup = self.home.name
         self._holder: subprocess.Popen[bytes] | None = None
         self._inside = 0
         """The namespaces' first process, as seen from outside."""
@@ -336,6 +335,6 @@ class RealCluster:
 def remove_what_killed_ones_left() -> None:
     """Remove the folders and cgroups of clusters whose starter was killed; their programs have died with it."""
     for found in (*Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"), *cgroups(f"{_PREFIX}*")):
-        if not Path(f"/proc/{found.name.removeprefix(_PREFIX)}").exists():
+        if not Path(f"/proc/{found.name.removeprefix(_PREFIX).partition('-')[0]}").exists():
             _until(lambda name=found.name: removed_cgroups(name), "the cgroups are gone")  # type: ignore[misc]
             shutil.rmtree(Path(tempfile.gettempdir()) / found.name, ignore_errors=True)
