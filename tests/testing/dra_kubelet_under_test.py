@@ -71,6 +71,9 @@ class DraKubeletUnderTest(Protocol):
     async def stays(self, pod: str) -> None:
         """Delete a pod of which the driver says that its claim cannot be unprepared."""
 
+    async def tells_health(self) -> bool:
+        """Return whether the status of a pod has the health of its devices."""
+
     async def health(self, pod: str) -> tuple[str, str]:
         """Return the health of the one device that a running pod has, and the driver's message."""
 
@@ -128,6 +131,9 @@ class TheDouble:
 
     async def stays(self, pod: str) -> None:
         assert await self.kubelet.end_pod(pod)
+
+    async def tells_health(self) -> bool:
+        return True
 
     async def health(self, pod: str) -> tuple[str, str]:  # noqa: ARG002
         healthy, message = self.kubelet.health.get((POOL, DEVICE), (None, ""))
@@ -242,6 +248,11 @@ class Real:
 
     async def stays(self, pod: str) -> None:
         await self._kubectl("delete", "pod", pod, "--wait=false")
+
+    async def tells_health(self) -> bool:
+        # Of the API server; the kubelet is of the same version. ResourceHealthStatus is on by default from 1.36 on.
+        server = json.loads(await self._kubectl("version", "--output=json"))["serverVersion"]
+        return (int(server["major"]), int(server["minor"].rstrip("+"))) >= (1, 36)
 
     async def health(self, pod: str) -> tuple[str, str]:
         status = json.loads(await self._kubectl("get", "pod", pod, "--output=json"))["status"]

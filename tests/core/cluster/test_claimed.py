@@ -21,6 +21,7 @@ from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage
 from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.core.contract.nodegpus import AWAY
+from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.claims import Device, Request
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
@@ -58,6 +59,9 @@ STRANGE = Device("gpu", DRIVER, "n1", "gpu-of-a-later-version", "s", 3 * GIB)
         (TWO, [part(5, 4 * GIB)], Usage(unplaced_shares=4)),
         (TWO, [whole(5)], Usage(unplaced_gpus=1)),
         (TWO, [STRANGE], Usage(unplaced_shares=3)),
+        (TWO, [STRANGE, part(5, 4 * GIB), part(6, 0)], Usage(unplaced_shares=7)),
+        (TWO, [whole(5), whole(6)], Usage(unplaced_gpus=2)),
+        (TWO, [replace(whole(1), memory_mib=8 * GIB)], Usage(whole=(1,))),
         (TWO, [replace(STRANGE, memory_mib=None)], Usage(unplaced_gpus=1)),
         # Without the size of shares nothing less than the whole GPU is sure to be enough.
         (serving(8, share_mib=None), [part(0, GIB)], Usage(whole=(0,))),
@@ -85,6 +89,8 @@ def test_a_claim_goes_by_the_name_of_its_pod_and_counts_once_however_many_pods_u
             claim("one", part(0, GIB), pods=("web",)),
             claim("many", part(1, 2 * GIB), pods=("b", "a")),
             claim("crowd", part(1, GIB), pods=("p5", "p4", "p3", "p2", "p1")),
+            claim("four", part(1, GIB), pods=("q4", "q3", "q2", "q1")),
+            claim("three", part(1, GIB), pods=("r3", "r2", "r1")),
             claim("waits", pods=("late",)),
         ],
     )
@@ -92,9 +98,18 @@ def test_a_claim_goes_by_the_name_of_its_pod_and_counts_once_however_many_pods_u
         ("uid-claim-many", "default/a+b", Usage(((1, 2),))),
         ("uid-claim-free", "default/claim:free", Usage(((0, 1),))),
         ("uid-claim-crowd", "default/p1+p2+p3+2 more", Usage(((1, 1),))),
+        ("uid-claim-four", "default/q1+q2+q3+1 more", Usage(((1, 1),))),
+        ("uid-claim-three", "default/r1+r2+r3", Usage(((1, 1),))),
         ("uid-web", "default/web", Usage(((0, 1),))),
     ]
-    assert [each.users for each in found] == [("a", "b"), (), ("p1", "p2", "p3", "p4", "p5"), ("web",)]
+    assert [each.users for each in found] == [
+        ("a", "b"),
+        (),
+        ("p1", "p2", "p3", "p4", "p5"),
+        ("q1", "q2", "q3", "q4"),
+        ("r1", "r2", "r3"),
+        ("web",),
+    ]
 
 
 def test_the_claims_of_the_same_pods_are_one_occupant() -> None:
@@ -129,6 +144,18 @@ def test_claims_stand_beside_pods_and_take_their_room() -> None:
     assert [str(pod) for pod in there.pods] == ["default/a", "default/b", "default/claim:d", "z/a"]
     assert [(gpu.used, gpu.free) for gpu in there.gpus()] == [(6, 2), (8, 0)]
     assert there.candidate.gpus == TWO
+    assert there.candidate.name == "n1"
+
+
+def test_what_a_node_has_besides_gpus_stays_as_it_was() -> None:
+    before = view()
+    before = replace(before, candidate=replace(before.candidate, allocatable=Amounts(4, 5), left=Amounts(2, 3)))
+    there = with_claims(before, [claim("d", whole(1))]).candidate
+    assert (there.allocatable, there.left) == (Amounts(4, 5), Amounts(2, 3))
+
+
+def test_to_claims_a_node_that_serves_them_is_as_any_other() -> None:
+    assert for_claims(serving_view("n1", TWO)).candidate.gpus.claims is False
 
 
 def test_a_node_without_claims_is_as_it_was() -> None:

@@ -13,7 +13,7 @@ from gpu_device_plugin.core.dra.preparing import Preparation, prepare
 from gpu_device_plugin.core.model.limits import GpuRung, Rung
 from gpu_device_plugin.core.node.admitting import Why
 from gpu_device_plugin.core.node.extra_grant import ExtraGrant
-from gpu_device_plugin.core.node.grants import Delivery
+from gpu_device_plugin.core.node.grants import OPTIONAL_NODES, Delivery
 from gpu_device_plugin.core.node.limit_grants import Means
 from tests.claims import NODE, claim, config, device, node, uuid
 
@@ -80,6 +80,9 @@ def test_device_nodes_and_cdi_names_are_those_of_the_node() -> None:
     made = granted(claim(device(0, 4)), delivery)
     assert "/dev/nvidiactl" in made.device_nodes
     assert made.cdi_devices == (f"nvidia.com/gpu={uuid(0)}",)
+    asked = claim(device(0, 4))
+    bare = claim_grant(asked, preparation(asked), HERE.shares, delivery, [])
+    assert set(made.device_nodes) - set(bare.device_nodes) == set(OPTIONAL_NODES)
 
 
 def test_a_custom_library_is_told_the_pod_of_a_claim_of_one_pod() -> None:

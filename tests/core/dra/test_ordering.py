@@ -33,6 +33,12 @@ def test_the_order_changes_at_most_every_ten_seconds_and_is_due_then() -> None:
     assert reordered(soon, fuller, "binpack", 110.0) == Order(order(1, 0), 110.0)
 
 
+def test_the_order_is_that_of_the_policy() -> None:
+    here = node(8, 8, used={1: [0]})
+    assert reordered(Order(), here, "spread", 100.0).uuids == order(0, 1)
+    assert reordered(Order(), here, "binpack", 100.0).uuids == order(1, 0)
+
+
 def test_a_new_gpu_does_not_wait() -> None:
     before = Order(order(0), 100.0)
     assert reordered(before, node(8, 8), "binpack", 101.0) == Order(order(0, 1), 101.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -60,6 +61,17 @@ def test_parameters_of_another_kind_are_refused(values: dict[str, Any], sentence
 def test_every_fault_is_named_with_its_place(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ParametersError, match=sentence):
         share_config(claim(device(), parameters=(config(**fields),)), "gpu")
+
+
+@pytest.mark.parametrize("percent", [1, 100])
+def test_the_least_and_the_most_compute_are_taken(percent: int) -> None:
+    assert share_config(claim(device(), parameters=(config(computePercent=percent),)), "gpu").compute == percent
+
+
+def test_64_characters_are_shown_whole_and_more_are_cut_to_as_many() -> None:
+    for letters, shown in ((62, f"'{'x' * 62}'"), (63, f"'{'x' * 60}...")):
+        with pytest.raises(ParametersError, match=f"has limits {re.escape(shown)};"):
+            share_config(claim(device(), parameters=(config(limits="x" * letters),)), "gpu")
 
 
 def test_the_class_is_named_where_the_fault_is_its_own_and_long_words_are_cut() -> None:

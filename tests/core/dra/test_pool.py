@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from gpu_device_plugin.core.dra.pool import (
     NOTHING,
     Content,
     Present,
+    Writes,
     contents,
     dropped,
     plain_contents,
@@ -70,11 +72,27 @@ def test_names_sort_like_their_numbers_and_are_never_too_long() -> None:
     long = [slice_name("n" * 250 + end, number) for end in ("a", "b") for number in (0, 1)]
     assert len(set(long)) == 4
     assert all(len(name) <= 253 for name in long)
+    fits = "n" * (253 - len("-gpu-device-plugin-0"))
+    assert slice_name(fits, 0) == f"{fits}-gpu-device-plugin-0"
+    cut = slice_name("n" * 254, 0)
+    assert len(cut) == 253
+    assert cut.startswith("n" * 216 + "-")
+    # No part of a name may end with a dash or a dot.
+    assert re.fullmatch(r"n{214}-[0-9a-f]{16}-gpu-device-plugin-0", slice_name(f"{'n' * 214}-.{'m' * 40}", 0))
+    assert re.fullmatch(r"n{214}X-[0-9a-f]{16}-gpu-device-plugin-0", slice_name(f"{'n' * 214}X.{'m' * 40}", 0))
 
 
 def test_what_is_there_already_is_not_written() -> None:
     assert not writes(NODE, [A, B], [stored(0, A, 3, 2), stored(1, B, 3, 2)])
     assert writes(NODE, [], []) == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("found", "something"),
+    [(Writes(), False), (Writes((("a", {}, None),)), True), (Writes(delete=("a",)), True)],
+)
+def test_writes_are_true_if_there_is_something_to_write(found: Writes, *, something: bool) -> None:
+    assert bool(found) is something
 
 
 def test_a_change_of_one_slice_keeps_the_generation() -> None:
@@ -123,6 +141,18 @@ def test_the_time_of_a_taint_stays_as_long_as_the_taint() -> None:
     ((_, spec, _),) = writes(NODE, [moved], [present]).put
     assert spec["devices"][1] == tainted("xid-79", timeAdded="2026-01-01T00:00:00Z")["devices"][0]
     assert writes(NODE, [{"devices": [{"name": "a"}, {"name": "b"}]}], [present]).put
+
+
+def test_each_of_several_taints_keeps_its_own_time() -> None:
+    def taint(key: str, effect: str, **more: str) -> dict[str, str]:
+        return {"key": key, "value": "v", "effect": effect, **more}
+
+    kinds = [("k", "NoExecute"), ("k", "NoSchedule"), ("l", "NoExecute")]
+    there = [taint(*kind, timeAdded=f"2026-01-0{day}T00:00:00Z") for day, kind in enumerate(kinds, 1)]
+    present = stored(0, {"devices": [{"name": "a", "taints": there}, {"name": "b"}]})
+    wanted: Content = {"devices": [{"name": "a", "taints": [taint(*kind) for kind in reversed(kinds)]}]}
+    ((_, spec, _),) = writes(NODE, [wanted], [present]).put
+    assert spec["devices"][0]["taints"] == list(reversed(there))
 
 
 def test_counters_that_take_the_place_of_devices_are_written() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def test_what_is_written_is_read(claim: PreparedClaim) -> None:
 
 
 def test_a_claim_says_what_it_holds_and_not_its_variables() -> None:
-    assert (CLAIM.kind, WHOLE.kind, str(CLAIM)) == (Kind.MEMORY, Kind.COUNT, "default/c1")
+    assert (replace(CLAIM).kind, replace(WHOLE).kind, str(CLAIM)) == (Kind.MEMORY, Kind.COUNT, "default/c1")
     assert "cdiVersion" not in repr(CLAIM)
 
 
@@ -65,6 +66,16 @@ def test_a_damaged_file_is_named_as_such(change: dict[str, Any]) -> None:
     text = json.dumps(json.loads(write_prepared(CLAIM)) | change)
     with pytest.raises(PreparedFileError, match=r"damaged|version 2|another claim"):
         read_prepared(text, "u-1")
+
+
+def test_what_is_wrong_with_a_file_is_said() -> None:
+    for text, sentence in (("[]", "it is damaged (TypeError)"), ("{", "it is damaged (JSONDecodeError)")):
+        with pytest.raises(PreparedFileError) as caught:
+            read_prepared(text, "u-1")
+        assert str(caught.value) == sentence
+    with pytest.raises(PreparedFileError) as caught:
+        read_prepared(write_prepared(CLAIM), "u-3")
+    assert str(caught.value) == "it is of another claim, or has no device"
 
 
 @given(st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))

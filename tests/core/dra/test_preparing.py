@@ -62,18 +62,28 @@ def test_a_whole_gpu() -> None:
     found = made(node(8, 8), claim(device(1, whole=True)))
     assert found.device_ids == {uuid(1)}
     assert found.placement == Placement(Demand(Kind.COUNT, 1, 1), ((1, 8),))
-    assert found.devices[0].mib == 8192
+    assert (found.devices[0].mib, found.devices[0].compute) == (8192, 0)
 
 
 def test_access_beside_others_takes_nothing_even_of_a_gpu_that_is_full_or_broken() -> None:
     here = node(8, used={0: range(8)}, unhealthy={0: "it is lost"})
     for whole in (False, True):
         found = made(here, claim(device(0, whole=whole, admin=True)))
-        assert (found.device_ids, found.admin, found.devices[0].mib) == (frozenset(), True, 0)
+        assert (found.device_ids, found.admin, found.devices[0].mib, found.devices[0].compute) == (
+            frozenset(),
+            True,
+            0,
+            0,
+        )
+        assert found.placement == Placement(Demand(Kind.COUNT, 1, 1), ((0, 8),))
+    limited = made(here, claim(device(0, admin=True), parameters=(config(limits="mps"),)))
+    assert limited.config.limits is Rung.MPS
 
 
 def test_a_monitor_is_for_access_beside_others_only() -> None:
     monitor = replace(device(0, whole=True), name=monitor_name(uuid(0)))
+    both = claim(replace(monitor, admin=True), replace(device(0, whole=True), admin=True))
+    assert len(made(node(8), both).devices) == 2
     found = made(node(8, whole=[0]), claim(replace(monitor, admin=True)))
     assert (found.device_ids, found.admin, found.devices[0].uuid) == (frozenset(), True, uuid(0))
     refusal = refused(node(8), claim(monitor))
@@ -141,6 +151,10 @@ def test_a_gpu_that_can_give_nothing_now_is_refused(*, whole: bool) -> None:
         assert isinstance(prepare(closed, asked, NODE, running=True), Preparation)
     unread = refused(here.with_ledger(Ledger(certain=False)), asked)
     assert unread.why is Why.RECORDS_UNREADABLE
+    assert unread.sentence == (
+        "the kubelet's checkpoint cannot be read, so nothing proves that this GPU is free; the log of the GPU agent on "
+        "this node says what to do"
+    )
 
 
 def test_a_gpu_with_a_share_in_use_is_not_given_whole() -> None:

@@ -71,3 +71,5 @@ def test_one_holder_and_many_are_told() -> None:
     )
     many = serving(PLUGIN, DRA, {PLUGIN: [], DRA: [f"claim a/{n}" for n in range(7)]})
     assert "claim a/0, claim a/1, claim a/2 and 4 more still hold" in many.waits
+    three = serving(PLUGIN, DRA, {PLUGIN: [], DRA: [f"claim a/{n}" for n in range(3)]})
+    assert "claim a/0, claim a/1, claim a/2 still hold" in three.waits
