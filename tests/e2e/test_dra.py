@@ -5,163 +5,50 @@ On a cluster of its own, whose containerd knows CDI (1.7.2 or newer; CONTAINERD_
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
-from tests.e2e import real_cluster, starting
-from tests.e2e.cluster import ROOT
-from tests.patience import REAL_S
+from tests.e2e import dra_lab
+from tests.e2e.dra_lab import (
+    H200,
+    LONG_S,
+    Json,
+    agent,
+    claim,
+    clear,
+    delete,
+    describe,
+    devices,
+    environ,
+    minor,
+    on_node,
+    phase,
+    pod,
+    run,
+    serve,
+    uuid_of,
+    waits,
+    why_not,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.e2e.cluster import Cluster
 
-Json = dict[str, Any]
-
-DEPLOY = ROOT / "deploy"
-IMAGE = "docker.io/nvidia/cuda:12.8.1-base-ubuntu24.04"
-"""A name that the lab knows, of an image with a shell."""
-H200 = {"model": "H200", "memory": "16GiB"}
-"""15 shares of 1 GiB."""
-DESCRIPTION = "/var/lib/kubelet/device-plugins/fake-gpus.json"
-"""On the node, where the agent's pod sees it too."""
-LONG_S = REAL_S * 4
-
-
-def why_not() -> str:
-    """Say why this machine cannot run these tests; empty if it can."""
-    if reason := starting.why_not():
-        return reason
-    return real_cluster.missing() or real_cluster.missing_cdi()
-
-
 if reason := why_not():
     pytest.skip(reason, allow_module_level=True)
+if minor() < 36:
+    pytest.skip("parts of GPUs by claims need Kubernetes 1.36; see test_dra_older.py", allow_module_level=True)
 pytestmark = pytest.mark.timeout(900)
-
-
-# --- What a person does -----------------------------------------------------------------------------------------------
-
-
-def pod(name: str, template: str = "", *, claim: str = "", limits: Json | None = None) -> Json:
-    """Return a pod that stays, with a claim made of a template, a claim of this name, or limits."""
-    resources: Json = {"limits": limits} if limits else {}
-    spec: Json = {"terminationGracePeriodSeconds": 1}
-    if template or claim:
-        which = {"resourceClaimTemplateName": template} if template else {"resourceClaimName": claim}
-        spec["resourceClaims"] = [{"name": "gpu", **which}]
-        resources["claims"] = [{"name": "gpu"}]
-    command = ["sh", "-c", "trap 'exit 0' TERM; sleep 2147483647 & wait"]
-    container = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": command, "resources": resources}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec | {"containers": [container]}}
-
-
-def claim(
-    name: str, *, device_class: str = "gpushare", memory: str = "2Gi", config: Any = None, **exactly: Any
-) -> Json:
-    """Return a claim of a person's own."""
-    wanted: Json = {"deviceClassName": device_class, **exactly}
-    if device_class == "gpushare" and memory:
-        wanted["capacity"] = {"requests": {"memory": memory}}
-    devices: Json = {"requests": [{"name": "gpu", "exactly": wanted}]}
-    if config is not None:
-        devices["config"] = [{"opaque": {"driver": "gpu-device-plugin", "parameters": config}}]
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaim",
-        "metadata": {"name": name},
-        "spec": {"devices": devices},
-    }
-
-
-def run(cluster: Cluster, *bodies: Json) -> None:
-    """Create objects, and wait until every pod among them runs."""
-    cluster.apply_all(bodies)
-    names = [body["metadata"]["name"] for body in bodies if body["kind"] == "Pod"]
-    cluster.until(lambda: all(phase(cluster, name) == "Running" for name in names), f"{names} run", LONG_S)
-
-
-def phase(cluster: Cluster, name: str) -> str:
-    return str(cluster.get("pod", name)["status"].get("phase"))
-
-
-def environ(cluster: Cluster, name: str) -> dict[str, str]:
-    lines = cluster.kubectl("exec", name, "--", "env").splitlines()
-    return dict(line.split("=", 1) for line in lines if "=" in line)
-
-
-def uuid_of(cluster: Cluster, name: str) -> str:
-    return environ(cluster, name)["NVIDIA_VISIBLE_DEVICES"]
-
-
-def delete(cluster: Cluster, *names: str) -> None:
-    cluster.kubectl("delete", "pod", *names, "--timeout=120s")
-
-
-def waits(cluster: Cluster, name: str, words: str) -> None:
-    """Wait until an Event of a pod says so."""
-    selector = f"--field-selector=involvedObject.name={name}"
-    cluster.until(
-        lambda: any(words in event.get("message", "") for event in cluster.items("events", selector)),
-        f"an Event of {name} says {words!r}",
-        LONG_S,
-    )
-
-
-def serve(cluster: Cluster, way: str) -> None:
-    cluster.kubectl("label", "--overwrite", "node", cluster.node, f"gpu-device-plugin/serve={way}")
-
-
-def devices(cluster: Cluster) -> dict[str, Json]:
-    found = cluster.items("resourceslices")
-    return {device["name"]: device for body in found for device in body["spec"].get("devices", ())}
-
-
-def describe(cluster: Cluster, *gpus: Json) -> None:
-    """Let the fake GPUs of the node be these."""
-    on_node(cluster, f"cat > {DESCRIPTION}.new && mv {DESCRIPTION}.new {DESCRIPTION}", json.dumps({"gpus": gpus}))
-
-
-def on_node(cluster: Cluster, command: str, given: str = "") -> str:
-    assert cluster.own is not None
-    done = cluster.own.on_node("sh", "-c", command, given=given)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def agent(cluster: Cluster) -> str:
-    """Return the name of the agent's pod, which runs and is ready."""
-
-    def ready() -> str:
-        pods = cluster.items("pods", "--namespace=gpushare", "--selector=app.kubernetes.io/component=node")
-        live = [each for each in pods if "deletionTimestamp" not in each["metadata"]]
-        states = [each["status"].get("containerStatuses", [{}])[0].get("ready") for each in live]
-        return str(live[0]["metadata"]["name"]) if states == [True] else ""
-
-    return cluster.until(ready, "one agent runs and is ready", LONG_S)
-
-
-# --- The cluster ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def installed() -> Iterator[Cluster]:
     """A cluster whose node serves claims, by our manifests."""
-    with starting.started() as cluster:
-        describe(cluster, H200, H200)
-        cluster.apply(DEPLOY / "daemonset.yaml", DEPLOY / "optional/dra.yaml", DEPLOY / "optional/dra-templates.yaml")
-        cluster.kubectl(
-            *("--namespace=gpushare", "patch", "daemonset", "gpushare-node"),
-            *("--patch-file", str(DEPLOY / "patches/dra-agent.yaml")),
-        )
-        cluster.kubectl("--namespace=gpushare", "set", "env", "daemonset/gpushare-node", f"GPUSHARE_GPUS={DESCRIPTION}")
-        serve(cluster, "dra")
-        cluster.kubectl("label", "node", cluster.node, "gpushare=true")
-        cluster.until(lambda: len(devices(cluster)) == 6, "the node's devices are published", LONG_S)
+    with dra_lab.installed(published=6) as cluster:
         yield cluster
 
 
@@ -169,8 +56,7 @@ def installed() -> Iterator[Cluster]:
 def cluster(installed: Cluster) -> Iterator[Cluster]:
     """The same, with no pod and no claim before and after a test."""
     yield installed
-    installed.kubectl("delete", "pods,resourceclaims", "--all", "--timeout=180s", "--grace-period=1")
-    installed.until(lambda: not installed.items("resourceclaims"), "all claims are gone", LONG_S)
+    clear(installed)
 
 
 # --- What has to be seen ----------------------------------------------------------------------------------------------
