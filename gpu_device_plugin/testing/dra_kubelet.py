@@ -274,21 +274,25 @@ class DraKubelet:
             async with aio.insecure_channel(f"unix:{path}") as opened:
                 stub = pluginregistration_pb2_grpc.RegistrationStub(opened)
                 info = await stub.GetInfo(pluginregistration_pb2.InfoRequest(), timeout=1)
-                error = self._unfit(info)
-                status = pluginregistration_pb2.RegistrationStatus(plugin_registered=not error, error=error)
-                await stub.NotifyRegistrationStatus(status, timeout=5)
+                if error := self._unfit(info):
+                    await stub.NotifyRegistrationStatus(_status(error), timeout=5)
+                    self.refused.append(f"{path}: {error}")
+                    return True
+                # As in the kubelet, a driver that is told so can be called at once.
+                self._add(path, info)
+                await stub.NotifyRegistrationStatus(_status(""), timeout=5)
         except aio.AioRpcError as failure:
+            self._deregister(path)
             self.refused.append(f"{path}: {failure.details()}")
             return False
-        if error:
-            self.refused.append(f"{path}: {error}")
-            return True
+        return True
+
+    def _add(self, path: str, info: pluginregistration_pb2.PluginInfo) -> None:
         driver = self.drivers.setdefault(info.name, _Driver())
         driver.endpoints[path] = info.endpoint, next(each for each in info.supported_versions if each in _SERVICES)
         driver.gone_since = None
         if _HEALTH in info.supported_versions and driver.stream is None:
             driver.stream = asyncio.create_task(self._follow_health(info.name), name=f"kubelet: health of {info.name}")
-        return True
 
     def _unfit(self, info: pluginregistration_pb2.PluginInfo) -> str:
         if info.type != "DRAPlugin":
@@ -342,6 +346,10 @@ class DraKubelet:
             except aio.AioRpcError:
                 pass
             await asyncio.sleep(self.retry_s)
+
+
+def _status(error: str) -> pluginregistration_pb2.RegistrationStatus:
+    return pluginregistration_pb2.RegistrationStatus(plugin_registered=not error, error=error)
 
 
 def _ref(messages: Any, meta: dict[str, Any]) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+import grpc
 from grpc import aio
 
 from gpu_device_plugin.kubelet._proto import (
@@ -44,9 +46,16 @@ class ScriptedDriver:
     """Of the one device: whether it is healthy, and a message."""
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     """The name of the socket, the call, and the name of the claim."""
+    hears: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set unless the kubelet has to wait until it can tell of a registration."""
+    deaf: int = 0
+    """How many times yet the kubelet cannot tell of a registration."""
     told: list[str] = field(default_factory=list)
     """What the kubelet said of each registration: its error, or nothing."""
     _servers: dict[str, list[aio.Server]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.hears.set()
 
     @property
     def calls(self) -> list[tuple[str, str]]:
@@ -95,6 +104,10 @@ class _Entry(pluginregistration_pb2_grpc.RegistrationServicer):
         )
 
     async def NotifyRegistrationStatus(self, request: Any, context: Any) -> Any:
+        await self._driver.hears.wait()
+        if self._driver.deaf:
+            self._driver.deaf -= 1
+            await context.abort(grpc.StatusCode.INTERNAL, "it hears nothing")
         self._driver.told.append("" if request.plugin_registered else request.error)
         return pluginregistration_pb2.RegistrationStatusResponse()
 

@@ -207,6 +207,25 @@ async def test_what_is_no_driver_is_refused(world: World, driver: dict[str, Any]
     assert f"DRA driver {DRIVER} is not registered" in await world.kubelet.refusal("p1")
 
 
+async def test_a_driver_is_called_before_it_has_heard_that_it_is_registered(world: World) -> None:
+    await world.claim("c1", "p1")
+    world.driver.hears.clear()
+    await world.driver.start()
+    await world.kubelet.runs("p1")
+    assert world.driver.told == []
+    world.driver.hears.set()
+    await world.told(1)
+    assert world.driver.told == [""]
+
+
+async def test_a_driver_that_cannot_be_told_of_its_registration_is_registered_again(world: World) -> None:
+    world.driver.deaf = 1
+    await world.registered()
+    assert (world.driver.deaf, world.driver.told) == (0, [""])
+    await world.claim("c1", "p1")
+    await world.kubelet.runs("p1")
+
+
 async def test_of_two_endpoints_the_latest_is_used_and_the_other_once_that_is_gone(world: World) -> None:
     await world.registered()
     await world.driver.start("b")
