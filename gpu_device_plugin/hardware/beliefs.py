@@ -156,22 +156,27 @@ class Beliefs:
     def restore_order(self, before: Sequence[Gpu]) -> None:
         """Put the GPUs in the order of `before`, the GPUs of the previous run; see `in_order`.
 
-        GPUs of `before` that are not found are listed as lost. Call this only after GPUs are found and before any
-        reader relies on their order.
+        GPUs of `before` that are not found are listed as lost; MIG instances are not, unless their GPU is. Call this
+        only after GPUs are found and before any reader relies on their order.
         """
         inventory = self._next.inventory
         known = self._next.beliefs
-        self._list(replace(inventory, gpus=in_order(before, inventory.gpus)))
+        order = in_order(before, inventory.gpus)
+        there = {gpu.uuid for gpu in inventory.gpus}
+        gpus = tuple(gpu for gpu in order if gpu.uuid in there or gpu.card not in there)
+        self._list(replace(inventory, gpus=gpus, order=order))
         for uuid in self._next.beliefs.keys() - known.keys():
             self._observe(Gone(uuid))
         self.publish()
 
     def adopt(self, listing: Listing) -> None:
-        """Adopt a new inventory. GPUs missing from it stay listed as lost."""
+        """Adopt a new inventory. GPUs missing from it stay listed as lost; MIG instances do only if their GPU does."""
         known, listed = self._next.inventory, {gpu.uuid: gpu for gpu in listing.gpus}
         links = {(link.a, link.b): link for link in (*known.links, *listing.links)}
-        gpus = {gpu.uuid: gpu for gpu in known.gpus} | listed
-        self._list(Inventory(tuple(gpus.values()), tuple(links.values()), listing.driver_version, listing.cgroup))
+        kept = (gpu for gpu in known.gpus if gpu.instance is None or gpu.uuid in listed or gpu.card not in listed)
+        gpus = {gpu.uuid: gpu for gpu in kept} | listed
+        version, cgroup = listing.driver_version, listing.cgroup
+        self._list(Inventory(tuple(gpus.values()), tuple(links.values()), version, cgroup, known.order))
         self._left_out = bool(listing.left_out)
         for uuid in self._next.beliefs.keys() - listed.keys():
             self._observe(Gone(uuid))

@@ -65,7 +65,7 @@ def device_list(resource: Resource, offers: Iterable[Offer]) -> pb.ListAndWatchR
         devices=[
             pb.Device(ID=name, health=HEALTHY if healthy else UNHEALTHY)
             for offer in offers
-            for name, healthy in offer.devices(resource.kind)
+            for name, healthy in offer.devices(resource.listing)
         ]
     )
 

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.limits import CHOOSABLE, Rung
+from gpu_device_plugin.core.model.mig import MigMode, resource_name
 from gpu_device_plugin.core.model.policy import POLICIES
-from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.core.model.resources import OF_GPUS, Kind, Resource
 from gpu_device_plugin.core.node.grants import WAYS
 from gpu_device_plugin.core.node.serving import WAYS as WAYS_TO_SERVE
 from gpu_device_plugin.core.node.serving import Way
 from gpu_device_plugin.settings.common import ProgramSettings
 from gpu_device_plugin.settings.forms import (
     DIRECTORY,
+    DOMAIN,
     OPTIONAL_ADDRESS,
     OPTIONAL_PATH,
     PATH,
@@ -94,7 +96,7 @@ class NodeSettings(ProgramSettings):
     )
     resources: tuple[Kind, ...] = knob(
         "memory,count",
-        some_of(*Kind),
+        some_of(*OF_GPUS),
         "The resources that are offered, and the kinds of devices that claims can have. With the original gpushare "
         "scheduler extender, which does not know whole GPUs, offer memory alone.",
     )
@@ -113,6 +115,20 @@ class NodeSettings(ProgramSettings):
         "come, and is binpack without one; binpack fills one GPU before the next, spread takes the emptiest. The node "
         "label ack.node.gpu.placement overrides it.",
         live=True,
+    )
+    mig: str = knob(
+        "off",
+        one_of(*MigMode),
+        "How pods get MIG instances of this node: off (not at all), whole (one by one, by a resource for each profile, "
+        "like aliyun.com/mig-1g.10gb), or share (by memory, each cut into shares like a GPU; a container never gets "
+        "memory of two). The node label gpu-device-plugin/mig overrides it.",
+        live=True,
+    )
+    mig_domain: str = knob(
+        "",
+        Form("DOMAIN", lambda text: DOMAIN.read(text) if text else ""),
+        "Domain of the resources of MIG profiles: nvidia.com lets manifests for NVIDIA's device plugin run unchanged, "
+        "on nodes that it does not serve. Empty: as `domain`.",
     )
     devices: tuple[str, ...] = knob(
         "envvar",
@@ -182,7 +198,7 @@ class NodeSettings(ProgramSettings):
     )
     limits: str = knob(
         "auto",
-        one_of("auto", *Rung),
+        one_of("auto", *CHOOSABLE),
         "What keeps a container within its part of a GPU's memory: driver (limits of r615), mps (NVIDIA's MPS), custom "
         "(extra_grant), advisory (only its variables name the limit), or auto: driver where it is there, else "
         "advisory. The node labels gpu-device-plugin/set-limits and ack.node.gpu.schedule override it.",
@@ -336,6 +352,15 @@ class NodeSettings(ProgramSettings):
     def offered(self) -> tuple[Resource, ...]:
         """The resources that are offered, with their full names."""
         return tuple(resource for resource in self.managed if resource.kind in self.resources)
+
+    @property
+    def domain_of_mig(self) -> str:
+        """The domain of the resources of MIG profiles."""
+        return self.mig_domain or self.domain
+
+    def of_profile(self, profile: str) -> Resource:
+        """Return the resource of a MIG profile."""
+        return Resource(Kind.INSTANCE, f"{self.domain_of_mig}/{resource_name(profile)}", profile)
 
     @property
     def kubelet_root(self) -> Path:

@@ -13,10 +13,6 @@ from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind, Resource
 
 
-def test_each_kind_of_resource_excludes_the_other() -> None:
-    assert (Kind.MEMORY.other, Kind.COUNT.other) == (Kind.COUNT, Kind.MEMORY)
-
-
 def test_a_resource_is_a_kind_with_a_name() -> None:
     assert Resource(Kind.MEMORY, "aliyun.com/gpu-mem") == Resource(Kind("memory"), "aliyun.com/gpu-mem")
 

@@ -50,6 +50,8 @@ READ_ON_PODS = POD_ANNOTATIONS | WISHES | {SPLIT_LABEL, STATIC_POD}
 
 # --- On a pod, written by the agent of its node -----------------------------------------------------------------------
 
+INSTANCES = "gpu-device-plugin/mig-instances"
+"""The UUIDs of the MIG instances that each container was given whole, as JSON ``{"<container>": ["MIG-..."]}``."""
 OVER_USE = "gpu-device-plugin/over-use"
 """While the pod uses more GPU memory than it was granted: how much, since when, and what will happen; a sentence."""
 
@@ -96,6 +98,8 @@ SET_LIMITS_LABEL = "gpu-device-plugin/set-limits"
 """The setting `limits` of this node; it takes precedence over `SCHEDULE_LABEL`, and that over the settings."""
 SERVE_LABEL = "gpu-device-plugin/serve"
 """The setting `serve` of this node, which it takes precedence over: how pods get its GPUs."""
+MIG_LABEL = "gpu-device-plugin/mig"
+"""The setting `mig` of this node, which it takes precedence over: how pods get its MIG instances."""
 SCHEDULE_LABEL = "ack.node.gpu.schedule"
 """Of Alibaba's ACK: how GPUs of this node are shared; `core.node.rungs` has the meaning of each value for limits."""
 

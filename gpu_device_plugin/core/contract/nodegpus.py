@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
 from gpu_device_plugin.core.model.gpus import MOST_GPUS, NO_LINKS, Closeness, Links
+from gpu_device_plugin.core.model.mig import resource_name
 from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import Collection, Mapping, MutableMapping
 
     from gpu_device_plugin.core.model.gpus import Inventory
-    from gpu_device_plugin.core.model.shares import Shares
+    from gpu_device_plugin.core.model.shares import SharedGpu, Shares
 
 NODE_GPUS_VERSION = 1
 """Version of the annotation's format. A minor release of the agent may add fields, which older readers ignore."""
@@ -27,14 +29,38 @@ BY_CLAIMS = "its GPUs are given to ResourceClaims (DRA), not to limits of pods"
 """Why no pod that asks for shares of GPUs by its limits may be placed on a node."""
 
 _MOST_SHARES = 1 << 20
+_MOST_GONE = 512
+"""Most MIG instances that exist no more in a list: an annotation may have 256 KiB. Positions beyond are forgotten."""
+_RARE_LISTS = (("instances", MOST_GPUS), ("gone", _MOST_GONE))
 _MOST_MIB = 1 << 40
 _LEVELS = {level.name.lower(): level for level in Closeness}
 _UNEXPLAINED = "it is out of service"
 
 
 @dataclass(frozen=True, slots=True)
+class ListedInstance:
+    """The place of a MIG instance in the list of a node."""
+
+    parent: str
+    """The UUID of its GPU."""
+    gpu: int
+    """NVML's index of its GPU, and `number` that of the instance on it: for people."""
+    number: int
+    profile: str
+    gi: int
+    """ID of its GPU instance."""
+    resource: str = ""
+    """The full name of the resource that hands it out whole; empty: it is shared by memory."""
+
+    @property
+    def label(self) -> str:
+        """Its number as nvidia-smi counts, for example ``0:3``."""
+        return f"{self.gpu}:{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
 class ListedGpu:
-    """One GPU in the list of a node."""
+    """One GPU, or MIG instance, in the list of a node."""
 
     position: int
     """Its place in the node's list, the number in ``ALIYUN_COM_GPU_MEM_IDX``."""
@@ -48,6 +74,8 @@ class ListedGpu:
     numa: int | None = None
     reserved_mib: int | None = None
     pci: str = ""
+    instance: ListedInstance | None = None
+    """None: it is a whole GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +83,7 @@ class NodeGpus:
     """All shared GPUs of a node, by position."""
 
     gpus: tuple[ListedGpu, ...] = ()
+    """Those whose memory is shared, MIG instances among them. Only these can be placed on."""
     share_mib: int | None = None
     """None if unknown."""
     policy: str | None = None
@@ -69,6 +98,11 @@ class NodeGpus:
     """Pods get its GPUs by ResourceClaims, whose devices kube-scheduler itself allocates (DRA)."""
     problem: str = ""
     """Why no pod may be placed on the node although it reports GPUs; empty if pods may be placed."""
+    instances: tuple[ListedGpu, ...] = ()
+    """MIG instances that are handed out whole, each by the resource of its profile, whose number kube-scheduler
+    counts."""
+    gone: tuple[ListedGpu, ...] = ()
+    """MIG instances that exist no more and that no container holds: their positions stay taken."""
     models: frozenset[str] = field(init=False, repr=False, compare=False)
     """The models of all its GPUs."""
 
@@ -79,6 +113,13 @@ class NodeGpus:
     def fault(self) -> str:
         """The `problem` where something is wrong: that a node serves claims is none."""
         return "" if self.problem == BY_CLAIMS else self.problem
+
+    @property
+    def all(self) -> tuple[ListedGpu, ...]:
+        """Everything that exists, by position."""
+        return (
+            tuple(sorted((*self.gpus, *self.instances), key=lambda gpu: gpu.position)) if self.instances else self.gpus
+        )
 
     @property
     def sizes(self) -> Mapping[int, int]:
@@ -136,6 +177,8 @@ def node_gpus(
     *,
     away: bool = False,
     claims: bool = False,
+    mig_domain: str = "",
+    held: Collection[str] = (),
 ) -> NodeGpus:
     """Return the GPUs of a node as its agent knows them.
 
@@ -146,28 +189,48 @@ def node_gpus(
         policy: the policy for this node's GPUs.
         away: no pod should be placed here, because the agent is shutting down or does not serve yet.
         claims: pods get the GPUs by ResourceClaims.
+        mig_domain: the domain of the resources of MIG profiles.
+        held: UUIDs of GPUs that containers use.
     """
+    listed = [(shared, _listed(shared, unhealthy, mig_domain)) for shared in shares.gpus]
+    forgotten = [shared.gone and shared.gpu.uuid not in held for shared, _ in listed]
+    there = [gpu for (_, gpu), gone in zip(listed, forgotten, strict=True) if not gone]
     return NodeGpus(
-        tuple(
-            ListedGpu(
-                position=shared.position,
-                shares=len(shared.shares),
-                uuid=shared.gpu.uuid,
-                model=shared.gpu.product,
-                memory_mib=shared.gpu.total_mib,
-                unhealthy=(unhealthy[shared.gpu.uuid] or _UNEXPLAINED) if shared.gpu.uuid in unhealthy else "",
-                numa=shared.gpu.numa_node,
-                reserved_mib=shared.gpu.reserved_mib,
-                pci=shared.gpu.pci_bus_id or "",
-            )
-            for shared in shares.gpus
-        ),
+        tuple(gpu for gpu in there if gpu.instance is None or not gpu.instance.resource),
+        instances=tuple(gpu for gpu in there if gpu.instance is not None and gpu.instance.resource),
+        gone=tuple(gpu for (_, gpu), gone in zip(listed, forgotten, strict=True) if gone),
         share_mib=shares.share_mib,
         policy=policy,
         driver=inventory.driver_version,
         away=away,
         claims=claims,
         links=shares.links(inventory.links),
+    )
+
+
+def _listed(shared: SharedGpu, unhealthy: Mapping[str, str], mig_domain: str) -> ListedGpu:
+    gpu, place = shared.gpu, shared.gpu.instance
+    whole = next((profile for kind, profile in shared.offered or shared.listed if kind is Kind.INSTANCE), "")
+    return ListedGpu(
+        position=shared.position,
+        shares=len(shared.shares),
+        uuid=gpu.uuid,
+        model=gpu.product,
+        memory_mib=gpu.total_mib,
+        unhealthy=(unhealthy[gpu.uuid] or _UNEXPLAINED) if gpu.uuid in unhealthy else "",
+        numa=gpu.numa_node,
+        reserved_mib=gpu.reserved_mib,
+        pci=gpu.pci_bus_id or "",
+        instance=None
+        if place is None
+        else ListedInstance(
+            place.parent,
+            gpu.index,
+            place.number,
+            place.profile,
+            place.gi,
+            f"{mig_domain}/{resource_name(whole)}" if whole else "",
+        ),
     )
 
 
@@ -184,8 +247,14 @@ def write_node_gpus(node: NodeGpus) -> str:
         "gpus": [_fields(gpu) for gpu in node.gpus],
         "links": [(a, b, closeness.name.lower(), nvlinks) for a, b, closeness, nvlinks in node.links.pairs],
     }
-    rare = {"away": node.away, "claims": node.claims}
-    return json.dumps(fields | {key: True for key, value in rare.items() if value}, separators=(",", ":"))
+    # Apart from the GPUs that are shared: a scheduler of a release that knows no MIG places nothing on them.
+    rare: Mapping[str, object] = {
+        "away": node.away,
+        "claims": node.claims,
+        "instances": [_fields(gpu) for gpu in node.instances],
+        "gone": [_fields(gpu) for gpu in node.gone[:_MOST_GONE]],
+    }
+    return json.dumps(fields | {key: value for key, value in rare.items() if value}, separators=(",", ":"))
 
 
 def _fields(gpu: ListedGpu) -> Mapping[str, object]:
@@ -200,8 +269,21 @@ def _fields(gpu: ListedGpu) -> Mapping[str, object]:
         "reason": gpu.unhealthy or None,
         "numa": gpu.numa,
         "pci": gpu.pci or None,
+        "mig": None if gpu.instance is None else _mig_fields(gpu.instance),
     }
     return {key: value for key, value in known.items() if value is not None}
+
+
+def _mig_fields(instance: ListedInstance) -> Mapping[str, object]:
+    fields = {
+        "parent": instance.parent,
+        "gpu": instance.gpu,
+        "number": instance.number,
+        "profile": instance.profile,
+        "gi": instance.gi,
+        "resource": instance.resource,
+    }
+    return {key: value for key, value in fields.items() if value != ""}
 
 
 def read_node_gpus(text: str, known: MutableMapping[str, Links] | None = None) -> NodeGpus:
@@ -223,14 +305,16 @@ def read_node_gpus(text: str, known: MutableMapping[str, Links] | None = None) -
         raise _malformed("is not a JSON object")
     if node.get("version") != NODE_GPUS_VERSION:
         raise _malformed(f"is of another version than {NODE_GPUS_VERSION}; upgrade the older of agent and scheduler")
-    listed = node.get("gpus")
-    if not isinstance(listed, list) or len(listed) > MOST_GPUS:
-        raise _malformed(f"has no list of at most {MOST_GPUS} gpus")
-    gpus = {gpu.position: gpu for gpu in map(_gpu, listed)}
-    if len(gpus) != len(listed):
+    shared = _gpus(node, "gpus", MOST_GPUS)
+    others = [_gpus(node, key, most, least=0) for key, most in _RARE_LISTS if key in node]
+    together = [gpu.position for gpus in (shared, *others) for gpu in gpus]
+    if len(set(together)) != len(together):
         raise _malformed("has two gpus with the same index")
+    rare = dict(zip([key for key, _ in _RARE_LISTS if key in node], others, strict=True))
     return NodeGpus(
-        tuple([gpus[position] for position in sorted(gpus)]),
+        shared,
+        instances=rare.get("instances", ()),
+        gone=rare.get("gone", ()),
         share_mib=_whole(node, "shareMiB", 1),
         away=node.get("away") is True,
         claims=node.get("claims") is True,
@@ -240,14 +324,22 @@ def read_node_gpus(text: str, known: MutableMapping[str, Links] | None = None) -
     )
 
 
-def _gpu(fields: Any) -> ListedGpu:
+def _gpus(node: Mapping[str, Any], key: str, most: int, least: int = 1) -> tuple[ListedGpu, ...]:
+    """Return the GPUs of one list, by position."""
+    listed = node.get(key)
+    if not isinstance(listed, list) or len(listed) > most:
+        raise _malformed(f"has no list of at most {most} {key}")
+    return tuple(sorted([_gpu(fields, least) for fields in listed], key=lambda gpu: gpu.position))
+
+
+def _gpu(fields: Any, least: int) -> ListedGpu:
     if not isinstance(fields, dict):
         raise _malformed("has a gpu that is not a JSON object")
     healthy = fields.get("healthy", True) is True
     # Machines of one kind have the same names and slots: one text of each is enough for thousands of nodes.
     return ListedGpu(
-        position=_whole(fields, "index", 0, MOST_GPUS),
-        shares=_whole(fields, "shares", 1),
+        position=_whole(fields, "index", 0, MOST_GPUS + _MOST_GONE),
+        shares=_whole(fields, "shares", least),
         uuid=_text(fields, "uuid"),
         model=sys.intern(_text(fields, "model")),
         memory_mib=_whole(fields, "memoryMiB", 0, _MOST_MIB) if "memoryMiB" in fields else None,
@@ -255,6 +347,20 @@ def _gpu(fields: Any) -> ListedGpu:
         numa=_whole(fields, "numa", 0) if "numa" in fields else None,
         reserved_mib=_whole(fields, "reservedMiB", 0, _MOST_MIB) if "reservedMiB" in fields else None,
         pci=sys.intern(_text(fields, "pci")),
+        instance=_instance(fields["mig"]) if "mig" in fields else None,
+    )
+
+
+def _instance(fields: Any) -> ListedInstance:
+    if not isinstance(fields, dict):
+        raise _malformed("has a mig that is not a JSON object")
+    return ListedInstance(
+        parent=_text(fields, "parent"),
+        gpu=_whole(fields, "gpu", 0),
+        number=_whole(fields, "number", 0),
+        profile=sys.intern(_text(fields, "profile")),
+        gi=_whole(fields, "gi", 0),
+        resource=sys.intern(_text(fields, "resource")),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.dra import API_VERSION, CONFIG_KIND
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.limits import CHOOSABLE, Rung
 from gpu_device_plugin.core.node.frameworks import VARIABLES
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ def _fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise ParametersError(f"{where} has the parameter {_said(unknown[0])}, and there are only {', '.join(_FIELDS)}")
     found: dict[str, Any] = {}
     if "limits" in values:
-        if values["limits"] not in list(Rung):
-            raise ParametersError(f"{where} has limits {_said(values['limits'])}; write one of {', '.join(Rung)}")
+        if values["limits"] not in CHOOSABLE:
+            raise ParametersError(f"{where} has limits {_said(values['limits'])}; write one of {', '.join(CHOOSABLE)}")
         found["limits"] = Rung(values["limits"])
     if "computePercent" in values:
         percent = values["computePercent"]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MOST_GPUS = 64
-"""Most GPUs of one node. The largest machines have 16, and the choice of whole GPUs among many takes long."""
+MOST_GPUS = 128
+"""Most GPUs of one node, MIG instances included. The largest machines have 16, each of which has up to 7 instances."""
 
 
 class Closeness(IntEnum):
@@ -35,17 +35,40 @@ class Closeness(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class MigInstance:
+    """The place of a MIG instance on its GPU: a compute instance within a GPU instance, as NVML names them."""
+
+    parent: str
+    """The UUID of its GPU."""
+    number: int
+    """NVML's index among the instances of its GPU. For display only: it shifts when an instance is destroyed."""
+    profile: str
+    """For example ``1g.10gb``, see `core.model.mig`."""
+    gi: int
+    """ID of the GPU instance, which has the memory."""
+    ci: int
+    """ID of the compute instance."""
+    alone: bool = True
+    """It has all of its GPU instance; otherwise other compute instances use the same memory."""
+    caps: tuple[int, ...] = ()
+    """The N of each /dev/nvidia-caps/nvidia-capN that gives access to it: that of the GPU instance, then that of the
+    compute instance. Empty: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
-    """One physical GPU, as the driver describes it. Only `uuid` and `total_mib` are known on every platform."""
+    """A GPU, or a MIG instance of one, as the driver describes it. Not all platforms know more than UUID and memory."""
 
     uuid: str
-    """``GPU-`` and 36 characters; stable over reboots, driver upgrades and slots. The only name used for a decision."""
+    """``GPU-`` or ``MIG-`` and 36 characters; that of a GPU is stable over reboots, driver upgrades and slots. The only
+    name used for a decision."""
     index: int
-    """NVML's index, in PCI order. For display only: it shifts when a GPU disappears."""
+    """NVML's index, in PCI order; of a MIG instance that of its GPU. For display only: it shifts when a GPU
+    disappears."""
     product: str
-    """The product name as NVML prints it, for example ``Tesla T4``."""
+    """The product name as NVML prints it, for example ``Tesla T4``, or ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``."""
     total_mib: int
-    """Memory on the card, MiB, rounded down."""
+    """Memory on the card, or of the instance, MiB, rounded down."""
     reserved_mib: int = 0
     """The part of `total_mib` that the driver keeps for itself (NVML's second memory call), MiB, rounded up."""
     minor: int | None = None
@@ -53,11 +76,23 @@ class Gpu:
     pci_bus_id: str | None = None
     numa_node: int | None = None
     mig: bool = False
-    """In MIG mode: shown to people, not shared."""
+    """A GPU in MIG mode: only its instances can be used."""
     memory_limits: bool = False
     """Its driver can limit the GPU memory of a cgroup's processes (NVML's nvmlDeviceGetMemoryLimits_v1)."""
     architecture: str | None = None
     """NVIDIA's name of its generation, for example ``Ada Lovelace``. None: the driver does not tell, or is too new."""
+    instance: MigInstance | None = None
+    """None: it is a whole GPU."""
+
+    @property
+    def card(self) -> str:
+        """The UUID of the GPU that it is, or is an instance of."""
+        return self.uuid if self.instance is None else self.instance.parent
+
+    @property
+    def label(self) -> str:
+        """Its number for people, as nvidia-smi counts: ``0``, or ``0:3`` for an instance."""
+        return str(self.index) if self.instance is None else f"{self.index}:{self.instance.number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +136,10 @@ class Inventory:
     """All GPUs of a node in NVML order, with the links that NVML reports between them."""
 
     gpus: tuple[Gpu, ...] = ()
+    """Each GPU in MIG mode is followed by its instances."""
     links: tuple[Link, ...] = ()
     driver_version: str | None = None
     cgroup: int | None = None
     """The node's cgroup version; None if unknown."""
+    order: tuple[Gpu, ...] = ()
+    """The GPUs by their positions when the agent started, MIG instances that existed before and are gone included."""

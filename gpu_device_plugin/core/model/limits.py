@@ -9,6 +9,8 @@ from enum import StrEnum
 class Rung(StrEnum):
     """A means of keeping a container within its part of a GPU's memory, the strongest first."""
 
+    PARTITION = "partition"
+    """The container has a whole MIG instance, whose memory the hardware keeps apart."""
     DRIVER = "driver"
     """The driver (r615 or newer) limits the memory of the container's cgroup."""
     MPS = "mps"
@@ -22,6 +24,10 @@ class Rung(StrEnum):
     def strength(self) -> int:
         """Higher for a stronger means."""
         return len(Rung) - list(Rung).index(self)
+
+
+CHOOSABLE = tuple(rung for rung in Rung if rung is not Rung.PARTITION)
+"""The means that a setting or a label can ask for, the strongest first. A partition is a matter of what a pod asks."""
 
 
 class Held(StrEnum):

@@ -13,7 +13,7 @@ from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.model.policy import Rank
 
@@ -47,6 +47,8 @@ class Room:
     """A share of it is in use."""
     whole: bool = False
     """It is in use as a whole GPU."""
+    card: int | None = None
+    """Of a MIG instance: a number that all instances of one GPU have in common. None: it is a whole GPU."""
 
     @property
     def gives_shares(self) -> bool:
@@ -55,7 +57,7 @@ class Room:
 
     @property
     def unused(self) -> bool:
-        """Whether it may be allocated as a whole GPU."""
+        """Whether it may be allocated as a whole GPU, or as a whole MIG instance if it is one."""
         return self.healthy and not self.whole and not self.shared
 
 
@@ -77,6 +79,8 @@ class Obstacle(StrEnum):
     """Why one GPU cannot serve a demand, the most lasting reason first."""
 
     UNHEALTHY = "unhealthy"
+    OTHER_KIND = "of another kind"
+    """A MIG instance where GPUs are asked for, or the reverse."""
     SMALL = "smaller than the demand"
     WHOLE = "in whole use"
     SHARED = "with shares in use"
@@ -99,6 +103,8 @@ class Refusal:
             asked += f" from {self.demand.gpus} GPUs"
         if self.demand.amount % self.demand.gpus:
             return f"{asked}, which cannot be divided into equal parts of whole shares"
+        if self.demand.gpus > 1 and self.reasons and all(room.card is not None for room, _ in self.reasons):
+            return f"{asked}, this node has MIG instances only, and no container can use several of them"
         return f"{asked}, {self._why_no_memory(share_mib)}"
 
     def _why_no_memory(self, share_mib: int) -> str:
@@ -118,14 +124,15 @@ class Refusal:
         if self.demand.gpus == 1:
             most = max(room.free for room in open_to_shares)
             return f"the emptiest healthy GPU has {format_mib(most * share_mib)} free"
-        enough = sum(room.free >= each for room in open_to_shares)
+        enough = sum(room.free >= each for room in open_to_shares if room.card is None)
         return f"healthy GPUs with {format_mib(each * share_mib)} free: {enough}"
 
     def _whole_sentence(self) -> str:
         asked = f"whole GPUs: {self.demand.amount} asked"
-        if len(self.reasons) < self.demand.amount:
-            return f"{asked}, this node has {len(self.reasons)} in all, so it can never run here"
-        why = Counter(obstacle for _, obstacle in self.reasons)
+        reasons = [obstacle for room, obstacle in self.reasons if room.card is None]
+        if len(reasons) < self.demand.amount:
+            return f"{asked}, this node has {len(reasons)} in all, so it can never run here"
+        why = Counter(reasons)
         free = why.pop(Obstacle.FULL, 0)
         others = ", ".join(f"{count} {obstacle}" for obstacle, count in sorted(why.items()))
         return f"{asked}, {free} free" + (f" ({others})" if others else "")
@@ -150,21 +157,50 @@ def place(
     rooms = sorted(rooms, key=lambda room: room.position)
     each, rest = divmod(demand.amount, demand.gpus)
     wanted = demand.gpus if demand.kind is Kind.MEMORY else demand.amount
-    verdicts = {room.position: _obstacle(demand.kind, each, room) for room in rooms}
+    verdicts = {room.position: _obstacle(demand, each, room) for room in rooms}
     fitting = {room.position: room for room in rooms if verdicts[room.position] is None}
     if len(fitting) < wanted or not fitting.keys() >= set(must) or len(must) > wanted or wanted < 1 or rest:
         return Refusal(demand, tuple((room, verdicts[room.position] or Obstacle.FULL) for room in rooms))
     if demand.kind is Kind.MEMORY:
-        ranked = sorted(fitting, key=lambda position: (position not in must, rank(fitting[position]), position))
+        of_card = _ranks_of_cards(rooms, rank)
+        ranked = sorted(
+            fitting,
+            key=lambda at: (at not in must, rank(fitting[at]), of_card.get(fitting[at].card, 0), at),
+        )
         return Placement(demand, tuple((position, each) for position in sorted(ranked[:wanted])))
     group = _closest(sorted(fitting), wanted, closeness, frozenset(must))
     return Placement(demand, tuple((position, fitting[position].total) for position in group))
 
 
-def _obstacle(kind: Kind, each: int, room: Room) -> Obstacle | None:
-    memory = kind is Kind.MEMORY
+def fits_kind(demand: Demand, room: Room) -> bool:
+    """Return whether a GPU, or a MIG instance, is of the kind that a demand can be met with.
+
+    No program can use several MIG instances at once (CUDA shows it one), so memory of several GPUs is of whole GPUs.
+    """
+    if demand.kind is Kind.MEMORY:
+        return room.card is None or demand.gpus == 1
+    return (room.card is None) is (demand.kind is Kind.COUNT)
+
+
+def _ranks_of_cards(rooms: Iterable[Room], rank: Rank) -> Mapping[int | None, float]:
+    """Return for each GPU with MIG instances the rank of all of them together.
+
+    It decides between equal instances: those of one GPU are filled before those of the next, or all evenly, by policy.
+    """
+    free: Counter[int] = Counter()
+    total: Counter[int] = Counter()
+    for room in rooms:
+        if room.card is not None:
+            total[room.card] += room.total
+            free[room.card] += room.free if room.gives_shares else 0
+    return {card: rank(Room(card, total[card], free[card])) for card in total}
+
+
+def _obstacle(demand: Demand, each: int, room: Room) -> Obstacle | None:
+    memory = demand.kind is Kind.MEMORY
     table: Mapping[Obstacle, bool] = {
         Obstacle.UNHEALTHY: not room.healthy,
+        Obstacle.OTHER_KIND: not fits_kind(demand, room),
         Obstacle.SMALL: memory and room.total < each,
         Obstacle.WHOLE: room.whole,
         Obstacle.SHARED: not memory and room.shared,

@@ -1,4 +1,4 @@
-"""The extended resources gpu-mem and gpu-count: two values of one type."""
+"""The extended resources gpu-mem and gpu-count, and those of MIG profiles: values of one type."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ class Kind(StrEnum):
     MEMORY = "memory"
     """A share: a fixed amount of one GPU's memory."""
     COUNT = "count"
-    """A whole GPU."""
+    """A whole GPU, never a MIG instance."""
+    INSTANCE = "instance"
+    """A whole MIG instance of one profile."""
 
-    @property
-    def other(self) -> Kind:
-        """The other kind for the same hardware; no GPU is used through both kinds at the same time."""
-        return Kind.COUNT if self is Kind.MEMORY else Kind.MEMORY
+
+OF_GPUS = (Kind.MEMORY, Kind.COUNT)
+"""The kinds of GPUs; the others are of MIG instances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +28,10 @@ class Resource:
     kind: Kind
     name: str
     """With its domain, for example ``aliyun.com/gpu-mem``."""
+    profile: str = ""
+    """The MIG profile of its instances; empty for all other resources."""
+
+    @property
+    def listing(self) -> tuple[Kind, str]:
+        """It as `shares.SharedGpu.listed` names it, without its domain."""
+        return self.kind, self.profile

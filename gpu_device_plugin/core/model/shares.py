@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.core.model.gpus import Links
 from gpu_device_plugin.core.model.memory import MAX_DEVICE_IDS, format_mib, shares_of, smallest_share_mib
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from gpu_device_plugin.core.model.gpus import Gpu, Inventory, Link
 
@@ -23,9 +24,18 @@ class TooManySharesError(ValueError):
     """The share size cuts this node's GPUs into more device IDs than a kubelet can manage."""
 
 
+Listing: TypeAlias = tuple[Kind, str]
+"""A resource by its kind and, for MIG instances, their profile."""
+
+SHARES: Listing = (Kind.MEMORY, "")
+WHOLE_GPUS: Listing = (Kind.COUNT, "")
+OF_GPU: frozenset[Listing] = frozenset({SHARES, WHOLE_GPUS})
+"""The resources of a whole GPU."""
+
+
 def _names(gpu: Gpu) -> frozenset[str]:
-    """Return the names by which an administrator may exclude a GPU."""
-    return frozenset({gpu.uuid, str(gpu.index)})
+    """Return the names by which an administrator may exclude a GPU, or a MIG instance."""
+    return frozenset({gpu.uuid, gpu.label})
 
 
 def unknown_exclusions(excluded: Iterable[str], inventory: Inventory) -> str:
@@ -53,17 +63,31 @@ def parse_id(device_id: str) -> tuple[str, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class SharedGpu:
-    """A GPU of this node and the device IDs it is advertised as."""
+    """A GPU of this node, or a MIG instance of one, and the device IDs it is advertised as."""
 
     gpu: Gpu
     position: int
     """Its place in the node's list, 0..n-1: the number in ``ALIYUN_COM_GPU_MEM_IDX``. Constant while the agent runs."""
     shares: tuple[str, ...]
-    """The device IDs of its shares; the device ID of the whole GPU is its UUID."""
+    """The device IDs of its shares; the device ID of the whole GPU or instance is its UUID."""
+    listed: frozenset[Listing] = OF_GPU
+    """The resources among whose devices it is, or was since the agent started."""
+    offered: frozenset[Listing] = OF_GPU
+    """Those of `listed` through which it is given to new containers."""
+    gone: bool = False
+    """A MIG instance that exists no more: it keeps its position, and the IDs that it has in `listed`."""
 
-    def ids(self, kind: Kind) -> tuple[str, ...]:
-        """Return the device IDs of this GPU for one kind of resource."""
-        return self.shares if kind is Kind.MEMORY else (self.gpu.uuid,)
+    def ids(self, listing: Listing) -> tuple[str, ...]:
+        """Return the device IDs of this GPU for one resource."""
+        if listing not in self.listed:
+            return ()
+        return self.shares if listing[0] is Kind.MEMORY else (self.gpu.uuid,)
+
+    @property
+    def name(self) -> str:
+        """Its name for the owner of a pod: ``GPU 3``, or ``GPU 3 (MIG 1g.10gb)``."""
+        instance = self.gpu.instance
+        return f"GPU {self.position}" + (f" (MIG {instance.profile})" if instance is not None else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,45 +102,110 @@ class Shares:
     reserve_mib: int = 0
     gpus: tuple[SharedGpu, ...] = ()
     left_out: tuple[tuple[Gpu, str], ...] = ()
-    """GPUs that are not shared, each with the reason."""
+    """GPUs that are not shared, each with the reason. MIG instances that nobody can have are among them only if others
+    of their GPU are shared."""
+    mig: MigMode = MigMode.OFF
+    """How pods get MIG instances at present."""
     _places: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
+    _cards: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 
-    def with_inventory(self, inventory: Inventory, excluded: Iterable[str] = (), limit: int = MAX_DEVICE_IDS) -> Shares:
+    def with_inventory(
+        self,
+        inventory: Inventory,
+        excluded: Iterable[str] = (),
+        limit: int = MAX_DEVICE_IDS,
+        mig: MigMode = MigMode.OFF,
+    ) -> Shares:
         """Return these shares with the present facts of `inventory`, and with its new GPUs behind the known ones.
 
         A known GPU always keeps its position and its IDs. `excluded` are UUIDs or NVML indexes (as text) of GPUs that
-        the administrator excludes; `limit` is the most device IDs of one resource.
+        the administrator excludes; `limit` is the most device IDs of one resource; `mig` says how pods get instances.
 
         Raises:
             TooManySharesError: the share size gives more IDs than `limit`; the message names one that fits.
         """
         excluded = frozenset(excluded)
         now = {gpu.uuid: gpu for gpu in inventory.gpus}
-        known = [replace(shared, gpu=now.get(shared.gpu.uuid, shared.gpu)) for shared in self.gpus]
+        before = {gpu.uuid for gpu in inventory.order}
+        known = [self._known(shared, now.get(shared.gpu.uuid), mig) for shared in self.gpus]
         names = {shared.gpu.uuid for shared in known}
         left_out: list[tuple[Gpu, str]] = []
-        for gpu in inventory.gpus:
+        for gpu in {gpu.uuid: gpu for gpu in (*inventory.order, *inventory.gpus)}.values():
             if gpu.uuid in names:
                 continue
-            count = shares_of(gpu, self.share_mib, self.reserve_mib)
-            if excluded & _names(gpu):
-                left_out.append((gpu, "excluded by the configuration"))
-            elif gpu.mig:
-                left_out.append((gpu, "in MIG mode, whose instances are not shared yet"))
-            elif count == 0:
-                left_out.append((gpu, self._too_small(gpu)))
-            else:
-                known.append(SharedGpu(gpu, len(known), tuple(share_id(gpu.uuid, n) for n in range(count))))
-        total = sum(len(shared.shares) for shared in known)
-        if total > limit:
-            fits = smallest_share_mib((shared.gpu for shared in known), self.reserve_mib, limit)
-            raise TooManySharesError(
-                f"a share size of {format_mib(self.share_mib)} cuts the GPUs of this node into {total} shares, and a "
-                f"kubelet copes with about {limit}; set the share size to {format_mib(fits)} or more"
-            )
+            here, why = now.get(gpu.uuid), self._why_not(gpu, excluded, mig, inventory)
+            if gpu.instance is not None and excluded & {gpu.card, str(gpu.index)}:
+                continue  # its GPU is told of
+            if why:
+                left_out.append((gpu, why))
+            keeps_position = gpu.uuid in before and (gpu.mig or gpu.instance is not None)
+            if keeps_position or not (why or gpu.mig or (gpu.instance is not None and mig is MigMode.OFF)):
+                vacant = SharedGpu(gpu, len(known), (), frozenset(), frozenset(), gone=True)
+                known.append(vacant if why else self._known(vacant, here, mig))
+        self._check(known, limit)
         places = {name: (shared.position, n) for shared in known for n, name in enumerate(shared.shares)}
         places.update((shared.gpu.uuid, (shared.position, -1)) for shared in known)
-        return Shares(self.share_mib, self.reserve_mib, tuple(known), tuple(left_out), places)
+        cards = {shared.gpu.card: shared.position for shared in reversed(known)}
+        return Shares(self.share_mib, self.reserve_mib, tuple(known), tuple(left_out), mig, places, cards)
+
+    def _known(self, shared: SharedGpu, gpu: Gpu | None, mig: MigMode) -> SharedGpu:
+        """Return a GPU with its present facts and the resources that offer it; those that have listed it still do.
+
+        `gpu` are the facts; None: the driver lists it no more. Of whole GPUs the driver forgets none.
+        """
+        if gpu is None:
+            whole = shared.gpu.instance is None
+            return shared if whole else replace(shared, offered=frozenset(), gone=True)
+        if gpu.instance is None:
+            offered = OF_GPU if shared.listed or not gpu.mig else frozenset[Listing]()
+        elif mig is MigMode.WHOLE:
+            offered = frozenset({(Kind.INSTANCE, gpu.instance.profile)})
+        else:
+            offered = frozenset({SHARES}) if mig is MigMode.SHARE else frozenset[Listing]()
+        ids = shared.shares or tuple(
+            share_id(gpu.uuid, n) for n in range(shares_of(gpu, self.share_mib, self.reserve_mib))
+        )
+        return SharedGpu(gpu, shared.position, ids, shared.listed | offered, offered)
+
+    def _why_not(self, gpu: Gpu, excluded: frozenset[str], mig: MigMode, inventory: Inventory) -> str:
+        """Return why a GPU is not shared; empty: it is, or the reason stands beside another GPU."""
+        if gpu.instance is not None:
+            return "" if mig is MigMode.OFF else self._why_not_instance(gpu, excluded, mig)
+        if excluded & _names(gpu):
+            return "excluded by the configuration"
+        if gpu.mig:
+            return _why_not_parent(sum(each.card == gpu.uuid for each in inventory.gpus) - 1, mig)
+        return "" if shares_of(gpu, self.share_mib, self.reserve_mib) else self._too_small(gpu)
+
+    def _why_not_instance(self, gpu: Gpu, excluded: frozenset[str], mig: MigMode) -> str:
+        if excluded & _names(gpu):
+            return "excluded by the configuration"
+        if gpu.instance is not None and not gpu.instance.alone:
+            return (
+                f"the compute instance {gpu.instance.profile} uses the memory of its GPU instance together with others"
+            )
+        if mig is MigMode.WHOLE or shares_of(gpu, self.share_mib, self.reserve_mib):
+            return ""
+        return self._too_small(gpu)
+
+    def _check(self, gpus: Collection[SharedGpu], limit: int) -> None:
+        """Raise TooManySharesError if a resource has more IDs than `limit`."""
+        cut = [shared for shared in gpus if SHARES in shared.listed]
+        total = sum(len(shared.shares) for shared in cut)
+        if total <= limit:
+            return
+        gone = sum(len(shared.shares) for shared in cut if SHARES not in shared.offered)
+        fits = smallest_share_mib((shared.gpu for shared in cut), self.reserve_mib, limit)
+        restart = (
+            f"; {gone} of them are of MIG instances that are not offered any more, and which a restart of the agent "
+            "forgets"
+            if gone
+            else ""
+        )
+        raise TooManySharesError(
+            f"a share size of {format_mib(self.share_mib)} cuts the GPUs of this node into {total} shares, and a "
+            f"kubelet copes with about {limit}{restart}; set the share size to {format_mib(fits)} or more"
+        )
 
     def _too_small(self, gpu: Gpu) -> str:
         share, kept_back = format_mib(self.share_mib), gpu.reserved_mib + self.reserve_mib
@@ -126,11 +215,23 @@ class Shares:
     @property
     def why_none(self) -> str:
         """Why no GPU is shared, with the settings that decide it; empty if one is shared, or the node has no GPU."""
-        if self.gpus or not self.left_out:
+        if self.any_listed or not self.left_out:
             return ""
         counts = Counter(why for _, why in self.left_out)
         reasons = ", ".join(f"{why} ({count} GPU{'s' * (count > 1)})" for why, count in counts.items())
-        return f"no GPU is shared: {reasons}; --share-size, --exclude-gpus and the MIG mode of a GPU decide about that"
+        return f"no GPU is shared: {reasons}; --share-size, --exclude-gpus and --mig decide about that"
+
+    @property
+    def any_listed(self) -> bool:
+        """Whether there is a device of any resource."""
+        return any(shared.listed for shared in self.gpus)
+
+    @property
+    def profiles(self) -> tuple[str, ...]:
+        """The MIG profiles that have, or had since the agent started, a resource of their own, sorted."""
+        return tuple(
+            sorted({profile for shared in self.gpus for kind, profile in shared.listed if kind is Kind.INSTANCE})
+        )
 
     def place_of(self, device_id: str) -> tuple[int, int] | None:
         """Return (position of the GPU, number of the share; -1 for the whole GPU), None for an ID that is not ours."""
@@ -141,6 +242,10 @@ class Shares:
         place = self._places.get(uuid)
         return None if place is None else self.gpus[place[0]]
 
+    def card_of(self, shared: SharedGpu) -> int:
+        """Return the lowest position of the instances of a MIG instance's GPU; of a whole GPU its own position."""
+        return self._cards[shared.gpu.card]
+
     def links(self, links: Iterable[Link]) -> Links:
         """Return the connections between the shared GPUs, by position."""
         position = {shared.gpu.uuid: shared.position for shared in self.gpus}
@@ -148,3 +253,15 @@ class Shares:
         return Links(
             tuple(sorted((min(a, b), max(a, b), way.closeness, way.nvlinks) for a, b, way in ends if min(a, b) >= 0))
         )
+
+
+def _why_not_parent(instances: int, mig: MigMode) -> str:
+    """Return why the instances of a GPU in MIG mode are not given to pods; empty: they are."""
+    if not instances:
+        return "in MIG mode and without instances, which nvidia-smi mig or mig-parted creates"
+    if mig is not MigMode.OFF:
+        return ""
+    return (
+        f"in MIG mode, with {instances} instance{'s' * (instances > 1)} that --mig=whole or --mig=share, or the node "
+        "label gpu-device-plugin/mig, would give to pods"
+    )

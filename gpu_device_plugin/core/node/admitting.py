@@ -41,6 +41,7 @@ class Why(StrEnum):
     BOTH_RESOURCES = "both_resources"
     TOO_MANY_CONTAINERS = "too_many_containers"
     OTHER_RESOURCE = "held_through_another_resource"
+    NOT_OFFERED = "not_offered_this_way"
     MPS_NOT_READY = "mps_not_ready"
     MPS_SEVERAL_GPUS = "mps_several_gpus"
     NO_LIMIT = "memory_limit_not_there"
@@ -77,7 +78,7 @@ def admit(
         promise: a scheduler's promise to this container, if the container of the call is known.
         after_init: whether an init container of the same pod was served before; None if unknown.
     """
-    whole = kind is Kind.COUNT
+    whole = kind is not Kind.MEMORY
     places = {name: node.shares.place_of(name) for name in device_ids}
     foreign = [name for name, found in places.items() if found is None or (found[1] < 0) is not whole]
     if foreign:
@@ -103,7 +104,8 @@ def admit(
     shares = tuple(sorted(wanted.items()))
     # GPUs other than the promised ones serve as well if their number and the shares of each are the same.
     as_asked = len(gpus) == demand.gpus and len(set(wanted.values())) == 1
-    if not as_asked and (promise is None or promise.shares != shares):
+    several_instances = len(gpus) > 1 and any(shared.gpu.instance is not None for shared in gpus)
+    if several_instances or (not as_asked and (promise is None or promise.shares != shares)):
         return _scattered(node, demand, device_ids, after_init=after_init)
     return Placement(Demand(kind, len(device_ids), len(gpus)), shares)
 
@@ -138,7 +140,7 @@ def refuse_unlimited(node: Node, kind: Kind, device_ids: Collection[str], means:
         means: what keeps containers of this node within their parts.
         owner: the container, as far as it is known.
     """
-    if kind is Kind.COUNT or not means.may_refuse:
+    if kind is not Kind.MEMORY or not means.may_refuse:
         return None
     given = spread_over(node, device_ids)
     why = refusal(parts(given.items(), node.shares), means, owner) if given else ""
@@ -148,15 +150,21 @@ def refuse_unlimited(node: Node, kind: Kind, device_ids: Collection[str], means:
 
 
 def _barred(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
-    name, use = f"GPU {shared.position}", node.use(shared)
+    name, use = shared.name, node.use(shared)
     if shared.gpu.uuid in node.unhealthy:
         return Refused(Why.UNHEALTHY, f"{name} is out of service: {node.unhealthy[shared.gpu.uuid]}")
     if shared.gpu.uuid in node.ledger.foreign:
         resource = node.ledger.foreign[shared.gpu.uuid]
         return Refused(Why.OTHER_RESOURCE, f"{name} is in use through {resource}, which this agent does not offer")
+    if not any(offered is kind for offered, _ in shared.offered):
+        return Refused(
+            Why.NOT_OFFERED,
+            f"{name} is not given to pods by this resource any more, as the way of giving MIG instances was changed on "
+            "this node; delete the pod so that it is scheduled again",
+        )
     if kind is Kind.MEMORY and use.whole:
         return Refused(Why.IN_WHOLE_USE, f"{name} is in whole use by another container")
-    if kind is Kind.COUNT and use.shares:
+    if kind is not Kind.MEMORY and use.shares:
         used = format_mib(len(use.shares) * node.shares.share_mib)
         return Refused(Why.SHARES_IN_USE, f"{name} cannot be taken whole: {used} of its memory are in use")
     return None
@@ -165,7 +173,7 @@ def _barred(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
 def _scattered(node: Node, demand: Demand, device_ids: Collection[str], *, after_init: bool | None) -> Refused:
     answer = place(demand, node.rooms(), POLICIES["binpack"])
     if isinstance(answer, Refusal):
-        largest = max(len(shared.shares) for shared in node.shares.gpus)
+        largest = max((room.total for room in node.rooms()), default=0)
         why = Why.TOO_LARGE if largest * demand.gpus < demand.amount else Why.NO_ROOM
         return Refused(why, answer.sentence(node.shares.share_mib))
     asked = format_mib(len(device_ids) * node.shares.share_mib)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import unknown_exclusions
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-    from gpu_device_plugin.core.model.gpus import Gpu, Inventory
+    from gpu_device_plugin.core.model.gpus import Inventory
     from gpu_device_plugin.core.model.shares import Shares
 
 
@@ -28,10 +29,29 @@ def share_size(wanted: int, before: int | None, holders: Collection[str] | None,
     return before if held and before is not None else wanted
 
 
-def out_of_service(reasons: Mapping[str, Sequence[str]], gpus: Iterable[Gpu]) -> Mapping[str, str]:
-    """Return the reason for each GPU (by UUID) out of service, see `Node.unhealthy`; `reasons` are those of health."""
-    mig = {gpu.uuid: "it is in MIG mode now, whose instances are not shared yet" for gpu in gpus if gpu.mig}
-    return mig | {uuid: "; ".join(why) for uuid, why in reasons.items() if why}
+def mig_mode(setting: str, label: str) -> MigMode:
+    """Return how pods get MIG instances: by the node's label if its value is a mode, otherwise by the setting."""
+    return MigMode(label if label in list(MigMode) else setting)
+
+
+def out_of_service(reasons: Mapping[str, Sequence[str]], shares: Shares) -> Mapping[str, str]:
+    """Return the reason for each GPU (by UUID) out of service, see `Node.unhealthy`; `reasons` are those of health.
+
+    What is wrong with a GPU is wrong with its MIG instances.
+    """
+    unhealthy = {uuid: "; ".join(why) for uuid, why in reasons.items() if why}
+    for shared in shares.gpus:
+        gpu = shared.gpu
+        if shared.gone:
+            why = "the MIG instance exists no more" if gpu.instance is not None else "it is in MIG mode now"
+            unhealthy[gpu.uuid] = why
+        elif gpu.mig:
+            unhealthy.setdefault(gpu.uuid, "it is in MIG mode now")
+        elif gpu.card in unhealthy and gpu.instance is not None:
+            own = unhealthy.get(gpu.uuid)
+            of_card = f"its GPU is out of service: {unhealthy[gpu.card]}"
+            unhealthy[gpu.uuid] = f"{own}; {of_card}" if own else of_card
+    return unhealthy
 
 
 def remarks(shares: Shares, inventory: Inventory, excluded: Collection[str]) -> tuple[str, ...]:

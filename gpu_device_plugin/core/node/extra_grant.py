@@ -76,6 +76,8 @@ class Part:
     """The memory on the card."""
     visible_mib: int
     """The memory of the card that a program sees as all of it: without the driver's own part."""
+    partition: bool = False
+    """It is all of a MIG instance."""
 
 
 @dataclass(frozen=True, slots=True)

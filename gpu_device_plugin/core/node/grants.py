@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract import variables
+from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.extra_grant import NOBODY, Part
 from gpu_device_plugin.core.node.limit_grants import ADVISORY, NO_MEANS, Means, limit_grant
@@ -13,6 +14,7 @@ from gpu_device_plugin.core.node.limit_grants import ADVISORY, NO_MEANS, Means, 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.extra_grant import Mount, Owner
@@ -81,8 +83,8 @@ def grant(
         own = sum(count for _, count in placement.shares)
         # The limit holds on each GPU of the container, so it is the part on one GPU.
         limit = str(max(count for _, count in placement.shares) * shares.share_mib)
-        advisory = delivery.means.advisory and not owner.frameworks
-        limited = ADVISORY if advisory else limit_grant(parts(placement.shares, shares), delivery.means, owner)
+        plain = delivery.means.advisory and not owner.frameworks and gpus[0].gpu.instance is None
+        limited = ADVISORY if plain else limit_grant(parts(placement.shares, shares), delivery.means, owner)
         mounts = limited.mounts
         envs = {
             **limited.envs,
@@ -95,12 +97,25 @@ def grant(
         }
         if delivery.cgpu_disable:
             envs[variables.CGPU_DISABLE] = "true"
+    elif placement.demand.kind is Kind.INSTANCE:
+        envs[variables.LIMITS] = Rung.PARTITION.value
     nodes: list[str] = []
     if "device-specs" in delivery.ways:
         nodes = [*CONTROL_NODES, *(node for node in OPTIONAL_NODES if node in present)]
-        nodes += [f"/dev/nvidia{shared.gpu.minor}" for shared in gpus if shared.gpu.minor is not None]
+        nodes += _device_nodes(shared.gpu for shared in gpus)
     cdi = tuple(f"{delivery.cdi_kind}={uuid}" for uuid in uuids) if "cdi" in delivery.ways else ()
     return Grant(envs, tuple(nodes), cdi, mounts)
+
+
+def _device_nodes(gpus: Iterable[Gpu]) -> list[str]:
+    """Return the device nodes of GPUs: of a MIG instance that of its GPU, and those of its capabilities."""
+    paths: dict[str, None] = {}
+    for gpu in gpus:
+        if gpu.minor is not None:
+            paths[f"/dev/nvidia{gpu.minor}"] = None
+        caps = () if gpu.instance is None else gpu.instance.caps
+        paths.update((f"/dev/nvidia-caps/nvidia-cap{number}", None) for number in caps)
+    return list(paths)
 
 
 def parts(given: Iterable[tuple[int, int]], shares: Shares) -> tuple[Part, ...]:
@@ -108,8 +123,14 @@ def parts(given: Iterable[tuple[int, int]], shares: Shares) -> tuple[Part, ...]:
 
     CUDA numbers equal GPUs by their PCI addresses, as NVML's index does; positions may be in another order.
     """
-    ordered = sorted(((shares.gpus[position].gpu, count) for position, count in given), key=lambda each: each[0].index)
+    ordered = sorted(((shares.gpus[position], count) for position, count in given), key=lambda each: each[0].gpu.index)
     return tuple(
-        Part(gpu.uuid, count * shares.share_mib, gpu.total_mib, gpu.total_mib - gpu.reserved_mib)
-        for gpu, count in ordered
+        Part(
+            shared.gpu.uuid,
+            count * shares.share_mib,
+            shared.gpu.total_mib,
+            shared.gpu.total_mib - shared.gpu.reserved_mib,
+            partition=shared.gpu.instance is not None and count >= len(shared.shares),
+        )
+        for shared, count in ordered
     )

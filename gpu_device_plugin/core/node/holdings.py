@@ -45,7 +45,7 @@ class Holding:
     """MiB of each of these GPUs that all containers of the pod have together. The device IDs that an ordinary init
     container hands on to a later container count once."""
     whole: bool = False
-    """It was given whole GPUs, which have no limit."""
+    """It was given whole GPUs, or MIG instances, which have no limit of ours."""
     rung: Rung | None = None
     """See `Allocated.rung`."""
     pod: Pod | None = None
@@ -81,7 +81,7 @@ def holdings(allocated: Iterable[Allocated], pods: Iterable[Pod], shares: Shares
         }
         together = {uuid: _mib(uuid, len(ids[entry.pod_uid, uuid]), entry.kind, shares) for uuid in granted}
         if granted:
-            whole, pod = entry.kind is Kind.COUNT, known.get(entry.pod_uid)
+            whole, pod = entry.kind is not Kind.MEMORY, known.get(entry.pod_uid)
             found.append(Holding(entry.pod_uid, entry.container, granted, together, whole, entry.rung, pod))
     return tuple(found)
 
@@ -99,4 +99,4 @@ def _mib(uuid: str, count: int, kind: Kind, shares: Shares) -> int:
     shared = shares.by_uuid(uuid)
     if shared is None:
         return 0
-    return shared.gpu.total_mib if kind is Kind.COUNT else count * shares.share_mib
+    return shared.gpu.total_mib if kind is not Kind.MEMORY else count * shares.share_mib

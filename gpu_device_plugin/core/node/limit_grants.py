@@ -72,8 +72,14 @@ ADVISORY = LimitGrant(Rung.ADVISORY, {variables.LIMITS: Rung.ADVISORY.value})
 """Of a container that only its variables keep within its parts."""
 
 
+PARTITION = LimitGrant(Rung.PARTITION, {variables.LIMITS: Rung.PARTITION.value})
+"""Of a container with a whole MIG instance."""
+
+
 def refusal(parts: Sequence[Part], means: Means, owner: Owner = NOBODY) -> str:
     """Return why a container is refused its parts although they are free, in a sentence; empty: it is not refused."""
+    if _partition(parts):
+        return ""
     found = (means.rungs[part.uuid].refusal for part in parts if part.uuid in means.rungs)
     if why := next(filter(None, found), ""):
         return why
@@ -94,10 +100,16 @@ def limit_grant(parts: Sequence[Part], means: Means, owner: Owner = NOBODY) -> L
         means: the means of the node.
         owner: the container.
     """
-    made = _grant(_weakest(parts, means), parts, means, owner) or LimitGrant(Rung.ADVISORY)
+    made = PARTITION if _partition(parts) else _grant(_weakest(parts, means), parts, means, owner)
+    made = made or LimitGrant(Rung.ADVISORY)
     # Ours come last: no other variable says what was given.
     envs = {**framework_envs(owner.frameworks, made.rung, parts), **made.envs, variables.LIMITS: made.rung.value}
     return LimitGrant(made.rung, envs, made.mounts)
+
+
+def _partition(parts: Sequence[Part]) -> bool:
+    """Return whether a container has whole MIG instances."""
+    return bool(parts) and all(part.partition for part in parts)
 
 
 def _weakest(parts: Sequence[Part], means: Means) -> Rung:

@@ -43,7 +43,7 @@ def asked(shares: Shares, rungs: Mapping[str, GpuRung], want: Wanted) -> frozens
     """Return the GPUs (by UUID) on which MPS is the means that the administrator wants, even if it is not there."""
     if Rung.MPS not in want.rungs:
         return frozenset()
-    uuids = (shared.gpu.uuid for shared in shares.gpus if not shared.gpu.mig)
+    uuids = (shared.gpu.uuid for shared in shares.gpus if not shared.gpu.mig and shared.gpu.instance is None)
     return frozenset(uuid for uuid in uuids if uuid in rungs and rungs[uuid].rung in {Rung.MPS, Rung.ADVISORY})
 
 

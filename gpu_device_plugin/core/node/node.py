@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.gpus import NO_LINKS
 from gpu_device_plugin.core.model.placing import Room
+from gpu_device_plugin.core.model.shares import SHARES
 from gpu_device_plugin.core.node.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -37,19 +38,30 @@ class Node:
         """Return the use of one GPU."""
         return self.ledger.use(shared.gpu.uuid)
 
+    def closeness(self, a: int, b: int) -> int:
+        """Return how well two GPUs, by position, are connected; more is better. Instances of one GPU are the closest.
+
+        Between instances of several GPUs there is no connection.
+        """
+        one, other = self.shares.gpus[a].gpu, self.shares.gpus[b].gpu
+        if one.instance is None and other.instance is None:
+            return self.links.connection(a, b)
+        return int(one.card == other.card)
+
     def room(self, shared: SharedGpu, free: int | None = None) -> Room:
         """Return the state of one GPU for a demand; `free` replaces our own count of free shares."""
-        use = self.use(shared)
+        use, uuid = self.use(shared), shared.gpu.uuid
         return Room(
             position=shared.position,
             total=len(shared.shares),
             # With a former, smaller share size, more IDs may be in use than there are shares now.
             free=max(0, len(shared.shares) - len(use.shares)) if free is None else free,
-            healthy=shared.gpu.uuid not in self.unhealthy,
+            healthy=uuid not in self.unhealthy and bool(shared.offered),
             shared=bool(use.shares),
-            whole=use.whole or shared.gpu.uuid in self.ledger.foreign,
+            whole=use.whole or uuid in self.ledger.foreign,
+            card=None if shared.gpu.instance is None else self.shares.card_of(shared),
         )
 
     def rooms(self) -> tuple[Room, ...]:
-        """Return the state of every GPU for a demand, by our own ledger."""
-        return tuple(self.room(shared) for shared in self.shares.gpus)
+        """Return the state of every GPU whose memory is shared for a demand, by our own ledger."""
+        return tuple(self.room(shared) for shared in self.shares.gpus if SHARES in shared.listed)

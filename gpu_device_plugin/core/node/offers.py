@@ -10,7 +10,7 @@ from gpu_device_plugin.core.model.resources import Kind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpu_device_plugin.core.model.shares import SharedGpu
+    from gpu_device_plugin.core.model.shares import Listing, SharedGpu
     from gpu_device_plugin.core.node.node import Node
 
 
@@ -24,23 +24,24 @@ class Offer:
     unhealthy: bool = False
     """The GPU is out of service: none of its IDs is healthy."""
 
-    def devices(self, kind: Kind) -> Iterator[tuple[str, bool]]:
+    def devices(self, listing: Listing) -> Iterator[tuple[str, bool]]:
         """Yield every device ID with whether it is healthy."""
-        for number, name in enumerate(self.shared.ids(kind)):
+        for number, name in enumerate(self.shared.ids(listing)):
             yield name, not (self.unhealthy or number in self.fenced)
 
 
-def offers(node: Node, kind: Kind, most_free: int | None = None) -> tuple[Offer, ...]:
-    """Return the offer of every GPU.
+def offers(node: Node, listing: Listing, most_free: int | None = None) -> tuple[Offer, ...]:
+    """Return the offer of every GPU that is, or was, among the devices of one resource.
 
     gpu-mem and gpu-count describe the same hardware, so the use of a GPU through one of them fences its free IDs of the
-    other. IDs in use never change for this reason: a kubelet that admits a pod again rejects it if one of its IDs is
-    unhealthy. A GPU out of service is different: all of its IDs change, at once.
+    other; and so do the ways of giving MIG instances, of which one is chosen at a time. IDs in use never change for this
+    reason: a kubelet that admits a pod again rejects it if one of its IDs is unhealthy. A GPU out of service is
+    different: all of its IDs change, at once.
 
     No more than `most_free` free shares are offered, see `refusals`; None for no bound.
     """
-    plain = tuple(_offer(node, kind, shared) for shared in node.shares.gpus)
-    if most_free is None or kind is Kind.COUNT:
+    plain = tuple(_offer(node, listing, shared) for shared in node.shares.gpus if listing in shared.listed)
+    if most_free is None or listing[0] is not Kind.MEMORY:
         return plain
     bounded: dict[int, Offer] = {}
     # The emptiest GPUs keep their offers: they serve the largest of the demands that still fit.
@@ -48,13 +49,14 @@ def offers(node: Node, kind: Kind, most_free: int | None = None) -> tuple[Offer,
         free = _open(node, offer)
         bounded[offer.shared.position] = replace(offer, fenced=offer.fenced.union(free[most_free:]))
         most_free -= min(most_free, len(free))
-    return tuple(bounded[shared.position] for shared in node.shares.gpus)
+    return tuple(bounded[offer.shared.position] for offer in plain)
 
 
-def _offer(node: Node, kind: Kind, shared: SharedGpu) -> Offer:
+def _offer(node: Node, listing: Listing, shared: SharedGpu) -> Offer:
     use = node.use(shared)
     doubtful = node.closing or not node.ledger.certain or shared.gpu.uuid in node.ledger.foreign
-    if kind is Kind.MEMORY:
+    doubtful = doubtful or listing not in shared.offered
+    if listing[0] is Kind.MEMORY:
         fence = use.whole or doubtful
         free = frozenset(range(len(shared.shares))) - use.shares
     else:

@@ -61,9 +61,7 @@ class Question:
             for ours, others in ((True, matched), (False, matched), (False, None)):
                 rooms = self._rooms(node, others, only_free_in_ledger=ours)
                 usable = [room for room in rooms if among is None or room.position in among]
-                found = place(
-                    Demand(self.kind, self.amount, split), usable, rank, node.links.connection, tuple(self._must)
-                )
+                found = place(Demand(self.kind, self.amount, split), usable, rank, node.closeness, tuple(self._must))
                 if isinstance(found, Placement) and self._covers(found.shares):
                     return dict(found.shares)
         return {position: len(numbers) for position, numbers in self._must.items()}
@@ -104,7 +102,7 @@ class Question:
         chosen: list[str] = []
         for position, count in sorted(wanted.items()):
             shared = node.shares.gpus[position]
-            if self.kind is Kind.COUNT:
+            if self.kind is not Kind.MEMORY:
                 chosen.append(shared.gpu.uuid)
                 continue
             must, fresh = frozenset(self._must.get(position, ())), self._fresh(node, position)
@@ -118,7 +116,7 @@ def _by_position(node: Node, kind: Kind, device_ids: Iterable[str]) -> Mapping[i
     place_of = node.shares.place_of
     for name in device_ids:
         found = place_of(name)
-        if found is not None and (found[1] < 0) == (kind is Kind.COUNT):
+        if found is not None and (found[1] < 0) == (kind is not Kind.MEMORY):
             numbers[found[0]].append(found[1])
     return numbers
 

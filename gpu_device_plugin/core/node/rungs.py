@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.keys import SCHEDULE_LABEL, SET_LIMITS_LABEL
 from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
-from gpu_device_plugin.core.model.limits import GpuRung, Rung
+from gpu_device_plugin.core.model.limits import CHOOSABLE, GpuRung, Rung
 from gpu_device_plugin.core.node.mps import NOT_THERE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.core.model.gpus import Gpu
@@ -76,6 +76,7 @@ values (`default`, `topology`) say nothing of limits."""
 
 _REASONS: Mapping[Rung, str] = MappingProxyType(
     {
+        Rung.PARTITION: "MIG instances are given whole here, and the hardware keeps their memory apart",
         Rung.DRIVER: "the driver limits the memory of cgroups where nvidia-container-toolkit from 1.20.1 on asks it to",
         Rung.MPS: "the server of MPS limits each process",
         Rung.CUSTOM: "the setting extra_grant adds a library, which nothing proves to hold",
@@ -93,7 +94,7 @@ def wanted(limits: str, labels: Mapping[str, str], *, compute: bool = False) -> 
         compute: whether the setting `mps_compute` limits multiprocessors under MPS.
     """
     own, schedule = labels.get(SET_LIMITS_LABEL, ""), labels.get(SCHEDULE_LABEL, "")
-    known = (AUTO, *Rung)
+    known = (AUTO, *CHOOSABLE)
     if own in known:
         return Wanted(_rungs(own), f"the node label {SET_LIMITS_LABEL}={own}", compute)
     ignored = own and f"the node label {SET_LIMITS_LABEL}={own} is ignored: its value is none of {', '.join(known)}"
@@ -108,19 +109,30 @@ def _rungs(limits: str) -> tuple[Rung, ...]:
     return () if limits == AUTO else (Rung(limits),)
 
 
-def rungs(gpus: Mapping[int, Gpu], abilities: Abilities, want: Wanted, *, refuse: bool) -> Rungs:
+def rungs(
+    gpus: Mapping[int, Gpu],
+    abilities: Abilities,
+    want: Wanted,
+    *,
+    refuse: bool,
+    partitions: Collection[int] = (),
+) -> Rungs:
     """Return the means on each of these GPUs, given by position.
 
     Args:
-        gpus: the shared GPUs.
+        gpus: the shared GPUs, and MIG instances.
         abilities: of their node.
         want: the wanted means.
         refuse: where no required means is there, containers are refused shares; otherwise their limits are advisory.
+        partitions: those among them that are MIG instances given whole.
     """
     refuse = refuse and want.required
     chosen: dict[int, GpuRung] = {}
     missing: dict[str, list[int]] = {}
     for position, gpu in gpus.items():
+        if position in partitions:
+            chosen[position] = GpuRung(Rung.PARTITION, _REASONS[Rung.PARTITION])
+            continue
         lacks = {rung: _LACKS[rung](gpu, abilities) for rung in want.rungs or (Rung.DRIVER,)}
         there = next((rung for rung, lack in lacks.items() if not lack), None)
         if there is not None:
@@ -160,6 +172,8 @@ def _lacks_driver(gpu: Gpu, abilities: Abilities) -> str:
     # If one of these is missing, the hook of nvidia-container-toolkit after 1.20.0 fails, and the container with it.
     if gpu.mig:
         return "the GPU is in MIG mode"
+    if gpu.instance is not None:
+        return "the driver's limits are not for MIG instances; a container that asks for all of one has it to itself"
     if not gpu.memory_limits:
         return "the driver has no memory limits, which come with r615"
     if abilities.cgroup is None:
@@ -174,6 +188,8 @@ def _lacks_mps(gpu: Gpu, abilities: Abilities) -> str:
         return abilities.mps
     if gpu.mig:
         return "the GPU is in MIG mode"
+    if gpu.instance is not None:
+        return "MPS is not run on MIG instances"
     # A GPU that the supervisor has not listed yet has no daemon yet, as one without shares in use.
     daemon = abilities.mps.get(gpu.uuid)
     if daemon is not None and daemon.status in {MpsStatus.FAULT, MpsStatus.FAILED}:

@@ -44,6 +44,7 @@ _UNREADABLE = {
     ),
 }
 
+_PARTITION = LimitState(Rung.PARTITION, Held.HELD)
 _BY_KIND = {
     Rung.MPS: (
         "NVIDIA's MPS limits each process of the container, by variables that the container itself may change, and "
@@ -54,7 +55,9 @@ _BY_KIND = {
 
 
 def by_kind(holding: Holding) -> LimitState | None:
-    """Return the state of a limit that no reading can show; None: it can be read back, or there is none."""
+    """Return the state of a limit that no reading shows; None: it can be read back, or there is none."""
+    if holding.rung is Rung.PARTITION:
+        return _PARTITION
     if holding.rung is None or holding.rung not in _BY_KIND or holding.whole:
         return None
     return LimitState(holding.rung, why=_BY_KIND[holding.rung])

@@ -175,7 +175,7 @@ class World:
     def devices_listed(self) -> Mapping[str, frozenset[str]]:
         """All devices of the GPUs, by resource."""
         return {
-            resource.name: frozenset(name for shared in self.shares.gpus for name in shared.ids(resource.kind))
+            resource.name: frozenset(name for shared in self.shares.gpus for name in shared.ids(resource.listing))
             for resource in self.resources
         }
 
@@ -237,8 +237,8 @@ class World:
         due = {
             resource.name: frozenset(
                 device
-                for offer in offers(node, resource.kind)
-                for device, healthy in offer.devices(resource.kind)
+                for offer in offers(node, resource.listing)
+                for device, healthy in offer.devices(resource.listing)
                 if healthy
             )
             for resource in self.resources

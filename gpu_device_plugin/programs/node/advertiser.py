@@ -59,7 +59,7 @@ class Advertiser:
         emptiest = max((room.free for room in node.rooms() if room.gives_shares), default=0)
         self.refusals = self.refusals.settled(emptiest, now)
         for resource in self._resources:
-            found = offers(node, resource.kind, self.refusals.most_free(emptiest, now))
+            found = offers(node, resource.listing, self.refusals.most_free(emptiest, now))
             if found != self.offers[resource.kind]:
                 self.offers[resource.kind] = found
                 self.lists[resource.kind].set(device_list(resource, found))

@@ -14,13 +14,15 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.core.contract.keys import CGPU_DISABLE_LABEL, PLACEMENT_LABEL
+from gpu_device_plugin.core.contract.keys import CGPU_DISABLE_LABEL, MIG_LABEL, PLACEMENT_LABEL
 from gpu_device_plugin.core.model.gpus import NO_LINKS
 from gpu_device_plugin.core.model.memory import format_mib
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.policy import POLICIES, policy_in_force
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.ended_pods import PodsInApi
+from gpu_device_plugin.core.node.equipping import mig_mode
 from gpu_device_plugin.core.node.grants import Delivery
 from gpu_device_plugin.core.node.health import Rules
 from gpu_device_plugin.core.node.ledger import Reading
@@ -134,7 +136,14 @@ class NodeAgent:
         except DescriptionError as error:
             raise UsageError(str(error)) from error
         gpus_before = None if cluster is None else cluster.gpus_before
-        self.equipment = Equipment(self.hardware, self.state, self.metrics, settings.exclude_gpus, gpus_before)
+        self.equipment = Equipment(
+            self.hardware,
+            self.state,
+            self.metrics,
+            gpus_before,
+            excluded=settings.exclude_gpus,
+            mig=MigMode(settings.mig),
+        )
         self.coexistence = Coexistence(settings)
         self.limiting = Limiting(read_extra_grant(settings.extra_grant), self.reports.limits_missing)
         self.advertiser = Advertiser(self.state, settings.offered, settings.refusal_limit)
@@ -392,6 +401,7 @@ class NodeAgent:
         self.mps.ask_for(asked(self.state.node.shares, means.rungs, wanted(settings.limits, labels)))
         self.mps.refuse = means.refuse
         self._answers.delivery = Delivery(frozenset(settings.devices), settings.cdi_kind, cgpu_disable, means)
+        self.equipment.give_instances(mig_mode(settings.mig, labels.get(MIG_LABEL, "")))
         placement = labels.get(PLACEMENT_LABEL, "")
         if placement and placement not in POLICIES:
             extra = {"value": placement, "known": sorted(POLICIES), "once_per_s": 3600}

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.core.model.gpus import Gpu
+    from gpu_device_plugin.core.model.mig import MigMode
     from gpu_device_plugin.hardware.beliefs import HardwareView
     from gpu_device_plugin.hardware.monitor import Hardware
     from gpu_device_plugin.node_state import NodeState
@@ -36,17 +37,21 @@ class Equipment:
         hardware: Hardware,
         state: NodeState,
         metrics: m.Metrics,
-        excluded: tuple[str, ...],
         gpus_before: Callable[[float], Awaitable[tuple[Gpu, ...]]] | None,
+        *,
+        excluded: tuple[str, ...],
+        mig: MigMode,
     ) -> None:
         """Prepare to follow `hardware` into `state`, without the GPUs `excluded` (UUIDs or indexes).
 
+        `mig` is how pods get MIG instances until `give_instances` says otherwise.
         `gpus_before` returns, within the given seconds, the GPUs that the node had before, by position; None: unknown.
         """
         self._hardware = hardware
         self._state = state
         self._metrics = metrics
         self._excluded = excluded
+        self._mig = mig
         self._gpus_before = gpus_before
         self._paused = Latest(value=False)
         self.there = asyncio.Event()
@@ -84,6 +89,13 @@ class Equipment:
             self._equip(self._hardware.view.value)
         raise AssertionError  # pragma: no cover (a Latest never ends)
 
+    def give_instances(self, mig: MigMode) -> None:
+        """Set how pods get MIG instances."""
+        if mig is not self._mig:
+            self._mig = mig
+            _log.info("the way of giving MIG instances to pods changed", extra={"mig": mig.value})
+            self._equip(self.views.value)
+
     def toggle_pause(self) -> None:
         """Release the GPUs so that they can be reset, or take them up again."""
         self._paused.set(not self._paused.value)
@@ -101,14 +113,14 @@ class Equipment:
     def _equip(self, view: HardwareView) -> None:
         before = shares = self._state.node.shares
         try:
-            shares = before.with_inventory(view.inventory, self._excluded)
+            shares = before.with_inventory(view.inventory, self._excluded, mig=self._mig)
         except TooManySharesError as error:
             if not before.gpus:
                 raise UsageError(str(error)) from error
             _log.error("new GPUs are not shared", extra={"why": str(error), "once_per_s": 600})
         for gpu, reason in shares.left_out:
             if (gpu, reason) not in before.left_out:
-                _log.warning("GPU %s is not shared: %s", gpu.index, reason, extra={"uuid": gpu.uuid})
+                _log.warning("GPU %s is not shared: %s", gpu.label, reason, extra={"uuid": gpu.uuid})
         for shared in shares.gpus[len(before.gpus) :]:
             extra = {"uuid": shared.gpu.uuid, "model": shared.gpu.product, "shares": len(shared.shares)}
             _log.info("GPU %s is shared", shared.position, extra=extra)
@@ -118,8 +130,8 @@ class Equipment:
                 _log.warning("%s", remark)
         self.remarks = found
         reasons = {uuid: belief.reasons for uuid, belief in view.beliefs.items()}
-        unhealthy = out_of_service(reasons, view.inventory.gpus)
+        unhealthy = out_of_service(reasons, shares)
         self._state.equip(shares, unhealthy, shares.links(view.inventory.links))
-        if shares.gpus:
+        if shares.any_listed:
             self.there.set()
         self.views.set(view)

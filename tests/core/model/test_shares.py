@@ -66,8 +66,8 @@ def test_any_text_can_be_parsed(text: str) -> None:
 
 def test_a_gpu_has_an_id_for_every_share_and_one_for_the_whole() -> None:
     shares = Shares(1024).with_inventory(Inventory((card("GPU-a", 0, 2), card("GPU-b", 1, 1))))
-    assert [shared.ids(Kind.MEMORY) for shared in shares.gpus] == [("GPU-a::0", "GPU-a::1"), ("GPU-b::0",)]
-    assert [shared.ids(Kind.COUNT) for shared in shares.gpus] == [("GPU-a",), ("GPU-b",)]
+    assert [shared.ids((Kind.MEMORY, "")) for shared in shares.gpus] == [("GPU-a::0", "GPU-a::1"), ("GPU-b::0",)]
+    assert [shared.ids((Kind.COUNT, "")) for shared in shares.gpus] == [("GPU-a",), ("GPU-b",)]
 
 
 def test_cards_of_different_sizes_give_different_numbers_of_shares() -> None:
@@ -248,7 +248,7 @@ def test_positions_and_ids_only_grow(views: list[list[tuple[str, int, bool]]]) -
         ]
         assert [s.position for s in new.gpus] == list(range(len(new.gpus)))
         assert {s.gpu.uuid for s in new.gpus} | {g.uuid for g, _ in new.left_out} >= {g.uuid for g in gpus}
-        every = [name for s in new.gpus for kind in Kind for name in s.ids(kind)]
+        every = [name for s in new.gpus for kind in Kind for name in s.ids((kind, ""))]
         assert len(set(every)) == len(every)
         for shared in new.gpus:
             assert new.by_uuid(shared.gpu.uuid) is shared

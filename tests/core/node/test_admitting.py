@@ -256,7 +256,7 @@ def worlds(draw: st.DrawFn) -> Node:
 @given(worlds(), st.sampled_from(Kind), st.data())
 def test_no_forbidden_placement_is_allocated(there: Node, kind: Kind, data: st.DataObject) -> None:
     """For every call: never shares of two GPUs without that promise, never both uses of one GPU."""
-    every = [name for shared in there.shares.gpus for k in Kind for name in shared.ids(k)]
+    every = [name for shared in there.shares.gpus for k in Kind for name in shared.ids((k, ""))]
     device_ids = data.draw(st.lists(st.sampled_from([*every, "GPU-9::0"]), unique=True, min_size=1, max_size=6))
     positions = st.integers(0, len(there.shares.gpus) - 1)
     shares = data.draw(st.none() | st.dictionaries(positions, st.integers(1, 3)))
@@ -265,7 +265,7 @@ def test_no_forbidden_placement_is_allocated(there: Node, kind: Kind, data: st.D
     if isinstance(answer, Refused):
         assert answer.sentence
         return
-    assert {name for shared in there.shares.gpus for name in shared.ids(kind)} >= set(device_ids)
+    assert {name for shared in there.shares.gpus for name in shared.ids((kind, ""))} >= set(device_ids)
     assert len(answer.positions) == 1 or kind is COUNT or (promise is not None and answer.shares == promise.shares)
     for position in answer.positions:
         use = there.use(there.shares.gpus[position])
@@ -292,11 +292,11 @@ def test_ids_that_are_free_in_all_records_are_allocated(there: Node, data: st.Da
 def test_a_gpu_held_through_another_resource_is_not_allocated(kind: Kind) -> None:
     there = node(8, 8)
     there = there.with_ledger(there.ledger.with_foreign({uuid(0): "nvidia.com/gpu"}))
-    refused = admit(there, kind, there.shares.gpus[0].ids(kind)[:1])
+    refused = admit(there, kind, there.shares.gpus[0].ids((kind, ""))[:1])
     assert refused == Refused(
         Why.OTHER_RESOURCE, "GPU 0 is in use through nvidia.com/gpu, which this agent does not offer"
     )
-    assert isinstance(admit(there, kind, there.shares.gpus[1].ids(kind)[:1]), Placement)
+    assert isinstance(admit(there, kind, there.shares.gpus[1].ids((kind, ""))[:1]), Placement)
 
 
 # --- The requests of a pod --------------------------------------------------------------------------------------------

@@ -30,14 +30,15 @@ def test_the_share_size_waits_while_a_pod_holds_shares_or_may(
 
 
 def test_a_gpu_is_out_of_service_for_its_health_or_in_mig_mode() -> None:
-    gpus = [shared.gpu for shared in node(4, 4, 4).shares.gpus]
-    gpus[1:] = [replace(gpu, mig=True) for gpu in gpus[1:]]
-    assert out_of_service({"GPU-0": ["too hot", "too old"], "GPU-1": [], "GPU-2": ["lost"]}, gpus) == {
+    shares = node(4, 4, 4).shares
+    gpus = [replace(shared, gpu=replace(shared.gpu, mig=shared.position > 0)) for shared in shares.gpus]
+    shares = replace(shares, gpus=tuple(gpus))
+    assert out_of_service({"GPU-0": ["too hot", "too old"], "GPU-1": [], "GPU-2": ["lost"]}, shares) == {
         "GPU-0": "too hot; too old",
-        "GPU-1": "it is in MIG mode now, whose instances are not shared yet",
+        "GPU-1": "it is in MIG mode now",
         "GPU-2": "lost",
     }
-    assert out_of_service({"GPU-0": ()}, gpus[:1]) == {}
+    assert out_of_service({"GPU-0": ()}, replace(shares, gpus=tuple(gpus[:1]))) == {}
 
 
 def test_a_node_without_gpus_has_no_remarks() -> None:

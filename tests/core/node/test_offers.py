@@ -20,11 +20,11 @@ MEMORY, COUNT = Kind.MEMORY, Kind.COUNT
 
 
 def healthy(there: Node, kind: Kind, most_free: int | None = None) -> set[str]:
-    return {name for offer in offers(there, kind, most_free) for name, good in offer.devices(kind) if good}
+    return {name for offer in offers(there, (kind, ""), most_free) for name, good in offer.devices((kind, "")) if good}
 
 
 def everything(there: Node, kind: Kind) -> list[str]:
-    return [name for shared in there.shares.gpus for name in shared.ids(kind)]
+    return [name for shared in there.shares.gpus for name in shared.ids((kind, ""))]
 
 
 def test_everything_is_offered_of_a_free_node() -> None:
@@ -35,9 +35,12 @@ def test_everything_is_offered_of_a_free_node() -> None:
 
 def test_every_id_is_listed_in_order_healthy_or_not() -> None:
     there = node(3, 2, used={0: [1]}, whole=[1], unhealthy={0: "too hot"})
-    listed = [name for offer in offers(there, MEMORY) for name, _ in offer.devices(MEMORY)]
+    listed = [name for offer in offers(there, (MEMORY, "")) for name, _ in offer.devices((MEMORY, ""))]
     assert listed == [*ids(0, range(3)), *ids(1, range(2))]
-    assert [name for offer in offers(there, COUNT) for name, _ in offer.devices(COUNT)] == [uuid(0), uuid(1)]
+    assert [name for offer in offers(there, (COUNT, "")) for name, _ in offer.devices((COUNT, ""))] == [
+        uuid(0),
+        uuid(1),
+    ]
 
 
 def test_a_gpu_in_whole_use_offers_no_shares() -> None:
@@ -60,8 +63,8 @@ def test_ids_in_use_never_flip_because_of_a_fence() -> None:
     there = node(3, used={0: [1]}, whole=[0])
     assert healthy(there, MEMORY) == {*ids(0, [1])}
     assert healthy(there, COUNT) == {uuid(0)}
-    assert offers(there, MEMORY) == (Offer(there.shares.gpus[0], fenced=frozenset({0, 2})),)
-    assert offers(there, COUNT) == (Offer(there.shares.gpus[0]),)
+    assert offers(there, (MEMORY, "")) == (Offer(there.shares.gpus[0], fenced=frozenset({0, 2})),)
+    assert offers(there, (COUNT, "")) == (Offer(there.shares.gpus[0]),)
 
 
 def test_all_ids_of_a_gpu_out_of_service_change_at_once() -> None:
@@ -69,7 +72,7 @@ def test_all_ids_of_a_gpu_out_of_service_change_at_once() -> None:
     there = node(3, 2, used={0: [1]}, unhealthy={0: "it fell off the bus"})
     assert healthy(there, MEMORY) == {*ids(1, range(2))}
     assert healthy(there, COUNT) == {uuid(1)}
-    assert [offer.unhealthy for offer in offers(there, MEMORY)] == [True, False]
+    assert [offer.unhealthy for offer in offers(there, (MEMORY, ""))] == [True, False]
 
 
 def test_while_the_checkpoint_is_unreadable_no_free_id_is_offered() -> None:
@@ -85,7 +88,7 @@ def test_a_bound_on_free_shares_is_met_by_the_emptiest_gpus_first() -> None:
     """Free are 2, 4 and 3 shares; shown are 5: 4 of GPU 1, 1 of GPU 2. Those in use stay healthy."""
     there = node(4, 4, 4, used={0: [0, 2], 2: [1]})
     assert healthy(there, MEMORY, 5) == {*ids(0, [0, 2]), *ids(1, range(4)), *ids(2, [0, 1])}
-    assert [offer.fenced for offer in offers(there, MEMORY, 5)] == [{1, 3}, set(), {2, 3}]
+    assert [offer.fenced for offer in offers(there, (MEMORY, ""), 5)] == [{1, 3}, set(), {2, 3}]
 
 
 def test_the_bound_may_be_zero_or_exceed_the_free_shares() -> None:
@@ -102,7 +105,7 @@ def test_the_bound_counts_only_offered_shares() -> None:
     """GPU 0 is out of service, GPU 1 in whole use; both offer no shares anyway."""
     there = node(4, 4, 2, 2, whole=[1], unhealthy={0: "too hot"})
     assert healthy(there, MEMORY, 3) == {*ids(2, range(2)), *ids(3, [0])}
-    assert [offer.unhealthy for offer in offers(there, MEMORY, 3)] == [True, False, False, False]
+    assert [offer.unhealthy for offer in offers(there, (MEMORY, ""), 3)] == [True, False, False, False]
 
 
 def test_whole_gpus_are_not_bounded() -> None:
@@ -130,7 +133,7 @@ def test_a_fence_is_exactly_the_use_of_the_other_resource(there: Node) -> None:
         for shared in there.shares.gpus:
             use = there.use(shared)
             other = use.whole if kind is MEMORY else bool(use.shares)
-            for name in shared.ids(kind):
+            for name in shared.ids((kind, "")):
                 expected = shared.gpu.uuid not in there.unhealthy and (
                     name in there.ledger.holds or (there.ledger.certain and not other)
                 )
@@ -141,7 +144,7 @@ def test_a_fence_is_exactly_the_use_of_the_other_resource(there: Node) -> None:
 def test_ids_in_use_on_gpus_in_service_are_always_healthy(there: Node, kind: Kind, most_free: int | None) -> None:
     shown = healthy(there, kind, most_free)
     for shared in there.shares.gpus:
-        mine = set(shared.ids(kind))
+        mine = set(shared.ids((kind, "")))
         if shared.gpu.uuid in there.unhealthy:
             assert not shown & mine
         else:
@@ -161,8 +164,8 @@ def test_free_ids_of_a_gpu_held_through_another_resource_are_fenced(kind: Kind) 
     """One share of GPU 0 is ours and in use, and stays as it is; all else of the GPU is not offered."""
     there = node(3, 3, used={0: [1]})
     there = there.with_ledger(there.ledger.with_foreign({uuid(0): "nvidia.com/gpu"}))
-    shown = {name: healthy for offer in offers(there, kind) for name, healthy in offer.devices(kind)}
-    other = dict.fromkeys(there.shares.gpus[1].ids(kind), True)
+    shown = {name: healthy for offer in offers(there, (kind, "")) for name, healthy in offer.devices((kind, ""))}
+    other = dict.fromkeys(there.shares.gpus[1].ids((kind, "")), True)
     ours = (
         {ids(0, [0])[0]: False, ids(0, [1])[0]: True, ids(0, [2])[0]: False}
         if kind is Kind.MEMORY
@@ -174,5 +177,5 @@ def test_free_ids_of_a_gpu_held_through_another_resource_are_fenced(kind: Kind) 
 @pytest.mark.parametrize("kind", list(Kind))
 def test_a_node_that_changes_over_offers_what_is_in_use_and_nothing_else(kind: Kind) -> None:
     here = replace(node(4, 4, 4, used={0: [1]}, whole=[2]), closing=True)
-    healthy = [name for offer in offers(here, kind) for name, well in offer.devices(kind) if well]
+    healthy = [name for offer in offers(here, (kind, "")) for name, well in offer.devices((kind, "")) if well]
     assert healthy == ([*ids(0, [1])] if kind is Kind.MEMORY else [uuid(2)])

@@ -148,8 +148,8 @@ class Kubelet:
     def take(self) -> None:
         """Receive both lists of devices."""
         for kind in Kind:
-            lists = offers(self.agent.node, kind)
-            self.healthy[kind] = {name for offer in lists for name, good in offer.devices(kind) if good}
+            lists = offers(self.agent.node, (kind, ""))
+            self.healthy[kind] = {name for offer in lists for name, good in offer.devices((kind, "")) if good}
         self.write()
 
     def admit(self, uid: int, asked: list[Asked], random: Random, answered: Callable[[], float]) -> None:
