@@ -28,9 +28,9 @@ class World:
         self.changes: list[HealthChange] = []
         self.xids: list[XidSeen] = []
         self.beliefs = Beliefs(Rules, self.changes.append, self.xids.append)
-        self.list(*ALL)
+        self.listed(*ALL)
 
-    def list(self, *gpus: Gpu, left_out: int = 0) -> None:
+    def listed(self, *gpus: Gpu, left_out: int = 0) -> None:
         self.beliefs.adopt(Listing(gpus, (), "580.65.06", 2, left_out, ()))
         self.beliefs.publish()
 
@@ -122,7 +122,7 @@ def test_xids_are_counted_for_each_instance(world: World) -> None:
 def test_a_destroyed_instance_is_no_lost_gpu(world: World) -> None:
     """Its GPU is listed without it. The hardware as a whole is complete."""
     new = instance("MIG-9", "GPU-a", 9)
-    world.list(A, TWO, new, B, OTHER, T4)
+    world.listed(A, TWO, new, B, OTHER, T4)
     assert world.known == ["GPU-a", "MIG-2", "GPU-b", "MIG-3", "GPU-t", "MIG-9"]
     assert world.unhealthy == set()
     assert world.changes == []
@@ -130,7 +130,7 @@ def test_a_destroyed_instance_is_no_lost_gpu(world: World) -> None:
 
 
 def test_an_instance_is_lost_with_its_gpu(world: World) -> None:
-    world.list(B, OTHER, T4, left_out=1)
+    world.listed(B, OTHER, T4, left_out=1)
     assert world.known == [gpu.uuid for gpu in ALL]
     assert world.unhealthy == {"GPU-a", "MIG-1", "MIG-2", "MIG-4"}
     assert not world.beliefs.complete
@@ -139,9 +139,9 @@ def test_an_instance_is_lost_with_its_gpu(world: World) -> None:
 def test_an_instance_that_is_made_again_is_believed_anew(world: World) -> None:
     """The old problem was that of an instance which exists no more."""
     world.beliefs.take_events([Xid("GPU-a", 48, gi=7)])
-    world.list(A, TWO, PART, B, OTHER, T4)
+    world.listed(A, TWO, PART, B, OTHER, T4)
     assert "MIG-1" not in world.beliefs.view.value.beliefs
-    world.list(*ALL)
+    world.listed(*ALL)
     assert world.unhealthy == set()
 
 
