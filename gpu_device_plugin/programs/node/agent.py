@@ -53,6 +53,7 @@ from gpu_device_plugin.programs.node.mps import MpsLink
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.programs.node.reports import Reports
 from gpu_device_plugin.programs.node.responses import Responses
+from gpu_device_plugin.programs.node.stranding import Stranding
 from gpu_device_plugin.programs.node.use import UseWatch
 from gpu_device_plugin.programs.node.use_notes import UseNotes
 from gpu_device_plugin.programs.node.use_series import UseSeries
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.config import ClusterConfig
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.admitting import Refused
+    from gpu_device_plugin.core.node.stranded import Stranded
     from gpu_device_plugin.kubelet.checkpoint import Entry
     from gpu_device_plugin.programs.node.cluster import NodeCluster
     from gpu_device_plugin.programs.node.dra import DraDriver
@@ -146,11 +148,11 @@ class NodeAgent:
         )
         self.coexistence = Coexistence(settings)
         self.limiting = Limiting(read_extra_grant(settings.extra_grant), self.reports.limits_missing)
-        self.advertiser = Advertiser(self.state, settings.offered, settings.refusal_limit)
+        self.advertiser = Advertiser(self.state, self._resources, settings.refusal_limit)
         self.kubelet_records = KubeletRecords(
             settings.device_plugin_dir,
             settings.pod_resources_socket,
-            frozenset(resource.name for resource in settings.offered),
+            settings.names,
             listener=lambda: self.registration.listener,
             in_api=PodsInApi if cluster is None else cluster.pods_in_api,
         )
@@ -219,10 +221,11 @@ class NodeAgent:
         )
         self.registration = RegistrationLoop(
             settings.device_plugin_dir,
-            [Plugin(resource, partial(self._servicer, resource)) for resource in settings.offered],
+            lambda: [Plugin(resource, partial(self._servicer, resource)) for resource in self._resources()],
             self._prepare,
             self._registration_event,
         )
+        self.stranding = Stranding(self.state, self.use_watch.holdings, self._instance_gone)
         self._lock = NodeLock(settings.device_plugin_dir)
         self._handover = Handover(settings, self.kubelet_records)
         self.ways = Ways(
@@ -348,11 +351,16 @@ class NodeAgent:
         self.mps.ledger_complete()
         self.advertiser.refresh()
 
+    def _resources(self) -> tuple[Resource, ...]:
+        """Return the resources of this node: the same for every node, and one for each MIG profile that it gives."""
+        profiles = self.state.node.shares.profiles
+        return (*self.settings.offered, *(self.settings.of_profile(profile) for profile in profiles))
+
     def _servicer(self, resource: Resource) -> PluginServicer:
         return PluginServicer(
             resource,
             self._answers,
-            self.advertiser.lists[resource.kind],
+            self.advertiser.list_of(resource),
             pre_start=self.settings.pre_start and not self.ways.parting,
             observe=lambda _resource, rpc, seconds: self.metrics.took(m.RPCS, seconds, rpc),
         )
@@ -369,6 +377,11 @@ class NodeAgent:
         if advice is not None and self.advertiser.refused(amount):
             self.reports.refused_again_and_again(amount, advice)
 
+    def _instance_gone(self, found: Stranded) -> None:
+        self.reports.instance_gone(found)
+        if self.cluster is not None and found.pod is not None:
+            self.cluster.pod_event(found.pod, "MigInstanceGone", f"{found.sentence}.", "Observe")
+
     def _round_over(self, _round: int) -> None:
         self._handover.keep_ended_pods()
         if self.cluster is not None and all(self.registration.registrations.values()):
@@ -382,6 +395,8 @@ class NodeAgent:
         claims = () if self.dra is None else self.dra.entries.value
         self.entries.set((*self.reconciler.checkpoint_entries.value, *claims))
         self.ways.look()
+        if any(shared.gpu.instance is not None for shared in self.state.node.shares.gpus):
+            self._apply()  # who has an instance decides in which list of the node it is
 
     def _take_node(self, node: NodeRecord | None) -> None:
         if node is not None:
@@ -402,6 +417,10 @@ class NodeAgent:
         self.mps.refuse = means.refuse
         self._answers.delivery = Delivery(frozenset(settings.devices), settings.cdi_kind, cgpu_disable, means)
         self.equipment.give_instances(mig_mode(settings.mig, labels.get(MIG_LABEL, "")))
+        there = {resource.name for resource in self._resources()}
+        if not self.advertiser.idle and not self.registration.registrations.keys() >= there:
+            self.advertiser.refresh()
+            self.registration.serve_more()
         placement = labels.get(PLACEMENT_LABEL, "")
         if placement and placement not in POLICIES:
             extra = {"value": placement, "known": sorted(POLICIES), "once_per_s": 3600}
@@ -411,6 +430,7 @@ class NodeAgent:
             _log.info("the policy for choosing GPUs changed", extra={"policy": policy})
             self._answers.policy = policy
         self.responses.show_condition()
+        self.stranding.look()
         if self.cluster is not None and view.state is not State.STARTING:
             serving = self.ways.serving.value
             withheld = "; ".join(other.found for other in self.coexistence.others.value) or serving.waits
