@@ -557,7 +557,7 @@ AGENT_CASES = (
 )  # fmt: skip
 
 FORGED = (
-    "a node agent tells of its own node, and of pods for reasons that begin with GPU, as 'gpu-device-plugin' of that "
+    "a node agent tells of its own node, and of pods what concerns their GPUs, as 'gpu-device-plugin' of that "
     "node; this token is of node 'node-a'"
 )
 A_POD = {"apiVersion": "v1", "kind": "Pod", "name": "plain", "namespace": "default", "uid": "1"}
@@ -578,7 +578,7 @@ EVENT_CASES = (
     *(
         Case(f"an agent tells of a pod: {reason}", AGENT_A, tell(event("node-a", regarding=A_POD, reason=reason)))
         for reason in ("GPUMemoryExceeded", "GPUTrespass", "GPUMemoryEvicted", "GPUEvictionBlocked",
-                       "GPUFailureEvicted", "GPULimitNotHeld")
+                       "GPUFailureEvicted", "GPULimitNotHeld", "MigInstanceGone")
     ),
     Case("an agent tells of a pod in the name of another node", AGENT_A,
          tell(event("node-b", regarding=A_POD, reason="GPUTrespass")),
