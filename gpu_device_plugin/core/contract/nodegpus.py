@@ -77,6 +77,11 @@ class ListedGpu:
     instance: ListedInstance | None = None
     """None: it is a whole GPU."""
 
+    @property
+    def card(self) -> str:
+        """The UUID of the GPU that it is, or is an instance of."""
+        return self.uuid if self.instance is None else self.instance.parent
+
 
 @dataclass(frozen=True, slots=True)
 class NodeGpus:
@@ -105,9 +110,21 @@ class NodeGpus:
     """MIG instances that exist no more and that no container holds: their positions stay taken."""
     models: frozenset[str] = field(init=False, repr=False, compare=False)
     """The models of all its GPUs."""
+    cards: Mapping[int, int] = field(init=False, repr=False, compare=False)
+    """By position of each MIG instance that is shared: the lowest position of those of its GPU."""
+    elsewhere: frozenset[int] = field(init=False, repr=False, compare=False)
+    """Positions that the node knows and on which nothing can be placed: those of `instances` and `gone`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "models", frozenset([gpu.model for gpu in self.gpus]))
+        lowest: dict[str, int] = {}
+        cards = {
+            gpu.position: lowest.setdefault(gpu.instance.parent, gpu.position)
+            for gpu in self.gpus
+            if gpu.instance is not None
+        }
+        object.__setattr__(self, "cards", cards)
+        object.__setattr__(self, "elsewhere", frozenset([gpu.position for gpu in (*self.instances, *self.gone)]))
 
     @property
     def fault(self) -> str:

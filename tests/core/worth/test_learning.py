@@ -19,7 +19,7 @@ from gpu_device_plugin.core.worth.appraising import CLOSED, Appraiser, Choice, L
 from gpu_device_plugin.core.worth.candidates import UNKNOWN, left_on, ranks_on, shape_of
 from gpu_device_plugin.core.worth.learning import MOST_CELLS, MOST_LEVELS, WANTED, learn, learning
 from gpu_device_plugin.core.worth.mix import PodKind
-from gpu_device_plugin.core.worth.shapes import Shape, rounded
+from gpu_device_plugin.core.worth.shapes import GpuKind, Shape, rounded
 
 T4 = Shape((16, 16), ("T4", "T4"), 32_000, 131_072)
 A10 = Shape((24,), ("A10",), 32_000, 131_072)
@@ -36,8 +36,8 @@ def of_model(*models: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def test_without_pods_every_share_is_worth_the_same() -> None:
     tables = learn({}, {T4: 2, A10: 1})
     assert tables.wanted == {T4: 1.0, A10: 1.0}
-    assert tables.packed == {(16, "T4"): ((0.0,) * 17,), (24, "A10"): ((0.0,) * 25,)}
-    assert (tables.levels, tables.prices, tables.cpu_per_share) == ((), {16: {}, 24: {}}, 0.0)
+    assert tables.packed == {GpuKind(16, "T4"): ((0.0,) * 17,), GpuKind(24, "A10"): ((0.0,) * 25,)}
+    assert (tables.levels, tables.prices, tables.cpu_per_share) == ((), {(16, False): {}, (24, False): {}}, 0.0)
     assert tables.unit == (2 * 32 + 24) / 5
 
 
@@ -49,7 +49,7 @@ def test_without_nodes_there_is_nothing_to_learn() -> None:
 
 def test_room_is_worth_the_pods_that_could_be_packed_into_it() -> None:
     """Pods of 5 on GPUs of 16: 15 shares are worth as much as 16, and 4 are worth nothing."""
-    packed = learn({PodKind(5, 1): 1.0}, {T4: 1}).packed[16, "T4"][0]
+    packed = learn({PodKind(5, 1): 1.0}, {T4: 1}).packed[GpuKind(16, "T4")][0]
     third = 16 / 3
     assert packed == pytest.approx((0.0,) * 5 + (third,) * 5 + (2 * third,) * 5 + (16.0, 16.0))
 
@@ -58,7 +58,7 @@ def test_without_cpu_for_them_pods_are_worth_less() -> None:
     """Half of the pods ask for 4 CPUs: below, the room is worth half, and nothing without a CPU at all."""
     tables = learn({PodKind(8, 1, 1000): 1.0, PodKind(8, 1, 4000): 1.0}, {T4: 1})
     assert tables.levels == (1000, 4000)
-    assert [by_level[16] for by_level in tables.packed[16, "T4"]] == pytest.approx([0.0, 8.0, 16.0])
+    assert [by_level[16] for by_level in tables.packed[GpuKind(16, "T4")]] == pytest.approx([0.0, 8.0, 16.0])
     assert tables.cpu_per_share == (1000 + 4000) / 16
 
 
@@ -103,10 +103,10 @@ def test_a_gpu_of_many_shares_is_priced_in_cells() -> None:
     """40,000 shares of 1 MiB in 128 cells of 312.5: a pod of 10,000 takes exactly 32, one of 10,001 takes 33."""
     large = Shape((40_000,), ("A100",), 32_000, 131_072)
     tables = learn({PodKind(10_000, 1): 1.0}, {large: 1})
-    assert tables.prices == {40_000: {MOST_CELLS // 4: pytest.approx(0.25)}}
+    assert tables.prices == {(40_000, False): {MOST_CELLS // 4: pytest.approx(0.25)}}
     appraiser = Appraiser(tables)
     assert appraiser.choose(PodKind(10_000, 1), large, Left((10_000,), 0, 0)) is not None
-    assert learn({PodKind(10_001, 1): 1.0}, {large: 1}).prices[40_000].keys() == {33}
+    assert learn({PodKind(10_001, 1): 1.0}, {large: 1}).prices[40_000, False].keys() == {33}
     values = [appraiser.worth(large, Left((free,), 0, 0)) for free in (9_999, 10_000)]
     assert values[1] - values[0] > 9_000
 
@@ -310,5 +310,5 @@ def test_gpus_of_one_size_share_their_prices_and_not_their_pods() -> None:
     """Of pods of 8 half may have an L4, and all a T4."""
     two = Shape((16, 16), ("L4", "T4"), 32_000, 131_072)
     tables = learn({PodKind(8, 1): 1.0, PodKind(8, 1, models=of_model("T4")): 1.0}, {two: 1})
-    assert tables.prices == {16: {8: pytest.approx(0.5)}}
-    assert [tables.packed[16, model][0][16] for model in ("L4", "T4")] == pytest.approx([8.0, 16.0])
+    assert tables.prices == {(16, False): {8: pytest.approx(0.5)}}
+    assert [tables.packed[GpuKind(16, model)][0][16] for model in ("L4", "T4")] == pytest.approx([8.0, 16.0])
