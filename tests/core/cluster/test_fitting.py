@@ -481,8 +481,8 @@ def test_what_is_too_much_in_all_is_not_tried() -> None:
 
 
 def test_who_may_try_only_so_often_gives_up_then() -> None:
-    assert Packer(list(map(mem, PIECES)))(FULL, FULL, 7) == Packing(None, 7)
-    assert Packer([mem(3), mem(5)])((8,), (), 2) == Packing(((8,), (3,)), 2)
+    assert Packer(list(map(mem, PIECES)))(FULL, FULL, most_steps=7) == Packing(None, 7)
+    assert Packer([mem(3), mem(5)])((8,), (), most_steps=2) == Packing(((8,), (3,)), 2)
 
 
 FULL = (46, 73, 84, 63, 83)
