@@ -205,10 +205,7 @@ def allowing(wishes: Wishes, table: NodeTable) -> Callable[[int, int], bool | No
         if not named or known[model] is False:
             return known[model]
         there = table.nodes[row].gpus
-        names = [gpu.uuid for gpu in there.gpus]
-        if there.cards:
-            names += [gpu.card for gpu in there.gpus]
-        if named.isdisjoint(names):
+        if named.isdisjoint([gpu.uuid for gpu in there.gpus]) and named.isdisjoint(there.parents):
             return False if wishes.use_uuids else known[model]
         return _agreed({wishes.allow_model(gpu.model) and wishes.allow_uuid(gpu.uuid, gpu.card) for gpu in there.gpus})
 

@@ -112,6 +112,8 @@ class NodeGpus:
     """The models of all its GPUs."""
     cards: Mapping[int, int] = field(init=False, repr=False, compare=False)
     """By position of each MIG instance that is shared: the lowest position of those of its GPU."""
+    parents: frozenset[str] = field(init=False, repr=False, compare=False)
+    """UUIDs of the GPUs in MIG mode of which instances are shared."""
     elsewhere: frozenset[int] = field(init=False, repr=False, compare=False)
     """Positions that the node knows and on which nothing can be placed: those of `instances` and `gone`."""
 
@@ -124,6 +126,7 @@ class NodeGpus:
             if gpu.instance is not None
         }
         object.__setattr__(self, "cards", cards)
+        object.__setattr__(self, "parents", frozenset(lowest))
         object.__setattr__(self, "elsewhere", frozenset([gpu.position for gpu in (*self.instances, *self.gone)]))
 
     @property
@@ -262,16 +265,17 @@ def write_node_gpus(node: NodeGpus) -> str:
         "policy": node.policy,
         "driver": node.driver,
         "gpus": [_fields(gpu) for gpu in node.gpus],
-        "links": [(a, b, closeness.name.lower(), nvlinks) for a, b, closeness, nvlinks in node.links.pairs],
     }
     # Apart from the GPUs that are shared: a scheduler of a release that knows no MIG places nothing on them.
-    rare: Mapping[str, object] = {
-        "away": node.away,
-        "claims": node.claims,
+    apart = {
         "instances": [_fields(gpu) for gpu in node.instances],
         "gone": [_fields(gpu) for gpu in node.gone[:_MOST_GONE]],
     }
-    return json.dumps(fields | {key: value for key, value in rare.items() if value}, separators=(",", ":"))
+    # Before the links, the text of which is the same on machines of one kind: readers cache by it.
+    fields |= {key: value for key, value in apart.items() if value}
+    fields["links"] = [(a, b, closeness.name.lower(), nvlinks) for a, b, closeness, nvlinks in node.links.pairs]
+    rare = {"away": node.away, "claims": node.claims}
+    return json.dumps(fields | {key: True for key, value in rare.items() if value}, separators=(",", ":"))
 
 
 def _fields(gpu: ListedGpu) -> Mapping[str, object]:
