@@ -63,8 +63,8 @@ class Packing:
 
     taken: tuple[tuple[int, ...], ...] | None
     """For each demand for memory, in the order of `_order`, the free shares of its GPUs before it takes its own; None:
-    no packing was found. Demands for whole GPUs get the GPUs with the fewest free shares. Only a demand for memory of one
-    GPU may get an instance."""
+    no packing was found. Demands for whole GPUs get the GPUs with the fewest free shares. Of instances only a demand for
+    memory of one GPU may get one."""
     steps: int
     """How many steps the search took, each of some microseconds."""
 
@@ -275,7 +275,7 @@ def _memory(shares: int, node: Candidate) -> str:
 
 
 class Packer:
-    """Packs all demands of one pod onto a node's GPUs and MIG instances; precomputes all that depends on the pod alone."""
+    """Packs all demands of one pod onto a node's GPUs and instances; precomputes all that depends on the pod alone."""
 
     def __init__(self, demands: Sequence[Demand]) -> None:
         """Pack `demands`."""
@@ -356,7 +356,7 @@ def _order(demands: Sequence[Demand]) -> list[int]:
 
 
 def frees_of(rooms: Sequence[Room]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return the arguments of a `Packer`: the free shares of GPUs that give shares, of unused ones, of MIG instances."""
+    """Return the arguments of a `Packer`: the free shares of GPUs that give shares, of unused ones, of instances."""
     # As `Room.gives_shares` and `Room.unused` say: to call these takes a fifth of what a filter takes of several parts.
     giving = [room for room in rooms if room.healthy and not room.whole]
     gpus = [room for room in giving if room.card is None]

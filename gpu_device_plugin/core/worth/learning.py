@@ -47,7 +47,7 @@ class Tables:
     levels: tuple[int, ...]
     """Amounts of CPU that pods ask for, in thousandths, ascending."""
     prices: Mapping[tuple[int, bool], Mapping[int, float]]
-    """By shares of a GPU and whether it is an instance, by cells that a pod takes of it: the price as a part of the GPU."""
+    """By shares of a GPU and whether it is an instance, by cells that a pod takes of it: the price as a part of it."""
     packed: Mapping[GpuKind, tuple[tuple[float, ...], ...]]
     """By kind of GPU, by level, by free cells: the worth of the pods that could be packed there."""
     wanted: Mapping[Shape, float]
