@@ -67,7 +67,7 @@ def usage_of_claims(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> Usage
     A part of a GPU that the node does not list is unplaced, and so is all where the size of shares is not known: it
     counts as a whole GPU then, which is more than it took and never less.
     """
-    positions = {gpu.uuid.lower(): gpu.position for gpu in gpus.gpus if gpu.uuid}
+    positions = {gpu.uuid.lower(): gpu.position for gpu in (*gpus.all, *gpus.gone) if gpu.uuid}
     shares: dict[int, int] = defaultdict(int)
     whole: set[int] = set()
     unplaced_shares = unplaced_gpus = 0

@@ -151,7 +151,7 @@ def test_a_newer_agent_may_tell_more() -> None:
 def test_more_than_an_agent_writes_is_not_read() -> None:
     many = [{"index": n} for n in range(1000)]
     read = read_node_use(json.dumps({"version": 1, "gpus": many, "containers": many}))
-    assert (len(read.gpus), len(read.parts)) == (64, MOST_CONTAINERS)
+    assert (len(read.gpus), len(read.parts)) == (128, MOST_CONTAINERS)
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_who_was_given_nothing_trespasses_and_who_was_given_something_unknown_do
         "",
         "go_goroutines 7\n",
         "<html>login</html>",
-        info("GPU-a", 64),
+        info("GPU-a", 128),
         info("GPU-a", -1),
         info("GPU-a", "\u0663"),
         info("GPU-a", "1e1"),
