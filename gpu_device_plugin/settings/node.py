@@ -10,7 +10,7 @@ from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.core.model.limits import CHOOSABLE, Rung
 from gpu_device_plugin.core.model.mig import MigMode, resource_name
 from gpu_device_plugin.core.model.policy import POLICIES
-from gpu_device_plugin.core.model.resources import OF_GPUS, Kind, Resource
+from gpu_device_plugin.core.model.resources import OF_GPUS, Kind, Names, Resource
 from gpu_device_plugin.core.node.grants import WAYS
 from gpu_device_plugin.core.node.serving import WAYS as WAYS_TO_SERVE
 from gpu_device_plugin.core.node.serving import Way
@@ -357,6 +357,11 @@ class NodeSettings(ProgramSettings):
     def domain_of_mig(self) -> str:
         """The domain of the resources of MIG profiles."""
         return self.mig_domain or self.domain
+
+    @property
+    def names(self) -> Names:
+        """The full names of our resources, those of MIG profiles that the node may have later included."""
+        return Names(frozenset(resource.name for resource in self.offered), self.domain_of_mig)
 
     def of_profile(self, profile: str) -> Resource:
         """Return the resource of a MIG profile."""

@@ -108,7 +108,7 @@ class Node:
         """Make a loop for these plugins, which tells us all that happens."""
         # A kubelet on a busy machine is slow to listen, which is no reason to start over.
         timings = replace(QUICK, stream_grace=stretched(QUICK.stream_grace))
-        return RegistrationLoop(self.directory, plugins, prepare or self._prepare, self._on_event, timings)
+        return RegistrationLoop(self.directory, lambda: plugins, prepare or self._prepare, self._on_event, timings)
 
     def plugin(self, resource: Resource) -> Plugin:
         return Plugin(resource, lambda: self._servicer(resource))

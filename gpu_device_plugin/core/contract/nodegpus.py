@@ -12,6 +12,7 @@ from gpu_device_plugin.core.model.gpus import MOST_GPUS, NO_LINKS, Closeness, Li
 from gpu_device_plugin.core.model.mig import resource_name
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.shares import SHARES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, MutableMapping
@@ -35,6 +36,7 @@ _RARE_LISTS = (("instances", MOST_GPUS), ("gone", _MOST_GONE))
 _MOST_MIB = 1 << 40
 _LEVELS = {level.name.lower(): level for level in Closeness}
 _UNEXPLAINED = "it is out of service"
+_OTHERWISE = "a container has it in the other way of giving MIG instances, which was changed on this node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,8 @@ def node_gpus(
     away: bool = False,
     claims: bool = False,
     mig_domain: str = "",
-    held: Collection[str] = (),
+    held_shares: Collection[str] = (),
+    held_whole: Collection[str] = (),
 ) -> NodeGpus:
     """Return the GPUs of a node as its agent knows them.
 
@@ -190,15 +193,31 @@ def node_gpus(
         away: no pod should be placed here, because the agent is shutting down or does not serve yet.
         claims: pods get the GPUs by ResourceClaims.
         mig_domain: the domain of the resources of MIG profiles.
-        held: UUIDs of GPUs that containers use.
+        held_shares: UUIDs of GPUs of which containers have shares.
+        held_whole: UUIDs of GPUs and MIG instances that containers have whole.
     """
-    listed = [(shared, _listed(shared, unhealthy, mig_domain)) for shared in shares.gpus]
-    forgotten = [shared.gone and shared.gpu.uuid not in held for shared, _ in listed]
-    there = [gpu for (_, gpu), gone in zip(listed, forgotten, strict=True) if not gone]
+    gpus: list[ListedGpu] = []
+    instances: list[ListedGpu] = []
+    gone: list[ListedGpu] = []
+    for shared in shares.gpus:
+        uuid, offered = shared.gpu.uuid, shared.offered or (shared.listed if shared.gpu.instance is None else ())
+        profile = next((profile for kind, profile in offered if kind is Kind.INSTANCE), "")
+        why = unhealthy.get(uuid)
+        if shared.gpu.instance is None and offered:
+            gpus.append(_listed(shared, why))
+        elif SHARES in offered:
+            gpus.append(_listed(shared, _OTHERWISE if why is None and uuid in held_whole else why))
+        elif uuid in held_shares:  # the way of giving instances was changed, or it exists no more
+            gpus.append(_listed(shared, _OTHERWISE if why is None else why))
+        elif profile or uuid in held_whole:
+            profile = profile or next((profile for _, profile in shared.listed if profile), "")
+            instances.append(_listed(shared, why, f"{mig_domain}/{resource_name(profile)}"))
+        else:
+            gone.append(_listed(shared, why))
     return NodeGpus(
-        tuple(gpu for gpu in there if gpu.instance is None or not gpu.instance.resource),
-        instances=tuple(gpu for gpu in there if gpu.instance is not None and gpu.instance.resource),
-        gone=tuple(gpu for (_, gpu), gone in zip(listed, forgotten, strict=True) if gone),
+        tuple(gpus),
+        instances=tuple(instances),
+        gone=tuple(gone),
         share_mib=shares.share_mib,
         policy=policy,
         driver=inventory.driver_version,
@@ -208,29 +227,21 @@ def node_gpus(
     )
 
 
-def _listed(shared: SharedGpu, unhealthy: Mapping[str, str], mig_domain: str) -> ListedGpu:
+def _listed(shared: SharedGpu, unhealthy: str | None, resource: str = "") -> ListedGpu:
     gpu, place = shared.gpu, shared.gpu.instance
-    whole = next((profile for kind, profile in shared.offered or shared.listed if kind is Kind.INSTANCE), "")
     return ListedGpu(
         position=shared.position,
         shares=len(shared.shares),
         uuid=gpu.uuid,
         model=gpu.product,
         memory_mib=gpu.total_mib,
-        unhealthy=(unhealthy[gpu.uuid] or _UNEXPLAINED) if gpu.uuid in unhealthy else "",
+        unhealthy="" if unhealthy is None else unhealthy or _UNEXPLAINED,
         numa=gpu.numa_node,
         reserved_mib=gpu.reserved_mib,
         pci=gpu.pci_bus_id or "",
         instance=None
         if place is None
-        else ListedInstance(
-            place.parent,
-            gpu.index,
-            place.number,
-            place.profile,
-            place.gi,
-            f"{mig_domain}/{resource_name(whole)}" if whole else "",
-        ),
+        else ListedInstance(place.parent, max(gpu.index, 0), max(place.number, 0), place.profile, place.gi, resource),
     )
 
 

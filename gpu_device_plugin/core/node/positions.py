@@ -42,8 +42,7 @@ def listed_before(text: str) -> tuple[Gpu, ...]:
         for each in listed
         if each.uuid and each.memory_mib is not None and each.reserved_mib is not None
     )
-    # Without MIG no list has gaps, and what a gap stands for is not known.
-    return gpus if [each.position for each in listed] == list(range(len(gpus))) else ()
+    return gpus if len(gpus) == len(listed) else ()
 
 
 def _instance(listed: ListedInstance | None) -> MigInstance | None:

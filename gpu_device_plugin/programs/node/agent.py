@@ -146,11 +146,11 @@ class NodeAgent:
         )
         self.coexistence = Coexistence(settings)
         self.limiting = Limiting(read_extra_grant(settings.extra_grant), self.reports.limits_missing)
-        self.advertiser = Advertiser(self.state, settings.offered, settings.refusal_limit)
+        self.advertiser = Advertiser(self.state, self._resources, settings.refusal_limit)
         self.kubelet_records = KubeletRecords(
             settings.device_plugin_dir,
             settings.pod_resources_socket,
-            frozenset(resource.name for resource in settings.offered),
+            settings.names,
             listener=lambda: self.registration.listener,
             in_api=PodsInApi if cluster is None else cluster.pods_in_api,
         )
@@ -219,7 +219,7 @@ class NodeAgent:
         )
         self.registration = RegistrationLoop(
             settings.device_plugin_dir,
-            [Plugin(resource, partial(self._servicer, resource)) for resource in settings.offered],
+            lambda: [Plugin(resource, partial(self._servicer, resource)) for resource in self._resources()],
             self._prepare,
             self._registration_event,
         )
@@ -348,11 +348,16 @@ class NodeAgent:
         self.mps.ledger_complete()
         self.advertiser.refresh()
 
+    def _resources(self) -> tuple[Resource, ...]:
+        """Return the resources of this node: the same for every node, and one for each MIG profile that it gives."""
+        profiles = self.state.node.shares.profiles
+        return (*self.settings.offered, *(self.settings.of_profile(profile) for profile in profiles))
+
     def _servicer(self, resource: Resource) -> PluginServicer:
         return PluginServicer(
             resource,
             self._answers,
-            self.advertiser.lists[resource.kind],
+            self.advertiser.list_of(resource),
             pre_start=self.settings.pre_start and not self.ways.parting,
             observe=lambda _resource, rpc, seconds: self.metrics.took(m.RPCS, seconds, rpc),
         )
@@ -402,6 +407,10 @@ class NodeAgent:
         self.mps.refuse = means.refuse
         self._answers.delivery = Delivery(frozenset(settings.devices), settings.cdi_kind, cgpu_disable, means)
         self.equipment.give_instances(mig_mode(settings.mig, labels.get(MIG_LABEL, "")))
+        there = {resource.name for resource in self._resources()}
+        if not self.advertiser.idle and not self.registration.registrations.keys() >= there:
+            self.advertiser.refresh()
+            self.registration.serve_more()
         placement = labels.get(PLACEMENT_LABEL, "")
         if placement and placement not in POLICIES:
             extra = {"value": placement, "known": sorted(POLICIES), "once_per_s": 3600}

@@ -37,6 +37,7 @@ from gpu_device_plugin.core.contract.nodelabels import node_labels
 from gpu_device_plugin.core.contract.nodelimits import NO_LIMITS, write_node_limits
 from gpu_device_plugin.core.contract.promises import assignment
 from gpu_device_plugin.core.model.gpus import Inventory
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import TooManySharesError
 from gpu_device_plugin.core.node.assigned import assigned_shares
 from gpu_device_plugin.core.node.ended_pods import pods_in_api
@@ -283,15 +284,30 @@ class NodeCluster:
         if shown is None or not self._looked.is_set():
             return  # an annotation about GPUs that the driver does not show now must not be lost
         shares, unhealthy = self._state.node.shares, self._state.node.unhealthy
-        if not shares.gpus:
+        if not shares.any_listed:
             with contextlib.suppress(TooManySharesError):
-                shares = shares.with_inventory(Inventory(self._before), self._settings.exclude_gpus)
+                shares = shares.with_inventory(
+                    Inventory(self._before, order=self._before),
+                    self._settings.exclude_gpus,
+                    mig=MigMode(self._settings.mig),
+                )
             unhealthy = {shared.gpu.uuid: shown.sentence for shared in shares.gpus}
         if shown.withheld:
             unhealthy = {shared.gpu.uuid: shown.withheld for shared in shares.gpus}
-        offered = bool(self._state.node.shares.gpus) and not shown.withheld
+        offered = self._state.node.shares.any_listed and not shown.withheld
         away = self._readiness is _Readiness.SHUTTING_DOWN or (offered and self._readiness is _Readiness.STARTING)
-        gpus = node_gpus(shares, shown.inventory, unhealthy, shown.policy, away=away, claims=shown.claims)
+        uses = {shared.gpu.uuid: self._state.node.use(shared) for shared in shares.gpus}
+        gpus = node_gpus(
+            shares,
+            shown.inventory,
+            unhealthy,
+            shown.policy,
+            away=away,
+            claims=shown.claims,
+            mig_domain=self._settings.domain_of_mig,
+            held_shares={uuid for uuid, use in uses.items() if use.shares},
+            held_whole={uuid for uuid, use in uses.items() if use.whole},
+        )
         notes = NodeNotes(
             labels={**self._outdated, **node_labels(shares, shown.inventory, shown.policy, shown.limits)},
             annotations={

@@ -326,7 +326,7 @@ def test_a_gpu_that_is_left_out_is_noted() -> None:
 
 
 def test_a_node_that_shares_no_gpu_is_wrong_and_says_why() -> None:
-    advice = "-> --share-size, --exclude-gpus and the MIG mode of a GPU decide about that"
+    advice = "-> --share-size, --exclude-gpus and --mig decide about that"
     assert of("shares", share_mib=100 * 1024) == [
         f"error: no GPU is shared: 15 GiB, less than one share of 100 GiB (2 GPUs) {advice}"
     ]
