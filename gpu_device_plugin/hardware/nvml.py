@@ -203,6 +203,7 @@ class Nvml:
             "mig": bool(self._mig(handle)),
             "memory_limits": self._has_limits(handle),
             "architecture": _ARCHITECTURES.get(self._optional("nvmlDeviceGetArchitecture", handle)),
+            "instance": None,
         }
 
     def _memory(self, handle: Any) -> tuple[Any, int]:

@@ -200,6 +200,7 @@ def test_everything_the_driver_tells_is_taken(library: Library, tmp_path: Path) 
         "mig": False,
         "memory_limits": False,
         "architecture": "Ampere",
+        "instance": None,
     }
     assert (second["numa_node"], third["numa_node"]) == (1, None)  # -1: the kernel does not know
     assert third["mig"]

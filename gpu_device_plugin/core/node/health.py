@@ -41,10 +41,15 @@ _WANTED: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """The driver reported an XID for a GPU."""
+    """The driver reported an XID for a GPU, or for MIG instances of it."""
 
     uuid: str
+    """A GPU's; or, once `gi` and `ci` are resolved, a MIG instance's."""
     code: int
+    gi: int | None = None
+    """ID of the GPU instance that it concerns; None: the driver names none, so that it concerns the whole GPU."""
+    ci: int | None = None
+    """ID of the compute instance; None: it concerns all of the GPU instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,10 @@ class Probe:
     used_mib: int | None = None
     """Memory in use, without the driver's reserved memory, MiB."""
     mig: bool | None = None
+    instances: tuple[str, ...] | None = None
+    """The UUIDs of the MIG instances that a GPU in MIG mode has now. None: it is not in MIG mode, or unknown."""
+    mig_changed: bool = False
+    """The driver reported that the MIG instances of the GPU changed, or may have."""
 
 
 @dataclass(frozen=True, slots=True)
