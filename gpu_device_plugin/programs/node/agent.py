@@ -53,6 +53,7 @@ from gpu_device_plugin.programs.node.mps import MpsLink
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.programs.node.reports import Reports
 from gpu_device_plugin.programs.node.responses import Responses
+from gpu_device_plugin.programs.node.stranding import Stranding
 from gpu_device_plugin.programs.node.use import UseWatch
 from gpu_device_plugin.programs.node.use_notes import UseNotes
 from gpu_device_plugin.programs.node.use_series import UseSeries
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.config import ClusterConfig
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.admitting import Refused
+    from gpu_device_plugin.core.node.stranded import Stranded
     from gpu_device_plugin.kubelet.checkpoint import Entry
     from gpu_device_plugin.programs.node.cluster import NodeCluster
     from gpu_device_plugin.programs.node.dra import DraDriver
@@ -223,6 +225,7 @@ class NodeAgent:
             self._prepare,
             self._registration_event,
         )
+        self.stranding = Stranding(self.state, self.use_watch.holdings, self._instance_gone)
         self._lock = NodeLock(settings.device_plugin_dir)
         self._handover = Handover(settings, self.kubelet_records)
         self.ways = Ways(
@@ -374,6 +377,11 @@ class NodeAgent:
         if advice is not None and self.advertiser.refused(amount):
             self.reports.refused_again_and_again(amount, advice)
 
+    def _instance_gone(self, found: Stranded) -> None:
+        self.reports.instance_gone(found)
+        if self.cluster is not None and found.pod is not None:
+            self.cluster.pod_event(found.pod, "MigInstanceGone", f"{found.sentence}.", "Observe")
+
     def _round_over(self, _round: int) -> None:
         self._handover.keep_ended_pods()
         if self.cluster is not None and all(self.registration.registrations.values()):
@@ -387,6 +395,8 @@ class NodeAgent:
         claims = () if self.dra is None else self.dra.entries.value
         self.entries.set((*self.reconciler.checkpoint_entries.value, *claims))
         self.ways.look()
+        if any(shared.gpu.instance is not None for shared in self.state.node.shares.gpus):
+            self._apply()  # who has an instance decides in which list of the node it is
 
     def _take_node(self, node: NodeRecord | None) -> None:
         if node is not None:
@@ -420,6 +430,7 @@ class NodeAgent:
             _log.info("the policy for choosing GPUs changed", extra={"policy": policy})
             self._answers.policy = policy
         self.responses.show_condition()
+        self.stranding.look()
         if self.cluster is not None and view.state is not State.STARTING:
             serving = self.ways.serving.value
             withheld = "; ".join(other.found for other in self.coexistence.others.value) or serving.waits

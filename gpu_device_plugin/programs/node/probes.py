@@ -86,6 +86,7 @@ def metrics_state(agent: NodeAgent) -> m.State:
                 fenced=fenced.get(shared.gpu.uuid, 0),
             )
             for shared in node.shares.gpus
+            if shared.listed and not shared.gone
         ),
         containers_over=len(agent.over_use.excesses.value),
         limits=agent.verification.counts,
