@@ -133,8 +133,8 @@ def test_a_claim_that_waits_for_instances_is_told_which_ones_are_free(count: int
             {"n1": n1, "n0": serving_view("n0", serving(8))},
             [
                 (
-                    "Whole MIG instances that no claim has: n1 has 1g.10gb (1), 2g.20gb (1). The selectors of the request "
-                    "decide which of them will do."
+                    "Whole MIG instances that no claim has: n1 has 1g.10gb (1), 2g.20gb (1). The selectors of the "
+                    "request decide which of them will do."
                 )
             ],
         ),
