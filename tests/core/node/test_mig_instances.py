@@ -342,6 +342,8 @@ def test_a_failed_gpu_takes_its_instances_out_of_service() -> None:
 def test_an_instance_that_exists_no_more_is_out_of_service() -> None:
     shares = mig_node((10, 10)).shares.with_inventory(inventory((10,)), mig=SHARE)
     assert out_of_service({"GPU-0": ["XID 79"]}, shares)["MIG-0-1"] == "the MIG instance exists no more"
+    in_mig = replace(shares, gpus=(replace(shares.gpus[0], gpu=inventory(()).gpus[0]), *shares.gpus[1:]))
+    assert "MIG-0-0" not in out_of_service({}, in_mig), "that a GPU is in MIG mode is nothing wrong with its instances"
     former = mig_node(4).shares.with_inventory(replace(inventory((), 4), order=inventory(()).gpus), mig=SHARE)
     assert out_of_service({}, former) == {"GPU-0": "it is in MIG mode now"}
 
