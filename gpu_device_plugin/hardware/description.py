@@ -436,7 +436,7 @@ def _limits(value: object) -> dict[str, Fields]:
 
 def _count(value: object) -> int:
     if not 1 <= (count := forms.whole(value)) <= _MOST_GPUS:
-        raise ValueError(f"{count} is not a number of GPUs; write 1 to {_MOST_GPUS}")
+        raise ValueError(f"{count} is not a number of GPUs or instances; write 1 to {_MOST_GPUS}")
     return count
 
 

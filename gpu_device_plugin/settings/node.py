@@ -78,8 +78,9 @@ class NodeSettings(ProgramSettings):
     gpus: str = knob(
         "nvml",
         Form("SOURCE", _hardware),
-        "Source of the GPUs: nvml (the GPUs of this machine), fake:4xT4 or fake:2xH200-141GiB,1xA10 (fake GPUs), or "
-        "the path of a .yaml file that describes fake GPUs and their faults.",
+        "Source of the GPUs: nvml (the GPUs of this machine), fake:4xT4, fake:2xH200-141GiB,1xA10 or, with MIG "
+        "instances, fake:2xH100:mig=1g.10gb*7 (fake GPUs), or the path of a .yaml file that describes fake GPUs and "
+        "their faults.",
     )
     exclude_gpus: tuple[str, ...] = knob(
         "",

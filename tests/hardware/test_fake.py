@@ -157,7 +157,7 @@ gpus:
     [
         ({"gpus": "4xT5"}, "gpus.model: 'T5' is not a known model; give memory instead, or use one of P4,"),
         ({"gpus": "T4"}, "gpus: 'T4' is not like 4xT4, 2xH200-141GiB or 1xH100:mig="),
-        ({"gpus": "0xT4"}, "gpus.count: 0 is not a number of GPUs; write 1 to 128"),
+        ({"gpus": "0xT4"}, "gpus.count: 0 is not a number of GPUs or instances; write 1 to 128"),
         ({"gpus": "1xT4-big"}, "gpus.memory: 'big' is not an amount of memory"),
         ({"gpus": ["100xT4", "29xT4"]}, "gpus: 129 GPUs are too many; 128 is the maximum for one node"),
         ({"gpus": 4}, "gpus: 4 is not a list"),

@@ -155,7 +155,7 @@ async def test_the_way_of_giving_instances_changes_while_pods_run() -> None:
 
 async def test_the_label_of_the_node_decides() -> None:
     async with cluster([h100("1g.10gb*2"), T4], node_labels={"gpu-device-plugin/mig": "whole"}, mig="off") as there:
-        await there.start_agent()
+        there.node.launch()
         there.cluster.look_s = 0.05
         await there.node.healthy_is(ONE_G, 2)
         there.api.patch("nodes", NODE, {"metadata": {"labels": {"gpu-device-plugin/mig": "share"}}})
@@ -327,10 +327,12 @@ async def test_whatever_is_divided_anew_under_load_nothing_is_given_twice(seed: 
     async with world([h100("1g.10gb*7"), h100("3g.40gb*2"), T4], seed=seed, mig="share") as node:
         await node.start_agent()
         count = 0
-        for _ in range(12):
-            match chance.choice(["divide", "way", "restart", "pods", "pods", "pods", "end"]):
+        for _ in range(40):
+            match chance.choice(["divide", "way", "restart", "pods", "pods", "pods", "end", "settle"]):
                 case "divide":
                     node.hardware(h100(chance.choice(LAYOUTS)), h100(chance.choice(LAYOUTS)), T4)
+                case "settle":
+                    await node.rounds(1)
                 case "way":
                     change(node, mig=chance.choice(["off", "whole", "share"]))
                 case "restart":
