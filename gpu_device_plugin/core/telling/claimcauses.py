@@ -104,7 +104,7 @@ def _state(claim: Claim, nodes: Mapping[str, NodeView] | None) -> Iterator[str]:
 def _had(device: Device, nodes: Mapping[str, NodeView] | None) -> str:
     node = (nodes or {}).get(device.pool)
     uuid, whole = parse_device_name(device.name) or ("", False)
-    listed = () if node is None else node.candidate.gpus.gpus
+    listed = () if node is None else node.candidate.gpus.all
     gpu = next((gpu for gpu in listed if gpu.uuid.lower() == uuid.lower() and uuid), None)
     facts = [] if gpu is None else [gpu.model, gpu.uuid]
     which = f"GPU {device.name if gpu is None else gpu.position}" + (f" ({', '.join(facts)})" if facts else "")

@@ -113,12 +113,12 @@ def test_a_gpu_is_healthy_by_default(said: dict[str, Any], unhealthy: str) -> No
 
 
 def test_numbers_are_accepted_up_to_their_limits() -> None:
-    assert read_gpu(index=64, shares=1 << 20, memoryMiB=1 << 40, numa=1 << 20) == ListedGpu(
-        64, 1 << 20, memory_mib=1 << 40, numa=1 << 20
+    assert read_gpu(index=640, shares=1 << 20, memoryMiB=1 << 40, numa=1 << 20) == ListedGpu(
+        640, 1 << 20, memory_mib=1 << 40, numa=1 << 20
     )
     assert read_gpu(index=0, shares=1, memoryMiB=0, numa=0) == ListedGpu(0, 1, memory_mib=0, numa=0)
     assert (read(shareMiB=1).share_mib, read(shareMiB=1 << 20).share_mib) == (1, 1 << 20)
-    assert len(read(gpus=[{"index": n, "shares": 1} for n in range(64)]).gpus) == 64
+    assert len(read(gpus=[{"index": n, "shares": 1} for n in range(128)]).gpus) == 128
 
 
 NO_NUMBER = [None, "1", 1.0, float("nan"), True, [1], -1, 10**400]
@@ -127,7 +127,7 @@ NO_NUMBER = [None, "1", 1.0, float("nan"), True, [1], -1, 10**400]
 @pytest.mark.parametrize(
     ("where", "key", "outside", "sentence"),
     [
-        ("gpu", "index", [*NO_NUMBER, 65], "no whole number from 0 to 64 for index"),
+        ("gpu", "index", [*NO_NUMBER, 641], "no whole number from 0 to 640 for index"),
         ("gpu", "shares", [*NO_NUMBER, 0, (1 << 20) + 1], "no whole number from 1 to 1048576 for shares"),
         (
             "gpu",
@@ -172,9 +172,9 @@ LINK = 'has a link that is not of the form [0, 1, "nvlink", 4]'
         ("{}", "is of another version than 1; upgrade the older of agent and scheduler"),
         ('{"version":2}', "is of another version than 1; upgrade the older of agent and scheduler"),
         ('{"version":"1"}', "is of another version than 1; upgrade the older of agent and scheduler"),
-        ('{"version":1}', "has no list of at most 64 gpus"),
-        ('{"version":1,"gpus":{}}', "has no list of at most 64 gpus"),
-        (json.dumps({"version": 1, "gpus": [{}] * 65}), "has no list of at most 64 gpus"),
+        ('{"version":1}', "has no list of at most 128 gpus"),
+        ('{"version":1,"gpus":{}}', "has no list of at most 128 gpus"),
+        (json.dumps({"version": 1, "gpus": [{}] * 129}), "has no list of at most 128 gpus"),
         ('{"version":1,"gpus":[0]}', "has a gpu that is not a JSON object"),
         (json.dumps(WHOLE | {"gpus": [{"index": 1, "shares": 1}] * 2}), "has two gpus with the same index"),
         (json.dumps(WHOLE | {"links": None}), "has links that are not a list"),
@@ -356,7 +356,17 @@ def test_memory_is_divided_evenly() -> None:
 
 @pytest.mark.parametrize(
     ("memory", "count", "gpus"),
-    [(0, 0, 0), (0, 2, 0), (16, 0, 0), (-16, 2, 0), (16, -2, 0), (1, 2, 0), (2, 2, 2), (640, 64, 64), (650, 65, 0)],
+    [
+        (0, 0, 0),
+        (0, 2, 0),
+        (16, 0, 0),
+        (-16, 2, 0),
+        (16, -2, 0),
+        (1, 2, 0),
+        (2, 2, 2),
+        (1280, 128, 128),
+        (1290, 129, 0),
+    ],
 )
 def test_a_node_of_impossible_capacity_has_no_gpus(memory: int, count: int, gpus: int) -> None:
     assert len(by_division(memory, count).gpus) == gpus

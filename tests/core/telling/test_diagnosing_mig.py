@@ -64,9 +64,11 @@ def test_an_instance_that_is_out_of_service_is_named_by_its_number() -> None:
 
 def test_instances_that_no_pod_gets_are_noted_with_the_setting_that_would_give_them() -> None:
     assert of("MIG", node(BOTH)) == [
-        f"note: GPU 0 (GPU-m) is in MIG mode: {THREE}; no pod gets them, as mig is off -> the setting mig, or kubectl "
-        "label node a gpu-device-plugin/mig=..., with whole (one by one, a resource for each profile) or share (their "
-        "memory in shares)"
+        (
+            f"note: GPU 0 (GPU-m) is in MIG mode: {THREE}; no pod gets them, as mig is off -> the setting mig, or "
+            "kubectl label node a gpu-device-plugin/mig=..., with whole (one by one, a resource for each profile) or "
+            "share (their memory in shares)"
+        )
     ]
     assert "kubectl label node NODE gpu-device-plugin/mig=" in of("MIG", node(BOTH, node_name=""))[0]
 
@@ -106,26 +108,29 @@ def test_a_gpu_without_instances_is_of_no_use_to_anybody() -> None:
     (told,) = of("MIG", node(replace(BOTH, gpus=in_mig_mode(3)), mig="whole"))
     assert told == (
         "warning: GPU 3 (GPU-m) is in MIG mode, and no instance of it can be seen: no pod can use it -> create "
-        "instances (nvidia-mig-parted, or nvidia-smi mig -cgi PROFILE -C), or end MIG mode (nvidia-smi -i 3 -mig 0); if "
-        "nvidia-smi -L on the node lists some, give the container NVIDIA_MIG_MONITOR_DEVICES=all and the capability "
-        "SYS_ADMIN, without which the driver hides instances from it"
+        "instances (nvidia-mig-parted, or nvidia-smi mig -cgi PROFILE -C), or end MIG mode (nvidia-smi -i 3 -mig 0); "
+        "if nvidia-smi -L on the node lists some, deploy/patches/mig-agent.yaml (chart: agent.migMonitor) gives the "
+        "agent NVIDIA_MIG_MONITOR_DEVICES=all and the capability SYS_ADMIN, without which the driver hides instances "
+        "from a container"
     )
 
 
 def test_instances_that_are_there_and_hidden_from_us_are_told_with_the_rights_that_show_them() -> None:
     (told,) = of("MIG", node(replace(BOTH, gpus=in_mig_mode(0)), mig_present={"GPU-m": 7}))
     assert told.startswith(
-        "warning: GPU 0 (GPU-m) is in MIG mode, and none of its 7 GPU instances can be seen from here -> give the "
-        "container NVIDIA_MIG_MONITOR_DEVICES=all and the capability SYS_ADMIN"
+        "warning: GPU 0 (GPU-m) is in MIG mode, and none of its 7 GPU instances can be seen from here -> "
+        "deploy/patches/mig-agent.yaml (chart: agent.migMonitor) gives the agent NVIDIA_MIG_MONITOR_DEVICES=all"
     )
 
 
 def test_compute_instances_that_share_memory_are_given_to_nobody() -> None:
     split = in_mig_mode(0, ("1c.2g.20gb", 19_968), alone=False)
     assert of("MIG", node(replace(BOTH, gpus=split), mig="whole")) == [
-        "note: MIG instance 0:0 (MIG-m0) is a compute instance, 1c.2g.20gb, which shares the memory of GPU instance 7 "
-        "with others, and no pod gets it -> make one compute instance of each GPU instance (nvidia-smi mig -cgi "
-        "PROFILE -C does)"
+        (
+            "note: MIG instance 0:0 (MIG-m0) is a compute instance, 1c.2g.20gb, which shares the memory of GPU "
+            "instance 7 with others, and no pod gets it -> make one compute instance of each GPU instance (nvidia-smi "
+            "mig -cgi PROFILE -C does)"
+        )
     ]
 
 
@@ -221,8 +226,10 @@ def test_a_kubelet_that_knows_too_few_instances_is_told() -> None:
     gpus = NodeGpus((ListedGpu(0, 15),), instances=(listed(1, 0, 9, SMALL_ONES), listed(2, 1, 9, SMALL_ONES)))
     assert amounts(gpus, {MEM: 15, COUNT: 1, SMALL_ONES: 2}) == ["ok: matches the GPUs"]
     assert amounts(gpus, {MEM: 15, COUNT: 1, SMALL_ONES: 1}) == [
-        "warning: a has 1 nvidia.com/mig-1g.10gb by its kubelet, but 2 instances by its agent -> the kubelet updates its "
-        "node every 10 seconds; if this persists, see the logs of both"
+        (
+            "warning: a has 1 nvidia.com/mig-1g.10gb by its kubelet, but 2 instances by its agent -> the kubelet "
+            "updates its node every 10 seconds; if this persists, see the logs of both"
+        )
     ]
 
 
@@ -236,8 +243,10 @@ def test_a_profile_of_which_nothing_can_be_allocated_is_noted() -> None:
     small = replace(RESOURCES[0], name=SMALL_ONES, kind=Kind.INSTANCE, profile="1g.10gb")
     api = ApiSeen("https://10.96.0.1:443", allocatable={SMALL_ONES: 0})
     assert of("allocatable", node(BOTH, mig="whole", resources=(small,), api=api)) == [
-        "note: no nvidia.com/mig-1g.10gb can be allocated: all instances of this profile are in shared use or out of "
-        "service, or see above"
+        (
+            "note: no nvidia.com/mig-1g.10gb can be allocated: all instances of this profile are in shared use or out "
+            "of service, or see above"
+        )
     ]
 
 
