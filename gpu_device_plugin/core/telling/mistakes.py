@@ -55,8 +55,8 @@ def asks_for_others(limits: Iterable[str], resources: Iterable[Resource]) -> Ite
 def asks_for_several(containers: Iterable[Container]) -> Iterator[str]:
     """Yield a correction for each container whose MIG instances hide other devices of it, or one another.
 
-    The kubelet sets each variable once, so that of two resources with NVIDIA_VISIBLE_DEVICES one is lost; and CUDA
-    shows a program only one of several instances.
+    The kubelet sets each variable once, so that of two resources with NVIDIA_VISIBLE_DEVICES one is lost; and many
+    drivers show a CUDA program only one of several instances.
     """
     for container in containers:
         asked = {name: number for name, number in container.limits.items() if number}
@@ -68,8 +68,9 @@ def asks_for_several(containers: Iterable[Container]) -> Iterator[str]:
             )
         elif instances and asked[instances[0]] > 1:
             yield (
-                f"Container {container.name!r} asks for {asked[instances[0]]} of {instances[0]}: a CUDA program uses "
-                "only one MIG instance. Ask for a larger profile, or for one instance in each container."
+                f"Container {container.name!r} asks for {asked[instances[0]]} of {instances[0]}: drivers before "
+                "R570 show a CUDA program only one of several MIG instances. Ask for a larger profile, or for one "
+                "instance in each container."
             )
 
 

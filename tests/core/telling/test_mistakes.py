@@ -64,11 +64,11 @@ def test_a_container_cannot_use_instances_beside_other_devices(others: dict[str,
     )
 
 
-def test_a_program_uses_only_one_of_several_instances() -> None:
+def test_a_program_may_see_only_one_of_several_instances() -> None:
     (said,) = asks_for_several([Container("main", ContainerKind.APP, 0, {SMALL_ONES: 2})])
     assert said == (
-        f"Container 'main' asks for 2 of {SMALL_ONES}: a CUDA program uses only one MIG instance. Ask for a larger "
-        "profile, or for one instance in each container."
+        f"Container 'main' asks for 2 of {SMALL_ONES}: drivers before R570 show a CUDA program only one of several MIG "
+        "instances. Ask for a larger profile, or for one instance in each container."
     )
 
 
