@@ -94,16 +94,16 @@ def instance_pod(pod: Pod) -> InstancePod | None:
     asked = asked_instances(pod) if pod.node_name and not pod.ended else {}
     if not asked:
         return None
-    return InstancePod(pod.uid, pod.namespace, pod.name, asked, _held(pod), pod.deleting)
+    held = frozenset(uuid for uuids in readable_instances(pod).values() for uuid in uuids)
+    return InstancePod(pod.uid, pod.namespace, pod.name, asked, held, pod.deleting)
 
 
-def _held(pod: Pod) -> frozenset[str]:
+def readable_instances(pod: Pod) -> Mapping[str, tuple[str, ...]]:
+    """Return the UUIDs of the instances of each container, as the agent wrote them; none if that is malformed."""
     try:
-        return frozenset(
-            uuid for held in instances.read(pod.annotations.get(INSTANCES, "{}")).values() for uuid in held
-        )
+        return instances.read(pod.annotations.get(INSTANCES, "{}"))
     except MalformedAnnotationError:
-        return frozenset()
+        return {}
 
 
 def whole_instances(listed: Iterable[ListedGpu], pods: Sequence[InstancePod]) -> tuple[Instances, ...]:

@@ -49,7 +49,7 @@ def _of_resource(
     has = (
         f"{counted(free, 'has', 'have')} {counted(number, 'free one', 'free ones')}" if free else "none has enough free"
     )
-    yield f"{counted(len(offers), 'node offers', 'nodes offer')} {resource}, and {has}:"
+    yield f"{counted(len(offers), 'node offers', 'nodes offer')} {resource}, and {has}."
     for node, each in offers[:_MOST_NODES]:
         yield f"  {node.name}: {in_use(each)}" + "".join(f"; {why}" for why in kept.get(node.name, ()))
     if len(offers) > _MOST_NODES:

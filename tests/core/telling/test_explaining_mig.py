@@ -22,17 +22,17 @@ def test_nodes_are_told_with_the_pods_that_have_their_instances_the_freest_first
     full = mig_view("a", with_instances("x", 0, 1), whole=2)
     part = mig_view("b", with_instances("y", 0), with_instances("z", asks=1), whole=4, ill={3: "XID 94"})
     assert list(instance_facts({WHOLE: 2}, [full, part, node_view("c", (15,))], {})) == [
-        f"2 nodes offer {WHOLE}, and none has enough free:",
+        f"2 nodes offer {WHOLE}, and none has enough free.",
         "  b: 2/4 in use, 0:3 out of service (XID 94): default/y (0:0), default/z (not known which)",
         "  a: 2/2 in use: default/x (0:0, 0:1)",
     ]
-    assert next(iter(instance_facts({WHOLE: 1}, [part], {}))) == f"1 node offers {WHOLE}, and 1 has 1 free one:"
+    assert next(iter(instance_facts({WHOLE: 1}, [part], {}))) == f"1 node offers {WHOLE}, and 1 has 1 free one."
 
 
 def test_a_node_to_which_the_pod_may_not_go_comes_last_with_the_reason() -> None:
     nodes = [mig_view("a", whole=2), mig_view("b", with_instances("x", 0), whole=1)]
     assert list(instance_facts({WHOLE: 1}, nodes, {"a": ("it is cordoned",)})) == [
-        f"2 nodes offer {WHOLE}, and none has enough free:",
+        f"2 nodes offer {WHOLE}, and none has enough free.",
         "  b: 1/1 in use: default/x (0:0)",
         "  a: 0/2 in use; it is cordoned",
     ]
@@ -40,7 +40,7 @@ def test_a_node_to_which_the_pod_may_not_go_comes_last_with_the_reason() -> None
 
 def test_of_many_nodes_some_are_told() -> None:
     told = list(instance_facts({WHOLE: 1}, [mig_view(f"n{n:02}", whole=1) for n in range(23)], {}))
-    assert (told[0], told[1]) == (f"23 nodes offer {WHOLE}, and 23 have 1 free one:", "  n00: 0/1 in use")
+    assert (told[0], told[1]) == (f"23 nodes offer {WHOLE}, and 23 have 1 free one.", "  n00: 0/1 in use")
     assert (len(told), told[-1]) == (22, "  and 3 more.")
 
 

@@ -570,7 +570,7 @@ def test_a_pod_that_waits_for_an_instance_is_told_who_has_them(
     assert world.inspect("why", "z") == 0
     assert capsys.readouterr().out.splitlines() == [
         f"default/z waits for 1 of {WHOLE}.",
-        f"1 node offers {WHOLE}, and none has enough free:",
+        f"1 node offers {WHOLE}, and none has enough free.",
         "  node-a: 2/2 in use: default/x (1:0), default/y (not known which)",
         "gpushare-scheduler has not looked at it yet; if this persists, no scheduler of this name runs.",
     ]
