@@ -162,9 +162,11 @@ class Beliefs:
         """
         inventory = self._next.inventory
         known = self._next.beliefs
-        order = in_order(before, inventory.gpus)
+        names = {gpu.uuid for gpu in before}
+        order = tuple(gpu for gpu in in_order(before, inventory.gpus) if not gpu.mig or gpu.uuid in names)
         there = {gpu.uuid for gpu in inventory.gpus}
-        gpus = tuple(gpu for gpu in order if gpu.uuid in there or gpu.card not in there)
+        every = {gpu.uuid: gpu for gpu in (*order, *inventory.gpus)}.values()
+        gpus = tuple(gpu for gpu in every if gpu.uuid in there or gpu.card not in there)
         self._list(replace(inventory, gpus=gpus, order=order))
         for uuid in self._next.beliefs.keys() - known.keys():
             self._observe(Gone(uuid))

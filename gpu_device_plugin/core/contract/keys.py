@@ -51,12 +51,13 @@ READ_ON_PODS = POD_ANNOTATIONS | WISHES | {SPLIT_LABEL, STATIC_POD}
 # --- On a pod, written by the agent of its node -----------------------------------------------------------------------
 
 INSTANCES = "gpu-device-plugin/mig-instances"
-"""The UUIDs of the MIG instances that each container was given whole, as JSON ``{"<container>": ["MIG-..."]}``."""
+"""The UUIDs of the MIG instances that each container was given whole, as JSON ``{"<container>": ["MIG-..."]}``
+(`instances`)."""
 OVER_USE = "gpu-device-plugin/over-use"
 """While the pod uses more GPU memory than it was granted: how much, since when, and what will happen; a sentence."""
 
-READ_BY_AGENT = READ_ON_PODS | {FRAMEWORKS, OVER_USE}
-"""The annotations and labels of a pod that the agent of its node keeps."""
+READ_BY_AGENT = READ_ON_PODS | {FRAMEWORKS, INSTANCES, OVER_USE}
+"""The annotations and labels of a pod that the agent of its node keeps, and the tools of people."""
 
 # --- On a node, written by its agent (`nodegpus`, `nodelabels`), and removed with it (`cleanup`) ----------------------
 
@@ -76,7 +77,8 @@ GPU_CONDITION = "GPUHealthy"
 AGENT_LABELS = tuple(
     f"{NODE_LABELS}{name}" for name in ("product", "count", "memory-mib", "driver", "share-mib", "policy", "limits")
 )
-"""All other labels of the agent."""
+"""All other labels of the agent, but for the numbers of MIG instances, which are named like the resources of profiles:
+``gpu-device-plugin/mig-1g.10gb``."""
 AGENT_ANNOTATIONS = frozenset({NODE_GPUS, NODE_LIMITS, NODE_USE})
 """All annotations of the agent on its node."""
 

@@ -11,6 +11,7 @@ from gpu_device_plugin.core.node.xids import UNKNOWN, XIDS, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.node.xids import XidMeaning
 
 
@@ -236,6 +237,16 @@ class Belief:
         if problem.cause is Cause.FATAL_XID and self.recovery_action is None:
             return "this driver does not report its end: reset the GPU, then pause and resume or restart the agent"
         return _RECOVERIES[problem.cause].until
+
+
+def with_cards(beliefs: Mapping[str, Belief], gpus: Iterable[Gpu]) -> Mapping[str, Belief]:
+    """Return the beliefs by UUID, those about MIG instances with the problems of their GPUs."""
+    of_instances = {
+        gpu.uuid: _believing(own, {*own.problems, *beliefs[gpu.card].problems})
+        for gpu in gpus
+        if gpu.instance is not None and gpu.card in beliefs and (own := beliefs.get(gpu.uuid)) is not None
+    }
+    return {**beliefs, **of_instances}
 
 
 def judge(code: int, rules: Rules = _DEFAULT_RULES) -> XidMeaning:

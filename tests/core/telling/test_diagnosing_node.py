@@ -124,11 +124,9 @@ def test_a_driver_without_gpus() -> None:
     assert of("shares", inventory=none) == ["unknown: there is no GPU to share"]
 
 
-def test_gpus_out_of_service_and_in_mig_mode() -> None:
-    mig = replace(GPUS[1], mig=True)
-    told = of("GPUs", inventory=Inventory((GPUS[0], mig)), unhealthy={"GPU-a": "XID 79 (it has fallen off the bus)"})
-    assert told[0].startswith("error: GPU 0 (GPU-a) is out of service: XID 79 (it has fallen off the bus) -> docs/")
-    assert told[1] == "note: GPU 1 (GPU-b) is in MIG mode, and MIG instances are not shared"
+def test_gpus_out_of_service() -> None:
+    (told,) = of("GPUs", unhealthy={"GPU-a": "XID 79 (it has fallen off the bus)"})
+    assert told.startswith("error: GPU 0 (GPU-a) is out of service: XID 79 (it has fallen off the bus) -> docs/")
 
 
 def test_device_nodes_that_are_missing() -> None:
@@ -326,7 +324,7 @@ def test_a_gpu_that_is_left_out_is_noted() -> None:
 
 
 def test_a_node_that_shares_no_gpu_is_wrong_and_says_why() -> None:
-    advice = "-> --share-size, --exclude-gpus and the MIG mode of a GPU decide about that"
+    advice = "-> --share-size, --exclude-gpus and --mig decide about that"
     assert of("shares", share_mib=100 * 1024) == [
         f"error: no GPU is shared: 15 GiB, less than one share of 100 GiB (2 GPUs) {advice}"
     ]
