@@ -259,7 +259,7 @@ def _listed(shared: SharedGpu, unhealthy: Mapping[str, str], mig_domain: str) ->
 
 def write_node_gpus(node: NodeGpus) -> str:
     """Return the value of the annotation `NODE_GPUS`, as compact JSON. Unknown values are left out."""
-    fields = {
+    fields: dict[str, object] = {
         "version": NODE_GPUS_VERSION,
         "shareMiB": node.share_mib,
         "policy": node.policy,
