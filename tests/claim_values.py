@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.claimed import with_claims
 from gpu_device_plugin.core.cluster.nodeview import NodeView
 from gpu_device_plugin.core.contract.dra import DRIVER, device_name
-from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.core.contract.nodereport import NO_REPORT, NodeReport
 from gpu_device_plugin.core.model.claims import Claim, Consumer, Device, Request
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 UUIDS = tuple(f"GPU-1b2c3d4e-0000-4820-abfc-{number:012x}" for number in range(8))
 """As NVML writes them."""
+INSTANCES = tuple(f"MIG-1b2c3d4e-0000-4820-abfc-{number:012x}" for number in range(8))
+"""Those of MIG instances, by position."""
 
 
 def serving(*sizes: int, share_mib: int | None = 1024, unhealthy: Mapping[int, str] | None = None) -> NodeGpus:
@@ -34,6 +37,29 @@ def serving(*sizes: int, share_mib: int | None = 1024, unhealthy: Mapping[int, s
         claims=True,
         problem=BY_CLAIMS,
     )
+
+
+def with_instances(gpus: NodeGpus, *profiles: str, unhealthy: Iterable[int] = ()) -> NodeGpus:
+    """Return GPUs with MIG instances behind them that are handed out whole; `unhealthy` are positions."""
+    first = len(gpus.gpus)
+    there = tuple(
+        ListedGpu(
+            at,
+            10,
+            INSTANCES[at],
+            f"NVIDIA H100 MIG {profile}",
+            10240,
+            "XID 48" if at in unhealthy else "",
+            instance=ListedInstance(UUIDS[7], 7, at - first, profile, 7 + at, f"aliyun.com/mig-{profile}"),
+        )
+        for at, profile in enumerate(profiles, first)
+    )
+    return replace(gpus, instances=there)
+
+
+def whole_instance(at: int, node: str = "n1") -> Device:
+    """Return a MIG instance that the claim has whole, by its position."""
+    return Device("gpu", DRIVER, node, device_name(INSTANCES[at], whole=True))
 
 
 def part(gpu: int, memory_mib: int | None, node: str = "n1", *, admin: bool = False, share_id: str = "s") -> Device:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.dra import API_VERSION, CONFIG_KIND, DRIVER, device_name
 from gpu_device_plugin.core.model.claims import Claim, Consumer, Device, Parameters
-from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Links
+from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Links, MigInstance
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares, share_id
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.node import Node
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 NODE = "gpu-1"
 
@@ -48,6 +49,51 @@ def node(
         {uuid(position): why for position, why in (unhealthy or {}).items()},
         Links(tuple((a, b, Closeness.NVLINK, 18) for a, b in nvlinks)),
     )
+
+
+def mig_uuid(card: int, number: int) -> str:
+    """Return the UUID of an instance of the GPU `card`."""
+    return f"MIG-0000000{card}-aaaa-bbbb-cccc-{number:012d}"
+
+
+def mig_inventory(*cards: int | Sequence[int]) -> Inventory:
+    """Return GPUs of so many GiB; those with several sizes are in MIG mode and have instances of these sizes."""
+    gpus: list[Gpu] = []
+    for card, sizes in enumerate(cards):
+        size = sizes if isinstance(sizes, int) else 80
+        product, slot = "NVIDIA H100", f"0000:{card + 10:02X}:00.0"
+        whole = Gpu(uuid(card), card, product, size * MIB_PER_GIB, minor=card, pci_bus_id=slot, numa_node=card % 2)
+        if isinstance(sizes, int):
+            gpus.append(whole)
+            continue
+        gpus.append(replace(whole, mig=True))
+        for number, gib in enumerate(sizes):
+            profile = f"{max(1, gib // 10)}g.{gib}gb"
+            caps = (card * 100 + number * 2 + 1, card * 100 + number * 2 + 2)
+            place = MigInstance(uuid(card), number, profile, 7 + number, 0, caps=caps)
+            name = f"{product} MIG {profile}"
+            there = replace(whole, uuid=mig_uuid(card, number), product=name, total_mib=gib * MIB_PER_GIB)
+            gpus.append(replace(there, instance=place))
+    return Inventory(tuple(gpus))
+
+
+def mig_node(
+    *cards: int | Sequence[int],
+    mode: MigMode = MigMode.SHARE,
+    used: Mapping[tuple[int, int], Iterable[int]] | None = None,
+    whole: Iterable[tuple[int, int]] = (),
+    unhealthy: Mapping[str, str] | None = None,
+    share_mib: int = MIB_PER_GIB,
+) -> Node:
+    """Return a node with these GPUs, see `mig_inventory`; instances are given by their GPU and their number on it."""
+    held = [share_id(mig_uuid(*each), number) for each, numbers in (used or {}).items() for number in numbers]
+    shares = Shares(share_mib).with_inventory(mig_inventory(*cards), mig=mode)
+    return Node(shares, Ledger().seen([*held, *(mig_uuid(*each) for each in whole)]), unhealthy or {})
+
+
+def instance(card: int, number: int, gib: float | None = 4, *, whole: bool = False, **rest: Any) -> Device:
+    """Return an allocated device: so many GiB of a MIG instance, or all of it."""
+    return replace(device(0, gib, whole=whole), name=device_name(mig_uuid(card, number), whole=whole), **rest)
 
 
 def device(position: int = 0, gib: float | None = 4, *, whole: bool = False, **rest: Any) -> Device:

@@ -101,6 +101,7 @@ class XidSeen:
     """The driver reported an XID, which may or may not have changed the GPU's health."""
 
     uuid: str
+    """Of the GPU, or of the MIG instance that the driver named."""
     code: int
     xid: XidMeaning
     times: int
@@ -161,9 +162,11 @@ class Beliefs:
         """
         inventory = self._next.inventory
         known = self._next.beliefs
-        order = in_order(before, inventory.gpus)
+        names = {gpu.uuid for gpu in before}
+        order = tuple(gpu for gpu in in_order(before, inventory.gpus) if not gpu.mig or gpu.uuid in names)
         there = {gpu.uuid for gpu in inventory.gpus}
-        gpus = tuple(gpu for gpu in order if gpu.uuid in there or gpu.card not in there)
+        every = {gpu.uuid: gpu for gpu in (*order, *inventory.gpus)}.values()
+        gpus = tuple(gpu for gpu in every if gpu.uuid in there or gpu.card not in there)
         self._list(replace(inventory, gpus=gpus, order=order))
         for uuid in self._next.beliefs.keys() - known.keys():
             self._observe(Gone(uuid))
@@ -199,18 +202,23 @@ class Beliefs:
                 {probe.uuid: probe.used_mib for probe in probes},
             )
         )
-        mig = {gpu.uuid: gpu.mig for gpu in self._next.inventory.gpus}
-        return any(probe.mig not in {mig.get(probe.uuid), None} for probe in probes)
+        return self._outdated(probes)
 
-    def take_events(self, records: Iterable[Xid | Probe]) -> None:
-        """Record the events that the driver reported, and publish."""
+    def take_events(self, records: Iterable[Xid | Probe]) -> bool:
+        """Record the events that the driver reported, and publish; True if one shows that the inventory is outdated."""
+        readings = []
         for record in records:
-            if isinstance(record, Xid):
-                key = record.uuid, record.code
+            if isinstance(record, Probe):
+                readings.append(record)
+                self._observe(record)
+                continue
+            for uuid in self._concerned(record):
+                key = uuid, record.code
                 self._xids[key] += 1
                 self._on_xid(XidSeen(*key, judge(record.code, self._rules()), self._xids[key]))
-            self._observe(record)
+                self._observe(replace(record, uuid=uuid))
         self.publish()
+        return self._outdated(readings)
 
     def unwatched(self, why: str) -> None:
         """Record that the health of every GPU is unknown, and publish."""
@@ -222,6 +230,31 @@ class Beliefs:
         """Record that an operator has serviced every GPU."""
         for gpu in self._next.inventory.gpus:
             self._observe(Cleared(gpu.uuid))
+
+    def _outdated(self, probes: Sequence[Probe]) -> bool:
+        """Return whether a reading shows another MIG mode or other MIG instances than the inventory has."""
+        mig = {gpu.uuid: gpu.mig for gpu in self._next.inventory.gpus}
+        instances: dict[str, set[str]] = {}
+        for gpu in self._next.inventory.gpus:
+            if gpu.instance is not None:
+                instances.setdefault(gpu.card, set()).add(gpu.uuid)
+        return any(
+            probe.mig_changed
+            or probe.mig not in {mig.get(probe.uuid), None}
+            or (probe.instances is not None and {*probe.instances} != instances.get(probe.uuid, set()))
+            for probe in probes
+        )
+
+    def _concerned(self, xid: Xid) -> Sequence[str]:
+        """Return the UUIDs of the MIG instances that an XID names; that of the GPU if it names none that is known."""
+        named = [
+            gpu.uuid
+            for gpu in self._next.inventory.gpus
+            if (own := gpu.instance) is not None
+            and (own.parent, own.gi) == (xid.uuid, xid.gi)
+            and xid.ci in {None, own.ci}
+        ]
+        return named or (xid.uuid,)
 
     def _list(self, inventory: Inventory) -> None:
         beliefs = {gpu.uuid: self._next.beliefs.get(gpu.uuid, Belief()) for gpu in inventory.gpus}

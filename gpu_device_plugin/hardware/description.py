@@ -1,7 +1,8 @@
 """Parse and check a description of fake GPUs and of events on a timeline.
 
-A description is short (``fake:4xT4``, ``fake:2xH200-141GiB,1xA10``) or a YAML or JSON file, read again whenever it
-changes::
+A description is short or a YAML or JSON file, read again whenever it changes. The short form names how many GPUs of
+which models there are, if need be with their memory and the MIG instances of each: ``fake:4xT4``,
+``fake:2xH200-141GiB,1xA10``, ``fake:2xH100:mig=3g.40gb/1g.10gb*4``. A file::
 
     driver: 580.65.06
     cgroup: 2                                 # version of control groups; null: unknown
@@ -11,6 +12,11 @@ changes::
       - {product: Some Card, memory: 7GiB, reserved: 100MiB, uuid: GPU-..., minor: 3, pci: "0000:3b:00.0"}
       - {model: H200, memory_limits: true}    # its driver can limit the memory of a cgroup
       - {model: L4, architecture: null}       # its driver does not tell
+      - {model: H100, mig: true}              # in MIG mode, without instances
+      - {model: H100, mig: 3g.40gb/1g.10gb*2} # its MIG instances, or one by one, each with more to say of it:
+      - {model: H100, mig: [3g.40gb, 1g.10gb*2, {profile: 1g.10gb, gi: 7, uuid: MIG-..., memory: 9GiB}]}
+                                              # A GPU is divided as real ones are, or refused; 1c.3g.40gb*2 are two
+                                              # compute instances of one GPU instance
     links:
       - {gpus: [0, 1], closeness: switch}
     events:
@@ -24,6 +30,9 @@ changes::
       - {at: 47s, gpu: 1, limits: {"/sys/fs/cgroup/*": 4GiB}}  # of cgroups, by a pattern of their path; the first
                                               # that matches counts. A size, or what the driver answers:
       - {at: 48s, gpu: 1, limits: {"*/podA/*": {hard: 4GiB, used: 3GiB}, "*/podB/*": {hard: null}, "*": {code: 3}}}
+      - {at: 48s, gpu: 2, mig: 2g.20gb*3}     # other instances than before; true or []: MIG mode without instances
+      - {at: 49s, gpu: 2, xid: 43, gi: 3}     # of a GPU instance, or with ci of a compute instance
+      - {at: 49s, gpu: 2, instance: 1, processes: [{pid: 4713}], used: 1GiB}  # by NVML's index, or by UUID
       - {at: 50s, hang: 10s}                  # every call to the driver
       - {at: 70s, crash: true}
       - {at: 80s, failure: context-lost}      # one of hardware/driver.py, or none
@@ -35,47 +44,19 @@ import json
 import re
 from itertools import combinations
 
-from gpu_device_plugin.core.model.memory import InvalidSizeError
 from gpu_device_plugin.hardware import driver, forms
+from gpu_device_plugin.hardware.models import MODELS
+from gpu_device_plugin.hardware.places import DescriptionError, Where
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, TypeAlias
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from gpu_device_plugin.hardware.driver import LinkRecord
+    from gpu_device_plugin.hardware.forms import Reader
+    from gpu_device_plugin.hardware.places import Fields, Readers
 
-    Fields: TypeAlias = dict[str, Any]
-    Reader: TypeAlias = Callable[[Any], Any]
-    Readers: TypeAlias = Mapping[str, Reader]
-
-# Product, total MiB, MiB reserved by the driver, NVLinks to each other GPU of its kind, architecture; the first two as
-# nvidia-smi prints them with drivers from r510 on. The reserved size depends on the driver; these are of r550.
-MODELS: Mapping[str, tuple[str, int, int, int, str]] = {
-    "P4": ("Tesla P4", 7680, 89, 0, "Pascal"),
-    "P40": ("Tesla P40", 24576, 130, 0, "Pascal"),
-    "P100": ("Tesla P100-PCIE-16GB", 16384, 108, 0, "Pascal"),
-    "V100": ("Tesla V100-SXM2-16GB", 16384, 232, 1, "Volta"),
-    "T4": ("Tesla T4", 15360, 449, 0, "Turing"),
-    "A2": ("NVIDIA A2", 15356, 440, 0, "Ampere"),
-    "A10": ("NVIDIA A10", 23028, 512, 0, "Ampere"),
-    "A10G": ("NVIDIA A10G", 23028, 512, 0, "Ampere"),
-    "A16": ("NVIDIA A16", 15356, 440, 0, "Ampere"),
-    "A30": ("NVIDIA A30", 24576, 508, 0, "Ampere"),
-    "A40": ("NVIDIA A40", 46068, 666, 0, "Ampere"),
-    "A6000": ("NVIDIA RTX A6000", 49140, 666, 0, "Ampere"),
-    "A100": ("NVIDIA A100-SXM4-80GB", 81920, 618, 12, "Ampere"),
-    "L4": ("NVIDIA L4", 23034, 469, 0, "Ada Lovelace"),
-    "L40": ("NVIDIA L40", 46068, 594, 0, "Ada Lovelace"),
-    "L40S": ("NVIDIA L40S", 46068, 594, 0, "Ada Lovelace"),
-    "H100": ("NVIDIA H100 80GB HBM3", 81559, 572, 18, "Hopper"),
-    "H200": ("NVIDIA H200", 143771, 615, 18, "Hopper"),
-    "B200": ("NVIDIA B200", 183359, 719, 18, "Blackwell"),
-    "GB200": ("NVIDIA GB200", 189471, 719, 18, "Blackwell"),
-    "RTX3090": ("NVIDIA GeForce RTX 3090", 24576, 317, 0, "Ampere"),
-    "RTX4090": ("NVIDIA GeForce RTX 4090", 24564, 402, 0, "Ada Lovelace"),
-    "RTX5090": ("NVIDIA GeForce RTX 5090", 32607, 516, 0, "Blackwell"),
-}
 _NO_MODEL = ("Fake GPU", 0, 0, 0, None)
 _DRIVER_VERSION = "580.65.06"
 _CGROUP = 2
@@ -88,11 +69,8 @@ ACTIONS = (
     *("drain-and-reset", "recover-imex", "bus-reset", "system-reboot"),
 )
 """The members of `core.node.health.RecoveryAction`."""
-_SHORT = re.compile(r"(?P<count>[0-9]+)x(?P<model>[A-Za-z0-9]+)(?:-(?P<memory>.+))?", re.ASCII)
-
-
-class DescriptionError(ValueError):
-    """An invalid description. The message names the place in it and the accepted values."""
+_SHORT = re.compile(r"(?P<count>[0-9]+)x(?P<model>[A-Za-z0-9]+)(?:-(?P<memory>[^:]+))?(?::mig=(?P<mig>.+))?", re.ASCII)
+_PROFILES = re.compile(r"(?P<profile>[0-9][^*\s]*)(?:\*(?P<count>[0-9]{1,3}))?", re.ASCII)
 
 
 class Description:
@@ -102,7 +80,8 @@ class Description:
         self.gpus = gpus
         self.links = links
         self.events = events
-        """Sorted by time. Each has `at` (seconds), `gpu` (a position; None: the node) and the changed fields."""
+        """Sorted by time. Each has `at` (seconds), `gpu` (a position; None: the node) and the changed fields, which are
+        those of a MIG instance if it has `instance` (a UUID)."""
         self.node = node
 
     def at(self, now_s: float) -> tuple[list[Fields], Fields]:
@@ -113,6 +92,11 @@ class Description:
             if event["at"] > now_s:
                 break
             target = node if event["gpu"] is None else gpus[event["gpu"]]
+            if "instance" in event:
+                target["instances"] = [
+                    {**each, **event} if each["uuid"] == event["instance"] else each for each in target["instances"]
+                ]
+                continue
             if event.get("reset"):
                 # Values that this hardware does not report stay unreported after a reset.
                 target.update({key: new for key, new in _AFTER_RESET.items() if target[key] is not None})
@@ -152,21 +136,25 @@ def _load(path: str) -> object:
 
 
 def _understood(source: str, document: object) -> Description:
-    where = _Where(source)
+    where = Where(source)
     top = where.fields(document, _TOP)
     gpus = _gpus(where.inside("gpus"), top.get("gpus", []))
     uuids = [gpu["uuid"] for gpu in gpus]
-    for uuid in uuids:
-        if uuids.count(uuid) > 1:
-            raise where.inside("gpus").error(f"two GPUs have the UUID {uuid}; omit uuid, or make the UUIDs differ")
+    places = where.inside("events")
     events = [
-        _event(where.inside("events").item(n), event, uuids)
-        for n, event in enumerate(where.inside("events").list(top.get("events", [])))
+        (_event(places.item(n), event, uuids), places.item(n))
+        for n, event in enumerate(places.list(top.get("events", [])))
     ]
+    events.sort(key=lambda event: event[0]["at"])
+    _check_uuids(where.inside("gpus"), gpus)
+    now = [dict(gpu) for gpu in gpus]
+    for event, place in events:
+        if event["gpu"] is not None:
+            _understand_mig(place, event, now)
     return Description(
         gpus,
         _links(where.inside("links"), top.get("links", []), gpus),
-        sorted(events, key=lambda event: event["at"]),
+        [event for event, _ in events],
         {
             "hang": 0.0,
             "failure": None,
@@ -176,45 +164,52 @@ def _understood(source: str, document: object) -> Description:
     )
 
 
-class _Where:
-    """A place in a description, with the checks and error messages that all places share."""
-
-    def __init__(self, source: str, path: str = "") -> None:
-        self._source = source
-        self._path = path
-
-    def inside(self, name: str) -> _Where:
-        return _Where(self._source, f"{self._path}.{name}" if self._path else name)
-
-    def item(self, position: int) -> _Where:
-        return _Where(self._source, f"{self._path}[{position}]")
-
-    def error(self, message: str) -> DescriptionError:
-        return DescriptionError(": ".join(part for part in (self._source, self._path, message) if part))
-
-    def list(self, value: object) -> list[Any]:
-        if not isinstance(value, list):
-            raise self.error(f"{value!r} is not a list")
-        return value
-
-    def fields(self, value: object, known: Readers) -> Fields:
-        """Read a mapping with some of the `known` keys, each value by its reader."""
-        if not isinstance(value, dict):
-            raise self.error(f"{value!r} is not a mapping; it may have the keys {', '.join(known)}")
-        fields = {}
-        for key, raw in value.items():
-            if key not in known:
-                raise self.error(f"unknown key {key!r}; known are {', '.join(known)}")
-            try:
-                fields[key] = known[key](raw)
-            except (ValueError, InvalidSizeError) as error:
-                raise self.inside(key).error(str(error)) from error
-        return fields
+def _check_uuids(where: Where, gpus: Sequence[Fields]) -> None:
+    uuids = [each["uuid"] for gpu in gpus for each in (gpu, *gpu["instances"])]
+    if len(uuids) > _MOST_GPUS:
+        raise where.error(
+            f"{len(gpus)} GPUs with {len(uuids) - len(gpus)} instances are too many; {_MOST_GPUS} is the maximum for "
+            "one node"
+        )
+    for uuid in uuids:
+        if uuids.count(uuid) > 1:
+            raise where.error(f"two GPUs have the UUID {uuid}; omit uuid, or make the UUIDs differ")
 
 
-def _gpus(where: _Where, value: object) -> list[Fields]:
+def _understand_mig(where: Where, event: Fields, gpus: list[Fields]) -> None:
+    """Resolve what an event says of MIG instances, in the order of time; `gpus` are those before it, and then after."""
+    gpu = gpus[event["gpu"]]
+    if "mig" in event:
+        event.update(_mig_state(where.inside("mig"), {**gpu, "mig": event["mig"]}))
+        gpu.update(instances=event["instances"])
+        _check_uuids(where.inside("mig"), gpus)
+    if "instance" in event:
+        name = event["instance"]
+        found = [each["uuid"] for each in gpu["instances"] if name in {each["uuid"], each["number"]}]
+        if not found:
+            have = f"0 to {len(gpu['instances']) - 1}" if gpu["instances"] else "none"
+            raise where.inside("instance").error(
+                f"{name!r} is not an instance that the GPU has then; name one by its number ({have}) or UUID"
+            )
+        event["instance"] = found[0]
+
+
+def _mig_state(where: Where, gpu: Fields) -> Fields:
+    """Return the MIG mode and the instances of a GPU whose `mig` is as it was described."""
+    wanted = gpu["mig"]
+    if isinstance(wanted, bool):
+        return {"mig": wanted, "instances": []}
+    from gpu_device_plugin.hardware.description_mig import divided  # noqa: PLC0415 - the child saves memory without it
+
+    try:
+        return {"mig": True, "instances": divided(gpu, wanted, _uuid)}
+    except ValueError as error:
+        raise where.error(str(error)) from error
+
+
+def _gpus(where: Where, value: object) -> list[Fields]:
     entries = value.split(",") if isinstance(value, str) else where.list(value)
-    described = []
+    described: list[tuple[Where, str | None, Fields]] = []
     for n, entry in enumerate(entries):
         inside = where if isinstance(value, str) else where.item(n)
         fields = _short(inside, entry) if isinstance(entry, str) else inside.fields(entry, _GPU)
@@ -224,24 +219,25 @@ def _gpus(where: _Where, value: object) -> list[Fields]:
         model = fields.pop("model", None)
         if model is None and "memory" not in fields:
             raise inside.error("a GPU needs a model or its memory")
-        described += [(model, fields)] * count
+        described += [(inside, model, fields)] * count
     if len(described) > _MOST_GPUS:
         raise where.error(f"{len(described)} GPUs are too many; {_MOST_GPUS} is the maximum for one node")
-    return [_gpu(model, fields, position, len(described)) for position, (model, fields) in enumerate(described)]
+    return [_gpu(*each, position, len(described)) for position, each in enumerate(described)]
 
 
-def _short(where: _Where, text: str) -> Fields:
+def _short(where: Where, text: str) -> Fields:
     match = _SHORT.fullmatch(text.strip())
     if match is None:
-        raise where.error(f"{text.strip()!r} is not like 4xT4 or 2xH200-141GiB")
+        raise where.error(f"{text.strip()!r} is not like 4xT4, 2xH200-141GiB or 1xH100:mig=1g.10gb*7")
     return where.fields({key: value for key, value in match.groupdict().items() if value is not None}, _GPU)
 
 
-def _gpu(model: str | None, fields: Fields, position: int, count: int) -> Fields:
+def _gpu(where: Where, model: str | None, fields: Fields, position: int, count: int) -> Fields:
     product, memory, reserved, nvlinks, architecture = _NO_MODEL if model is None else MODELS[model]
     domain, slot = divmod(position, 30)
-    return {
-        "uuid": _uuid(f"{model} {position}"),
+    gpu = {
+        "uuid": _uuid("GPU", f"{model} {position}"),
+        "model": model,
         "index": position,
         "minor": position,
         "product": product,
@@ -260,18 +256,19 @@ def _gpu(model: str | None, fields: Fields, position: int, count: int) -> Fields
         "used": 0,
         **fields,
     }
+    return {**gpu, **_mig_state(where.inside("mig"), gpu)}
 
 
-def _uuid(seed: str) -> str:
+def _uuid(prefix: str, seed: str) -> str:
     """Return the same UUID for the same seed, on every machine."""
     value = 0x6C62272E07BB014262B821756295C58D  # the 128-bit FNV-1a hash; hashlib would load OpenSSL into the child
     for byte in seed.encode() * 3:  # one pass does not mix the last byte into all digits
         value = (value ^ byte) * 0x0000000001000000000000000000013B % (1 << 128)
     digits = f"{value:032x}"
-    return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    return f"{prefix}-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
-def _links(where: _Where, value: object, gpus: Sequence[Fields]) -> list[LinkRecord]:
+def _links(where: Where, value: object, gpus: Sequence[Fields]) -> list[LinkRecord]:
     links = {(one["uuid"], other["uuid"]): _usual_link(one, other) for one, other in combinations(gpus, 2)}
     for n, entry in enumerate(where.list(value)):
         inside = where.item(n)
@@ -296,22 +293,26 @@ def _usual_link(one: Fields, other: Fields) -> tuple[int, int]:
     return CLOSENESS.index("node" if one["numa"] == other["numa"] else "system"), 0
 
 
-def _event(where: _Where, entry: object, uuids: Sequence[str]) -> Fields:
+def _event(where: Where, entry: object, uuids: Sequence[str]) -> Fields:
     about_gpu = isinstance(entry, dict) and "gpu" in entry
     fields = where.fields(entry, _GPU_EVENT if about_gpu else _NODE_EVENT)
     if "at" not in fields:
         raise where.error("an event needs its time, as in at: 5s")
-    if len(fields) == 1 + about_gpu:
+    if len(fields) == 1 + about_gpu + ("instance" in fields):
         raise where.error(
             f"the event changes nothing; it may have the keys {', '.join(_GPU_EVENT if about_gpu else _NODE_EVENT)}"
         )
     fields["gpu"] = _position(where.inside("gpu"), fields["gpu"], uuids) if about_gpu else None
+    if "instance" in fields and (other := fields.keys() - {"at", "gpu", "instance", *_INSTANCE_STATE}):
+        raise where.error(f"{', '.join(sorted(other))} is of the whole GPU; leave it or instance out")
+    if ("gi" in fields and "xid" not in fields) or ("ci" in fields and "gi" not in fields):
+        raise where.error("gi and ci say which instance an xid concerns, as in xid: 43, gi: 3, ci: 0")
     if "hang" in fields:  # duration -> end time
         fields["hang"] += fields["at"]
     return fields
 
 
-def _position(where: _Where, name: object, uuids: Sequence[str]) -> int:
+def _position(where: Where, name: object, uuids: Sequence[str]) -> int:
     if name in uuids:
         return uuids.index(str(name))
     if type(name) is int and 0 <= name < len(uuids):
@@ -324,7 +325,7 @@ def _position(where: _Where, name: object, uuids: Sequence[str]) -> int:
 def _process(value: object) -> Fields:
     if isinstance(value, dict) and "pid" not in value:
         raise ValueError(f"{value!r} has no pid")
-    return {"used": None, "sm": None, **_Where("").fields(value, _PROCESS)}
+    return {"used": None, "sm": None, **Where("").fields(value, _PROCESS)}
 
 
 def _processes(value: object) -> int | list[Fields] | None:
@@ -332,11 +333,29 @@ def _processes(value: object) -> int | list[Fields] | None:
     return [_process(each) for each in value] if isinstance(value, list) else forms.or_null(forms.whole)(value)
 
 
+def _mig(value: object) -> bool | list[Fields]:
+    """Read whether a GPU is in MIG mode, or its instances, each with its profile and their number."""
+    entries = value.split("/") if isinstance(value, str) else value
+    return [_instances(entry) for entry in entries] if isinstance(entries, list) else forms.switch(entries)
+
+
+def _instances(entry: object) -> Fields:
+    if not isinstance(entry, str):
+        fields = Where("").fields(entry, _INSTANCE)
+        if "profile" not in fields:
+            raise ValueError(f"{entry!r} has no profile")
+        return {"count": 1, **fields}
+    match = _PROFILES.fullmatch(entry.strip())
+    if match is None:
+        raise ValueError(f"{entry.strip()!r} is neither true nor false, nor instances like 1g.10gb*7")
+    return {"profile": match["profile"], "count": _count(match["count"] or "1")}
+
+
 def _limit(value: object) -> Fields:
     """Read the memory limit of a cgroup: a size, or what the driver answers."""
     optional = forms.or_null(forms.size)
     known = {"code": forms.whole, "hard": optional, "soft": forms.size, "used": optional}
-    fields = _Where("").fields(value, known) if isinstance(value, dict) else {"hard": forms.size(value)}
+    fields = Where("").fields(value, known) if isinstance(value, dict) else {"hard": forms.size(value)}
     return {"code": 0, "hard": None, "soft": 0, "used": None, **fields}
 
 
@@ -349,7 +368,7 @@ def _limits(value: object) -> dict[str, Fields]:
 
 def _count(value: object) -> int:
     if not 1 <= (count := forms.whole(value)) <= _MOST_GPUS:
-        raise ValueError(f"{count} is not a number of GPUs; write 1 to {_MOST_GPUS}")
+        raise ValueError(f"{count} is not a number of GPUs or instances; write 1 to {_MOST_GPUS}")
     return count
 
 
@@ -364,7 +383,7 @@ def _failure(value: object) -> str | None:
 
 
 _STATE: Readers = {
-    "mig": forms.switch,
+    "mig": _mig,
     "lost": forms.switch,
     "error": forms.or_null(forms.text),
     "ecc": forms.or_null(forms.whole),
@@ -373,6 +392,15 @@ _STATE: Readers = {
     "processes": _processes,
     "limits": _limits,
     "used": forms.size,
+}
+_INSTANCE_STATE: Readers = {"error": forms.or_null(forms.text), "processes": _processes, "used": forms.size}
+_INSTANCE: Readers = {
+    "profile": forms.text,
+    "count": _count,
+    "gi": forms.whole,
+    "uuid": forms.text,
+    "memory": forms.size,
+    **_INSTANCE_STATE,
 }
 _AFTER_RESET: Mapping[str, Any] = {"ecc": 0, "remap": "none", "recovery_action": 0, "error": None, "lost": False}
 _GPU: Readers = {
@@ -391,7 +419,16 @@ _GPU: Readers = {
     **_STATE,
 }
 _any: Reader = lambda value: value  # noqa: E731 - checked once the GPUs are known
-_GPU_EVENT: Readers = {"at": forms.seconds, "gpu": _any, "xid": forms.whole, "reset": forms.switch, **_STATE}
+_GPU_EVENT: Readers = {
+    "at": forms.seconds,
+    "gpu": _any,
+    "instance": _any,
+    "xid": forms.whole,
+    "gi": forms.whole,
+    "ci": forms.whole,
+    "reset": forms.switch,
+    **_STATE,
+}
 _NODE_EVENT: Readers = {
     "at": forms.seconds,
     "hang": forms.hang,

@@ -9,7 +9,18 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # type checkers treat it like typing's, and the import would cost 0.7 MB
 if TYPE_CHECKING:
-    from typing import Protocol, TypeAlias, TypedDict
+    from typing import NotRequired, Protocol, TypeAlias, TypedDict
+
+    class MigRecord(TypedDict):
+        """The fields of `core.model.gpus.MigInstance`."""
+
+        parent: str
+        number: int
+        profile: str
+        gi: int
+        ci: int
+        alone: bool
+        caps: list[int]
 
     class GpuRecord(TypedDict):
         """The fields of `core.model.gpus.Gpu`."""
@@ -25,6 +36,7 @@ if TYPE_CHECKING:
         mig: bool
         memory_limits: bool
         architecture: str | None
+        instance: MigRecord | None
 
     class LinkRecord(TypedDict):
         """The fields of `core.model.gpus.Link`."""
@@ -38,6 +50,7 @@ if TYPE_CHECKING:
         """The fields of `core.model.gpus.Inventory`, and the problems of the listing."""
 
         gpus: list[GpuRecord]
+        """Each GPU in MIG mode is followed by its instances."""
         links: list[LinkRecord]
         driver_version: str | None
         cgroup: int | None
@@ -57,14 +70,18 @@ if TYPE_CHECKING:
         remap_failed: bool | None
         recovery_action: int | None
         processes: int | None
-        used_mib: int
+        used_mib: int | None
         mig: bool | None
+        instances: list[str] | None
+        mig_changed: bool
 
     class XidRecord(TypedDict):
-        """The fields of `core.node.health.Xid`."""
+        """The fields of `core.node.health.Xid`; `gi` and `ci` are omitted where the driver does not tell them."""
 
         uuid: str
         code: int
+        gi: NotRequired[int]
+        ci: NotRequired[int]
 
     class ProcessRecord(TypedDict):
         """The fields of `core.node.use.GpuProcess`."""
@@ -111,12 +128,16 @@ if TYPE_CHECKING:
         def probe(self) -> list[ProbeRecord]:
             """Read every GPU of the inventory; the record of a GPU that cannot be read carries the `error`.
 
+            A MIG instance that exists no more is left out: the record of its GPU names the instances that there are.
+
             Raises:
                 HardwareError: the driver as a whole no longer answers.
             """
 
         def use(self, *, utilisation: bool) -> list[UseRecord]:
             """Read the processes on every GPU of the inventory, with their use of the multiprocessors if asked for.
+
+            MIG instances that exist no more are left out.
 
             Raises:
                 HardwareError: the driver as a whole no longer answers.

@@ -7,14 +7,15 @@ import time
 from fnmatch import fnmatchcase
 
 from gpu_device_plugin.hardware import driver
-from gpu_device_plugin.hardware.description import DescriptionError, read
+from gpu_device_plugin.hardware.description import read
 from gpu_device_plugin.hardware.driver import HardwareError
+from gpu_device_plugin.hardware.places import DescriptionError
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from gpu_device_plugin.hardware.description import Description, Fields
+    from gpu_device_plugin.hardware.description import Description
     from gpu_device_plugin.hardware.driver import (
         EventRecord,
         GpuRecord,
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
         LimitRecord,
         ProbeRecord,
         UseRecord,
+        XidRecord,
     )
+    from gpu_device_plugin.hardware.places import Fields
 
 _LOOK_EVERY_S = 0.02
 _NOT_FOUND, _FUNCTION_NOT_FOUND = 6, 13  # NVML's codes
-_LOUD = {"xid", "ecc", "remap", "recovery_action"}  # a driver reports events for these
+_LOUD = {"xid", "ecc", "remap", "recovery_action", "mig"}  # a driver reports events for these
 
 
 class Fake:
@@ -59,15 +62,20 @@ class Fake:
         self._reported = [event for event in self._description.events if event["at"] <= since_s]
         # A real driver that has lost a GPU does not find it again until it is reopened.
         self._lost: set[str] = set()
-        self._listed: tuple[str, ...] = ()
+        self._listed: dict[str, str] = {}
+        """The listed GPUs and instances, each with the UUID of its GPU."""
 
     def inventory(self) -> InventoryRecord:
         """List the GPUs; see `Driver.inventory`."""
         gpus, node = self._hardware()
         listed = [gpu for gpu in gpus if not gpu["lost"]]
-        self._listed = tuple(gpu["uuid"] for gpu in listed)
+        records = [record for gpu in listed for record in _gpu_records(gpu)]
+        self._listed = {
+            record["uuid"]: record["uuid"] if record["instance"] is None else record["instance"]["parent"]
+            for record in records
+        }
         return {
-            "gpus": [_gpu_record(gpu) for gpu in listed],
+            "gpus": records,
             "links": [
                 link for link in self._description.links if link["a"] in self._listed and link["b"] in self._listed
             ],
@@ -82,13 +90,16 @@ class Fake:
     def probe(self) -> list[ProbeRecord]:
         """Read every GPU; see `Driver.probe`."""
         gpus, _ = self._hardware()
-        return list(self._readings(gpus, self._listed))
+        return [reading for gpu in self._cards for reading in self._readings(gpus, gpu, instances=True)]
 
     def use(self, *, utilisation: bool) -> list[UseRecord]:
         """Read the processes on every GPU; see `Driver.use`."""
         gpus, _ = self._hardware()
-        by_uuid = {gpu["uuid"]: gpu for gpu in gpus}
-        return [_use(uuid, by_uuid.get(uuid), utilisation=utilisation) for uuid in self._listed]
+        uses = {use["uuid"]: use for gpu in gpus for use in _uses(gpu, utilisation=utilisation)}
+        unknown: dict[str, UseRecord] = {
+            uuid: {"uuid": uuid, "processes": None, "used_mib": None} for uuid in self._cards
+        }
+        return [each for uuid in self._listed if (each := uses.get(uuid) or unknown.get(uuid)) is not None]
 
     def limits(self, wanted: list[tuple[str, str]]) -> list[LimitRecord]:
         """Read the memory limits of cgroups; see `Driver.limits`."""
@@ -108,6 +119,11 @@ class Fake:
             # Wake at the exact time of the next event, and soon enough to see a change of the file.
             due = (self._origin_s + event["at"] for event in self._description.events)
             time.sleep(min(until, now + _LOOK_EVERY_S, *(at for at in due if at > now)) - now)
+
+    @property
+    def _cards(self) -> list[str]:
+        """The UUIDs of the listed GPUs, without their instances."""
+        return [uuid for uuid, gpu in self._listed.items() if uuid == gpu]
 
     def _now(self) -> float:
         return self._clock() - self._origin_s
@@ -148,38 +164,34 @@ class Fake:
             self._reported.append(event)
             if event.get("crash"):
                 os.abort()
-            if event["gpu"] is None:
-                continue
-            uuid = gpus[event["gpu"]]["uuid"]
-            if uuid not in self._listed:
-                continue
-            reading = list(self._readings(gpus, (uuid,)))  # always: it notices a GPU that is lost for a moment
-            if "xid" in event:
-                yield {"uuid": uuid, "code": event["xid"]}
-            if _LOUD & event.keys():
-                yield from reading
+            if event["gpu"] is not None and gpus[event["gpu"]]["uuid"] in self._listed:
+                yield from self._reported_by_driver(event, gpus)
 
-    def _readings(self, gpus: Sequence[Fields], wanted: Iterable[str]) -> Iterator[ProbeRecord]:
-        by_uuid = {gpu["uuid"]: gpu for gpu in gpus}
-        for uuid in wanted:
-            gpu = by_uuid.get(uuid)
-            if gpu is None or gpu["lost"]:
-                self._lost.add(uuid)
-            if gpu is None or uuid in self._lost:
-                yield {"uuid": uuid, "error": "the driver cannot read it: GPU is lost (15)", "lost": True}
-            elif gpu["error"] is not None:
-                yield {"uuid": uuid, "error": f"the driver cannot read it: {gpu['error']}", "lost": False}
-            else:
-                yield {
-                    "uuid": uuid,
-                    "ecc_uncorrected": gpu["ecc"],
-                    "remap_pending": gpu["remap"] == "pending",
-                    "remap_failed": gpu["remap"] == "failed",
-                    "recovery_action": gpu["recovery_action"],
-                    "processes": len(gpu["processes"]) if isinstance(gpu["processes"], list) else gpu["processes"],
-                    "used_mib": _used_mib(gpu),
-                    "mig": gpu["mig"],
-                }
+    def _reported_by_driver(self, event: Fields, gpus: Sequence[Fields]) -> Iterator[EventRecord]:
+        """Yield what the driver reports by itself when an event happens to a GPU."""
+        uuid = gpus[event["gpu"]]["uuid"]
+        reading = list(self._readings(gpus, uuid))  # always: it notices a GPU that is lost for a moment
+        if "xid" in event:
+            yield _xid(uuid, event)
+        if "mig" in event:
+            reading = [{**each, "mig_changed": True} for each in reading]
+        if _LOUD & event.keys():
+            yield from reading
+
+    def _readings(self, gpus: Sequence[Fields], uuid: str, *, instances: bool = False) -> Iterator[ProbeRecord]:
+        """Yield a reading of a GPU and, if wanted, of each of its listed instances that still exists."""
+        gpu = next((gpu for gpu in gpus if gpu["uuid"] == uuid), None)
+        if gpu is None or gpu["lost"]:
+            self._lost.add(uuid)
+        if gpu is None or uuid in self._lost:
+            yield {"uuid": uuid, "error": "the driver cannot read it: GPU is lost (15)", "lost": True}
+        elif gpu["error"] is not None:
+            yield {"uuid": uuid, "error": f"the driver cannot read it: {gpu['error']}", "lost": False}
+        else:
+            yield _reading(gpu)
+            for instance in gpu["instances"] if instances else ():
+                if instance["uuid"] in self._listed:
+                    yield _instance_reading(gpu, instance)
 
 
 def _read_or_fail(source: str) -> Description:
@@ -198,6 +210,80 @@ def _stamp(source: str) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
+def _xid(uuid: str, event: Fields) -> XidRecord:
+    record: XidRecord = {"uuid": uuid, "code": event["xid"]}
+    if "gi" in event:
+        record["gi"] = event["gi"]
+    if "ci" in event:
+        record["ci"] = event["ci"]
+    return record
+
+
+def _reading(gpu: Fields) -> ProbeRecord:
+    divided = bool(gpu["instances"])  # a driver then tells neither errors of the memory nor rows
+    record: ProbeRecord = {
+        "uuid": gpu["uuid"],
+        "ecc_uncorrected": None if divided else gpu["ecc"],
+        "remap_pending": None if divided else gpu["remap"] == "pending",
+        "remap_failed": None if divided else gpu["remap"] == "failed",
+        "recovery_action": gpu["recovery_action"],
+        "processes": _count(gpu),
+        "used_mib": _used_mib(gpu),
+        "mig": gpu["mig"],
+    }
+    if gpu["mig"]:
+        record["instances"] = [instance["uuid"] for instance in gpu["instances"]]
+    return record
+
+
+def _instance_reading(gpu: Fields, instance: Fields) -> ProbeRecord:
+    if instance["error"] is not None:
+        return {
+            "uuid": instance["uuid"],
+            "error": f"the driver cannot read it: {instance['error']}",
+            "lost": False,
+        }
+    return {
+        "uuid": instance["uuid"],
+        "recovery_action": gpu["recovery_action"],
+        "processes": _count(instance),
+        "used_mib": _used_mib(instance),
+    }
+
+
+def _count(gpu: Fields) -> int | None:
+    """Return the number of processes on a GPU with its instances."""
+    own: int | None = len(gpu["processes"]) if isinstance(gpu["processes"], list) else gpu["processes"]
+    counts = [own, *map(_count, gpu.get("instances", ()))]
+    return sum(count for count in counts if count is not None) if None not in counts else None
+
+
+def _gpu_records(gpu: Fields) -> list[GpuRecord]:
+    """Return the record of a GPU, followed by those of its instances."""
+    return [_gpu_record(gpu), *(_instance_record(gpu, instance) for instance in gpu["instances"])]
+
+
+def _instance_record(gpu: Fields, instance: Fields) -> GpuRecord:
+    return {
+        **_gpu_record(gpu),
+        "uuid": instance["uuid"],
+        "product": f"{gpu['product']} MIG {instance['profile']}",
+        "total_mib": instance["memory"],
+        "reserved_mib": 0,
+        "mig": False,
+        "memory_limits": False,
+        "instance": {
+            "parent": gpu["uuid"],
+            "number": instance["number"],
+            "profile": instance["profile"],
+            "gi": instance["gi"],
+            "ci": instance["ci"],
+            "alone": instance["alone"],
+            "caps": instance["caps"],
+        },
+    }
+
+
 def _gpu_record(gpu: Fields) -> GpuRecord:
     return {
         "uuid": gpu["uuid"],
@@ -211,24 +297,37 @@ def _gpu_record(gpu: Fields) -> GpuRecord:
         "mig": gpu["mig"],
         "memory_limits": gpu["memory_limits"],
         "architecture": gpu["architecture"],
+        "instance": None,
     }
 
 
 def _used_mib(gpu: Fields) -> int:
-    """Return the memory in use: that of the described processes, unless the description says more."""
+    """Return the memory in use: that of the described processes and instances, unless the description says more."""
     processes = gpu["processes"] if isinstance(gpu["processes"], list) else []
     used: int = gpu["used"]
-    return max(used, sum(process["used"] or 0 for process in processes))
+    of_instances = sum(map(_used_mib, gpu.get("instances", ())))
+    return max(used, sum(process["used"] or 0 for process in processes) + of_instances)
 
 
-def _use(uuid: str, gpu: Fields | None, *, utilisation: bool) -> UseRecord:
-    if gpu is None or gpu["lost"] or gpu["error"] is not None:
-        return {"uuid": uuid, "processes": None, "used_mib": None}
+def _uses(gpu: Fields, *, utilisation: bool) -> Iterator[UseRecord]:
+    """Yield who uses a GPU and each of its instances; of an instance the driver does not tell the utilisation."""
+    if gpu["lost"] or gpu["error"] is not None:
+        return
+    yield _use(gpu, utilisation=utilisation)
+    for instance in gpu["instances"]:
+        yield _use(instance, utilisation=False)
+
+
+def _use(gpu: Fields, *, utilisation: bool) -> UseRecord:
     listed = gpu["processes"]
-    if gpu["mig"] or listed is None:
-        return {"uuid": uuid, "processes": None, "used_mib": _used_mib(gpu)}
+    if gpu.get("mig") or gpu["error"] is not None or listed is None:
+        return {
+            "uuid": gpu["uuid"],
+            "processes": None,
+            "used_mib": None if gpu["error"] is not None else _used_mib(gpu),
+        }
     return {
-        "uuid": uuid,
+        "uuid": gpu["uuid"],
         # A number of processes without their IDs is what a reader in another PID namespace knows: none of them.
         "processes": [
             {"pid": each["pid"], "used_mib": each["used"], "sm_percent": each["sm"] if utilisation else None}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
-from gpu_device_plugin.core.model.gpus import Gpu, Link  # noqa: TC001 - msgspec looks them up
+from gpu_device_plugin.core.model.gpus import Gpu, Link, MigInstance  # noqa: TC001 - msgspec looks them up
 from gpu_device_plugin.core.node.health import Probe, Xid
 from gpu_device_plugin.core.node.use import GpuReading  # noqa: TC001 - as above
 from gpu_device_plugin.hardware.driver import ADVICE, HardwareError
@@ -18,6 +18,10 @@ MOST_BYTES: Final = 4 << 20
 """The most bytes of a line. A description has 128 GPUs at most, and their links take 1 MB."""
 _MOST_MIB = 1 << 26
 """The most memory of a GPU: 64 TiB. A much larger number would make more shares than fit into memory."""
+_MOST_INSTANCES = 16
+"""The most MIG instances of a GPU: today none can have more than seven."""
+_MOST_ID = (1 << 31) - 1
+"""The largest ID of a part of a GPU, or number of a device node."""
 _MOST_LIMIT_MIB = 1 << 44
 """The most that a limit can be: NVML has 64 bits for its bytes."""
 _MOST_PROCESSES = 4096
@@ -137,8 +141,7 @@ def read(line: bytes) -> Message:
             case [limits], _Line(limits=tuple()):
                 return LimitsAnswer(_plausible_limits(limits))
             case [records], _Line(events=list()):
-                convert = msgspec.convert
-                return Events(tuple(convert(one, Xid) if "code" in one else convert(one, Probe) for one in records))
+                return Events(tuple(map(_plausible_event, records)))
             case [_Failure() as failure], _ if failure.kind in ADVICE:
                 return HardwareError(failure.kind, failure.what)
     # Too deep nesting raises RecursionError; input that is not UTF-8, a ValueError like msgspec's own.
@@ -148,10 +151,36 @@ def read(line: bytes) -> Message:
 
 
 def _plausible(answer: Answer) -> Answer:
-    for gpu in answer.inventory.gpus if answer.inventory is not None else ():
+    gpus = answer.inventory.gpus if answer.inventory is not None else ()
+    for gpu in gpus:
         if not 0 <= gpu.total_mib <= _MOST_MIB:
-            raise MalformedError(f"GPU {gpu.index} has {gpu.total_mib} MiB")
+            raise MalformedError(f"GPU {gpu.label} has {gpu.total_mib} MiB")
+        if gpu.instance is not None:
+            _plausible_instance(gpu, gpu.instance, gpus)
+    for probe in answer.probes:
+        _plausible_probe(probe)
     return answer
+
+
+def _plausible_instance(gpu: Gpu, instance: MigInstance, gpus: tuple[Gpu, ...]) -> None:
+    if not any(each.uuid == instance.parent and each.instance is None and each.mig for each in gpus):
+        raise MalformedError(f"the MIG instance {gpu.uuid} is of {instance.parent}, no listed GPU in MIG mode")
+    if sum(each.card == gpu.card for each in gpus) > 1 + _MOST_INSTANCES:
+        raise MalformedError(f"GPU {gpu.index} has more than {_MOST_INSTANCES} MIG instances")
+    if not all(0 <= number <= _MOST_ID for number in (instance.number, instance.gi, instance.ci, *instance.caps)):
+        raise MalformedError(f"the MIG instance {gpu.uuid} is {instance}")
+
+
+def _plausible_probe(probe: Probe) -> Probe:
+    if len(probe.instances or ()) > _MOST_INSTANCES:
+        raise MalformedError(f"GPU {probe.uuid} has more than {_MOST_INSTANCES} MIG instances")
+    return probe
+
+
+def _plausible_event(record: dict[str, Any]) -> Xid | Probe:
+    if "code" in record:
+        return msgspec.convert(record, Xid)
+    return _plausible_probe(msgspec.convert(record, Probe))
 
 
 def _plausible_use(readings: tuple[GpuReading, ...]) -> tuple[GpuReading, ...]:

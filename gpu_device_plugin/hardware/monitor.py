@@ -18,11 +18,13 @@ from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.beliefs import Beliefs, HealthChange, State, XidSeen
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.driver_process import DriverProcess
+from gpu_device_plugin.hardware.relisting import Relisting
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from gpu_device_plugin.core.model.gpus import Gpu
+    from gpu_device_plugin.core.node.health import Probe, Xid
     from gpu_device_plugin.core.node.use import GpuReading
     from gpu_device_plugin.hardware.messages import Answer, CgroupLimit, Listing
 
@@ -44,7 +46,8 @@ class Timings:
     """The same while a GPU is unhealthy, missing or cannot be listed, and while there are none: a driver finds a lost
     GPU only when it is reopened."""
     retry_from_s: float = 1.0
-    """Delay before the second retry in a row of a failing driver; the first is immediate. It doubles each time."""
+    """Delay before the second retry in a row of a failing driver, or listing of GPUs that are found changed; the first
+    is immediate. It doubles each time."""
     retry_to_s: float = 30.0
     blind_after_s: float = 60.0
     """How long GPUs are still offered while none can be read."""
@@ -102,7 +105,7 @@ class Hardware:
             version_files: files in which the kernel states its driver's version, in order of preference.
 
         Raises:
-            gpu_device_plugin.hardware.description.DescriptionError: `source` is an invalid description.
+            gpu_device_plugin.hardware.places.DescriptionError: `source` is an invalid description.
         """
         if source != "nvml":
             from gpu_device_plugin.hardware.description import read  # noqa: PLC0415 - not needed on real hardware
@@ -131,6 +134,9 @@ class Hardware:
         self._worked = False
         self._kernel_version: str | None = None
         self._last_failure = "it never answered"
+        self._outdated = False
+        """An event said so since the GPUs were listed."""
+        self._relisting = Relisting()
         self._blindness: asyncio.TimerHandle | None = None
 
         self._wake = asyncio.Event()
@@ -223,10 +229,11 @@ class Hardware:
             child = self.child
             await self._sleep(left_s if child is None else min(left_s, self.timings.probe_every_s))
             if child is not None and not self._paused.is_set() and await self._read(child):
-                return
+                timings = self.timings
+                until_s = min(until_s, self._relisting.due_s(clock(), timings.retry_from_s, timings.retry_to_s))
 
     async def _read(self, child: DriverProcess) -> bool:
-        """Take one reading of all GPUs; True if they must be listed again at once.
+        """Take one reading of all GPUs; True if they must be listed again before it is time.
 
         Raises:
             HardwareError: the driver failed, and `child` was ended.
@@ -241,7 +248,7 @@ class Hardware:
             await self._end(child)
             raise
         self._failures = 0
-        return self._take(answer, began)
+        return self._take(answer, began) or self._outdated
 
     async def _list_again(self) -> None:
         """List the hardware with a new process, which then replaces the old one.
@@ -254,6 +261,8 @@ class Hardware:
         self.abandoned = [child for child in self.abandoned if not child.exited]
         if len(self.abandoned) >= _MOST_ABANDONED:
             raise HardwareError(driver.HUNG, f"{len(self.abandoned)} processes hang in the driver and cannot be killed")
+        self._relisting.listed()
+        self._outdated = False
         began = time.monotonic()
         child, answer, listing = await self._start()
         old, self.child = self.child, child
@@ -263,7 +272,7 @@ class Hardware:
         self._beliefs.adopt(listing)
         self._beliefs.set_state(State.WATCHING, _summary(listing))
         self._take(answer, began)
-        child.deliver(self._beliefs.take_events)
+        child.deliver(self._take_events)
         if old is not None:
             await self._end(old)
 
@@ -349,6 +358,11 @@ class Hardware:
         self._blindness = asyncio.get_running_loop().call_later(self.timings.blind_after_s, self._go_blind)
         return self._beliefs.take_readings(answer.probes, began)
 
+    def _take_events(self, records: Iterable[Xid | Probe]) -> None:
+        if self._beliefs.take_events(records):
+            self._outdated = True
+            self._wake.set()
+
     def _disarm(self) -> None:
         if self._blindness is not None:
             self._blindness.cancel()
@@ -389,8 +403,10 @@ async def _answered(answer: Awaitable[T]) -> T | None:
 
 
 def _summary(listing: Listing) -> str:
-    count = len(listing.gpus)
+    instances = sum(gpu.instance is not None for gpu in listing.gpus)
+    count = len(listing.gpus) - instances
     what = counted(count, "GPU") if count else "the driver works and lists no GPU"
+    what += f" with {counted(instances, 'MIG instance')}" if instances else ""
     return "; ".join((f"{what}, driver {listing.driver_version or 'of unknown version'}", *listing.troubles))
 
 

@@ -8,12 +8,12 @@ import time
 
 import pynvml
 
-from gpu_device_plugin.hardware import driver, library, nvml_use
+from gpu_device_plugin.hardware import driver, library, nvml_calls, nvml_links, nvml_use
 from gpu_device_plugin.hardware.driver import HardwareError
+from gpu_device_plugin.hardware.nvml_calls import LOST, MIB, NO_PERMISSION, text
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
     from gpu_device_plugin.hardware.driver import (
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
         GpuRecord,
         InventoryRecord,
         LimitRecord,
-        LinkRecord,
         ProbeRecord,
         UseRecord,
+        XidRecord,
     )
+    from gpu_device_plugin.hardware.nvml_mig import Instances
 
 _NO_LIBRARY = 12
 # Kinds of failure of nvmlInit, by its return code; all other codes are OTHER.
@@ -35,8 +36,6 @@ _KINDS = {
     18: driver.VERSION_MISMATCH,
     999: driver.CONTEXT_LOST,
 }
-_LOST = frozenset({6, 15, 28})  # NVML_ERROR_NOT_FOUND, _GPU_IS_LOST, _GPU_NOT_FOUND
-_RESET_REQUIRED = 16
 _TIMEOUT = 10
 # Errors with which a driver that supports memory limits answers a query for one: NVML_ERROR_NO_PERMISSION, and
 # _NOT_FOUND where none is set. Any other error, _FUNCTION_NOT_FOUND and _NOT_SUPPORTED among them, does not prove that
@@ -44,8 +43,6 @@ _TIMEOUT = 10
 _HAS_LIMITS = frozenset({4, 6})
 _UNKNOWN = 999
 
-# nvmlGpuTopologyLevel_t -> core.model.gpus.Closeness
-_CLOSENESS = {0: 6, 10: 5, 20: 4, 30: 3, 40: 2, 50: 1}
 # nvmlDeviceArchitecture_t; the numbers in between are of other devices than GPUs.
 _ARCHITECTURES = {
     2: "Kepler",
@@ -59,18 +56,16 @@ _ARCHITECTURES = {
     10: "Blackwell",
     13: "Rubin",
 }
-_NVLINK = 7
-# Written as a number: pynvml's NVML_P2P_CAPS_INDEX_READ, its neighbour, is a tuple by mistake (13.615.71).
-_P2P_NVLINK = 2
-_P2P_OK = 0
-
 # nvmlEventType...: XidCriticalError; and the events that justify an immediate reading: DoubleBitEccError,
-# DramRetirementEvent, DramRetirementFailure, FatalPoisonError, GpuUnavailableError, GpuRecoveryAction.
+# DramRetirementEvent, DramRetirementFailure, FatalPoisonError, GpuUnavailableError, GpuRecoveryAction, and
+# MigConfigChange.
 _XID = 0x8
-_WORTH_A_READING = 0x2 | 0x400 | 0x800 | 0x2000 | 0x4000 | 0x8000
+_MIG_CHANGE = 0x100
+_WORTH_A_READING = 0x2 | 0x400 | 0x800 | 0x2000 | 0x4000 | 0x8000 | _MIG_CHANGE
+_NO_INSTANCE = 0xFFFFFFFF
+"""The ID of a part of a GPU in an event that concerns all of it."""
 _FIELD_RECOVERY_ACTION = 230
 _LONGEST_PAUSE_S = 4.0
-_MIB = 1 << 20
 
 
 class Nvml:
@@ -86,6 +81,7 @@ class Nvml:
         pci_devices: str = "/sys/bus/pci/devices",
         cgroups: str = "/sys/fs/cgroup",
         own_cgroup: str = "/proc/self/cgroup",
+        mig_minors: str = "/proc/driver/nvidia-caps/mig-minors",
     ) -> None:
         """Load NVML through `nvml`, the module pynvml or a stand-in for it.
 
@@ -95,12 +91,18 @@ class Nvml:
             cgroups: the mount point of control groups. In a container, runtimes mount the layout of its node: the
                 hierarchy of version 2, or a folder with those of version 1.
             own_cgroup: the kernel's file that names the cgroup of this process.
+            mig_minors: the driver's file that names the device node of each part of a GPU in MIG mode.
         """
         self._nvml = nvml
         self._pci_devices = pci_devices
         self._cgroups = cgroups
         self._own_cgroup = own_cgroup
+        self._mig_minors = mig_minors
         self._gpus: dict[str, Any] = {}
+        self._divided: dict[str, Instances] = {}
+        """The instances of each GPU in MIG mode."""
+        self._unseen: list[int] = []
+        """Indexes of GPUs in MIG mode of which the driver tells this process only what every process may know."""
         # The driver cannot report the UUID of a GPU that it has lost, so an event's handle identifies its GPU.
         self._uuids: dict[int, str] = {}
         self._events: Any = None
@@ -122,7 +124,8 @@ class Nvml:
         except nvml.NVMLError as error:
             raise _opening_failed(error) from error
         gpus: list[GpuRecord] = []
-        failures = []
+        instances: dict[str, list[GpuRecord]] = {}
+        failures, troubles = [], list[str]()
         for index in range(count):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -130,21 +133,35 @@ class Nvml:
             except nvml.NVMLError as error:  # one failing GPU must not hide the others
                 failures.append((index, error))
                 continue
+            try:
+                instances[gpu["uuid"]], unread = self._list_instances(gpu, handle) if gpu["mig"] else ([], [])
+            except nvml.NVMLError as error:
+                # Its instances would seem to be destroyed if it were listed without them.
+                advice = f"; {_privileges()}" if error.value == NO_PERMISSION else ""
+                troubles.append(f"GPU {index} is left out, its MIG instances cannot be listed: {text(error)}{advice}")
+                continue
+            troubles += unread
             gpus.append(gpu)
             self._gpus[gpu["uuid"]] = handle
             self._uuids[_address(handle)] = gpu["uuid"]
-        if failures and not gpus and failures[0][1].value in _KINDS:
+        if failures and not gpus and not troubles and failures[0][1].value in _KINDS:
             raise _opening_failed(failures[0][1])  # the error concerns this container, not every single GPU
-        troubles = [f"GPU {index} is left out, it cannot be read: {_text(error)}" for index, error in failures]
+        troubles += [f"GPU {index} is left out, it cannot be read: {text(error)}" for index, error in failures]
+        left_out = len(troubles)
+        if self._unseen:
+            which = f"GPU{'s' * (len(self._unseen) > 1)} {', '.join(map(str, self._unseen))}"
+            troubles.append(
+                f"the driver may not show all MIG instances of {which} and not tell of their failures; {_privileges()}"
+            )
         self._listen()
         if gpus and self._events is None:
             troubles.append("this driver reports no events, so failures are found only by reading every GPU in turn")
         return {
-            "gpus": gpus,
-            "links": list(self._links(gpus)),
+            "gpus": [each for gpu in gpus for each in (gpu, *instances[gpu["uuid"]])],
+            "links": list(nvml_links.links(nvml, gpus, self._gpus)),
             "driver_version": self._optional("nvmlSystemGetDriverVersion"),
             "cgroup": self._cgroup_version(),
-            "left_out": len(failures),
+            "left_out": left_out,
             "troubles": troubles,
         }
 
@@ -156,11 +173,15 @@ class Nvml:
             # One GPU may answer "Unknown Error"; all of them at once, after they worked, means a lost device cgroup.
             raise HardwareError(driver.CONTEXT_LOST, "NVML answers Unknown Error (999) for every GPU")
         self._worked = self._worked or None in codes
-        return [record for record, _ in readings]
+        return [each for record, _ in readings for each in (record, *self._read_instances(record))]
 
     def use(self, *, utilisation: bool) -> list[UseRecord]:
         """Read the processes on every GPU; see `Driver.use`."""
-        return [self._use(uuid, handle, utilisation=utilisation) for uuid, handle in self._gpus.items()]
+        uses = []
+        for uuid, handle in self._gpus.items():
+            uses.append(self._use(uuid, handle, utilisation=utilisation))
+            uses += self._divided[uuid].uses() if uuid in self._divided else ()
+        return uses
 
     def limits(self, wanted: list[tuple[str, str]]) -> list[LimitRecord]:
         """Read the memory limits of cgroups; see `Driver.limits`."""
@@ -182,41 +203,67 @@ class Nvml:
         uuid = self._uuids.get(_address(event.device))
         if uuid is None:  # the event names an unknown GPU: read all of them
             return [*self.probe()]
-        records: list[EventRecord] = [{"uuid": uuid, "code": event.eventData}] if event.eventType & _XID else []
+        records: list[EventRecord] = [_xid(uuid, event)] if event.eventType & _XID else []
         reading, code = self._read(uuid, self._gpus[uuid])
+        if event.eventType & _MIG_CHANGE:
+            reading["mig_changed"] = True
         if code != _UNKNOWN:  # only a reading of all GPUs shows whether the GPU or the driver is at fault
             records.append(reading)
         return records
 
+    def _list_instances(self, gpu: GpuRecord, handle: Any) -> tuple[list[GpuRecord], list[str]]:
+        """Return the instances of a GPU in MIG mode, and a sentence on each that cannot be read.
+
+        Raises:
+            NVMLError: they cannot be listed.
+        """
+        from gpu_device_plugin.hardware.nvml_mig import Instances  # noqa: PLC0415 - the child saves memory without it
+
+        instances = Instances(self._nvml, gpu, handle)
+        found = instances.inventory(self._mig_minors)
+        self._divided[gpu["uuid"]] = instances
+        return found
+
+    def _read_instances(self, reading: ProbeRecord) -> list[ProbeRecord]:
+        """Return a reading of each instance of a GPU, and add to the GPU's own reading which there are."""
+        instances = self._divided.get(reading["uuid"])
+        if instances is None or not reading.get("mig"):
+            return []
+        reading["instances"], records = instances.readings(reading["recovery_action"])
+        return records
+
     def _describe(self, index: int, handle: Any) -> GpuRecord:
-        memory, reserved = self._memory(handle)
+        mig = bool(self._mig(handle))
+        total_mib, reserved_mib = self._size(index, handle, mig=mig)
         pci = self._pci(handle)
         return {
             "uuid": self._nvml.nvmlDeviceGetUUID(handle),
             "index": index,
             "product": self._optional("nvmlDeviceGetName", handle) or "unknown GPU",
-            "total_mib": memory.total // _MIB,
-            "reserved_mib": -(-reserved // _MIB),
+            "total_mib": total_mib,
+            "reserved_mib": reserved_mib,
             "minor": self._optional("nvmlDeviceGetMinorNumber", handle),
             "pci_bus_id": pci,
             "numa_node": None if pci is None else self._numa_node(pci),
-            "mig": bool(self._mig(handle)),
+            "mig": mig,
             "memory_limits": self._has_limits(handle),
             "architecture": _ARCHITECTURES.get(self._optional("nvmlDeviceGetArchitecture", handle)),
+            "instance": None,
         }
 
-    def _memory(self, handle: Any) -> tuple[Any, int]:
-        """Return NVML's memory record and the bytes that the driver reserves."""
-        nvml = self._nvml
+    def _size(self, index: int, handle: Any, *, mig: bool) -> tuple[int, int]:
+        """Return the memory of a GPU and what the driver reserves of it, in MiB."""
         try:
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-        except nvml.NVMLError as error:
-            if error.value in _LOST or error.value == _RESET_REQUIRED:
+            memory, reserved = nvml_calls.memory(self._nvml, handle)
+        except self._nvml.NVMLError as error:
+            if not mig or error.value != NO_PERMISSION:
                 raise
-            # Drivers that lack version 2 of this call have already subtracted the reserved part from the total: a T4
-            # shows 15109 MiB there, and 15360 MiB with version 2.
-            return nvml.nvmlDeviceGetMemoryInfo(handle), 0
-        return memory, memory.reserved
+            # The memory of a GPU in MIG mode is told to callers with privileges only. Only people read it.
+            from gpu_device_plugin.hardware.nvml_mig import whole_mib  # noqa: PLC0415 - as above
+
+            self._unseen.append(index)
+            return whole_mib(self._nvml, handle), 0
+        return memory.total // MIB, -(-reserved // MIB)
 
     def _mig(self, handle: Any) -> bool | None:
         mode = self._optional("nvmlDeviceGetMigMode", handle)
@@ -268,28 +315,29 @@ class Nvml:
     def _read(self, uuid: str, handle: Any) -> tuple[ProbeRecord, int | None]:
         """Return a reading, and NVML's code if it failed."""
         try:
-            memory, _ = self._memory(handle)
+            mig = self._mig(handle)
+            used_mib = nvml_calls.used_mib(self._nvml, handle, mig=mig)
             pending, failed = self._remapping(handle)
-            processes = self._processes(handle)
             return {
                 "uuid": uuid,
                 "ecc_uncorrected": self._optional("nvmlDeviceGetTotalEccErrors", handle, 1, 0),  # uncorrected, volatile
                 "remap_pending": pending,
                 "remap_failed": failed,
                 "recovery_action": self._recovery_action(handle),
-                "processes": processes,
-                "used_mib": memory.used // _MIB,
-                "mig": self._mig(handle),
+                "processes": nvml_calls.process_count(self._nvml, handle),
+                "used_mib": used_mib,
+                "mig": mig,
             }, None
         except self._nvml.NVMLError as error:
             code = error.value
-            return {"uuid": uuid, "error": f"the driver cannot read it: {_text(error)}", "lost": code in _LOST}, code
+            return {"uuid": uuid, "error": f"the driver cannot read it: {text(error)}", "lost": code in LOST}, code
 
     def _use(self, uuid: str, handle: Any, *, utilisation: bool) -> UseRecord:
         try:
-            memory, _ = self._memory(handle)
-            if self._mig(handle):  # the processes are on its instances
-                return {"uuid": uuid, "processes": None, "used_mib": memory.used // _MIB}
+            mig = self._mig(handle)
+            used_mib = nvml_calls.used_mib(self._nvml, handle, mig=mig)
+            if mig:  # the processes are on its instances
+                return {"uuid": uuid, "processes": None, "used_mib": used_mib}
         except self._nvml.NVMLError:
             return {"uuid": uuid, "processes": None, "used_mib": None}
         percents: dict[int, int] = {}
@@ -297,15 +345,7 @@ class Nvml:
             since = self._sampled_us.get(uuid, 0)
             percents, self._sampled_us[uuid] = nvml_use.sm_percents(self._nvml, handle, since)
         listed = nvml_use.processes(self._nvml, handle, percents)
-        return {"uuid": uuid, "processes": listed, "used_mib": memory.used // _MIB}
-
-    def _processes(self, handle: Any) -> int | None:
-        # By version: the function without one does not raise an NVMLError where the driver has only an older version.
-        for function in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
-            processes = self._optional(function, handle)
-            if processes is not None:
-                return len(processes)
-        return None
+        return {"uuid": uuid, "processes": listed, "used_mib": used_mib}
 
     def _remapping(self, handle: Any) -> tuple[bool | None, bool | None]:
         """Return whether replacing damaged memory is pending, and whether it failed."""
@@ -321,15 +361,7 @@ class Nvml:
 
     def _optional(self, function: str, *arguments: Any) -> Any:
         """Call a function that a driver, GPU or pynvml may lack; None if it does. A lost GPU still raises NVMLError."""
-        call = getattr(self._nvml, function, None)
-        if call is None:
-            return None
-        try:
-            return call(*arguments)
-        except self._nvml.NVMLError as error:
-            if error.value in _LOST or error.value == _RESET_REQUIRED:
-                raise
-            return None
+        return nvml_calls.optional(self._nvml, function, *arguments)
 
     def _listen(self) -> None:
         """Subscribe to the events of our GPUs, as far as each GPU supports them."""
@@ -371,45 +403,6 @@ class Nvml:
         except self._nvml.NVMLError:
             return  # only a little memory of the failed set is lost
 
-    def _links(self, gpus: list[GpuRecord]) -> Iterator[LinkRecord]:
-        ends = {gpu["uuid"]: self._nvlink_ends(self._gpus[gpu["uuid"]]) for gpu in gpus}
-        for position, one in enumerate(gpus):
-            for other in gpus[position + 1 :]:
-                a, b = sorted((one, other), key=lambda gpu: gpu["uuid"])
-                nvlinks = self._nvlinks(a, b, ends)
-                closeness = _NVLINK if nvlinks else self._closeness(a, b)
-                yield {"a": a["uuid"], "b": b["uuid"], "closeness": closeness, "nvlinks": nvlinks}
-
-    def _nvlink_ends(self, handle: Any) -> list[str]:
-        """Return the PCI address at the other end of each active NVLink, as NVML writes it."""
-        ends = []
-        for link in range(self._nvml.NVML_NVLINK_MAX_LINKS):
-            active = self._safely("nvmlDeviceGetNvLinkState", handle, link)
-            if active is None:
-                break  # no such link, or no NVLink at all
-            if active and (pci := self._safely("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)):
-                ends.append(f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0")
-        return ends
-
-    def _nvlinks(self, a: GpuRecord, b: GpuRecord, ends: dict[str, list[str]]) -> int:
-        direct = ends[a["uuid"]].count(b["pci_bus_id"] or "")
-        if direct:
-            return direct
-        status = self._safely("nvmlDeviceGetP2PStatus", self._gpus[a["uuid"]], self._gpus[b["uuid"]], _P2P_NVLINK)
-        # They reach each other over NVLink, but not directly: all their links end in NVSwitches.
-        return min(len(ends[a["uuid"]]), len(ends[b["uuid"]])) if status == _P2P_OK else 0
-
-    def _closeness(self, a: GpuRecord, b: GpuRecord) -> int:
-        level = self._safely("nvmlDeviceGetTopologyCommonAncestor", self._gpus[a["uuid"]], self._gpus[b["uuid"]])
-        return _CLOSENESS.get(level, 0)
-
-    def _safely(self, function: str, *arguments: Any) -> Any:
-        """Like `_optional`, for properties of GPU pairs; None also for a lost GPU, as its own reading reports it."""
-        try:
-            return self._optional(function, *arguments)
-        except self._nvml.NVMLError:
-            return None
-
 
 def _address(handle: Any) -> int:
     """Return the address of a GPU's handle, its identity: pynvml makes a new pointer object for every event."""
@@ -421,8 +414,19 @@ def _opening_failed(error: Any) -> HardwareError:
     if error.value == _NO_LIBRARY and isinstance(error.__context__, OSError):
         return library.failed(error.__context__)
     kind = _KINDS.get(error.value, driver.OTHER)
-    return HardwareError(kind, f"opening NVML (libnvidia-ml.so.1) failed: {_text(error)}")
+    return HardwareError(kind, f"opening NVML (libnvidia-ml.so.1) failed: {text(error)}")
 
 
-def _text(error: Any) -> str:
-    return f"{error} ({error.value})"
+def _xid(uuid: str, event: Any) -> XidRecord:
+    record: XidRecord = {"uuid": uuid, "code": event.eventData}
+    if event.gpuInstanceId != _NO_INSTANCE:
+        record["gi"] = event.gpuInstanceId
+    if event.computeInstanceId != _NO_INSTANCE:
+        record["ci"] = event.computeInstanceId
+    return record
+
+
+def _privileges() -> str:
+    from gpu_device_plugin.hardware.nvml_mig import PRIVILEGES  # noqa: PLC0415 - as above
+
+    return PRIVILEGES

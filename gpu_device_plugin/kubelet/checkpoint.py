@@ -17,7 +17,7 @@ from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.kubelet.sockets import advice
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
     from pathlib import Path
 
 NAME = "kubelet_internal_checkpoint"
@@ -61,11 +61,11 @@ class Checkpoint:
     """Resources that were registered by plugins when the file was written."""
     stamp: Stamp | None = None
 
-    def device_ids(self, resources: frozenset[str]) -> frozenset[str]:
+    def device_ids(self, resources: Container[str]) -> frozenset[str]:
         """Return all allocated device IDs of these resources."""
         return frozenset().union(*(entry.device_ids for entry in self.entries if entry.resource in resources))
 
-    def by_pod(self, resources: frozenset[str]) -> Mapping[str, frozenset[str]]:
+    def by_pod(self, resources: Container[str]) -> Mapping[str, frozenset[str]]:
         """Return the device IDs of these resources that are allocated to each pod, by pod UID."""
         found: dict[str, frozenset[str]] = {}
         for entry in self.entries:
@@ -73,7 +73,7 @@ class Checkpoint:
                 found[entry.pod_uid] = found.get(entry.pod_uid, frozenset()) | entry.device_ids
         return found
 
-    def foreign(self, resources: frozenset[str]) -> Mapping[str, str]:
+    def foreign(self, resources: Container[str]) -> Mapping[str, str]:
         """Return the allocated device IDs of all other resources, each with the name of its resource."""
         others = (entry for entry in self.entries if entry.resource not in resources)
         return {name: entry.resource for entry in others for name in entry.device_ids}

@@ -10,7 +10,7 @@ from gpu_device_plugin.kubelet._proto import podresources_pb2, podresources_pb2_
 from gpu_device_plugin.kubelet.calls import channel, in_short
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Container, Mapping
     from pathlib import Path
 
 
@@ -18,7 +18,7 @@ class PodResourcesUnavailableError(Exception):
     """The kubelet did not answer; the message names the call and its error."""
 
 
-async def listed_pods(socket: Path, resources: Collection[str], timeout_s: float = 2.0) -> Mapping[str, frozenset[str]]:
+async def listed_pods(socket: Path, resources: Container[str], timeout_s: float = 2.0) -> Mapping[str, frozenset[str]]:
     """Return every pod that the kubelet lists, by namespace/name, with its devices of `resources`.
 
     The kubelet never lists ordinary init containers, and lists nothing for about a second after its restart: a listed

@@ -12,7 +12,7 @@ from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, listed_pods
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Container, Mapping
     from pathlib import Path
 
     from gpu_device_plugin.core.node.ended_pods import PodsInApi
@@ -29,7 +29,7 @@ class KubeletRecords:
         self,
         directory: Path,
         pod_resources: Path,
-        resources: frozenset[str],
+        resources: Container[str],
         *,
         listener: Callable[[], int | None] = lambda: None,
         in_api: Callable[[], PodsInApi | None] = lambda: None,
@@ -155,7 +155,8 @@ class KubeletRecords:
         written = await self._written_after(before, patience_s)
         # After a restart the kubelet lists nothing for a while. An empty List counts only together with a checkpoint
         # in which our resources are registered.
-        if written is None or (not listed and not self.resources & written.registered):
+        registered = written is not None and any(name in self.resources for name in written.registered)
+        if written is None or not (listed or registered):
             return None
         return Evidence(listed, began, written.device_ids(self.resources), self._stale(written, pods)), written
 

@@ -112,7 +112,7 @@ class RegistrationLoop:
     def __init__(
         self,
         directory: Path,
-        plugins: Sequence[Plugin],
+        plugins: Callable[[], Sequence[Plugin]],
         prepare: Callable[[], Awaitable[None]],
         on_event: Callable[[RegistrationEvent, dict[str, object]], None],
         timings: Timings | None = None,
@@ -121,23 +121,26 @@ class RegistrationLoop:
 
         Args:
             directory: the kubelet's device-plugin directory.
-            plugins: the resources to serve.
+            plugins: returns the resources to serve; more may come later, see `serve_more`, and none goes.
             prepare: runs before every registration. No resource is registered then, so the kubelet cannot allocate
                 through us, and its records are complete.
             on_event: called with every event and its details, for the log.
             timings: intervals and timeouts.
         """
         self._directory = directory
-        self._plugins = plugins
+        self._wanted = plugins
+        self._plugins: Sequence[Plugin] = ()
+        self._more = asyncio.Event()
         self._prepare = prepare
         self._on_event = on_event
         self.timings = Timings() if timings is None else timings
         """May be replaced at any time."""
         self._served: list[_Served] = []
         self._rounds = 0
-        self.registrations: dict[str, int] = {plugin.resource.name: 0 for plugin in plugins}
+        self.registrations: dict[str, int] = {}
         """How often each resource was registered."""
-        self._outages = {plugin.resource.name: _Outage(since=time.monotonic()) for plugin in plugins}
+        self._outages: dict[str, _Outage] = {}
+        self._take_over_plugins()
 
     def __repr__(self) -> str:
         return f"<RegistrationLoop in {self._directory}: {'; '.join(self.unmet()) or 'all registered'}>"
@@ -145,6 +148,19 @@ class RegistrationLoop:
     def outages(self) -> dict[str, tuple[bool, float]]:
         """Return for each resource whether the kubelet listens, and the total seconds in which it did not."""
         return {name: (outage.since is None, outage.seconds()) for name, outage in self._outages.items()}
+
+    def serve_more(self) -> None:
+        """Serve and register the resources that have come since, without a new registration of the others."""
+        self._more.set()
+
+    def _take_over_plugins(self) -> Sequence[Plugin]:
+        """Take over the resources to serve; return those that have come since."""
+        new = [plugin for plugin in self._wanted() if plugin.resource.name not in self.registrations]
+        for plugin in new:
+            self.registrations[plugin.resource.name] = 0
+            self._outages[plugin.resource.name] = _Outage(since=time.monotonic())
+        self._plugins = (*self._plugins, *new)
+        return new
 
     @property
     def listener(self) -> int | None:
@@ -197,13 +213,15 @@ class RegistrationLoop:
         try:
             with watching(self._directory, changed):
                 await self._prepared()
+                self._more.clear()
+                self._take_over_plugins()
                 for plugin in self._plugins:
                     self._served.append(await self._serve(plugin))
                 async with asyncio.TaskGroup() as tasks:
                     parts = [
                         tasks.create_task(_until(over, lambda: self._watch(changed, again)), name="watch the sockets"),
                         tasks.create_task(_until(over, self._keep_checking), name="call our own sockets"),
-                        tasks.create_task(_until(over, lambda: self._register_all(again)), name="register"),
+                        tasks.create_task(_until(over, lambda: self._keep_registering(again)), name="register"),
                     ]
                     reason: str = await over
                     for part in parts:
@@ -235,7 +253,8 @@ class RegistrationLoop:
             )
 
     async def _serve(self, plugin: Plugin) -> _Served:
-        socket = sockets.new_socket(self._directory, plugin.resource.kind)
+        kind, profile = plugin.resource.listing
+        socket = sockets.new_socket(self._directory, f"{kind}-{profile}" if profile else kind)
         servicer = plugin.servicer()
         servicer.streams_changed = self._outages[plugin.resource.name].streams_changed
         server = aio.server(options=_SERVER_OPTIONS)
@@ -251,6 +270,15 @@ class RegistrationLoop:
                 raise RegistrationOverError(f"listening on {socket}: {error}") from error
             raise
         return _Served(plugin, servicer, server, socket, sockets.identity(socket))
+
+    async def _keep_registering(self, again: asyncio.Event) -> NoReturn:
+        """Register all resources, and those that come later."""
+        while True:
+            await self._register_all(again)
+            await self._more.wait()
+            self._more.clear()
+            for plugin in self._take_over_plugins():
+                self._served.append(await self._serve(plugin))
 
     async def _register_all(self, again: asyncio.Event) -> None:
         await self._check()  # kubelets before 1.25 accept a registration without dialing the plugin first

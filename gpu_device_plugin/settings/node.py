@@ -10,7 +10,7 @@ from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.core.model.limits import CHOOSABLE, Rung
 from gpu_device_plugin.core.model.mig import MigMode, resource_name
 from gpu_device_plugin.core.model.policy import POLICIES
-from gpu_device_plugin.core.model.resources import OF_GPUS, Kind, Resource
+from gpu_device_plugin.core.model.resources import OF_GPUS, Kind, Names, Resource
 from gpu_device_plugin.core.node.grants import WAYS
 from gpu_device_plugin.core.node.serving import WAYS as WAYS_TO_SERVE
 from gpu_device_plugin.core.node.serving import Way
@@ -51,7 +51,7 @@ def _hardware(text: str) -> str:
 
 
 def _gpu_name(text: str) -> str:
-    if re.fullmatch(r"[0-9]{1,3}|GPU-[0-9a-fA-F-]{36}", text, re.ASCII):
+    if re.fullmatch(r"[0-9]{1,3}(:[0-9]{1,2})?|GPU-[0-9a-fA-F-]{36}|MIG-[0-9a-zA-Z/-]{36,92}", text, re.ASCII):
         return text
     raise ValueError(f"{text!r} is neither an index nor a UUID of a GPU, as nvidia-smi -L prints them")
 
@@ -78,13 +78,15 @@ class NodeSettings(ProgramSettings):
     gpus: str = knob(
         "nvml",
         Form("SOURCE", _hardware),
-        "Source of the GPUs: nvml (the GPUs of this machine), fake:4xT4 or fake:2xH200-141GiB,1xA10 (fake GPUs), or "
-        "the path of a .yaml file that describes fake GPUs and their faults.",
+        "Source of the GPUs: nvml (the GPUs of this machine), fake:4xT4, fake:2xH200-141GiB,1xA10 or, with MIG "
+        "instances, fake:2xH100:mig=1g.10gb*7 (fake GPUs), or the path of a .yaml file that describes fake GPUs and "
+        "their faults.",
     )
     exclude_gpus: tuple[str, ...] = knob(
         "",
         several("GPU", _gpu_name),
-        "GPUs that are not shared, by UUID or index. Prefer UUIDs: an index shifts when a GPU disappears.",
+        "GPUs that are not shared, by UUID or index. Prefer UUIDs: an index shifts when a GPU disappears. Of a GPU in "
+        "MIG mode no instance is given; a single one is named by its own UUID, or like 0:3.",
     )
     share_size_mib: int = knob(
         "1GiB",
@@ -357,6 +359,11 @@ class NodeSettings(ProgramSettings):
     def domain_of_mig(self) -> str:
         """The domain of the resources of MIG profiles."""
         return self.mig_domain or self.domain
+
+    @property
+    def names(self) -> Names:
+        """The full names of our resources, those of MIG profiles that the node may have later included."""
+        return Names(frozenset(resource.name for resource in self.offered), self.domain_of_mig)
 
     def of_profile(self, profile: str) -> Resource:
         """Return the resource of a MIG profile."""

@@ -1,4 +1,4 @@
-"""Allocate devices to ResourceClaims by the rules of kube-scheduler 1.36, without its expressions.
+"""Allocate devices to ResourceClaims by the rules of kube-scheduler 1.36, of whose expressions it knows one.
 
 First fit: pools of the node, their slices by name, their devices in order. Parts of a device are rounded up to its
 policy; a shared counter is taken once by a device with parts, and once by each other device.
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.testing.cluster import ApiServer
 
 _MIB = 1 << 20
+_DRIVER = "gpu-device-plugin"
+"""The domain of the attribute that a wish may name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Wish:
     memory: str = ""
     count: int = 1
     admin: bool = False
+    profile: str = ""
+    """The profile of a MIG instance; empty: any device will do."""
 
 
 def request_of(wish: Wish, name: str = "gpu") -> Json:
@@ -39,6 +43,9 @@ def request_of(wish: Wish, name: str = "gpu") -> Json:
         exactly["capacity"] = {"requests": {"memory": wish.memory}}
     if wish.admin:
         exactly["adminAccess"] = True
+    if wish.profile:
+        expression = f"device.attributes['{_DRIVER}'].profile == '{wish.profile}'"
+        exactly["selectors"] = [{"cel": {"expression": expression}}]
     return {"name": name, "exactly": exactly}
 
 
@@ -134,7 +141,7 @@ class _Books:
     def fits(self, pool: str, device: Json, exactly: Json) -> bool:
         """Return whether a request can have (a part of) a device."""
         name = device["name"]
-        if device["attributes"]["type"]["string"] != exactly["deviceClassName"]:
+        if not _selected(device, exactly):
             return False
         if exactly.get("adminAccess"):
             return True
@@ -162,6 +169,16 @@ class _Books:
         return result | {"shareID": str(uuid.uuid4()), "consumedCapacity": {"memory": consumed, "compute": "0"}}
 
 
+def _selected(device: Json, exactly: Json) -> bool:
+    """Return whether a device is of the class that a request names, and of the profile that it may select."""
+    profile = device["attributes"].get("profile", {}).get("string")
+    expression = f"device.attributes['{_DRIVER}'].profile == '{profile}'"
+    selectors = exactly.get("selectors") or ()
+    return device["attributes"]["type"]["string"] == exactly["deviceClassName"] and all(
+        selector["cel"]["expression"] == expression for selector in selectors
+    )
+
+
 def _part(device: Json, exactly: Json) -> Decimal:
     """Return the memory that a request takes of a device: rounded up by the policy."""
     policy = device["capacity"]["memory"]["requestPolicy"]
@@ -169,8 +186,11 @@ def _part(device: Json, exactly: Json) -> Decimal:
     if asked is None:
         return quantity(policy["default"])
     valid = policy["validRange"]
-    least, step = quantity(valid["min"]), quantity(valid["step"])
+    least = quantity(valid["min"])
     over = max(Decimal(0), quantity(asked) - least)
+    if "step" not in valid:
+        return least + over
+    step = quantity(valid["step"])
     return least + (over / step).to_integral_value(ROUND_CEILING) * step
 
 

@@ -19,13 +19,15 @@ from gpu_device_plugin.cluster.errors import ConflictError, InvalidError
 from gpu_device_plugin.cluster.slices import read_slice
 from gpu_device_plugin.core.dra.devices import Facts
 from gpu_device_plugin.core.dra.pool import contents, dropped, plain_contents, writes
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.testing.cluster import ApiServer
-from tests.claims import node
+from tests.claims import mig_node, node
 from tests.cluster.conftest import Api, processes, programs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from gpu_device_plugin.core.node.node import Node
     from tests.cluster.conftest import RealServer
 
 Json = dict[str, Any]
@@ -67,6 +69,21 @@ async def test_what_we_publish_comes_back_as_it_was_sent(api: Api, name: str) ->
         taints = [taint for device in spec.get("devices", ()) for taint in device.get("taints", ())]
         kept = [taint for device in found.present.content.get("devices", ()) for taint in device.get("taints", ())]
         assert [taint["timeAdded"].endswith("Z") for taint in kept] == [True] * len(taints)
+
+
+@pytest.mark.parametrize(
+    "here",
+    [
+        pytest.param(mig_node(*[[10] * 7] * 8), id="8x7"),
+        pytest.param(mig_node(8, *[[10]] * 9), id="9x1"),
+        pytest.param(mig_node([10, 20], 80, mode=MigMode.WHOLE), id="whole"),
+        pytest.param(mig_node([10], 8, share_mib=8192), id="one share"),
+    ],
+)
+async def test_instances_are_published_within_all_limits(api: Api, name: str, here: Node) -> None:
+    for number, (_, spec, _) in enumerate(writes(name, contents(here, Facts(())), ()).put):
+        stored = await api.client.create(SLICES, body(name, dict(spec), number))
+        assert not dropped(spec, _spec(stored))
 
 
 def _spec(stored: bytes) -> Json:
@@ -125,6 +142,11 @@ def no_default(spec: Json) -> None:
     del _device(spec)["capacity"]["memory"]["requestPolicy"]["default"]
 
 
+def one_step(spec: Json) -> None:
+    capacity = {"default": "16Gi", "validRange": {"min": "16Gi", "max": "16Gi", "step": "16Gi"}}
+    _device(spec)["capacity"]["memory"]["requestPolicy"] = capacity
+
+
 def odd_default(spec: Json) -> None:
     _device(spec)["capacity"]["memory"]["requestPolicy"]["default"] = "1500Mi"
 
@@ -163,7 +185,7 @@ def nowhere(spec: Json) -> None:
             too_many_facts,
             policy_alone,
         ),
-        *(no_default, odd_default, large_max, effect, long_value, no_pool, nowhere),
+        *(no_default, one_step, odd_default, large_max, effect, long_value, no_pool, nowhere),
     ],
     ids=lambda spoil: str(spoil.__name__),
 )
@@ -177,6 +199,9 @@ async def test_a_slice_with_a_fault_is_refused(api: Api, name: str, spoil: Any) 
 async def test_too_many_counters_are_refused(api: Api, name: str) -> None:
     spec = copy.deepcopy(specs(name)[0])
     spec["sharedCounters"][0]["counters"] = {f"c{n}": {"value": "1"} for n in range(33)}
+    with pytest.raises(InvalidError):
+        await api.client.create(SLICES, body(name, spec))
+    spec["sharedCounters"] = [{"name": f"s{n}", "counters": {"c": {"value": "1"}}} for n in range(9)]
     with pytest.raises(InvalidError):
         await api.client.create(SLICES, body(name, spec))
 

@@ -9,16 +9,22 @@ Json = dict[str, Any]
 
 
 def patched(body: Json, patch: Json) -> Json:
-    """Return a workload with the containers' mounts and the volumes of a patch; whatever else it has is refused."""
+    """Return a workload with what a patch adds to its pod and its one container; whatever else it has is refused."""
     made = deepcopy(body)
     pod, more = made["spec"]["template"]["spec"], patch["spec"]["template"]["spec"]
-    (container,), (added,) = pod["containers"], more["containers"]
     assert set(patch) == {"spec"}
-    assert set(more) == {"containers", "volumes"}
-    assert set(added) == {"name", "volumeMounts"}
-    assert added["name"] == container["name"]
-    container["volumeMounts"] = _merged(container["volumeMounts"], added["volumeMounts"], "mountPath")
-    pod["volumes"] = _merged(pod["volumes"], more["volumes"], "name")
+    assert set(more) <= {"containers", "volumes", "nodeSelector"}
+    pod["volumes"] = _merged(pod["volumes"], more.get("volumes", []), "name")
+    pod["nodeSelector"] |= more.get("nodeSelector", {})
+    (container,) = pod["containers"]
+    for added in more.get("containers", ()):
+        assert set(added) <= {"name", "env", "volumeMounts", "securityContext"}
+        assert added["name"] == container["name"]
+        container["env"] = _merged(container["env"], added.get("env", []), "name")
+        container["volumeMounts"] = _merged(container["volumeMounts"], added.get("volumeMounts", []), "mountPath")
+        security = added.get("securityContext", {"capabilities": {}})
+        assert set(security) == {"capabilities"}
+        container["securityContext"]["capabilities"] |= security["capabilities"]
     return made
 
 

@@ -50,6 +50,15 @@ PLACEMENT = "gpushare-placement"
 OWN_NODE = "gpushare-own-node"
 OWN_EVENTS = "gpushare-own-events"
 
+SMALL, LARGE = "aliyun.com/mig-1g.10gb", "aliyun.com/mig-3g.40gb"
+
+
+def instances(name: str = "main", **amounts: object) -> dict[str, Any]:
+    """Return a container that asks for whole MIG instances, and for what else is named."""
+    known = {"small": SMALL, "large": LARGE, "mem": "aliyun.com/gpu-mem", "count": "aliyun.com/gpu-count"}
+    return {**container(name), "resources": {"limits": {known[key]: amount for key, amount in amounts.items()}}}
+
+
 SHARING = container(mem=4)
 WHOLE = container(count=1)
 CUDA = container("cuda")
@@ -282,15 +291,17 @@ DEVICE_CASES = (
     Case("all GPUs by an annotation, without asking for any", PERSON, create(pod("a", annotations=CDI))),
 )  # fmt: skip
 
+BOTH = "aliyun.com/gpu-mem and for aliyun.com/gpu-count"
+
 AMOUNT_CASES = (
     Case("one resource in each container", PERSON, create(pod("a", SHARING, container("other", count=1)))),
     Case("both in one container", PERSON, create(pod("a", container(mem=4, count=1))),
-         {ONE_RESOURCE: "container 'main': asking for aliyun.com/gpu-mem and for aliyun.com/gpu-count at once"}),
+         {ONE_RESOURCE: f"container 'main': asking for {BOTH} at once would give different GPUs"}),
     Case("both in an init container", PERSON, create(pod("a", SHARING, init=(container("prepare", mem=4, count=1),))),
          {ONE_RESOURCE: "container 'prepare': asking for"}),
     Case("both in two containers", PERSON,
          create(pod("a", container(mem=4, count=1), SHARING | {"name": "fine"}, container("z", mem=1, count=2))),
-         {ONE_RESOURCE: "container 'main', container 'z': asking for"}),
+         {ONE_RESOURCE: f"container 'main': asking for {BOTH}; container 'z': asking for {BOTH} at once"}),
     Case("a number that is no text", PERSON, create(pod("a", limits(CUDA, mem=4)))),
     Case("0 of gpu-mem", PERSON, create(pod("a", container(mem=0))),
          {NO_ZERO: "container 'main' asks for 0 of aliyun.com/gpu-mem, which fails"}),
@@ -322,6 +333,56 @@ AMOUNT_CASES = (
     Case("0 of the one beside GiB of the other", PERSON, create(pod("a", limits(CUDA, mem="4Gi", count=0))),
          {UNITS: "container 'cuda' asks for 4Gi of aliyun.com/gpu-mem, which", NO_ZERO: "container 'cuda' asks for 0"}),
     Case("memory in GiB of what is not ours", PERSON, create(pod("a", container(limits={"memory": "4Gi"}, mem=4)))),
+)  # fmt: skip
+
+OTHERS_MIG = {"resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}
+GIVEN = '{"main":["MIG-6f1c2f4e-0d2b-5f0c-9a57-0a2f0b0c1d2e"]}'
+ENDLESS = {f"example.com/r{number}": "1" for number in range(3000)}
+CROWD = {f"example.com/r{number}": "1" for number in range(32)}
+
+INSTANCE_CASES = (
+    Case("a whole instance", PERSON, create(pod("a", instances(small=1)))),
+    Case("two instances of one profile", PERSON, create(pod("a", instances(small=2)))),
+    Case("an instance in each container", PERSON, create(pod("a", instances(small=1), instances("other", large=1)))),
+    Case("an instance beside a container with memory", PERSON, create(pod("a", instances("other", small=1), SHARING))),
+    Case("instances of two profiles in one container", PERSON, create(pod("a", instances(small=1, large=1))),
+         {ONE_RESOURCE: "container 'main': asking for aliyun.com/mig-"}),
+    Case("an instance and memory in one container", PERSON, create(pod("a", instances(mem=4, small=1))),
+         {ONE_RESOURCE: f"container 'main': asking for aliyun.com/gpu-mem and for {SMALL} at once would give"}),
+    Case("an instance and a whole GPU in an init container", PERSON,
+         create(pod("a", SHARING, init=(instances("prepare", count=1, large=1),))),
+         {ONE_RESOURCE: f"container 'prepare': asking for aliyun.com/gpu-count and for {LARGE} at once"}),
+    Case("an instance beside 0 of another profile", PERSON, create(pod("a", instances(small=1, large=0)))),
+    Case("a whole instance on a node that is named", PERSON, create(pod("a", instances(small=1), node="node-a"))),
+    Case("all GPUs beside an instance", PERSON,
+         create(pod("a", setting(instances(small=1), NVIDIA_VISIBLE_DEVICES="all"))),
+         {VARIABLES: "container 'main' sets NVIDIA_VISIBLE_DEVICES:"}),
+    Case("all GPUs in a neighbour of an instance", PERSON,
+         create(pod("a", instances(small=1), setting(CUDA, NVIDIA_VISIBLE_DEVICES="all"))),
+         {VARIABLES: "container 'cuda' sets NVIDIA_VISIBLE_DEVICES:"}),
+    Case("a neighbour of an instance that wants no GPU", PERSON,
+         create(pod("a", instances(small=1), setting(CUDA, NVIDIA_VISIBLE_DEVICES="void")))),
+    Case("all GPUs by a mount beside an instance", PERSON, create(mounting(f"{TOOLKIT}/all", instances(small=1))),
+         {DEVICES: f"container 'main': {BY_MOUNT}"}),
+    Case("all GPUs by an annotation beside an instance", PERSON,
+         create(pod("a", instances(small=1), annotations=CDI)), {DEVICES: BY_ANNOTATION}),
+    Case("an instance of NVIDIA's plugin", PERSON,
+         create(pod("a", setting({**CUDA, **OTHERS_MIG}, NVIDIA_VISIBLE_DEVICES="all")))),
+    Case("more resources than are looked through", PERSON,
+         create(pod("a", {**CUDA, "resources": {"limits": {**CROWD, SMALL: "1"}}})),
+         {SIZE: "container 'cuda': limits of more than 32 resources are more than the policies on GPUs look through"}),
+    Case("as many resources as are looked through", PERSON, create(pod("a", {**CUDA, "resources": {"limits": CROWD}}))),
+    Case("one resource more, without GPUs", PERSON,
+         create(pod("a", {**CUDA, "resources": {"limits": {**CROWD, "example.com/one": "1"}}})),
+         {SIZE: "container 'cuda': limits of more than 32 resources"}),
+    Case("as many containers as are looked through, with as many resources each", PERSON,
+         create(pod("a", *({**each, "resources": {"limits": CROWD}} for each in containers(249)), instances(small=1)))),
+    Case("thousands of resources in each of many containers", PERSON,
+         create(pod("a", *({**each, "resources": {"limits": ENDLESS}} for each in containers(9)))),
+         {SIZE: "container 'c0', container 'c1', container 'c2'"}),
+    Case("the agent says which instances a pod got", AGENT_A, annotate("placed", {wire.INSTANCES: GIVEN})),
+    Case("the agent of another node says so", AGENT_B, annotate("placed", {wire.INSTANCES: GIVEN}),
+         {OWN_NODE: "a node agent writes on its own node and the pods there"}),
 )  # fmt: skip
 
 NODE_CASES = (
@@ -496,7 +557,7 @@ AGENT_CASES = (
 )  # fmt: skip
 
 FORGED = (
-    "a node agent tells of its own node, and of pods for reasons that begin with GPU, as 'gpu-device-plugin' of that "
+    "a node agent tells of its own node, and of pods what concerns their GPUs, as 'gpu-device-plugin' of that "
     "node; this token is of node 'node-a'"
 )
 A_POD = {"apiVersion": "v1", "kind": "Pod", "name": "plain", "namespace": "default", "uid": "1"}
@@ -517,7 +578,7 @@ EVENT_CASES = (
     *(
         Case(f"an agent tells of a pod: {reason}", AGENT_A, tell(event("node-a", regarding=A_POD, reason=reason)))
         for reason in ("GPUMemoryExceeded", "GPUTrespass", "GPUMemoryEvicted", "GPUEvictionBlocked",
-                       "GPUFailureEvicted", "GPULimitNotHeld")
+                       "GPUFailureEvicted", "GPULimitNotHeld", "MigInstanceGone")
     ),
     Case("an agent tells of a pod in the name of another node", AGENT_A,
          tell(event("node-b", regarding=A_POD, reason="GPUTrespass")),
@@ -544,6 +605,7 @@ CASES = (
     *EXTREME_CASES,
     *DEVICE_CASES,
     *AMOUNT_CASES,
+    *INSTANCE_CASES,
     *NODE_CASES,
     *PLACEMENT_CASES,
     *AGENT_CASES,

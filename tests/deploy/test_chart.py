@@ -83,6 +83,8 @@ SAME: list[tuple[Json, tuple[str, ...]]] = [
     ({"agent": {"evict": True, "nodeCondition": True}}, (*ALL, "optional/evict")),
     ({"web": {"enabled": True}}, (*ALL, "optional/web")),
     ({"agent": {"dra": {"enabled": True}}}, (*ALL, "optional/dra", "patches/dra-agent")),
+    ({"agent": {"migMonitor": True}}, (*ALL, "patches/mig-agent")),
+    ({"agent": {"nodeSelector": {"nvidia.com/gpu.deploy.client": "true"}}}, (*ALL, "patches/mig-manager")),
     ({"policies": {"memoryClaims": True}}, (*ALL, "optional/dra-mutating-policy")),
     (LOOPBACK, ("viewer", "daemonset", "policies", "optional/extender-loopback")),
     (SERVICE, ("viewer", "daemonset", "policies", "optional/extender-alone")),
@@ -502,6 +504,9 @@ def test_the_charts_own_values_follow_the_schema_and_each_of_them_has_a_place_in
         {"agent": {"serve": "claims"}},
         {"agent": {"settings": {"serve": "claims"}}},
         {"agent": {"dra": True}},
+        {"agent": {"migMonitor": "yes"}},
+        {"agent": {"settings": {"mig": "mixed"}}},
+        {"agent": {"extraEnv": [{"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"}]}},
         {"policies": {"memoryClaims": "yes"}},
         {"scheduler": {"settings": {"share_size": "1GiB"}}},
         {"scheduler": {"settings": {"vanished_grace": "30"}}},
@@ -550,6 +555,7 @@ def test_wrong_values_are_refused(wrong: Json) -> None:
         },
         {"scheduler": {"settings": {"drain": "0s"}, "args": ["--drain=5s"]}},
         {"agent": CUSTOM, "scheduler": CUSTOM},
+        {"agent": {"settings": {"mig": "whole", "mig_domain": "nvidia.com"}, "args": ["--mig=share"]}},
         {"dashboard": {"enabled": True, "namespace": "monitoring", "labels": {"folder": "GPUs"}}},
         {"agent": {"maxUnavailable": "100%"}},
         {"image": {"repository": "localhost:5000/team/gpu-device-plugin", "tag": "0.1.0@sha256:0f"}},
@@ -617,7 +623,8 @@ def test_patterns_are_those_of_helms_own_language() -> None:
 def test_variables_of_the_chart_cannot_be_set_twice(part: str, workload: str) -> None:
     """The API server takes them as a map by name, and one of the two would be lost."""
     name = "agent" if part == "agent" else "extender"
-    own = {each["name"] for each in container(CHART.render(SERVICE), workload, name)["env"]}
+    objects = CHART.render({**SERVICE, "agent": {"migMonitor": True}})
+    own = {each["name"] for each in container(objects, workload, name)["env"]}
     excluded = SCHEMA["properties"][part]["properties"]["extraEnv"]["items"]["properties"]["name"]["not"]["enum"]
     assert set(excluded) == own
 

@@ -135,18 +135,31 @@ def test_no_pod_without_our_resources_and_no_stranger_is_judged(name: str) -> No
     assert names & {"asks-for-gpus", "is-an-agent"}
 
 
+INSTANCES = NodeSettings().of_profile("1g.10gb").name.removesuffix("1g.10gb")
+"""How the names of the resources of MIG profiles begin."""
+OF_INSTANCES = {f"gpushare-{name}" for name in ("variables", "size", "devices", "one-resource")}
+"""The policies on what a pod sees. The others are on amounts and places, which are right for whole instances anyway."""
+
+
 def test_resources_are_those_that_the_agent_offers() -> None:
-    """The one policy that refuses pods which the others do not look through has the opposite condition before it."""
+    """The one policy that refuses pods which the others do not look through has the opposite conditions before it."""
     offered = {resource.name for resource in NodeSettings().offered}
-    asking = {condition(name, "asks-for-gpus") for name in POLICIES if not name.startswith("gpushare-own-")}
-    same = {text.removeprefix("request.kind.kind == 'Binding' || ").replace("> 250 ||", "<= 250 &&") for text in asking}
-    assert len(same) == 1
-    assert sum("> 250 ||" in text for text in asking) == 1
-    for text in asking:
-        assert quoted(text) - {"Binding"} == offered
+    asking = {
+        name: condition(name, "asks-for-gpus").removeprefix("request.kind.kind == 'Binding' || ")
+        for name in POLICIES
+        if not name.startswith("gpushare-own-")
+    }
+    same = {
+        (name in OF_INSTANCES, text.replace("> 250 ||", "<= 250 &&").replace("> 32 ||", "<= 32 &&"))
+        for name, text in asking.items()
+    }
+    assert len(same) == 2
+    assert ["> 250 ||" in text and "> 32 ||" in text for text in asking.values()].count(True) == 1
+    for name, text in asking.items():
+        assert quoted(text) == offered | ({INSTANCES} if name in OF_INSTANCES else set())
     for policy in POLICIES.values():
-        used = {word for text in expressions(policy) for word in re.findall(r"[a-z.]+\.com/[\w-]+", text)}
-        assert used <= offered
+        used = {word for text in expressions(policy) for word in re.findall(r"'([a-z.]+\.com/[\w-]+)'", text)}
+        assert used <= offered | {INSTANCES}
 
 
 def test_variables_are_those_that_the_agent_sets() -> None:
@@ -179,11 +192,12 @@ def test_annotations_are_those_of_the_wire_contract() -> None:
     changes = condition("gpushare-placement", "changes-a-placement")
     assert quoted(changes) == wire.POD_ANNOTATIONS
     assert changes.replace("exists(", "filter(") == variable("gpushare-placement", "changed")
-    assert quoted(variable("gpushare-size", "annotations")) == wire.POD_ANNOTATIONS | {wire.OVER_USE}
+    told = {wire.OVER_USE, wire.INSTANCES}
+    assert quoted(variable("gpushare-size", "annotations")) == wire.POD_ANNOTATIONS | told
     annotations, labels = (quoted(variable("gpushare-own-node", name)) - {"Node"} for name in ("annotations", "labels"))
-    assert annotations - wire.POD_ANNOTATIONS - {wire.OVER_USE} == wire.AGENT_ANNOTATIONS
+    assert annotations - wire.POD_ANNOTATIONS - told == wire.AGENT_ANNOTATIONS
     assert set(our_annotations([*annotations, wire.CONFIG_LABEL])) == wire.AGENT_ANNOTATIONS
-    assert annotations >= wire.POD_ANNOTATIONS | {wire.OVER_USE}
+    assert annotations >= wire.POD_ANNOTATIONS | told
     models = quoted(variable("gpushare-own-node", "mislabelled")) - {"Pod", "metadata.labels"}
     card = Inventory((Gpu("GPU-a", 0, "T4", 15_360, minor=0),), driver_version="570.1")
     limits = NodeLimits({0: GpuRung(Rung.ADVISORY, "")})
@@ -267,16 +281,17 @@ SHORT = (
     r"\[oldObject, object\]",
     r"\(oldObject == null \? \[object\] : \[oldObject, object\]\)",
     r"\(variables\.before \+ \[object\]\)",
-    r"variables\.(own|others|annotated|labelled|containers|foreign|asking|setting|mounting|statuses)",
+    r"variables\.(own|others|annotated|labelled|containers|foreign|asking|setting|mounting|limiting|statuses)",
     r"variables\.statuses\[[01]\]",  # the fields of a node's status are those of its type
 )
 """Of one or two entries, or what is left of a list that was short enough."""
 MEASURED = {
     r"\(+(dyn\()?(object|oldObject|pod)\.spec\.containers.*": r"<= 250 &&|> 250 \|\||number > 250\) \? \[0\] :",
     r"variables\.added": r"<= 250 &&",
+    r"c\.\?resources\.\?limits\.orValue\(\{\}\)": r"\.size\(\) (<= 32 &&|> 32 \|\|)",
     r"c\.\?env\.orValue\(\[\]\)": r"\.sum\(\) > 2000 \? \[\] :",
     r"c\.\?volumeMounts\.orValue\(\[\]\)": r"\.sum\(\) > 2000 \? \[\] :",
-    r"variables\.annotations": r"variables\.annotations\.size\(\) > 1008 \? \[\] :|'Node' \? \['gpu-device-plugin/gp",
+    r"variables\.annotations": r"variables\.annotations\.size\(\) > 1009 \? \[\] :|'Node' \? \['gpu-device-plugin/gp",
     r"each\.\?conditions\.orValue\(\[\]\)": r"\.size\(\) > 100\) \? \[\] :",
     r"variables\.annotated\[[01]\]": r"variables\.others\.exists\(number, number > 1000\) \?",
     r"variables\.labelled\[[01]\]": r"variables\.labelled\.exists\(each, each\.size\(\) > 1000\) \?",

@@ -15,8 +15,9 @@ import yaml
 from gpu_device_plugin.core.contract import dra
 from gpu_device_plugin.core.dra.devices import Facts
 from gpu_device_plugin.core.dra.pool import contents, slice_name
-from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Link
+from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Link, MigInstance
 from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.node import Node
 from tests import patience
@@ -35,7 +36,24 @@ GPUS = tuple(
     for number, uuid in enumerate(UUIDS)
 )
 """Four GPUs of 16 GiB; NVLinks connect 0 with 1, and 2 with 3."""
-INVENTORY = Inventory(GPUS, links=tuple(Link(UUIDS[a], UUIDS[b], Closeness.NVLINK, 4) for a, b in ((0, 1), (2, 3))))
+
+CARDS = tuple(f"GPU-0000000{number}-0000-4000-8000-000000000000" for number in (4, 5))
+INSTANCES = tuple(f"MIG-0000000{card}-0000-4000-8000-00000000000{number}" for card in (4, 5) for number in range(2))
+MIG = tuple(
+    Gpu(
+        uuid,
+        4 + at // 2,
+        "NVIDIA H100 MIG 1g.10gb",
+        10 * 1024,
+        instance=MigInstance(CARDS[at // 2], at % 2, "1g.10gb", 7 + at % 2, 0),
+    )
+    for at, uuid in enumerate(INSTANCES)
+)
+"""Two GPUs in MIG mode, each with two instances of 10 GiB."""
+INVENTORY = Inventory(
+    (*GPUS, *MIG),
+    links=tuple(Link(UUIDS[a], UUIDS[b], Closeness.NVLINK, 4) for a, b in ((0, 1), (2, 3))),
+)
 NODE = "gpu-1"
 OPTIONAL = ROOT / "deploy" / "optional"
 
@@ -121,16 +139,22 @@ def furnish(cluster: Cluster) -> None:
     cluster.apply({**runtime, "handler": "nvidia"})
     for name in ("dra", "dra-templates"):
         cluster.kubectl("apply", "--validate=strict", f"--filename={OPTIONAL / name}.yaml")
-    node = Node(Shares(1024).with_inventory(INVENTORY))
-    shares = node.shares
-    node = Node(shares, links=shares.links(INVENTORY.links))
-    facts = Facts(UUIDS, rungs=dict.fromkeys(UUIDS[3:], Rung.DRIVER))
+    publish(cluster, INVENTORY, MigMode.WHOLE)
+
+
+def publish(cluster: Cluster, inventory: Inventory, mig: MigMode, generation: int = 1) -> None:
+    """Let the node have the slices of these GPUs, and no others."""
+    shares = Shares(1024).with_inventory(inventory, mig=mig)
+    node = Node(shares, links=shares.links(inventory.links))
+    facts = Facts((*UUIDS, *INSTANCES), rungs=dict.fromkeys(UUIDS[3:], Rung.DRIVER))
     found = contents(node, facts)
+    for each in cluster.get("resourceslices")["items"]:
+        cluster.kubectl("delete", "resourceslice", each["metadata"]["name"])
     for number, content in enumerate(found):
         spec = {
             "driver": dra.DRIVER,
             "nodeName": NODE,
-            "pool": {"name": NODE, "generation": 1, "resourceSliceCount": len(found)},
+            "pool": {"name": NODE, "generation": generation, "resourceSliceCount": len(found)},
             **content,
         }
         metadata = {"name": slice_name(NODE, number)}
@@ -151,13 +175,16 @@ def free(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def gpus(results: list[Json]) -> list[str]:
-    """Return the device of each result by the GPU's number, with a w for a whole one and an m for a monitor."""
+    """Return the device of each result by the GPU's number, with a w for a whole one and an m for a monitor.
+
+    MIG instances are 4 to 7.
+    """
     found = []
     for each in results:
         watched = dra.parse_monitor_name(each["device"])
         parsed = (watched, False) if watched else dra.parse_device_name(each["device"])
         assert parsed is not None
-        found.append(f"{UUIDS.index(parsed[0])}{'w' * parsed[1]}{'m' * bool(watched)}")
+        found.append(f"{(*UUIDS, *INSTANCES).index(parsed[0])}{'w' * parsed[1]}{'m' * bool(watched)}")
     return found
 
 
@@ -235,7 +262,52 @@ def test_who_looks_at_all_gpus_takes_none(free: Cluster) -> None:
     assert gpus(free.allocated("whole-gpu-by-claim")) == ["3w"]
     free.kubectl("apply", "--validate=strict", f"--filename={DOCS / 'claims' / 'monitoring.yaml'}")
     results = free.allocated("monitor", "gpu-monitoring")
-    assert sorted(gpus(results)) == ["0m", "1m", "2m", "3m"]
+    assert sorted(gpus(results)) == [f"{n}m" for n in range(8)]
     assert all(each["adminAccess"] for each in results)
     free.kubectl("apply", f"--filename={DOCS / 'claims' / 'four-gib.yaml'}")
     assert gpus(free.allocated("four-gib")) == ["0"]
+
+
+def test_an_instance_is_chosen_by_its_profile(free: Cluster) -> None:
+    free.kubectl("apply", "--validate=strict", f"--filename={DOCS / 'claims' / 'mig-instance.yaml'}")
+    assert gpus(free.allocated("mig-by-claim")) == ["4w"]
+
+
+def test_two_instances_are_of_one_gpu(free: Cluster) -> None:
+    """The first GPU has one left."""
+    free.kubectl("apply", f"--filename={DOCS / 'claims' / 'mig-instance.yaml'}")
+    assert gpus(free.allocated("mig-by-claim")) == ["4w"]
+    free.kubectl("apply", "--validate=strict", f"--filename={DOCS / 'claims' / 'mig-one-gpu.yaml'}")
+    assert gpus(free.allocated("two-instances")) == ["6w", "7w"]
+
+
+def test_a_limit_of_a_profile_is_served_by_a_class_with_its_name(free: Cluster) -> None:
+    free.kubectl("apply", "--validate=strict", f"--filename={DOCS / 'claims' / 'mig-by-limit.yaml'}")
+    assert gpus(free.allocated("mig-by-limit")) == ["4w"]
+    free.kubectl("delete", "deviceclass", "mig-1g.10gb")
+
+
+def test_parts_of_an_instance_and_all_of_it_are_kept_apart(free: Cluster) -> None:
+    """Of a node with one GPU in MIG mode, whose instances are shared."""
+    publish(free, Inventory(MIG[:2]), MigMode.SHARE, generation=2)
+    try:
+        for name, pod, expected in (
+            ("four-gib", "four-gib", ["4"]),
+            ("mig-instance", "mig-by-claim", ["5w"]),
+            ("one-gpu-two-requests", "same-gpu", ["4", "4"]),
+        ):
+            free.kubectl("apply", f"--filename={DOCS / 'claims' / name}.yaml")
+            assert gpus(free.allocated(pod)) == expected
+        # Both have a user, so nobody gets one of them whole.
+        _, pod_body = yaml.safe_load_all((DOCS / "claims" / "mig-instance.yaml").read_text(encoding="utf-8"))
+        pod_body["metadata"]["name"] = "waits"
+        free.apply(pod_body)
+        patience.until(
+            lambda: "cannot allocate all claims" in json.dumps(free.get("pod", "waits")["status"]),
+            "the scheduler finds no instance",
+            quiet_s=patience.REAL_S,
+            pause_s=0.2,
+        )
+    finally:
+        free.empty()
+        publish(free, INVENTORY, MigMode.WHOLE, generation=3)

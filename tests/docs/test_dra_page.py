@@ -41,7 +41,7 @@ def test_each_pod_names_a_template_that_is_there(path: object) -> None:
     documents = [each for file in (*found, TEMPLATES) for each in yaml.safe_load_all(text_of(file))]
     names = {each["metadata"]["name"] for each in documents if each["kind"] == "ResourceClaimTemplate"}
     for pod in (each for each in documents if each["kind"] == "Pod"):
-        assert {claim["resourceClaimTemplateName"] for claim in pod["spec"]["resourceClaims"]} <= names
+        assert {claim["resourceClaimTemplateName"] for claim in pod["spec"].get("resourceClaims", ())} <= names
 
 
 def test_the_parameters_are_those_that_the_driver_reads() -> None:
@@ -60,6 +60,6 @@ def test_the_attributes_are_those_of_the_contract() -> None:
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     ours = {
         dra.TYPE, dra.UUID, dra.PRODUCT, dra.ARCHITECTURE, dra.DRIVER_VERSION, dra.INDEX, dra.NUMA_NODE,
-        dra.NVLINK_GROUP, dra.LIMITS, dra.PCI_BUS_ID.rpartition("/")[2],
+        dra.NVLINK_GROUP, dra.LIMITS, dra.PARENT_UUID, dra.PROFILE, dra.GPU_INSTANCE, dra.PCI_BUS_ID.rpartition("/")[2],
     }  # fmt: skip
     assert named == ours

@@ -27,7 +27,7 @@ def test_a_test_that_is_named_is_there(file: str, name: str) -> None:
 
 def test_every_table_is_numbered_without_a_gap() -> None:
     tables = [[int(number) for _, number, *_ in rows] for _, rows in groupby(ROWS, key=lambda row: row[0])]
-    sizes = [22, 22, 14, 8, 5, 12, 6, 20]
+    sizes = [22, 26, 14, 8, 5, 12, 6, 20]
     assert [len(numbers) for numbers in tables] == sizes, "a fault that came or went changes the sum here"
     assert tables == [list(range(1, size + 1)) for size in sizes]
 

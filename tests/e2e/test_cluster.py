@@ -327,7 +327,7 @@ def pod(name: str, limits: dict[str, int], scheduler: str = "gpushare-scheduler"
         ),
         (
             pod("p", {GPU_MEM: 1, GPU_COUNT: 1}),
-            "asking for aliyun.com/gpu-mem and for aliyun.com/gpu-count at once would give two different GPUs",
+            "asking for aliyun.com/gpu-mem and for aliyun.com/gpu-count at once would give different GPUs",
         ),
         (pod("p", {GPU_MEM: 0}), "container 'main' asks for 0 of aliyun.com/gpu-mem"),
     ],

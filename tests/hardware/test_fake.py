@@ -9,9 +9,11 @@ import pytest
 
 from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.core.node.health import RecoveryAction
-from gpu_device_plugin.hardware.description import ACTIONS, CLOSENESS, MODELS, DescriptionError, read
+from gpu_device_plugin.hardware.description import ACTIONS, CLOSENESS, read
 from gpu_device_plugin.hardware.driver import CONTEXT_LOST, OTHER, HardwareError
 from gpu_device_plugin.hardware.fake import Fake
+from gpu_device_plugin.hardware.models import MODELS
+from gpu_device_plugin.hardware.places import DescriptionError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -148,6 +150,7 @@ gpus:
         "mig": True,
         "memory_limits": True,
         "architecture": "Some Generation",
+        "instance": None,
     }
 
 
@@ -155,8 +158,8 @@ gpus:
     ("document", "complaint"),
     [
         ({"gpus": "4xT5"}, "gpus.model: 'T5' is not a known model; give memory instead, or use one of P4,"),
-        ({"gpus": "T4"}, "gpus: 'T4' is not like 4xT4 or 2xH200-141GiB"),
-        ({"gpus": "0xT4"}, "gpus.count: 0 is not a number of GPUs; write 1 to 128"),
+        ({"gpus": "T4"}, "gpus: 'T4' is not like 4xT4, 2xH200-141GiB or 1xH100:mig="),
+        ({"gpus": "0xT4"}, "gpus.count: 0 is not a number of GPUs or instances; write 1 to 128"),
         ({"gpus": "1xT4-big"}, "gpus.memory: 'big' is not an amount of memory"),
         ({"gpus": ["100xT4", "29xT4"]}, "gpus: 129 GPUs are too many; 128 is the maximum for one node"),
         ({"gpus": 4}, "gpus: 4 is not a list"),
@@ -233,7 +236,7 @@ def test_what_happens_over_time_shows_in_the_readings(tmp_path: Path) -> None:
     }
     clock.now_s += 10
     damaged = {"ecc_uncorrected": 2, "remap_pending": True, "recovery_action": 1}
-    busy = {"processes": 2, "used_mib": 3072, "mig": True}
+    busy = {"processes": 2, "used_mib": 3072, "mig": True, "instances": []}
     assert driver.probe() == [{**before, **damaged, **busy}]
     clock.now_s += 60
     assert driver.probe() == [{**before, **busy}]

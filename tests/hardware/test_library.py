@@ -44,7 +44,11 @@ def invented() -> dict[str, Any]:
     return {"source": "fake:8xH200"}
 
 
-@pytest.fixture(params=[invented, nvml])
+def divided() -> dict[str, Any]:
+    return {"source": "fake:2xH200:mig=1g.18gb*7,6xH200"}
+
+
+@pytest.fixture(params=[invented, divided, nvml])
 def source(request: pytest.FixtureRequest) -> dict[str, Any]:
     arguments: dict[str, Any] = request.param()
     return arguments
@@ -56,9 +60,11 @@ async def test_the_facts_about_the_gpus_make_sense(source: dict[str, Any], watch
     gpus = view.inventory.gpus
     assert gpus
     assert len({gpu.uuid for gpu in gpus}) == len(gpus)
-    assert [gpu.index for gpu in gpus] == sorted({gpu.index for gpu in gpus})
+    whole = [gpu for gpu in gpus if gpu.instance is None]
+    assert [gpu.index for gpu in whole] == sorted({gpu.index for gpu in whole})
+    assert {gpu.card for gpu in gpus} == {gpu.uuid for gpu in whole}
     for gpu in gpus:
-        assert gpu.uuid.startswith("GPU-")
+        assert gpu.uuid.startswith("GPU-" if gpu.instance is None else "MIG-")
         assert len(gpu.uuid) == 40
         assert 0 <= gpu.reserved_mib < gpu.total_mib
         assert gpu.mig or shares_of(gpu, 256) > 0
@@ -70,7 +76,7 @@ async def test_the_facts_about_the_gpus_make_sense(source: dict[str, Any], watch
 async def test_every_pair_of_gpus_is_linked_once(source: dict[str, Any], watching: Watching, until: Until) -> None:
     async with watching(**source) as hardware:
         view = await until(hardware, lambda view: view.state is State.WATCHING)
-    uuids = sorted(gpu.uuid for gpu in view.inventory.gpus)
+    uuids = sorted(gpu.uuid for gpu in view.inventory.gpus if gpu.instance is None)
     pairs = [(a, b) for a in uuids for b in uuids if a < b]
     assert sorted((link.a, link.b) for link in view.inventory.links) == pairs
     assert all((link.closeness is Closeness.NVLINK) == (link.nvlinks > 0) for link in view.inventory.links)

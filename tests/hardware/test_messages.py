@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Link
+from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Link, MigInstance
 from gpu_device_plugin.core.node.health import Probe, Xid
 from gpu_device_plugin.core.node.use import GpuProcess, GpuReading
 from gpu_device_plugin.hardware.child import serve
@@ -31,10 +31,15 @@ from gpu_device_plugin.hardware.messages import (
 )
 
 GPU = {"uuid": "GPU-a", "index": 0, "product": "Tesla T4", "total_mib": 15360}
+PARENT = {**GPU, "uuid": "GPU-m", "mig": True}
+PLACE = {"parent": "GPU-m", "number": 0, "profile": "1g.10gb", "gi": 7, "ci": 0, "alone": True, "caps": [66, 67]}
+INSTANCE = {**GPU, "uuid": "MIG-a", "instance": PLACE}
 LISTING = {"gpus": [GPU], "links": [], "driver_version": None, "cgroup": 2, "left_out": 0, "troubles": []}
 GOOD: tuple[dict[str, Any], ...] = (
     {"answer": {"inventory": LISTING, "probes": [{"uuid": "GPU-a", "used_mib": 3}]}},
     {"answer": {"probes": []}},
+    {"answer": {"inventory": {**LISTING, "gpus": [PARENT, INSTANCE]}, "probes": [{"uuid": "GPU-m", "instances": []}]}},
+    {"events": [{"uuid": "GPU-m", "code": 43, "gi": 7, "ci": 0}, {"uuid": "GPU-m", "mig_changed": True}]},
     {"events": [{"uuid": "GPU-a", "code": 79}, {"uuid": "GPU-a", "error": "gone", "lost": True}]},
     {"error": {"kind": "hung", "what": "nothing answers"}},
     {"use": [{"uuid": "GPU-a", "processes": [{"pid": 7, "used_mib": 5, "sm_percent": None}], "used_mib": 9}]},
@@ -80,10 +85,19 @@ JSON = st.recursive(
 
 
 def test_what_is_said_is_understood() -> None:
-    first, reading, events, error, use, limits = (read(json.dumps(message).encode()) for message in GOOD)
+    first, reading, divided, of_mig, events, error, use, limits = (
+        read(json.dumps(message).encode()) for message in GOOD
+    )
     gpu = Gpu("GPU-a", 0, "Tesla T4", 15360)
     assert first == Answer((Probe("GPU-a", used_mib=3),), Listing((gpu,), (), None, 2, 0, ()))
     assert reading == Answer(())
+    parent, place = (
+        Gpu("GPU-m", 0, "Tesla T4", 15360, mig=True),
+        MigInstance("GPU-m", 0, "1g.10gb", 7, 0, caps=(66, 67)),
+    )
+    gpus = (parent, Gpu("MIG-a", 0, "Tesla T4", 15360, instance=place))
+    assert divided == Answer((Probe("GPU-m", instances=()),), Listing(gpus, (), None, 2, 0, ()))
+    assert of_mig == Events((Xid("GPU-m", 43, 7, 0), Probe("GPU-m", mig_changed=True)))
     assert events == Events((Xid("GPU-a", 79), Probe("GPU-a", error="gone", lost=True)))
     assert use == UseAnswer((GpuReading("GPU-a", (GpuProcess(7, 5),), 9),))
     assert limits == LimitsAnswer((CgroupLimit("GPU-a", "/c", 0, 4, 0, 1),))
@@ -117,6 +131,17 @@ def test_a_child_and_its_agent_understand_each_other() -> None:
     assert [probe.error for probe in answer.probes] == [None, None]
 
 
+def test_a_child_and_its_agent_understand_each_other_about_mig() -> None:
+    driver = Fake("fake:1xH100:mig=1g.10gb*7")
+    answer = read(json.dumps({"answer": {"inventory": driver.inventory(), "probes": driver.probe()}}).encode())
+    assert isinstance(answer, Answer)
+    assert answer.inventory is not None
+    parent, *instances = answer.inventory.gpus
+    assert [gpu.label for gpu in instances] == [f"0:{number}" for number in range(7)]
+    assert {gpu.card for gpu in instances} == {parent.uuid}
+    assert answer.probes[0].instances == tuple(gpu.uuid for gpu in instances)
+
+
 @pytest.mark.parametrize("line", MALFORMED, ids=lambda line: line[:50].decode(errors="replace") or "nothing")
 def test_a_line_of_a_wrong_shape_is_malformed(line: bytes) -> None:
     with pytest.raises(MalformedError):
@@ -125,6 +150,7 @@ def test_a_line_of_a_wrong_shape_is_malformed(line: bytes) -> None:
 
 PROCESS = {"pid": 7, "used_mib": 5, "sm_percent": 100}
 READING = {"uuid": "GPU-a", "processes": [PROCESS], "used_mib": 9}
+PROBE = {"uuid": "GPU-m", "instances": [f"MIG-{n}" for n in range(16)]}
 LIMIT = {"uuid": "GPU-a", "path": "/c", "code": 0, "hard_mib": 4, "soft_mib": 0, "used_mib": 1}
 
 
@@ -169,6 +195,41 @@ def test_a_gpu_whose_shares_would_not_fit_into_memory_is_malformed(total_mib: in
     inventory = {**LISTING, "gpus": [{**GPU, "total_mib": total_mib}]}
     with pytest.raises(MalformedError):
         read(json.dumps({"answer": {"inventory": inventory, "probes": []}}).encode())
+
+
+@pytest.mark.parametrize(
+    ("gpus", "complaint"),
+    [
+        ([INSTANCE], "the MIG instance MIG-a is of GPU-m, no listed GPU in MIG mode"),
+        ([{**PARENT, "mig": False}, INSTANCE], "the MIG instance MIG-a is of GPU-m, no listed GPU in MIG mode"),
+        (
+            [PARENT, INSTANCE, {**INSTANCE, "uuid": "MIG-b", "mig": True, "instance": {**PLACE, "parent": "MIG-a"}}],
+            "the MIG instance MIG-b is of MIG-a, no listed GPU in MIG mode",
+        ),
+        (
+            [PARENT, *({**INSTANCE, "uuid": f"MIG-{n}"} for n in range(17))],
+            "GPU 0 has more than 16 MIG instances",
+        ),
+        ([PARENT, {**INSTANCE, "total_mib": -1}], "GPU 0:0 has -1 MiB"),
+        ([PARENT, {**INSTANCE, "instance": {**PLACE, "gi": -1}}], "the MIG instance MIG-a is "),
+        ([PARENT, {**INSTANCE, "instance": {**PLACE, "ci": 1 << 31}}], "the MIG instance MIG-a is "),
+        ([PARENT, {**INSTANCE, "instance": {**PLACE, "number": -1}}], "the MIG instance MIG-a is "),
+        ([PARENT, {**INSTANCE, "instance": {**PLACE, "caps": [66, -1]}}], "the MIG instance MIG-a is "),
+        ([PARENT, {**INSTANCE, "instance": {**PLACE, "profile": 7}}], "Expected `str`"),
+    ],
+)
+def test_a_mig_instance_that_cannot_be_is_malformed(gpus: list[Any], complaint: str) -> None:
+    inventory = {**LISTING, "gpus": gpus}
+    with pytest.raises(MalformedError, match=complaint):
+        read(json.dumps({"answer": {"inventory": inventory, "probes": []}}).encode())
+
+
+@pytest.mark.parametrize("message", [{"answer": {"probes": [PROBE]}}, {"events": [PROBE]}])
+def test_a_gpu_with_more_mig_instances_than_it_can_have_is_malformed(message: Any) -> None:
+    line = json.dumps(message)
+    read(line.encode())
+    with pytest.raises(MalformedError, match="GPU GPU-m has more than 16 MIG instances"):
+        read(line.replace('"MIG-0"', '"MIG-x", "MIG-0"').encode())
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from gpu_device_plugin.core.node.health import Belief, Rules
 from gpu_device_plugin.core.node.use import GpuProcess, GpuReading
 from gpu_device_plugin.core.node.xids import Verdict
 from gpu_device_plugin.hardware.beliefs import HardwareView, HealthChange, State, XidSeen
-from gpu_device_plugin.hardware.description import DescriptionError
 from gpu_device_plugin.hardware.messages import MOST_BYTES, CgroupLimit
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, Timings
+from gpu_device_plugin.hardware.places import DescriptionError
 from tests.patience import eventually, patience, stretched
 
 Watching = Callable[..., AbstractAsyncContextManager[Hardware]]
@@ -492,6 +492,99 @@ async def test_b20_mig_mode_is_noticed_when_it_is_switched(
         view = await until(hardware, lambda view: view.inventory.gpus[1].mig)
         assert [gpu.mig for gpu in view.inventory.gpus] == [False, True]
         assert healthy(view) == [True, True]
+
+
+def labels(view: HardwareView) -> list[str]:
+    """Return the label of each GPU and instance, with the profile of instances."""
+    return [gpu.label if gpu.instance is None else f"{gpu.label} {gpu.instance.profile}" for gpu in view.inventory.gpus]
+
+
+async def test_mig_instances_follow_their_gpu(watching: Watching, until: Until) -> None:
+    async with watching("fake:1xT4,1xH100:mig=3g.40gb/2g.20gb*2") as hardware:
+        view = await until(hardware, lambda view: view.state is State.WATCHING)
+    assert labels(view) == ["0", "1", "1:0 3g.40gb", "1:1 2g.20gb", "1:2 2g.20gb"]
+    assert view.sentence == "2 GPUs with 3 MIG instances, driver 580.65.06"
+    assert healthy(view) == [True] * 5
+
+
+@pytest.mark.parametrize("event", [True, False], ids=["by an event", "by a reading"])
+async def test_b20_a_gpu_that_is_divided_anew_is_noticed_and_no_gpu_is_blamed(
+    watching: Watching,
+    until: Until,
+    described: Describe,
+    quick: Timings,
+    event: bool,  # noqa: FBT001 (a parameter)
+) -> None:
+    """A driver that reports the change need not be read for it to be noticed."""
+    changes: list[HealthChange] = []
+    anew = [{"profile": "1g.10gb", "gi": 7}, "3g.40gb"]
+    gpus = described(["1xH100:mig=1g.10gb*7", {"model": "H100", "mig": "1g.10gb*2"}])
+    timings = replace(quick, rescan_every_s=3600, rescan_missing_every_s=3600)
+    timings = replace(timings, probe_every_s=3600) if event else timings
+    async with watching(gpus.path, timings=timings, on_change=changes.append) as hardware:
+        before = await until(hardware, lambda view: view.inventory.gpus)
+        if event:
+            gpus.now(1, mig=anew)
+        else:
+            gpus.document["gpus"][1]["mig"] = anew
+            gpus.write()
+        view = await until(hardware, lambda view: view.inventory != before.inventory)
+        assert hardware.load.value.used_mib.keys() == view.beliefs.keys()
+        gpus.now(1, mig=[])
+        none = await until(hardware, lambda view: len(view.inventory.gpus) == 9)
+        gpus.now(1, mig=False)
+        await until(hardware, lambda view: not view.inventory.gpus[8].mig)
+    assert labels(view)[8:] == ["1", "1:1 1g.10gb", "1:0 3g.40gb"]  # the one that stayed, and a new one
+    assert view.inventory.gpus[9].uuid in before.beliefs
+    assert none.inventory.gpus[8].mig
+    assert changes == []
+    assert hardware.view.value.child_restarts == 0
+
+
+async def test_an_xid_of_an_instance_leaves_the_rest_of_its_gpu_alone(
+    watching: Watching, until: Until, described: Describe
+) -> None:
+    xids: list[XidSeen] = []
+    gpus = described("1xH100:mig=1g.10gb*3")
+    async with watching(gpus.path, on_xid=xids.append) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        gpus.now(0, xid=94, gi=8, ci=0)
+        gpus.now(0, xid=48, gi=8, ci=0)
+        view = await until(hardware, lambda view: healthy(view) == [True, True, False, True])
+        await until(hardware, lambda view: all(healthy(view)))  # the driver asks for no recovery action
+    assert [(xid.uuid, xid.code) for xid in xids] == [(view.inventory.gpus[2].uuid, code) for code in (94, 48)]
+
+
+def never_the_same(folder: Path) -> tuple[str, ...]:
+    """Return a command of which each process lists another instance than its readings show, and writes into `lists`."""
+    parent = {**GPU, "mig": True}
+    place = {"parent": "GPU-a", "number": 0, "profile": "1g.10gb", "gi": 7, "ci": 0, "alone": True, "caps": []}
+    gpus = [parent, {**GPU, "uuid": "MIG-old", "instance": place}]
+    inventory = {"gpus": gpus, "links": [], "driver_version": "1.2", "cgroup": 2, "left_out": 0, "troubles": []}
+    probes = [{"uuid": "GPU-a", "mig": True, "instances": ["MIG-new"]}]
+    (folder / "first").write_text(json.dumps({"answer": {"inventory": inventory, "probes": probes}}) + "\n")
+    (folder / "later").write_text(json.dumps({"answer": {"probes": probes}}) + "\n")
+    (folder / "child.sh").write_text(f"cd {folder}; echo >> lists; cat first; while read asked; do cat later; done")
+    return ("sh", str(folder / "child.sh"))
+
+
+async def test_an_inventory_that_is_outdated_again_at_once_makes_no_busy_loop(
+    watching: Watching, until: Until, tmp_path: Path, quick: Timings
+) -> None:
+    """The second listing comes at once, and the third after a wait, however often the GPUs are read meanwhile."""
+    lists = tmp_path / "lists"
+    lists.touch()
+    timings = replace(quick, probe_every_s=0.001, rescan_every_s=3600, retry_from_s=3600, retry_to_s=7200)
+    async with watching("fake:1xT4", command=never_the_same(tmp_path), timings=timings) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        await eventually(lambda: len(lists.read_text()) == 2)
+        for _ in range(100):
+            await hardware.read_again()
+        assert len(lists.read_text()) == 2
+        hardware.timings = replace(timings, retry_from_s=0.001, retry_to_s=0.001)
+        await hardware.pause()
+        hardware.resume()
+        await eventually(lambda: len(lists.read_text()) > 5)
 
 
 async def test_a_description_that_breaks_while_it_is_used_is_told_and_used_again_when_repaired(

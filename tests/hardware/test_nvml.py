@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND, LOST, UNKNOWN, TIMEOUT = 3, 6, 13, 15, 999, 10
 INVALID_ARGUMENT, NO_PERMISSION = 2, 4
+NONE = 0xFFFFFFFF
 XID, DOUBLE_BIT, RECOVERY = 0x8, 0x2, 0x8000
 A, B, C = (f"GPU-{letter * 8}" for letter in "abc")
 
@@ -101,6 +102,7 @@ class Library:
         "nvmlDeviceGetPciInfo",
         lambda library, uuid: SimpleNamespace(domain=0, bus=0x3B + library.uuids.index(uuid), device=0),
     )
+    nvmlDeviceGetMaxMigDeviceCount = _answering("nvmlDeviceGetMaxMigDeviceCount", lambda _, uuid: 7 if uuid == C else 0)
     nvmlDeviceGetMigMode = _answering("nvmlDeviceGetMigMode", lambda _, uuid: [int(uuid == C), 0])
     nvmlDeviceGetRemappedRows = _answering("nvmlDeviceGetRemappedRows", lambda library, _: library.rows)
     nvmlDeviceGetRetiredPagesPendingStatus = _answering("nvmlDeviceGetRetiredPagesPendingStatus", lambda _, __: 1)
@@ -128,6 +130,11 @@ class Library:
         """Answer as drivers before r615 do, unless a test says otherwise."""
         self.limits_asked.append(limits.nameSpace)
         self._call("nvmlDeviceGetMemoryLimits_v1", self._uuid(handle))
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, _index: int) -> Any:
+        """Find no instances; C is in MIG mode without any."""
+        self._call("nvmlDeviceGetMigDeviceHandleByIndex", self._uuid(handle))
+        raise pynvml.NVMLError(NOT_FOUND)
 
     def nvmlDeviceGetNvLinkState(self, handle: Any, link: int) -> int:
         self._call("nvmlDeviceGetNvLinkState", uuid := self._uuid(handle))
@@ -167,8 +174,9 @@ class Library:
     def nvmlEventSetFree(self, _set: object) -> None:
         self._call("nvmlEventSetFree")
 
-    def happens(self, uuid: str, kind: int, data: int = 0) -> None:
-        self.events.append(SimpleNamespace(device=self.handle(uuid), eventType=kind, eventData=data))
+    def happens(self, uuid: str, kind: int, data: int = 0, gi: int = NONE, ci: int = NONE) -> None:
+        event = {"eventType": kind, "eventData": data, "gpuInstanceId": gi, "computeInstanceId": ci}
+        self.events.append(SimpleNamespace(device=self.handle(uuid), **event))
 
 
 @pytest.fixture
@@ -200,6 +208,7 @@ def test_everything_the_driver_tells_is_taken(library: Library, tmp_path: Path) 
         "mig": False,
         "memory_limits": False,
         "architecture": "Ampere",
+        "instance": None,
     }
     assert (second["numa_node"], third["numa_node"]) == (1, None)  # -1: the kernel does not know
     assert third["mig"]

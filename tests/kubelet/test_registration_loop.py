@@ -108,7 +108,7 @@ class Node:
         """Make a loop for these plugins, which tells us all that happens."""
         # A kubelet on a busy machine is slow to listen, which is no reason to start over.
         timings = replace(QUICK, stream_grace=stretched(QUICK.stream_grace))
-        return RegistrationLoop(self.directory, plugins, prepare or self._prepare, self._on_event, timings)
+        return RegistrationLoop(self.directory, lambda: plugins, prepare or self._prepare, self._on_event, timings)
 
     def plugin(self, resource: Resource) -> Plugin:
         return Plugin(resource, lambda: self._servicer(resource))
@@ -614,3 +614,61 @@ async def test_a21_a_server_that_does_not_answer_is_never_registered() -> None:
         one.deaf = False
         await one.met()
         assert all([await answers(one.directory / name) for name in one.sockets])
+
+
+# --- Resources that come later ----------------------------------------------------------------------------------------
+
+MIG = Resource(Kind.INSTANCE, "nvidia.com/mig-1g.10gb", "1g.10gb")
+
+
+async def test_a_resource_that_comes_later_is_registered_and_the_others_are_left_alone() -> None:
+    async with node() as one:
+        plugins = [one.plugin(MEM)]
+        one.registration = one.looping(plugins)
+        one.launch()
+        await eventually(lambda: not one.registration.unmet())
+        before = one.sockets
+        plugins += [one.plugin(COUNT), one.plugin(MIG)]
+        one.registration.serve_more()
+        await eventually(lambda: len(one.registration.registrations) == 3 and not one.registration.unmet())
+        assert one.registration.registrations == {MEM.name: 1, COUNT.name: 1, MIG.name: 1}
+        assert before < one.sockets
+        assert any(name.startswith("gpushare-instance-1g.10gb-") for name in one.sockets)
+        assert {MEM.name, COUNT.name, MIG.name} <= one.kubelet.amounts.keys()
+        assert one.overs == []
+
+
+async def test_after_a_restart_of_the_kubelet_all_resources_are_registered_again() -> None:
+    async with node() as one:
+        plugins = [one.plugin(MEM)]
+        one.registration = one.looping(plugins)
+        one.launch()
+        await eventually(lambda: not one.registration.unmet())
+        plugins.append(one.plugin(MIG))
+        one.registration.serve_more()
+        await eventually(lambda: MIG.name in one.registration.registrations and not one.registration.unmet())
+        await one.kubelet.restart()
+        await eventually(lambda: one.registration.registrations == {MEM.name: 2, MIG.name: 2})
+        await eventually(lambda: not one.registration.unmet() and MIG.name in one.kubelet.amounts)
+
+
+async def test_a_resource_that_comes_while_no_kubelet_is_there_is_registered_with_the_others() -> None:
+    async with node(kubelet=False) as one:
+        plugins = [one.plugin(MEM)]
+        one.registration = one.looping(plugins)
+        one.launch()
+        await eventually(lambda: bool(one.complaints))
+        plugins.append(one.plugin(MIG))
+        one.registration.serve_more()
+        await one.kubelet.start()
+        await eventually(lambda: one.registration.registrations == {MEM.name: 1, MIG.name: 1})
+        await eventually(lambda: not one.registration.unmet())
+
+
+async def test_a_resource_that_was_known_is_not_served_twice() -> None:
+    async with node() as one:
+        await one.start()
+        before = one.sockets
+        one.registration.serve_more()
+        await asyncio.gather(*(one.registration.answer_ourselves() for _ in range(3)))
+        assert (one.sockets, one.registration.registrations) == (before, {MEM.name: 1, COUNT.name: 1})

@@ -6,14 +6,14 @@ with several claims has one name and one sum, as a pod with several containers h
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, Usage
-from gpu_device_plugin.core.contract.dra import DRIVER, SHARED_CLASS, WHOLE_CLASS, parse_device_name
+from gpu_device_plugin.core.contract.dra import DRIVER, MIG_CLASS, SHARED_CLASS, WHOLE_CLASS, parse_device_name
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
@@ -62,12 +62,12 @@ def claims_by_node(claims: Iterable[Claim]) -> Mapping[str, Sequence[Claim]]:
 
 
 def usage_of_claims(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> Usage:
-    """Return what claims take of the GPUs of a node.
+    """Return what claims take of the GPUs of a node, and of its MIG instances.
 
     A part of a GPU that the node does not list is unplaced, and so is all where the size of shares is not known: it
     counts as a whole GPU then, which is more than it took and never less.
     """
-    positions = {gpu.uuid.lower(): gpu.position for gpu in gpus.gpus if gpu.uuid}
+    positions = {gpu.uuid.lower(): gpu.position for gpu in (*gpus.all, *gpus.gone) if gpu.uuid}
     shares: dict[int, int] = defaultdict(int)
     whole: set[int] = set()
     unplaced_shares = unplaced_gpus = 0
@@ -153,7 +153,12 @@ def asks_for_ours(request: Request) -> bool:
 
     The selectors of other DeviceClasses are not evaluated.
     """
-    return request.device_class in {SHARED_CLASS, WHOLE_CLASS} or request.memory_mib is not None
+    return request.device_class in {SHARED_CLASS, WHOLE_CLASS, MIG_CLASS} or request.memory_mib is not None
+
+
+def asks_for_instances(request: Request) -> bool:
+    """Return whether a request is for whole MIG instances of ours."""
+    return request.device_class == MIG_CLASS
 
 
 def waits_for_ours(claim: Claim) -> bool:
@@ -164,11 +169,21 @@ def waits_for_ours(claim: Claim) -> bool:
 def ask_of_claims(claims: Iterable[Claim], share_mib: int | None) -> Ask:
     """Return what claims ask for of GPUs whose shares have this size; access beside others (admin) asks for nothing.
 
-    A request for all devices counts as one for one device, and one without an amount as one for a share.
+    A request for all devices counts as one for one device, and one without an amount as one for a share. Whole MIG
+    instances are left out: which of them will do is a matter of selectors, and any that does is as good as another.
     """
     requests = (request for claim in claims for request in claim.requests if not request.admin)
-    return Ask(
-        tuple(Part(_demand(request, share_mib or MIB_PER_GIB)) for request in requests if asks_for_ours(request))
+    placed = (request for request in requests if asks_for_ours(request) and not asks_for_instances(request))
+    return Ask(tuple(Part(_demand(request, share_mib or MIB_PER_GIB)) for request in placed))
+
+
+def free_instances(view: NodeView) -> Mapping[str, int]:
+    """Return how many MIG instances of each profile a claim could have whole on a node now."""
+    taken = {position for pod in view.pods for position in (*pod.usage.whole, *dict(pod.usage.shares))}
+    return Counter(
+        gpu.instance.profile
+        for gpu in view.candidate.gpus.all
+        if gpu.instance is not None and not gpu.unhealthy and gpu.position not in taken
     )
 
 

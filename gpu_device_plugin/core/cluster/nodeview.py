@@ -98,7 +98,7 @@ class NodeView:
         sizes = self.candidate.gpus.sizes
         held: dict[int, list[Held]] = {position: [] for position in sizes}
         for pod in self.pods:
-            usage = pod.usage.as_listed(sizes)
+            usage = pod.usage.as_listed(sizes, self.candidate.gpus.elsewhere)
             for position, shares in usage.shares:
                 held[position].append(Held(pod, shares))
             for position in usage.whole:
@@ -113,7 +113,8 @@ class NodeView:
     def loose(self) -> Mapping[Occupant, Usage]:
         """Return by pod only its usage of unknown GPUs, or of GPUs that the node does not list."""
         sizes = self.candidate.gpus.sizes
-        found = ((pod, pod.usage.as_listed(sizes)) for pod in self.pods)
+        elsewhere = self.candidate.gpus.elsewhere
+        found = ((pod, pod.usage.as_listed(sizes, elsewhere)) for pod in self.pods)
         return {
             pod: Usage(unplaced_shares=usage.unplaced_shares, unplaced_gpus=usage.unplaced_gpus)
             for pod, usage in found

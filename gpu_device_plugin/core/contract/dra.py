@@ -16,6 +16,9 @@ SHARED = "shared-gpu"
 """Value of the attribute `TYPE`: a device that many claims can have parts of."""
 WHOLE = "whole-gpu"
 """Value of the attribute `TYPE`: a device that one claim has alone."""
+MIG = "mig"
+"""Value of the attribute `TYPE`: a whole MIG instance, which one claim has alone. One that is shared by memory is a
+`SHARED` device beside."""
 MONITOR = "monitor"
 """Value of the attribute `TYPE`: a device for programs that look at a GPU beside those who have it."""
 
@@ -31,6 +34,12 @@ NVLINK_GROUP = "nvlinkGroup"
 """A number that the GPUs share which NVLinks connect, directly or through others."""
 LIMITS = "limits"
 """What keeps a container within its part of the memory, a `core.model.limits.Rung`."""
+PARENT_UUID = "parentUUID"
+"""Of a MIG instance: the UUID of its GPU."""
+PROFILE = "profile"
+"""Of a MIG instance, for example ``1g.10gb``."""
+GPU_INSTANCE = "gi"
+"""Of a MIG instance: the ID of its GPU instance."""
 PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
 """The standard name, with its own domain."""
 MEMORY = "memory"
@@ -49,17 +58,19 @@ SHARED_CLASS = "gpushare"
 """The DeviceClass of shares that our manifests define."""
 WHOLE_CLASS = "gpushare-whole"
 """The DeviceClass of whole GPUs that our manifests define, which serves the extended resource gpu-count too."""
-
+MIG_CLASS = "gpushare-mig"
+"""The DeviceClass of whole MIG instances that our manifests define."""
 MONITOR_CLASS = "gpushare-monitor"
 """The DeviceClass of monitors that our manifests define."""
 
-_UUID = re.compile(r"gpu(-[0-9a-f]{4,12}){5}", re.ASCII)
+_UUID = re.compile(r"(gpu|mig)(-[0-9a-f]{4,12}){5}", re.ASCII)
+_INSTANCE = "mig-"
 _WHOLE_ENDING = "-whole"
 _MONITOR_ENDING = "-monitor"
 
 
 def device_name(uuid: str, *, whole: bool) -> str:
-    """Return the name of the device by which (a part of) a GPU is offered: its UUID in lower case.
+    """Return the name of the device by which (a part of) a GPU or MIG instance is offered: its UUID in lower case.
 
     A claim names its device for as long as it is allocated, over restarts and changes of the hardware: a name by an
     index could come to mean another GPU.
@@ -68,17 +79,26 @@ def device_name(uuid: str, *, whole: bool) -> str:
 
 
 def parse_device_name(name: str) -> tuple[str, bool] | None:
-    """Return the GPU's UUID as NVML writes it, and whether the device is the whole GPU; None if it is not ours."""
+    """Return the UUID as NVML writes it, and whether the device is all of the GPU or instance; None: it is not ours."""
     uuid, whole = name.removesuffix(_WHOLE_ENDING), name.endswith(_WHOLE_ENDING)
-    return (f"GPU{uuid[3:]}", whole) if _UUID.fullmatch(uuid) else None
+    return (_as_nvml(uuid), whole) if _UUID.fullmatch(uuid) else None
 
 
 def monitor_name(uuid: str) -> str:
-    """Return the name of the device by which a GPU is looked at."""
+    """Return the name of the device by which a GPU, or a MIG instance, is looked at."""
     return uuid.lower() + _MONITOR_ENDING
 
 
 def parse_monitor_name(name: str) -> str:
-    """Return the UUID of the GPU that a device looks at, as NVML writes it; empty: it is no such device of ours."""
+    """Return the UUID of what a device looks at, as NVML writes it; empty: it is no such device of ours."""
     uuid = name.removesuffix(_MONITOR_ENDING)
-    return f"GPU{uuid[3:]}" if uuid != name and _UUID.fullmatch(uuid) else ""
+    return _as_nvml(uuid) if uuid != name and _UUID.fullmatch(uuid) else ""
+
+
+def is_instance(uuid: str) -> bool:
+    """Return whether a UUID, or the name of a device of ours, is of a MIG instance."""
+    return uuid[:4].lower() == _INSTANCE
+
+
+def _as_nvml(uuid: str) -> str:
+    return uuid[:3].upper() + uuid[3:]

@@ -12,6 +12,7 @@ from gpu_device_plugin.core.model.gpus import MOST_GPUS, NO_LINKS, Closeness, Li
 from gpu_device_plugin.core.model.mig import resource_name
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.shares import SHARES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, MutableMapping
@@ -35,6 +36,7 @@ _RARE_LISTS = (("instances", MOST_GPUS), ("gone", _MOST_GONE))
 _MOST_MIB = 1 << 40
 _LEVELS = {level.name.lower(): level for level in Closeness}
 _UNEXPLAINED = "it is out of service"
+_OTHERWISE = "a container has it in the other way of giving MIG instances, which was changed on this node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,11 @@ class ListedGpu:
     instance: ListedInstance | None = None
     """None: it is a whole GPU."""
 
+    @property
+    def card(self) -> str:
+        """The UUID of the GPU that it is, or is an instance of."""
+        return self.uuid if self.instance is None else self.instance.parent
+
 
 @dataclass(frozen=True, slots=True)
 class NodeGpus:
@@ -105,9 +112,24 @@ class NodeGpus:
     """MIG instances that exist no more and that no container holds: their positions stay taken."""
     models: frozenset[str] = field(init=False, repr=False, compare=False)
     """The models of all its GPUs."""
+    cards: Mapping[int, int] = field(init=False, repr=False, compare=False)
+    """By position of each MIG instance that is shared: the lowest position of those of its GPU."""
+    parents: frozenset[str] = field(init=False, repr=False, compare=False)
+    """UUIDs of the GPUs in MIG mode of which instances are shared."""
+    elsewhere: frozenset[int] = field(init=False, repr=False, compare=False)
+    """Positions that the node knows and on which nothing can be placed: those of `instances` and `gone`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "models", frozenset([gpu.model for gpu in self.gpus]))
+        lowest: dict[str, int] = {}
+        cards = {
+            gpu.position: lowest.setdefault(gpu.instance.parent, gpu.position)
+            for gpu in self.gpus
+            if gpu.instance is not None
+        }
+        object.__setattr__(self, "cards", cards)
+        object.__setattr__(self, "parents", frozenset(lowest))
+        object.__setattr__(self, "elsewhere", frozenset([gpu.position for gpu in (*self.instances, *self.gone)]))
 
     @property
     def fault(self) -> str:
@@ -178,7 +200,8 @@ def node_gpus(
     away: bool = False,
     claims: bool = False,
     mig_domain: str = "",
-    held: Collection[str] = (),
+    held_shares: Collection[str] = (),
+    held_whole: Collection[str] = (),
 ) -> NodeGpus:
     """Return the GPUs of a node as its agent knows them.
 
@@ -190,15 +213,31 @@ def node_gpus(
         away: no pod should be placed here, because the agent is shutting down or does not serve yet.
         claims: pods get the GPUs by ResourceClaims.
         mig_domain: the domain of the resources of MIG profiles.
-        held: UUIDs of GPUs that containers use.
+        held_shares: UUIDs of GPUs of which containers have shares.
+        held_whole: UUIDs of GPUs and MIG instances that containers have whole.
     """
-    listed = [(shared, _listed(shared, unhealthy, mig_domain)) for shared in shares.gpus]
-    forgotten = [shared.gone and shared.gpu.uuid not in held for shared, _ in listed]
-    there = [gpu for (_, gpu), gone in zip(listed, forgotten, strict=True) if not gone]
+    gpus: list[ListedGpu] = []
+    instances: list[ListedGpu] = []
+    gone: list[ListedGpu] = []
+    for shared in shares.gpus:
+        uuid, offered = shared.gpu.uuid, shared.offered or (shared.listed if shared.gpu.instance is None else ())
+        profile = next((profile for kind, profile in offered if kind is Kind.INSTANCE), "")
+        why = unhealthy.get(uuid)
+        if shared.gpu.instance is None and offered:
+            gpus.append(_listed(shared, why))
+        elif SHARES in offered:
+            gpus.append(_listed(shared, _OTHERWISE if why is None and uuid in held_whole else why))
+        elif uuid in held_shares:  # the way of giving instances was changed, or it exists no more
+            gpus.append(_listed(shared, _OTHERWISE if why is None else why))
+        elif profile or uuid in held_whole:
+            profile = profile or next((profile for _, profile in shared.listed if profile), "")
+            instances.append(_listed(shared, why, f"{mig_domain}/{resource_name(profile)}"))
+        else:
+            gone.append(_listed(shared, why))
     return NodeGpus(
-        tuple(gpu for gpu in there if gpu.instance is None or not gpu.instance.resource),
-        instances=tuple(gpu for gpu in there if gpu.instance is not None and gpu.instance.resource),
-        gone=tuple(gpu for (_, gpu), gone in zip(listed, forgotten, strict=True) if gone),
+        tuple(gpus),
+        instances=tuple(instances),
+        gone=tuple(gone),
         share_mib=shares.share_mib,
         policy=policy,
         driver=inventory.driver_version,
@@ -208,29 +247,21 @@ def node_gpus(
     )
 
 
-def _listed(shared: SharedGpu, unhealthy: Mapping[str, str], mig_domain: str) -> ListedGpu:
+def _listed(shared: SharedGpu, unhealthy: str | None, resource: str = "") -> ListedGpu:
     gpu, place = shared.gpu, shared.gpu.instance
-    whole = next((profile for kind, profile in shared.offered or shared.listed if kind is Kind.INSTANCE), "")
     return ListedGpu(
         position=shared.position,
         shares=len(shared.shares),
         uuid=gpu.uuid,
         model=gpu.product,
         memory_mib=gpu.total_mib,
-        unhealthy=(unhealthy[gpu.uuid] or _UNEXPLAINED) if gpu.uuid in unhealthy else "",
+        unhealthy="" if unhealthy is None else unhealthy or _UNEXPLAINED,
         numa=gpu.numa_node,
         reserved_mib=gpu.reserved_mib,
         pci=gpu.pci_bus_id or "",
         instance=None
         if place is None
-        else ListedInstance(
-            place.parent,
-            gpu.index,
-            place.number,
-            place.profile,
-            place.gi,
-            f"{mig_domain}/{resource_name(whole)}" if whole else "",
-        ),
+        else ListedInstance(place.parent, max(gpu.index, 0), max(place.number, 0), place.profile, place.gi, resource),
     )
 
 
@@ -245,16 +276,17 @@ def write_node_gpus(node: NodeGpus) -> str:
         "policy": node.policy,
         "driver": node.driver,
         "gpus": [_fields(gpu) for gpu in node.gpus],
-        "links": [(a, b, closeness.name.lower(), nvlinks) for a, b, closeness, nvlinks in node.links.pairs],
     }
     # Apart from the GPUs that are shared: a scheduler of a release that knows no MIG places nothing on them.
-    rare: Mapping[str, object] = {
-        "away": node.away,
-        "claims": node.claims,
+    apart = {
         "instances": [_fields(gpu) for gpu in node.instances],
         "gone": [_fields(gpu) for gpu in node.gone[:_MOST_GONE]],
     }
-    return json.dumps(fields | {key: value for key, value in rare.items() if value}, separators=(",", ":"))
+    # Before the links, the text of which is the same on machines of one kind: readers cache by it.
+    fields |= {key: value for key, value in apart.items() if value}
+    fields["links"] = [(a, b, closeness.name.lower(), nvlinks) for a, b, closeness, nvlinks in node.links.pairs]
+    rare = {"away": node.away, "claims": node.claims}
+    return json.dumps(fields | {key: True for key, value in rare.items() if value}, separators=(",", ":"))
 
 
 def _fields(gpu: ListedGpu) -> Mapping[str, object]:

@@ -19,21 +19,22 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.dra.preparing import Preparation
     from gpu_device_plugin.core.model.claims import Claim
     from gpu_device_plugin.core.model.shares import Shares
+    from gpu_device_plugin.core.node.extra_grant import Part
     from gpu_device_plugin.core.node.grants import Delivery, Grant
+    from gpu_device_plugin.core.node.limit_grants import Means
 
 
 def refuse_limits(claim: Claim, preparation: Preparation, shares: Shares, delivery: Delivery) -> Refused | None:
     """Refuse a claim whose memory is not limited as the administrator, or its own parameters, require."""
     placement, means = preparation.placement, delivery.means
-    if placement.demand.kind is Kind.COUNT or preparation.admin:
+    if placement.demand.kind is not Kind.MEMORY or preparation.admin:
         return None
     given = parts(placement.shares, shares)
-    names = f"GPU {', '.join(str(position) for position in placement.positions)}"
+    names = ", ".join(shares.gpus[position].name for position in placement.positions)
     if why := refusal(given, means, _owner(claim, preparation)):
         return Refused(Why.NO_LIMIT, f"{names}: {why}")
     least = preparation.config.limits
-    rungs = [means.rungs[part.uuid].rung if part.uuid in means.rungs else Rung.ADVISORY for part in given]
-    weakest = min(rungs, key=lambda rung: rung.strength)
+    weakest = min((_rung(part, means) for part in given), key=lambda rung: rung.strength)
     if least is not None and weakest.strength < least.strength:
         return Refused(
             Why.NO_LIMIT,
@@ -69,6 +70,13 @@ def claim_grant(
     if made.envs.get(variables.LIMITS) == Rung.MPS:
         envs[variables.MPS_THREADS] = str(preparation.compute)
     return replace(made, envs=envs)
+
+
+def _rung(part: Part, means: Means) -> Rung:
+    """Return what keeps a claim within its part of one GPU or instance."""
+    if part.partition:
+        return Rung.PARTITION
+    return means.rungs[part.uuid].rung if part.uuid in means.rungs else Rung.ADVISORY
 
 
 def _owner(claim: Claim, preparation: Preparation) -> Owner:

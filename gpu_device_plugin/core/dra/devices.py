@@ -1,4 +1,4 @@
-"""Describe the GPUs of a node as devices of ResourceSlices: a shared one and a whole one for each."""
+"""Describe the GPUs and MIG instances of a node as devices of ResourceSlices: a shared one and a whole one for each."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.core.contract import dra
 from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.core.model.limits import Rung
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
+from gpu_device_plugin.core.model.shares import SHARES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from gpu_device_plugin.core.model.gpus import Links
     from gpu_device_plugin.core.model.shares import SharedGpu
@@ -37,13 +38,33 @@ class Facts:
     """UUIDs of the GPUs of which no container is given a part, as the wanted limits are not there."""
     evict: bool = False
     """Pods shall leave GPUs that are out of service."""
-    kinds: frozenset[Kind] = frozenset(Kind)
+    kinds: frozenset[Kind] = frozenset(OF_GPUS)
     """Parts of GPUs are offered, or whole GPUs, or both."""
 
-    @property
-    def both(self) -> bool:
-        """Whether parts and whole GPUs have to be kept apart."""
-        return len(self.kinds) > 1
+
+def offered_as(shared: SharedGpu, kinds: Collection[Kind]) -> frozenset[Kind]:
+    """Return the kinds of devices that a GPU, or a MIG instance, is offered as: in parts, whole, or both.
+
+    `kinds` are those that the node offers. An instance that is shared by memory can be had whole too, as a GPU can; how
+    instances are given at all is a matter of `Shares.mig`. What is gone, or given to nobody, is no device.
+    """
+    found = {kind for kind, _ in shared.offered if kind is Kind.INSTANCE or kind in kinds}
+    if shared.gpu.instance is not None and SHARES in shared.offered and Kind.COUNT in kinds:
+        found.add(Kind.INSTANCE)
+    return frozenset(found if shared.shares else found - {Kind.MEMORY})
+
+
+def held_otherwise(node: Node, kinds: Collection[Kind]) -> frozenset[str]:
+    """Return the GPUs and instances (by UUID) that are held in a way in which they are not offered.
+
+    The scheduler knows nothing of it: another resource, or a claim from before the way of offering them was changed.
+    """
+    found = set(node.ledger.foreign)
+    for shared in node.shares.gpus:
+        offered, use = offered_as(shared, kinds), node.use(shared)
+        if (use.shares and Kind.MEMORY not in offered) or (use.whole and offered <= {Kind.MEMORY}):
+            found.add(shared.gpu.uuid)
+    return frozenset(found)
 
 
 def counters(gpus: Iterable[SharedGpu]) -> dict[str, Any]:
@@ -57,9 +78,10 @@ def counters(gpus: Iterable[SharedGpu]) -> dict[str, Any]:
 def devices(node: Node, facts: Facts, sets: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the devices of a node: the shared ones in the given order, then the whole ones in the opposite order.
 
-    Whole GPUs are taken from the end at which shares are taken last. Monitors take no counter: kube-scheduler asks
-    claims with access beside others for one, too (1.36.2). Nor does any device where only one kind is offered: with
-    counters the scheduler's work for a pod grows with the square of the number of nodes.
+    Whole GPUs are taken from the end at which shares are taken last; MIG instances that are only given whole are taken
+    in the given order. Monitors take no counter: kube-scheduler asks claims with access beside others for one, too
+    (1.36.2). Nor does any device where only one kind is offered: with counters the scheduler's work for a pod grows
+    with the square of the number of nodes.
 
     Args:
         node: the node.
@@ -67,25 +89,36 @@ def devices(node: Node, facts: Facts, sets: Mapping[str, str]) -> list[dict[str,
         sets: by UUID the name of the set with the GPU's counter; none where only one kind is offered.
     """
     groups = nvlink_groups(node.links)
+    held = held_otherwise(node, facts.kinds)
     gpus = _in_order(node, facts.order)
-    shared = [_shared(node, gpu, facts, groups) | _consuming(gpu, sets) for gpu in gpus]
-    whole = [_whole(node, gpu, facts, groups) | _consuming(gpu, sets) for gpu in reversed(gpus)]
+    kinds = {gpu.position: offered_as(gpu, facts.kinds) for gpu in gpus}
+    shared = [gpu for gpu in gpus if Kind.MEMORY in kinds[gpu.position]]
+    only_whole = [gpu for gpu in gpus if kinds[gpu.position] == {Kind.INSTANCE}]
     return [
-        *(shared if Kind.MEMORY in facts.kinds else ()),
-        *(whole if Kind.COUNT in facts.kinds else ()),
+        *(_shared(node, gpu, facts, groups, held) | _consuming(gpu, sets) for gpu in shared),
+        *(
+            _whole(node, gpu, facts, groups, held) | _consuming(gpu, sets)
+            for gpu in reversed(gpus)
+            if kinds[gpu.position] - {Kind.MEMORY} and gpu not in only_whole
+        ),
+        *(_whole(node, gpu, facts, groups, held) for gpu in only_whole),
         *(_monitor(gpu, facts, groups) for gpu in gpus),
     ]
 
 
 def plain_devices(node: Node, facts: Facts) -> list[dict[str, Any]]:
-    """Return the GPUs as whole devices, for an API server that knows neither parts nor counters nor taints.
+    """Return what is given whole, for an API server that knows neither parts nor counters nor taints.
 
-    GPUs out of service are left out, as no taint could keep pods away from them.
+    MIG instances are among it where they are given whole only: it could not know of the parts of the others. GPUs out
+    of service are left out, as no taint could keep pods away from them.
     """
     groups = nvlink_groups(node.links)
+    held = held_otherwise(node, facts.kinds)
     gpus = _in_order(node, facts.order)
-    whole = [_whole(node, gpu, facts, groups) for gpu in reversed(gpus)] if Kind.COUNT in facts.kinds else []
-    healthy = [device for device in whole if not device.get("taints")]
+    whole = [gpu for gpu in reversed(gpus) if Kind.COUNT in offered_as(gpu, facts.kinds)]
+    whole += [gpu for gpu in gpus if any(kind is Kind.INSTANCE for kind, _ in gpu.offered)]
+    described = [_whole(node, gpu, facts, groups, held) for gpu in whole]
+    healthy = [device for device in described if not device.get("taints")]
     return [*healthy, *(_monitor(gpu, facts, groups) for gpu in gpus)]
 
 
@@ -132,13 +165,17 @@ def taint_value(reason: str) -> str:
 
 
 def _in_order(node: Node, order: Iterable[str]) -> list[SharedGpu]:
+    """Return the GPUs and instances that are given to anybody."""
     place = {uuid: number for number, uuid in enumerate(order)}
-    return sorted(node.shares.gpus, key=lambda gpu: (place.get(gpu.gpu.uuid, len(place)), gpu.position))
+    there = (gpu for gpu in node.shares.gpus if gpu.offered)
+    return sorted(there, key=lambda gpu: (place.get(gpu.gpu.uuid, len(place)), gpu.position))
 
 
-def _shared(node: Node, shared: SharedGpu, facts: Facts, groups: Mapping[int, int]) -> dict[str, Any]:
+def _shared(
+    node: Node, shared: SharedGpu, facts: Facts, groups: Mapping[int, int], held: Collection[str]
+) -> dict[str, Any]:
     step, total = node.shares.share_mib, node.shares.share_mib * len(shared.shares)
-    taints = _taints(node, shared, facts)
+    taints = _taints(node, shared, facts, held)
     if shared.gpu.uuid in facts.barred:
         taints.append(_taint("limits-missing", "NoSchedule"))
     return {
@@ -154,7 +191,12 @@ def _shared(node: Node, shared: SharedGpu, facts: Facts, groups: Mapping[int, in
                 # A claim that names no memory asks for all of it, as it would without this policy.
                 "requestPolicy": {
                     "default": quantity(total),
-                    "validRange": {"min": quantity(step), "max": quantity(total), "step": quantity(step)},
+                    "validRange": {
+                        "min": quantity(step),
+                        "max": quantity(total),
+                        # A step that no amount can make is refused.
+                        **({"step": quantity(step)} if total > step else {}),
+                    },
                 },
             },
             dra.COMPUTE: {
@@ -166,17 +208,29 @@ def _shared(node: Node, shared: SharedGpu, facts: Facts, groups: Mapping[int, in
     }
 
 
-def _whole(node: Node, shared: SharedGpu, facts: Facts, groups: Mapping[int, int]) -> dict[str, Any]:
-    taints = _taints(node, shared, facts)
+def _whole(
+    node: Node, shared: SharedGpu, facts: Facts, groups: Mapping[int, int], held: Collection[str]
+) -> dict[str, Any]:
+    taints = _taints(node, shared, facts, held)
+    if shared.gpu.instance is None:
+        attributes = _attributes(shared, facts, groups, dra.WHOLE)
+    else:
+        limits = {dra.LIMITS: {"string": Rung.PARTITION.value}}
+        attributes = _attributes(shared, facts, groups, dra.MIG) | limits
     return {
         "name": dra.device_name(shared.gpu.uuid, whole=True),
-        "attributes": _attributes(shared, facts, groups, dra.WHOLE),
+        "attributes": attributes,
         "capacity": {dra.MEMORY: {"value": quantity(shared.gpu.total_mib)}},
         **({"taints": taints} if taints else {}),
     }
 
 
 def _monitor(shared: SharedGpu, facts: Facts, groups: Mapping[int, int]) -> dict[str, Any]:
+    """Return the device by which a GPU, or an instance, is looked at.
+
+    Of a GPU in MIG mode that are its instances: to a program without privileges the driver tells nothing of the use of
+    such a GPU as a whole.
+    """
     return {
         "name": dra.monitor_name(shared.gpu.uuid),
         "attributes": _attributes(shared, facts, groups, dra.MONITOR),
@@ -184,7 +238,7 @@ def _monitor(shared: SharedGpu, facts: Facts, groups: Mapping[int, int]) -> dict
 
 
 def _attributes(shared: SharedGpu, facts: Facts, groups: Mapping[int, int], kind: str) -> dict[str, Any]:
-    gpu = shared.gpu
+    gpu, instance = shared.gpu, shared.gpu.instance
     version = semver(facts.driver_version or "")
     known: dict[str, tuple[str, Any]] = {
         dra.TYPE: ("string", kind),
@@ -196,6 +250,9 @@ def _attributes(shared: SharedGpu, facts: Facts, groups: Mapping[int, int], kind
         dra.NUMA_NODE: ("int", gpu.numa_node),
         dra.NVLINK_GROUP: ("int", groups.get(shared.position)),
         dra.PCI_BUS_ID: ("string", gpu.pci_bus_id and gpu.pci_bus_id.lower()),
+        dra.PARENT_UUID: ("string", instance and instance.parent[:_LONGEST_TEXT]),
+        dra.PROFILE: ("string", instance and instance.profile[:_LONGEST_TEXT]),
+        dra.GPU_INSTANCE: ("int", instance and instance.gi),
     }
     return {name: {kind: value} for name, (kind, value) in known.items() if value is not None}
 
@@ -211,11 +268,11 @@ def _counter(shared: SharedGpu) -> str:
     return dra.device_name(shared.gpu.uuid, whole=False)
 
 
-def _taints(node: Node, shared: SharedGpu, facts: Facts) -> list[dict[str, Any]]:
+def _taints(node: Node, shared: SharedGpu, facts: Facts, held: Collection[str]) -> list[dict[str, Any]]:
     uuid = shared.gpu.uuid
     if uuid in node.unhealthy:
         return [_taint(taint_value(node.unhealthy[uuid]), "NoExecute" if facts.evict else "NoSchedule")]
-    return [_taint("held-otherwise", "NoSchedule")] if uuid in node.ledger.foreign else []
+    return [_taint("held-otherwise", "NoSchedule")] if uuid in held else []
 
 
 def _taint(value: str, effect: str) -> dict[str, Any]:

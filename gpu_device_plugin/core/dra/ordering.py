@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.model.shares import SharedGpu
@@ -25,18 +28,36 @@ class Order:
 
 
 def wanted_order(node: Node, policy: str) -> tuple[str, ...]:
-    """Return the UUIDs of a node's GPUs in the order that the policy wants.
+    """Return the UUIDs of a node's GPUs and MIG instances in the order that the policy wants.
 
-    With `spread` the emptiest comes first, with the other policies the fullest that still has room. GPUs that can give
-    nothing come last.
+    With `spread` the emptiest comes first, with the other policies the fullest that still has room. Of equal instances
+    those of the emptiest or the fullest GPU come first, and of instances that are only given whole the smallest ones:
+    a claim that does not say which one takes no more than it needs. GPUs that can give nothing come last.
     """
+    sign = -1 if policy == "spread" else 1
+    free = {shared.position: _free(node, shared) for shared in node.shares.gpus}
+    of_card: Counter[str] = Counter()
+    for shared in node.shares.gpus:
+        of_card[shared.gpu.card] += free[shared.position]
 
-    def rank(shared: SharedGpu) -> tuple[bool, int, int]:
-        room = node.room(shared)
-        free = room.free if room.gives_shares else 0
-        return free == 0, -free if policy == "spread" else free, shared.position
+    def rank(shared: SharedGpu) -> tuple[bool, int, int, int]:
+        own = free[shared.position]
+        size = own if _whole_only(shared) else sign * own
+        return own == 0, size, sign * of_card[shared.gpu.card], shared.position
 
     return tuple(shared.gpu.uuid for shared in sorted(node.shares.gpus, key=rank))
+
+
+def _free(node: Node, shared: SharedGpu) -> int:
+    """Return the free shares of a GPU; of an instance that is only given whole its MiB, if it is free."""
+    room = node.room(shared)
+    if _whole_only(shared):
+        return shared.gpu.total_mib if room.unused else 0
+    return room.free if room.gives_shares else 0
+
+
+def _whole_only(shared: SharedGpu) -> bool:
+    return bool(shared.offered) and all(kind is Kind.INSTANCE for kind, _ in shared.offered)
 
 
 def reordered(order: Order, node: Node, policy: str, now: float) -> Order:

@@ -6,17 +6,20 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.dra import DRIVER
-from gpu_device_plugin.core.dra.devices import counters, devices, plain_devices
+from gpu_device_plugin.core.contract.dra import DRIVER, device_name
+from gpu_device_plugin.core.dra.devices import counters, devices, offered_as, plain_devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.dra.devices import Facts
+    from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.node import Node
 
 _DEVICES = 64
 """Most devices of a slice whose devices take counters or have taints (Kubernetes 1.36)."""
+_SETS = 8
+"""Most sets of counters of a slice."""
 _COUNTERS = 32
 """Most counters of a set."""
 _LONGEST_NAME = 253
@@ -56,21 +59,34 @@ NOTHING = Writes()
 
 
 def contents(node: Node, facts: Facts) -> tuple[Content, ...]:
-    """Return what the slices of a node offer: the counters in the first, then the devices. Without GPUs, one is empty.
+    """Return what the slices of a node offer: the counters first, then the devices. Without GPUs, one is empty.
 
     Where only parts of GPUs are offered, or only whole ones, there are no counters.
 
     An empty slice says that the driver runs and offers nothing, which no slice does not.
     """
-    gpus = node.shares.gpus
-    if not gpus:
-        return ({"devices": []},)
-    if not facts.both:
-        return tuple(_cut(devices(node, facts, {})))
-    groups = [gpus[start : start + _COUNTERS] for start in range(0, len(gpus), _COUNTERS)]
-    sets = {shared.gpu.uuid: f"gpus-{number}" for number, group in enumerate(groups) for shared in group}
-    locks = [{"name": f"gpus-{number}", "counters": counters(group)} for number, group in enumerate(groups)]
-    return ({"sharedCounters": locks}, *_cut(devices(node, facts, sets)))
+    sets = _counter_sets(shared for shared in node.shares.gpus if len(offered_as(shared, facts.kinds)) > 1)
+    locks = [{"name": name, "counters": counters(group)} for name, group in sets.items()]
+    of_gpu = {shared.gpu.uuid: name for name, group in sets.items() for shared in group}
+    slices = [
+        *({"sharedCounters": locks[start : start + _SETS]} for start in range(0, len(locks), _SETS)),
+        *_cut(devices(node, facts, of_gpu)),
+    ]
+    return tuple(slices) or ({"devices": []},)
+
+
+def _counter_sets(gpus: Iterable[SharedGpu]) -> dict[str, list[SharedGpu]]:
+    """Return by name the sets of counters of GPUs and MIG instances; the instances of one GPU have one of their own."""
+    found: dict[str, list[SharedGpu]] = {}
+    whole = 0
+    for shared in gpus:
+        if shared.gpu.instance is None:
+            name = f"gpus-{whole // _COUNTERS}"
+            whole += 1
+        else:
+            name = device_name(shared.gpu.card, whole=False)
+        found.setdefault(name, []).append(shared)
+    return found
 
 
 def plain_contents(node: Node, facts: Facts) -> tuple[Content, ...]:

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.core.contract.dra import is_instance
 from gpu_device_plugin.core.model.claims import Consumer
 from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.model.resources import Kind
@@ -43,7 +44,8 @@ class PreparedClaim:
     name: str
     devices: tuple[PreparedDevice, ...]
     device_ids: frozenset[str] = frozenset()
-    """What it holds in the node's ledger: IDs of shares, or UUIDs of whole GPUs; none with access beside others."""
+    """What it holds in the node's ledger: IDs of shares, or UUIDs of whole GPUs or MIG instances; none with access
+    beside others."""
     rung: Rung | None = None
     """The means by which its containers are limited; None: they have no limit, as with whole GPUs."""
     consumers: tuple[Consumer, ...] = ()
@@ -54,11 +56,12 @@ class PreparedClaim:
     """The content of its CDI file, which is lost at a reboot. It has variables of containers, so it is not shown."""
 
     kind: Kind = field(init=False, compare=False)
-    """Whether it holds shares or whole GPUs."""
+    """Whether it holds shares, whole GPUs or whole MIG instances."""
 
     def __post_init__(self) -> None:
-        whole = any(parse_id(name)[1] is None for name in self.device_ids)
-        object.__setattr__(self, "kind", Kind.COUNT if whole else Kind.MEMORY)
+        whole = [name for name in self.device_ids if parse_id(name)[1] is None]
+        kind = Kind.INSTANCE if any(map(is_instance, whole)) else Kind.COUNT if whole else Kind.MEMORY
+        object.__setattr__(self, "kind", kind)
 
     def __str__(self) -> str:
         """Return ``namespace/name``."""

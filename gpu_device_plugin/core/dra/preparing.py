@@ -31,7 +31,7 @@ class Preparation:
     device_ids: frozenset[str]
     """What it holds in the ledger."""
     placement: Placement
-    """Its GPUs, with the shares of each."""
+    """Its GPUs or MIG instances, with the shares of each."""
     config: ShareConfig = NO_CONFIG
     compute: int = 0
     """Percent of the multiprocessors; 0: no limit."""
@@ -54,7 +54,7 @@ def prepare(
         before: what was prepared for a claim with this uid.
         running: its containers may run: what it holds counts, whatever has become of its GPU.
     """
-    gpus = _gpus(node, claim, node_name)
+    gpus = _gpus(node, claim, node_name, running=running)
     if isinstance(gpus, Refused):
         return gpus
     config = _config(claim, {device.request for device, _, _ in gpus})
@@ -63,14 +63,16 @@ def prepare(
     first, _, whole = gpus[0]
     if first.admin:
         return _beside(gpus, config)
+    if not whole and (refused := _several_instances(claim, gpus)) is not None:
+        return refused
     closed = None if running else next(filter(None, (_closed(node, shared) for _, shared, _ in gpus)), None)
     if closed is not None:
         return closed
     return _whole(node, gpus, before) if whole else _shares(node, claim, gpus, config, before)
 
 
-def _gpus(node: Node, claim: Claim, node_name: str) -> list[tuple[Device, SharedGpu, bool]] | Refused:
-    """Return the devices of a claim with their GPUs, and whether they are whole GPUs."""
+def _gpus(node: Node, claim: Claim, node_name: str, *, running: bool) -> list[tuple[Device, SharedGpu, bool]] | Refused:
+    """Return the devices of a claim with their GPUs, and whether they are whole GPUs, or whole MIG instances."""
     ours = claim.devices_of(DRIVER)
     if not ours:
         return Refused(
@@ -78,7 +80,7 @@ def _gpus(node: Node, claim: Claim, node_name: str) -> list[tuple[Device, Shared
             f"claim {claim} has no device of {DRIVER} allocated (any more); delete the pod so that it is scheduled "
             "again",
         )
-    known = {shared.gpu.uuid.lower(): shared for shared in node.shares.gpus}
+    known = {shared.gpu.uuid.lower(): shared for shared in node.shares.gpus if not shared.gone or running}
     found: list[tuple[Device, SharedGpu, bool]] = []
     for device in ours:
         if device.pool != node_name:
@@ -103,13 +105,28 @@ def _gpus(node: Node, claim: Claim, node_name: str) -> list[tuple[Device, Shared
                 "let the request say adminAccess: true, in a namespace that may",
             )
         found.append((device, shared, whole))
-    if len({(device.admin, device.admin or whole) for device, _, whole in found}) > 1:
+    ways = {"beside" if device.admin else _kind(shared) if whole else Kind.MEMORY for device, shared, whole in found}
+    if len(ways) > 1:
         return Refused(
             Why.BOTH_RESOURCES,
-            f"claim {claim} has whole GPUs, parts of GPUs or access beside others at once, which one set of variables "
-            "cannot describe; use one claim for each",
+            f"claim {claim} has whole GPUs, whole MIG instances, parts of them or access beside others at once, which "
+            "one set of variables cannot describe; use one claim for each",
         )
     return found
+
+
+def _several_instances(claim: Claim, gpus: Collection[tuple[Device, SharedGpu, bool]]) -> Refused | None:
+    """Refuse parts of a MIG instance together with parts of anything else: CUDA shows a program one instance."""
+    there = {shared.position: shared for _, shared, _ in gpus}
+    if len(there) < 2 or all(shared.gpu.instance is None for shared in there.values()):
+        return None
+    names = " and ".join(there[position].name for position in sorted(there))
+    return Refused(
+        Why.SEVERAL_INSTANCES,
+        f"claim {claim} was allocated parts of {names}, and no program can use a MIG instance together with another "
+        "one or with a GPU; ask for one device, for several of one instance by the constraint matchAttribute: "
+        "gpu-device-plugin/uuid, or for parts of several GPUs by devices without the attribute profile",
+    )
 
 
 def _config(claim: Claim, requests: Iterable[str]) -> ShareConfig | Refused:
@@ -142,7 +159,8 @@ def _whole(
         if shared.gpu.uuid not in held and (use.whole or use.shares):
             return _taken(shared)
     devices = tuple(_prepared(device, shared, shared.gpu.total_mib, 0) for device, shared, _ in gpus)
-    placement = _placement(Kind.COUNT, {shared.position: len(shared.shares) for _, shared, _ in gpus})
+    kind = next(_kind(shared) for _, shared, _ in gpus)
+    placement = _placement(kind, {shared.position: len(shared.shares) for _, shared, _ in gpus})
     return Preparation(devices, frozenset(shared.gpu.uuid for _, shared, _ in gpus), placement)
 
 
@@ -177,7 +195,7 @@ def _shares(
         if len(own) + len(free) < count:
             return Refused(
                 Why.NO_ROOM,
-                f"GPU {position} has {format_mib(len(free) * share_mib)} free, and claim {claim} was allocated "
+                f"{shared.name} has {format_mib(len(free) * share_mib)} free, and claim {claim} was allocated "
                 f"{format_mib(count * share_mib)} of it: a container that has ended for the API server may still run; "
                 "this is tried again",
             )
@@ -188,7 +206,7 @@ def _shares(
 
 def _closed(node: Node, shared: SharedGpu) -> Refused | None:
     """Refuse a GPU that can give nothing now."""
-    name, uuid = f"GPU {shared.position}", shared.gpu.uuid
+    name, uuid = shared.name, shared.gpu.uuid
     if uuid in node.unhealthy:
         return Refused(Why.UNHEALTHY, f"{name} is out of service: {node.unhealthy[uuid]}")
     if uuid in node.ledger.foreign:
@@ -205,7 +223,7 @@ def _closed(node: Node, shared: SharedGpu) -> Refused | None:
 def _taken(shared: SharedGpu) -> Refused:
     return Refused(
         Why.IN_WHOLE_USE,
-        f"GPU {shared.position} is still in use by another claim or container; this is tried again",
+        f"{shared.name} is still in use by another claim or container; this is tried again",
     )
 
 
@@ -213,6 +231,11 @@ def _prepared(device: Device, shared: SharedGpu, mib: int, compute: int) -> Prep
     return PreparedDevice(device.request, device.pool, device.name, device.share_id, shared.gpu.uuid, mib, compute)
 
 
+def _kind(shared: SharedGpu) -> Kind:
+    """Return the kind of what a claim has whole."""
+    return Kind.COUNT if shared.gpu.instance is None else Kind.INSTANCE
+
+
 def _placement(kind: Kind, amounts: Mapping[int, int]) -> Placement:
-    amount = len(amounts) if kind is Kind.COUNT else Counter(amounts).total()
+    amount = Counter(amounts).total() if kind is Kind.MEMORY else len(amounts)
     return Placement(Demand(kind, amount, len(amounts)), tuple(sorted(amounts.items())))

@@ -29,8 +29,8 @@ class MigMode(StrEnum):
 def profile_name(slices: int, memory_mib: int, total_mib: int, compute: int | None = None, attributes: str = "") -> str:
     """Return the name of a profile as nvidia-smi prints it, for example ``1g.10gb``.
 
-    NVIDIA's names round the memory up to eighths of the GPU's whole memory, in GB of 2^30 bytes (NVIDIA/go-nvlib,
-    ``mig_profile.go``).
+    NVIDIA's names round the memory up to eighths of the GPU's whole memory, in GB of 2^30 bytes, and halves of these up
+    (NVIDIA/go-nvlib, ``mig_profile.go``).
 
     Args:
         slices: compute slices of the GPU instance.
@@ -40,7 +40,7 @@ def profile_name(slices: int, memory_mib: int, total_mib: int, compute: int | No
         attributes: for example ``+me``: the instance has the engines for media.
     """
     eighths = -(-memory_mib * _MEMORY_SLICES // max(total_mib, 1))
-    gigabytes = round(eighths * -(-total_mib // 1024) / _MEMORY_SLICES)
+    gigabytes = (2 * eighths * -(-total_mib // 1024) + _MEMORY_SLICES) // (2 * _MEMORY_SLICES)
     part = "" if compute is None or compute == slices else f"{compute}c."
     return f"{part}{slices}g.{gigabytes}gb{attributes}"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gpu_device_plugin.core.model.mig import is_mig_resource
+
 
 class Kind(StrEnum):
     """The hardware that one device ID of a resource stands for."""
@@ -35,3 +37,18 @@ class Resource:
     def listing(self) -> tuple[Kind, str]:
         """It as `shares.SharedGpu.listed` names it, without its domain."""
         return self.kind, self.profile
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The full names of our resources: some of them, and those of all MIG profiles in one domain."""
+
+    names: frozenset[str]
+    mig_domain: str = ""
+    """Empty: no MIG profile's is ours."""
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a resource of this full name is ours."""
+        return isinstance(name, str) and (
+            name in self.names or bool(self.mig_domain and is_mig_resource(name, self.mig_domain))
+        )

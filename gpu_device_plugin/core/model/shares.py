@@ -75,7 +75,8 @@ class SharedGpu:
     offered: frozenset[Listing] = OF_GPU
     """Those of `listed` through which it is given to new containers."""
     gone: bool = False
-    """A MIG instance that exists no more: it keeps its position, and the IDs that it has in `listed`."""
+    """A MIG instance that exists no more, or a GPU in MIG mode since an earlier agent: it keeps its position, and the
+    IDs that it has in `listed`."""
 
     def ids(self, listing: Listing) -> tuple[str, ...]:
         """Return the device IDs of this GPU for one resource."""
@@ -165,7 +166,8 @@ class Shares:
         ids = shared.shares or tuple(
             share_id(gpu.uuid, n) for n in range(shares_of(gpu, self.share_mib, self.reserve_mib))
         )
-        return SharedGpu(gpu, shared.position, ids, shared.listed | offered, offered)
+        listed = shared.listed | offered
+        return SharedGpu(gpu, shared.position, ids, listed, offered, gone=gpu.mig and not listed)
 
     def _why_not(self, gpu: Gpu, excluded: frozenset[str], mig: MigMode, inventory: Inventory) -> str:
         """Return why a GPU is not shared; empty: it is, or the reason stands beside another GPU."""

@@ -48,6 +48,7 @@ class Why(StrEnum):
     BAD_PARAMETERS = "bad_parameters"
     OTHER_NODE = "of_another_node"
     TWO_CLAIMS = "two_claims_in_a_container"
+    SEVERAL_INSTANCES = "parts_of_several_mig_instances"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,8 @@ def out_of_service(reasons: Mapping[str, Sequence[str]], shares: Shares) -> Mapp
 
     What is wrong with a GPU is wrong with its MIG instances.
     """
-    unhealthy = {uuid: "; ".join(why) for uuid, why in reasons.items() if why}
+    failed = {uuid: "; ".join(why) for uuid, why in reasons.items() if why}
+    unhealthy = dict(failed)
     for shared in shares.gpus:
         gpu = shared.gpu
         if shared.gone:
@@ -47,9 +48,9 @@ def out_of_service(reasons: Mapping[str, Sequence[str]], shares: Shares) -> Mapp
             unhealthy[gpu.uuid] = why
         elif gpu.mig:
             unhealthy.setdefault(gpu.uuid, "it is in MIG mode now")
-        elif gpu.card in unhealthy and gpu.instance is not None:
-            own = unhealthy.get(gpu.uuid)
-            of_card = f"its GPU is out of service: {unhealthy[gpu.card]}"
+        elif gpu.card in failed and gpu.instance is not None:
+            own = failed.get(gpu.uuid)
+            of_card = f"its GPU is out of service: {failed[gpu.card]}"
             unhealthy[gpu.uuid] = f"{own}; {of_card}" if own else of_card
     return unhealthy
 

@@ -11,6 +11,7 @@ from gpu_device_plugin.core.node.xids import UNKNOWN, XIDS, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.node.xids import XidMeaning
 
 
@@ -41,10 +42,15 @@ _WANTED: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """The driver reported an XID for a GPU."""
+    """The driver reported an XID for a GPU, or for MIG instances of it."""
 
     uuid: str
+    """A GPU's; or, once `gi` and `ci` are resolved, a MIG instance's."""
     code: int
+    gi: int | None = None
+    """ID of the GPU instance that it concerns; None: the driver names none, so that it concerns the whole GPU."""
+    ci: int | None = None
+    """ID of the compute instance; None: it concerns all of the GPU instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,10 @@ class Probe:
     used_mib: int | None = None
     """Memory in use, without the driver's reserved memory, MiB."""
     mig: bool | None = None
+    instances: tuple[str, ...] | None = None
+    """The UUIDs of the MIG instances that a GPU in MIG mode has now. None: it is not in MIG mode, or unknown."""
+    mig_changed: bool = False
+    """The driver reported that the MIG instances of the GPU changed, or may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +237,16 @@ class Belief:
         if problem.cause is Cause.FATAL_XID and self.recovery_action is None:
             return "this driver does not report its end: reset the GPU, then pause and resume or restart the agent"
         return _RECOVERIES[problem.cause].until
+
+
+def with_cards(beliefs: Mapping[str, Belief], gpus: Iterable[Gpu]) -> Mapping[str, Belief]:
+    """Return the beliefs by UUID, those about MIG instances with the problems of their GPUs."""
+    of_instances = {
+        gpu.uuid: _believing(own, {*own.problems, *beliefs[gpu.card].problems})
+        for gpu in gpus
+        if gpu.instance is not None and gpu.card in beliefs and (own := beliefs.get(gpu.uuid)) is not None
+    }
+    return {**beliefs, **of_instances}
 
 
 def judge(code: int, rules: Rules = _DEFAULT_RULES) -> XidMeaning:

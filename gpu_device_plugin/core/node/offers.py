@@ -34,8 +34,8 @@ def offers(node: Node, listing: Listing, most_free: int | None = None) -> tuple[
     """Return the offer of every GPU that is, or was, among the devices of one resource.
 
     gpu-mem and gpu-count describe the same hardware, so the use of a GPU through one of them fences its free IDs of the
-    other; and so do the ways of giving MIG instances, of which one is chosen at a time. IDs in use never change for this
-    reason: a kubelet that admits a pod again rejects it if one of its IDs is unhealthy. A GPU out of service is
+    other; and so do the ways of giving MIG instances, of which one is chosen at a time. IDs in use never change for
+    this reason: a kubelet that admits a pod again rejects it if one of its IDs is unhealthy. A GPU out of service is
     different: all of its IDs change, at once.
 
     No more than `most_free` free shares are offered, see `refusals`; None for no bound.

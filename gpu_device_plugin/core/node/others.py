@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def sightings(
     plugin_sockets: Iterable[str],
     driver_sockets: Iterable[str],
     allocatable: Mapping[str, int],
-    ours: Collection[str],
+    ours: Container[str],
 ) -> tuple[Sighting, ...]:
     """Return the other programs that hand out GPUs of a node.
 

@@ -42,8 +42,7 @@ def listed_before(text: str) -> tuple[Gpu, ...]:
         for each in listed
         if each.uuid and each.memory_mib is not None and each.reserved_mib is not None
     )
-    # Without MIG no list has gaps, and what a gap stands for is not known.
-    return gpus if [each.position for each in listed] == list(range(len(gpus))) else ()
+    return gpus if len(gpus) == len(listed) else ()
 
 
 def _instance(listed: ListedInstance | None) -> MigInstance | None:
@@ -65,7 +64,7 @@ def in_order(before: Sequence[Gpu], found: Sequence[Gpu]) -> tuple[Gpu, ...]:
         found: its present GPUs, not empty.
     """
     here, known = {gpu.uuid: gpu for gpu in found}, {gpu.uuid for gpu in before}
-    if known.isdisjoint(gpu.card for gpu in found) and known.isdisjoint(here):
+    if {gpu.card for gpu in before}.isdisjoint(gpu.card for gpu in found):
         return tuple(found)
     new = [gpu for gpu in found if gpu.uuid not in known and not gpu.mig]
     # Two known GPUs may have been in one slot, one after the other. The GPU that is in it now takes one position.

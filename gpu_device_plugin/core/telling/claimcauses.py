@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.claimed import asks_for_ours, taken, waits_for_ours
-from gpu_device_plugin.core.contract.dra import DRIVER, SHARED_CLASS, WHOLE_CLASS, parse_device_name
+from gpu_device_plugin.core.cluster.claimed import (
+    asks_for_instances,
+    asks_for_ours,
+    free_instances,
+    taken,
+    waits_for_ours,
+)
+from gpu_device_plugin.core.contract.dra import DRIVER, MIG_CLASS, SHARED_CLASS, WHOLE_CLASS, parse_device_name
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.podcauses import said
@@ -18,6 +24,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.claims import Claim, Device, PodClaim, Request
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.telling.podcauses import SchedulingStatus
+
+_MOST_NODES = 5
+"""Most nodes with free MIG instances that a sentence names."""
 
 
 def claim_causes(
@@ -51,7 +60,7 @@ def claim_causes(
         if status.gates
         else []
     )
-    return [*gated, *told, *said(status), *status.events], waiting
+    return [*gated, *told, *_instances(waiting, nodes), *said(status), *status.events], waiting
 
 
 def _on_node(name: str, pod: Pod, status: SchedulingStatus) -> Iterator[str]:
@@ -101,10 +110,31 @@ def _state(claim: Claim, nodes: Mapping[str, NodeView] | None) -> Iterator[str]:
         yield f"ResourceClaim {claim.name} is allocated, with no device of {DRIVER}."
 
 
+def _instances(waiting: Iterable[Claim], nodes: Mapping[str, NodeView] | None) -> Iterator[str]:
+    """Yield which MIG instances are free, if a claim waits for one: its selectors decide which of them will do."""
+    if not nodes or not any(asks_for_instances(request) for claim in waiting for request in claim.requests):
+        return
+    serving = sorted((name, free_instances(node)) for name, node in nodes.items() if node.candidate.gpus.claims)
+    there = [
+        f"{name} has {', '.join(f'{profile} ({count})' for profile, count in sorted(free.items()))}"
+        for name, free in serving
+        if free
+    ]
+    more = len(there) - _MOST_NODES
+    told = [*there[:_MOST_NODES], *([f"{more} more nodes have some"] if more > 0 else [])]
+    if told:
+        yield (
+            f"Whole MIG instances that no claim has: {'; '.join(told)}. The selectors of the request decide which of "
+            "them will do."
+        )
+    else:
+        yield "No node that serves claims has a MIG instance, healthy, that no claim has."
+
+
 def _had(device: Device, nodes: Mapping[str, NodeView] | None) -> str:
     node = (nodes or {}).get(device.pool)
     uuid, whole = parse_device_name(device.name) or ("", False)
-    listed = () if node is None else node.candidate.gpus.all
+    listed = () if node is None else (*node.candidate.gpus.all, *node.candidate.gpus.gone)
     gpu = next((gpu for gpu in listed if gpu.uuid.lower() == uuid.lower() and uuid), None)
     facts = [] if gpu is None else [gpu.model, gpu.uuid]
     which = f"GPU {device.name if gpu is None else gpu.position}" + (f" ({', '.join(facts)})" if facts else "")
@@ -118,12 +148,20 @@ def _asked(request: Request) -> str:
         return "access beside those who have a GPU (admin)"
     if not asks_for_ours(request):
         return (
-            f"devices of the class {request.device_class}, which is none of ours ({SHARED_CLASS}, {WHOLE_CLASS}), so "
-            "that its nodes are not explained here"
+            f"devices of the class {request.device_class}, which is none of ours ({SHARED_CLASS}, {WHOLE_CLASS}, "
+            f"{MIG_CLASS}), so that its nodes are not explained here"
         )
     number = "every GPU that matches" if not request.count else f"each of {request.count} GPUs"
     if request.device_class == WHOLE_CLASS:
         return "one whole GPU" if request.count == 1 else number if not request.count else f"{request.count} whole GPUs"
+    if asks_for_instances(request):
+        return (
+            f"{request.count} whole MIG instances"
+            if request.count > 1
+            else "one whole MIG instance"
+            if request.count
+            else "every MIG instance that matches"
+        )
     memory = "the smallest part" if request.memory_mib is None else format_mib(request.memory_mib)
     return f"{memory} of {'one GPU' if request.count == 1 else number}"
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.claimed import pools
-from gpu_device_plugin.core.contract.dra import DRIVER, SHARED_CLASS, WHOLE_CLASS
+from gpu_device_plugin.core.contract.dra import DRIVER, MIG_CLASS, SHARED_CLASS, WHOLE_CLASS
 from gpu_device_plugin.core.contract.keys import SERVE_LABEL
 from gpu_device_plugin.core.telling.diagnosing import Unknown, error, note, ok, warning
 from gpu_device_plugin.core.telling.printing import counted, listed
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, NodeSeen, SliceSeen
     from gpu_device_plugin.core.telling.diagnosing import Finding
 
+_CLASSES = frozenset({SHARED_CLASS, WHOLE_CLASS, MIG_CLASS})
 BY_CLAIMS = "dra"
 """The value of `SERVE_LABEL` that has a node give its GPUs to claims."""
 
@@ -36,7 +37,12 @@ def claims(cluster: ClusterSymptoms) -> Iterator[Finding]:
     yield from _unallocated(cluster)
     if not serving:
         return
-    found = [*_slices(cluster, serving), *_classes(cluster), *_runtimes(serving), *_remembered(cluster, serving)]
+    found = [
+        *_slices(cluster, serving),
+        *_classes(cluster, serving),
+        *_runtimes(serving),
+        *_remembered(cluster, serving),
+    ]
     yield from found
     if not found:
         yield ok(f"{counted(len(serving), 'node serves', 'nodes serve')} claims, with complete ResourceSlices")
@@ -77,7 +83,7 @@ def _slices(cluster: ClusterSymptoms, serving: Sequence[NodeSeen]) -> Iterator[F
                 "allocates nothing of a pool that is not complete",
                 _LOG,
             )
-        elif any(each.devices for each in current) and not any(each.shared for each in current):
+        elif node.gpus.gpus and any(each.devices for each in current) and not any(each.shared for each in current):
             cut.append(node.name)
     if cut:
         yield warning(
@@ -92,12 +98,14 @@ def _version(cluster: ClusterSymptoms) -> str:
     return f" (this one is {known})" if isinstance(known, str) and known else ""
 
 
-def _classes(cluster: ClusterSymptoms) -> Iterator[Finding]:
+def _classes(cluster: ClusterSymptoms, serving: Iterable[NodeSeen]) -> Iterator[Finding]:
     known = cluster.device_classes
     if isinstance(known, Unknown):
         yield known
         return
-    missing = [name for name in (SHARED_CLASS, WHOLE_CLASS) if name not in known]
+    instances = any(gpu.instance is not None for node in serving for gpu in node.gpus.all)
+    wanted = (SHARED_CLASS, WHOLE_CLASS, *([MIG_CLASS] if instances else ()))
+    missing = [name for name in wanted if name not in known]
     if missing:
         which = "the DeviceClass" if len(missing) == 1 else "the DeviceClasses"
         yield error(f"{which} {listed(missing)} {'is' if len(missing) == 1 else 'are'} missing", _INSTALL)
@@ -150,7 +158,7 @@ def _unallocated(cluster: ClusterSymptoms) -> Iterator[Finding]:
     waiting = [
         str(claim)
         for claim in known
-        if not claim.allocated and any(each.device_class in {SHARED_CLASS, WHOLE_CLASS} for each in claim.requests)
+        if not claim.allocated and any(each.device_class in _CLASSES for each in claim.requests)
     ]
     if waiting:
         verb = "ResourceClaim waits" if len(waiting) == 1 else "ResourceClaims wait"

@@ -274,7 +274,7 @@ def _verdict(ask: Ask, answer: NodeAnswer, view: GpuView) -> str:
     placements = answer.found.placements if isinstance(answer.found, Fit) else ()
     if any(view.gpu.position in placement.positions for placement in placements):
         return "would be chosen"
-    if not (ask.wishes.allow_model(view.gpu.model) and ask.wishes.allow_uuid(view.gpu.uuid)):
+    if not (ask.wishes.allow_model(view.gpu.model) and ask.wishes.allow_uuid(view.gpu.uuid, view.gpu.card)):
         return "not allowed by its annotations"
     if view.gpu.unhealthy:
         return f"unhealthy: {view.gpu.unhealthy}"

@@ -77,7 +77,7 @@ async def play(gpus: str, stage: Stage, scenes: Scenes = SCENES, *, page: bool =
     failed = []
     async with AsyncExitStack() as stack:
         made = await stack.enter_async_context(world(gpus))
-        story = Story(made, stage.pause)
+        story = Story(made, stage.pause, stack.enter_async_context)
         stage.introduce(gpus)
         if page:
             from gpu_device_plugin.programs.demo.page import page_of  # noqa: PLC0415 - a tenth of a second

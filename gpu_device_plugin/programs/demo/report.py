@@ -110,7 +110,7 @@ def _cells(node: Node, shared: SharedGpu, bar: str) -> list[tuple[str, Tone]]:
     tone = Tone.BAD if unhealthy else Tone.WHOLE if whole else Tone.SHARED if used else Tone.FAINT
     return [
         (str(shared.position), Tone.PLAIN),
-        (_model(shared.gpu.product), Tone.PLAIN),
+        (_model(shared), Tone.PLAIN),
         (f"{shared.gpu.total_mib / MIB_PER_GIB:.1f} GiB", Tone.PLAIN),
         (bar, tone),
         ("whole" if whole else f"{used}/{len(shared.shares)}", tone),
@@ -118,8 +118,9 @@ def _cells(node: Node, shared: SharedGpu, bar: str) -> list[tuple[str, Tone]]:
     ]
 
 
-def _model(product: str) -> str:
-    name = product.removeprefix("NVIDIA ")
+def _model(shared: SharedGpu) -> str:
+    instance = shared.gpu.instance
+    name = shared.gpu.product.removeprefix("NVIDIA ") if instance is None else f"MIG {instance.profile}"
     return name if len(name) <= _LONGEST_MODEL else f"{name[: _LONGEST_MODEL - 2]}.."
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from gpu_device_plugin.core.contract.variables import MEMORY_LIMIT, VISIBLE_DEVICES
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.telling.printing import counted
-from gpu_device_plugin.programs.demo import over_use
+from gpu_device_plugin.programs.demo import instances, over_use
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -223,4 +223,5 @@ SCENES: Scenes = {
     "The agent is killed": _crash,
     "The kubelet restarts": _restart_kubelet,
     "All pods end": _end,
+    "A GPU in MIG mode": instances.divide,
 }

@@ -10,6 +10,7 @@ from gpu_device_plugin.core.model.shares import parse_id
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
 
     from gpu_device_plugin.core.model.placing import Room
     from gpu_device_plugin.core.model.shares import SharedGpu
@@ -46,10 +47,20 @@ class Shown:
 class Story:
     """The events on one node, scene by scene."""
 
-    def __init__(self, world: World, pause: Callable[[float], Awaitable[None]]) -> None:
-        """Play in `world`; `pause` waits the given seconds for a reader, if there is one."""
+    def __init__(
+        self,
+        world: World,
+        pause: Callable[[float], Awaitable[None]],
+        enter: Callable[[AbstractAsyncContextManager[World]], Awaitable[World]],
+    ) -> None:
+        """Play in `world`.
+
+        `pause` waits the given seconds for a reader, if there is one; `enter` enters another world, which is left at
+        the end of the demo.
+        """
         self.world = world
         self.pause = pause
+        self._enter = enter
         self.now = Shown("", world.node)
         self.offered_at_first: Mapping[str, frozenset[str]] = {}
         self._pods: dict[str, Pod] = {}
@@ -96,6 +107,10 @@ class Story:
     async def expect(self, sentence: str, condition: Callable[[], bool]) -> None:
         """Show a check, and whether `condition` comes to hold."""
         self.check(sentence, await self.world.until(condition))
+
+    async def visit(self, world: AbstractAsyncContextManager[World]) -> None:
+        """Go on in another world, for this scene and those after it."""
+        self.world = await self._enter(world)
 
     async def admit(self, name: str, resource: str, amount: int) -> Pod:
         """Have the kubelet start a pod with one container that requests `amount` of a resource."""

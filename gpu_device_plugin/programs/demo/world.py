@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from gpu_device_plugin.aio.children import signal_child
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares, parse_id
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.offers import offers
 from gpu_device_plugin.core.node.over_use import Rules
-from gpu_device_plugin.hardware.description import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware
+from gpu_device_plugin.hardware.places import DescriptionError
 from gpu_device_plugin.kubelet.procfs import PROC
 from gpu_device_plugin.programs.demo.pods import Pods
 from gpu_device_plugin.programs.demo.processes import Processes
@@ -60,6 +61,7 @@ _WITH_PROCESSES = {
 _AGENT = "gpu_device_plugin.programs.demo.agent"
 _UNHEALTHY = " is unhealthy: "
 """The words between a GPU and the reason in the agent's log."""
+_GONE = "the MIG instance exists no more"
 _LOOK_S = 0.02
 _PATIENCE_S = 60.0
 """Only what never comes about is waited for so long."""
@@ -151,9 +153,13 @@ class World:
         processes: Processes,
         settings: NodeSettings,
         shares: Shares,
+        gpus: str,
         set_events: Callable[..., None] | None,
     ) -> None:
-        """Put `agent`, which has these settings and is not started, beside `kubelet` and `api`."""
+        """Put `agent`, which has these settings and is not started, beside `kubelet` and `api`.
+
+        `gpus` is the source of its GPUs.
+        """
         self.kubelet = kubelet
         self.api = api
         self.pods = Pods(api, kubelet, self._end_processes)
@@ -162,6 +168,7 @@ class World:
         """The MiB that the processes of pods use, by name of the pod and UUID of the GPU; see `use`."""
         self._processes = processes
         self.shares = shares
+        self.gpus = gpus
         self.set_events = set_events
         """Makes these the only events of the GPUs so far; the agent sees them at once. None if the GPUs are real, or
         if their description has events of its own."""
@@ -203,6 +210,14 @@ class World:
         self._processes.keep({pod.uid: pod for pod in pods})
         if self.set_events is not None:
             self.set_events(*self._processes.events(by_uid))
+
+    async def divide(self, instances: str) -> None:
+        """Divide GPU 0, which is fake and in MIG mode, into other instances."""
+        if self.set_events is None:
+            raise DemoError("The GPUs of this node cannot be divided.")
+        self.set_events({"at": "0s", "gpu": 0, "mig": instances})
+        view = await _look(self.gpus)
+        self.shares = self.shares.with_inventory(view.inventory, mig=MigMode(self.settings.mig))
 
     def _end_processes(self, pod: Pod) -> None:
         if any(name == pod.name for name, _ in self.used):
@@ -250,9 +265,12 @@ class World:
         # without any healthy device is out of service.
         alive = {parse_id(name)[0] for names in self.offered().values() for name in names}
         unknown = "no agent reports its health" if self.kubelet.up else "the kubelet is down"
-        uuids = (shared.gpu.uuid for shared in self.shares.gpus)
         return {
-            uuid: (self.agent.running and self.agent.unhealthy(uuid)) or unknown for uuid in uuids if uuid not in alive
+            shared.gpu.uuid: _GONE
+            if shared.gone
+            else (self.agent.running and self.agent.unhealthy(shared.gpu.uuid)) or unknown
+            for shared in self.shares.gpus
+            if shared.gpu.uuid not in alive
         }
 
     async def until(self, condition: Callable[[], bool]) -> bool:
@@ -271,18 +289,22 @@ class World:
 
 
 @asynccontextmanager
-async def world(gpus: str) -> AsyncIterator[World]:
+async def world(gpus: str, **more: str) -> AsyncIterator[World]:
     """Make a node with these GPUs and a running kubelet; its agent is prepared and not started.
+
+    Args:
+        gpus: their source, as in the agent's settings.
+        more: further settings of the agent.
 
     Raises:
         UsageError: `gpus` names no GPUs.
         DemoError: there are no GPUs, or none that can be shared.
     """
-    settings = Sources(NodeSettings, flags={"gpus": gpus, **_WITH_PROCESSES}, environ={}).read()
+    settings = Sources(NodeSettings, flags={"gpus": gpus, **_WITH_PROCESSES, **more}, environ={}).read()
     view = await _look(gpus)
-    shares = Shares(settings.share_size_mib).with_inventory(view.inventory)
-    if not shares.gpus:
-        why = "; ".join(f"GPU {gpu.index} is not shared: {why}" for gpu, why in shares.left_out) or view.sentence
+    shares = Shares(settings.share_size_mib).with_inventory(view.inventory, mig=MigMode(settings.mig))
+    if not shares.any_listed:
+        why = "; ".join(f"GPU {gpu.label} is not shared: {why}" for gpu, why in shares.left_out) or view.sentence
         raise DemoError(f"No GPUs to share: {why}")
     with TemporaryDirectory(prefix="gs") as folder:
         root = Path(folder)
@@ -304,6 +326,7 @@ async def world(gpus: str) -> AsyncIterator[World]:
                 "gpus": gpus if set_events is None else str(file),
                 "device_plugin_dir": str(kubelet.device_plugin_dir),
                 "pod_resources_socket": str(kubelet.pod_resources_socket),
+                **more,
             }
             made = World(
                 kubelet,
@@ -312,6 +335,7 @@ async def world(gpus: str) -> AsyncIterator[World]:
                 processes=processes,
                 settings=settings,
                 shares=shares,
+                gpus=flags["gpus"],
                 set_events=set_events,
             )
             ending = asyncio.create_task(made.pods.end_deleted(), name="end deleted pods")

@@ -13,10 +13,11 @@ from gpu_device_plugin.core.node.refusals import Refusals
 from gpu_device_plugin.kubelet.servicer import device_list
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import NoReturn
 
-    from gpu_device_plugin.core.model.resources import Kind, Resource
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.model.shares import Listing
     from gpu_device_plugin.core.node.offers import Offer
     from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
     from gpu_device_plugin.node_state import NodeState
@@ -28,18 +29,16 @@ _LOOK_S = 10.0
 class Advertiser:
     """The device lists of all resources. A list is sent if the health of an ID changed, or for `resend`."""
 
-    def __init__(self, state: NodeState, resources: Sequence[Resource], refusal_limit: int) -> None:
-        """Advertise `resources` of the node in `state`."""
+    def __init__(self, state: NodeState, resources: Callable[[], Sequence[Resource]], refusal_limit: int) -> None:
+        """Advertise the `resources` of the node in `state`; more may come, and none goes."""
         self._state = state
-        self._resources = tuple(resources)
+        self._resources = resources
         self.refusals = Refusals(refusal_limit)
         self.idle = False
         """Nobody listens to the lists: the node serves in another way. `refresh` brings them up to date again."""
-        self.offers: dict[Kind, tuple[Offer, ...]] = {resource.kind: () for resource in resources}
+        self.offers: dict[Listing, tuple[Offer, ...]] = {}
         """The content of each resource's list."""
-        self.lists: dict[Kind, Latest[pb.ListAndWatchResponse]] = {
-            resource.kind: Latest(device_list(resource, ())) for resource in resources
-        }
+        self._lists: dict[Listing, Latest[pb.ListAndWatchResponse]] = {}
 
     def limit(self, refusals: int) -> None:
         """Set after how many refusals fewer shares are advertised; 0: never."""
@@ -58,15 +57,21 @@ class Advertiser:
         node, now = self._state.node, time.monotonic()
         emptiest = max((room.free for room in node.rooms() if room.gives_shares), default=0)
         self.refusals = self.refusals.settled(emptiest, now)
-        for resource in self._resources:
+        for resource in self._resources():
             found = offers(node, resource.listing, self.refusals.most_free(emptiest, now))
-            if found != self.offers[resource.kind]:
-                self.offers[resource.kind] = found
-                self.lists[resource.kind].set(device_list(resource, found))
+            if found != self.offers.get(resource.listing, ()):
+                self.offers[resource.listing] = found
+                self.list_of(resource).set(device_list(resource, found))
+
+    def list_of(self, resource: Resource) -> Latest[pb.ListAndWatchResponse]:
+        """Return the list of one resource."""
+        if resource.listing not in self._lists:
+            self._lists[resource.listing] = Latest(device_list(resource, ()))
+        return self._lists[resource.listing]
 
     def resend(self) -> None:
         """Send one list again, unchanged: the kubelet then writes its checkpoint."""
-        newest = self.lists[self._resources[0].kind]
+        newest = self.list_of(self._resources()[0])
         newest.set(newest.value)
 
     async def run(self) -> NoReturn:

@@ -88,7 +88,8 @@ class NodeAnswers:
                 barred |= self._mps.barred
             available = not_on(available, barred)
         question = Question(node, resource.kind, available, must, amount)
-        matched = UNMATCHED if self._waiting is None else await self._waiting.find(question.call)
+        waiting = self._waiting_for(resource)
+        matched = UNMATCHED if waiting is None else await waiting.find(question.call)
         policy = self.policy if matched.match is None else matched.match.pod.policy or self.policy
         ids = question.answer(self._state.node, POLICIES[policy], matched)
         self._preferred = frozenset(ids), matched.match
@@ -115,7 +116,7 @@ class NodeAnswers:
         Raises:
             RefusedError: the container cannot have them; the message says why.
         """
-        ids, node, waiting = frozenset(device_ids), self._state.node, self._waiting
+        ids, node, waiting = frozenset(device_ids), self._state.node, self._waiting_for(resource)
         match = None if waiting is None else self._whose(waiting, resource.kind, ids)
         self._preferred = _NOTHING
         owner = NOBODY if match is None else Owner(match.pod.uid, match.wanted.container, match.pod.frameworks)
@@ -179,6 +180,13 @@ class NodeAnswers:
         if self._mps is not None and (why := self._mps.why_not_start(device_ids)):
             self._metrics.count(m.REFUSALS, resource.name, Why.MPS_NOT_READY)
             raise RefusedError(why)
+
+    def _waiting_for(self, resource: Resource) -> WaitingPods | None:
+        """Return the pods that a call for a resource may be for; None: they play no part.
+
+        Whole MIG instances are promised to nobody: kube-scheduler counts them, and one is as good as another.
+        """
+        return None if resource.kind is Kind.INSTANCE else self._waiting
 
     def _whose(self, waiting: WaitingPods, kind: Kind, ids: frozenset[str]) -> Match | None:
         """Return the container that these devices are for: the one that `prefer` matched, else the one that fits now.

@@ -14,7 +14,7 @@ from gpu_device_plugin.core.contract.cleanup import our_annotations, our_labels,
 from gpu_device_plugin.core.contract.keys import SWITCH_LABEL, SWITCHED_ON
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Mapping
 
     from gpu_device_plugin.cluster.client import Client
     from gpu_device_plugin.cluster.node import NodeSelf
@@ -32,7 +32,7 @@ class Cleanup:
     that never had the label: another rule, which we do not know, selects it.
     """
 
-    def __init__(self, client: Client, ourselves: NodeSelf, resources: Iterable[str] = ()) -> None:
+    def __init__(self, client: Client, ourselves: NodeSelf, resources: Container[str] = ()) -> None:
         """Prepare to clean the node `ourselves` through `client`, which is opened for that, and closed again.
 
         Without our annotations, schedulers take a node that shows one of `resources` for a node of another device
@@ -40,7 +40,7 @@ class Cleanup:
         """
         self._client = client
         self._self = ourselves
-        self._resources = tuple(resources)
+        self._resources = resources
         self._switched_on = False
 
     def saw(self, labels: Mapping[str, str]) -> None:
@@ -65,7 +65,7 @@ class Cleanup:
                         node = await self._self.read()
                     if switched_on(node.labels):
                         return
-                    offered = any(node.allocatable.get(name) for name in self._resources)
+                    offered = any(amount and name in self._resources for name, amount in node.allocatable.items())
                     if not offered or time.monotonic() >= forgotten_by:
                         break
                     await asyncio.sleep(min(_LOOK_S, forgotten_within_s))

@@ -23,10 +23,12 @@ from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
 from gpu_device_plugin.cluster.node_condition import NodeCondition
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.podwriter import PodWriter
+from gpu_device_plugin.core.contract import instances
 from gpu_device_plugin.core.contract.cleanup import our_labels
 from gpu_device_plugin.core.contract.keys import (
     AGENT_LABELS,
     ASSUME_TIME,
+    INSTANCES,
     NODE_GPUS,
     NODE_LIMITS,
     NODE_USE,
@@ -37,8 +39,9 @@ from gpu_device_plugin.core.contract.nodelabels import node_labels
 from gpu_device_plugin.core.contract.nodelimits import NO_LIMITS, write_node_limits
 from gpu_device_plugin.core.contract.promises import assignment
 from gpu_device_plugin.core.model.gpus import Inventory
+from gpu_device_plugin.core.model.mig import MigMode, is_mig_resource
 from gpu_device_plugin.core.model.shares import TooManySharesError
-from gpu_device_plugin.core.node.assigned import assigned_shares
+from gpu_device_plugin.core.node.assigned import assigned_shares, kubelet_uid
 from gpu_device_plugin.core.node.ended_pods import pods_in_api
 from gpu_device_plugin.core.node.positions import listed_before
 from gpu_device_plugin.programs.node.cleanup import Cleanup
@@ -108,7 +111,7 @@ class NodeCluster:
         self._writer = PodWriter(self.client, node=settings.node_name, refused=self._refused)
         self._events = EventWriter(self.client, instance=settings.node_name)
         self._self = NodeSelf(self.client, settings.node_name)
-        self.cleanup = Cleanup(self.client, self._self, (resource.name for resource in settings.offered))
+        self.cleanup = Cleanup(self.client, self._self, settings.names)
         self.condition = NodeCondition(self.client, settings.node_name, forbidden=self._condition_forbidden)
         """The condition GPUHealthy of our node."""
         self.evict_within_s = 15.0
@@ -128,6 +131,8 @@ class NodeCluster:
         self._before: tuple[Gpu, ...] = ()
         """The GPUs that our node's annotation listed when we first read it."""
         self._looked = asyncio.Event()
+        self._instances: dict[str, dict[str, frozenset[str]]] = {}
+        """The whole MIG instances of each container, by the UID of its pod, by the kubelet's checkpoint."""
         self._requested: dict[str, Mapping[str, str]] = {}
         """The annotations last requested for each pod, by UID, until the pod shows them."""
         self._notes: Latest[NodeNotes] = Latest(NodeNotes())
@@ -244,7 +249,13 @@ class NodeCluster:
 
     def learn(self, entries: Iterable[Entry]) -> None:
         """Take over from the kubelet's checkpoint which container has which devices, and settle the promises by it."""
+        entries = tuple(entries)
         self.waiting.learn(entries)
+        self._instances = {}
+        for entry in entries:
+            if is_mig_resource(entry.resource, self._settings.domain_of_mig):
+                held = self._instances.setdefault(entry.pod_uid, {})
+                held[entry.container] = held.get(entry.container, frozenset()) | entry.device_ids
         self._settle()
 
     def pods_in_api(self) -> PodsInApi | None:
@@ -260,13 +271,22 @@ class NodeCluster:
         sizes = [len(shared.shares) for shared in node.shares.gpus]
         for pod in pods.values():
             requested = self._requested.pop(pod.uid, {})
-            if pod.ended or not (actual := assigned_shares(pod, served, node, resources)):
+            if pod.ended:
                 continue
-            now_ns = int(requested.get(ASSUME_TIME, time.time_ns()))
-            if changes := assignment(pod, actual, resources, sizes, now_ns):
+            changes = dict(self._instances_changed(pod))
+            if actual := assigned_shares(pod, served, node, resources):
+                now_ns = int(requested.get(ASSUME_TIME, time.time_ns()))
+                changes |= assignment(pod, actual, resources, sizes, now_ns)
+            if changes:
                 self._requested[pod.uid] = changes
                 if changes != requested:
                     self._writer.annotate(pod, changes)
+
+    def _instances_changed(self, pod: Pod) -> Mapping[str, str]:
+        """Return the annotation with the whole MIG instances of a pod, if it has some and says something else."""
+        held = self._instances.get(kubelet_uid(pod), {})
+        text = instances.write(held) if held else ""
+        return {} if text == pod.annotations.get(INSTANCES, "") or not text else {INSTANCES: text}
 
     def _pods_changed(self, pods: Mapping[str, Pod]) -> None:
         users = frozenset(uid for uid, pod in pods.items() if pod.containers and not pod.ended)
@@ -283,15 +303,30 @@ class NodeCluster:
         if shown is None or not self._looked.is_set():
             return  # an annotation about GPUs that the driver does not show now must not be lost
         shares, unhealthy = self._state.node.shares, self._state.node.unhealthy
-        if not shares.gpus:
+        if not shares.any_listed:
             with contextlib.suppress(TooManySharesError):
-                shares = shares.with_inventory(Inventory(self._before), self._settings.exclude_gpus)
+                shares = shares.with_inventory(
+                    Inventory(self._before, order=self._before),
+                    self._settings.exclude_gpus,
+                    mig=MigMode(self._settings.mig),
+                )
             unhealthy = {shared.gpu.uuid: shown.sentence for shared in shares.gpus}
         if shown.withheld:
             unhealthy = {shared.gpu.uuid: shown.withheld for shared in shares.gpus}
-        offered = bool(self._state.node.shares.gpus) and not shown.withheld
+        offered = self._state.node.shares.any_listed and not shown.withheld
         away = self._readiness is _Readiness.SHUTTING_DOWN or (offered and self._readiness is _Readiness.STARTING)
-        gpus = node_gpus(shares, shown.inventory, unhealthy, shown.policy, away=away, claims=shown.claims)
+        uses = {shared.gpu.uuid: self._state.node.use(shared) for shared in shares.gpus}
+        gpus = node_gpus(
+            shares,
+            shown.inventory,
+            unhealthy,
+            shown.policy,
+            away=away,
+            claims=shown.claims,
+            mig_domain=self._settings.domain_of_mig,
+            held_shares={uuid for uuid, use in uses.items() if use.shares},
+            held_whole={uuid for uuid, use in uses.items() if use.whole},
+        )
         notes = NodeNotes(
             labels={**self._outdated, **node_labels(shares, shown.inventory, shown.policy, shown.limits)},
             annotations={

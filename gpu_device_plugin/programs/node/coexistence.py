@@ -57,7 +57,7 @@ class Coexistence:
                 listened_to(settings.device_plugin_dir, PLUGIN_SOCKETS),
                 listened_to(settings.plugins_registry, DRIVER_SOCKETS),
                 self._allocatable,
-                {resource.name for resource in settings.offered},
+                settings.names,
             )
         if found:
             self._seen_at = now

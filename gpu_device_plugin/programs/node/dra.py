@@ -13,7 +13,7 @@ from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.cluster.errors import ApiError, NotFoundError
 from gpu_device_plugin.cluster.slices import NodeSlices
 from gpu_device_plugin.core.contract.dra import DRIVER, device_name
-from gpu_device_plugin.core.dra.devices import Facts
+from gpu_device_plugin.core.dra.devices import Facts, held_otherwise
 from gpu_device_plugin.core.dra.holders import holders
 from gpu_device_plugin.core.dra.ordering import Order, reordered
 from gpu_device_plugin.core.dra.pool import contents, plain_contents
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.dra.holders import Holder
     from gpu_device_plugin.core.dra.pool import Content
+    from gpu_device_plugin.core.dra.prepared import PreparedClaim
     from gpu_device_plugin.core.model.limits import LimitState
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.grants import Delivery
@@ -290,7 +291,8 @@ class DraDriver:
         if self._dropped and now - self._dropped_at >= self.again_s:
             self._dropped = ()
         # All that they are made of. Most changes of the node are claims that come and go, and change none of it.
-        said = node.shares, node.unhealthy, node.links, node.ledger.foreign, facts, self._offering, self._dropped
+        held = held_otherwise(node, facts.kinds)
+        said = node.shares, node.unhealthy, node.links, held, facts, self._offering, self._dropped
         if said != self._said:
             self._said = said
             self._say(node, facts)
@@ -335,13 +337,12 @@ class DraDriver:
     # --- What claims hold -----------------------------------------------------------------------------------------
 
     def _holders_changed(self, _new: object = None) -> None:
-        names = {resource.kind: resource.name for resource in self._settings.managed}
         found = holders(self.claims.prepared.value.values(), self._cluster.followed.pods.values())
         entries = tuple(
             Entry(
                 holder.pod_uid,
                 holder.container,
-                names[holder.claim.kind],
+                self._resource(holder.claim),
                 holder.claim.device_ids,
                 holder.claim.rung or "",
             )
@@ -351,6 +352,16 @@ class DraDriver:
             self.entries.set(entries)
         self._holders = found
         self._show()
+
+    def _resource(self, claim: PreparedClaim) -> str:
+        """Return the name of the resource that stands for what a claim holds."""
+        names = {resource.kind: resource.name for resource in self._settings.managed}
+        if claim.kind is not Kind.INSTANCE:
+            return names[claim.kind]
+        shared = self._state.node.shares.by_uuid(min(claim.device_ids))
+        instance = None if shared is None else shared.gpu.instance
+        # An instance that nobody knows any more counts as a GPU that was given whole.
+        return names[Kind.COUNT] if instance is None else self._settings.of_profile(instance.profile).name
 
     def _show(self) -> None:
         """Let the status of each claim say what it holds, and whether its limit does."""

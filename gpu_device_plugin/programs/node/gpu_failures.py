@@ -9,6 +9,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.core.node.evicting import next_victims
 from gpu_device_plugin.core.node.gpu_failure import Failures, on_failed
+from gpu_device_plugin.core.node.health import with_cards
 from gpu_device_plugin.core.telling.over_use import duration
 from gpu_device_plugin.hardware.beliefs import State
 
@@ -56,7 +57,8 @@ class GpuFailures:
         while True:
             version, view = self._view.version, self._view.value
             watched = view.state is State.WATCHING
-            self._failures = self._failures.after(view.beliefs, watched=watched, now=self._clock())
+            beliefs = with_cards(view.beliefs, view.inventory.gpus)
+            self._failures = self._failures.after(beliefs, watched=watched, now=self._clock())
             if self._settings().on_gpu_failure == "evict":
                 self._evict()
             await within(self.again_s if self._failures.gpus else None, self._view.after(version))
@@ -77,4 +79,4 @@ class GpuFailures:
 
     def _gpu(self, uuid: str) -> str:
         shared = self._state.node.shares.by_uuid(uuid)
-        return f"GPU {uuid}" if shared is None else f"GPU {shared.position}"
+        return f"GPU {uuid}" if shared is None else shared.name

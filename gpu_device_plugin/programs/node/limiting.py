@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.mpsfiles import SHM_DIRECTORY
 from gpu_device_plugin.core.contract.nodelimits import NO_LIMITS, NodeLimits
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.limit_grants import Means
 from gpu_device_plugin.core.node.mps import NOT_THERE
 from gpu_device_plugin.core.node.rungs import REFUSE, Abilities, rungs, told, wanted
@@ -53,11 +54,13 @@ class Limiting:
         want = wanted(settings.limits, labels, compute=settings.mps_compute == "by-share")
         abilities = Abilities(cgroup, self.mps, self._extra is not None)
         strict = settings.limits_fallback == REFUSE
-        made = rungs({shared.position: shared.gpu for shared in shares.gpus}, abilities, want, refuse=strict)
+        there = {shared.position: shared.gpu for shared in shares.gpus if shared.listed and not shared.gone}
+        whole = {at for at in there if any(kind is Kind.INSTANCE for kind, _ in shares.gpus[at].offered)}
+        made = rungs(there, abilities, want, refuse=strict, partitions=whole)
         self.node = NodeLimits(made.gpus)
         self._tell(told(made.gpus), made.missing, want.ignored)
         return Means(
-            rungs={shared.gpu.uuid: made.gpus[shared.position] for shared in shares.gpus},
+            rungs={gpu.uuid: made.gpus[position] for position, gpu in there.items()},
             mps={} if isinstance(self.mps, str) else self.mps,
             mps_shm=str(settings.mps_dir / SHM_DIRECTORY),
             mps_compute=want.compute,

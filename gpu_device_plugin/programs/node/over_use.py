@@ -162,7 +162,7 @@ class OverUse:
 
     def _gpu(self, uuid: str) -> str:
         shared = self._state.node.shares.by_uuid(uuid)
-        return f"the GPU {uuid}" if shared is None else f"GPU {shared.position}"
+        return f"the GPU {uuid}" if shared is None else shared.name
 
     def _facts(self, excess: Excess) -> dict[str, object]:
         pod = excess.pod

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import ListenError, serving
 from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.shares import SHARES
 from gpu_device_plugin.core.node.serving import Way
 from gpu_device_plugin.core.node.use_series import counted
 from gpu_device_plugin.hardware.beliefs import State
@@ -75,7 +75,7 @@ async def ready(agent: NodeAgent) -> tuple[str, ...]:
 def metrics_state(agent: NodeAgent) -> m.State:
     """Return the state of the node for the metrics."""
     node = agent.state.node
-    fenced = {offer.shared.gpu.uuid: len(offer.fenced) for offer in agent.advertiser.offers.get(Kind.MEMORY, ())}
+    fenced = {offer.shared.gpu.uuid: len(offer.fenced) for offer in agent.advertiser.offers.get(SHARES, ())}
     return m.State(
         gpus=tuple(
             m.GpuState(

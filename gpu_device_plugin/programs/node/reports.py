@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.admitting import Refused
     from gpu_device_plugin.core.node.others import Sighting
     from gpu_device_plugin.core.node.serving import Serving
+    from gpu_device_plugin.core.node.stranded import Stranded
     from gpu_device_plugin.hardware.beliefs import HealthChange, XidSeen
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.settings.knobs import Reload
@@ -108,6 +109,14 @@ class Reports:
             _log.info("MPS serves %s again", name)
             self._event("MPSReady", f"MPS serves {name} again", "Observe", warning=False)
 
+    def instance_gone(self, found: Stranded) -> None:
+        """A container holds a MIG instance that exists no more."""
+        pod = (
+            f"the pod with the UID {found.pod_uid}" if found.pod is None else f"{found.pod.namespace}/{found.pod.name}"
+        )
+        _log.warning("%s: %s", pod, found.sentence)
+        self._event("MigInstanceGone", f"{pod}: {found.sentence}.", "Observe")
+
     def limits_missing(self, sentence: str) -> None:
         """The means of limiting memory that the administrator wants is not there."""
         _log.warning("memory limits are not there: %s", sentence)
@@ -138,5 +147,9 @@ class Reports:
         self._event("SettingsRefused", f"The settings of the agent stay as they were: {why}", "Reload")
 
     def _name_of(self, uuid: str) -> str:
-        shared = self._state.node.shares.by_uuid(uuid)
-        return "a GPU" if shared is None else f"GPU {shared.position}"
+        shares = self._state.node.shares
+        shared = shares.by_uuid(uuid)
+        if shared is not None:
+            return shared.name
+        instances = [str(each.position) for each in shares.gpus if each.gpu.card == uuid and not each.gone]
+        return f"the GPU with the MIG instances GPU {', '.join(instances)}" if instances else "a GPU"

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.node.gpu_condition import gpu_condition
-from gpu_device_plugin.core.node.health import Belief
+from gpu_device_plugin.core.node.health import Belief, with_cards
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.programs.node.gpu_failures import GpuFailures
 from gpu_device_plugin.programs.node.over_use import OverUse
@@ -60,10 +60,11 @@ class Responses:
             if agent.cluster.condition.wanted.version or (node is not None and node.gpu_condition):
                 agent.cluster.condition.want(None)  # this agent wrote it, or an earlier one
             return
-        gpus = ((shared.position, shared.gpu.uuid) for shared in agent.state.node.shares.gpus)
+        gpus = [(shared.position, shared.gpu.uuid) for shared in agent.state.node.shares.gpus if not shared.gone]
+        beliefs = with_cards(view.beliefs, view.inventory.gpus)
         agent.cluster.condition.want(
             gpu_condition(
-                ((position, view.beliefs.get(uuid, Belief())) for position, uuid in gpus),
+                ((position, beliefs.get(uuid, Belief())) for position, uuid in gpus),
                 watched=view.state is State.WATCHING,
                 sentence=agent.equipment.why_none if view.state is State.WATCHING else view.sentence,
             )

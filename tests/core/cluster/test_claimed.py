@@ -14,18 +14,29 @@ from gpu_device_plugin.core.cluster.claimed import (
     claimants,
     claims_by_node,
     for_claims,
+    free_instances,
     usage_of_claims,
+    waits_for_ours,
     with_claims,
 )
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage
 from gpu_device_plugin.core.contract.dra import DRIVER
-from gpu_device_plugin.core.contract.nodegpus import AWAY
+from gpu_device_plugin.core.contract.nodegpus import AWAY, ListedInstance
 from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.claims import Device, Request
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
-from tests.claim_values import claim, part, serving, serving_view, whole
+from tests.claim_values import (
+    INSTANCES,
+    claim,
+    part,
+    serving,
+    serving_view,
+    whole,
+    whole_instance,
+    with_instances,
+)
 from tests.views import node_view, pod_on
 
 if TYPE_CHECKING:
@@ -34,6 +45,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
 
 TWO = serving(8, 8)
+MIG = with_instances(TWO, "1g.10gb", "1g.10gb")
 GIB = 1024
 STRANGE = Device("gpu", DRIVER, "n1", "gpu-of-a-later-version", "s", 3 * GIB)
 
@@ -63,12 +75,26 @@ STRANGE = Device("gpu", DRIVER, "n1", "gpu-of-a-later-version", "s", 3 * GIB)
         (TWO, [whole(5), whole(6)], Usage(unplaced_gpus=2)),
         (TWO, [replace(whole(1), memory_mib=8 * GIB)], Usage(whole=(1,))),
         (TWO, [replace(STRANGE, memory_mib=None)], Usage(unplaced_gpus=1)),
+        # MIG instances that are given whole have positions too, and so have those that exist no more.
+        (MIG, [whole_instance(2), part(0, GIB)], Usage(((0, 1),), (2,))),
+        (replace(MIG, instances=(), gone=MIG.instances), [whole_instance(3)], Usage(whole=(3,))),
+        (TWO, [whole_instance(3)], Usage(unplaced_gpus=1)),
         # Without the size of shares nothing less than the whole GPU is sure to be enough.
         (serving(8, share_mib=None), [part(0, GIB)], Usage(whole=(0,))),
     ],
 )
 def test_what_a_claim_takes(gpus: NodeGpus, devices: list[Device], expected: Usage) -> None:
     assert usage_of_claims("n1", gpus, [claim("c", *devices)]) == expected
+
+
+def test_a_claim_on_an_instance_that_is_given_whole_takes_nothing_of_the_gpus() -> None:
+    """The second stands apart in the node's list, and a part of the third was taken before it was gone."""
+    gpu, *others = serving(8, 8, 8).gpus
+    apart = tuple(replace(each, instance=ListedInstance("GPU-9", 9, 0, "1g.10gb", 7)) for each in others)
+    there = replace(TWO, gpus=(gpu,), instances=apart[:1], gone=apart[1:])
+    usage = usage_of_claims("n1", there, [claim("c", whole(1), part(2, GIB), part(0, GIB))])
+    assert usage == Usage(((0, 1), (2, 1)), (1,))
+    assert usage.as_listed({0}, there.elsewhere) == Usage(((0, 1),))
 
 
 def test_a_node_that_names_no_gpus_has_its_claims_on_unknown_ones() -> None:
@@ -223,3 +249,19 @@ def test_a_claim_goes_only_to_nodes_that_serve_claims() -> None:
     )
     assert verdict(node_view("n", (8,))) == BY_LIMITS
     assert verdict(serving_view("n1", replace(TWO, problem=AWAY))) == AWAY
+
+
+def test_the_instances_that_a_claim_could_have_are_healthy_and_in_nobodys_use() -> None:
+    gpus = with_instances(serving(8), *["1g.10gb"] * 3, "2g.20gb", "2g.20gb", unhealthy=[2])
+    there = serving_view("n1", gpus, claim("c", whole_instance(1), whole_instance(4)))
+    assert free_instances(there) == {"1g.10gb": 1, "2g.20gb": 1}
+    shared = replace(gpus, gpus=(*gpus.gpus, *gpus.instances), instances=())
+    parted = replace(whole_instance(3), name=INSTANCES[3].lower(), memory_mib=GIB)
+    assert free_instances(serving_view("n1", shared, claim("c", parted))) == {"1g.10gb": 1, "2g.20gb": 2}
+    assert free_instances(serving_view("n1", serving(8))) == {}
+
+
+def test_a_claim_on_whole_instances_asks_for_no_room_on_gpus() -> None:
+    asked = [Request("r", "gpushare-mig", count=2), Request("s", "gpushare", 2048)]
+    assert waits_for_ours(claim("c", requests=(asked[0],)))
+    assert ask_of_claims([claim("c", requests=tuple(asked))], 1024).parts == (mem(2),)

@@ -6,16 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.dra import device_name, monitor_name, parse_device_name, parse_monitor_name
+from gpu_device_plugin.core.contract.dra import (
+    device_name,
+    is_instance,
+    monitor_name,
+    parse_device_name,
+    parse_monitor_name,
+)
 
 UUID = "GPU-1b2c3d4e-0000-1111-2222-333344445555"
+INSTANCE = "MIG-1b2c3d4e-0000-1111-2222-333344445555"
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_name_leads_back_to_its_gpu(*, whole: bool) -> None:
-    name = device_name(UUID, whole=whole)
-    assert name == "gpu-1b2c3d4e-0000-1111-2222-333344445555" + "-whole" * whole
-    assert parse_device_name(name) == (UUID, whole)
+@pytest.mark.parametrize("uuid", [UUID, INSTANCE])
+def test_a_name_leads_back_to_its_gpu_or_instance(uuid: str, *, whole: bool) -> None:
+    name = device_name(uuid, whole=whole)
+    assert name == uuid[:3].lower() + "-1b2c3d4e-0000-1111-2222-333344445555" + "-whole" * whole
+    assert parse_device_name(name) == (uuid, whole)
+    assert is_instance(name) is is_instance(uuid) is (uuid == INSTANCE)
 
 
 @pytest.mark.parametrize("name", ["gpu-0", "gpu-0-whole", "-whole", "", UUID, f"{UUID.lower()}-half", "gpu-1-2-3-4-5"])
@@ -29,11 +38,12 @@ def test_a_monitor_has_a_name_of_its_own() -> None:
     assert (parse_monitor_name(name), parse_device_name(name)) == (UUID, None)
     for other in (device_name(UUID, whole=False), device_name(UUID, whole=True), "gpu-0-monitor", "-monitor", ""):
         assert parse_monitor_name(other) == ""
+    assert parse_monitor_name(monitor_name(INSTANCE)) == INSTANCE
 
 
-@given(uuid=st.uuids(), whole=st.booleans())
-def test_every_uuid_has_a_name_that_is_a_dns_label(*, uuid: object, whole: bool) -> None:
-    name = device_name(f"GPU-{uuid}", whole=whole)
+@given(kind=st.sampled_from(["GPU", "MIG"]), uuid=st.uuids(), whole=st.booleans())
+def test_every_uuid_has_a_name_that_is_a_dns_label(kind: str, uuid: object, *, whole: bool) -> None:
+    name = device_name(f"{kind}-{uuid}", whole=whole)
     assert len(name) <= 63
     assert name.replace("-", "").isalnum()
-    assert parse_device_name(name) == (f"GPU-{uuid}", whole)
+    assert parse_device_name(name) == (f"{kind}-{uuid}", whole)

@@ -11,27 +11,29 @@ from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.core.dra.claim_grants import claim_grant, refuse_limits
 from gpu_device_plugin.core.dra.preparing import Preparation, prepare
 from gpu_device_plugin.core.model.limits import GpuRung, Rung
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.node.admitting import Why
 from gpu_device_plugin.core.node.extra_grant import ExtraGrant
 from gpu_device_plugin.core.node.grants import OPTIONAL_NODES, Delivery
 from gpu_device_plugin.core.node.limit_grants import Means
-from tests.claims import NODE, claim, config, device, node, uuid
+from tests.claims import NODE, claim, config, device, instance, mig_node, mig_uuid, node, uuid
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.model.claims import Claim
     from gpu_device_plugin.core.node.grants import Grant
+    from gpu_device_plugin.core.node.node import Node
 
 HERE = node(16, 16)
 
 
-def preparation(asked: Claim) -> Preparation:
-    found = prepare(HERE, asked, NODE)
+def preparation(asked: Claim, here: Node = HERE) -> Preparation:
+    found = prepare(here, asked, NODE)
     assert isinstance(found, Preparation)
     return found
 
 
-def granted(asked: Claim, delivery: Delivery | None = None) -> Grant:
-    return claim_grant(asked, preparation(asked), HERE.shares, delivery or Delivery())
+def granted(asked: Claim, delivery: Delivery | None = None, here: Node = HERE) -> Grant:
+    return claim_grant(asked, preparation(asked, here), here.shares, delivery or Delivery())
 
 
 def means(*rungs: Rung, **more: Any) -> Delivery:
@@ -94,8 +96,8 @@ def test_a_custom_library_is_told_the_pod_of_a_claim_of_one_pod() -> None:
     assert two.envs["GPUSHARE_MEMORY_LIMIT_BY"] == "advisory"
 
 
-def refusal(asked: Claim, delivery: Delivery) -> str:
-    found = refuse_limits(asked, preparation(asked), HERE.shares, delivery)
+def refusal(asked: Claim, delivery: Delivery, here: Node = HERE) -> str:
+    found = refuse_limits(asked, preparation(asked, here), here.shares, delivery)
     assert found is None or found.why is Why.NO_LIMIT
     return "" if found is None else found.sentence
 
@@ -117,7 +119,7 @@ def test_a_claim_gets_the_limits_that_it_requires_or_is_refused(
     asked = claim(device(0, 4), device(1, 4), parameters=(config(limits=least),))
     sentence = refusal(asked, means(*rungs))
     assert bool(sentence) is refused
-    assert not refused or sentence.startswith(f"GPU 0, 1: the parameters of the claim require limits of {least}")
+    assert not refused or sentence.startswith(f"GPU 0, GPU 1: the parameters of the claim require limits of {least}")
 
 
 def test_limits_that_the_administrator_requires_and_that_are_not_there_refuse_parts_only() -> None:
@@ -125,3 +127,48 @@ def test_limits_that_the_administrator_requires_and_that_are_not_there_refuse_pa
     assert refusal(claim(device(0, 4)), barred) == "GPU 0: MPS is not there"
     assert refusal(claim(device(0, whole=True)), barred) == ""
     assert refusal(claim(device(0, 4, admin=True)), barred) == ""
+
+
+# --- MIG instances ----------------------------------------------------------------------------------------------------
+
+SHARED = mig_node([10, 20])
+ADVISORY = Delivery(means=Means({mig_uuid(0, number): GpuRung(Rung.ADVISORY, "why") for number in range(2)}))
+
+
+def test_whole_instances_come_with_their_uuids_and_the_nodes_that_open_them() -> None:
+    asked = claim(instance(0, 0, whole=True), instance(1, 0, whole=True))
+    made = granted(asked, Delivery(frozenset({"device-specs"})), mig_node([10, 20], [10], mode=MigMode.WHOLE))
+    assert made.envs == {
+        "NVIDIA_VISIBLE_DEVICES": f"{mig_uuid(0, 0)},{mig_uuid(1, 0)}",
+        "GPUSHARE_MEMORY_LIMIT_BY": "partition",
+    }
+    caps = [path for path in made.device_nodes if "caps" in path or path[-1].isdigit()]
+    assert caps == [
+        *("/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2"),
+        *("/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap101", "/dev/nvidia-caps/nvidia-cap102"),
+    ]
+
+
+@pytest.mark.parametrize(("gib", "by"), [(9, "advisory"), (10, "partition")])
+def test_all_of_an_instance_is_held_by_hardware_and_a_part_is_not(gib: int, by: str) -> None:
+    envs = granted(claim(instance(0, 0, gib)), ADVISORY, SHARED).envs
+    assert envs["NVIDIA_VISIBLE_DEVICES"] == mig_uuid(0, 0)
+    assert envs["GPUSHARE_MEMORY_LIMIT_BY"] == by
+    assert envs["GPUSHARE_MEMORY_LIMIT_MIB"] == str(gib * 1024)
+
+
+@pytest.mark.parametrize(("gib", "refused"), [(9, True), (10, False)])
+def test_all_of_an_instance_meets_every_wish_for_limits(gib: int, *, refused: bool) -> None:
+    asked = claim(instance(0, 0, gib), parameters=(config(limits="driver"),))
+    sentence = refusal(asked, ADVISORY, SHARED)
+    assert bool(sentence) is refused
+    assert not refused or sentence.startswith("GPU 0 (MIG 1g.10gb): the parameters of the claim require")
+    barred = Delivery(means=Means({mig_uuid(0, 0): replace(GpuRung(Rung.ADVISORY, ""), refusal="no driver limits")}))
+    told = refusal(claim(instance(0, 0, gib)), barred, SHARED)
+    assert told == ("GPU 0 (MIG 1g.10gb): no driver limits" if refused else "")
+    assert refusal(claim(instance(0, 0, whole=True), parameters=(config(limits="driver"),)), barred, SHARED) == ""
+
+
+def test_access_beside_others_shows_the_instance_and_names_no_limit() -> None:
+    expected = {"NVIDIA_VISIBLE_DEVICES": mig_uuid(0, 1), "NVIDIA_DRIVER_CAPABILITIES": "utility"}
+    assert granted(claim(instance(0, 1, whole=True, admin=True)), ADVISORY, SHARED).envs == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -10,7 +11,9 @@ from gpu_device_plugin.core.dra.devices import (
     Facts,
     counters,
     devices,
+    held_otherwise,
     nvlink_groups,
+    offered_as,
     plain_devices,
     quantity,
     semver,
@@ -18,9 +21,13 @@ from gpu_device_plugin.core.dra.devices import (
 )
 from gpu_device_plugin.core.model.gpus import Closeness, Links
 from gpu_device_plugin.core.model.limits import Rung
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.mig import MigMode
+from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.core.node.ledger import Ledger
-from tests.claims import node, uuid
+from tests.claims import mig_inventory, mig_node, mig_uuid, node, uuid
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
 
 NAMES = [uuid(position).lower() for position in range(4)]
 SETS = {uuid(position): "gpus-0" for position in range(4)}
@@ -74,7 +81,7 @@ def test_shares_are_taken_from_one_end_of_the_order_and_whole_gpus_from_the_othe
     ]
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", OF_GPUS)
 def test_a_resource_that_is_not_offered_has_no_devices(kind: Kind) -> None:
     names = [each["name"] for each in devices(node(8), Facts((), kinds=frozenset({kind})), SETS)]
     assert names == [NAMES[0] + "-whole" * (kind is Kind.COUNT), f"{NAMES[0]}-monitor"]
@@ -96,6 +103,15 @@ def test_a_gpu_that_is_held_through_another_resource_gets_no_claims() -> None:
         ]
 
 
+def test_what_is_held_in_a_way_that_is_not_offered_any_more_gets_no_claims() -> None:
+    here = node(8, 8, 8, used={0: [1]}, whole=[1])
+    for kind, held in ((Kind.COUNT, uuid(0)), (Kind.MEMORY, uuid(1))):
+        assert held_otherwise(here, {kind}) == {held}
+        tainted = [each for each in devices(here, Facts((), kinds=frozenset({kind})), {}) if "taints" in each]
+        assert [each["attributes"]["uuid"]["string"] for each in tainted] == [held]
+    assert held_otherwise(here, OF_GPUS) == frozenset()
+
+
 def test_a_gpu_without_the_limits_that_are_required_gives_no_parts_and_is_given_whole() -> None:
     shared, whole, _ = devices(node(8), Facts((), barred=frozenset({uuid(0)})), SETS)
     assert shared["taints"] == [
@@ -111,6 +127,150 @@ def test_an_api_server_without_parts_gets_healthy_gpus_as_whole_devices() -> Non
     assert found.keys() == {"name", "attributes", "capacity"}
     assert [each["name"] for each in monitors] == [f"{NAMES[0]}-monitor", f"{NAMES[1]}-monitor"]
     assert plain_devices(here, Facts((), kinds=frozenset({Kind.MEMORY}))) == monitors
+
+
+def named(*found: dict[str, Any]) -> list[str]:
+    return [each["name"] for each in found]
+
+
+def mig_names(card: int, numbers: Iterable[int], ending: str = "") -> list[str]:
+    return [mig_uuid(card, number).lower() + ending for number in numbers]
+
+
+def test_an_instance_that_is_given_whole_is_one_device_with_its_place_and_takes_no_counter() -> None:
+    whole, monitor = devices(mig_node([20], mode=MigMode.WHOLE), Facts((), "570.86.03"), {})
+    said = {
+        "uuid": {"string": mig_uuid(0, 0)},
+        "parentUUID": {"string": uuid(0)},
+        "profile": {"string": "2g.20gb"},
+        "gi": {"int": 7},
+        "productName": {"string": "NVIDIA H100 MIG 2g.20gb"},
+        "driverVersion": {"version": "570.86.3"},
+        "index": {"int": 0},
+        "numaNode": {"int": 0},
+        "resource.kubernetes.io/pciBusID": {"string": "0000:0a:00.0"},
+    }
+    assert whole == {
+        "name": mig_uuid(0, 0).lower() + "-whole",
+        "attributes": {**said, "type": {"string": "mig"}, "limits": {"string": "partition"}},
+        "capacity": {"memory": {"value": "20Gi"}},
+    }
+    assert monitor == {
+        "name": mig_uuid(0, 0).lower() + "-monitor",
+        "attributes": {**said, "type": {"string": "monitor"}},
+    }
+
+
+def test_an_instance_that_is_shared_is_two_devices_kept_apart_by_its_counter() -> None:
+    name = mig_uuid(0, 0).lower()
+    sets = {mig_uuid(0, 0): uuid(0).lower()}
+    shared, whole, _ = devices(mig_node([20]), Facts((), rungs={mig_uuid(0, 0): Rung.CUSTOM}), sets)
+    lock = [{"counterSet": uuid(0).lower(), "counters": {name: {"value": "1"}}}]
+    assert [each["consumesCounters"] for each in (shared, whole)] == [lock, lock]
+    assert (shared["name"], shared["allowMultipleAllocations"]) == (name, True)
+    assert shared["capacity"]["memory"]["requestPolicy"]["validRange"] == {"min": "1Gi", "max": "20Gi", "step": "1Gi"}
+    kinds = [(each["attributes"]["type"], each["attributes"]["limits"]) for each in (shared, whole)]
+    assert kinds == [
+        ({"string": "shared-gpu"}, {"string": "custom"}),
+        ({"string": "mig"}, {"string": "partition"}),
+    ]
+
+
+def test_a_device_of_one_share_has_no_step() -> None:
+    """The API server refuses a step that is larger than what is left of the capacity."""
+    shared = devices(mig_node([10], share_mib=8192), Facts(()), {})[0]
+    assert shared["capacity"]["memory"] == {
+        "value": "8Gi",
+        "requestPolicy": {"default": "8Gi", "validRange": {"min": "8Gi", "max": "8Gi"}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("mode", "kinds", "expected"),
+    [
+        (MigMode.OFF, OF_GPUS, ""),
+        (MigMode.WHOLE, OF_GPUS, "instance"),
+        (MigMode.WHOLE, [Kind.MEMORY], "instance"),
+        (MigMode.WHOLE, [Kind.COUNT], "instance"),
+        (MigMode.SHARE, OF_GPUS, "instance memory"),
+        (MigMode.SHARE, [Kind.MEMORY], "memory"),
+        (MigMode.SHARE, [Kind.COUNT], "instance"),
+    ],
+)
+def test_the_mode_and_the_resources_decide_which_devices_an_instance_is(
+    mode: MigMode, kinds: Collection[Kind], expected: str
+) -> None:
+    here = mig_node([10], 8, mode=mode)
+    here = replace(here, shares=here.shares.with_inventory(mig_inventory([10], 8), mig=mode))
+    found = {shared.gpu.instance is not None: offered_as(shared, kinds) for shared in here.shares.gpus}
+    assert found.get(True, frozenset()) == set(expected.split())
+    assert found[False] == set(kinds)
+    types = {
+        each["attributes"]["type"]["string"]
+        for each in devices(here, Facts((), kinds=frozenset(kinds)), {})
+        if "profile" in each["attributes"]
+    }
+    words = {"memory": "shared-gpu", "instance": "mig"}
+    assert types == {*(words[word] for word in expected.split()), *["monitor"] * bool(expected)}
+
+
+def test_a_class_of_whole_gpus_never_sees_an_instance() -> None:
+    for mode in MigMode:
+        found = devices(mig_node([10, 20], 8, mode=mode), Facts(()), {})
+        whole = [each for each in found if each["attributes"]["type"] == {"string": "whole-gpu"}]
+        assert named(*whole) == [f"{uuid(1).lower()}-whole"]
+
+
+def test_an_instance_that_exists_no_more_is_no_device_and_nor_is_its_gpu() -> None:
+    here = mig_node([10, 10], 8)
+    gone = replace(here, shares=here.shares.with_inventory(mig_inventory([10], 8), mig=MigMode.SHARE))
+    names = named(*devices(gone, Facts(()), {}))
+    assert [name for name in names if name.startswith("mig-")] == [
+        *mig_names(0, [0]),
+        *mig_names(0, [0], "-whole"),
+        *mig_names(0, [0], "-monitor"),
+    ]
+    assert not any(name.startswith(uuid(0).lower()) for name in names)
+    assert not any("mig-" in each for each in named(*plain_devices(gone, Facts(()))) if "monitor" not in each)
+
+
+def test_an_instance_that_is_too_small_for_a_share_is_only_given_whole() -> None:
+    before = mig_node([10], mode=MigMode.WHOLE, share_mib=16384)
+    here = replace(before, shares=before.shares.with_inventory(mig_inventory([10]), mig=MigMode.SHARE))
+    assert named(*devices(here, Facts(()), {})) == [*mig_names(0, [0], "-whole"), *mig_names(0, [0], "-monitor")]
+
+
+def test_an_instance_whose_parts_are_in_use_is_not_given_whole_after_the_mode_changed() -> None:
+    before = mig_node([10, 10], used={(0, 1): [3]})
+    here = replace(before, shares=before.shares.with_inventory(mig_inventory([10, 10]), mig=MigMode.WHOLE))
+    free, taken, *_ = devices(here, Facts(()), {})
+    assert "taints" not in free
+    assert [each["value"] for each in taken["taints"]] == ["held-otherwise"]
+
+
+@pytest.mark.parametrize(("mode", "numbers"), [(MigMode.WHOLE, [2, 0, 1]), (MigMode.SHARE, [1, 0, 2])])
+def test_whole_instances_come_in_the_order_itself_unless_shares_are_taken_in_it(
+    mode: MigMode, numbers: list[int]
+) -> None:
+    order = tuple(mig_uuid(0, number) for number in (2, 0, 1))
+    found = devices(mig_node([10, 10, 10], mode=mode), Facts(order), {})
+    whole = [each for each in found if each["attributes"]["type"] == {"string": "mig"}]
+    assert named(*whole) == mig_names(0, numbers, "-whole")
+
+
+def test_what_is_wrong_with_an_instance_stands_on_both_its_devices() -> None:
+    here = mig_node([10, 10], unhealthy={mig_uuid(0, 0): "its GPU is out of service: XID 79"})
+    tainted = [each for each in devices(here, Facts(()), {}) if each.get("taints")]
+    assert named(*tainted) == [*mig_names(0, [0]), *mig_names(0, [0], "-whole")]
+    assert {each["taints"][0]["value"] for each in tainted} == {"xid-79"}
+
+
+def test_an_api_server_without_parts_gets_instances_where_they_are_given_whole_only() -> None:
+    for mode, expected in ((MigMode.WHOLE, mig_names(0, [1], "-whole")), (MigMode.SHARE, []), (MigMode.OFF, [])):
+        here = mig_node([10, 10], 8, mode=mode, unhealthy={mig_uuid(0, 0): "it is lost"})
+        found = [each for each in plain_devices(here, Facts(())) if each["attributes"]["type"]["string"] != "monitor"]
+        assert named(*found) == [f"{uuid(1).lower()}-whole", *expected]
+        assert all(each.keys() == {"name", "attributes", "capacity"} for each in found)
 
 
 def test_the_architecture_is_said_where_it_is_known() -> None:

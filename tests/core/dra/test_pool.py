@@ -23,8 +23,9 @@ from gpu_device_plugin.core.dra.pool import (
     slice_name,
     writes,
 )
-from gpu_device_plugin.core.model.resources import Kind
-from tests.claims import NODE, node
+from gpu_device_plugin.core.model.mig import MigMode
+from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
+from tests.claims import NODE, mig_node, mig_uuid, node, uuid
 
 A: Content = {"devices": [{"name": "a"}]}
 B: Content = {"devices": [{"name": "b"}]}
@@ -55,7 +56,44 @@ def test_a_node_without_gpus_has_an_empty_slice() -> None:
     assert contents(node(), Facts(())) == plain_contents(node(), Facts(())) == ({"devices": []},)
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+def test_the_instances_of_a_gpu_have_a_set_of_counters_and_eight_gpus_full_of_them_fit() -> None:
+    slices = contents(mig_node(*[[10] * 7] * 8), Facts(()))
+    locks, *offered = slices
+    names = {card: uuid(card).lower() for card in range(8)}
+    assert {each["name"]: len(each["counters"]) for each in locks["sharedCounters"]} == dict.fromkeys(names.values(), 7)
+    assert [len(each["devices"]) for each in offered] == [64, 64, 40]
+    every = [device for each in offered for device in each["devices"]]
+    taken = [each["consumesCounters"] for each in every if "consumesCounters" in each]
+    assert len(taken) == 2 * 56
+    for card, number in ((0, 0), (7, 6)):
+        counter = {mig_uuid(card, number).lower(): {"value": "1"}}
+        assert taken.count([{"counterSet": names[card], "counters": counter}]) == 2
+
+
+def test_a_slice_has_eight_sets_of_counters_at_most() -> None:
+    slices = contents(mig_node(8, *[[10]] * 8, 8), Facts(()))
+    sets = [each["sharedCounters"] for each in slices if "sharedCounters" in each]
+    assert [len(each) for each in sets] == [8, 1]
+    assert [(each["name"], len(each["counters"])) for each in (sets[0][0], sets[1][0])] == [
+        ("gpus-0", 2),
+        (uuid(8).lower(), 1),
+    ]
+    assert sum(len(each["devices"]) for each in slices if "devices" in each) == 30
+
+
+def test_instances_that_are_given_whole_only_need_no_counters() -> None:
+    (only,) = contents(mig_node([10, 10], [10], mode=MigMode.WHOLE), Facts(()))
+    assert len(only["devices"]) == 6
+    locks, offered = contents(mig_node([10, 10], 8, mode=MigMode.WHOLE), Facts(()))
+    assert [list(each["counters"]) for each in locks["sharedCounters"]] == [[uuid(1).lower()]]
+    assert len(offered["devices"]) == 7
+
+
+def test_a_node_all_of_whose_instances_are_left_alone_has_an_empty_slice() -> None:
+    assert contents(mig_node([10], mode=MigMode.OFF), Facts(())) == ({"devices": []},)
+
+
+@pytest.mark.parametrize("kind", OF_GPUS)
 def test_one_kind_of_devices_needs_no_counters(kind: Kind) -> None:
     (only,) = contents(node(8, 8), Facts((), kinds=frozenset({kind})))
     assert len(only["devices"]) == 4

@@ -20,7 +20,7 @@ from gpu_device_plugin.core.dra.prepared import (
 from gpu_device_plugin.core.model.claims import Consumer
 from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.model.resources import Kind
-from tests.claims import ids, uuid
+from tests.claims import ids, mig_uuid, uuid
 
 CLAIM = PreparedClaim(
     "u-1",
@@ -36,13 +36,26 @@ CLAIM = PreparedClaim(
 WHOLE = PreparedClaim("u-2", "default", "c2", (PreparedDevice("gpu", "gpu-1", "gpu-x"),), frozenset({uuid(0)}))
 
 
-@pytest.mark.parametrize("claim", [CLAIM, WHOLE])
+INSTANCES = PreparedClaim(
+    "u-3",
+    "default",
+    "c3",
+    (PreparedDevice("gpu", "gpu-1", "mig-x", uuid=mig_uuid(0, 0)),),
+    frozenset({mig_uuid(0, 0), mig_uuid(0, 1)}),
+    Rung.PARTITION,
+)
+
+
+@pytest.mark.parametrize("claim", [CLAIM, WHOLE, INSTANCES])
 def test_what_is_written_is_read(claim: PreparedClaim) -> None:
     assert read_prepared(write_prepared(claim), claim.uid) == claim
 
 
 def test_a_claim_says_what_it_holds_and_not_its_variables() -> None:
     assert (replace(CLAIM).kind, replace(WHOLE).kind, str(CLAIM)) == (Kind.MEMORY, Kind.COUNT, "default/c1")
+    assert (replace(INSTANCES).kind, INSTANCES.rung) == (Kind.INSTANCE, Rung.PARTITION)
+    of_instance = replace(CLAIM, device_ids=frozenset({f"{mig_uuid(0, 0)}::3"}))
+    assert of_instance.kind is Kind.MEMORY
     assert "cdiVersion" not in repr(CLAIM)
 
 

@@ -13,11 +13,24 @@ from gpu_device_plugin.core.contract.dra import monitor_name
 from gpu_device_plugin.core.dra.prepared import PreparedClaim
 from gpu_device_plugin.core.dra.preparing import Preparation, prepare
 from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.admitting import Refused, Why
 from gpu_device_plugin.core.node.ledger import Ledger
-from tests.claims import NODE, claim, config, device, ids, node, uuid
+from tests.claims import (
+    NODE,
+    claim,
+    config,
+    device,
+    ids,
+    instance,
+    mig_inventory,
+    mig_node,
+    mig_uuid,
+    node,
+    uuid,
+)
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.model.claims import Claim
@@ -183,3 +196,86 @@ def test_whatever_is_prepared_no_share_is_held_twice(wishes: list[tuple[int, int
             gone = held.pop(f"uid-of-c{end}", None)
             if gone is not None:
                 here = here.with_ledger(here.ledger.without(gone.device_ids))
+
+
+# --- MIG instances ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [MigMode.WHOLE, MigMode.SHARE])
+def test_a_whole_instance_is_held_by_its_uuid(mode: MigMode) -> None:
+    found = made(mig_node([10, 20], mode=mode), claim(instance(0, 1, whole=True)))
+    assert found.device_ids == {mig_uuid(0, 1)}
+    assert found.placement == Placement(Demand(Kind.INSTANCE, 1, 1), ((1, 20),))
+    (only,) = found.devices
+    assert (only.device, only.uuid, only.mib) == (f"{mig_uuid(0, 1).lower()}-whole", mig_uuid(0, 1), 20480)
+
+
+def test_a_claim_may_have_several_whole_instances_as_with_nvidias_driver() -> None:
+    asked = claim(instance(0, 0, whole=True), instance(0, 1, whole=True), instance(1, 0, whole=True))
+    found = made(mig_node([10, 20], [10], mode=MigMode.WHOLE), asked)
+    assert found.device_ids == {mig_uuid(0, 0), mig_uuid(0, 1), mig_uuid(1, 0)}
+    assert found.placement.demand == Demand(Kind.INSTANCE, 3, 3)
+
+
+def test_a_part_of_an_instance_is_so_many_free_shares_of_it() -> None:
+    found = made(mig_node([10], used={(0, 0): [0]}), claim(instance(0, 0, 2), instance(0, 0, 1, share_id="two")))
+    assert found.device_ids == {f"{mig_uuid(0, 0)}::{number}" for number in (1, 2, 3)}
+    assert found.placement == Placement(Demand(Kind.MEMORY, 3, 1), ((0, 3),))
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        (claim(instance(0, 0), instance(0, 1)), "GPU 0 (MIG 1g.10gb) and GPU 1 (MIG 1g.10gb)"),
+        (claim(replace(device(1), request="other"), instance(0, 1)), "GPU 1 (MIG 1g.10gb) and GPU 2"),
+    ],
+)
+def test_parts_of_an_instance_and_of_anything_else_are_refused(asked: Claim, names: str) -> None:
+    found = refused(mig_node([10, 10], 8), asked)
+    assert found.why is Why.SEVERAL_INSTANCES
+    assert found.sentence.startswith(f"claim default/c1 was allocated parts of {names}, and no program can use")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        claim(instance(0, 0, whole=True), device(1, whole=True)),
+        claim(instance(0, 0, whole=True), instance(0, 1)),
+        claim(instance(0, 0, whole=True), instance(0, 1, whole=True, admin=True)),
+    ],
+)
+def test_a_claim_has_whole_instances_or_something_else(asked: Claim) -> None:
+    assert refused(mig_node([10, 10], 8), asked).why is Why.BOTH_RESOURCES
+
+
+def test_access_beside_others_may_be_to_gpus_and_instances() -> None:
+    monitors = [
+        replace(device(1, admin=True), name=monitor_name(uuid(1))),
+        replace(instance(0, 0, admin=True), name=monitor_name(mig_uuid(0, 0))),
+    ]
+    found = made(mig_node([10], 8, whole=[(0, 0)]), claim(*monitors))
+    assert (found.device_ids, found.admin) == (frozenset(), True)
+    assert found.placement.demand == Demand(Kind.COUNT, 2, 2)
+
+
+def test_an_instance_is_whole_or_in_parts_and_says_so_by_its_name() -> None:
+    whole = refused(mig_node([10], used={(0, 0): [7]}), claim(instance(0, 0, whole=True)))
+    assert whole.sentence == "GPU 0 (MIG 1g.10gb) is still in use by another claim or container; this is tried again"
+    assert refused(mig_node([10], whole=[(0, 0)]), claim(instance(0, 0))).sentence == whole.sentence
+    full = refused(mig_node([10], used={(0, 0): range(8)}), claim(instance(0, 0)))
+    assert full.sentence.startswith("GPU 0 (MIG 1g.10gb) has 2 GiB free, and claim default/c1 was allocated 4 GiB")
+    broken = refused(mig_node([10], unhealthy={mig_uuid(0, 0): "XID 48"}), claim(instance(0, 0)))
+    assert broken.sentence == "GPU 0 (MIG 1g.10gb) is out of service: XID 48"
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_instance_that_exists_no_more_is_given_to_nobody_and_counts_for_who_has_it(*, whole: bool) -> None:
+    before = mig_node([10, 10])
+    here = replace(before, shares=before.shares.with_inventory(mig_inventory([10]), mig=MigMode.SHARE))
+    asked = claim(instance(0, 1, whole=whole))
+    found = refused(here, asked)
+    assert found.why is Why.UNKNOWN_DEVICE
+    assert "is not on this node (any more); delete the pod" in found.sentence
+    running = prepare(here, asked, NODE, running=True)
+    assert isinstance(running, Preparation)
+    assert running.device_ids

@@ -23,6 +23,9 @@ from gpu_device_plugin.core.model.shares import (
 UUID = "GPU-8f0bb6f5-6a3b-4b7a-9d2e-0d4a3a1d2c11"
 
 
+NO_INSTANCES = "in MIG mode and without instances, which nvidia-smi mig or mig-parted creates"
+
+
 def card(name: str, index: int, gib: int = 4, *, mig: bool = False, reserved_mib: int = 0) -> Gpu:
     return Gpu(name, index, "Tesla T4", gib * 1024, reserved_mib, mig=mig)
 
@@ -119,11 +122,15 @@ def test_gpus_are_left_out_with_a_reason() -> None:
     [
         ((card("GPU-a", 0), card("GPU-b", 1)), (), "4 GiB, less than one share of 100 GiB (2 GPUs)"),
         ((card("GPU-a", 0), card("GPU-b", 1)), ("0", "GPU-b"), "excluded by the configuration (2 GPUs)"),
-        ((card("GPU-a", 0, mig=True),), (), "in MIG mode, whose instances are not shared yet (1 GPU)"),
+        (
+            (card("GPU-a", 0, mig=True),),
+            (),
+            f"{NO_INSTANCES} (1 GPU)",
+        ),
         (
             (card("GPU-a", 0, mig=True), card("GPU-b", 1)),
             (),
-            "in MIG mode, whose instances are not shared yet (1 GPU), 4 GiB, less than one share of 100 GiB (1 GPU)",
+            f"{NO_INSTANCES} (1 GPU), 4 GiB, less than one share of 100 GiB (1 GPU)",
         ),
     ],
 )
@@ -131,7 +138,7 @@ def test_where_no_gpu_is_shared_the_reasons_are_named(
     gpus: tuple[Gpu, ...], excluded: tuple[str, ...], reasons: str
 ) -> None:
     assert Shares(100 * 1024).with_inventory(Inventory(gpus), excluded).why_none == (
-        f"no GPU is shared: {reasons}; --share-size, --exclude-gpus and the MIG mode of a GPU decide about that"
+        f"no GPU is shared: {reasons}; --share-size, --exclude-gpus and --mig decide about that"
     )
 
 
@@ -166,7 +173,9 @@ def test_memory_kept_back_is_named_where_it_decides() -> None:
 
 def test_a_gpu_in_mig_mode_is_left_out() -> None:
     shares = Shares(1024).with_inventory(Inventory((card("GPU-a", 0, mig=True),)))
-    assert [why for _, why in shares.left_out] == ["in MIG mode, whose instances are not shared yet"]
+    assert [why for _, why in shares.left_out] == [
+        "in MIG mode and without instances, which nvidia-smi mig or mig-parted creates"
+    ]
 
 
 def test_a_gpu_smaller_than_a_share_is_left_out() -> None:

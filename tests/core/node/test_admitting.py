@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpu_device_plugin.core.contract.promises import Promise
 from gpu_device_plugin.core.model.limits import GpuRung, Rung
 from gpu_device_plugin.core.model.placing import Demand, Placement
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_request, refuse_unlimited
 from gpu_device_plugin.core.node.extra_grant import NOBODY, ExtraGrant, Owner
 from gpu_device_plugin.core.node.limit_grants import NO_MEANS, Means
@@ -288,7 +288,7 @@ def test_ids_that_are_free_in_all_records_are_allocated(there: Node, data: st.Da
         assert admit(there, MEMORY, some) == Placement(Demand(MEMORY, len(some)), ((shared.position, len(some)),))
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", OF_GPUS)
 def test_a_gpu_held_through_another_resource_is_not_allocated(kind: Kind) -> None:
     there = node(8, 8)
     there = there.with_ledger(there.ledger.with_foreign({uuid(0): "nvidia.com/gpu"}))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.core.node.offers import Offer, offers
 from tests.nodes import ids, node, uuid
 
@@ -159,7 +159,7 @@ def test_a_bound_withholds_just_the_excess(there: Node, most_free: int) -> None:
     assert len(bounded - there.ledger.holds.keys()) == min(free, most_free)
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", OF_GPUS)
 def test_free_ids_of_a_gpu_held_through_another_resource_are_fenced(kind: Kind) -> None:
     """One share of GPU 0 is ours and in use, and stays as it is; all else of the GPU is not offered."""
     there = node(3, 3, used={0: [1]})
@@ -174,7 +174,7 @@ def test_free_ids_of_a_gpu_held_through_another_resource_are_fenced(kind: Kind) 
     assert shown == other | ours
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", OF_GPUS)
 def test_a_node_that_changes_over_offers_what_is_in_use_and_nothing_else(kind: Kind) -> None:
     here = replace(node(4, 4, 4, used={0: [1]}, whole=[2]), closing=True)
     healthy = [name for offer in offers(here, (kind, "")) for name, well in offer.devices((kind, "")) if well]

@@ -20,7 +20,7 @@ from gpu_device_plugin.core.contract.keys import STATIC_POD
 from gpu_device_plugin.core.contract.promises import Promise
 from gpu_device_plugin.core.model.pods import ContainerKind, Pod
 from gpu_device_plugin.core.model.policy import POLICIES
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.node.admitting import Refused, admit
 from gpu_device_plugin.core.node.ended_pods import EndedPods, PodsInApi, pods_in_api
@@ -147,7 +147,7 @@ class Kubelet:
 
     def take(self) -> None:
         """Receive both lists of devices."""
-        for kind in Kind:
+        for kind in OF_GPUS:
             lists = offers(self.agent.node, (kind, ""))
             self.healthy[kind] = {name for offer in lists for name, good in offer.devices((kind, "")) if good}
         self.write()
@@ -166,7 +166,7 @@ class Kubelet:
         for number, container in enumerate(asked):
             if container.kind is INIT:
                 pod.inits.add(number)
-            for kind in random.sample(list(Kind), 2):
+            for kind in random.sample(OF_GPUS, 2):
                 amount = container.mem if kind is MEMORY else container.count
                 promised = container.several and kind is MEMORY
                 if not amount:

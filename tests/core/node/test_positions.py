@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -11,8 +12,13 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.nodegpus import node_gpus, write_node_gpus
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.positions import in_order, listed_before
+from tests.mig import gpus, instance, inventory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def gpu(name: str, slot: int | None = None, index: int = 0) -> Gpu:
@@ -154,3 +160,49 @@ def test_a_gpu_is_known_again_without_its_slot() -> None:
 )
 def test_a_malformed_annotation_lists_no_gpus(text: str) -> None:
     assert listed_before(text) == ()
+
+
+# --- MIG instances ----------------------------------------------------------------------------------------------------
+
+
+def order(before: Sequence[Gpu], found: Sequence[Gpu]) -> list[str]:
+    return [gpu.uuid for gpu in in_order(before, found)]
+
+
+def test_instances_keep_their_positions() -> None:
+    before = (instance(0, 1), instance(0, 0), *gpus(1, 4))
+    assert order(before, inventory((10, 10), 4).gpus)[:3] == ["MIG-0-1", "MIG-0-0", "GPU-1"]
+
+
+def test_a_new_instance_takes_the_position_of_one_that_exists_no_more_on_its_gpu() -> None:
+    """GPU 0 had the instances 8 and 9, and has 0 to 2 now; GPU 1 had 8, and has none."""
+    before = (instance(0, 8), instance(1, 8), instance(0, 9), *gpus(2, 4))
+    now = inventory((10, 10, 10), (), 4).gpus
+    assert order(before, now) == ["MIG-0-0", "MIG-1-8", "MIG-0-1", "GPU-2", "GPU-0", "MIG-0-2", "GPU-1"]
+
+
+def test_an_instance_takes_the_position_of_its_gpu_and_the_reverse() -> None:
+    whole, parts = gpus(0, 8), inventory((10, 10), 4).gpus
+    assert order((*whole, *gpus(1, 4)), parts)[:2] == ["MIG-0-0", "GPU-1"]
+    assert order((instance(0, 0), instance(0, 1), *gpus(1, 4)), inventory(8, 4).gpus) == ["GPU-0", "MIG-0-1", "GPU-1"]
+
+
+def test_a_gpu_in_mig_mode_without_instances_keeps_its_position() -> None:
+    assert order((*gpus(0, 8), *gpus(1, 4)), inventory((), 4).gpus) == ["GPU-0", "GPU-1"]
+
+
+def test_a_machine_whose_gpus_all_have_new_instances_is_no_other_machine() -> None:
+    before = (instance(0, 9), instance(1, 9))
+    assert order(before, inventory((), (10,)).gpus)[:2] == ["MIG-0-9", "MIG-1-0"]
+
+
+def test_instances_are_read_from_the_annotation_with_those_that_are_gone() -> None:
+    shares = Shares(1024).with_inventory(inventory((10, 10), 4), mig=MigMode.SHARE)
+    shares = shares.with_inventory(inventory((10,), 4), mig=MigMode.SHARE)
+    text = write_node_gpus(node_gpus(shares, inventory((10,), 4), {}, "binpack"))
+    found = listed_before(text)
+    assert [gpu.uuid for gpu in found] == ["MIG-0-0", "MIG-0-1", "GPU-1"]
+    assert [gpu.card for gpu in found] == ["GPU-0", "GPU-0", "GPU-1"]
+    whole = Shares(1024).with_inventory(inventory((10, 10), 4), mig=MigMode.WHOLE)
+    text = write_node_gpus(node_gpus(whole, inventory((10, 10), 4), {}, "binpack", mig_domain="nvidia.com"))
+    assert [gpu.uuid for gpu in listed_before(text)] == ["MIG-0-0", "MIG-0-1", "GPU-1"]

@@ -283,7 +283,7 @@ def worlds(draw: st.DrawFn) -> Node:
 
 def draw_ids(data: st.DataObject, there: Node, kind: Kind) -> tuple[list[str], list[str], int]:
     """The available IDs, the IDs that must be used, and the amount."""
-    every = [name for shared in there.shares.gpus for name in shared.ids(kind)]
+    every = [name for shared in there.shares.gpus for name in shared.ids((kind, ""))]
     available = [name for name in data.draw(st.permutations(every)) if data.draw(st.integers(0, 3))]
     some = data.draw(st.lists(st.sampled_from(available), unique=True, max_size=3)) if available else []
     must = [name for name in some if parse_id(name)[0] == parse_id(some[0])[0] or data.draw(st.booleans())]
@@ -341,7 +341,7 @@ def test_whole_gpus_asked_are_answered_whenever_there_are_enough(there: Node, da
 @st.composite
 def worlds_and_what_is_available(draw: st.DrawFn) -> tuple[Node, list[str]]:
     there = draw(worlds())
-    every = [name for shared in there.shares.gpus for name in shared.ids(Kind.MEMORY)]
+    every = [name for shared in there.shares.gpus for name in shared.ids((Kind.MEMORY, ""))]
     return there, [name for name in draw(st.permutations(every)) if draw(st.integers(0, 3))]
 
 

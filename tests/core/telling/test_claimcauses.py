@@ -13,7 +13,17 @@ from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.claimcauses import asked_by_claims, by_claim_instead, claim_causes
 from gpu_device_plugin.core.telling.podcauses import SchedulingStatus
-from tests.claim_values import UUIDS, claim, part, serving, serving_view, whole
+from tests.claim_values import (
+    INSTANCES,
+    UUIDS,
+    claim,
+    part,
+    serving,
+    serving_view,
+    whole,
+    whole_instance,
+    with_instances,
+)
 from tests.views import node_view
 
 GIB = 1024
@@ -57,8 +67,8 @@ def test_a_claim_that_is_not_allocated_is_explained_by_nodes() -> None:
         (
             Request("r", "nic"),
             (
-                "devices of the class nic, which is none of ours (gpushare, gpushare-whole), so that its nodes are not "
-                "explained here"
+                "devices of the class nic, which is none of ours (gpushare, gpushare-whole, gpushare-mig), so that its "
+                "nodes are not explained here"
             ),
         ),
     ],
@@ -103,6 +113,51 @@ def test_gates_come_before_the_scheduler() -> None:
         "No scheduler looks at it before its scheduling gates are removed: a, b.",
         f"ResourceClaim c has 1 GiB of GPU gpu-{UUIDS[0][4:]} on node n1.",
     ]
+
+
+NO_INSTANCE = "No node that serves claims has a MIG instance, healthy, that no claim has."
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(1, "one whole MIG instance"), (3, "3 whole MIG instances"), (0, "every MIG instance that matches")],
+)
+def test_a_claim_that_waits_for_instances_is_told_which_ones_are_free(count: int, words: str) -> None:
+    wants = claim("c", requests=(Request("r", "gpushare-mig", count=count),))
+    asks = f"ResourceClaim c is not allocated yet; it asks for {words}."
+    taken = claim("d", whole_instance(1), pods=("other",))
+    mig = with_instances(serving(8), "1g.10gb", "2g.20gb", "1g.10gb")
+    n1 = serving_view("n1", mig, taken)
+    for nodes, told in (
+        (
+            {"n1": n1, "n0": serving_view("n0", serving(8))},
+            [
+                (
+                    "Whole MIG instances that no claim has: n1 has 1g.10gb (1), 2g.20gb (1). The selectors of the "
+                    "request decide which of them will do."
+                )
+            ],
+        ),
+        (NODES, [NO_INSTANCE]),
+        ({}, []),
+        (None, []),
+    ):
+        assert claim_causes(pod(), status(), {"c": wants}, nodes) == ([asks, *told], (wants,))
+
+
+def test_of_many_nodes_with_free_instances_some_are_named() -> None:
+    wants = claim("c", requests=(Request("r", "gpushare-mig"),))
+    nodes = {f"n{n}": serving_view(f"n{n}", with_instances(serving(), "1g.10gb")) for n in range(7)}
+    told = claim_causes(pod(), status(), {"c": wants}, nodes)[0][1]
+    assert "n4 has 1g.10gb (1); 2 more nodes have some. The selectors" in told
+    del nodes["n5"], nodes["n6"]
+    assert "more nodes" not in claim_causes(pod(), status(), {"c": wants}, nodes)[0][1]
+
+
+def test_a_bound_pod_has_an_instance() -> None:
+    nodes = {"n1": serving_view("n1", with_instances(serving(8), "1g.10gb"))}
+    facts, _ = claim_causes(pod("n1", "Running"), status(), {"c": claim("c", whole_instance(1))}, nodes)
+    assert facts[1] == f"ResourceClaim c has all of GPU 1 (NVIDIA H100 MIG 1g.10gb, {INSTANCES[1]}) on node n1."
 
 
 def test_a_bound_pod_has_its_gpus_and_what_the_kubelet_says() -> None:

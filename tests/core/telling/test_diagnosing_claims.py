@@ -11,7 +11,7 @@ from gpu_device_plugin.core.model.claims import Request
 from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, NodeSeen, PartSeen, PodSeen, SliceSeen
 from gpu_device_plugin.core.telling.diagnosing import Unknown
 from gpu_device_plugin.core.telling.diagnosing_cluster import CHECKS
-from tests.claim_values import claim, part, serving, whole
+from tests.claim_values import claim, part, serving, whole, with_instances
 from tests.names import COUNT, MEM
 
 CLASSES = {"gpushare": "", "gpushare-whole": COUNT}
@@ -114,6 +114,23 @@ def test_device_classes_that_are_missing(classes: dict[str, str], found: str) ->
     assert said.startswith(found)
 
 
+MIG = with_instances(serving(8, 8), "1g.10gb")
+
+
+def test_the_class_of_instances_is_needed_where_there_are_some() -> None:
+    (said,) = of(nodes=(node(gpus=MIG),))
+    assert said == ("error: the DeviceClass gpushare-mig is missing -> kubectl apply -f deploy/optional/dra.yaml")
+    assert of(nodes=(node(gpus=MIG),), device_classes=CLASSES | {"gpushare-mig": ""}) == of()
+
+
+def test_a_node_that_gives_all_its_instances_whole_has_no_devices_to_share() -> None:
+    whole_only = (node(gpus=replace(MIG, gpus=())),)
+    found = of(
+        nodes=whole_only, slices=(SliceSeen(pool="n1", devices=2),), device_classes=CLASSES | {"gpushare-mig": ""}
+    )
+    assert found == of()
+
+
 @pytest.mark.parametrize(
     ("runtime", "found"),
     [
@@ -164,9 +181,12 @@ def test_claims_that_wait_are_named() -> None:
     ours = (
         claim("a", requests=(Request("r", "gpushare", 1024),)),
         claim("b", requests=(Request("r", "gpushare-whole"),)),
+        claim("d", requests=(Request("r", "gpushare-mig"),)),
     )
     other = claim("c", requests=(Request("r", "nic"),))
-    assert of(claims=(*ours, other))[0].startswith("note: 2 ResourceClaims wait for GPUs: default/a, default/b -> ")
+    assert of(claims=(*ours, other))[0].startswith(
+        "note: 3 ResourceClaims wait for GPUs: default/a, default/b, default/d -> "
+    )
     assert of(PLUGIN, claims=ours[:1])[0].startswith("note: 1 ResourceClaim waits for GPUs: default/a -> ")
 
 

@@ -755,9 +755,9 @@ def test_what_cannot_be_answered_is_an_error_in_words(body: bytes) -> None:
     [
         (wanting(LARGE), "write 10, not 10Gi"),
         (wanting(LARGE, LARGE), "write 10, not 10Gi"),
-        (wanting_whole(LARGE), f"it asks for {LARGE} whole GPUs, and no node can have more than 64"),
+        (wanting_whole(LARGE), f"it asks for {LARGE} whole GPUs, and no node can have more than 128"),
         (wanting_whole(64), "fewer than 64 GPUs are healthy"),
-        (wanting(8, labels={GPU_COUNT: "999999999"}), "asks for 999999999 GPUs, and no node can have more than 64"),
+        (wanting(8, labels={GPU_COUNT: "999999999"}), "asks for 999999999 GPUs, and no node can have more than 128"),
         (wanting(8, labels={GPU_COUNT: "64"}), "evenly"),
         (wanting(8, labels={GPU_COUNT: "-1"}), "is not a number of GPUs"),
         (wanting(8, annotations={USE_MODEL: ","}), "names nothing"),

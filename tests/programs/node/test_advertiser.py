@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 
+RESOURCES = {resource.kind: resource for resource in (MEM, COUNT)}
+
+
 def shown(advertiser: Advertiser, kind: Kind) -> int:
     """Count the IDs that are called healthy."""
-    return sum(device.health == "Healthy" for device in advertiser.lists[kind].value.devices)
+    return sum(device.health == "Healthy" for device in advertiser.list_of(RESOURCES[kind]).value.devices)
 
 
 def versions(advertiser: Advertiser) -> list[int]:
-    return [advertiser.lists[kind].version for kind in (Kind.MEMORY, Kind.COUNT)]
+    return [advertiser.list_of(resource).version for resource in (MEM, COUNT)]
 
 
 @asynccontextmanager
@@ -43,15 +46,15 @@ async def settled() -> None:
 
 
 def test_before_anything_is_known_nothing_is_listed() -> None:
-    advertiser = Advertiser(NodeState(node(8, 8)), (MEM, COUNT), 10)
-    assert [len(latest.value.devices) for latest in advertiser.lists.values()] == [0, 0]
-    assert advertiser.offers[Kind.MEMORY] == ()
+    advertiser = Advertiser(NodeState(node(8, 8)), lambda: (MEM, COUNT), 10)
+    assert [len(advertiser.list_of(resource).value.devices) for resource in (MEM, COUNT)] == [0, 0]
+    assert advertiser.offers == {}
 
 
 async def test_a_change_of_the_node_is_one_list_of_what_it_changes() -> None:
     """Taken whole, GPU 0 leaves the 8 shares of GPU 1; its own count ID is in use and stays as it is."""
     state = NodeState(node(8, 8))
-    advertiser = Advertiser(state, (MEM, COUNT), 10)
+    advertiser = Advertiser(state, lambda: (MEM, COUNT), 10)
     async with following(advertiser):
         await settled()
         assert versions(advertiser) == [1, 1]
@@ -70,7 +73,7 @@ async def test_a_change_of_the_node_is_one_list_of_what_it_changes() -> None:
 
 async def test_several_changes_at_once_are_one_list() -> None:
     state = NodeState(node(8, 8))
-    advertiser = Advertiser(state, (MEM, COUNT), 10)
+    advertiser = Advertiser(state, lambda: (MEM, COUNT), 10)
     async with following(advertiser):
         await settled()
         state.update(Ledger.granted, [uuid(0)], now=0)
@@ -82,7 +85,7 @@ async def test_several_changes_at_once_are_one_list() -> None:
 
 async def test_what_is_free_again_is_shown_again() -> None:
     state = NodeState(node(8, 8, whole=[0]))
-    advertiser = Advertiser(state, (MEM, COUNT), 10)
+    advertiser = Advertiser(state, lambda: (MEM, COUNT), 10)
     advertiser.refresh()
     assert shown(advertiser, Kind.MEMORY) == 8
     state.update(Ledger.reconciled, Evidence(frozenset(), 100, frozenset()), {}, 100, 0)
@@ -91,23 +94,23 @@ async def test_what_is_free_again_is_shown_again() -> None:
 
 
 def test_an_uncertain_ledger_offers_only_what_is_in_use() -> None:
-    advertiser = Advertiser(NodeState(node(8, 8, used={0: range(3)}, certain=False)), (MEM, COUNT), 10)
+    advertiser = Advertiser(NodeState(node(8, 8, used={0: range(3)}, certain=False)), lambda: (MEM, COUNT), 10)
     advertiser.refresh()
     assert (shown(advertiser, Kind.MEMORY), shown(advertiser, Kind.COUNT)) == (3, 0)
 
 
 def test_sending_again_sends_the_same_list_of_one_resource() -> None:
-    advertiser = Advertiser(NodeState(node(8, 8)), (MEM, COUNT), 10)
+    advertiser = Advertiser(NodeState(node(8, 8)), lambda: (MEM, COUNT), 10)
     advertiser.refresh()
-    before = advertiser.lists[Kind.MEMORY].value
+    before = advertiser.list_of(MEM).value
     advertiser.resend()
-    assert advertiser.lists[Kind.MEMORY].value is before
+    assert advertiser.list_of(MEM).value is before
     assert versions(advertiser) == [2, 1]
 
 
 def test_a17_the_refusal_that_makes_a_run_is_told_once_and_less_is_shown() -> None:
     """4 and 4 are free, 5 is asked again and again: 4 in all remain to be seen, so that nobody who needs 5 comes."""
-    advertiser = Advertiser(NodeState(node(8, 8, used={0: range(4), 1: range(4)})), (MEM, COUNT), 3)
+    advertiser = Advertiser(NodeState(node(8, 8, used={0: range(4), 1: range(4)})), lambda: (MEM, COUNT), 3)
     advertiser.refresh()
     assert [advertiser.refused(5) for _ in range(4)] == [False, False, True, False]
     assert shown(advertiser, Kind.MEMORY) == 8 + 4
@@ -116,7 +119,7 @@ def test_a17_the_refusal_that_makes_a_run_is_told_once_and_less_is_shown() -> No
 
 def test_a17_room_for_what_was_refused_ends_the_run() -> None:
     state = NodeState(node(8, 8, used={0: range(4), 1: range(4)}))
-    advertiser = Advertiser(state, (MEM, COUNT), 1)
+    advertiser = Advertiser(state, lambda: (MEM, COUNT), 1)
     assert advertiser.refused(5)
     state.update(Ledger.reconciled, Evidence(frozenset(ids(0, range(4))), 100, frozenset()), {}, 100, 0)
     advertiser.refresh()
@@ -125,7 +128,7 @@ def test_a17_room_for_what_was_refused_ends_the_run() -> None:
 
 
 def test_a17_the_limit_can_be_changed_while_running() -> None:
-    advertiser = Advertiser(NodeState(node(8, used={0: range(4)})), (MEM,), 10)
+    advertiser = Advertiser(NodeState(node(8, used={0: range(4)})), lambda: (MEM,), 10)
     advertiser.limit(0)
     assert not any(advertiser.refused(5) for _ in range(20)), "0 turns it off"
     advertiser.limit(2)

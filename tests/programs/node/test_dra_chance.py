@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.contract.dra import DRIVER, parse_device_name
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.node.serving import Way
 from gpu_device_plugin.programs.node.dra_way import UNKNOWN
 from gpu_device_plugin.testing.cluster import Answer
 from gpu_device_plugin.testing.dra_scheduler import Wish
 from tests.names import COUNT, MEM
+from tests.programs.node.cluster_harness import NODE
 from tests.programs.node.dra_harness import Claims, claims
 from tests.programs.node.harness import T4, gpus_of, pod
 
@@ -38,6 +40,8 @@ class World:
         self.numbers = iter(range(1000))
         self.given = 0
         self.faults = 0
+        self.sizes: dict[str, int] = {}
+        """The shares of each GPU and MIG instance that was there."""
 
     async def step(self) -> None:
         """Let one thing happen, as chance chooses."""
@@ -69,10 +73,13 @@ class World:
         )
         await (self.run_claim() if serving.value.way is Way.DRA else self.run_pod())
 
+    def wish(self) -> Wish:
+        """Return what the next claim asks for."""
+        return Wish("whole-gpu") if self.chance.random() < 0.3 else Wish(memory=f"{self.chance.randint(1, SHARES)}Gi")
+
     async def run_claim(self) -> None:
         name = f"c{next(self.numbers)}"
-        wish = Wish("whole-gpu") if self.chance.random() < 0.3 else Wish(memory=f"{self.chance.randint(1, SHARES)}Gi")
-        self.here.wish(name, wish)
+        self.here.wish(name, self.wish())
         if self.here.allocate(name):
             self.here.api.delete("pods", name)
             self.here.api.delete("resourceclaims", name)
@@ -212,12 +219,42 @@ class World:
             for uuid in memory:
                 shares[uuid] += sum(len(c.devices.get(MEM, ())) for c in made.containers)
             whole.update(count)
-        assert all(used <= SHARES for used in shares.values()), shares
+        agent = self.here.node.agent
+        assert agent is not None
+        # Of an instance that exists no more, an agent that started afterwards knows no shares.
+        self.sizes |= {each.gpu.uuid: len(each.shares) for each in agent.state.node.shares.gpus if each.shares}
+        assert all(used <= self.sizes[uuid] for uuid, used in shares.items()), shares
         assert all(used <= 1 for used in whole.values()), whole
         assert not shares.keys() & whole.keys()
-        agent = self.here.node.agent
-        held = [] if agent is None else [one.device_ids for one in self.here.dra.claims.prepared.value.values()]
+        held = [one.device_ids for one in self.here.dra.claims.prepared.value.values()]
         assert len(frozenset().union(*held)) == sum(map(len, held))
+
+
+class DividedWorld(World):
+    """The same with a GPU that is divided into MIG instances, again and again, whoever holds them."""
+
+    def wish(self) -> Wish:
+        return self.chance.choice(
+            [
+                *(Wish("mig"), Wish("mig", profile="2g.20gb"), Wish("whole-gpu")),
+                *(Wish(memory=f"{self.chance.randint(1, 9)}Gi"), Wish(memory=f"{self.chance.randint(1, 19)}Gi")),
+            ]
+        )
+
+    async def break_gpu(self) -> None:
+        """Divide the GPU anew, or change how its instances are given; an instance that comes back has its old UUID."""
+        if self.chance.random() < 0.5:
+            mig = self.chance.choice(["1g.10gb*7", "2g.20gb*2/1g.10gb*3", "2g.20gb/1g.10gb*2", "3g.40gb*2", []])
+            self.here.node.hardware({"model": "H100", "mig": mig}, T4)
+        else:
+            labels = {"gpu-device-plugin/mig": self.chance.choice(list(MigMode))}
+            self.here.api.patch("nodes", NODE, {"metadata": {"labels": labels}})
+
+    async def damage_file(self) -> None:
+        await super().damage_file() if self.chance.random() < 0.5 else await self.break_gpu()
+
+    async def lose_cdi(self) -> None:
+        await super().lose_cdi() if self.chance.random() < 0.5 else await self.break_gpu()
 
 
 @pytest.mark.chance
@@ -226,6 +263,19 @@ async def test_whatever_happens_nothing_is_given_twice(chance_seed: int) -> None
     async with claims([T4, T4]) as here:
         world = World(here, chance)
         await here.start()
+        here.label("dra")
+        for _ in range(STEPS):
+            await world.step()
+        assert world.given
+        assert world.faults >= 8
+
+
+@pytest.mark.chance
+async def test_whatever_becomes_of_mig_instances_none_is_given_twice(chance_seed: int) -> None:
+    chance = random.Random(chance_seed)  # noqa: S311
+    async with claims([{"model": "H100", "mig": "1g.10gb*7"}, T4]) as here:
+        world = DividedWorld(here, chance)
+        await here.start(mig="share")
         here.label("dra")
         for _ in range(STEPS):
             await world.step()

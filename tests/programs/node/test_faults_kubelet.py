@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 def offered(node: NodeWorld, resource: str) -> set[str]:
     """Return the IDs that the agent calls healthy, whether or not a kubelet listens."""
     assert node.agent is not None
-    kind = next(each.kind for each in node.agent.settings.offered if each.name == resource)
-    return {device.ID for device in node.agent.advertiser.lists[kind].value.devices if device.health == "Healthy"}
+    found = next(each for each in node.agent.settings.offered if each.name == resource)
+    return {device.ID for device in node.agent.advertiser.list_of(found).value.devices if device.health == "Healthy"}
 
 
 async def allocate(node: NodeWorld, resource: str, *device_ids: str) -> pb.ContainerAllocateResponse:

@@ -19,6 +19,7 @@ import aiohttp
 import pytest
 
 from gpu_device_plugin.aio.listeners import who_listens
+from gpu_device_plugin.core.model.shares import SHARES
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
 from gpu_device_plugin.kubelet.registration_loop import DirectoryGoneError
@@ -210,7 +211,10 @@ async def test_gpus_that_cannot_be_shared_are_left_out_with_a_reason(caplog: pyt
         with caplog.at_level("INFO"):
             await node.start_agent(exclude_gpus="3")
         assert node.healthy(COUNT) == 1
-        assert "GPU 1 is not shared: in MIG mode, whose instances are not shared yet" in caplog.messages
+        assert (
+            "GPU 1 is not shared: in MIG mode and without instances, which nvidia-smi mig or mig-parted creates"
+            in caplog.messages
+        )
         assert "GPU 2 is not shared: 700 MiB, less than one share of 1 GiB" in caplog.messages
 
 
@@ -304,7 +308,7 @@ async def test_probes_and_metrics_show_what_the_agent_does() -> None:
         lines = text.splitlines()
         assert 'gpushare_allocations_total{resource="aliyun.com/gpu-mem"} 1.0' in lines
         assert 'gpushare_kubelet_registrations_total{outcome="registered",resource="aliyun.com/gpu-mem"} 1.0' in lines
-        assert [offer.unhealthy for offer in agent.advertiser.offers[agent.settings.resources[0]]] == [False, False]
+        assert [offer.unhealthy for offer in agent.advertiser.offers[SHARES]] == [False, False]
         state = probes.metrics_state(agent)
         assert [(gpu.shares, gpu.allocated, gpu.fenced) for gpu in state.gpus] == [(14, 3, 0), (14, 14, 14)]
         assert [(stream.resource, stream.up) for stream in state.streams] == [(MEM, True), (COUNT, True)]
@@ -340,7 +344,7 @@ async def test_an_agent_that_shares_no_gpu_says_why_it_is_not_ready(
         await node.until(lambda: any(message.startswith("no GPU is shared: ") for message in caplog.messages))
         assert await page(port, "/readyz") == (
             503,
-            f"no GPU is shared: {reason}; --share-size, --exclude-gpus and the MIG mode of a GPU decide about that\n",
+            f"no GPU is shared: {reason}; --share-size, --exclude-gpus and --mig decide about that\n",
         )
         assert (await page(port, "/healthz"))[0] == 200
 

@@ -121,7 +121,7 @@ def test_a_trace_that_cannot_be_read_says_where(lines: list[str], said: str) -> 
 
 
 def test_a_node_of_a_trace_has_no_more_gpus_than_nodes_can_have() -> None:
-    with pytest.raises(TraceError, match="line 2, gpu: 99,999,999,999 are more than the 64"):
+    with pytest.raises(TraceError, match="line 2, gpu: 99,999,999,999 are more than the 128"):
         read_nodes(["sn,cpu_milli,memory_mib,gpu,model", "n0,1,1,99999999999,T4"])
 
 

@@ -1,0 +1,248 @@
+"""MIG instances cut into device IDs, by the way in which a node gives them to pods."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_device_plugin.core.model.gpus import Inventory
+from gpu_device_plugin.core.model.mig import MigMode
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.shares import OF_GPU, SHARES, WHOLE_GPUS, SharedGpu, Shares, TooManySharesError
+from tests.mig import gpus, instance, inventory
+
+ONE_G, THREE_G = (Kind.INSTANCE, "1g.10gb"), (Kind.INSTANCE, "3g.30gb")
+OFF, WHOLE, SHARE = MigMode
+WOULD_BE = "that --mig=whole or --mig=share, or the node label gpu-device-plugin/mig, would give to pods"
+
+
+def cut(*cards: int | tuple[int, ...], mode: MigMode, **more: object) -> Shares:
+    return Shares(1024).with_inventory(inventory(*cards), mig=mode, **more)  # type: ignore[arg-type]
+
+
+def told(shares: Shares) -> dict[str, str]:
+    return {gpu.uuid: why for gpu, why in shares.left_out}
+
+
+def ids(shared: SharedGpu) -> dict[tuple[Kind, str], int]:
+    return {listing: len(shared.ids(listing)) for listing in (SHARES, WHOLE_GPUS, ONE_G, THREE_G)}
+
+
+def test_instances_are_shared_by_memory() -> None:
+    shares = cut((10, 30), 4, mode=SHARE)
+    assert [shared.gpu.uuid for shared in shares.gpus] == ["MIG-0-0", "MIG-0-1", "GPU-1"]
+    assert [ids(shared) for shared in shares.gpus] == [
+        {SHARES: 10, WHOLE_GPUS: 0, ONE_G: 0, THREE_G: 0},
+        {SHARES: 30, WHOLE_GPUS: 0, ONE_G: 0, THREE_G: 0},
+        {SHARES: 4, WHOLE_GPUS: 1, ONE_G: 0, THREE_G: 0},
+    ]
+    assert shares.gpus[0].ids(SHARES)[:2] == ("MIG-0-0::0", "MIG-0-0::1")
+    assert (shares.profiles, shares.left_out, shares.mig) == ((), (), SHARE)
+
+
+def test_instances_are_given_whole_by_their_profile() -> None:
+    shares = cut((10, 30, 10), 4, mode=WHOLE)
+    assert [ids(shared)[ONE_G] for shared in shares.gpus] == [1, 0, 1, 0]
+    assert [ids(shared)[THREE_G] for shared in shares.gpus] == [0, 1, 0, 0]
+    assert shares.gpus[1].ids(THREE_G) == ("MIG-0-1",)
+    assert [len(shared.ids(SHARES)) for shared in shares.gpus] == [0, 0, 0, 4]
+    assert shares.profiles == ("1g.10gb", "3g.30gb")
+
+
+def test_an_instance_too_small_for_a_share_is_given_whole_only() -> None:
+    assert cut((10,), mode=WHOLE).gpus
+    large = Shares(20 * 1024)
+    assert large.with_inventory(inventory((10,)), mig=WHOLE).profiles == ("1g.10gb",)
+    left = large.with_inventory(inventory((10,)), mig=SHARE)
+    assert told(left) == {"MIG-0-0": "10 GiB, less than one share of 20 GiB"}
+
+
+@pytest.mark.parametrize(
+    ("card", "mode", "why"),
+    [
+        ((), SHARE, "in MIG mode and without instances, which nvidia-smi mig or mig-parted creates"),
+        ((10,), OFF, f"in MIG mode, with 1 instance {WOULD_BE}"),
+        ((10, 10), OFF, f"in MIG mode, with 2 instances {WOULD_BE}"),
+    ],
+)
+def test_of_instances_that_nobody_gets_their_gpu_is_told(card: tuple[int, ...], mode: MigMode, why: str) -> None:
+    shares = cut(card, mode=mode)
+    assert (told(shares), shares.gpus) == ({"GPU-0": why}, ())
+    assert shares.why_none == (
+        f"no GPU is shared: {why} (1 GPU); --share-size, --exclude-gpus and --mig decide about that"
+    )
+
+
+@pytest.mark.parametrize(
+    ("excluded", "left", "left_out"),
+    [
+        ((), ["MIG-0-0", "MIG-0-1", "MIG-1-0"], []),
+        (("GPU-0",), ["MIG-1-0"], ["GPU-0"]),
+        (("0",), ["MIG-1-0"], ["GPU-0"]),
+        (("0:1",), ["MIG-0-0", "MIG-1-0"], ["MIG-0-1"]),
+        (("MIG-0-0", "1"), ["MIG-0-1"], ["MIG-0-0", "GPU-1"]),
+    ],
+)
+@pytest.mark.parametrize("mode", [WHOLE, SHARE])
+def test_instances_are_excluded_by_their_own_names_and_by_those_of_their_gpu(
+    excluded: tuple[str, ...], left: list[str], left_out: list[str], mode: MigMode
+) -> None:
+    shares = cut((10, 10), (10,), mode=mode, excluded=excluded)
+    assert [shared.gpu.uuid for shared in shares.gpus] == left
+    assert told(shares) == dict.fromkeys(left_out, "excluded by the configuration")
+
+
+@pytest.mark.parametrize("mode", [WHOLE, SHARE])
+def test_a_compute_instance_that_shares_its_memory_is_not_given(mode: MigMode) -> None:
+    parent, first = gpus(0, (20,))
+    there = Inventory((parent, first, instance(0, 1, 20, alone=False)))
+    shares = Shares(1024).with_inventory(there, mig=mode)
+    assert told(shares) == {
+        "MIG-0-1": "the compute instance 1c.2g.20gb uses the memory of its GPU instance together with others"
+    }
+    assert [shared.gpu.uuid for shared in shares.gpus] == ["MIG-0-0"]
+
+
+def test_a_change_of_the_way_keeps_every_id_and_position() -> None:
+    shares = cut((10,), 4, mode=SHARE)
+    for mode, offered in ((WHOLE, {ONE_G}), (OFF, set()), (SHARE, {SHARES})):
+        shares = shares.with_inventory(inventory((10,), 4), mig=mode)
+        assert shares.gpus[0].offered == offered
+        assert shares.gpus[0].ids(SHARES)
+        assert [shared.position for shared in shares.gpus] == [0, 1]
+    assert shares.gpus[0].listed == {SHARES, ONE_G}
+    assert shares.gpus[1].offered == OF_GPU
+
+
+def test_instances_come_behind_the_known_gpus_when_they_are_switched_on() -> None:
+    shares = cut((10,), 4, mode=OFF)
+    assert [shared.gpu.uuid for shared in shares.gpus] == ["GPU-1"]
+    shares = shares.with_inventory(inventory((10,), 4), mig=SHARE)
+    assert [shared.gpu.uuid for shared in shares.gpus] == ["GPU-1", "MIG-0-0"]
+
+
+def test_a_destroyed_instance_keeps_its_ids_and_is_given_to_nobody() -> None:
+    shares = cut((10, 10), mode=SHARE).with_inventory(inventory((10,)), mig=SHARE)
+    gone = shares.gpus[1]
+    assert (gone.gone, gone.offered, len(gone.ids(SHARES))) == (True, frozenset(), 10)
+    assert not shares.gpus[0].gone
+
+
+def test_an_instance_that_is_made_again_is_given_again() -> None:
+    shares = cut((10, 10), mode=SHARE).with_inventory(inventory((10,)), mig=SHARE)
+    again = shares.with_inventory(inventory((10, 10)), mig=SHARE)
+    assert again.gpus == cut((10, 10), mode=SHARE).gpus
+
+
+def test_an_instance_made_again_by_another_profile_has_its_id_in_both_resources() -> None:
+    """The driver can give the same UUID to an instance of another profile in the same place of the GPU."""
+    shares = cut((10,), mode=WHOLE).with_inventory(inventory((30,)), mig=WHOLE)
+    (shared,) = shares.gpus
+    assert (shared.ids(ONE_G), shared.ids(THREE_G)) == (("MIG-0-0",), ("MIG-0-0",))
+    assert shared.offered == {THREE_G}
+    assert shares.profiles == ("1g.10gb", "3g.30gb")
+
+
+def test_a_whole_gpu_that_the_driver_does_not_list_stays() -> None:
+    shares = cut(4, 4, mode=OFF)
+    assert shares.with_inventory(Inventory((shares.gpus[0].gpu,))).gpus == shares.gpus
+
+
+def test_ids_of_destroyed_instances_count_and_a_restart_is_proposed() -> None:
+    shares = cut((10, 10), mode=SHARE)
+    parent, first, _ = gpus(0, (10, 10))
+    there = Inventory((parent, first, instance(0, 5)))
+    with pytest.raises(TooManySharesError) as failed:
+        shares.with_inventory(there, mig=SHARE, limit=25)
+    assert (
+        "10 of them are of MIG instances that are not offered any more, and which a restart of the agent forgets"
+        in (str(failed.value))
+    )
+
+
+def test_instances_given_whole_do_not_count_as_shares() -> None:
+    assert len(cut((10, 10), mode=WHOLE, limit=5).gpus) == 2
+
+
+# --- Positions of an earlier agent ------------------------------------------------------------------------------------
+
+
+def test_former_instances_keep_their_positions_after_a_restart() -> None:
+    order = (instance(0, 5), *gpus(0, (10,))[1:], *gpus(1, 4))
+    there = replace(inventory((10,), 4), order=order)
+    shares = Shares(1024).with_inventory(there, mig=SHARE)
+    assert [(shared.gpu.uuid, shared.gone, len(shared.ids(SHARES))) for shared in shares.gpus] == [
+        ("MIG-0-5", True, 0),
+        ("MIG-0-0", False, 10),
+        ("GPU-1", False, 4),
+    ]
+    again = shares.with_inventory(replace(inventory((10,), 4), order=order), mig=SHARE)
+    assert again.gpus == shares.gpus
+
+
+def test_instances_of_an_earlier_agent_that_are_switched_off_keep_their_positions() -> None:
+    order = (*gpus(0, (10,))[1:], *gpus(1, 4))
+    shares = Shares(1024).with_inventory(replace(inventory((10,), 4), order=order), mig=OFF)
+    assert [(shared.gpu.uuid, bool(shared.listed), shared.gone) for shared in shares.gpus] == [
+        ("MIG-0-0", False, False),
+        ("GPU-1", True, False),
+    ]
+
+
+def test_a_gpu_that_is_in_mig_mode_since_keeps_its_position_and_is_shared_again_afterwards() -> None:
+    order = (*gpus(0, ()), *gpus(1, 4))
+    shares = Shares(1024).with_inventory(replace(inventory((), 4), order=order), mig=SHARE)
+    assert [(shared.gpu.uuid, shared.gone, shared.offered) for shared in shares.gpus] == [
+        ("GPU-0", True, frozenset()),
+        ("GPU-1", False, OF_GPU),
+    ]
+    assert shares.any_listed
+    again = shares.with_inventory(replace(inventory(8, 4), order=order), mig=SHARE)
+    assert [(shared.gone, len(shared.ids(SHARES))) for shared in again.gpus] == [(False, 8), (False, 4)]
+
+
+def test_a_node_with_nothing_but_former_instances_shares_none() -> None:
+    shares = Shares(1024).with_inventory(replace(inventory(()), order=(instance(0, 5),)), mig=SHARE)
+    assert (len(shares.gpus), shares.any_listed) == (1, False)
+    assert "without instances" in shares.why_none
+
+
+def test_the_instances_of_a_gpu_have_a_number_in_common() -> None:
+    shares = cut(4, (10, 10), (10,), mode=SHARE)
+    assert [shares.card_of(shared) for shared in shares.gpus] == [0, 1, 1, 3]
+
+
+def test_instances_are_named_with_their_profile() -> None:
+    shares = cut((10,), 4, mode=SHARE)
+    assert [shared.name for shared in shares.gpus] == ["GPU 0 (MIG 1g.10gb)", "GPU 1"]
+    assert [shared.gpu.label for shared in shares.gpus] == ["0:0", "1"]
+    assert [shared.gpu.card for shared in shares.gpus] == ["GPU-0", "GPU-1"]
+
+
+CARDS = st.lists(st.integers(1, 8) | st.lists(st.sampled_from([5, 10, 20]), max_size=4).map(tuple), max_size=4)
+
+
+@given(st.lists(st.tuples(CARDS, st.sampled_from(MigMode)), min_size=1, max_size=5))
+def test_whatever_is_re_partitioned_no_id_vanishes_or_moves(
+    rounds: list[tuple[list[int | tuple[int, ...]], MigMode]],
+) -> None:
+    shares = Shares(1024)
+    for cards, mode in rounds:
+        before, shares = shares, shares.with_inventory(inventory(*cards), mig=mode)
+        now = {gpu.uuid for gpu in inventory(*cards).gpus}
+        for old, new in zip(before.gpus, shares.gpus, strict=False):
+            assert (new.position, new.gpu.uuid) == (old.position, old.gpu.uuid)
+            assert old.listed <= new.listed
+            assert all(set(old.ids(listing)) <= set(new.ids(listing)) for listing in old.listed)
+        for position, shared in enumerate(shares.gpus):
+            assert shared.position == position
+            assert shared.offered <= shared.listed
+            if shared.gpu.instance is not None:
+                assert shared.gone is (shared.gpu.uuid not in now)
+                assert WHOLE_GPUS not in shared.listed
+                assert len(shared.offered) == (0 if shared.gone or mode is OFF else 1)
+            for name in shared.shares:
+                assert shares.place_of(name) is not None

@@ -1,0 +1,448 @@
+"""MIG instances on a node: which IDs are offered, preferred, admitted, and what containers receive."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_device_plugin.core.contract.promises import Promise
+from gpu_device_plugin.core.model.limits import GpuRung, Rung
+from gpu_device_plugin.core.model.mig import MigMode
+from gpu_device_plugin.core.model.placing import Demand, Placement
+from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.resources import Kind, Names, Resource
+from gpu_device_plugin.core.model.shares import SHARES, WHOLE_GPUS, Listing, parse_id
+from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_unlimited
+from gpu_device_plugin.core.node.equipping import mig_mode, out_of_service
+from gpu_device_plugin.core.node.extra_grant import NOBODY
+from gpu_device_plugin.core.node.grants import Delivery, grant
+from gpu_device_plugin.core.node.health import Belief, Cause, Problem, with_cards
+from gpu_device_plugin.core.node.holdings import Allocated, Holding, holdings
+from gpu_device_plugin.core.node.limit_grants import Means
+from gpu_device_plugin.core.node.mps import asked
+from gpu_device_plugin.core.node.node import Node
+from gpu_device_plugin.core.node.offers import offers
+from gpu_device_plugin.core.node.preferring import Question
+from gpu_device_plugin.core.node.rungs import Abilities, Wanted, rungs
+from gpu_device_plugin.core.node.stranded import stranded
+from gpu_device_plugin.core.node.verifying import by_kind
+from tests.mig import instance, inventory, mig_node
+
+if TYPE_CHECKING:
+    import random
+
+MEMORY, COUNT, INSTANCE = Kind
+OFF, WHOLE, SHARE = MigMode
+ONE_G: Listing = (INSTANCE, "1g.10gb")
+THREE_G: Listing = (INSTANCE, "3g.30gb")
+
+
+def listed(node: Node, listing: Listing) -> dict[str, bool]:
+    return dict(device for offer in offers(node, listing) for device in offer.devices(listing))
+
+
+def healthy(node: Node, listing: Listing) -> set[str]:
+    return {name for name, well in listed(node, listing).items() if well}
+
+
+def changed(node: Node, mode: MigMode, *cards: int | tuple[int, ...]) -> Node:
+    return replace(node, shares=node.shares.with_inventory(inventory(*cards), mig=mode))
+
+
+# --- Offers -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_profile_lists_its_instances() -> None:
+    node = mig_node((10, 30, 10), 4, mode=WHOLE)
+    assert listed(node, ONE_G) == {"MIG-0-0": True, "MIG-0-2": True}
+    assert listed(node, THREE_G) == {"MIG-0-1": True}
+    assert len(listed(node, SHARES)) == 4
+    assert listed(node, WHOLE_GPUS) == {"GPU-1": True}
+
+
+def test_shares_of_instances_stand_beside_those_of_gpus() -> None:
+    node = mig_node((10, 30), 4)
+    assert Counter(parse_id(name)[0] for name in healthy(node, SHARES)) == {"MIG-0-0": 10, "MIG-0-1": 30, "GPU-1": 4}
+    assert listed(node, WHOLE_GPUS) == {"GPU-1": True}
+
+
+def test_ids_of_the_way_that_was_left_stay_listed_and_only_those_in_use_stay_healthy() -> None:
+    node = mig_node((10, 10), used={"MIG-0-0": [3]})
+    after = changed(node, WHOLE, (10, 10))
+    assert len(listed(after, SHARES)) == 20
+    assert healthy(after, SHARES) == {"MIG-0-0::3"}
+    assert healthy(after, ONE_G) == {"MIG-0-1"}, "an instance with shares in use is not given whole"
+
+
+def test_an_instance_in_use_as_a_whole_is_not_given_in_shares() -> None:
+    after = changed(mig_node((10, 10), mode=WHOLE, whole=["MIG-0-0"]), SHARE, (10, 10))
+    assert healthy(after, ONE_G) == {"MIG-0-0"}
+    assert {parse_id(name)[0] for name in healthy(after, SHARES)} == {"MIG-0-1"}
+
+
+def test_ids_of_a_destroyed_instance_stay_listed() -> None:
+    after = changed(mig_node((10, 10), mode=WHOLE), WHOLE, (10,))
+    assert listed(after, ONE_G) == {"MIG-0-0": True, "MIG-0-1": False}
+
+
+def test_few_free_shares_are_offered_from_the_emptiest_instances() -> None:
+    node = mig_node((10, 20))
+    found = [name for offer in offers(node, SHARES, 4) for name, well in offer.devices(SHARES) if well]
+    assert Counter(parse_id(name)[0] for name in found) == {"MIG-0-1": 4}
+
+
+# --- The preferred IDs ------------------------------------------------------------------------------------------------
+
+
+def preferred(
+    node: Node, kind: Kind, amount: int, policy: str = "binpack", available: set[str] | None = None
+) -> list[str]:
+    ids = available
+    if ids is None:
+        ids = healthy(node, SHARES) if kind is MEMORY else healthy(node, ONE_G)
+    ids = ids - node.ledger.holds.keys()
+    return list(Question(node, kind, sorted(ids), (), amount).answer(node, POLICIES[policy]))
+
+
+@pytest.mark.parametrize(
+    ("policy", "used", "expected"),
+    [
+        ("binpack", {"MIG-1-1": [0]}, "MIG-1-1"),
+        ("binpack", {"MIG-1-1": range(10)}, "MIG-1-0"),
+        ("spread", {"MIG-0-1": range(10)}, "MIG-1-0"),
+        ("spread", {"MIG-0-0": [0], "MIG-1-0": [0, 1]}, "MIG-0-1"),
+        ("binpack", {}, "MIG-0-0"),
+    ],
+)
+def test_equal_instances_are_chosen_by_what_their_gpu_has_left(
+    policy: str, used: dict[str, range], expected: str
+) -> None:
+    """Binpack fills the instances of one GPU before those of the next, spread takes the GPU with the most left."""
+    node = mig_node((10, 10), (10, 10), used=used)
+    assert {parse_id(name)[0] for name in preferred(node, MEMORY, 4, policy)} == {expected}
+
+
+def test_an_instance_smaller_than_a_gpu_is_filled_first() -> None:
+    assert {parse_id(name)[0] for name in preferred(mig_node(16, (10,)), MEMORY, 4)} == {"MIG-1-0"}
+    assert {parse_id(name)[0] for name in preferred(mig_node(16, (10,)), MEMORY, 12)} == {"GPU-0"}
+
+
+def test_whole_instances_are_taken_from_the_gpu_with_the_fewest_left_and_several_from_one() -> None:
+    node = mig_node((10, 10, 10), (10, 10), mode=WHOLE, whole=["MIG-1-1"])
+    assert preferred(node, INSTANCE, 1) == ["MIG-1-0"]
+    assert preferred(node, INSTANCE, 2) == ["MIG-0-0", "MIG-0-1"]
+    assert len(preferred(node, INSTANCE, 4)) == 4
+    assert preferred(node, INSTANCE, 5) == []
+
+
+def test_instances_of_one_gpu_are_closer_than_those_of_two_and_gpus_by_their_links() -> None:
+    node = mig_node((10, 10), (10,), 4, 4, mode=WHOLE)
+    assert [node.closeness(*pair) for pair in ((0, 1), (1, 2), (0, 3), (3, 4))] == [1, 0, 0, 0]
+
+
+# --- Admission --------------------------------------------------------------------------------------------------------
+
+
+def test_shares_of_one_instance_are_admitted() -> None:
+    node = mig_node((10, 10))
+    assert admit(node, MEMORY, ["MIG-0-1::0", "MIG-0-1::5"]) == Placement(Demand(MEMORY, 2), ((1, 2),))
+
+
+def test_whole_instances_are_admitted() -> None:
+    node = mig_node((10, 10), (10,), mode=WHOLE)
+    assert admit(node, INSTANCE, ["MIG-0-1", "MIG-1-0"]) == Placement(Demand(INSTANCE, 2), ((1, 10), (2, 10)))
+
+
+@pytest.mark.parametrize("ids", [["MIG-0-0::0", "MIG-0-1::0"], ["MIG-0-0::0", "GPU-1::0"]])
+def test_shares_of_two_instances_are_refused_whoever_promised_them(ids: list[str]) -> None:
+    node = mig_node((10, 10), 10)
+    places = [node.shares.place_of(name) for name in ids]
+    promise = Promise(tuple((place[0], 1) for place in places if place is not None))
+    for promised in (None, promise):
+        refused = admit(node, MEMORY, ids, promised)
+        assert isinstance(refused, Refused)
+        assert refused.why is Why.SCATTERED or refused.why is Why.NO_ROOM
+
+
+def test_an_instance_is_refused_in_the_way_that_was_left() -> None:
+    node = changed(mig_node((10, 10)), WHOLE, (10, 10))
+    refused = admit(node, MEMORY, ["MIG-0-0::0"])
+    assert refused == Refused(
+        Why.NOT_OFFERED,
+        "GPU 0 (MIG 1g.10gb) is not given to pods by this resource any more, as the way of giving MIG instances was "
+        "changed on this node; delete the pod so that it is scheduled again",
+    )
+    assert isinstance(admit(node, INSTANCE, ["MIG-0-0"]), Placement)
+
+
+@pytest.mark.parametrize(
+    ("node", "kind", "device", "why", "sentence"),
+    [
+        (
+            changed(mig_node((10,), used={"MIG-0-0": [1]}), WHOLE, (10,)),
+            INSTANCE,
+            "MIG-0-0",
+            Why.SHARES_IN_USE,
+            "GPU 0 (MIG 1g.10gb) cannot be taken whole: 1 GiB of its memory are in use",
+        ),
+        (
+            changed(mig_node((10,), mode=WHOLE, whole=["MIG-0-0"]), SHARE, (10,)),
+            MEMORY,
+            "MIG-0-0::0",
+            Why.IN_WHOLE_USE,
+            "GPU 0 (MIG 1g.10gb) is in whole use by another container",
+        ),
+        (
+            mig_node((10,), mode=WHOLE, unhealthy={"MIG-0-0": "it burns"}),
+            INSTANCE,
+            "MIG-0-0",
+            Why.UNHEALTHY,
+            "GPU 0 (MIG 1g.10gb) is out of service: it burns",
+        ),
+    ],
+)
+def test_what_bars_an_instance_is_told(node: Node, kind: Kind, device: str, why: Why, sentence: str) -> None:
+    assert admit(node, kind, [device]) == Refused(why, sentence)
+
+
+def test_a_node_of_instances_only_says_that_memory_of_several_gpus_is_not_to_be_had() -> None:
+    refused = admit(mig_node((10, 10)), MEMORY, ["MIG-0-0::0", "MIG-0-1::0"], Promise(((0, 1), (1, 1))))
+    assert refused == Refused(
+        Why.NO_ROOM,
+        "GPU memory: 2 GiB asked from 2 GPUs, this node has MIG instances only, and no container can use several of "
+        "them",
+    )
+
+
+# --- Grants -----------------------------------------------------------------------------------------------------------
+
+NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
+
+
+def test_a_container_with_a_whole_instance_sees_it_alone() -> None:
+    node = mig_node((10, 10), mode=WHOLE)
+    made = grant(
+        Placement(Demand(INSTANCE, 1), ((1, 10),)),
+        node.shares,
+        Delivery(frozenset({"envvar", "device-specs", "cdi"})),
+        present=(),
+    )
+    assert made.envs == {"NVIDIA_VISIBLE_DEVICES": "MIG-0-1", "GPUSHARE_MEMORY_LIMIT_BY": "partition"}
+    assert made.device_nodes == (
+        *NODES,
+        "/dev/nvidia0",
+        "/dev/nvidia-caps/nvidia-cap1",
+        "/dev/nvidia-caps/nvidia-cap100",
+    )
+    assert made.cdi_devices == ("nvidia.com/gpu=MIG-0-1",)
+
+
+def test_two_instances_of_one_gpu_need_each_device_node_once() -> None:
+    node = mig_node((10, 10), mode=WHOLE)
+    two = Placement(Demand(INSTANCE, 2), ((0, 10), (1, 10)))
+    made = grant(two, node.shares, Delivery(frozenset({"device-specs"})), present=())
+    assert made.device_nodes == (
+        *NODES,
+        "/dev/nvidia0",
+        *(f"/dev/nvidia-caps/nvidia-cap{number}" for number in (0, 100, 1)),
+    )
+    assert made.envs["NVIDIA_VISIBLE_DEVICES"] == "MIG-0-0,MIG-0-1"
+
+
+@pytest.mark.parametrize(("amount", "rung"), [(4, "advisory"), (10, "partition")])
+def test_all_shares_of_an_instance_are_held_by_the_hardware(amount: int, rung: str) -> None:
+    node = mig_node((10, 10))
+    made = grant(Placement(Demand(MEMORY, amount), ((1, amount),)), node.shares, Delivery())
+    assert made.envs == {
+        "NVIDIA_VISIBLE_DEVICES": "MIG-0-1",
+        "GPUSHARE_MEMORY_LIMIT_BY": rung,
+        "GPUSHARE_MEMORY_LIMIT_MIB": str(amount * 1024),
+        "ALIYUN_COM_GPU_MEM_IDX": "1",
+        "ALIYUN_COM_GPU_MEM_POD": str(amount),
+        "ALIYUN_COM_GPU_MEM_CONTAINER": str(amount),
+        "ALIYUN_COM_GPU_MEM_DEV": "10",
+    }
+
+
+def test_limits_that_are_not_there_refuse_a_part_of_an_instance_and_not_all_of_it() -> None:
+    node = mig_node((10,))
+    means = Means({"MIG-0-0": GpuRung(Rung.ADVISORY, "no means", "limits are required here")}, refuse=True)
+    part = refuse_unlimited(node, MEMORY, ["MIG-0-0::0"], means, NOBODY)
+    assert part == Refused(Why.NO_LIMIT, "GPU 0: limits are required here")
+    everything = [f"MIG-0-0::{number}" for number in range(10)]
+    assert refuse_unlimited(node, MEMORY, everything, means, NOBODY) is None
+
+
+# --- Limits -----------------------------------------------------------------------------------------------------------
+
+AUTO = Wanted((), "the setting limits=auto")
+
+
+def test_neither_the_driver_nor_mps_limits_within_an_instance() -> None:
+    one = replace(instance(0, 0), memory_limits=True)
+    chosen = rungs({0: one}, Abilities(cgroup=2), AUTO, refuse=True).gpus[0]
+    assert chosen == GpuRung(
+        Rung.ADVISORY,
+        "the driver's limits are not for MIG instances; a container that asks for all of one has it to itself",
+    )
+    wants = Wanted((Rung.MPS,), "the setting limits=mps")
+    assert rungs({0: one}, Abilities(mps={}), wants, refuse=False).gpus[0].why == (
+        "the setting limits=mps asks for mps: MPS is not run on MIG instances"
+    )
+    custom = Wanted((Rung.CUSTOM,), "the setting limits=custom")
+    assert rungs({0: one}, Abilities(extra_grant=True), custom, refuse=True).gpus[0].rung is Rung.CUSTOM
+
+
+def test_an_instance_that_is_given_whole_is_a_partition_whatever_is_wanted() -> None:
+    wants = Wanted((Rung.DRIVER,), "the setting limits=driver")
+    made = rungs({0: instance(0, 0), 1: instance(0, 1)}, Abilities(), wants, refuse=True, partitions={0})
+    assert made.gpus[0] == GpuRung(
+        Rung.PARTITION, "MIG instances are given whole here, and the hardware keeps their memory apart"
+    )
+    assert made.gpus[1].refusal
+
+
+def test_no_instance_asks_for_a_daemon_of_mps() -> None:
+    node = mig_node((10,), 4)
+    advisory = {uuid: GpuRung(Rung.ADVISORY, "") for uuid in ("MIG-0-0", "GPU-1")}
+    assert asked(node.shares, advisory, Wanted((Rung.MPS,), "")) == {"GPU-1"}
+
+
+def test_the_limit_of_a_partition_holds_by_hardware() -> None:
+    state = by_kind(Holding("uid", "main", {"MIG-0-0": 10240}, {}, whole=True, rung=Rung.PARTITION))
+    assert state is not None
+    assert (state.rung, state.held, state.why) == (Rung.PARTITION, "held", "")
+
+
+def test_a_container_with_a_whole_instance_holds_all_of_its_memory() -> None:
+    node = mig_node((10,), mode=WHOLE)
+    entry = Allocated("uid", "main", INSTANCE, frozenset({"MIG-0-0"}), Rung.PARTITION)
+    (holding,) = holdings([entry], (), node.shares)
+    assert (holding.granted, holding.whole) == ({"MIG-0-0": 10240}, True)
+
+
+# --- Health -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_gpu_takes_its_instances_out_of_service() -> None:
+    shares = mig_node((10, 10), 4).shares
+    assert out_of_service({"GPU-0": ["XID 79"], "MIG-0-1": ["XID 31"], "GPU-1": []}, shares) == {
+        "GPU-0": "XID 79",
+        "MIG-0-0": "its GPU is out of service: XID 79",
+        "MIG-0-1": "XID 31; its GPU is out of service: XID 79",
+    }
+
+
+def test_an_instance_that_exists_no_more_is_out_of_service() -> None:
+    shares = mig_node((10, 10)).shares.with_inventory(inventory((10,)), mig=SHARE)
+    assert out_of_service({"GPU-0": ["XID 79"]}, shares)["MIG-0-1"] == "the MIG instance exists no more"
+    in_mig = replace(shares, gpus=(replace(shares.gpus[0], gpu=inventory(()).gpus[0]), *shares.gpus[1:]))
+    assert "MIG-0-0" not in out_of_service({}, in_mig), "that a GPU is in MIG mode is nothing wrong with its instances"
+    former = mig_node(4).shares.with_inventory(replace(inventory((), 4), order=inventory(()).gpus), mig=SHARE)
+    assert out_of_service({}, former) == {"GPU-0": "it is in MIG mode now"}
+
+
+def test_beliefs_about_instances_have_the_problems_of_their_gpu() -> None:
+    lost, xid = Problem(Cause.LOST, "lost"), Problem(Cause.FATAL_XID, "XID 31")
+    beliefs = {"GPU-0": Belief((lost,)), "MIG-0-0": Belief(), "MIG-0-1": Belief((xid,))}
+    gpus = (*inventory((10, 10, 10), 4).gpus, replace(instance(5, 0), uuid="MIG-stray"))
+    found = with_cards(beliefs, gpus)
+    assert found == {
+        "GPU-0": Belief((lost,)),
+        "MIG-0-0": Belief((lost,)),
+        "MIG-0-1": Belief((lost, xid)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("setting", "label", "mode"),
+    [
+        ("off", "", OFF),
+        ("whole", "", WHOLE),
+        ("whole", "share", SHARE),
+        ("share", "off", OFF),
+        ("share", "both", SHARE),
+    ],
+)
+def test_the_label_decides_before_the_setting_if_it_is_a_way(setting: str, label: str, mode: MigMode) -> None:
+    assert mig_mode(setting, label) is mode
+
+
+# --- Pods whose instance was destroyed --------------------------------------------------------------------------------
+
+
+def test_containers_with_instances_that_exist_no_more_are_found() -> None:
+    shares = mig_node((10, 10)).shares.with_inventory(inventory((10,)), mig=SHARE)
+    pod = Pod("uid-b", "default", "b")
+    held = [
+        Holding("uid-a", "main", {"MIG-0-0": 1024}),
+        Holding("uid-b", "main", {"MIG-0-1": 1024, "MIG-0-0": 1024}, pod=pod),
+    ]
+    (found,) = stranded(held, shares)
+    assert (found.pod, found.uuid) == (pod, "MIG-0-1")
+    assert found.sentence == (
+        "container main was given GPU 1 (MIG 1g.10gb) (MIG-0-1), a MIG instance that exists no more: delete the pod, "
+        "so that it gets another"
+    )
+    assert stranded(held, mig_node((10, 10)).shares) == ()
+
+
+# --- Names of resources -----------------------------------------------------------------------------------------------
+
+
+def test_resources_of_mig_profiles_are_ours_by_their_domain() -> None:
+    names = Names(frozenset({"aliyun.com/gpu-mem"}), "nvidia.com")
+    assert "aliyun.com/gpu-mem" in names
+    assert "nvidia.com/mig-1g.10gb" in names
+    assert "nvidia.com/mig-1g.10gb.me" in names
+    assert "nvidia.com/mig-large" not in names
+    assert "nvidia.com/gpu" not in names
+    assert "aliyun.com/mig-1g.10gb" not in names
+    assert 7 not in names
+    assert "nvidia.com/mig-1g.10gb" not in Names(frozenset())
+    assert Resource(INSTANCE, "nvidia.com/mig-1g.10gb", "1g.10gb").listing == ONE_G
+
+
+# --- Nothing is given twice -------------------------------------------------------------------------------------------
+
+CARDS = st.lists(st.integers(2, 6) | st.lists(st.sampled_from([5, 10]), max_size=3).map(tuple), min_size=1, max_size=3)
+
+
+@given(st.lists(st.tuples(CARDS, st.sampled_from(MigMode)), min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_whatever_is_re_partitioned_nothing_is_given_twice(
+    rounds: list[tuple[list[int | tuple[int, ...]], MigMode]], chance: random.Random
+) -> None:
+    """The kubelet's part is played by chance: it gives healthy, free IDs, and pods end in between."""
+    node = Node(mig_node().shares)
+    for cards, mode in rounds:
+        node = changed(node, mode, *cards)
+        node = replace(node, unhealthy=out_of_service({}, node.shares))
+        for _ in range(4):
+            listings = [SHARES, WHOLE_GPUS, *((INSTANCE, profile) for profile in node.shares.profiles)]
+            listing = chance.choice(listings)
+            free = sorted(healthy(node, listing) - node.ledger.holds.keys())
+            if not free:
+                continue
+            amount = chance.randint(1, min(3, len(free)))
+            question = Question(node, listing[0], free, (), amount)
+            ids = question.answer(node, POLICIES[chance.choice(["binpack", "spread"])])
+            verdict = admit(node, listing[0], ids) if len(ids) == amount else None
+            if not isinstance(verdict, Placement):
+                continue
+            taken = [node.shares.gpus[position] for position in verdict.positions]
+            assert all(not shared.gone for shared in taken)
+            if listing[0] is MEMORY:
+                assert len(taken) == 1
+            assert not set(ids) & node.ledger.holds.keys()
+            node = node.with_ledger(node.ledger.granted(ids, 0.0))
+        for shared in node.shares.gpus:
+            use = node.use(shared)
+            assert not (use.whole and use.shares)
+        ended = [name for name in node.ledger.holds if chance.random() < 0.3]
+        node = node.with_ledger(node.ledger.without(ended))

@@ -1,0 +1,219 @@
+"""A node that gives MIG instances to ResourceClaims, whole or in parts, while its GPUs are divided anew."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.testing.dra_scheduler import Wish
+from tests.programs.node.cluster_harness import NODE
+from tests.programs.node.dra_harness import claims
+
+if TYPE_CHECKING:
+    from tests.programs.node.dra_harness import Claims
+
+SEVEN = "fake:1xH100:mig=1g.10gb*7"
+MIXED: list[dict[str, Any]] = [{"model": "H100", "mig": "2g.20gb/1g.10gb*2"}, {"model": "T4"}]
+"""GPU 0 with three instances of 19 and twice 9 shares of 1 GiB, and GPU 1 of 14 shares."""
+INSTANCE = Wish("mig")
+
+
+def types(here: Claims) -> dict[str, int]:
+    """Return the number of devices of each type."""
+    found = [device["attributes"]["type"]["string"] for device in here.devices().values()]
+    return {each: found.count(each) for each in sorted(set(found))}
+
+
+def profiles(here: Claims) -> list[str]:
+    """Return the profiles of the instances that can be had whole."""
+    found = [device["attributes"] for device in here.devices().values()]
+    return sorted(each["profile"]["string"] for each in found if each["type"]["string"] == "mig")
+
+
+async def divide(here: Claims, *mig: str) -> None:
+    """Divide the GPUs anew, and wait until the slices say so."""
+    here.node.hardware(*({"model": "H100", "mig": each} for each in mig))
+    wanted = sorted(
+        profile.partition("*")[0]
+        for each in mig
+        for profile in each.split("/")
+        for _ in range(int(profile.partition("*")[2] or 1))
+    )
+    await here.node.until(lambda: profiles(here) == wanted)
+    await here.serves()
+
+
+async def test_a_claim_gets_a_whole_instance_which_the_hardware_keeps_apart() -> None:
+    async with claims(SEVEN) as here:
+        await here.start(mig="whole")
+        assert types(here) == {"mig": 7, "monitor": 7}
+        assert not any("sharedCounters" in spec for spec in here.slices())
+        started = await here.run_claim("c1", INSTANCE)
+        uuid = started.environ["NVIDIA_VISIBLE_DEVICES"]
+        assert started.environ == {"NVIDIA_VISIBLE_DEVICES": uuid, "GPUSHARE_MEMORY_LIMIT_BY": "partition"}
+        assert uuid.startswith("MIG-")
+        await here.node.until(lambda: bool(here.status("c1")))
+        (device,) = here.status("c1")
+        assert device["device"] == f"{uuid.lower()}-whole"
+        assert (device["data"]["uuid"], device["data"]["limitBy"]) == (uuid, "partition")
+        assert here.node.agent is not None
+        agent = here.node.agent
+        await here.node.until(lambda: [each.container for each in agent.use_watch.holdings()] == ["main"])
+        (holding,) = agent.use_watch.holdings()
+        assert (list(holding.granted), holding.whole) == ([uuid], True)
+        await here.end_claim("c1")
+        assert not agent.state.node.ledger.holds
+
+
+async def test_seven_claims_get_seven_instances_and_the_eighth_waits() -> None:
+    async with claims(SEVEN) as here:
+        await here.start(mig="whole")
+        given = {(await here.run_claim(f"c{n}", INSTANCE)).environ["NVIDIA_VISIBLE_DEVICES"] for n in range(7)}
+        assert len(given) == 7
+        here.wish("c7", INSTANCE)
+        assert here.allocate("c7") == "cannot allocate all claims"
+
+
+async def test_a_claim_may_ask_for_a_profile_and_for_several_instances() -> None:
+    async with claims(MIXED) as here:
+        await here.start(mig="whole")
+        large = await here.run_claim("large", Wish("mig", profile="2g.20gb"))
+        assert here.devices()[large.environ["NVIDIA_VISIBLE_DEVICES"].lower() + "-whole"]["capacity"]["memory"]
+        two = await here.run_claim("two", Wish("mig", count=2, profile="1g.10gb"))
+        assert len(two.environ["NVIDIA_VISIBLE_DEVICES"].split(",")) == 2
+        assert two.environ["GPUSHARE_MEMORY_LIMIT_BY"] == "partition"
+
+
+async def test_whole_gpus_and_instances_are_two_types_of_devices() -> None:
+    async with claims(MIXED) as here:
+        await here.start(mig="share")
+        assert types(here) == {"mig": 3, "monitor": 4, "shared-gpu": 4, "whole-gpu": 1}
+        whole = await here.run_claim("gpu", Wish("whole-gpu"))
+        assert whole.environ["NVIDIA_VISIBLE_DEVICES"].startswith("GPU-")
+        here.wish("another", Wish("whole-gpu"))
+        assert here.allocate("another") == "cannot allocate all claims"
+
+
+async def test_parts_of_an_instance_fill_it_and_it_is_not_given_whole_beside_them() -> None:
+    async with claims("fake:1xH100:mig=1g.10gb*2") as here:
+        await here.start(mig="share")
+        first, second = [(await here.run_claim(f"c{n}", Wish(memory="4Gi"))).environ for n in range(2)]
+        assert first["NVIDIA_VISIBLE_DEVICES"] == second["NVIDIA_VISIBLE_DEVICES"]
+        assert (first["GPUSHARE_MEMORY_LIMIT_BY"], first["ALIYUN_COM_GPU_MEM_DEV"]) == ("advisory", "9")
+        whole = await here.run_claim("whole", INSTANCE)
+        assert whole.environ["NVIDIA_VISIBLE_DEVICES"] != first["NVIDIA_VISIBLE_DEVICES"]
+        for name, wish in (("all", INSTANCE), ("more", Wish(memory="5Gi"))):
+            here.wish(name, wish)
+            assert here.allocate(name) == "cannot allocate all claims"
+        await here.end_claim("whole")
+        everything = await here.run_claim("everything", Wish(memory="9Gi"))
+        assert everything.environ["GPUSHARE_MEMORY_LIMIT_BY"] == "partition"
+
+
+async def test_parts_of_two_instances_are_refused_with_what_to_ask_for_instead() -> None:
+    async with claims("fake:1xH100:mig=1g.10gb*2") as here:
+        await here.start(mig="share")
+        refused = await here.run_claim("c1", Wish(memory="2Gi", count=2))
+        assert "no program can use a MIG instance together with another one or with a GPU" in refused.error
+        assert here.node.agent is not None
+        assert not here.node.agent.state.node.ledger.holds
+
+
+async def test_a_program_that_looks_sees_every_instance() -> None:
+    async with claims(MIXED) as here:
+        await here.start(mig="share")
+        watcher = await here.run_claim("admin", Wish("monitor", count=4, admin=True))
+        assert sorted(each[:4] for each in watcher.environ["NVIDIA_VISIBLE_DEVICES"].split(",")) == [
+            *("GPU-", "MIG-", "MIG-", "MIG-")
+        ]
+        assert watcher.environ["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
+        assert "GPUSHARE_MEMORY_LIMIT_BY" not in watcher.environ
+
+
+async def test_a_gpu_that_is_divided_anew_brings_new_devices_and_takes_the_others_back() -> None:
+    async with claims([{"model": "H100", "mig": "1g.10gb*2"}, {"model": "H100", "mig": "1g.10gb"}]) as here:
+        await here.start(mig="whole")
+        # The second GPU has the fewest free instances, and is filled first.
+        stays, goes = [(await here.run_claim(f"c{n}", INSTANCE)).environ["NVIDIA_VISIBLE_DEVICES"] for n in range(2)]
+        await divide(here, "3g.40gb", "1g.10gb")
+        await here.node.until(
+            lambda: (
+                here.kubelet.health.get((NODE, f"{goes.lower()}-whole"), (True, ""))
+                == (False, "the MIG instance exists no more")
+            )
+        )
+        assert here.kubelet.health[NODE, f"{stays.lower()}-whole"] == (True, "")
+        new = (await here.run_claim("new", Wish("mig", profile="3g.40gb"))).environ["NVIDIA_VISIBLE_DEVICES"]
+        assert new not in {stays, goes}
+        await here.end_claim("c1")
+        assert here.node.agent is not None
+        assert here.node.agent.state.node.ledger.holds.keys() == {stays, new}
+
+
+async def test_an_instance_that_went_before_its_claim_was_prepared_is_told_to_the_pod() -> None:
+    async with claims([{"model": "H100", "mig": "1g.10gb*2"}]) as here:
+        await here.start(mig="whole")
+        here.wish("c1", INSTANCE)
+        assert here.allocate("c1") == ""
+        await divide(here, "2g.20gb")
+        assert "is not on this node (any more); delete the pod" in (await here.kubelet.start_pod("c1")).error
+
+
+async def test_an_agent_that_was_killed_finds_the_claims_of_instances_again_and_gives_them_to_nobody_else() -> None:
+    async with claims([{"model": "H100", "mig": "1g.10gb*2"}]) as here:
+        await here.start(mig="whole")
+        before = await here.run_claim("c1", INSTANCE)
+        await here.node.stop_agent()
+        await here.start()
+        assert await here.kubelet.start_pod("c1") == before
+        other = await here.run_claim("c2", INSTANCE)
+        assert other.environ["NVIDIA_VISIBLE_DEVICES"] != before.environ["NVIDIA_VISIBLE_DEVICES"]
+
+
+async def test_parts_that_are_in_use_keep_an_instance_from_being_given_whole_after_the_mode_changed() -> None:
+    async with claims([{"model": "H100", "mig": "1g.10gb*2"}]) as here:
+        await here.start(mig="share")
+        uuid = (await here.run_claim("c1", Wish(memory="2Gi"))).environ["NVIDIA_VISIBLE_DEVICES"]
+        here.api.patch("nodes", NODE, {"metadata": {"labels": {"gpu-device-plugin/mig": "whole"}}})
+        await here.node.until(lambda: types(here) == {"mig": 2, "monitor": 2})
+        (taint,) = here.devices()[f"{uuid.lower()}-whole"]["taints"]
+        assert taint["value"] == "held-otherwise"
+        await here.serves()
+        assert (await here.run_claim("c2", INSTANCE)).environ["NVIDIA_VISIBLE_DEVICES"] != uuid
+        await here.end_claim("c1")
+        await here.node.until(lambda: "taints" not in here.devices()[f"{uuid.lower()}-whole"])
+        await here.serves()
+        assert (await here.run_claim("c3", INSTANCE)).environ["NVIDIA_VISIBLE_DEVICES"] == uuid
+        here.api.patch("nodes", NODE, {"metadata": {"labels": {"gpu-device-plugin/mig": "off"}}})
+        await here.node.until(lambda: not here.devices())
+
+
+async def test_what_is_wrong_with_a_gpu_taints_its_instances() -> None:
+    async with claims([{"model": "H100", "mig": "1g.10gb*2"}, {"model": "T4"}]) as here:
+        await here.start(mig="share")
+        here.node.hardware({"model": "H100", "mig": "1g.10gb*2", "lost": True}, {"model": "T4"})
+        await here.node.until(
+            lambda: [name[:4] for name, device in here.devices().items() if device.get("taints")] == ["mig-"] * 4
+        )
+
+
+async def test_an_older_api_server_gets_instances_where_they_are_given_whole() -> None:
+    async with claims(MIXED) as here:
+        here.api.older = True
+        await here.start(mig="whole")
+        assert types(here) == {"mig": 3, "monitor": 4, "whole-gpu": 1}
+        assert (await here.run_claim("c1", INSTANCE)).environ["GPUSHARE_MEMORY_LIMIT_BY"] == "partition"
+
+
+async def test_an_older_api_server_gets_no_instance_that_is_shared() -> None:
+    async with claims(MIXED) as here:
+        here.api.older = True
+        await here.start(mig="share")
+        assert types(here) == {"monitor": 4, "whole-gpu": 1}
+
+
+async def test_eight_gpus_full_of_instances_are_published() -> None:
+    async with claims("fake:8xH100:mig=1g.10gb*7") as here:
+        await here.start(mig="share")
+        assert types(here) == {"mig": 56, "monitor": 56, "shared-gpu": 56}
+        assert [len(spec.get("devices") or spec["sharedCounters"]) for spec in here.slices()] == [8, 64, 64, 40]
+        assert (await here.run_claim("c1", Wish(memory="2Gi"))).error == ""
