@@ -63,8 +63,8 @@ class Packing:
 
     taken: tuple[tuple[int, ...], ...] | None
     """For each demand for memory, in the order of `_order`, the free shares of its GPUs before it takes its own; None:
-    no packing was found. Demands for whole GPUs get the GPUs with the fewest free shares. Of instances only a demand for
-    memory of one GPU may get one."""
+    no packing was found. Demands for whole GPUs get the GPUs with the fewest free shares. Only demands for
+    memory of one GPU get instances."""
     steps: int
     """How many steps the search took, each of some microseconds."""
 

@@ -270,7 +270,7 @@ def _listed(shared: SharedGpu, unhealthy: str | None, resource: str = "") -> Lis
 
 def write_node_gpus(node: NodeGpus) -> str:
     """Return the value of the annotation `NODE_GPUS`, as compact JSON. Unknown values are left out."""
-    fields = {
+    fields: dict[str, object] = {
         "version": NODE_GPUS_VERSION,
         "shareMiB": node.share_mib,
         "policy": node.policy,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Container, Pod
     from gpu_device_plugin.core.model.resources import Resource
 
-MOST_TEXT = 1 << 17
+MOST_TEXT = 1 << 16
 """Most characters of one of our annotations on a pod; a longer one is refused before it is parsed. The longest that we
 write ourselves is shorter: `MOST_CONTAINERS` containers with 64 GPUs each. No node has as many whole GPUs, and of MIG
 instances a container gets one."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.model.amounts import Amounts
 
-_NODE_WORDS = ("gpus", "mem", "model", "mig", "mig-gpus", "cpu", "memory")
+_NODE_WORDS = ("gpus", "mem", "model", "mig", "divided", "cpu", "memory")
 _POD_WORDS = ("mem", "count", "split", "model", "cpu", "memory")
 _MOST_SHARES = 1 << 20
 _MOST_COPIES = 1_000_000
@@ -65,9 +65,9 @@ def nodes_of(entries: Iterable[tuple[str, int, Mapping[str, Any]]]) -> tuple[Sta
         gpus = _number(name, words, "gpus", 1, MOST_GPUS)
         mem = _number(name, words, "mem", None, _MOST_SHARES)
         profiles = _profiles(name, words, mem)
-        if "mig-gpus" in words and not profiles:
-            raise EntryError(f"{name}: mig-gpus says how many of the GPUs have the instances of mig; give mig too")
-        divided = _number(name, words, "mig-gpus", gpus if profiles else 0, gpus)
+        if "divided" in words and not profiles:
+            raise EntryError(f"{name}: divided says how many of the GPUs have the instances of mig; give mig too")
+        divided = _number(name, words, "divided", gpus if profiles else 0, gpus)
         room = _amounts(name, words, {"cpu": "256", "memory": "4Ti"})
         model = str(words.get("model", ""))
         shape = _shape(mem, model, gpus - divided, profiles * divided, room)

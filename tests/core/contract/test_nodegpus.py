@@ -503,7 +503,7 @@ def test_instances_that_are_shared_stand_among_the_gpus() -> None:
     there = node_gpus(Shares(1024).with_inventory(ON_MIG, mig=MigMode.SHARE), ON_MIG, {}, "binpack")
     assert there.gpus[1:] == (listed(1, FIRST, 9, 9_728), listed(2, SECOND, 39, 40_448))
     assert (there.instances, there.gone, there.all) == ((), (), there.gpus)
-    assert (there.cards, there.parents, there.elsewhere) == ({1: 1, 2: 1}, {"GPU-h"}, frozenset())
+    assert (there.cards, there.parents, there.elsewhere) == ({1: 1, 2: 1}, frozenset({"GPU-h"}), frozenset())
     assert [gpu.card for gpu in there.gpus] == ["GPU-a", "GPU-h", "GPU-h"]
     assert SECOND.label == "2:1"
     assert read_node_gpus(write_node_gpus(there)) == there
@@ -517,7 +517,7 @@ def test_instances_that_are_given_whole_stand_apart_with_their_resource() -> Non
     assert [gpu.uuid for gpu in there.gpus] == ["GPU-a"]
     assert there.instances == (first, replace(second, unhealthy="XID 79"))
     assert [gpu.position for gpu in there.all] == [0, 1, 2]
-    assert (there.cards, there.models, there.elsewhere) == ({}, {"Tesla T4"}, {1, 2})
+    assert (there.cards, there.models, there.elsewhere) == ({}, frozenset({"Tesla T4"}), frozenset({1, 2}))
     assert read_node_gpus(write_node_gpus(there)) == there
 
 
@@ -526,10 +526,31 @@ def test_an_instance_that_exists_no_more_keeps_its_position_apart_while_nobody_h
     shares = Shares(1024).with_inventory(ON_MIG, mig=MigMode.SHARE).with_inventory(fewer, mig=MigMode.SHARE)
     there = node_gpus(shares, fewer, {"MIG-0": "it is gone"}, "binpack")
     gone = replace(listed(1, FIRST, 9, 9_728), unhealthy="it is gone")
-    assert ([gpu.position for gpu in there.gpus], there.gone, there.elsewhere) == ([0, 2], (gone,), {1})
+    assert ([gpu.position for gpu in there.gpus], there.gone, there.elsewhere) == ([0, 2], (gone,), frozenset({1}))
     assert read_node_gpus(write_node_gpus(there)) == there
-    held = node_gpus(shares, fewer, {"MIG-0": "it is gone"}, "binpack", held={"MIG-0"})
+    held = node_gpus(shares, fewer, {"MIG-0": "it is gone"}, "binpack", held_shares={"MIG-0"})
     assert (held.gpus[1], held.gone) == (gone, ())
+
+
+def test_an_instance_that_is_held_in_the_way_that_was_left_is_listed_so_that_nobody_gets_it() -> None:
+    """Its shares are held although it is given whole now, or the reverse; with a reason of its own, that is told."""
+    other = "a container has it in the other way of giving MIG instances, which was changed on this node"
+    share = Shares(1024).with_inventory(ON_MIG, mig=MigMode.SHARE)
+    whole = share.with_inventory(ON_MIG, mig=MigMode.WHOLE)
+    there = node_gpus(whole, ON_MIG, {}, "binpack", mig_domain="nvidia.com", held_shares={"MIG-0"})
+    assert [(gpu.uuid, gpu.unhealthy) for gpu in there.gpus] == [("GPU-a", ""), ("MIG-0", other)]
+    assert [gpu.uuid for gpu in there.instances] == ["MIG-1"]
+    there = node_gpus(share, ON_MIG, {}, "binpack", held_whole={"MIG-0"})
+    assert [gpu.unhealthy for gpu in there.gpus] == ["", other, ""]
+    there = node_gpus(share, ON_MIG, {"MIG-0": "XID 79"}, "binpack", held_whole={"MIG-0"})
+    assert [gpu.unhealthy for gpu in there.gpus] == ["", "XID 79", ""]
+    off = whole.with_inventory(ON_MIG, mig=MigMode.OFF)
+    there = node_gpus(off, ON_MIG, {}, "binpack", mig_domain="nvidia.com", held_whole={"MIG-1"})
+    assert [gpu.uuid for gpu in there.gpus] == ["GPU-a"]
+    assert [(gpu.uuid, gpu.instance and gpu.instance.resource) for gpu in there.instances] == [
+        ("MIG-1", "nvidia.com/mig-3g.40gb")
+    ]
+    assert [gpu.uuid for gpu in there.gone] == ["MIG-0"]
 
 
 def test_a_reader_that_knows_no_mig_sees_shared_instances_as_gpus_and_no_others() -> None:

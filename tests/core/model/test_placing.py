@@ -429,14 +429,16 @@ def test_a_whole_instance_is_one_that_nobody_uses() -> None:
     assert refused(place(instance, there[:1], BINPACK)).reasons == ((there[0], Obstacle.OTHER_KIND),)
 
 
+ASKED = "GPU memory: 8 GiB asked from 2 GPUs"
+
+
 @pytest.mark.parametrize(
     ("demand", "sentence"),
     [
         (whole(1), "whole GPUs: 1 asked, this node has 0 in all, so it can never run here"),
         (
             wanting(8, gpus=2),
-            "GPU memory: 8 GiB asked from 2 GPUs, "
-            + "this node has MIG instances only, and no container can use several of them",
+            f"{ASKED}, this node has MIG instances only, and no container can use several of them",
         ),
         (wanting(8), "GPU memory: 8 GiB asked, the emptiest healthy GPU has 5 GiB free"),
     ],

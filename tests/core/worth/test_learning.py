@@ -266,7 +266,9 @@ def test_a_node_with_instances_has_the_shape_that_it_would_have_empty() -> None:
     places = (None, "GPU-b", "GPU-a", "GPU-b")
     there = NodeGpus(
         tuple(
-            ListedGpu(at + 5, 8, model="H100", instance=place and ListedInstance(place, 0, at, "1g.10gb", at))
+            ListedGpu(
+                at + 5, 8, model="H100", instance=None if place is None else ListedInstance(place, 0, at, "1g.10gb", at)
+            )
             for at, place in enumerate(places)
         )
     )
@@ -303,7 +305,7 @@ def test_the_extender_binds_to_the_gpus_that_cost_least(
                 f"u{at}",
                 "H100",
                 unhealthy="hot" if broken and not at else "",
-                instance=parent and ListedInstance(parent, 0, at, "", at),
+                instance=None if parent is None else ListedInstance(parent, 0, at, "", at),
             )
             for at, (parent, size, _) in enumerate(gpus)
         ),
