@@ -69,7 +69,7 @@ def test_use_beside_granted_is_shown_as_it_is_printed(tmp_path: Path, capsys: py
 def test_instances_stand_below_the_tables_as_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     commands = dict(each for block in blocks(PAGE, "console") for each in block.commands)
     world = World(tmp_path)
-    place = {"parent": "GPU-m", "gpu": 0, "profile": "1g.10gb"}
+    place: dict[str, Any] = {"parent": "GPU-m", "gpu": 0, "profile": "1g.10gb"}
     shared = [gpu(n, 9, uuid=f"MIG-{n}", mig={**place, "number": n, "gi": 7 + n}) for n in range(2)]
     world.has(
         parted("node-m", *shared, number=3, **{**place, "first": 2}),
