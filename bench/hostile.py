@@ -130,10 +130,10 @@ CLEARLY_REFUSED: Mapping[str, str] = MappingProxyType(
             "the annotation gpu-device-plugin/gpu-policy is none of fit, binpack, spread; write one of them"
         ),
         "a split over as many GPUs as there are shares, beside a whole GPU": (
-            "the pod label aliyun.com/gpu-count asks for 1048576 GPUs, and no node can have more than 64"
+            "the pod label aliyun.com/gpu-count asks for 1048576 GPUs, and no node can have more than 128"
         ),
         "more whole GPUs than 64 bits hold": (
-            "it asks for 9223372036854775807 whole GPUs, and no node can have more than 64"
+            "it asks for 9223372036854775807 whole GPUs, and no node can have more than 128"
         ),
         "as many shares as 63 bits hold": (
             "gpu-mem counts shares of GPU memory (1 GiB each unless configured otherwise): write 10, not 10Gi"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.instances import InstancePod
 from gpu_device_plugin.core.cluster.nodeview import NodeView
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.core.contract.nodereport import NO_REPORT, NodeReport
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 
@@ -101,3 +102,65 @@ def node_view(
         allocatable=allocatable,
         report=report,
     )
+
+
+WHOLE = "nvidia.com/mig-1g.10gb"
+"""The resource of the whole instances of `mig_view`."""
+
+
+def listed_instance(
+    position: int, number: int, *, profile: str = "1g.10gb", resource: str = "", **more: Any
+) -> ListedGpu:
+    """Return an instance of 9 shares of the GPU with the index 0, called MIG-0, MIG-1 and so on by its number."""
+    place = ListedInstance("GPU-m", 0, number, profile, 7 + number, resource)
+    fields = {"shares": 9, "uuid": f"MIG-{number}", "model": f"NVIDIA H100 MIG {profile}", "memory_mib": 9728, **more}
+    return ListedGpu(position, instance=place, **fields)
+
+
+def mig_view(
+    name: str,
+    *pods: Occupant | InstancePod,
+    shared: int = 0,
+    whole: int = 0,
+    gpus: int = 0,
+    ill: Mapping[int, str] | None = None,
+    report: NodeReport = NO_REPORT,
+) -> NodeView:
+    """Return a node with whole GPUs of 15 shares, then shared MIG instances of one GPU, then whole ones of the same.
+
+    Args:
+        name: of the node.
+        pods: what pods have of it.
+        shared: the number of instances that are shared by memory.
+        whole: the number of those that are given out whole.
+        gpus: the number of whole GPUs.
+        ill: reasons of those out of service, by position.
+        report: what its agent tells of limits and of real use.
+    """
+    ill = ill or {}
+    cards = [
+        ListedGpu(at, 15, uuid=f"GPU-{at}", model="Tesla T4", memory_mib=15360, unhealthy=ill.get(at, ""))
+        for at in range(gpus)
+    ]
+    parts = [listed_instance(gpus + n, n, unhealthy=ill.get(gpus + n, "")) for n in range(shared)]
+    rest = [
+        listed_instance(gpus + n, n, resource=WHOLE, unhealthy=ill.get(gpus + n, ""))
+        for n in range(shared, shared + whole)
+    ]
+    found = NodeGpus((*cards, *parts), share_mib=1024, driver="580.95", policy="binpack", instances=tuple(rest))
+    occupants = tuple(each for each in pods if isinstance(each, Occupant))
+    return NodeView(
+        candidate(name, found, [pod.usage for pod in occupants]),
+        occupants,
+        address="10.0.0.7",
+        capacity={GPU_MEM: 15 * gpus + 9 * shared, GPU_COUNT: gpus},
+        allocatable={GPU_MEM: 15 * gpus + 9 * shared, GPU_COUNT: gpus},
+        report=report,
+        instance_pods=tuple(each for each in pods if isinstance(each, InstancePod)),
+    )
+
+
+def with_instances(name: str, *numbers: int, asks: int = 0, deleting: bool = False) -> InstancePod:
+    """Return a pod of `default` with the whole instances of these numbers; `asks` is how many it has in all."""
+    held = frozenset(f"MIG-{number}" for number in numbers)
+    return InstancePod(f"uid-{name}", "default", name, {WHOLE: asks or len(numbers)}, held, deleting)

@@ -231,7 +231,8 @@ CLUSTER = (
 
 OF_GPU = "node, gpu"
 SERVICE = (
-    'max by (node, gpu, index, model, driver, rung) (gpushare_gpu_info{node=~"$node", model=~"$model"} '
+    "max by (node, gpu, index, model, driver, rung, profile, parent) "
+    '(gpushare_gpu_info{node=~"$node", model=~"$model"} '
     f"* on (node, gpu) group_left () {by(OF_GPU, gpu('gpushare_gpu_healthy'), 'min')})"
 )
 """Everything that is known of a GPU as labels; 1 while it is in service."""
@@ -326,6 +327,8 @@ NODE = (
             "model": "Model",
             "driver": "Driver",
             "rung": "Limits by",
+            "profile": "MIG profile",
+            "parent": "MIG instance of",
         },
         {
             "In service": (

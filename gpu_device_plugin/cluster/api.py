@@ -14,6 +14,7 @@ from gpu_device_plugin.cluster.quantity import RequestSums, allocatable_amounts,
 from gpu_device_plugin.cluster.requests import PodSpec, SharedAmounts, repels, requests_of
 from gpu_device_plugin.core.contract.keys import GPU_CONDITION
 from gpu_device_plugin.core.contract.promises import MOST_TEXT
+from gpu_device_plugin.core.model.mig import is_mig_resource
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ class PodReader:
         every: bool = False,
         ids: bool = False,
         claims: bool = False,
+        mig: bool = False,
     ) -> None:
         """Read pods.
 
@@ -136,9 +138,11 @@ class PodReader:
             every: add up the requests of pods without our resources too.
             ids: also keep the IDs of the running containers.
             claims: also keep the names of the claims that the containers use.
+            mig: also keep the limits of resources of MIG profiles, of any domain.
         """
         self._ids = ids
         self._claims = claims
+        self._mig = mig
         self._resources = frozenset(resources)
         self._keep = keep
         self._sums = RequestSums(self._resources) if sums else None
@@ -199,7 +203,7 @@ class PodReader:
         limits: dict[str, int] = {}
         ignored: list[str] = []
         for name, quantity in (wanted or {}).items():
-            if name in self._resources:
+            if name in self._resources or (self._mig and is_mig_resource(name)):
                 amount = whole_quantity(str(quantity))
                 if amount is None:
                     ignored.append(f"container {container.name!r}: the limit of {name} is not a whole number")

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpu_device_plugin.core.worth.appraising import ties_of
 from gpu_device_plugin.core.worth.learning import SCARCITY, STRANDED, cells
-from gpu_device_plugin.core.worth.shapes import wishes_of
+from gpu_device_plugin.core.worth.shapes import needs_gpus, wishes_of
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.worth.learning import Tables
@@ -32,7 +33,7 @@ class Gains:
         self._shapes, self._gpus = len(rooms.shapes), len(rooms.gpus)
         self._levels = np.array(tables.levels, np.int64)
         levels = len(tables.levels) + 1
-        most = max((cells(size) for size, _ in rooms.gpus), default=0)
+        most = max((cells(gpu.size) for gpu in rooms.gpus), default=0)
         packed = np.zeros((self._gpus + 1, levels, most + 1))
         for code, gpu in enumerate(rooms.gpus):
             for level, values in enumerate(tables.packed.get(gpu, ())):
@@ -53,7 +54,7 @@ class Gains:
         self._shares_per_cpu = [1 / (each * per_cpu) for each in SCARCITY] if per_cpu else []
         self._shares_per_mib = [1 / (each * per_memory) for each in SCARCITY] if per_memory else []
         self._idle_cpu, self._idle_share = tables.idle_cpu, tables.idle_share
-        self._fine = all(cells(size) == size for size, _ in rooms.gpus)
+        self._fine = all(cells(gpu.size) == gpu.size for gpu in rooms.gpus)
         self.worth = np.zeros(len(rooms))
         """Of the room of each row, in shares."""
         self.refresh(np.arange(len(rooms)))
@@ -75,7 +76,7 @@ class Gains:
         level = np.searchsorted(self._levels, cpu, side="right")
         packed = self._packed_worth(rows, level, free).sum(1)
         shape = self._shape(rows)
-        total, unused = np.maximum(free, 0).sum(1), (_unused(free, rooms.size[rows])).sum(1)
+        total, unused = np.maximum(free, 0).sum(1), (_unused(free, rooms.whole[rows])).sum(1)
         stranded = self._stranded(cpu, rooms.memory[rows], total)
         self.worth[rows] = packed + self._rest(shape, level, cpu, total, unused) - stranded
 
@@ -92,17 +93,19 @@ class Gains:
 
     def _of(self, kind: PodKind, rows: Ints | slice) -> Floats:
         rooms = self.rooms
-        free, size = rooms.free[rows], rooms.size[rows]
+        free, whole = rooms.free[rows], rooms.whole[rows]
         cpu, memory = rooms.cpu[rows] - kind.cpu_milli, rooms.memory[rows] - kind.memory_mib
         shape = self._shape(rows)
         fits = (cpu >= 0) & (memory >= 0) & self._known[shape]
         level = np.searchsorted(self._levels, cpu, side="right")
         now = self._packed_worth(rows, level, free)
-        packed, full, total = now @ np.ones(now.shape[1]), _unused(free, size), _sums(np.maximum(free, 0))
+        packed, full, total = now @ np.ones(now.shape[1]), _unused(free, whole), _sums(np.maximum(free, 0))
         unused = _sums(full)
         allowed = allowed_gpus(kind, rooms, rows)
         if kind.gpus and kind.shares:
             room = (free >= kind.shares) & allowed
+            if needs_gpus(kind):
+                room &= whole > 0
             fits &= _sums(room) >= kind.gpus
             change = self._packed_worth(rows, level, free - kind.shares) - now
             preferred = change + full * self._opened(shape, level, unused)[:, None]
@@ -126,15 +129,21 @@ class Gains:
     def gpus(self, kind: PodKind, row: int) -> list[int]:
         """Return the GPUs of a row on which a pod costs least, by position; the pod fits there."""
         rooms, at = self.rooms, np.array([row])
-        free, full, allowed = rooms.free[at], _unused(rooms.free[at], rooms.size[at]), allowed_gpus(kind, rooms, at)
+        free, whole, allowed = rooms.free[at], rooms.whole[at], allowed_gpus(kind, rooms, at)
+        full = _unused(free, whole)
         if not kind.shares:
             return [int(at) for at in np.nonzero((full & allowed)[0])[0][: kind.gpus]]
         level = np.searchsorted(self._levels, rooms.cpu[at] - kind.cpu_milli, side="right")
         change = self._packed_worth(at, level, free - kind.shares) - self._packed_worth(at, level, free)
         shape = self._shape(at)
         preferred = change + full * self._opened(shape, level, full.sum(1))[:, None]
-        preferred[(free < kind.shares) | ~allowed] = NEVER
-        return [int(at) for at in _first(preferred, kind.gpus)[0]]
+        preferred[(free < kind.shares) | ~allowed | (needs_gpus(kind) & (whole <= 0))] = NEVER
+        cards = rooms.shapes[rooms.shape[row]].cards
+        if not cards:
+            return [int(at) for at in _first(preferred, kind.gpus)[0]]
+        usable = np.broadcast_to(allowed, free.shape)[0]
+        ties = ties_of(cards, free[0].tolist(), usable.tolist())
+        return sorted(range(len(cards)), key=lambda at: (-preferred[0, at], ties[at], at))[: kind.gpus]
 
     def _packed_worth(self, rows: Ints | slice, level: Ints, free: Ints) -> Floats:
         """Return what could be packed into each GPU: nothing where less than one share is free."""
@@ -183,7 +192,7 @@ def allowed_gpus(kind: PodKind, rooms: Rooms, rows: Ints | slice) -> Bools:
     if kind.models == ((), ()):
         return np.ones((1, 1), np.bool_)
     wishes = wishes_of(kind)
-    by_gpu = np.array([wishes.allow_model(model) for _, model in rooms.gpus])
+    by_gpu = np.array([wishes.allow_model(gpu.model) for gpu in rooms.gpus])
     return by_gpu[rooms.gpu[rows]]
 
 
@@ -201,6 +210,6 @@ def _first(preferred: Floats, number: int) -> Ints:
     return np.argsort(-preferred, 1, kind="stable")[:, :number]
 
 
-def _unused(free: Ints, size: Ints) -> Bools:
-    unused: Bools = (free == size) & (free > 0)
+def _unused(free: Ints, whole: Ints) -> Bools:
+    unused: Bools = (free == whole) & (free > 0)
     return unused

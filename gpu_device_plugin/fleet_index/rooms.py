@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from gpu_device_plugin.core.worth.shapes import Shape
+from gpu_device_plugin.core.worth.shapes import GpuKind, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 NO_NODE = Shape((), (), 0, 0)
 """The shape of a row without a node, or with one that has no GPU."""
-NO_GPU = (0, "")
+NO_GPU = GpuKind(0, "")
 """The kind of GPU at a place of a node that has none."""
 
 
@@ -32,11 +32,12 @@ class Rooms:
         """Start without rows."""
         self.shapes: list[Shape] = []
         """Every shape that was seen, by its code."""
-        self.gpus: list[tuple[int, str]] = []
-        """Every kind of GPU that was seen, as its shares and its model, by its code."""
+        self.gpus: list[GpuKind] = []
+        """Every kind of GPU that was seen, by its code."""
         self._codes: dict[Shape, int] = {}
-        self._gpu_codes: dict[tuple[int, str], int] = {}
+        self._gpu_codes: dict[GpuKind, int] = {}
         self._gpus_of: list[list[int]] = []
+        self._whole_of: list[list[int]] = []
         self.shape: Ints = np.zeros(0, np.int64)
         """Code of the node's shape."""
         self.cpu: Ints = np.zeros(0, np.int64)
@@ -47,6 +48,8 @@ class Rooms:
         """Free shares of each GPU; -1: it gives none, or there is no such GPU."""
         self.size: Ints = np.zeros((0, 0), np.int64)
         """Shares of each GPU; -1: no such GPU."""
+        self.whole: Ints = np.zeros((0, 0), np.int64)
+        """The same of whole GPUs only; -1 also for a MIG instance, which is never free as a whole GPU."""
         self.gpu: Ints = np.zeros((0, 0), np.int64)
         """Code of each GPU's kind."""
         self._gpu_code(NO_GPU)
@@ -64,9 +67,9 @@ class Rooms:
         code = self._code(shape if gpus else NO_NODE)
         self.reserve(row + 1 if row < len(self) else max(row + 1, len(self) + len(self) // 16), gpus)
         self.shape[row], self.cpu[row], self.memory[row] = code, left.cpu_milli, left.memory_mib
-        for column, values, none in ((self.free, left.frees, -1), (self.size, shape.sizes, -1)):
+        for column, values in ((self.free, left.frees), (self.size, shape.sizes), (self.whole, self._whole_of[code])):
             column[row, :gpus] = values
-            column[row, gpus:] = none
+            column[row, gpus:] = -1
         self.gpu[row, :gpus] = self._gpus_of[code]
         self.gpu[row, gpus:] = 0
 
@@ -80,10 +83,11 @@ class Rooms:
         if code is None:
             code = self._codes[shape] = len(self.shapes)
             self.shapes.append(shape)
-            self._gpus_of.append([self._gpu_code(gpu) for gpu in zip(shape.sizes, shape.models, strict=True)])
+            self._gpus_of.append([self._gpu_code(gpu) for gpu in shape.gpus])
+            self._whole_of.append([-1 if gpu.instance else gpu.size for gpu in shape.gpus])
         return code
 
-    def _gpu_code(self, gpu: tuple[int, str]) -> int:
+    def _gpu_code(self, gpu: GpuKind) -> int:
         code = self._gpu_codes.get(gpu)
         if code is None:
             code = self._gpu_codes[gpu] = len(self.gpus)
@@ -98,7 +102,9 @@ class Rooms:
         more = (0, rows - len(self))
         self.shape, self.cpu, self.memory = (np.pad(column, more) for column in (self.shape, self.cpu, self.memory))
         wider = (more, (0, gpus - self.free.shape[1]))
-        self.free, self.size = (np.pad(column, wider, constant_values=-1) for column in (self.free, self.size))
+        self.free, self.size, self.whole = (
+            np.pad(column, wider, constant_values=-1) for column in (self.free, self.size, self.whole)
+        )
         self.gpu = np.pad(self.gpu, wider)
 
 

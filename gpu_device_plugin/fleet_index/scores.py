@@ -89,7 +89,7 @@ class _Scores:
         fill, spared = key
         if len(self._known) >= _MOST_ANSWERS:
             self._known.clear()
-        full = self._wanted.full(*self._table.fills.examples[fill])
+        full = self._wanted.full(self._table.fills.examples[fill])
         found = self._known[key] = score_for(self._policy, full, spared / self._wanted.spoilable)
         return found
 
@@ -118,8 +118,9 @@ class _Scores:
         return [a + (b if p else c) for a, b, c, p in zip(spared, found, left, packing, strict=True)]
 
     def _opened_by_packing(self, spared: Sequence[float], each: int, gpus: int, rows: Sequence[int]) -> Sequence[float]:
+        shared = self._table.shared_of_any if gpus == 1 else self._table.shared
         for at in range(gpus):
-            spared = [a + (free >= each) for a, free in zip(spared, column(self._table.shared, at, rows), strict=True)]
+            spared = [a + (free >= each) for a, free in zip(spared, column(shared, at, rows), strict=True)]
         return spared
 
     def _near(self, amount: int, rows: Sequence[int], left_over: list[int]) -> Sequence[float]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from gpu_device_plugin.core.cluster.candidate import Candidate
+from gpu_device_plugin.core.cluster.scoring import fill_of
 from gpu_device_plugin.core.worth.candidates import left_on, shape_of
 from gpu_device_plugin.fleet_index.rooms import Rooms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
 
+    from gpu_device_plugin.core.cluster.scoring import Fill
     from gpu_device_plugin.core.model.gpus import Links
 
 K = TypeVar("K", bound="Hashable")
@@ -26,6 +28,8 @@ Find: TypeAlias = "Callable[[Sequence[int], list[int]], list[V]]"
 
 _MOST_CODES = 50_000
 """The most distinct values of one kind; the table is rebuilt when there are more."""
+_MOST_COLUMNS = 16
+"""The most columns of GPUs and MIG instances: a pod has at most as many parts. A node may have a hundred instances."""
 _VACANT = Candidate("")
 
 
@@ -83,18 +87,25 @@ class NodeTable:
         """The row of each node by its name."""
         self.nodes: list[Candidate] = []
         self.frees: list[list[int]] = []
-        """`Summary.frees` in columns: the most free shares of a GPU, the second most and so on; -1: no such GPU."""
+        """`Summary.frees` of the GPUs alone in columns: the most free shares of a GPU, the second most and so on.
+
+        -1: no such GPU.
+        """
         self.shared: list[list[int]] = []
-        """`Summary.shared` in columns, in the same way."""
+        """`Summary.shared` of the GPUs alone in columns, in the same way."""
+        self.frees_of_any = self.frees
+        """The first columns of `frees` with MIG instances; the same as `frees` while no node has any."""
+        self.shared_of_any = self.shared
+        """The first column of `shared` with MIG instances, likewise."""
         self.unused: list[int] = []
         """The number of unused GPUs."""
         self.fill: list[int] = []
-        """Code of (shares in use, shares, healthy GPUs)."""
-        self.fills: _Codes[tuple[int, int, int], tuple[int, int, int]] = _Codes()
+        """Code of what decides how full the node is."""
+        self.fills: _Codes[Fill, Fill] = _Codes()
         self.policy: list[str | None] = []
         self.kind: list[int] = []
-        """Code of `Candidate.like`, and of whether no GPU gives shares."""
-        self.kinds: _Codes[tuple[str, bool], Candidate] = _Codes()
+        """Code of `Candidate.like`, and of whether no GPU or MIG instance, and no GPU, gives shares."""
+        self.kinds: _Codes[tuple[str, bool, bool], Candidate] = _Codes()
         self.model: list[int] = []
         """Code of the set of GPU models."""
         self.models: _Codes[frozenset[str], frozenset[str]] = _Codes()
@@ -140,6 +151,9 @@ class NodeTable:
         columns = (self.unused, self.fill, self.kind, self.model, self.group)
         for column in (*self.frees, *self.shared, *columns):
             column.append(-1)
+        if self.frees_of_any is not self.frees:
+            for column in (*self.frees_of_any, *self.shared_of_any):
+                column.append(-1)
         self.nodes.append(_VACANT)
         self.policy.append(None)
         return len(self.nodes) - 1
@@ -149,13 +163,19 @@ class NodeTable:
         self.nodes[row] = node
         (self.claims.add if node.gpus.claims else self.claims.discard)(row)
         self.rooms.write(row, shape_of(node), left_on(node))
-        self._spread(self.frees, row, numbers.frees)
-        self._spread(self.shared, row, numbers.shared)
+        if numbers.of_gpus is not None and self.frees_of_any is self.frees:
+            self.frees_of_any = list(map(list.copy, self.frees[:_MOST_COLUMNS]))
+            self.shared_of_any = list(map(list.copy, self.shared[:1]))
+        self._spread(self.frees, row, numbers.gpus.frees)
+        self._spread(self.shared, row, numbers.gpus.shared)
+        if self.frees_of_any is not self.frees:
+            self._spread(self.frees_of_any, row, numbers.frees[:_MOST_COLUMNS])
+            self._spread(self.shared_of_any, row, numbers.shared[:1])
         self.unused[row] = len(numbers.unused)
-        fill = numbers.used, numbers.total, len(numbers.sizes)
+        fill = fill_of(numbers)
         self.fill[row] = self.fills.of(fill, fill)
         self.policy[row] = node.gpus.policy
-        self.kind[row] = self.kinds.of((node.like, not numbers.frees), node)
+        self.kind[row] = self.kinds.of((node.like, not numbers.frees, not numbers.gpus.frees), node)
         self.model[row] = self.models.of(node.gpus.models, node.gpus.models)
         group = node.gpus.links, numbers.unused
         self.group[row] = self.groups.of(group, group)

@@ -9,7 +9,8 @@ from operator import lt
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.effort import TooLongError
-from gpu_device_plugin.core.cluster.fitting import Packer, Packing, Unfit, allowed, free_and_idle, unfit, unfit_by_kind
+from gpu_device_plugin.core.cluster.fitting import Packer, Packing, Unfit, allowed, frees_of, unfit, unfit_by_kind
+from gpu_device_plugin.core.model.placing import fits_kind
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.fleet_index.table import apart, column, picked
 
@@ -70,7 +71,7 @@ def _of_one(ask: Ask, demand: Demand, table: NodeTable) -> Find[Unfit | None]:
         return None if why is None else known.setdefault(kind, why)
 
     def find(rows: Sequence[int], _left_over: list[int]) -> list[Unfit | None]:
-        has = picked(table.unused, rows) if whole else column(table.frees, last, rows)
+        has = picked(table.unused, rows) if whole else column(table.frees if last else table.frees_of_any, last, rows)
         return [
             None if number >= each else known.get(kind) or look(row, kind)
             for row, kind, number in zip(rows, picked(table.kind, rows), has, strict=True)
@@ -91,6 +92,7 @@ class _OfSeveral:
         self._whole = sum(counts)
         # The shares of each GPU for memory, the most first.
         self._pieces = sorted((d.amount // d.gpus for d in memory for _ in range(d.gpus)), reverse=True)
+        self._several = any(demand.gpus > 1 for demand in memory)
         # The needs of its largest demands alone: unused GPUs, and by n the shares of the GPU with the n-th most free.
         self._largest_count = max(counts, default=0)
         largest: dict[int, int] = {}
@@ -104,7 +106,7 @@ class _OfSeveral:
 
     def __call__(self, rows: Sequence[int], left_over: list[int]) -> list[Unfit | None]:
         table = self._table
-        has = [column(table.frees, last, rows) for last in self._lasts]
+        has = [column(table.frees if last else table.frees_of_any, last, rows) for last in self._lasts]
         keys = zip(picked(table.kind, rows), picked(table.unused, rows), *has, strict=True)
         found: list[Unfit | None] = [None] * len(rows)
         for at, (certain, key) in enumerate(zip(self._certain(rows), keys, strict=True)):
@@ -120,17 +122,19 @@ class _OfSeveral:
         """Return for each row whether it certainly fits: one GPU has room for all pieces, or each has a GPU of its own.
 
         Placing every piece on the fullest GPU with room then leaves enough for the others, so `Packer` finds a packing
-        at once. Whole GPUs are the unused ones with the fewest shares; leaving out the emptiest is on the safe side.
+        at once. Whole GPUs are the unused ones with the fewest shares; leaving out the emptiest is on the safe side. So
+        is to leave out the instances for a pod that takes memory of several GPUs.
         """
         table = self._table
-        if self._whole + len(self._pieces) > len(table.frees) and not self._on_one:
+        frees = table.frees if self._several else table.frees_of_any
+        if self._whole + len(self._pieces) > len(frees) and not self._on_one:
             return [False] * len(rows)  # no node has as many GPUs
         certain = [unused >= self._whole for unused in picked(table.unused, rows)]
         for at, piece in enumerate(self._pieces, self._whole):
-            certain = [ok and free >= piece for ok, free in zip(certain, column(table.frees, at, rows), strict=True)]
+            certain = [ok and free >= piece for ok, free in zip(certain, column(frees, at, rows), strict=True)]
         if self._on_one:
             at_once = sum(self._pieces)
-            certain = [ok or free >= at_once for ok, free in zip(certain, column(table.frees, 0, rows), strict=True)]
+            certain = [ok or free >= at_once for ok, free in zip(certain, column(frees, 0, rows), strict=True)]
         return certain
 
     def _look(self, row: int, key: tuple[int, ...]) -> Unfit | None:
@@ -145,7 +149,7 @@ class _OfSeveral:
             return why
         # With two pieces, `_certain` is exact; without enough unused GPUs there is no packing.
         no_way = (self._on_one and len(self._pieces) == 2) or unused < self._whole
-        if not no_way and self._packing(*free_and_idle(node.rooms)).taken is not None:
+        if not no_way and self._packing(*frees_of(node.rooms)).taken is not None:
             return None
         why = self._together.get(kind) or unfit(self._ask, node, self._packing)
         return None if why is None else self._together.setdefault(kind, why)
@@ -158,18 +162,24 @@ def _packing(demands: tuple[Demand, ...], effort: Effort) -> Pack:
     most = sum(gpus * each for gpus, each in packer.pieces)
     known: dict[tuple[int, ...], Packing] = {}
 
-    def packing(frees: tuple[int, ...], idle: tuple[int, ...]) -> Packing:
+    several = any(gpus > 1 for gpus, _ in packer.pieces)
+
+    def packing(frees: tuple[int, ...], idle: tuple[int, ...], instances: tuple[int, ...]) -> Packing:
         left = packer.left(frees, idle)
         if left is None:
             return _NO_WAY
         # Fewer free shares than the smallest part count as none, more than the sum of all parts as that sum.
         key = tuple([min(free, most) for free in left if free >= least])
+        if instances:
+            # Memory of one GPU may be that of an instance; where that is all that is asked, they are as GPUs.
+            beside = tuple(sorted([min(free, most) for free in instances if free >= least]))
+            key = (*key, *(-free for free in beside)) if several else tuple(sorted((*key, *beside)))
         found = known.get(key)
         if found is None:
             effort.check()
             if len(known) >= _MOST_PACKINGS:
                 known.clear()
-            tried = packer.packing(left)
+            tried = packer.packing(left, instances)
             effort.spend(tried.steps + _STEPS_AT_LEAST)
             # Only whether there is a packing matters here.
             found = known[key] = _NO_WAY if tried.taken is None else _SOME_WAY
@@ -194,10 +204,10 @@ def allowing(wishes: Wishes, table: NodeTable) -> Callable[[int, int], bool | No
             known[model] = _agreed(set(map(wishes.allow_model, table.models.examples[model])))
         if not named or known[model] is False:
             return known[model]
-        gpus = table.nodes[row].gpus.gpus
-        if named.isdisjoint([gpu.uuid for gpu in gpus]):
+        there = table.nodes[row].gpus
+        if named.isdisjoint([gpu.uuid for gpu in there.gpus]) and named.isdisjoint(there.parents):
             return False if wishes.use_uuids else known[model]
-        return _agreed({wishes.allow_model(gpu.model) and wishes.allow_uuid(gpu.uuid) for gpu in gpus})
+        return _agreed({wishes.allow_model(gpu.model) and wishes.allow_uuid(gpu.uuid, gpu.card) for gpu in there.gpus})
 
     return allow
 
@@ -244,8 +254,9 @@ class _ByWishes:
         rooms = allowed(self._ask, node)
         if _has_room(demand, rooms):
             return None
-        ready = [room for room in rooms if room.healthy]
-        key = kind, tuple([(room.total, room.healthy) for room in rooms]), all(room.whole for room in ready)
+        ready = [room for room in rooms if room.healthy and fits_kind(demand, room)]
+        sizes = tuple([(room.total, room.healthy, room.card is None) for room in rooms])
+        key = kind, sizes, all(room.whole for room in ready)
         why = self._known.get(key) or unfit(self._ask, node)
         if len(self._known) >= _MOST_ANSWERS:
             self._known.clear()
@@ -264,6 +275,6 @@ class _ByWishes:
 def _has_room(demand: Demand, rooms: Sequence[Room]) -> bool:
     """Return whether enough of the GPUs have room; nothing else of their node matters here."""
     if demand.kind is Kind.COUNT:
-        return sum(room.unused for room in rooms) >= demand.amount
+        return sum(room.unused and room.card is None for room in rooms) >= demand.amount
     each = demand.amount // demand.gpus
-    return sum(room.free >= each and room.gives_shares for room in rooms) >= demand.gpus
+    return sum(room.free >= each and room.gives_shares and fits_kind(demand, room) for room in rooms) >= demand.gpus

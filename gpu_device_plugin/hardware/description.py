@@ -44,47 +44,19 @@ import json
 import re
 from itertools import combinations
 
-from gpu_device_plugin.core.model.memory import InvalidSizeError
 from gpu_device_plugin.hardware import driver, forms
+from gpu_device_plugin.hardware.models import MODELS
+from gpu_device_plugin.hardware.places import DescriptionError, Where
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, TypeAlias
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from gpu_device_plugin.hardware.driver import LinkRecord
+    from gpu_device_plugin.hardware.forms import Reader
+    from gpu_device_plugin.hardware.places import Fields, Readers
 
-    Fields: TypeAlias = dict[str, Any]
-    Reader: TypeAlias = Callable[[Any], Any]
-    Readers: TypeAlias = Mapping[str, Reader]
-
-# Product, total MiB, MiB reserved by the driver, NVLinks to each other GPU of its kind, architecture; the first two as
-# nvidia-smi prints them with drivers from r510 on. The reserved size depends on the driver; these are of r550.
-MODELS: Mapping[str, tuple[str, int, int, int, str]] = {
-    "P4": ("Tesla P4", 7680, 89, 0, "Pascal"),
-    "P40": ("Tesla P40", 24576, 130, 0, "Pascal"),
-    "P100": ("Tesla P100-PCIE-16GB", 16384, 108, 0, "Pascal"),
-    "V100": ("Tesla V100-SXM2-16GB", 16384, 232, 1, "Volta"),
-    "T4": ("Tesla T4", 15360, 449, 0, "Turing"),
-    "A2": ("NVIDIA A2", 15356, 440, 0, "Ampere"),
-    "A10": ("NVIDIA A10", 23028, 512, 0, "Ampere"),
-    "A10G": ("NVIDIA A10G", 23028, 512, 0, "Ampere"),
-    "A16": ("NVIDIA A16", 15356, 440, 0, "Ampere"),
-    "A30": ("NVIDIA A30", 24576, 508, 0, "Ampere"),
-    "A40": ("NVIDIA A40", 46068, 666, 0, "Ampere"),
-    "A6000": ("NVIDIA RTX A6000", 49140, 666, 0, "Ampere"),
-    "A100": ("NVIDIA A100-SXM4-80GB", 81920, 618, 12, "Ampere"),
-    "L4": ("NVIDIA L4", 23034, 469, 0, "Ada Lovelace"),
-    "L40": ("NVIDIA L40", 46068, 594, 0, "Ada Lovelace"),
-    "L40S": ("NVIDIA L40S", 46068, 594, 0, "Ada Lovelace"),
-    "H100": ("NVIDIA H100 80GB HBM3", 81559, 572, 18, "Hopper"),
-    "H200": ("NVIDIA H200", 143771, 615, 18, "Hopper"),
-    "B200": ("NVIDIA B200", 183359, 719, 18, "Blackwell"),
-    "GB200": ("NVIDIA GB200", 189471, 719, 18, "Blackwell"),
-    "RTX3090": ("NVIDIA GeForce RTX 3090", 24576, 317, 0, "Ampere"),
-    "RTX4090": ("NVIDIA GeForce RTX 4090", 24564, 402, 0, "Ada Lovelace"),
-    "RTX5090": ("NVIDIA GeForce RTX 5090", 32607, 516, 0, "Blackwell"),
-}
 _NO_MODEL = ("Fake GPU", 0, 0, 0, None)
 _DRIVER_VERSION = "580.65.06"
 _CGROUP = 2
@@ -99,10 +71,6 @@ ACTIONS = (
 """The members of `core.node.health.RecoveryAction`."""
 _SHORT = re.compile(r"(?P<count>[0-9]+)x(?P<model>[A-Za-z0-9]+)(?:-(?P<memory>[^:]+))?(?::mig=(?P<mig>.+))?", re.ASCII)
 _PROFILES = re.compile(r"(?P<profile>[0-9][^*\s]*)(?:\*(?P<count>[0-9]{1,3}))?", re.ASCII)
-
-
-class DescriptionError(ValueError):
-    """An invalid description. The message names the place in it and the accepted values."""
 
 
 class Description:
@@ -168,7 +136,7 @@ def _load(path: str) -> object:
 
 
 def _understood(source: str, document: object) -> Description:
-    where = _Where(source)
+    where = Where(source)
     top = where.fields(document, _TOP)
     gpus = _gpus(where.inside("gpus"), top.get("gpus", []))
     uuids = [gpu["uuid"] for gpu in gpus]
@@ -196,7 +164,7 @@ def _understood(source: str, document: object) -> Description:
     )
 
 
-def _check_uuids(where: _Where, gpus: Sequence[Fields]) -> None:
+def _check_uuids(where: Where, gpus: Sequence[Fields]) -> None:
     uuids = [each["uuid"] for gpu in gpus for each in (gpu, *gpu["instances"])]
     if len(uuids) > _MOST_GPUS:
         raise where.error(
@@ -208,7 +176,7 @@ def _check_uuids(where: _Where, gpus: Sequence[Fields]) -> None:
             raise where.error(f"two GPUs have the UUID {uuid}; omit uuid, or make the UUIDs differ")
 
 
-def _understand_mig(where: _Where, event: Fields, gpus: list[Fields]) -> None:
+def _understand_mig(where: Where, event: Fields, gpus: list[Fields]) -> None:
     """Resolve what an event says of MIG instances, in the order of time; `gpus` are those before it, and then after."""
     gpu = gpus[event["gpu"]]
     if "mig" in event:
@@ -226,7 +194,7 @@ def _understand_mig(where: _Where, event: Fields, gpus: list[Fields]) -> None:
         event["instance"] = found[0]
 
 
-def _mig_state(where: _Where, gpu: Fields) -> Fields:
+def _mig_state(where: Where, gpu: Fields) -> Fields:
     """Return the MIG mode and the instances of a GPU whose `mig` is as it was described."""
     wanted = gpu["mig"]
     if isinstance(wanted, bool):
@@ -239,45 +207,9 @@ def _mig_state(where: _Where, gpu: Fields) -> Fields:
         raise where.error(str(error)) from error
 
 
-class _Where:
-    """A place in a description, with the checks and error messages that all places share."""
-
-    def __init__(self, source: str, path: str = "") -> None:
-        self._source = source
-        self._path = path
-
-    def inside(self, name: str) -> _Where:
-        return _Where(self._source, f"{self._path}.{name}" if self._path else name)
-
-    def item(self, position: int) -> _Where:
-        return _Where(self._source, f"{self._path}[{position}]")
-
-    def error(self, message: str) -> DescriptionError:
-        return DescriptionError(": ".join(part for part in (self._source, self._path, message) if part))
-
-    def list(self, value: object) -> list[Any]:
-        if not isinstance(value, list):
-            raise self.error(f"{value!r} is not a list")
-        return value
-
-    def fields(self, value: object, known: Readers) -> Fields:
-        """Read a mapping with some of the `known` keys, each value by its reader."""
-        if not isinstance(value, dict):
-            raise self.error(f"{value!r} is not a mapping; it may have the keys {', '.join(known)}")
-        fields = {}
-        for key, raw in value.items():
-            if key not in known:
-                raise self.error(f"unknown key {key!r}; known are {', '.join(known)}")
-            try:
-                fields[key] = known[key](raw)
-            except (ValueError, InvalidSizeError) as error:
-                raise self.inside(key).error(str(error)) from error
-        return fields
-
-
-def _gpus(where: _Where, value: object) -> list[Fields]:
+def _gpus(where: Where, value: object) -> list[Fields]:
     entries = value.split(",") if isinstance(value, str) else where.list(value)
-    described: list[tuple[_Where, str | None, Fields]] = []
+    described: list[tuple[Where, str | None, Fields]] = []
     for n, entry in enumerate(entries):
         inside = where if isinstance(value, str) else where.item(n)
         fields = _short(inside, entry) if isinstance(entry, str) else inside.fields(entry, _GPU)
@@ -293,14 +225,14 @@ def _gpus(where: _Where, value: object) -> list[Fields]:
     return [_gpu(*each, position, len(described)) for position, each in enumerate(described)]
 
 
-def _short(where: _Where, text: str) -> Fields:
+def _short(where: Where, text: str) -> Fields:
     match = _SHORT.fullmatch(text.strip())
     if match is None:
         raise where.error(f"{text.strip()!r} is not like 4xT4, 2xH200-141GiB or 1xH100:mig=1g.10gb*7")
     return where.fields({key: value for key, value in match.groupdict().items() if value is not None}, _GPU)
 
 
-def _gpu(where: _Where, model: str | None, fields: Fields, position: int, count: int) -> Fields:
+def _gpu(where: Where, model: str | None, fields: Fields, position: int, count: int) -> Fields:
     product, memory, reserved, nvlinks, architecture = _NO_MODEL if model is None else MODELS[model]
     domain, slot = divmod(position, 30)
     gpu = {
@@ -336,7 +268,7 @@ def _uuid(prefix: str, seed: str) -> str:
     return f"{prefix}-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
-def _links(where: _Where, value: object, gpus: Sequence[Fields]) -> list[LinkRecord]:
+def _links(where: Where, value: object, gpus: Sequence[Fields]) -> list[LinkRecord]:
     links = {(one["uuid"], other["uuid"]): _usual_link(one, other) for one, other in combinations(gpus, 2)}
     for n, entry in enumerate(where.list(value)):
         inside = where.item(n)
@@ -361,7 +293,7 @@ def _usual_link(one: Fields, other: Fields) -> tuple[int, int]:
     return CLOSENESS.index("node" if one["numa"] == other["numa"] else "system"), 0
 
 
-def _event(where: _Where, entry: object, uuids: Sequence[str]) -> Fields:
+def _event(where: Where, entry: object, uuids: Sequence[str]) -> Fields:
     about_gpu = isinstance(entry, dict) and "gpu" in entry
     fields = where.fields(entry, _GPU_EVENT if about_gpu else _NODE_EVENT)
     if "at" not in fields:
@@ -380,7 +312,7 @@ def _event(where: _Where, entry: object, uuids: Sequence[str]) -> Fields:
     return fields
 
 
-def _position(where: _Where, name: object, uuids: Sequence[str]) -> int:
+def _position(where: Where, name: object, uuids: Sequence[str]) -> int:
     if name in uuids:
         return uuids.index(str(name))
     if type(name) is int and 0 <= name < len(uuids):
@@ -393,7 +325,7 @@ def _position(where: _Where, name: object, uuids: Sequence[str]) -> int:
 def _process(value: object) -> Fields:
     if isinstance(value, dict) and "pid" not in value:
         raise ValueError(f"{value!r} has no pid")
-    return {"used": None, "sm": None, **_Where("").fields(value, _PROCESS)}
+    return {"used": None, "sm": None, **Where("").fields(value, _PROCESS)}
 
 
 def _processes(value: object) -> int | list[Fields] | None:
@@ -409,7 +341,7 @@ def _mig(value: object) -> bool | list[Fields]:
 
 def _instances(entry: object) -> Fields:
     if not isinstance(entry, str):
-        fields = _Where("").fields(entry, _INSTANCE)
+        fields = Where("").fields(entry, _INSTANCE)
         if "profile" not in fields:
             raise ValueError(f"{entry!r} has no profile")
         return {"count": 1, **fields}
@@ -423,7 +355,7 @@ def _limit(value: object) -> Fields:
     """Read the memory limit of a cgroup: a size, or what the driver answers."""
     optional = forms.or_null(forms.size)
     known = {"code": forms.whole, "hard": optional, "soft": forms.size, "used": optional}
-    fields = _Where("").fields(value, known) if isinstance(value, dict) else {"hard": forms.size(value)}
+    fields = Where("").fields(value, known) if isinstance(value, dict) else {"hard": forms.size(value)}
     return {"code": 0, "hard": None, "soft": 0, "used": None, **fields}
 
 

@@ -11,8 +11,8 @@ TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gpu_device_plugin.hardware.description import Fields
     from gpu_device_plugin.hardware.mig_profiles import Profile
+    from gpu_device_plugin.hardware.places import Fields
 
 _PART = re.compile(r"(?P<compute>[1-9])c\.(?P<profile>.+)", re.ASCII)
 # /proc/driver/nvidia-caps/mig-minors lists all that a GPU can ever have: 15 GPU instances of 8 compute instances each.

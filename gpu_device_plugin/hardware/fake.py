@@ -7,14 +7,15 @@ import time
 from fnmatch import fnmatchcase
 
 from gpu_device_plugin.hardware import driver
-from gpu_device_plugin.hardware.description import DescriptionError, read
+from gpu_device_plugin.hardware.description import read
 from gpu_device_plugin.hardware.driver import HardwareError
+from gpu_device_plugin.hardware.places import DescriptionError
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from gpu_device_plugin.hardware.description import Description, Fields
+    from gpu_device_plugin.hardware.description import Description
     from gpu_device_plugin.hardware.driver import (
         EventRecord,
         GpuRecord,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         UseRecord,
         XidRecord,
     )
+    from gpu_device_plugin.hardware.places import Fields
 
 _LOOK_EVERY_S = 0.02
 _NOT_FOUND, _FUNCTION_NOT_FOUND = 6, 13  # NVML's codes

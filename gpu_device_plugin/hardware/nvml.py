@@ -8,13 +8,12 @@ import time
 
 import pynvml
 
-from gpu_device_plugin.hardware import driver, library, nvml_calls, nvml_use
+from gpu_device_plugin.hardware import driver, library, nvml_calls, nvml_links, nvml_use
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.nvml_calls import LOST, MIB, NO_PERMISSION, text
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
     from gpu_device_plugin.hardware.driver import (
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
         GpuRecord,
         InventoryRecord,
         LimitRecord,
-        LinkRecord,
         ProbeRecord,
         UseRecord,
         XidRecord,
@@ -45,8 +43,6 @@ _TIMEOUT = 10
 _HAS_LIMITS = frozenset({4, 6})
 _UNKNOWN = 999
 
-# nvmlGpuTopologyLevel_t -> core.model.gpus.Closeness
-_CLOSENESS = {0: 6, 10: 5, 20: 4, 30: 3, 40: 2, 50: 1}
 # nvmlDeviceArchitecture_t; the numbers in between are of other devices than GPUs.
 _ARCHITECTURES = {
     2: "Kepler",
@@ -60,11 +56,6 @@ _ARCHITECTURES = {
     10: "Blackwell",
     13: "Rubin",
 }
-_NVLINK = 7
-# Written as a number: pynvml's NVML_P2P_CAPS_INDEX_READ, its neighbour, is a tuple by mistake (13.615.71).
-_P2P_NVLINK = 2
-_P2P_OK = 0
-
 # nvmlEventType...: XidCriticalError; and the events that justify an immediate reading: DoubleBitEccError,
 # DramRetirementEvent, DramRetirementFailure, FatalPoisonError, GpuUnavailableError, GpuRecoveryAction, and
 # MigConfigChange.
@@ -167,7 +158,7 @@ class Nvml:
             troubles.append("this driver reports no events, so failures are found only by reading every GPU in turn")
         return {
             "gpus": [each for gpu in gpus for each in (gpu, *instances[gpu["uuid"]])],
-            "links": list(self._links(gpus)),
+            "links": list(nvml_links.links(nvml, gpus, self._gpus)),
             "driver_version": self._optional("nvmlSystemGetDriverVersion"),
             "cgroup": self._cgroup_version(),
             "left_out": left_out,
@@ -411,45 +402,6 @@ class Nvml:
             self._nvml.nvmlEventSetFree(events)
         except self._nvml.NVMLError:
             return  # only a little memory of the failed set is lost
-
-    def _links(self, gpus: list[GpuRecord]) -> Iterator[LinkRecord]:
-        ends = {gpu["uuid"]: self._nvlink_ends(self._gpus[gpu["uuid"]]) for gpu in gpus}
-        for position, one in enumerate(gpus):
-            for other in gpus[position + 1 :]:
-                a, b = sorted((one, other), key=lambda gpu: gpu["uuid"])
-                nvlinks = self._nvlinks(a, b, ends)
-                closeness = _NVLINK if nvlinks else self._closeness(a, b)
-                yield {"a": a["uuid"], "b": b["uuid"], "closeness": closeness, "nvlinks": nvlinks}
-
-    def _nvlink_ends(self, handle: Any) -> list[str]:
-        """Return the PCI address at the other end of each active NVLink, as NVML writes it."""
-        ends = []
-        for link in range(self._nvml.NVML_NVLINK_MAX_LINKS):
-            active = self._safely("nvmlDeviceGetNvLinkState", handle, link)
-            if active is None:
-                break  # no such link, or no NVLink at all
-            if active and (pci := self._safely("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)):
-                ends.append(f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0")
-        return ends
-
-    def _nvlinks(self, a: GpuRecord, b: GpuRecord, ends: dict[str, list[str]]) -> int:
-        direct = ends[a["uuid"]].count(b["pci_bus_id"] or "")
-        if direct:
-            return direct
-        status = self._safely("nvmlDeviceGetP2PStatus", self._gpus[a["uuid"]], self._gpus[b["uuid"]], _P2P_NVLINK)
-        # They reach each other over NVLink, but not directly: all their links end in NVSwitches.
-        return min(len(ends[a["uuid"]]), len(ends[b["uuid"]])) if status == _P2P_OK else 0
-
-    def _closeness(self, a: GpuRecord, b: GpuRecord) -> int:
-        level = self._safely("nvmlDeviceGetTopologyCommonAncestor", self._gpus[a["uuid"]], self._gpus[b["uuid"]])
-        return _CLOSENESS.get(level, 0)
-
-    def _safely(self, function: str, *arguments: Any) -> Any:
-        """Like `_optional`, for properties of GPU pairs; None also for a lost GPU, as its own reading reports it."""
-        try:
-            return self._optional(function, *arguments)
-        except self._nvml.NVMLError:
-            return None
 
 
 def _address(handle: Any) -> int:

@@ -51,7 +51,7 @@ def _hardware(text: str) -> str:
 
 
 def _gpu_name(text: str) -> str:
-    if re.fullmatch(r"[0-9]{1,3}|GPU-[0-9a-fA-F-]{36}", text, re.ASCII):
+    if re.fullmatch(r"[0-9]{1,3}(:[0-9]{1,2})?|GPU-[0-9a-fA-F-]{36}|MIG-[0-9a-zA-Z/-]{36,92}", text, re.ASCII):
         return text
     raise ValueError(f"{text!r} is neither an index nor a UUID of a GPU, as nvidia-smi -L prints them")
 
@@ -85,7 +85,8 @@ class NodeSettings(ProgramSettings):
     exclude_gpus: tuple[str, ...] = knob(
         "",
         several("GPU", _gpu_name),
-        "GPUs that are not shared, by UUID or index. Prefer UUIDs: an index shifts when a GPU disappears.",
+        "GPUs that are not shared, by UUID or index. Prefer UUIDs: an index shifts when a GPU disappears. Of a GPU in "
+        "MIG mode no instance is given; a single one is named by its own UUID, or like 0:3.",
     )
     share_size_mib: int = knob(
         "1GiB",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.cluster.api import NodeReader, NodeRecord, PodReader
 from gpu_device_plugin.cluster.store import Store
 from gpu_device_plugin.core.cluster.claimed import pools, waits_for_ours, with_claims
+from gpu_device_plugin.core.cluster.instances import instance_pod
 from gpu_device_plugin.core.cluster.nodeview import NodeView
 from gpu_device_plugin.core.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
@@ -18,17 +19,20 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.nodechecks import Surroundings
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.view.objects import Node, decoded
-from gpu_device_plugin.view.reading import NAMES_CLAIMS, occupants, pod_and_status
+from gpu_device_plugin.view.reading import NAMES_CLAIMS, by_name, occupants, pod_and_status, shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
     import msgspec
 
-    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.cluster.instances import InstancePod
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.telling.podcauses import SchedulingStatus
+
+_OF_MIG = b"/mig-"
+"""In the JSON of a pod that asks for MIG instances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +105,8 @@ class FollowedCluster:
         names = [resource.name for resource in self.resources]
         self._names: Mapping[Kind, str] = {resource.kind: resource.name for resource in self.resources}
         # A pod whose JSON names none of our resources asks for none, and need not be decoded.
-        self._ours = tuple(f'"{name}"'.encode() for name in names)
-        self._pod_reader = PodReader(names, READ_BY_AGENT.__contains__)
+        self._ours = (*(f'"{name}"'.encode() for name in names), _OF_MIG)
+        self._pod_reader = PodReader(names, READ_BY_AGENT.__contains__, mig=True)
         self._node_reader = NodeReader(names, READ_BY_INSPECT.__contains__)
         self.fleet = Fleet(self.resources, vanished_grace_s=0)
         self._nodes: dict[str, FollowedNode] = {}
@@ -111,6 +115,8 @@ class FollowedCluster:
         self._claims: dict[str, Claim] = {}
         self._claims_on: dict[str, dict[str, Claim]] = {}
         """By node those that take devices of it, by their uids."""
+        self._instances_on: dict[str, dict[str, InstancePod]] = {}
+        """By node the pods that hold whole MIG instances, by their uids."""
         self._touched: set[str] = set()
         self._mark = 0
         self.waiting_version = 0
@@ -158,7 +164,7 @@ class FollowedCluster:
     @property
     def names(self) -> Sequence[str]:
         """The names of the nodes that share GPUs, or claim to, sorted."""
-        return sorted(name for name, each in self.fleet.candidates.items() if _shares(each))
+        return sorted(name for name, each in self.fleet.candidates.items() if shares(each))
 
     def view(self, name: str, report: NodeReport | None = None) -> NodeView | None:
         """Return a node as it is now; None: it does not exist, or shares nothing.
@@ -168,7 +174,7 @@ class FollowedCluster:
             report: what its agent reports of limits and use, where that is known better than by its annotations.
         """
         node, candidate = self._nodes.get(name), self.fleet.candidates.get(name)
-        if node is None or candidate is None or not _shares(candidate):
+        if node is None or candidate is None or not shares(candidate):
             return None
         record = node.record
         view = NodeView(
@@ -180,6 +186,7 @@ class FollowedCluster:
             capacity=record.capacity,
             allocatable=record.allocatable,
             report=self._aged(node) if report is None else report,
+            instance_pods=by_name(self._instances_on.get(name, {}).values()),
         )
         return with_claims(view, self._claims_on.get(name, {}).values())
 
@@ -273,6 +280,7 @@ class FollowedCluster:
         if (counts := self.fleet.entries.get(each.pod.uid)) != counted:
             # The fleet reports only changes that concern placement.
             self._touched |= {entry.node for entry in (counted, counts) if entry is not None}
+        self._hold(each.pod.uid, each.pod.node_name, instance_pod(each.pod))
         waits = not (each.pod.node_name or each.pod.ended or each.pod.deleting)
         before = self._waiting.pop(each.pod.uid, None)
         if waits:
@@ -289,6 +297,9 @@ class FollowedCluster:
     def replace_pods(self, pods: Sequence[FollowedPod]) -> None:
         """Replace all pods."""
         there = {each.pod.uid for each in pods}
+        for node in tuple(self._instances_on):
+            for uid in self._instances_on[node].keys() - there:
+                self._hold(uid, node, None)
         self.fleet.replace_pods([each.pod for each in pods], 0.0)
         self.fleet.expire(0.0)
         self._waiting = {uid: each for uid, each in self._waiting.items() if uid in there}
@@ -297,7 +308,18 @@ class FollowedCluster:
             self.put_pod(each)
         self._on_change()
 
+    def _hold(self, uid: str, node: str, holder: InstancePod | None) -> None:
+        """Note what a pod on a node has of its whole MIG instances; None: nothing."""
+        before = self._instances_on.get(node, {}).pop(uid, None)
+        if holder is not None:
+            self._instances_on.setdefault(node, {})[uid] = holder
+        elif before is not None and not self._instances_on[node]:
+            del self._instances_on[node]
+        if before != holder:
+            self._touched.add(node)
+
     def _drop(self, pod: Pod) -> None:
+        self._hold(pod.uid, pod.node_name, None)
         self.fleet.remove_pod(pod, 0.0)
         self.fleet.expire(0.0)
         if self._waiting.pop(pod.uid, None) is not None:
@@ -345,10 +367,6 @@ def _waits_for(each: FollowedPod, claims: Container[tuple[str, str]]) -> bool:
     """Return whether a pod names one of these claims, which are given by namespace and name."""
     named = () if each.status is None else each.status.claims
     return any((each.pod.namespace, claim.claim) in claims for claim in named)
-
-
-def _shares(candidate: Candidate) -> bool:
-    return bool(candidate.rooms or candidate.gpus.problem)
 
 
 class _Nodes(Store[FollowedNode]):

@@ -10,10 +10,12 @@ import msgspec
 
 from gpu_device_plugin.cluster.api import NodeReader, PodReader, UnreadableObjectError
 from gpu_device_plugin.core.cluster.claimed import claims_by_node, waits_for_ours, with_claims
+from gpu_device_plugin.core.cluster.instances import instance_pod
 from gpu_device_plugin.core.cluster.nodeview import NodeView
 from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, usage_of
 from gpu_device_plugin.core.contract.keys import (
     FRAMEWORKS,
+    INSTANCES,
     NODE_LABELS,
     READ_BY_AGENT,
     READ_BY_INSPECT,
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from gpu_device_plugin.cluster.api import NodeRecord, ObjectMeta
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.cluster.instances import InstancePod
     from gpu_device_plugin.core.cluster.usage import Usage
     from gpu_device_plugin.core.contract.nodereport import NodeReport
     from gpu_device_plugin.core.model.claims import Claim
@@ -117,7 +121,8 @@ def cluster(
         records[record.name] = record
         memory, count = record.capacity.get(names[Kind.MEMORY], 0), record.capacity.get(names[Kind.COUNT], 0)
         fleet.put_node(record.name, gpus_of_node(record.annotations, record.labels, memory, count))
-    pod_reader = PodReader(names.values(), READ_ON_PODS.__contains__)
+    pod_reader = PodReader(names.values(), {*READ_ON_PODS, INSTANCES}.__contains__, mig=True)
+    of_instances: dict[str, list[InstancePod]] = {}
     naming: list[frozenset[tuple[str, str]]] = []
     for raw in raw_pods:
         try:
@@ -130,15 +135,27 @@ def cluster(
             continue
         warnings += [f"pod {pod.namespace}/{pod.name}: {why}, and it is ignored" for why in ignored]
         fleet.put_pod(pod)
+        if (holder := instance_pod(pod)) is not None:
+            of_instances.setdefault(pod.node_name, []).append(holder)
     now_s = time.time()
     views = []
     for name, record in sorted(records.items()):
         report, problems = node_report(record.annotations, now_s)
-        views.append(_view(fleet, record, report))
+        views.append(_view(fleet, record, report, of_instances.get(name, ())))
         warnings += [f"node {name}: {why}" for why in problems]
     warnings += [f"node {view.name}: {view.candidate.gpus.fault}" for view in views if view.candidate.gpus.fault]
-    sharing = tuple(view for view in views if view.candidate.rooms or view.candidate.gpus.problem)
+    sharing = tuple(view for view in views if shares(view.candidate))
     return Cluster(sharing, frozenset(records), tuple(warnings), fleet.waiting, naming=tuple(naming))
+
+
+def shares(candidate: Candidate) -> bool:
+    """Return whether a node shares its GPUs, gives MIG instances to pods, or claims to."""
+    return bool(candidate.rooms or candidate.gpus.instances or candidate.gpus.problem)
+
+
+def by_name(holders: Iterable[InstancePod]) -> tuple[InstancePod, ...]:
+    """Return pods that hold MIG instances by namespace and name."""
+    return tuple(sorted(holders, key=lambda each: (each.namespace, each.name, each.uid)))
 
 
 def occupants(fleet: Fleet, node: str) -> tuple[Occupant, ...]:
@@ -149,7 +166,7 @@ def occupants(fleet: Fleet, node: str) -> tuple[Occupant, ...]:
     )
 
 
-def _view(fleet: Fleet, record: NodeRecord, report: NodeReport) -> NodeView:
+def _view(fleet: Fleet, record: NodeRecord, report: NodeReport, holders: Iterable[InstancePod]) -> NodeView:
     return NodeView(
         candidate=fleet.candidates[record.name],
         pods=occupants(fleet, record.name),
@@ -159,15 +176,16 @@ def _view(fleet: Fleet, record: NodeRecord, report: NodeReport) -> NodeView:
         capacity=record.capacity,
         allocatable=record.allocatable,
         report=report,
+        instance_pods=by_name(holders),
     )
 
 
 def gpu_pods(raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> list[tuple[Pod, Usage]]:
     """Return the pods that hold GPUs, each with its usage as its annotations tell it, by namespace and name.
 
-    Pods that cannot be read are left out.
+    The usage of pods that hold only MIG instances is `NOTHING`. Pods that cannot be read are left out.
     """
-    reader = PodReader([resource.name for resource in resources], READ_BY_AGENT.__contains__)
+    reader = PodReader([resource.name for resource in resources], READ_BY_AGENT.__contains__, mig=True)
     found = []
     for raw in raw_pods:
         try:
@@ -175,14 +193,14 @@ def gpu_pods(raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> 
         except UnreadableObjectError:
             continue
         usage = usage_of(pod, resources) if pod.node_name and not pod.ended else NOTHING
-        if usage != NOTHING:
+        if usage != NOTHING or instance_pod(pod) is not None:
             found.append((pod, usage))
     return sorted(found, key=lambda each: (each[0].namespace, each[0].name))
 
 
 def waiting_pods(raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> list[Pod]:
     """Return the pods without a node that ask for GPUs. Pods that cannot be read are left out."""
-    reader = PodReader([resource.name for resource in resources], READ_BY_AGENT.__contains__)
+    reader = PodReader([resource.name for resource in resources], READ_BY_AGENT.__contains__, mig=True)
     found = []
     for raw in raw_pods:
         try:
@@ -262,7 +280,7 @@ def pod_and_status(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod
     Raises:
         UnreadableObjectError: `raw` is no pod.
     """
-    pod, ignored = PodReader((each.name for each in resources), READ_BY_AGENT.__contains__).read(raw)
+    pod, ignored = PodReader((each.name for each in resources), READ_BY_AGENT.__contains__, mig=True).read(raw)
     more = decoded(raw, _Pod)
     spec, status = more.spec, more.status
     conditions = status.conditions or ()

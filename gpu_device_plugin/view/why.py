@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.asking import Ask, ask
 from gpu_device_plugin.core.cluster.claimed import ask_of_claims, for_claims
+from gpu_device_plugin.core.cluster.instances import asked_instances
 from gpu_device_plugin.core.telling.claimcauses import asked_by_claims, by_claim_instead, claim_causes
 from gpu_device_plugin.core.telling.explaining import Kept, NodeAnswer, answers, describe
+from gpu_device_plugin.core.telling.explaining_mig import asked_by_profile, instance_facts
 from gpu_device_plugin.core.telling.nodechecks import Surroundings, besides, exclusions
 from gpu_device_plugin.core.telling.podcauses import causes
 from gpu_device_plugin.core.telling.poduse import refusals
 from gpu_device_plugin.view.policy import assumed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.nodeview import NodeView
     from gpu_device_plugin.core.model.claims import Claim
@@ -65,9 +67,12 @@ def why(
     if status.claims and (_limitless(pod, resources) or any(not each.entry for each in status.claims)):
         return _why_by_claims(pod, status, nodes, around, claims, most=most)
     facts, asked = causes(pod, status, resources, None if nodes is None else {node.name: node for node in nodes})
+    of_instances = {} if pod.node_name or pod.ended or pod.deleting else asked_instances(pod)
+    if of_instances:
+        facts = [*_instances_first(of_instances, status, nodes, around), *facts]
     if asked is None:
-        return Why(facts=tuple(facts))
-    asks = describe(asked, resources, nodes or ())
+        return Why(asked_by_profile(of_instances), tuple(facts))
+    asks = " and ".join(filter(None, (describe(asked, resources, nodes or ()), asked_by_profile(of_instances))))
     if nodes is None:
         return Why(asks, tuple(facts))
     facts += by_claim_instead(asked, nodes)
@@ -78,6 +83,18 @@ def why(
         facts.append(f"Nodes that publish no policy are assumed to have the policy {chosen.name}: {chosen.assumed}.")
     kept = _kept_away(asked, status, nodes, resources, around)
     return Why(asks, tuple(facts), asked, tuple(answers(asked, nodes, kept, chosen.name, most)))
+
+
+def _instances_first(
+    asked: Mapping[str, int],
+    status: SchedulingStatus,
+    nodes: Sequence[NodeView] | None,
+    around: Mapping[str, Surroundings],
+) -> Iterator[str]:
+    """Yield why no node gives a pod its MIG instances, which is what people look for."""
+    kept = {node.name: exclusions(node, around.get(node.name, Surroundings()), status.terms) for node in nodes or ()}
+    if nodes is not None and not status.gates:
+        yield from instance_facts(asked, nodes, kept)
 
 
 def _kept_away(

@@ -67,6 +67,14 @@ def test_a_pod_is_reduced_to_what_concerns_us() -> None:
     )
 
 
+def test_limits_of_mig_profiles_of_any_domain_are_kept_where_they_matter() -> None:
+    limits = {"nvidia.com/mig-1g.10gb": "1", "example.com/mig-1g.5gb.me": "2", "nvidia.com/gpu": "1", "x/mig-big": "1"}
+    raw = json.dumps(pod("one", container(limits=limits), uid="u")).encode()
+    found, _ = PodReader([GPU_MEM], lambda _: False, mig=True).read(raw)
+    assert [each.limits for each in found.containers] == [{"nvidia.com/mig-1g.10gb": 1, "example.com/mig-1g.5gb.me": 2}]
+    assert READER.read(raw)[0].containers == ()
+
+
 def test_a_pod_being_deleted_says_so() -> None:
     body = pod("a", uid="u")
     body["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"

@@ -134,7 +134,7 @@ def test_the_picture_of_the_demo_is_what_it_prints() -> None:
     scenes = re.split(r"^(?=\d+/\d+ )", printed, flags=re.MULTILINE)
     shown = re.split(r"^(?=\d+/\d+ )", block.text, flags=re.MULTILINE)[1:]
     assert shown
-    assert f"{len(shown)} of {len(scenes) - 1}" == "2 of 11", "then the sentence above the picture says it wrong"
+    assert f"{len(shown)} of {len(scenes) - 1}" == "2 of 12", "then the sentence above the picture says it wrong"
     for scene in shown:
         assert scene.strip() in [each.strip() for each in scenes], "copy it anew from: make demo ARGS=--once"
 

@@ -90,6 +90,6 @@ def test_the_example_in_json_is_read() -> None:
 
 def test_every_word_is_explained() -> None:
     """Each is accepted by a node or by a pod."""
-    assert explained("Word") == {"gpus", "mem", "count", "split", "model", "cpu", "memory"}
-    assert nodes_in("gpus=1 mem=1 model=A10 cpu=1 memory=1Gi")
+    assert explained("Word") == {"gpus", "mem", "mig", "divided", "count", "split", "model", "cpu", "memory"}
+    assert nodes_in("gpus=2 mem=80 model=H100 mig=1g.10gb*7 divided=1 cpu=1 memory=1Gi")
     assert pods_in("mem=2 split=2 model=A10 cpu=1 memory=1Gi; count=1")

@@ -23,7 +23,7 @@ from gpu_device_plugin.core.worth.candidates import left_on, shape_of
 from gpu_device_plugin.core.worth.learning import Tables, learn
 from gpu_device_plugin.core.worth.mix import PodKind, kinds_of
 from gpu_device_plugin.fleet_index.judge import Judge
-from tests.fleet_index.test_judge import Cluster
+from tests.fleet_index.test_judge import Cluster, instance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -44,11 +44,22 @@ def node(
     broken: Sequence[int] = (),
     links: Links = NO_LINKS,
     claims: bool = False,
+    parents: Sequence[str | None] = (),
 ) -> Candidate:
-    """Return a node with shares in use by position, and GPUs in whole use; or one that serves claims."""
+    """Return a node with shares in use by position, and GPUs in whole use; or one that serves claims.
+
+    With `parents`, those that name one are MIG instances of it.
+    """
     gpus = NodeGpus(
         tuple(
-            ListedGpu(at, size, f"{name}-{at}", model, unhealthy="XID 79" if at in broken else "")
+            ListedGpu(
+                at,
+                size,
+                f"{name}-{at}",
+                model,
+                unhealthy="XID 79" if at in broken else "",
+                instance=instance(parents[at], at) if parents else None,
+            )
             for at, (size, model) in enumerate(zip(sizes, models, strict=True))
         ),
         share_mib=1024,
@@ -115,7 +126,7 @@ models = st.sampled_from(("T4", "A10"))
 def nodes_of_a_cluster(draw: st.DrawFn) -> list[Candidate]:
     found = []
     for name in ("a", "b", "c", "d")[: draw(st.integers(1, 4))]:
-        sizes = draw(st.lists(st.sampled_from((4, 16, 300)), max_size=3))
+        sizes = draw(st.lists(st.sampled_from((4, 16, 300)), max_size=4))
         used = {at: draw(st.integers(0, size)) for at, size in enumerate(sizes)}
         found.append(
             node(
@@ -128,6 +139,7 @@ def nodes_of_a_cluster(draw: st.DrawFn) -> list[Candidate]:
                 whole=[at for at in used if not used[at] and draw(st.booleans())],
                 broken=[at for at in used if draw(st.integers(0, 5)) == 0],
                 claims=draw(st.integers(0, 3)) == 0,
+                parents=[draw(st.sampled_from((None, "GPU-a", "GPU-b"))) for _ in sizes] if draw(st.booleans()) else (),
             )
         )
     return found

@@ -15,7 +15,7 @@ from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.scoring import score
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus, by_division
+from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, ListedInstance, NodeGpus, by_division
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.core.model.gpus import Closeness, Links
 from gpu_device_plugin.core.model.placing import Demand
@@ -75,8 +75,8 @@ wishes = st.just(NO_WISHES) | st.builds(
     Wishes,
     use_models=few,
     avoid_models=few,
-    use_uuids=st.lists(st.sampled_from(("u0", "u1")), max_size=1).map(tuple),
-    avoid_uuids=st.lists(st.sampled_from(("u0", "u2")), max_size=1).map(tuple),
+    use_uuids=st.lists(st.sampled_from(("u0", "u1", "u7")), max_size=1).map(tuple),
+    avoid_uuids=st.lists(st.sampled_from(("u0", "u2", "u8")), max_size=1).map(tuple),
     gpu_policy=maybe,
     node_policy=maybe,
 )
@@ -106,6 +106,7 @@ links = st.lists(
 def gpus(draw: st.DrawFn) -> NodeGpus:
     if draw(st.booleans()) and draw(st.booleans()):
         return by_division(draw(st.integers(0, 20)), draw(st.integers(0, 3)))
+    parents = st.none() if draw(st.booleans()) else st.sampled_from((None, "u7", "u8"))
     return NodeGpus(
         tuple(
             ListedGpu(
@@ -114,12 +115,19 @@ def gpus(draw: st.DrawFn) -> NodeGpus:
                 f"u{position}",
                 draw(st.sampled_from(("a", "a", "b"))),
                 unhealthy=draw(st.sampled_from(("", "", "", "it is hot"))),
+                instance=instance(draw(parents), position),
             )
             for position in range(draw(st.integers(0, 4)))
         ),
         share_mib=draw(st.sampled_from((1024, 2048))),
         links=draw(links),
+        instances=draw(st.sampled_from(((), (), (ListedGpu(9, 1, instance=instance("u9", 9)),)))),
     )
+
+
+def instance(parent: str | None, number: int) -> ListedInstance | None:
+    """Return the place of a MIG instance on this GPU; None without one."""
+    return None if parent is None else ListedInstance(parent, 0, number, "1g.10gb", number)
 
 
 @st.composite

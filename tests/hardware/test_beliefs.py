@@ -156,3 +156,15 @@ def test_the_use_of_instances_is_that_of_their_readings(world: World) -> None:
     world.read(Probe("GPU-a", used_mib=5, instances=("MIG-1",)), Probe("MIG-1", used_mib=3, processes=1))
     load = world.beliefs.load.value
     assert (load.used_mib, load.processes) == ({"GPU-a": 5, "MIG-1": 3}, {"GPU-a": None, "MIG-1": 1})
+
+
+def test_a_gpu_of_the_last_run_is_lost_with_its_instances_and_a_destroyed_instance_is_not(world: World) -> None:
+    """The positions of both are known all the same."""
+    destroyed, lost = instance("MIG-old", "GPU-a", 9), Gpu("GPU-x", 3, "NVIDIA H100", 81559, mig=True)
+    of_lost = instance("MIG-x", "GPU-x", 7)
+    world.beliefs.restore_order((ONE, destroyed, lost, of_lost, T4, TWO, PART, OTHER))
+    assert world.unhealthy == {"GPU-x", "MIG-x"}
+    assert "MIG-old" not in world.known
+    assert set(world.known) == {*(gpu.uuid for gpu in ALL), "GPU-x", "MIG-x"}
+    order = [gpu.uuid for gpu in world.beliefs.view.value.inventory.order]
+    assert order[:4] == ["MIG-1", "MIG-old", "GPU-x", "MIG-x"]

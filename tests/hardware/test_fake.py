@@ -9,9 +9,11 @@ import pytest
 
 from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.core.node.health import RecoveryAction
-from gpu_device_plugin.hardware.description import ACTIONS, CLOSENESS, MODELS, DescriptionError, read
+from gpu_device_plugin.hardware.description import ACTIONS, CLOSENESS, read
 from gpu_device_plugin.hardware.driver import CONTEXT_LOST, OTHER, HardwareError
 from gpu_device_plugin.hardware.fake import Fake
+from gpu_device_plugin.hardware.models import MODELS
+from gpu_device_plugin.hardware.places import DescriptionError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.core.model.mig import profile_name
-from gpu_device_plugin.hardware.description import MODELS, DescriptionError, read
+from gpu_device_plugin.hardware.description import read
 from gpu_device_plugin.hardware.fake import Fake
 from gpu_device_plugin.hardware.mig_profiles import SIZES, profiles_of
+from gpu_device_plugin.hardware.models import MODELS
+from gpu_device_plugin.hardware.places import DescriptionError
 from tests.hardware.test_fake import Clock, opened, written
 
 if TYPE_CHECKING:

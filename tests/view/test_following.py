@@ -10,14 +10,15 @@ import pytest
 
 from gpu_device_plugin.cluster.claims import read_claim
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_GPUS, NODE_USE
-from gpu_device_plugin.core.contract.nodegpus import write_node_gpus
+from gpu_device_plugin.core.contract.keys import ALLOCATION, INSTANCES, NODE_GPUS, NODE_USE
+from gpu_device_plugin.core.contract.nodegpus import NodeGpus, write_node_gpus
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.testing.builders import container, node, pod
 from gpu_device_plugin.view.following import FollowedCluster, FollowedNode, FollowedPod
-from gpu_device_plugin.view.reading import cluster
+from gpu_device_plugin.view.reading import cluster, gpu_pods, waiting_pods
 from tests.claim_values import claim_json, part_json, serving, whole_json
 from tests.reports import part, written
+from tests.views import WHOLE, listed_instance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -275,3 +276,56 @@ def test_claims_matter_while_a_node_serves_them(world: World) -> None:
     world.put(serving_node("n1"))
     world.followed.nodes.remove(world.node(serving_node("n1")))
     assert not serves(world)
+
+
+ONE_OF_MIG = write_node_gpus(
+    NodeGpus(instances=(listed_instance(0, 0, resource=WHOLE), listed_instance(1, 1, resource=WHOLE)), share_mib=1024)
+)
+
+
+def with_mig(name: str, *uuids: str, **more: Any) -> Any:
+    annotations = {INSTANCES: json.dumps({"main": list(uuids)})} if uuids else {}
+    return pod(name, container(limits={WHOLE: "1"}), annotations=annotations, **more)
+
+
+def used(world: World, name: str = "gpu-1") -> list[tuple[str, list[str]]]:
+    shown = world.followed.view(name)
+    assert shown is not None
+    return [
+        (str(each), [gpu.uuid for gpu in gpus]) for offer in shown.instances() for each, gpus in offer.by_pod.items()
+    ]
+
+
+def test_a_node_that_gives_only_instances_is_shown_with_the_pods_that_have_them(world: World) -> None:
+    world.put(node("gpu-1", annotations={NODE_GPUS: ONE_OF_MIG}))
+    world.followed.changed()
+    assert list(world.followed.names) == ["gpu-1"]
+    world.put(with_mig("a", node="gpu-1"), with_mig("b", "MIG-1", node="gpu-1"))
+    assert used(world) == [("default/a", []), ("default/b", ["MIG-1"])]
+    assert world.followed.changed() == ["gpu-1"]
+    world.put(with_mig("a", "MIG-0", node="gpu-1"))
+    assert (world.followed.changed(), used(world)[0]) == (["gpu-1"], ("default/a", ["MIG-0"]))
+    world.put(with_mig("a", "MIG-0", node="gpu-1"))
+    assert world.followed.changed() == []
+    world.put(with_mig("a", "MIG-0", node="gpu-1", phase="Succeeded"))
+    world.followed.pods.remove(world.pod(with_mig("b", "MIG-1", node="gpu-1")))
+    assert (world.followed.changed(), used(world)) == (["gpu-1"], [])
+    world.put(with_mig("a", "MIG-0", node="gpu-1"), with_mig("b", "MIG-1", node="gpu-1"))
+    world.followed.pods.replace([world.pod(with_mig("b", "MIG-1", node="gpu-1"))])
+    assert used(world) == [("default/b", ["MIG-1"])]
+
+
+def test_reading_everything_shows_the_same_instances(world: World) -> None:
+    objects = [node("gpu-1", annotations={NODE_GPUS: ONE_OF_MIG}), with_mig("a", "MIG-0", node="gpu-1"), with_mig("w")]
+    world.put(*objects)
+    raw = [world.raw(each) for each in objects]
+    whole = cluster(raw[:1], raw[1:], RESOURCES)
+    (view,) = whole.nodes
+    assert [(str(each), each.held) for each in view.instance_pods] == [("default/a", frozenset({"MIG-0"}))]
+    shown = world.followed.view("gpu-1")
+    assert shown is not None
+    assert shown.instance_pods == view.instance_pods
+    assert whole.waiting == 1
+    assert names(world.followed.waiting) == ["w"]
+    assert [(each.name, usage) for each, usage in gpu_pods(raw[1:], RESOURCES)] == [("a", Usage())]
+    assert [each.name for each in waiting_pods(raw[1:], RESOURCES)] == ["w"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.usage import Usage
@@ -21,23 +21,31 @@ class Summary:
     """A node's free and used shares, in the few numbers that decide most requests."""
 
     frees: tuple[int, ...] = ()
-    """Free shares of each GPU that gives shares, the most first."""
+    """Free shares of each GPU, or MIG instance, that gives shares, the most first."""
     sizes: tuple[int, ...] = ()
-    """Shares of each healthy GPU, the most first."""
+    """Shares of each healthy GPU or instance, the most first."""
     shared: tuple[int, ...] = ()
-    """The `frees` of partly used GPUs, the most first: a pod that fits there leaves the unused GPUs unused."""
+    """The `frees` of partly used GPUs, and of all instances, the most first: a pod that fits there leaves the unused
+    GPUs unused."""
     unused: tuple[int, ...] = ()
-    """Positions of the healthy GPUs that no pod uses."""
+    """Positions of the healthy GPUs that no pod uses. An instance is none of them: it cannot be taken as a GPU."""
     used: int = 0
-    """Shares in use on the healthy GPUs; a GPU in whole use counts in full."""
+    """Shares in use on the healthy GPUs and instances; a GPU in whole use counts in full."""
     total: int = 0
-    """Shares of the healthy GPUs."""
+    """Shares of the healthy GPUs and instances."""
     failed: tuple[int, ...] = ()
-    """Shares of each GPU that is out of service, the most first."""
+    """Shares of each GPU or instance that is out of service, the most first."""
+    of_gpus: Summary | None = None
+    """The same numbers of the GPUs alone; None: there are no instances."""
+
+    @property
+    def gpus(self) -> Summary:
+        """The numbers for a demand that no instance can serve: of the GPUs alone."""
+        return self if self.of_gpus is None else self.of_gpus
 
     @property
     def best(self) -> int:
-        """The most free shares on one GPU."""
+        """The most free shares on one GPU or instance."""
         return self.frees[0] if self.frees else 0
 
 
@@ -58,8 +66,10 @@ class Candidate:
     since Python computes the hash of a string only once."""
 
     def __post_init__(self) -> None:
-        gpus = self.gpus
-        sizes = f"{self.summary.sizes} {self.summary.failed}"
+        gpus, numbers = self.gpus, self.summary
+        sizes = f"{numbers.sizes} {numbers.failed}"
+        if numbers.of_gpus is not None or gpus.instances:
+            sizes = f"{sizes} {numbers.gpus.sizes} {numbers.gpus.failed} {bool(gpus.instances)}"
         like = f"{sizes} {len(self.rooms)} {gpus.share_mib} {gpus.divided} {gpus.problem}"
         object.__setattr__(self, "like", like)
 
@@ -86,11 +96,12 @@ def candidate(
 
 
 def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
-    """Return the room on every GPU.
+    """Return the room on every GPU, and on every MIG instance that is shared.
 
     Usage of an unknown GPU is subtracted from every GPU that it may be, so that no share is promised twice: unplaced
-    shares from every GPU, an unplaced whole GPU from every one that is not in shared use.
+    shares from every GPU and instance, an unplaced whole GPU from every GPU that is not in shared use.
     """
+    cards = gpus.cards
     used = dict.fromkeys([gpu.position for gpu in gpus.gpus], 0)
     whole: set[int] = set()
     settling_shares: set[int] = set()
@@ -107,7 +118,7 @@ def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
     if len(used) > len(gpus.gpus) or not whole <= used.keys():
         # Rare, so done once for the sum of all pods: to do it pod by pod makes a search for victims a fifth slower.
         together = Usage(tuple(used.items()), tuple(whole), unplaced_shares, unplaced_gpus)
-        listed = together.as_listed({gpu.position for gpu in gpus.gpus})
+        listed = together.as_listed({gpu.position for gpu in gpus.gpus}, gpus.elsewhere)
         unplaced_shares, unplaced_gpus = listed.unplaced_shares, listed.unplaced_gpus
     return tuple(
         Room(
@@ -118,7 +129,10 @@ def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
             shared=bool(
                 used[gpu.position] or gpu.position in settling_shares or (unplaced_shares and gpu.position not in whole)
             ),
-            whole=bool(gpu.position in whole or (unplaced_gpus and not used[gpu.position])),
+            whole=bool(
+                gpu.position in whole or (unplaced_gpus and not used[gpu.position] and gpu.position not in cards)
+            ),
+            card=cards.get(gpu.position),
         )
         for gpu in gpus.gpus
     )
@@ -126,6 +140,12 @@ def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
 
 def summary(rooms: Sequence[Room]) -> Summary:
     """Return the numbers that summarize `rooms`."""
+    found = _numbers(rooms)
+    gpus = [room for room in rooms if room.card is None]
+    return found if len(gpus) == len(rooms) else replace(found, of_gpus=_numbers(gpus))
+
+
+def _numbers(rooms: Sequence[Room]) -> Summary:
     healthy = [room for room in rooms if room.healthy]
     giving = [room for room in rooms if room.gives_shares]
     total = sum([room.total for room in healthy])
@@ -133,8 +153,8 @@ def summary(rooms: Sequence[Room]) -> Summary:
         frees=_most_first([room.free for room in giving]),
         sizes=_most_first([room.total for room in healthy]),
         failed=_most_first([room.total for room in rooms if not room.healthy]),
-        shared=_most_first([room.free for room in giving if room.shared]),
-        unused=tuple([room.position for room in giving if not room.shared]),
+        shared=_most_first([room.free for room in giving if room.shared or room.card is not None]),
+        unused=tuple([room.position for room in giving if not room.shared and room.card is None]),
         used=total - sum([room.free for room in giving]),
         total=total,
     )

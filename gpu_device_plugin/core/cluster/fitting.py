@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from gpu_device_plugin.core.cluster.candidate import summary
 from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.model.placing import Placement, Refusal, place
+from gpu_device_plugin.core.model.placing import Placement, Refusal, fits_kind, place, preference
 from gpu_device_plugin.core.model.policy import FIT, POLICIES
 from gpu_device_plugin.core.model.resources import Kind
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.placing import Demand, Room
     from gpu_device_plugin.core.model.policy import Rank, Ranks
 
-    _Likeness = tuple[int, int, bool, bool, bool]
+    _Likeness = tuple[int, int, bool, bool, bool, bool]
 
 T = TypeVar("T")
 
@@ -30,6 +30,9 @@ eight GPUs that are all different take a few dozen; a step takes some microsecon
 
 TOGETHER = "its GPUs have no room for all containers of the pod together"
 _NONE_ALLOWED = "the pod's annotations allow none of its GPUs"
+_WHOLE_INSTANCES = "its MIG instances are given whole, by the resources of their profiles, and it shares no GPU"
+_NO_GPU = "it has MIG instances only, none of its GPUs is whole"
+_ONE_EACH = "it has MIG instances only, and no container can use several of them"
 _NOT_ALL = (
     "kube-scheduler gives out its GPUs by ResourceClaims (DRA) and may choose any, and the pod's annotations do not "
     "allow all of them"
@@ -56,16 +59,17 @@ class Unfit:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The result of packing all demands of a pod onto GPUs that differ by their free shares alone."""
+    """The result of packing all demands of a pod onto GPUs and MIG instances that differ by their free shares alone."""
 
     taken: tuple[tuple[int, ...], ...] | None
     """For each demand for memory, in the order of `_order`, the free shares of its GPUs before it takes its own; None:
-    no packing was found. Demands for whole GPUs get the GPUs with the fewest free shares."""
+    no packing was found. Demands for whole GPUs get the GPUs with the fewest free shares. Only demands for
+    memory of one GPU get instances."""
     steps: int
     """How many steps the search took, each of some microseconds."""
 
 
-Pack: TypeAlias = "Callable[[tuple[int, ...], tuple[int, ...]], Packing]"
+Pack: TypeAlias = "Callable[[tuple[int, ...], tuple[int, ...], tuple[int, ...]], Packing]"
 """A `Packer` for the demands of one pod, or a cache in front of one."""
 
 
@@ -146,10 +150,11 @@ def _packed(
     if why is not None and (why.unresolvable or len(ask.parts) == 1):
         return why
     pack = pack or Packer([part.demand for part in ask.parts])
-    if why is None and (taken := pack(*free_and_idle(rooms)).taken) is not None:
+    if why is None and (taken := pack(*frees_of(rooms)).taken) is not None:
         return taken
-    sizes = tuple(room.total for room in rooms if room.healthy)
-    unresolvable = pack(sizes, sizes).taken is None
+    sizes = tuple(room.total for room in rooms if room.healthy and room.card is None)
+    instances = tuple(room.total for room in rooms if room.healthy and room.card is not None)
+    unresolvable = pack(sizes, sizes, instances).taken is None
     if why is None or unresolvable:
         return Unfit(TOGETHER + _among(node, rooms), unresolvable)
     return why
@@ -160,7 +165,7 @@ def unfit_by_kind(ask: Ask, node: Candidate) -> Unfit | None:
     if node.gpus.problem:
         return Unfit(node.gpus.problem, unresolvable=True)
     if not node.rooms:
-        return Unfit("it shares no GPU", unresolvable=True)
+        return Unfit(_WHOLE_INSTANCES if node.gpus.instances else "it shares no GPU", unresolvable=True)
     if node.gpus.divided:
         return _beyond_gpushare(ask, node)
     return None
@@ -185,7 +190,7 @@ def allowed(ask: Ask, node: Candidate) -> tuple[Room, ...]:
     return tuple(
         room
         for gpu, room in zip(node.gpus.gpus, node.rooms, strict=True)
-        if wishes.allow_model(gpu.model) and wishes.allow_uuid(gpu.uuid)
+        if wishes.allow_model(gpu.model) and wishes.allow_uuid(gpu.uuid, gpu.card)
     )
 
 
@@ -205,9 +210,20 @@ def _alone(ask: Ask, node: Candidate, rooms: Sequence[Room]) -> Unfit | None:
 
 def _too_large(demand: Demand, node: Candidate, numbers: Summary) -> Unfit | None:
     """Return why one demand does not fit into the rooms that `numbers` summarizes, None if it does."""
+    if demand.kind is Kind.COUNT or demand.gpus > 1:
+        numbers = numbers.gpus
+        if not numbers.sizes and not numbers.failed:
+            return Unfit(_NO_GPU if demand.kind is Kind.COUNT else _ONE_EACH, unresolvable=True)
     if not numbers.sizes:
-        return Unfit("no GPU is healthy", unresolvable=True)
+        return Unfit(f"no {_hardware(numbers)} is healthy", unresolvable=True)
     return (_too_many if demand.kind is Kind.COUNT else _too_much)(demand, node, numbers)
+
+
+def _hardware(numbers: Summary) -> str:
+    """Return what `numbers` summarize."""
+    if numbers.of_gpus is None:
+        return "GPU"
+    return "GPU or MIG instance" if numbers.gpus.sizes or numbers.gpus.failed else "MIG instance"
 
 
 def _too_many(demand: Demand, _node: Candidate, numbers: Summary) -> Unfit | None:
@@ -216,7 +232,7 @@ def _too_many(demand: Demand, _node: Candidate, numbers: Summary) -> Unfit | Non
     return (
         None
         if len(numbers.unused) >= demand.amount
-        else Unfit(_lacking(demand.amount, "is", "are", "unused"), unresolvable=False)
+        else Unfit(_lacking(demand.amount, "GPU", "is", "are", "unused"), unresolvable=False)
     )
 
 
@@ -228,8 +244,8 @@ def _too_much(demand: Demand, node: Candidate, numbers: Summary) -> Unfit | None
     if last >= len(numbers.sizes) or numbers.sizes[last] < each:
         return Unfit(_too_small(demand.gpus, each, node, numbers), unresolvable=True)
     if not numbers.frees:
-        return Unfit("every GPU is in whole use", unresolvable=False)
-    return Unfit(_lacking(demand.gpus, "has", "have", f"{memory} free"), unresolvable=False)
+        return Unfit(f"every {_hardware(numbers)} is in whole use", unresolvable=False)
+    return Unfit(_lacking(demand.gpus, _hardware(numbers), "has", "have", f"{memory} free"), unresolvable=False)
 
 
 def _too_small(wanted: int, each: int, node: Candidate, numbers: Summary) -> str:
@@ -240,15 +256,15 @@ def _too_small(wanted: int, each: int, node: Candidate, numbers: Summary) -> str
         which = " in service" if in_service + large >= wanted else ""
         return f"fewer than {wanted} GPUs{which} have {_memory(each, node)} in all"
     if not large:
-        return f"the largest GPU has {_memory(numbers.sizes[0], node)} in all"
+        return f"the largest {_hardware(numbers)} has {_memory(numbers.sizes[0], node)} in all"
     return (
-        f"the largest GPU in service has {_memory(numbers.sizes[0], node)} in all, and one of "
+        f"the largest {_hardware(numbers)} in service has {_memory(numbers.sizes[0], node)} in all, and one of "
         f"{_memory(numbers.failed[0], node)} is out of service"
     )
 
 
-def _lacking(wanted: int, verb: str, verbs: str, what: str) -> str:
-    return f"no GPU {verb} {what}" if wanted == 1 else f"fewer than {wanted} GPUs {verbs} {what}"
+def _lacking(wanted: int, hardware: str, verb: str, verbs: str, what: str) -> str:
+    return f"no {hardware} {verb} {what}" if wanted == 1 else f"fewer than {wanted} {hardware}s {verbs} {what}"
 
 
 def _memory(shares: int, node: Candidate) -> str:
@@ -259,7 +275,7 @@ def _memory(shares: int, node: Candidate) -> str:
 
 
 class Packer:
-    """Packs all demands of one pod onto the GPUs of a node; precomputes all that depends on the pod alone."""
+    """Packs all demands of one pod onto a node's GPUs and instances; precomputes all that depends on the pod alone."""
 
     def __init__(self, demands: Sequence[Demand]) -> None:
         """Pack `demands`."""
@@ -268,12 +284,14 @@ class Packer:
         """The number of GPUs that the pod takes whole."""
         self.pieces = [(demand.gpus, demand.amount // demand.gpus) for demand in ordered if demand.kind is Kind.MEMORY]
         """(GPUs, shares of each) of every demand for memory."""
+        self._several = sum(gpus > 1 for gpus, _ in self.pieces)
+        """How many of `pieces`, which come first, instances cannot serve: no container can use several."""
         # By n: the sum of shares of the n-th piece and all after it, and the fewest shares per GPU of any of them.
         self._sums = list(accumulate((gpus * each for gpus, each in reversed(self.pieces)), initial=0))[::-1]
         self._least = list(accumulate((each for _, each in reversed(self.pieces)), min))[::-1]
 
     def left(self, frees: Sequence[int], idle: Sequence[int]) -> list[int] | None:
-        """Return the free shares that remain once whole GPUs are taken, the least first; None if too few are idle."""
+        """Return the free shares of GPUs that remain once whole ones are taken, the least first; None: too few idle."""
         if self.whole > len(idle):
             return None
         left = sorted(frees)
@@ -282,19 +300,22 @@ class Packer:
             left.remove(free)
         return left
 
-    def __call__(self, frees: Sequence[int], idle: Sequence[int], most_steps: int = _MOST_STEPS) -> Packing:
+    def __call__(
+        self, frees: Sequence[int], idle: Sequence[int], instances: Sequence[int] = (), most_steps: int = _MOST_STEPS
+    ) -> Packing:
         """Search for a packing.
 
         Args:
             frees: the free shares of each GPU that gives shares.
             idle: the free shares of each of those GPUs that may also be taken whole.
+            instances: the free shares of each MIG instance that gives shares.
             most_steps: the search gives up after these.
         """
         left = self.left(frees, idle)
-        return Packing(None, 0) if left is None else self.packing(left, most_steps)
+        return Packing(None, 0) if left is None else self.packing(left, instances, most_steps)
 
-    def packing(self, left: Sequence[int], most_steps: int = _MOST_STEPS) -> Packing:
-        """Search with the free shares that are `left` once whole GPUs are taken."""
+    def packing(self, left: Sequence[int], instances: Sequence[int] = (), most_steps: int = _MOST_STEPS) -> Packing:
+        """Search with the free shares of GPUs that are `left` once whole ones are taken, and of `instances`."""
         vain: set[tuple[int, tuple[int, ...]]] = set()
         steps = 0
 
@@ -302,8 +323,11 @@ class Packer:
             nonlocal steps
             if done == len(self.pieces):
                 return ()
+            if done == self._several and instances:
+                left = sorted([*left, *instances])
             useful = tuple(free for free in left if free >= self._least[done])
-            if sum(useful) < self._sums[done] or (done, useful) in vain:
+            beside = sum(instances) if done < self._several else 0
+            if sum(useful) + beside < self._sums[done] or (done, useful) in vain:
                 return None
             gpus, each = self.pieces[done]
             alike = [tuple(group) for free, group in groupby(useful) if free >= each]
@@ -331,11 +355,13 @@ def _order(demands: Sequence[Demand]) -> list[int]:
     )
 
 
-def free_and_idle(rooms: Sequence[Room]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the arguments of a `Packer`: the free shares of each GPU that gives shares, and of each unused GPU."""
+def frees_of(rooms: Sequence[Room]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return the arguments of a `Packer`: the free shares of GPUs that give shares, of unused ones, of instances."""
     # As `Room.gives_shares` and `Room.unused` say: to call these takes a fifth of what a filter takes of several parts.
     giving = [room for room in rooms if room.healthy and not room.whole]
-    return tuple([room.free for room in giving]), tuple([room.free for room in giving if not room.shared])
+    gpus = [room for room in giving if room.card is None]
+    instances = () if len(gpus) == len(giving) else tuple([room.free for room in giving if room.card is not None])
+    return tuple([room.free for room in gpus]), tuple([room.free for room in gpus if not room.shared]), instances
 
 
 def _preferred(
@@ -354,7 +380,7 @@ def _preferred(
             if placement is None or steps < 0:
                 return None
             left = _without(rooms, placement)
-            packing = others(*free_and_idle(left), steps)
+            packing = others(*frees_of(left), steps)
             steps -= 1 + packing.steps
             found[n] = placement
         rooms = left
@@ -366,7 +392,8 @@ def _as_packed(
 ) -> dict[int, Placement]:
     """Place demands as a `Packer` has found."""
     found: dict[int, Placement] = {}
-    idle = sorted((room for room in rooms if room.unused), key=lambda room: room.free)
+    idle = sorted((room for room in rooms if room.unused and room.card is None), key=lambda room: room.free)
+    gpus = {room.position for room in rooms if room.card is None}
     left = {room.position: room.free for room in rooms if room.gives_shares}
     ways = iter(taken)
     for n in _order(demands):
@@ -378,7 +405,8 @@ def _as_packed(
         else:
             shares = {}
             for free in next(ways):
-                position = next(at for at, now in left.items() if now == free and at not in shares)
+                may = left if demand.gpus == 1 else gpus
+                position = next(at for at, now in left.items() if now == free and at in may and at not in shares)
                 shares[position] = demand.amount // demand.gpus
             left = {position: free - shares.get(position, 0) for position, free in left.items()}
         found[n] = Placement(demand, tuple(sorted(shares.items())))
@@ -394,7 +422,7 @@ def _ways(
     memory = demand.kind is Kind.MEMORY
     each = demand.amount // demand.gpus
     alike: dict[_Likeness, list[Room]] = {}
-    for room in sorted(rooms, key=lambda room: (rank(room), room.position)):
+    for room in sorted((room for room in rooms if fits_kind(demand, room)), key=preference(rooms, rank)):
         if (room.gives_shares and room.free >= each) if memory else room.unused:
             alike.setdefault(_likeness(room), []).append(room)
 
@@ -416,7 +444,7 @@ def groups(alike: Sequence[Sequence[T]], size: int) -> Iterator[tuple[T, ...]]:
 
 def _likeness(room: Room) -> _Likeness:
     """Return all of a room but its position: rooms with the same likeness are interchangeable."""
-    return room.total, room.free, room.healthy, room.shared, room.whole
+    return room.total, room.free, room.healthy, room.shared, room.whole, room.card is None
 
 
 def _without(rooms: Sequence[Room], placement: Placement) -> tuple[Room, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.cluster.instances import whole_instances
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.nodereport import NO_REPORT
 from gpu_device_plugin.core.model.memory import format_mib
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.cluster.instances import InstancePod, Instances
     from gpu_device_plugin.core.cluster.usage import Occupant
     from gpu_device_plugin.core.contract.nodegpus import ListedGpu
     from gpu_device_plugin.core.contract.nodereport import NodeReport
@@ -66,6 +68,8 @@ class NodeView:
     allocatable: Mapping[str, int] = field(default_factory=dict)
     report: NodeReport = NO_REPORT
     """What its agent reports of limits and of real use."""
+    instance_pods: tuple[InstancePod, ...] = ()
+    """The pods on it that ask for whole MIG instances, by namespace and name."""
 
     @property
     def name(self) -> str:
@@ -94,7 +98,7 @@ class NodeView:
         sizes = self.candidate.gpus.sizes
         held: dict[int, list[Held]] = {position: [] for position in sizes}
         for pod in self.pods:
-            usage = pod.usage.as_listed(sizes)
+            usage = pod.usage.as_listed(sizes, self.candidate.gpus.elsewhere)
             for position, shares in usage.shares:
                 held[position].append(Held(pod, shares))
             for position in usage.whole:
@@ -102,10 +106,15 @@ class NodeView:
         rooms = {room.position: room for room in self.candidate.rooms}
         return tuple(GpuView(gpu, rooms[gpu.position], tuple(held[gpu.position])) for gpu in listed)
 
+    def instances(self) -> tuple[Instances, ...]:
+        """Return the MIG instances that are handed out whole, by resource, with the pods that have them."""
+        return whole_instances(self.candidate.gpus.instances, self.instance_pods)
+
     def loose(self) -> Mapping[Occupant, Usage]:
         """Return by pod only its usage of unknown GPUs, or of GPUs that the node does not list."""
         sizes = self.candidate.gpus.sizes
-        found = ((pod, pod.usage.as_listed(sizes)) for pod in self.pods)
+        elsewhere = self.candidate.gpus.elsewhere
+        found = ((pod, pod.usage.as_listed(sizes, elsewhere)) for pod in self.pods)
         return {
             pod: Usage(unplaced_shares=usage.unplaced_shares, unplaced_gpus=usage.unplaced_gpus)
             for pod, usage in found

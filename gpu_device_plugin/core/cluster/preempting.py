@@ -190,9 +190,9 @@ class _Choice:
         self._effort.take(3 * len(usages) + 10 * len(before.gpus.gpus) + 20)
         return unfit(self._preemptor.ask, candidate(before.name, before.gpus, usages), self._pack)
 
-    def _pack(self, frees: tuple[int, ...], idle: tuple[int, ...]) -> Packing:
-        found = self._packer(frees, idle)
-        self._effort.take((found.steps + 1) * (len(frees) + 4))
+    def _pack(self, frees: tuple[int, ...], idle: tuple[int, ...], instances: tuple[int, ...]) -> Packing:
+        found = self._packer(frees, idle, instances)
+        self._effort.take((found.steps + 1) * (len(frees) + len(instances) + 4))
         return found
 
     def _importance(self, pod: Occupant) -> tuple[int, bool, int, str]:
@@ -224,7 +224,7 @@ class _Sums:
         rooms = [room for room in rooms_of(node.gpus, [pod.usage for pod in self._frees]) if room.healthy]
         offered = {
             _SHARES: sum(room.total for room in rooms if not room.whole),
-            _WHOLE: sum(not room.shared for room in rooms),
+            _WHOLE: sum(not room.shared for room in rooms if room.card is None),
         }
         asked = Counter(preemptor.requests or {})
         for part in preemptor.ask.parts:

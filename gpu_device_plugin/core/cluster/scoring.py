@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.core.cluster.candidate import summary
 from gpu_device_plugin.core.cluster.fitting import allowed, by_claims, gpu_policy_of, unfit
@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gpu_device_plugin.core.cluster.asking import Ask
-    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.cluster.candidate import Candidate, Summary
     from gpu_device_plugin.core.model.gpus import Links
 
 MOST = 10
 """The highest score that kube-scheduler expects of an extender."""
 MIDDLE = MOST // 2
 """The score of a node on which kube-scheduler allocates the pod's GPUs: we do not know how full it is."""
+
+Fill: TypeAlias = "tuple[int, int, int, int]"
+"""Of a node the shares in use, all shares, its GPUs and the shares of these without those of MIG instances, as far as
+they are healthy."""
 
 _FULLNESS = 6
 """The part of the `binpack` score that measures how full the node gets; the rest measures what the pod spoils."""
@@ -46,12 +50,11 @@ class Wanted:
     spoilable: int
     """The units that the pod could spoil: GPUs for memory, and pairs of whole ones."""
 
-    def full(self, used: int, total: int, healthy: int) -> float:
-        """Return the used fraction of a node once the pod is there, 0 to 1, by its shares and its healthy GPUs.
-
-        A whole GPU counts as the average one.
-        """
-        return min(1.0, (used + self.shares) / total + self.whole / healthy)
+    def full(self, fill: Fill) -> float:
+        """Return the used fraction of a node once the pod is there, 0 to 1. A whole GPU counts as the average one."""
+        used, total, gpus, on_gpus = fill
+        whole = self.whole / gpus * (on_gpus / total) if self.whole else 0.0
+        return min(1.0, (used + self.shares) / total + whole)
 
 
 def wanted(ask: Ask) -> Wanted:
@@ -92,17 +95,23 @@ def score_of_fit(ask: Ask, node: Candidate, node_policy: str, gpu_policy: str) -
     numbers, wish = node.summary, wanted(ask)
     if not numbers.total or not wish.spoilable:
         return 0
-    full = wish.full(numbers.used, numbers.total, len(numbers.sizes))
+    full = wish.full(fill_of(numbers))
     numbers = summary(allowed(ask, node)) if ask.wishes.choosy else numbers
     packs = gpu_policy_of(ask, node, gpu_policy) != "spread"
     spared = 0.0
     for each, gpus in wish.memory:
         # binpack takes GPUs in use before others, another policy once there are no unused ones left.
-        fitting = sum(free >= each for free in numbers.shared[:gpus])
+        shared = numbers.shared if gpus == 1 else numbers.gpus.shared
+        fitting = sum(free >= each for free in shared[:gpus])
         spared += fitting if packs else max(0, gpus - len(numbers.unused))
     for amount, pairs in wish.counts:
         spared += pairs * connected(node.gpus.links, numbers.unused, amount)
     return score_for(ask.wishes.node_policy or node_policy, full, spared / wish.spoilable)
+
+
+def fill_of(numbers: Summary) -> Fill:
+    """Return what decides how full a node is."""
+    return numbers.used, numbers.total, len(numbers.gpus.sizes), numbers.gpus.total
 
 
 def score_for(policy: str, full: float, spared: float) -> int:

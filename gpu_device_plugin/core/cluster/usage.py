@@ -15,7 +15,7 @@ from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping
+    from collections.abc import Collection, Container, Iterable, Mapping
 
     from gpu_device_plugin.core.cluster.asking import Part
     from gpu_device_plugin.core.contract.promises import Promise
@@ -55,11 +55,16 @@ class Usage:
         """Whole GPUs, known and unknown."""
         return len(self.whole) + self.unplaced_gpus
 
-    def as_listed(self, positions: Container[int]) -> Usage:
+    def as_listed(self, positions: Container[int], elsewhere: Collection[int] = ()) -> Usage:
         """Return the same usage on a node that lists the GPUs of these positions, and no others.
 
         A GPU that the node does not list (any more) may be any of those that it lists: usage of it becomes unplaced.
+        That of a position `elsewhere` is left out: it is a MIG instance of which is known that it is none of them.
         """
+        if elsewhere and any(at in elsewhere for at in (*self.whole, *dict(self.shares))):
+            shares = tuple(each for each in self.shares if each[0] not in elsewhere)
+            whole = tuple(position for position in self.whole if position not in elsewhere)
+            return replace(self, shares=shares, whole=whole).as_listed(positions)
         unlisted = [shares for position, shares in self.shares if position not in positions]
         unlisted_gpus = sum(position not in positions for position in self.whole) if self.whole else 0
         if not unlisted and not unlisted_gpus:

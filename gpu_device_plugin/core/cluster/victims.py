@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.fitting import allowed, groups
 from gpu_device_plugin.core.cluster.usage import Occupant
+from gpu_device_plugin.core.model.placing import fits_kind
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
@@ -55,10 +56,18 @@ class VictimSearch:
             spend: takes note of steps, each of about a microsecond; an error that it raises ends the search.
         """
         self._demands = [part.demand for part in ask.parts]
-        self.sizes = {room.position: room.total for room in allowed(ask, node) if room.healthy}
-        """Shares of each GPU that the pod could get, by position."""
-        listed = {gpu.position for gpu in node.gpus.gpus}
-        self.usages = {pod: pod.usage.as_listed(listed) for pod in sorted(pods, key=lambda pod: cost((pod,)))}
+        rooms = {
+            room.position: room
+            for room in allowed(ask, node)
+            if room.healthy and any(fits_kind(demand, room) for demand in self._demands)
+        }
+        self.sizes = {position: room.total for position, room in rooms.items()}
+        """Shares of each GPU, or MIG instance, that the pod could get, by position."""
+        self._rooms = rooms
+        listed, elsewhere = {gpu.position for gpu in node.gpus.gpus}, node.gpus.elsewhere
+        self.usages = {
+            pod: pod.usage.as_listed(listed, elsewhere) for pod in sorted(pods, key=lambda pod: cost((pod,)))
+        }
         """What each pod takes, the cheapest first."""
         self._cost = cost
         self._may_go = may_go
@@ -73,7 +82,7 @@ class VictimSearch:
             self._locate(pod, usage)
         self._in_the_way = cache(self._find_in_the_way)
         self.exact = all(
-            len(usage.shares) + len(usage.whole) == 1 and not usage.unplaced for usage in self.usages.values()
+            len(usage.shares) + len(usage.whole) <= 1 and not usage.unplaced for usage in self.usages.values()
         )
         """Whether no set costs less than the best of `sets`: no pod is on two GPUs, and all places were compared."""
 
@@ -117,7 +126,7 @@ class VictimSearch:
 
     def _groups(self, demand: Demand) -> Sequence[tuple[int, ...]]:
         """Return the groups of GPUs that one demand could get, first those on which the fewest pods are in the way."""
-        found = {at: self._in_the_way(at, _each(demand)) for at in self.sizes}
+        found = {at: self._in_the_way(at, _each(demand)) for at, room in self._rooms.items() if fits_kind(demand, room)}
         costs = {at: (self._cost(pods), at) for at, pods in found.items() if pods is not None}
         size = demand.amount if demand.kind is Kind.COUNT else demand.gpus
         # One more than are looked at, so that it shows that there are more.

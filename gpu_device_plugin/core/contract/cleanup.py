@@ -10,12 +10,16 @@ from gpu_device_plugin.core.contract.keys import (
     AGENT_LABELS,
     GPU_CONDITION,
     MODEL_LABELS,
+    NODE_LABELS,
     SWITCH_LABEL,
     SWITCHED_ON,
 )
+from gpu_device_plugin.core.model.mig import is_mig_resource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+_DOMAIN = NODE_LABELS.removesuffix("/")
 
 
 def switched_on(labels: Mapping[str, str]) -> bool:
@@ -25,7 +29,13 @@ def switched_on(labels: Mapping[str, str]) -> bool:
 
 def our_labels(labels: Iterable[str]) -> tuple[str, ...]:
     """Return the labels of a node that the agent writes; other labels with our prefix are users' settings."""
-    return tuple(sorted(label for label in labels if label in AGENT_LABELS or label.startswith(MODEL_LABELS)))
+    return tuple(
+        sorted(
+            label
+            for label in labels
+            if label in AGENT_LABELS or label.startswith(MODEL_LABELS) or is_mig_resource(label, _DOMAIN)
+        )
+    )
 
 
 def our_annotations(annotations: Iterable[str]) -> tuple[str, ...]:

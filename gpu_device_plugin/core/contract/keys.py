@@ -77,7 +77,8 @@ GPU_CONDITION = "GPUHealthy"
 AGENT_LABELS = tuple(
     f"{NODE_LABELS}{name}" for name in ("product", "count", "memory-mib", "driver", "share-mib", "policy", "limits")
 )
-"""All other labels of the agent."""
+"""All other labels of the agent, but for the numbers of MIG instances, which are named like the resources of profiles:
+``gpu-device-plugin/mig-1g.10gb``."""
 AGENT_ANNOTATIONS = frozenset({NODE_GPUS, NODE_LIMITS, NODE_USE})
 """All annotations of the agent on its node."""
 

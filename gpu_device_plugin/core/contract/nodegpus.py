@@ -79,6 +79,11 @@ class ListedGpu:
     instance: ListedInstance | None = None
     """None: it is a whole GPU."""
 
+    @property
+    def card(self) -> str:
+        """The UUID of the GPU that it is, or is an instance of."""
+        return self.uuid if self.instance is None else self.instance.parent
+
 
 @dataclass(frozen=True, slots=True)
 class NodeGpus:
@@ -107,9 +112,24 @@ class NodeGpus:
     """MIG instances that exist no more and that no container holds: their positions stay taken."""
     models: frozenset[str] = field(init=False, repr=False, compare=False)
     """The models of all its GPUs."""
+    cards: Mapping[int, int] = field(init=False, repr=False, compare=False)
+    """By position of each MIG instance that is shared: the lowest position of those of its GPU."""
+    parents: frozenset[str] = field(init=False, repr=False, compare=False)
+    """UUIDs of the GPUs in MIG mode of which instances are shared."""
+    elsewhere: frozenset[int] = field(init=False, repr=False, compare=False)
+    """Positions that the node knows and on which nothing can be placed: those of `instances` and `gone`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "models", frozenset([gpu.model for gpu in self.gpus]))
+        lowest: dict[str, int] = {}
+        cards = {
+            gpu.position: lowest.setdefault(gpu.instance.parent, gpu.position)
+            for gpu in self.gpus
+            if gpu.instance is not None
+        }
+        object.__setattr__(self, "cards", cards)
+        object.__setattr__(self, "parents", frozenset(lowest))
+        object.__setattr__(self, "elsewhere", frozenset([gpu.position for gpu in (*self.instances, *self.gone)]))
 
     @property
     def fault(self) -> str:
@@ -250,22 +270,23 @@ def _listed(shared: SharedGpu, unhealthy: str | None, resource: str = "") -> Lis
 
 def write_node_gpus(node: NodeGpus) -> str:
     """Return the value of the annotation `NODE_GPUS`, as compact JSON. Unknown values are left out."""
-    fields = {
+    fields: dict[str, object] = {
         "version": NODE_GPUS_VERSION,
         "shareMiB": node.share_mib,
         "policy": node.policy,
         "driver": node.driver,
         "gpus": [_fields(gpu) for gpu in node.gpus],
-        "links": [(a, b, closeness.name.lower(), nvlinks) for a, b, closeness, nvlinks in node.links.pairs],
     }
     # Apart from the GPUs that are shared: a scheduler of a release that knows no MIG places nothing on them.
-    rare: Mapping[str, object] = {
-        "away": node.away,
-        "claims": node.claims,
+    apart = {
         "instances": [_fields(gpu) for gpu in node.instances],
         "gone": [_fields(gpu) for gpu in node.gone[:_MOST_GONE]],
     }
-    return json.dumps(fields | {key: value for key, value in rare.items() if value}, separators=(",", ":"))
+    # Before the links, the text of which is the same on machines of one kind: readers cache by it.
+    fields |= {key: value for key, value in apart.items() if value}
+    fields["links"] = [(a, b, closeness.name.lower(), nvlinks) for a, b, closeness, nvlinks in node.links.pairs]
+    rare = {"away": node.away, "claims": node.claims}
+    return json.dumps(fields | {key: True for key, value in rare.items() if value}, separators=(",", ":"))
 
 
 def _fields(gpu: ListedGpu) -> Mapping[str, object]:

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Container, Pod
     from gpu_device_plugin.core.model.resources import Resource
 
-MOST_TEXT = 1 << 17
+MOST_TEXT = 1 << 16
 """Most characters of one of our annotations on a pod; a longer one is refused before it is parsed. The longest that we
-write ourselves is shorter: `MOST_CONTAINERS` containers with all of a node's GPUs each."""
+write ourselves is shorter: `MOST_CONTAINERS` containers with 64 GPUs each. No node has as many whole GPUs, and of MIG
+instances a container gets one."""
 MOST_CONTAINERS = 64
 """Most containers of one pod that request our resources. Each is placed, and has its entry in `ALLOCATION`."""
 

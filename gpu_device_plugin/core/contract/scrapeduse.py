@@ -85,8 +85,10 @@ def scraped_use(text: str, at: str) -> NodeUse | None:
 
 def _take_gpu(positions: dict[str, int], labels: Mapping[str, str]) -> None:
     uuid, index = labels.get("gpu", ""), labels.get("index", "")
-    position = int(index) if index.isascii() and index.isdigit() and len(index) < 4 else MOST_GPUS
-    if position >= MOST_GPUS or uuid in positions or position in positions.values():
+    # MIG instances that exist no more keep their positions, so that those of the others may be large.
+    position = int(index) if index.isascii() and index.isdigit() and len(index) < 4 else None
+    crowded = len(positions) >= MOST_GPUS
+    if position is None or crowded or uuid in positions or position in positions.values():
         raise MalformedMetricsError(f"its GPUs cannot be told apart by {GPU_INFO}")
     positions[uuid] = position
 

@@ -46,9 +46,9 @@ class Wishes:
     avoid_models: tuple[str, ...] = ()
     """No GPU of any of these models."""
     use_uuids: Collection[str] = frozenset()
-    """Only these GPUs; empty: any."""
+    """Only these GPUs, and MIG instances of them; empty: any."""
     avoid_uuids: Collection[str] = frozenset()
-    """None of these GPUs."""
+    """None of these GPUs, nor MIG instances of them."""
     gpu_policy: str | None = None
     """The policy by which a GPU of a node is chosen, a name in `POLICIES`; None: the node or the settings decide."""
     node_policy: str | None = None
@@ -84,9 +84,18 @@ class Wishes:
     def _allow(self, words: str) -> bool:
         return (not self._use or _any_of(self._use, words)) and not _any_of(self._avoid, words)
 
-    def allow_uuid(self, uuid: str) -> bool:
-        """Return whether the pod may have one GPU, as far as its UUID decides."""
-        return (not self.use_uuids or uuid in self.use_uuids) and uuid not in self.avoid_uuids
+    def allow_uuid(self, uuid: str, card: str = "") -> bool:
+        """Return whether the pod may have one GPU, or MIG instance, as far as its UUID decides.
+
+        The UUID of a GPU in MIG mode stands for all of its instances.
+
+        Args:
+            uuid: of the GPU or instance.
+            card: the UUID of the GPU that it is, or is an instance of.
+        """
+        return (not self.use_uuids or uuid in self.use_uuids or card in self.use_uuids) and not (
+            uuid in self.avoid_uuids or card in self.avoid_uuids
+        )
 
 
 NO_WISHES = Wishes()

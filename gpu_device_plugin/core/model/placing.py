@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 # these are compared. 3 of 16 are 560 groups, 5 of 10 are 252; 8 of 16 would be 12,870.
 _MOST_GROUPS = 600
 
+TOGETHER = -1
+"""The position of a `Room` that stands for all MIG instances of one GPU together: a rank is asked about it too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Demand:
@@ -162,11 +165,8 @@ def place(
     if len(fitting) < wanted or not fitting.keys() >= set(must) or len(must) > wanted or wanted < 1 or rest:
         return Refusal(demand, tuple((room, verdicts[room.position] or Obstacle.FULL) for room in rooms))
     if demand.kind is Kind.MEMORY:
-        of_card = _ranks_of_cards(rooms, rank)
-        ranked = sorted(
-            fitting,
-            key=lambda at: (at not in must, rank(fitting[at]), of_card.get(fitting[at].card, 0), at),
-        )
+        preferred = preference(rooms, rank)
+        ranked = sorted(fitting, key=lambda at: (at not in must, preferred(fitting[at])))
         return Placement(demand, tuple((position, each) for position in sorted(ranked[:wanted])))
     group = _closest(sorted(fitting), wanted, closeness, frozenset(must))
     return Placement(demand, tuple((position, fitting[position].total) for position in group))
@@ -182,18 +182,24 @@ def fits_kind(demand: Demand, room: Room) -> bool:
     return (room.card is None) is (demand.kind is Kind.COUNT)
 
 
-def _ranks_of_cards(rooms: Iterable[Room], rank: Rank) -> Mapping[int | None, float]:
-    """Return for each GPU with MIG instances the rank of all of them together.
+def preference(rooms: Iterable[Room], rank: Rank) -> Callable[[Room], tuple[float, bool, float, int]]:
+    """Return the key by which one of `rooms` is preferred for memory, the lowest first.
 
-    It decides between equal instances: those of one GPU are filled before those of the next, or all evenly, by policy.
+    Of equal ones a MIG instance comes before a GPU, which may be wanted whole. Of equal instances all those of a GPU
+    together decide: the GPUs are filled one after the other, or all evenly, by policy.
     """
+    of_card = _ranks_of_cards(rooms, rank)
+    return lambda room: (rank(room), room.card is None, of_card.get(room.card, 0.0), room.position)
+
+
+def _ranks_of_cards(rooms: Iterable[Room], rank: Rank) -> Mapping[int | None, float]:
     free: Counter[int] = Counter()
     total: Counter[int] = Counter()
     for room in rooms:
         if room.card is not None:
             total[room.card] += room.total
             free[room.card] += room.free if room.gives_shares else 0
-    return {card: rank(Room(card, total[card], free[card])) for card in total}
+    return {card: rank(Room(TOGETHER, total[card], free[card], card=card)) for card in total}
 
 
 def _obstacle(demand: Demand, each: int, room: Room) -> Obstacle | None:

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.placing import Demand, Room
 
 Rank: TypeAlias = "Callable[[Room], float]"
-"""From a GPU that fits to its rank; the lowest rank is chosen, ties go to the lower position."""
+"""From a GPU that fits to its rank; the lowest rank is chosen, see `placing.preference` for ties. Where there are MIG
+instances, it is asked about all of a GPU as one room too, whose position is `placing.TOGETHER`."""
 Ranks: TypeAlias = "Callable[[Demand], Rank]"
 """A rank for each demand."""
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.model.limits import GpuRung, LimitState
+    from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.node import Node
     from gpu_device_plugin.core.node.over_use import Place
@@ -59,7 +60,7 @@ class ContainerSeries:
 
 @dataclass(frozen=True, slots=True)
 class GpuSeries:
-    """One GPU, as the metrics show it; memory in bytes."""
+    """One GPU, or MIG instance, as the metrics show it; memory in bytes."""
 
     gpu: str
     """Its UUID."""
@@ -77,6 +78,10 @@ class GpuSeries:
     """By anybody."""
     unattributed_bytes: int | None = None
     """By nobody's pod."""
+    parent: str = ""
+    """Of a MIG instance: the UUID of its GPU, its profile, and the ID of its GPU instance; empty for a whole GPU."""
+    profile: str = ""
+    gi: str = ""
 
 
 def fresh(reading: UseReading, now: float, interval_s: float) -> bool:
@@ -180,10 +185,21 @@ def _is_there(use: ContainerUse, there: Collection[str] | None) -> bool:
     return use.pod is None or there is None or use.pod_uid in there
 
 
+def counted(node: Node) -> Sequence[SharedGpu]:
+    """Return the GPUs and MIG instances of a node that containers can get, or have: those that the metrics count."""
+    return [
+        shared
+        for shared in node.shares.gpus
+        if (shared.offered and not shared.gpu.mig) or node.use(shared).shares or node.use(shared).whole
+    ]
+
+
 def gpus(
     node: Node, reading: UseReading, rungs: Mapping[int, GpuRung], driver: str | None, *, fresh: bool
 ) -> Iterator[GpuSeries]:
-    """Yield the shared GPUs of a node.
+    """Yield the GPUs and MIG instances of a node.
+
+    A GPU in MIG mode is not among them, so that the sums of all series count its memory once.
 
     Args:
         node: the node.
@@ -193,8 +209,9 @@ def gpus(
         fresh: whether the figures of `reading` are the present ones.
     """
     share_mib = node.shares.share_mib
-    for shared in node.shares.gpus:
+    for shared in counted(node):
         uuid, total_mib, room = shared.gpu.uuid, shared.gpu.total_mib, node.room(shared)
+        place = shared.gpu.instance
         # With a former, larger share size, the shares in use may be more than the GPU has.
         in_shares_mib = min(total_mib, len(node.use(shared).shares) * share_mib)
         rung = rungs.get(shared.position)
@@ -209,6 +226,7 @@ def gpus(
             (total_mib if room.whole else in_shares_mib) << 20,
             _bytes(reading.used_mib.get(uuid)) if fresh else None,
             _bytes(reading.unattributed_mib.get(uuid)) if fresh else None,
+            *(() if place is None else (place.parent, place.profile, str(place.gi))),
         )
 
 

@@ -13,12 +13,14 @@ from gpu_device_plugin.core.telling.diagnosing_claims import claims
 from gpu_device_plugin.core.telling.diagnosing_limits import held, limits, use
 from gpu_device_plugin.core.telling.diagnosing_mps import supervisors
 from gpu_device_plugin.core.telling.diagnosing_parts import agents, extender, original, scheduler_versions, versions
+from gpu_device_plugin.core.telling.miginstances import gpu_names
 from gpu_device_plugin.core.telling.nodeamounts import gpushare_count, mismatches
 from gpu_device_plugin.core.telling.printing import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from gpu_device_plugin.core.contract.nodegpus import ListedGpu
     from gpu_device_plugin.core.node.others import Other
     from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, PodSeen
 
@@ -114,24 +116,33 @@ def _gpus(cluster: ClusterSymptoms) -> Iterator[Finding]:
     for node in cluster.nodes:
         if node.problem:
             yield error(f"{node.name}: {node.problem}", "upgrade the older of agent and scheduler")
-        ill: dict[str, list[int]] = {}
-        for gpu in node.gpus.gpus:
+        ill: dict[str, list[ListedGpu]] = {}
+        for gpu in node.gpus.all:
             if gpu.unhealthy:
-                ill.setdefault(gpu.unhealthy, []).append(gpu.position)
-        for why, positions in ill.items():
-            which = f"GPU {', '.join(map(str, positions))} {'is' if len(positions) == 1 else 'are'}"
+                ill.setdefault(gpu.unhealthy, []).append(gpu)
+        for why, gpus in ill.items():
+            which = f"{gpu_names(gpus)} {'is' if len(gpus) == 1 else 'are'}"
             yield warning(
                 f"{node.name}: {which} out of service: {why}",
                 "docs/operations.md has the remedy (A GPU is out of service)",
             )
-    total = sum(len(node.gpus.gpus) for node in cluster.nodes)
-    if total and not any(gpu.unhealthy for node in cluster.nodes for gpu in node.gpus.gpus):
-        yield ok(f"{total} healthy on {counted(sum(bool(node.gpus.gpus) for node in cluster.nodes), 'node')}")
+    every = [gpu for node in cluster.nodes for gpu in node.gpus.all]
+    if every and not any(gpu.unhealthy for gpu in every):
+        instances = sum(gpu.instance is not None for gpu in every)
+        nodes = counted(sum(bool(node.gpus.all) for node in cluster.nodes), "node")
+        yield ok(f"{len(every)} healthy on {nodes}" + (f", {instances} of them MIG instances" if instances else ""))
 
 
 def _allocatable(cluster: ClusterSymptoms) -> Iterator[Finding]:
     ready = {agent.node for agent in cluster.agents if agent.ready}
-    sharing = [node for node in cluster.nodes if node.labelled and node.annotated and not node.gpus.claims]
+    sharing = [
+        node
+        for node in cluster.nodes
+        if node.labelled
+        and node.annotated
+        and not node.gpus.claims
+        and (node.gpus.gpus or not node.gpus.instances)  # nodes that give only whole MIG instances have no shares
+    ]
     empty = [node.name for node in sharing if not node.allocatable.get(cluster.memory_resource)]
     lost = [name for name in empty if name not in ready]
     if lost:
@@ -152,7 +163,7 @@ def _capacity(cluster: ClusterSymptoms) -> Iterator[Finding]:
     for node in cluster.nodes:
         if node.gpus.claims:
             continue  # its kubelet knows no amounts
-        if node.name in ready and node.gpus.gpus:
+        if node.name in ready and node.gpus.all:
             found += mismatches(node.name, node.gpus, node.capacity, memory, count, counted_on=by_number)
         elif node.name in gpushare - ready:
             found += gpushare_count(node.name, node.capacity, node.allocatable, memory, count)

@@ -7,18 +7,22 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.variables import DRIVER_LIMIT, MEMORY_LIMIT
 from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.node.grants import CONTROL_NODES
 from gpu_device_plugin.core.node.rungs import REFUSE, Abilities, rungs, told, wanted
 from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, warning
 from gpu_device_plugin.core.telling.printing import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from gpu_device_plugin.core.model.gpus import Gpu
+    from gpu_device_plugin.core.node.rungs import Rungs
     from gpu_device_plugin.core.telling.node_symptoms import NodeSymptoms
 
 _LIMITING_TOOLKIT = (1, 20, 1)
 _DRIVER = wanted(Rung.DRIVER, {})
+_MPS_TOO = "; NVIDIA's MPS limits each process with this driver too: limits: mps"
 
 
 def device_nodes(node: NodeSymptoms) -> Iterator[Finding]:
@@ -82,7 +86,7 @@ def cdi(node: NodeSymptoms) -> Iterator[Finding]:
     if isinstance(node.cdi_devices, Unknown):
         yield node.cdi_devices
         return
-    wanted = [f"{node.cdi_kind}={gpu.uuid}" for gpu in node.inventory.gpus]
+    wanted = [f"{node.cdi_kind}={gpu.uuid}" for gpu in node.given]
     missing = [name for name in wanted if name not in node.cdi_devices]
     if missing:
         yield error(
@@ -91,7 +95,9 @@ def cdi(node: NodeSymptoms) -> Iterator[Finding]:
             "every change of cards or driver; --cdi-kind sets the kind that is requested",
         )
     else:
-        yield ok(f"CDI files name {'the GPU' if len(wanted) == 1 else f'all {len(wanted)} GPUs'} by UUID")
+        instances = " and MIG instances" if any(gpu.instance is not None for gpu in node.given) else ""
+        every = "the GPU" if len(wanted) == 1 and not instances else f"all {len(wanted)} GPUs{instances}"
+        yield ok(f"CDI files name {every} by UUID")
     if not isinstance(node.runtimes, Unknown) and not any(runtime.cdi for runtime in node.runtimes):
         yield warning(
             "no container runtime that is configured here uses CDI",
@@ -146,12 +152,13 @@ def limits(node: NodeSymptoms) -> Iterator[Finding]:
     if node.driver_problem:
         yield Unknown("advisory as long as no driver answers")
         return
-    want = wanted(node.limits, {} if isinstance(node.api, Unknown) else node.api.labels)
+    want = wanted(node.limits, node.labels)
     if want.ignored:
         yield warning(want.ignored, "correct the label, or remove it")
-    gpus = {gpu.index: gpu for gpu in node.inventory.gpus if not gpu.mig}
+    gpus = dict(enumerate(node.given))
+    given_whole = {n for n, gpu in gpus.items() if gpu.instance is not None and node.mig_in_force is MigMode.WHOLE}
     abilities = Abilities(node.inventory.cgroup, node.mps, node.extra_grant)
-    made = rungs(gpus, abilities, want, refuse=node.limits_fallback == REFUSE)
+    made = rungs(gpus, abilities, want, refuse=node.limits_fallback == REFUSE, partitions=given_whole)
     found = {gpu.rung for gpu in made.gpus.values()}
     version = f"driver {node.inventory.driver_version}"
     if made.missing:
@@ -164,14 +171,20 @@ def limits(node: NodeSymptoms) -> Iterator[Finding]:
     elif Rung.ADVISORY in found or not gpus:
         yield note(
             f"{told(made.gpus) or 'there is no GPU'} ({version})",
-            f"a container reads in {MEMORY_LIMIT} how much memory it may use, and nothing holds it to that; NVIDIA's "
-            "MPS limits each process with this driver too: limits: mps",
+            f"a container reads in {MEMORY_LIMIT} how much memory it may use, and nothing holds it to that"
+            + ("" if _on_instances_alone(gpus, made) else _MPS_TOO),
         )
-    elif found == {Rung.DRIVER}:
+    elif found - {Rung.PARTITION} == {Rung.DRIVER}:
         yield _by_the_driver(version, node.toolkit)
     else:
         yield (note if Rung.CUSTOM in found else ok)(told(made.gpus))
     yield from _left_from_before(node, version)
+
+
+def _on_instances_alone(gpus: Mapping[int, Gpu], made: Rungs) -> bool:
+    """Return whether limits are advisory on MIG instances, and on nothing else."""
+    advisory = [gpus[position] for position, gpu in made.gpus.items() if gpu.rung is Rung.ADVISORY]
+    return bool(advisory) and all(gpu.instance is not None for gpu in advisory)
 
 
 def _by_the_driver(version: str, toolkit: str | Unknown) -> Finding:
@@ -191,9 +204,9 @@ def _by_the_driver(version: str, toolkit: str | Unknown) -> Finding:
 
 def _left_from_before(node: NodeSymptoms, version: str) -> Iterator[Finding]:
     """Find containers that the toolkit's hook keeps from starting again: earlier agents always set its variables."""
-    unable = rungs(
-        {gpu.index: gpu for gpu in node.inventory.gpus}, Abilities(node.inventory.cgroup), _DRIVER, refuse=False
-    ).missing
+    whole = [gpu for gpu in node.inventory.gpus if gpu.instance is None]
+    fit = [gpu for gpu in whole if not gpu.mig] or whole
+    unable = rungs(dict(enumerate(fit)), Abilities(node.inventory.cgroup), _DRIVER, refuse=False).missing
     toolkit = node.toolkit
     old = isinstance(toolkit, str) and _numbers(toolkit) < _LIMITING_TOOLKIT
     if not node.with_driver_limits or not unable or old:

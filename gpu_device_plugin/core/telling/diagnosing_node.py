@@ -10,10 +10,11 @@ from gpu_device_plugin.core.contract.cleanup import switched_on
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.core.model.memory import MAX_DEVICE_IDS, format_mib
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.model.shares import Shares, TooManySharesError, unknown_exclusions
+from gpu_device_plugin.core.model.shares import SHARES, Shares, TooManySharesError, unknown_exclusions
 from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, warning
 from gpu_device_plugin.core.telling.diagnosing_containers import cdi, cgroups, device_nodes, images, limits, runtime
 from gpu_device_plugin.core.telling.diagnosing_limits import used_here
+from gpu_device_plugin.core.telling.diagnosing_mig import healthy, mig, name
 from gpu_device_plugin.core.telling.diagnosing_mps import supervisor
 from gpu_device_plugin.core.telling.node_symptoms import AgentSeen, NodeSymptoms
 from gpu_device_plugin.core.telling.nodeamounts import mismatches, unoffered
@@ -21,6 +22,8 @@ from gpu_device_plugin.core.telling.printing import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from gpu_device_plugin.core.model.gpus import Gpu
 
 _FOR_SETTINGS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -32,6 +35,13 @@ _FOR_SETTINGS: Mapping[str, tuple[str, str]] = MappingProxyType(
 _SKEW_S = 30.0
 """Service account tokens and leases tolerate a clock skew of some seconds."""
 
+_ALL_USED: Mapping[Kind, str] = MappingProxyType(
+    {
+        Kind.MEMORY: "all GPUs are in whole use",
+        Kind.COUNT: "all GPUs are in shared use",
+        Kind.INSTANCE: "all instances of this profile are in shared use",
+    }
+)
 _KUBELETS_LOG = "the kubelet's log on the node (journalctl -u kubelet)"
 
 
@@ -39,7 +49,7 @@ def _driver(node: NodeSymptoms) -> Iterator[Finding]:
     if node.driver_problem:
         yield error(*_split(node.driver_problem))
         return
-    models = Counter(gpu.product for gpu in node.inventory.gpus)
+    models = Counter(gpu.product for gpu in node.inventory.gpus if gpu.instance is None)
     cards = ", ".join(f"{count} x {model}" for model, count in sorted(models.items()))
     version = f"driver {node.inventory.driver_version}" if node.inventory.driver_version else "the driver answers"
     if not models:
@@ -57,13 +67,10 @@ def _split(sentence: str) -> tuple[str, str]:
 def _gpus(node: NodeSymptoms) -> Iterator[Finding]:
     for gpu in node.inventory.gpus:
         if why := node.unhealthy.get(gpu.uuid):
-            found = f"GPU {gpu.index} ({gpu.uuid}) is out of service: {why}"
+            found = f"{name(gpu)} is out of service: {why}"
             yield error(found, "docs/operations.md has the remedy (A GPU is out of service)")
-    for gpu in node.inventory.gpus:
-        if gpu.mig:
-            yield note(f"GPU {gpu.index} ({gpu.uuid}) is in MIG mode, and MIG instances are not shared")
     if node.inventory.gpus and not node.unhealthy:
-        yield ok(f"{len(node.inventory.gpus)} healthy")
+        yield ok(healthy(node.inventory.gpus))
 
 
 def _shares(node: NodeSymptoms) -> Iterator[Finding]:
@@ -75,7 +82,9 @@ def _shares(node: NodeSymptoms) -> Iterator[Finding]:
             "drain the node, and restart its agent then",
         )
     try:
-        shares = Shares(in_force, node.reserve_mib).with_inventory(node.inventory, node.exclude_gpus)
+        shares = Shares(in_force, node.reserve_mib).with_inventory(
+            node.inventory, node.exclude_gpus, mig=node.mig_in_force
+        )
     except TooManySharesError as problem:
         found, _, advice = str(problem).rpartition("; ")
         yield error(found, advice)
@@ -86,13 +95,24 @@ def _shares(node: NodeSymptoms) -> Iterator[Finding]:
         yield error(*_split(shares.why_none))
         return
     for gpu, why in shares.left_out:
-        yield note(f"GPU {gpu.index} ({gpu.uuid}) is not shared: {why}")
-    total = sum(len(shared.shares) for shared in shares.gpus)
-    if not total:
+        if gpu in node.given or gpu.uuid in node.exclude_gpus or gpu.label in node.exclude_gpus:
+            yield note(f"{name(gpu)} is not shared: {why}")  # `mig` tells of the others
+    cut = [shared.gpu for shared in shares.gpus if SHARES in shared.offered]
+    whole = [shared for shared in shares.gpus if shared.offered and SHARES not in shared.offered]
+    if not cut and not whole:
         yield Unknown("there is no GPU to share")
         return
-    amounts = f"{counted(len(shares.gpus), 'GPU')}, {counted(total, 'share')} of {format_mib(in_force)}"
-    yield ok(f"{amounts} ({MAX_DEVICE_IDS} are the most)")
+    if cut:
+        total = sum(len(shared.ids(SHARES)) for shared in shares.gpus)
+        amounts = f"{_numbered(cut)}, {counted(total, 'share')} of {format_mib(in_force)}"
+        yield ok(f"{amounts} ({MAX_DEVICE_IDS} are the most)")
+    if whole:
+        yield ok(f"{counted(len(whole), 'MIG instance')} one by one")
+
+
+def _numbered(gpus: Iterable[Gpu]) -> str:
+    kinds = Counter("GPU" if gpu.instance is None else "MIG instance" for gpu in gpus)
+    return " and ".join(counted(number, kind) for kind, number in sorted(kinds.items()))
 
 
 def _directory(node: NodeSymptoms) -> Iterator[Finding]:
@@ -248,8 +268,9 @@ def _offered(node: NodeSymptoms) -> Iterator[Finding]:
         if amount:
             yield ok(f"{amount} {resource.name} can be allocated")
         elif amount == 0:
-            used = "in shared use" if resource.kind is Kind.COUNT else "in whole use"
-            yield note(f"no {resource.name} can be allocated: all GPUs are {used} or out of service, or see above")
+            yield note(
+                f"no {resource.name} can be allocated: {_ALL_USED[resource.kind]} or out of service, or see above"
+            )
         else:
             yield error(f"the node has no {resource.name}", "the kubelet reports it within 10 s of the registration")
 
@@ -260,12 +281,12 @@ def _capacity(node: NodeSymptoms) -> Iterator[Finding]:
     gpus, count = node.api.gpus, node.count_resource
     offered = count in {resource.name for resource in node.resources}
     found: list[Finding] = []
-    if gpus.gpus:
+    if gpus.all:
         found += mismatches(node.node_name, gpus, node.api.capacity, node.memory_resource, count, counted_on=offered)
     if not found and not offered:
         found += unoffered(node.node_name, node.api.capacity, count)
     yield from found
-    if gpus.gpus and not found:
+    if gpus.all and not found:
         yield ok("matches the GPUs")
 
 
@@ -294,6 +315,7 @@ CHECKS: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = MappingProxy
     {
         "driver": _driver,
         "GPUs": _gpus,
+        "MIG": mig,
         "device nodes": device_nodes,
         "container runtime": runtime,
         "CDI": cdi,

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.ending import ends_needed
 from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit
 from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.model.placing import Demand, Obstacle, Refusal, place
+from gpu_device_plugin.core.model.placing import Demand, Obstacle, Refusal, fits_kind, place
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.columns import aligned
+from gpu_device_plugin.core.telling.miginstances import place as place_of
 from gpu_device_plugin.core.telling.overview_wide import short_uuid
 from gpu_device_plugin.core.telling.printing import ranges
 
@@ -37,6 +38,7 @@ _WORDS = {
     Obstacle.WHOLE: "in whole use",
     Obstacle.SHARED: "shares in use",
     Obstacle.FULL: "too little free",
+    Obstacle.OTHER_KIND: "only a MIG instance",
 }
 
 _BY_KUBE_SCHEDULER = "kube-scheduler gives out its GPUs, by a ResourceClaim (DRA)"
@@ -252,7 +254,7 @@ def _block(ask: Ask, answer: NodeAnswer) -> Iterator[str]:
 def _gpu_row(ask: Ask, answer: NodeAnswer, view: GpuView) -> tuple[str, ...]:
     node = answer.node
     return (
-        f"  {view.gpu.position}",
+        f"  {place_of(view.gpu)}",
         short_uuid(view.gpu.uuid),
         view.gpu.model.removeprefix("NVIDIA ") or "-",
         f"{node.amount(view.free) if view.free else 'none'} of {node.amount(view.gpu.shares)}",
@@ -272,7 +274,7 @@ def _verdict(ask: Ask, answer: NodeAnswer, view: GpuView) -> str:
     placements = answer.found.placements if isinstance(answer.found, Fit) else ()
     if any(view.gpu.position in placement.positions for placement in placements):
         return "would be chosen"
-    if not (ask.wishes.allow_model(view.gpu.model) and ask.wishes.allow_uuid(view.gpu.uuid)):
+    if not (ask.wishes.allow_model(view.gpu.model) and ask.wishes.allow_uuid(view.gpu.uuid, view.gpu.card)):
         return "not allowed by its annotations"
     if view.gpu.unhealthy:
         return f"unhealthy: {view.gpu.unhealthy}"
@@ -285,6 +287,8 @@ def _verdict(ask: Ask, answer: NodeAnswer, view: GpuView) -> str:
 def _obstacle(part: Part, view: GpuView) -> Obstacle | None:
     """Return why one GPU cannot serve its share of a part, None if it can."""
     kind = part.demand.kind
+    if not fits_kind(part.demand, view.room):
+        return Obstacle.OTHER_KIND
     demand = Demand(kind, 1 if kind is Kind.COUNT else _each(part.demand))
     answer = place(demand, [view.room], next(iter(POLICIES.values())))
     return answer.reasons[0][1] if isinstance(answer, Refusal) else None

@@ -16,7 +16,9 @@ from gpu_device_plugin.core.telling.tones import Line, Tone, columns, fitted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from gpu_device_plugin.core.cluster.instances import Instances
     from gpu_device_plugin.core.cluster.nodeview import GpuView, NodeView
+    from gpu_device_plugin.core.contract.nodegpus import ListedGpu
 
 _NOTHING = "-"
 CLAIMS = "claims"
@@ -58,6 +60,9 @@ def _rows(node: NodeView) -> Iterable[Row]:
     name = node.name
     for _, group in groupby(node.gpus(), lambda view: _alike(node, view)):
         yield _group_row(node, name, state, list(group))
+        name, state = "", ""
+    for offer in node.instances():
+        yield _offer_row(node, name, state, offer)
         name, state = "", ""
     if node.loose():
         sizes = node.candidate.gpus.sizes
@@ -123,6 +128,26 @@ def _group_row(node: NodeView, name: str, state: str, group: Sequence[GpuView]) 
     )
 
 
+def _offer_row(node: NodeView, name: str, state: str, offer: Instances) -> Row:
+    """Return the row of all whole MIG instances of one resource."""
+    ill = f"{len(offer.ill)} unhealthy: {offer.ill[0].unhealthy}" if offer.ill else ""
+    used = [node.report.used(gpu.position).used_mib for gpu in offer.instances]
+    known = [amount for amount in used if amount is not None] if not node.report.stale else []
+    return Row(
+        (
+            name,
+            ranges(gpu.position for gpu in offer.instances),
+            f"{len(offer.instances)}x MIG {offer.profile}",
+            f"{offer.used}/{len(offer.instances)} whole",
+            gib(sum(known) if known else None),
+            str(offer.free),
+            "partition",
+            "; ".join(filter(None, (state, ill))),
+        ),
+        Tone.BAD if ill else Tone.WARNING if state not in {"", CLAIMS} else Tone.PLAIN,
+    )
+
+
 def _shares(node: NodeView, shares: int) -> str:
     share_mib = node.candidate.gpus.share_mib
     return str(shares) if share_mib is None else gib(shares * share_mib)
@@ -149,6 +174,10 @@ class Totals:
     """GPUs that a pod could get whole now."""
     sized: bool
     """Amounts are MiB."""
+    instances: int = 0
+    """MIG instances that are given out whole."""
+    free_instances: int = 0
+    """Those that a pod could get now."""
 
 
 def totals_of(nodes: Iterable[NodeView]) -> Totals:
@@ -158,24 +187,32 @@ def totals_of(nodes: Iterable[NodeView]) -> Totals:
     units = [(node, (node.candidate.gpus.share_mib or 1) if sized else 1) for node in listed]
     open_now = [(node, unit) for node, unit in units if node.ready and not node.unschedulable]
     views = [(view, unit) for node, unit in open_now for view in node.gpus()]
+    offers = [each for node in listed for each in node.instances()]
     used = [
         amount
         for node in listed
         if not node.report.stale
-        for gpu in node.candidate.gpus.gpus
+        for gpu in node.candidate.gpus.all
         if (amount := node.report.used(gpu.position).used_mib) is not None
     ]
     return Totals(
         nodes=len(listed),
-        gpus=sum(len(node.candidate.gpus.gpus) for node in listed),
+        gpus=sum(len({_card(gpu) for gpu in node.candidate.gpus.all}) for node in listed),
+        instances=sum(len(each.instances) for each in offers),
+        free_instances=sum(each.free for node, _ in open_now for each in node.instances()),
         given=sum(node.used * unit for node, unit in units),
         total=sum(node.total * unit for node, unit in units),
         used=sum(used) if used else None,
         free=sum(view.free * unit for view, unit in views),
         largest=max((view.free * unit for view, unit in views), default=0),
-        whole=sum(view.room.healthy and not view.room.shared and not view.room.whole for view, _ in views),
+        whole=sum(view.room.unused and view.gpu.instance is None for view, _ in views),
         sized=sized,
     )
+
+
+def _card(gpu: ListedGpu) -> str | int:
+    """Return what the MIG instances of one GPU have in common, and nothing else."""
+    return gpu.position if gpu.instance is None else gpu.instance.parent
 
 
 def totals(nodes: Iterable[NodeView], width: int) -> list[Line]:
@@ -193,6 +230,7 @@ def totals(nodes: Iterable[NodeView], width: int) -> list[Line]:
         f"free {amount(sums.free)}",
         f"largest pod now {amount(sums.largest)}",
         f"whole GPUs free {sums.whole}",
+        *([f"MIG instances free {sums.free_instances} of {sums.instances}"] if sums.instances else []),
     ]
     return [Line(text) for text in wrapped(facts, width)]
 

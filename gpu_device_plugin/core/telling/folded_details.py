@@ -21,7 +21,7 @@ def folded_details(nodes: Iterable[NodeView], width: int) -> list[Line]:
         nodes: in the order in which they are shown; those that share no GPU are left out.
         width: the columns of the terminal.
     """
-    listed = [node for node in nodes if node.total]
+    listed = [node for node in nodes if node.total or node.candidate.gpus.instances]
     lines: list[Line] = []
     for node in listed:
         lines += folded_rows([node], width)

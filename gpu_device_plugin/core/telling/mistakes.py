@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
+from gpu_device_plugin.core.model.mig import is_mig_resource
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.others import OTHERS
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.model.pods import Container
     from gpu_device_plugin.core.model.resources import Resource
 
 _OF_OTHERS = ("nvidia.com/*", "amd.com/gpu", "volcano.sh/vgpu-*", *(name for each in OTHERS for name in each.resources))
@@ -40,7 +42,7 @@ def asks_for_others(limits: Iterable[str], resources: Iterable[Resource]) -> Ite
     instead = " or ".join(_INSTEAD[resource.kind].format(name=resource.name) for resource in resources)
     for name in dict.fromkeys(limits):
         domain, _, last = name.partition("/")
-        if name in names:
+        if name in names or is_mig_resource(name):  # nodes may offer these: `explaining_mig`
             continue
         if domain in domains:
             like = get_close_matches(last, short, n=1)
@@ -48,6 +50,28 @@ def asks_for_others(limits: Iterable[str], resources: Iterable[Resource]) -> Ite
             yield f"It asks for {name}, which no agent offers: {meant}"
         elif any(fnmatchcase(name, pattern) for pattern in _OF_OTHERS):
             yield f"It asks for {name}, which nodes that share their GPUs do not offer: write {instead}."
+
+
+def asks_for_several(containers: Iterable[Container]) -> Iterator[str]:
+    """Yield a correction for each container whose MIG instances hide other devices of it, or one another.
+
+    The kubelet sets each variable once, so that of two resources with NVIDIA_VISIBLE_DEVICES one is lost; and many
+    drivers show a CUDA program only one of several instances.
+    """
+    for container in containers:
+        asked = {name: number for name, number in container.limits.items() if number}
+        instances = [name for name in asked if is_mig_resource(name)]
+        if instances and len(asked) > 1:
+            yield (
+                f"Container {container.name!r} asks for {' and '.join(sorted(asked))}: each of them sets "
+                "NVIDIA_VISIBLE_DEVICES, and the container sees one of them. Ask for each in a container of its own."
+            )
+        elif instances and asked[instances[0]] > 1:
+            yield (
+                f"Container {container.name!r} asks for {asked[instances[0]]} of {instances[0]}: drivers before "
+                "R570 show a CUDA program only one of several MIG instances. Ask for a larger profile, or for one "
+                "instance in each container."
+            )
 
 
 def asks_in_mib(asked: Ask, resources: Iterable[Resource], nodes: Iterable[NodeView] | None) -> Iterator[str]:

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
     Reader = Callable[[Any], float | None]
 
-_INFO = Gauge("gpushare_gpu_info", "A GPU; always 1.", ("gpu", "index", "model", "driver", "rung", "share_bytes"))
+# A label without a value is none to Prometheus: whole GPUs have no parent, profile and gi.
+_INFO = Gauge(
+    "gpushare_gpu_info",
+    "A GPU, or a MIG instance of the GPU parent; always 1.",
+    ("gpu", "index", "model", "driver", "rung", "share_bytes", "parent", "profile", "gi"),
+)
 _GPU = ("gpu",)
 _OF_GPUS: tuple[tuple[Gauge, Reader], ...] = (
     (Gauge("gpushare_gpu_memory_bytes", "Memory of the GPU.", _GPU), attrgetter("memory_bytes")),

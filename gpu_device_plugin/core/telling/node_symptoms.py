@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.contract.keys import MIG_LABEL
 from gpu_device_plugin.core.contract.nodegpus import NO_GPUS
 from gpu_device_plugin.core.contract.nodereport import NO_REPORT
+from gpu_device_plugin.core.model.mig import MigMode
+from gpu_device_plugin.core.node.equipping import mig_mode
 from gpu_device_plugin.core.telling.diagnosing import Unknown
 
 if TYPE_CHECKING:
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.core.contract.nodereport import NodeReport
-    from gpu_device_plugin.core.model.gpus import Inventory
+    from gpu_device_plugin.core.model.gpus import Gpu, Inventory
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.others import Sighting
 
@@ -113,6 +116,8 @@ class NodeSymptoms:
     """Whether the GPUs come from a description file."""
     in_container: bool = False
     profiles: Profiles = NO_PROFILES
+    mig: str = MigMode.OFF
+    """How pods get MIG instances, unless the node's label says otherwise."""
     limits: str = "auto"
     limits_fallback: str = "refuse"
     extra_grant: bool = False
@@ -136,6 +141,8 @@ class NodeSymptoms:
     """The fault of each device node, by path; empty: it has none."""
     unlinked_nodes: tuple[str, ...] = ()
     """Device nodes without the link under ``/dev/char`` that systemd needs."""
+    mig_present: Mapping[str, int] = field(default_factory=dict)
+    """The number of GPU instances by their GPU's UUID, as the kernel module lists them to everybody."""
 
     # The container runtime
     runtimes: tuple[Runtime, ...] | Unknown = ()
@@ -163,3 +170,23 @@ class NodeSymptoms:
     """The number of the agent's processes; None: processes are not visible from here."""
     api: ApiSeen | Unknown = _NOT_EXAMINED
     node_name: str = ""
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels of the node; empty if they could not be read."""
+        return {} if isinstance(self.api, Unknown) else self.api.labels
+
+    @property
+    def mig_in_force(self) -> MigMode:
+        """How pods get MIG instances."""
+        return mig_mode(self.mig, self.labels.get(MIG_LABEL, ""))
+
+    @property
+    def given(self) -> tuple[Gpu, ...]:
+        """The GPUs and MIG instances that pods can get, those that the settings exclude included."""
+        instances = self.mig_in_force is not MigMode.OFF
+        return tuple(
+            gpu
+            for gpu in self.inventory.gpus
+            if (not gpu.mig if gpu.instance is None else instances and gpu.instance.alone)
+        )

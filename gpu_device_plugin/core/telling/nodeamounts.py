@@ -8,6 +8,7 @@ node once, so that a number written in those five minutes is lost.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.telling.diagnosing import Finding, note, warning
@@ -42,12 +43,15 @@ def mismatches(
         count: the resource that counts GPUs.
         counted_on: whether pods or schedulers use the number of GPUs, so that 0 is wrong.
     """
-    shares, number = sum(gpu.shares for gpu in gpus.gpus), len(gpus.gpus)
-    if capacity.get(memory, shares) != shares:
+    shares, number = sum(gpu.shares for gpu in gpus.gpus), sum(gpu.instance is None for gpu in gpus.gpus)
+    # The kubelet keeps the devices of instances that were shared before, and are not now.
+    before = sum(gpu.shares for gpu in (*gpus.instances, *gpus.gone))
+    if not shares <= capacity.get(memory, shares) <= shares + before:
         yield warning(
             f"{node} has {capacity[memory]} {memory} by its kubelet, but {shares} by its agent",
             "the kubelet updates its node every 10 seconds; if this persists, see the logs of both",
         )
+    yield from _instances(node, gpus, capacity)
     said = capacity.get(count, number)
     if said != number and (said or counted_on):
         yield warning(
@@ -55,6 +59,18 @@ def mismatches(
             f"where its agent offers {count}, the kubelet corrects it within 10 seconds, or its log says why not; else "
             f"{_LATER} ({_REMEMBERED}): {set_count(node, count, number)}",
         )
+
+
+def _instances(node: str, gpus: NodeGpus, capacity: Mapping[str, int]) -> Iterator[Finding]:
+    """Yield the resources of MIG profiles of which the kubelet knows fewer instances than the agent."""
+    listed = Counter(gpu.instance.resource for gpu in gpus.instances if gpu.instance is not None)
+    for resource, number in sorted(listed.items()):
+        if capacity.get(resource, 0) < number:
+            yield warning(
+                f"{node} has {capacity.get(resource, 0)} {resource} by its kubelet, but "
+                f"{counted(number, 'instance')} by its agent",
+                "the kubelet updates its node every 10 seconds; if this persists, see the logs of both",
+            )
 
 
 def unoffered(node: str, capacity: Mapping[str, int], count: str) -> Iterator[Finding]:

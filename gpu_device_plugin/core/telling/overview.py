@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.core.telling.columns import aligned
+from gpu_device_plugin.core.telling.miginstances import instance_lines
 from gpu_device_plugin.core.telling.reported import at_a_glance, memory_in_use
 
 if TYPE_CHECKING:
@@ -21,12 +22,14 @@ _LARGE = 100
 def summary(nodes: Iterable[NodeView]) -> list[str]:
     """Return a table with one line for each node: the allocated memory of each GPU.
 
-    A line below it says that containers use more than they were granted, or that limits do not hold, if so.
+    Lines below it have the MIG instances, if there are some. Another says that containers use more than they were
+    granted, or that limits do not hold, if so.
 
     Args:
-        nodes: by name. One without shares has no line, as in the original.
+        nodes: by name. One without shares has no line in the table, as in the original.
     """
-    nodes = [node for node in nodes if node.total]
+    every = list(nodes)
+    nodes = [node for node in every if node.total]
     unit, amount = _unit(nodes)
     places = range(max((gpu.position + 1 for node in nodes for gpu in node.candidate.gpus.gpus), default=0))
     pending = any(node.loose() for node in nodes)
@@ -58,6 +61,7 @@ def summary(nodes: Iterable[NodeView]) -> list[str]:
         "-" * rule,
         "Allocated/Total GPU Memory In Cluster:",
         *aligned([[_share_of_total(nodes, amount), ""]]),
+        *instance_lines(every, amount),
         *at_a_glance(nodes),
     ]
 
@@ -65,12 +69,14 @@ def summary(nodes: Iterable[NodeView]) -> list[str]:
 def details(nodes: Iterable[NodeView]) -> list[str]:
     """Return one table for each node: the memory of each pod on each GPU. A star marks a GPU that is taken whole.
 
-    Below all of them there is another one for each node whose agent reports it: the memory that is really in use.
+    Below all of them are the MIG instances, with the pods that have whole ones, and another table for each node whose
+    agent reports it: the memory that is really in use.
 
     Args:
         nodes: by name. One without shares has no table, as in the original.
     """
-    nodes = [node for node in nodes if node.total]
+    every = list(nodes)
+    nodes = [node for node in every if node.total]
     _, amount = _unit(nodes)
     lines: list[list[str]] = []
     rule = 0
@@ -99,7 +105,8 @@ def details(nodes: Iterable[NodeView]) -> list[str]:
             ["-" * rule],
         ]
     lines += [[""], [""], ["Allocated/Total GPU Memory In Cluster:", _share_of_total(nodes, amount), ""]]
-    return [*aligned([*lines, *([["* the whole GPU"]] if starred else [])]), *memory_in_use(nodes)]
+    table = aligned([*lines, *([["* the whole GPU"]] if starred else [])])
+    return [*table, *instance_lines(every, amount, pods=True), *memory_in_use(every)]
 
 
 def _pod_rows(node: NodeView, amount: Callable[[NodeView, int], int]) -> list[list[str]]:

@@ -9,8 +9,10 @@ from gpu_device_plugin.core.contract.nodereport import trespasses
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gpu_device_plugin.core.cluster.instances import InstancePod, Instances
     from gpu_device_plugin.core.cluster.nodeview import GpuView, NodeView
     from gpu_device_plugin.core.cluster.usage import Occupant
+    from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance
     from gpu_device_plugin.core.contract.nodereport import NodeReport
     from gpu_device_plugin.core.contract.nodeuse import UsedPart
 
@@ -28,7 +30,7 @@ def document(nodes: Iterable[NodeView]) -> dict[str, Any]:
 
 
 def _node(node: NodeView) -> dict[str, Any]:
-    gpus = node.candidate.gpus
+    gpus, offers = node.candidate.gpus, node.instances()
     return {
         "name": node.name,
         "address": node.address or None,
@@ -47,6 +49,7 @@ def _node(node: NodeView) -> dict[str, Any]:
         "limits": None if node.report.limits is None else node.report.limits.rung.value,
         "use": _use(node.report),
         "gpus": [_gpu(view, node.report) for view in node.gpus()],
+        **({"instances": [_offer(each, node.report) for each in offers]} if offers else {}),
         "links": [
             {"a": a, "b": b, "closeness": closeness.name.lower(), "nvlinks": nvlinks}
             for a, b, closeness, nvlinks in gpus.links.pairs
@@ -73,13 +76,7 @@ def _gpu(view: GpuView, report: NodeReport) -> dict[str, Any]:
     gpu = view.gpu
     used, rung = report.used(gpu.position), report.rung(gpu.position)
     return {
-        "index": gpu.position,
-        "uuid": gpu.uuid or None,
-        "model": gpu.model or None,
-        "memoryMiB": gpu.memory_mib,
-        "numa": gpu.numa,
-        "healthy": not gpu.unhealthy,
-        "reason": gpu.unhealthy or None,
+        **_described(gpu),
         "totalShares": gpu.shares,
         "usedShares": view.used,
         "freeShares": view.free,
@@ -92,6 +89,53 @@ def _gpu(view: GpuView, report: NodeReport) -> dict[str, Any]:
         "containers": [_part(part) for part in report.parts(gpu.position)],
         "pods": [{**_pod(held.pod), "shares": held.shares, "whole": held.whole} for held in view.held],
     }
+
+
+def _described(gpu: ListedGpu) -> dict[str, Any]:
+    return {
+        "index": gpu.position,
+        "uuid": gpu.uuid or None,
+        "model": gpu.model or None,
+        "memoryMiB": gpu.memory_mib,
+        "numa": gpu.numa,
+        "healthy": not gpu.unhealthy,
+        "reason": gpu.unhealthy or None,
+        **({} if gpu.instance is None else {"mig": _place(gpu.instance)}),
+    }
+
+
+def _place(instance: ListedInstance) -> dict[str, Any]:
+    return {
+        "parent": instance.parent,
+        "gpu": instance.gpu,
+        "number": instance.number,
+        "profile": instance.profile,
+        "gi": instance.gi,
+    }
+
+
+def _offer(offer: Instances, report: NodeReport) -> dict[str, Any]:
+    return {
+        "resource": offer.resource,
+        "profile": offer.profile,
+        "total": len(offer.instances),
+        "used": offer.used,
+        "free": offer.free,
+        "instances": [
+            {
+                **_described(gpu),
+                "usedMiB": report.used(gpu.position).used_mib,
+                "containers": [_part(part) for part in report.parts(gpu.position)],
+                "pods": [_holder(pod) for pod in offer.holders.get(gpu.uuid, ())],
+            }
+            for gpu in offer.instances
+        ],
+        "unplaced": [{**_holder(pod), "instances": number} for pod, number in offer.loose],
+    }
+
+
+def _holder(pod: InstancePod) -> dict[str, Any]:
+    return {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid, "deleting": pod.terminating}
 
 
 def _part(part: UsedPart) -> dict[str, Any]:

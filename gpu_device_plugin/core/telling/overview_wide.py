@@ -8,12 +8,15 @@ from gpu_device_plugin.core.contract.nodereport import not_held
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.telling.columns import aligned
 from gpu_device_plugin.core.telling.folded import CLAIMS
+from gpu_device_plugin.core.telling.miginstances import place
 from gpu_device_plugin.core.telling.reported import age, mib
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gpu_device_plugin.core.cluster.instances import Instances
     from gpu_device_plugin.core.cluster.nodeview import GpuView, NodeView
+    from gpu_device_plugin.core.contract.nodegpus import ListedGpu
 
 _HEADING = (
     *("NODE", "GPU", "UUID", "MODEL", "MEMORY", "ALLOCATED", "USED", "LIMITS", "SHARE", "POLICY", "DRIVER", "HEALTH"),
@@ -34,7 +37,7 @@ def wide(nodes: Iterable[NodeView]) -> list[str]:
 
 def short_uuid(uuid: str) -> str:
     """Return the first part of a GPU's UUID, enough to tell the GPUs of a node apart."""
-    return uuid.removeprefix("GPU-").partition("-")[0] or _NOTHING
+    return uuid.removeprefix("MIG-").removeprefix("GPU-").partition("-")[0] or _NOTHING
 
 
 def _rows(node: NodeView) -> Iterable[tuple[str, ...]]:
@@ -42,6 +45,12 @@ def _rows(node: NodeView) -> Iterable[tuple[str, ...]]:
         yield (node.name, *(_NOTHING,) * 10, node.candidate.gpus.fault, _NOTHING)
     for view in node.gpus():
         yield _row(node, view)
+    for each in node.instances():
+        yield from (_instance_row(node, each, gpu) for gpu in each.instances)
+        for holder, number in each.loose:
+            whole = f"{number} whole"
+            dashes = (_NOTHING,) * 3
+            yield (node.name, "?", *dashes, whole, *dashes, each.resource, *dashes[1:], f"{holder}: {whole}")
     for pod, usage in node.loose().items():
         used = " + ".join(node.amounts(usage))
         yield (node.name, "?", *(_NOTHING,) * 3, used, *(_NOTHING,) * 6, f"{pod}: {used}")
@@ -52,7 +61,7 @@ def _row(node: NodeView, view: GpuView) -> tuple[str, ...]:
     whole = any(held.whole for held in view.held)
     return (
         node.name,
-        str(gpu.position),
+        place(gpu),
         short_uuid(gpu.uuid),
         gpu.model.removeprefix("NVIDIA ") or _NOTHING,
         format_mib(gpu.memory_mib) if gpu.memory_mib is not None else _NOTHING,
@@ -65,6 +74,25 @@ def _row(node: NodeView, view: GpuView) -> tuple[str, ...]:
         f"unhealthy: {gpu.unhealthy}" if gpu.unhealthy else "healthy",
         ", ".join(f"{held.pod}: {'whole' if held.whole else node.amount(held.shares)}" for held in view.held)
         or _NOTHING,
+    )
+
+
+def _instance_row(node: NodeView, offer: Instances, gpu: ListedGpu) -> tuple[str, ...]:
+    held = offer.holders.get(gpu.uuid, ())
+    return (
+        node.name,
+        place(gpu),
+        short_uuid(gpu.uuid),
+        gpu.model.removeprefix("NVIDIA ") or _NOTHING,
+        format_mib(gpu.memory_mib) if gpu.memory_mib is not None else _NOTHING,
+        "whole" if held else "free",
+        _in_use(node, gpu.position),
+        _limits(node, gpu.position),
+        _NOTHING,
+        offer.resource,
+        node.candidate.gpus.driver or _NOTHING,
+        f"unhealthy: {gpu.unhealthy}" if gpu.unhealthy else "healthy",
+        ", ".join(f"{pod}: whole" for pod in held) or _NOTHING,
     )
 
 

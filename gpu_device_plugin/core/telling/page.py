@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.core.cluster.nodeview import Held
+from gpu_device_plugin.core.cluster.usage import Occupant, Usage
 from gpu_device_plugin.core.contract.nodereport import trespasses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from gpu_device_plugin.core.cluster.nodeview import GpuView, Held, NodeView
-    from gpu_device_plugin.core.cluster.usage import Occupant
+    from gpu_device_plugin.core.cluster.instances import Instances
+    from gpu_device_plugin.core.cluster.nodeview import GpuView, NodeView
+    from gpu_device_plugin.core.contract.nodegpus import ListedGpu
     from gpu_device_plugin.core.contract.nodereport import NodeReport
     from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedPart
 
@@ -37,7 +40,7 @@ def node_document(node: NodeView, may_see: Callable[[str], bool] = everyone, *, 
         may_see: returns whether the caller may see the pods of a namespace; other pods are shown without their names.
         live: the figures of use are read from the node's agent now, and not from the node's annotation.
     """
-    gpus, report = node.candidate.gpus, node.report
+    gpus, report, offers = node.candidate.gpus, node.report, node.instances()
     loose = sum(usage.size(gpus.sizes) for usage in node.loose().values())
     return {
         "name": node.name,
@@ -53,10 +56,17 @@ def node_document(node: NodeView, may_see: Callable[[str], bool] = everyone, *, 
                 "policy": gpus.policy,
                 "rung": None if report.limits is None else report.limits.rung.value,
                 "loose": loose,
+                "looseMig": sum(number for offer in offers for _, number in offer.loose),
             }
         ),
         **({} if report.use is None else {"use": _use(report.use, live=live)}),
-        "gpus": [_gpu(view, report, may_see) for view in node.gpus()],
+        "gpus": sorted(
+            [
+                *(_gpu(view, report, may_see) for view in node.gpus()),
+                *(_whole_instance(offer, gpu, report, may_see) for offer in offers for gpu in offer.instances),
+            ],
+            key=lambda each: each["i"],
+        ),
     }
 
 
@@ -67,26 +77,55 @@ def _use(use: NodeUse, *, live: bool) -> Fields:
 
 def _gpu(view: GpuView, report: NodeReport, may_see: Callable[[str], bool]) -> Fields:
     gpu = view.gpu
-    used, rung = report.used(gpu.position), report.rung(gpu.position)
     whole = any(held.whole for held in view.held)
-    fenced = "shares" if whole else "whole" if view.used else ""
+    # A MIG instance is never given as a whole GPU, so that its shares in use keep nobody from that.
+    fenced = "shares" if whole else "whole" if view.used and gpu.instance is None else ""
     current = () if report.stale else report.parts(gpu.position)
+    facts = {
+        "taken": view.used,
+        "free": view.free,
+        "whole": whole,
+        "fenced": fenced,
+        "pods": _parts(view.held, current, may_see),
+    }
+    return _listed(gpu, gpu.shares, report, facts)
+
+
+def _whole_instance(offer: Instances, gpu: ListedGpu, report: NodeReport, may_see: Callable[[str], bool]) -> Fields:
+    """Return a MIG instance that is given out whole: it is all taken, or all free."""
+    holders, shares = offer.holders.get(gpu.uuid, ()), max(1, gpu.shares)
+    usage = Usage(shares=((gpu.position, shares),))
+    held = [
+        Held(Occupant(pod.uid, usage, 0, pod.terminating, {}, pod.namespace, pod.name), shares, whole=True)
+        for pod in holders
+    ]
+    current = () if report.stale else report.parts(gpu.position)
+    facts = {
+        "resource": offer.resource,
+        "taken": shares if holders else 0,
+        "free": 0 if holders or gpu.unhealthy else shares,
+        "whole": bool(holders),
+        "pods": _parts(held, current, may_see),
+    }
+    return _listed(gpu, shares, report, facts)
+
+
+def _listed(gpu: ListedGpu, shares: int, report: NodeReport, facts: Fields) -> Fields:
+    """Return what is known of a GPU or a MIG instance, with the facts of its kind."""
+    used, rung, place = report.used(gpu.position), report.rung(gpu.position), gpu.instance
     return {
         "i": gpu.position,
-        "shares": gpu.shares,
+        "shares": shares,
         **_given(
             {
                 "uuid": gpu.uuid,
                 "model": gpu.model,
-                "taken": view.used,
-                "free": view.free,
-                "whole": whole,
-                "fenced": fenced,
+                "mig": None if place is None else {"id": place.label, "profile": place.profile, "gpu": place.parent},
                 "bad": gpu.unhealthy,
                 "memMiB": gpu.memory_mib,
                 "rung": None if rung is None else rung.rung.value,
                 "refusal": None if rung is None else rung.refusal,
-                "pods": _parts(view.held, current, may_see),
+                **facts,
             }
         ),
         # 0 MiB in use is a fact.

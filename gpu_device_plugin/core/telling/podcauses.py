@@ -7,10 +7,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.asking import Ask, Impossible, ask
+from gpu_device_plugin.core.cluster.instances import asked_instances
 from gpu_device_plugin.core.cluster.usage import usage_of
 from gpu_device_plugin.core.contract.keys import ASSIGNED, ASSUME_TIME, MalformedAnnotationError
 from gpu_device_plugin.core.contract.promises import promises
-from gpu_device_plugin.core.telling.mistakes import asks_for_others, asks_in_mib
+from gpu_device_plugin.core.telling.explaining_mig import held_instances
+from gpu_device_plugin.core.telling.mistakes import asks_for_others, asks_for_several, asks_in_mib
 from gpu_device_plugin.core.telling.nodechecks import NO_TERMS, Terms
 from gpu_device_plugin.core.telling.poduse import of_pod, refusals, told_over_use
 from gpu_device_plugin.core.telling.printing import counted
@@ -69,7 +71,8 @@ def causes(
     name = f"{pod.namespace}/{pod.name}"
     asked = ask(pod, resources)
     ignored = [f"Ignored: {why}." for why in status.ignored]
-    instead = list(asks_for_others(status.limits, resources))
+    instead = [*asks_for_others(status.limits, resources), *asks_for_several(pod.containers)]
+    of_instances = asked_instances(pod)
     if isinstance(asked, Ask) and asked.parts and not (pod.ended or pod.node_name or pod.deleting):
         facts = [
             *asks_in_mib(asked, resources, None if nodes is None else nodes.values()),
@@ -88,6 +91,8 @@ def causes(
     elif isinstance(asked, Impossible):
         where = f" (on node {pod.node_name})" if pod.node_name else ""
         fact = [f"{name}{where} asks for GPUs that no node can provide: {asked.sentence}."]
+    elif not asked.parts and of_instances:
+        fact = [*_with_instances(pod, status, nodes), *instead]
     elif not asked.parts and (nothing := _nothing(pod, resources)):
         fact = [*nothing, *said(status)]
     elif not asked.parts:
@@ -99,6 +104,23 @@ def causes(
     else:
         fact = [f"{name} is being deleted and will not be scheduled."]
     return [*fact, *ignored, *status.events], None
+
+
+def _with_instances(pod: Pod, status: SchedulingStatus, nodes: Mapping[str, NodeView] | None) -> Iterator[str]:
+    """Yield the node of a pod with MIG instances, or that it is on none."""
+    if pod.node_name:
+        yield f"{pod.namespace}/{pod.name} {_state(pod)} node {pod.node_name} ({pod.phase})."
+        yield from held_instances(f"{pod.namespace}/{pod.name}", pod.uid, (nodes or {}).get(pod.node_name))
+        if status.message:
+            yield f"Its status says{f' ({status.reason})' if status.reason else ''}: {status.message}"
+    elif pod.deleting:
+        yield f"{pod.namespace}/{pod.name} is being deleted and will not be scheduled."
+    else:
+        yield from waiting_facts(status)
+
+
+def _state(pod: Pod) -> str:
+    return "is being deleted from" if pod.deleting else "is on"
 
 
 def _nothing(pod: Pod, resources: tuple[Resource, ...]) -> list[str]:
@@ -116,11 +138,7 @@ def _waiting(
     status: SchedulingStatus, resources: tuple[Resource, ...], nodes: Mapping[str, NodeView] | None
 ) -> Iterator[str]:
     """Yield the reasons for which an unbound pod waits on any node."""
-    if status.gates:
-        yield f"No scheduler looks at it before its scheduling gates are removed: {', '.join(status.gates)}."
-    yield from said(status)
-    if not status.gates and not status.condition_reason and not status.condition:
-        yield f"{status.scheduler} has not looked at it yet; if this persists, no scheduler of this name runs."
+    yield from waiting_facts(status)
     if status.scheduler == DEFAULT_SCHEDULER:
         yield (
             f"It will be placed by {DEFAULT_SCHEDULER}; if that scheduler does not call the extender, it knows only "
@@ -131,6 +149,15 @@ def _waiting(
             f"No node shares GPUs: none has GPUs written on it by an agent, nor {resources[0].name} in its capacity. "
             "Label GPU nodes gpushare=true and see the agent's log there."
         )
+
+
+def waiting_facts(status: SchedulingStatus) -> Iterator[str]:
+    """Yield the reasons for which a scheduler has not placed a pod, as far as its status has them."""
+    if status.gates:
+        yield f"No scheduler looks at it before its scheduling gates are removed: {', '.join(status.gates)}."
+    yield from said(status)
+    if not status.gates and not status.condition_reason and not status.condition:
+        yield f"{status.scheduler} has not looked at it yet; if this persists, no scheduler of this name runs."
 
 
 def said(status: SchedulingStatus) -> list[str]:
@@ -146,18 +173,20 @@ def _location(
 ) -> Iterable[str]:
     """Yield the node and the GPUs of a bound pod."""
     name, usage = f"{pod.namespace}/{pod.name}", usage_of(pod, resources)
-    state = "is being deleted from" if pod.deleting else "is on"
-    yield f"{name} {state} node {pod.node_name} ({pod.phase})."
+    yield f"{name} {_state(pod)} node {pod.node_name} ({pod.phase})."
     node = None if nodes is None else nodes.get(pod.node_name)
     if node is None and nodes is not None:
         yield "That node does not exist, or shares no GPUs."
-    listed = {} if node is None else {gpu.position: gpu for gpu in node.candidate.gpus.gpus}
+    listed = {} if node is None else {gpu.position: gpu for gpu in node.candidate.gpus.all}
     places = [(at, _amount(node, shares)) for at, shares in usage.shares] + [(at, "all") for at in usage.whole]
     for position, amount in sorted(places):
         gpu = listed.get(position)
         unlisted = "" if nodes is None else "not listed by its node"
-        facts = ", ".join(filter(None, (gpu.model, gpu.uuid))) if gpu is not None else unlisted
+        place = f"MIG {gpu.instance.label} {gpu.instance.profile}" if gpu is not None and gpu.instance else ""
+        facts = ", ".join(filter(None, (place or gpu.model, gpu.uuid))) if gpu is not None else unlisted
         yield f"  GPU {position}{f' ({facts})' if facts else ''}: {amount}"
+    if asked_instances(pod):
+        yield from held_instances(name, pod.uid, node)
     yield from told_over_use(pod)
     if node is not None:
         yield from of_pod(pod, node, [position for position, _ in usage.shares])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.core.cluster.instances import readable_instances
 from gpu_device_plugin.core.contract import variables
 from gpu_device_plugin.core.contract.keys import FRAMEWORKS, POD
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu
 from gpu_device_plugin.core.contract.nodereport import trespasses
 from gpu_device_plugin.core.contract.promises import readable_promises
-from gpu_device_plugin.core.model.gpus import Gpu
+from gpu_device_plugin.core.model.gpus import Gpu, MigInstance
 from gpu_device_plugin.core.model.limits import GpuRung, Rung
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.nodeview import NodeView
-    from gpu_device_plugin.core.contract.nodegpus import ListedGpu
     from gpu_device_plugin.core.contract.nodeuse import UsedPart
     from gpu_device_plugin.core.model.pods import Container, Pod
     from gpu_device_plugin.core.model.resources import Resource
@@ -42,6 +43,7 @@ def containers_of(pod: Pod, resources: Sequence[Resource], node: NodeView | None
         node: its node; None: it has none, or the node cannot be read.
     """
     promised = {} if not pod.node_name else readable_promises(pod, resources)
+    held = readable_instances(pod) if pod.node_name else {}
     parts = [
         part
         for part in (() if node is None else node.report.current)
@@ -55,6 +57,7 @@ def containers_of(pod: Pod, resources: Sequence[Resource], node: NodeView | None
             for resource in resources
             if (promise := promised.get((container.name, resource.kind))) is not None
         ]
+        placements += _instances(container, held, node)
         found.append(
             {
                 "name": container.name,
@@ -77,13 +80,25 @@ def containers_of(pod: Pod, resources: Sequence[Resource], node: NodeView | None
     ]
 
 
+def _instances(container: Container, held: Mapping[str, tuple[str, ...]], node: NodeView | None) -> Iterable[Placement]:
+    """Yield the whole MIG instances of a container, as far as its node lists them."""
+    listed = {} if node is None else {gpu.uuid: gpu for gpu in node.candidate.gpus.instances}
+    found = sorted(
+        (listed[uuid].position, listed[uuid].shares) for uuid in held.get(container.name, ()) if uuid in listed
+    )
+    if found:
+        yield Placement(Demand(Kind.INSTANCE, len(found)), tuple(found))
+
+
 def _gpus(placement: Placement, node: NodeView | None) -> Iterable[Fields]:
-    listed = {} if node is None else {gpu.position: gpu for gpu in node.candidate.gpus.gpus}
+    listed = {} if node is None else {gpu.position: gpu for gpu in node.candidate.gpus.all}
     share_mib = None if node is None else node.candidate.gpus.share_mib
     for position, shares in placement.shares:
         gpu = listed.get(position)
         facts: Fields = {} if gpu is None else {"uuid": gpu.uuid, "model": gpu.model}
-        if placement.demand.kind is Kind.COUNT:
+        if gpu is not None and gpu.instance is not None:
+            facts |= {"mig": f"{gpu.instance.label} {gpu.instance.profile}"}
+        if placement.demand.kind is not Kind.MEMORY:
             facts |= {"whole": True, "mib": None if gpu is None else gpu.memory_mib}
         else:
             facts |= {"shares": shares, "mib": None if share_mib is None else shares * share_mib}
@@ -95,11 +110,13 @@ def _variables(
 ) -> Mapping[str, str]:
     if node is None:
         return {}
-    gpus, listed = node.candidate.gpus, {gpu.position: gpu for gpu in node.candidate.gpus.gpus}
+    gpus, listed = node.candidate.gpus, {gpu.position: gpu for gpu in node.candidate.gpus.all}
     known = all(at in listed and listed[at].uuid and listed[at].memory_mib for at in placement.positions)
-    if not known or gpus.share_mib is None or list(listed) != list(range(len(listed))):
+    if not known or gpus.share_mib is None:
         return {}
-    shares = Shares(gpus.share_mib, gpus=tuple(map(_shared, gpus.gpus)))
+    # MIG instances that exist no more leave gaps.
+    every = (listed.get(at) or ListedGpu(at, 0) for at in range(max(listed) + 1))
+    shares = Shares(gpus.share_mib, gpus=tuple(map(_shared, every)))
     # The means with which the container was started, which the node's present one may differ from.
     started = next((part.rung for part in own if part.rung is not None), None)
     rungs: dict[str, GpuRung] = {}
@@ -128,7 +145,9 @@ def _variables(
 
 
 def _shared(gpu: ListedGpu) -> SharedGpu:
-    described = Gpu(gpu.uuid, gpu.position, gpu.model, gpu.memory_mib or 0, gpu.reserved_mib or 0)
+    place = gpu.instance
+    instance = None if place is None else MigInstance(place.parent, place.number, place.profile, place.gi, 0)
+    described = Gpu(gpu.uuid, gpu.position, gpu.model, gpu.memory_mib or 0, gpu.reserved_mib or 0, instance=instance)
     return SharedGpu(described, gpu.position, ("",) * gpu.shares)
 
 

@@ -7,10 +7,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.claimed import label, taken, waits_for_ours
+from gpu_device_plugin.core.cluster.instances import asked_instances
 from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
 from gpu_device_plugin.core.telling.claimcauses import asked_amount
 from gpu_device_plugin.core.telling.folded import CLAIMS, gib
+from gpu_device_plugin.core.telling.miginstances import place
 from gpu_device_plugin.core.telling.reported import limit
 from gpu_device_plugin.core.telling.tables import Layout, Row, table
 from gpu_device_plugin.core.telling.tones import Tone
@@ -19,6 +21,7 @@ from gpu_device_plugin.core.telling.waiting import asked_amounts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from gpu_device_plugin.core.cluster.instances import Instances
     from gpu_device_plugin.core.cluster.nodeview import NodeView
     from gpu_device_plugin.core.cluster.usage import Usage
     from gpu_device_plugin.core.contract.nodeuse import UsedPart
@@ -43,7 +46,7 @@ class PodRow:
     """``namespace/name``."""
     node: str
     gpu: str
-    """Its position; ``?`` for one that is not known, ``-`` for a pod that waits."""
+    """Its position, of a MIG instance with its number; ``?`` for one that is not known, ``-`` for a pod that waits."""
     given: str
     given_mib: int
     """0: unknown, or nothing."""
@@ -93,14 +96,29 @@ def _on(node: NodeView) -> Iterable[PodRow]:
             mib = whole_mib if held.whole else held.shares * share_mib
             given = "whole" if held.whole else gib(mib) if share_mib else str(held.shares)
             ending = "ending" if held.pod.terminating else ""
-            row = PodRow(str(held.pod), node.name, str(view.gpu.position), given, mib)
+            row = PodRow(str(held.pod), node.name, place(view.gpu), given, mib)
             theirs = [part for user in held.pod.users for part in parts.pop(f"{held.pod.namespace}/{user}", [])]
             yield _with_use(row, theirs, ending)
         for name, theirs in sorted(parts.items()):
             if any(map(trespasses, theirs)):
-                yield _with_use(PodRow(name, node.name, str(view.gpu.position), "nothing", 0), theirs, "")
+                yield _with_use(PodRow(name, node.name, place(view.gpu), "nothing", 0), theirs, "")
+    for offer in node.instances():
+        yield from _on_instances(node, offer)
     for pod, usage in node.loose().items():
         yield PodRow(str(pod), node.name, "?", " + ".join(node.amounts(usage)), 0, state="GPU not known yet")
+
+
+def _on_instances(node: NodeView, offer: Instances) -> Iterable[PodRow]:
+    """Yield the pods that have whole MIG instances of one resource."""
+    for pod, gpus in offer.by_pod.items():
+        ending = "ending" if pod.terminating else ""
+        for gpu in gpus:
+            parts = () if node.report.stale else node.report.parts(gpu.position)
+            theirs = [part for part in parts if (part.namespace, part.pod) == (pod.namespace, pod.name)]
+            yield _with_use(PodRow(str(pod), node.name, place(gpu), "whole", gpu.memory_mib or 0), theirs, ending)
+    for pod, number in offer.loose:
+        given = f"{number}x {offer.profile}"
+        yield PodRow(str(pod), node.name, "?", given, 0, state="instance not known yet")
 
 
 def _with_use(row: PodRow, parts: Sequence[UsedPart], ending: str) -> PodRow:
@@ -131,6 +149,9 @@ def rows_alone(pods: Iterable[tuple[Pod, Usage]]) -> list[PodRow]:
             places.append(("?", _units(usage.unplaced_shares)))
         if usage.unplaced_gpus:
             places.append(("?", f"{usage.unplaced_gpus} whole"))
+        places += [
+            ("?", f"{number}x {resource.partition('/')[2]}") for resource, number in asked_instances(pod).items()
+        ]
         rows += [PodRow(name, pod.node_name, gpu, given, 0, state=state, bad=over) for gpu, given in places]
     return rows
 

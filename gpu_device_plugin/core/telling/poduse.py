@@ -53,7 +53,7 @@ def of_pod(pod: Pod, node: NodeView, positions: Iterable[int]) -> Iterator[str]:
             yield f"{name} {uses(part)}."
         if not_held(part):
             yield f"{name} {does_not_hold(part)}."
-    for gpu in node.candidate.gpus.gpus:
+    for gpu in node.candidate.gpus.all:
         if gpu.position in set(positions):
             yield from _squeezed(pod, node, gpu)
 

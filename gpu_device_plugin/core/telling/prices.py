@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.worth.learning import Tables
     from gpu_device_plugin.core.worth.mix import PodKind
-    from gpu_device_plugin.core.worth.shapes import Shape
+    from gpu_device_plugin.core.worth.shapes import GpuKind, Shape
 
 DISCLAIMER = (
     "This is what the pods of now teach. The running extender may have learned from pods that have ended since, of "
@@ -86,21 +86,22 @@ def lesson(pods: int, mix: Mapping[PodKind, float], nodes: Mapping[Shape, int]) 
     return Lesson(
         pods,
         len(mix),
-        tuple(_priced(size, model, mix, nodes, tables) for size, model in sorted(tables.packed, key=_by_model)),
+        tuple(_priced(gpu, mix, nodes, tables) for gpu in sorted(tables.packed, key=_by_model)),
         tables.cpu_per_share,
         tables.memory_per_share,
         several / total if total else 0.0,
     )
 
 
-def _by_model(gpu: tuple[int, str]) -> tuple[str, int]:
-    return gpu[1], gpu[0]
+def _by_model(gpu: GpuKind) -> tuple[str, int, bool]:
+    return gpu.model, gpu.size, gpu.instance
 
 
-def _priced(size: int, model: str, mix: Mapping[PodKind, float], nodes: Mapping[Shape, int], tables: Tables) -> Priced:
+def _priced(gpu: GpuKind, mix: Mapping[PodKind, float], nodes: Mapping[Shape, int], tables: Tables) -> Priced:
+    size, model = gpu.size, gpu.model
     comes: dict[int, float] = {}
     for kind, part in mix.items():
-        if kind.gpus and kind.shares <= size and wishes_of(kind).allow_model(model):
+        if kind.gpus and gpu.serves(kind) and wishes_of(kind).allow_model(model):
             taken = kind.shares or size
             comes[taken] = comes.get(taken, 0.0) + part * kind.gpus
     everything = sum(part * kind.gpus for kind, part in mix.items())
@@ -110,16 +111,13 @@ def _priced(size: int, model: str, mix: Mapping[PodKind, float], nodes: Mapping[
         Price(
             taken,
             comes[taken] / everything,
-            1.0 if taken == size else tables.prices[size].get(-(-taken * cells(size) // size), 0.0),
+            1.0 if taken == size else tables.prices[size, gpu.instance].get(-(-taken * cells(size) // size), 0.0),
             # What the best filling by shares alone leaves free is stranded.
             size - taken - ((reached & ((2 << (size - taken)) - 1)).bit_length() - 1),
         )
         for taken in often
     )
-    having = {
-        shape: number * sum(gpu == (size, model) for gpu in zip(shape.sizes, shape.models, strict=True))
-        for shape, number in nodes.items()
-    }
+    having = {shape: number * shape.gpus.count(gpu) for shape, number in nodes.items()}
     number = sum(having.values())
     wanted = sum(tables.wanted[shape] * there for shape, there in having.items()) / number
     return Priced(model, size, number, wanted, prices)

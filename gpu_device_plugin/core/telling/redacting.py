@@ -28,7 +28,16 @@ def redacted(node: NodeView, may_see: Callable[[str], bool]) -> NodeView:
         pod if may_see(pod.namespace) else replace(pod, uid="", namespace=HIDDEN, name=HIDDEN, claims=(), pods=())
         for pod in sorted(node.pods, key=lambda pod: not may_see(pod.namespace))
     )
-    return replace(node, pods=pods, report=_report(node.report, may_see))
+    holders = sorted(node.instance_pods, key=lambda pod: not may_see(pod.namespace))
+    return replace(
+        node,
+        pods=pods,
+        report=_report(node.report, may_see),
+        instance_pods=tuple(
+            pod if may_see(pod.namespace) else replace(pod, uid=f"{HIDDEN} {number}", namespace=HIDDEN, name=HIDDEN)
+            for number, pod in enumerate(holders)
+        ),
+    )
 
 
 def _report(report: NodeReport, may_see: Callable[[str], bool]) -> NodeReport:

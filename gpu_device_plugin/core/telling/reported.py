@@ -102,7 +102,7 @@ def _table(node: NodeView, use: NodeUse) -> Iterator[str]:
     if use.blind:
         yield f"  Who uses it is not known: {use.blind}."
     rows = []
-    for gpu in node.candidate.gpus.gpus:
+    for gpu in node.candidate.gpus.all:
         used, rung = report.used(gpu.position), report.rung(gpu.position)
         place = f"  {gpu.position}"
         rows += [

@@ -46,7 +46,7 @@ def _over(node: NodeView) -> int:
 
 
 def _used(node: NodeView) -> int:
-    gpus = () if node.report.stale else node.candidate.gpus.gpus
+    gpus = () if node.report.stale else node.candidate.gpus.all
     return sum(node.report.used(gpu.position).used_mib or 0 for gpu in gpus)
 
 

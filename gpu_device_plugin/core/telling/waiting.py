@@ -30,7 +30,9 @@ def asked_amounts(pod: Pod, resources: Iterable[Resource]) -> str:
     sums: Counter[str] = Counter()
     for container in pod.containers:
         sums.update(container.limits)
-    return " and ".join(f"{each.name}: {sums[each.name]}" for each in resources if sums[each.name])
+    names = [each.name for each in resources]
+    names += sorted(name for name in sums if name not in names)  # those of MIG profiles
+    return " and ".join(f"{name}: {sums[name]}" for name in names if sums[name])
 
 
 def why_waits(status: SchedulingStatus, facts: Sequence[str], found: Sequence[NodeAnswer]) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.worth.learning import SCARCITY, STRANDED, cell
-from gpu_device_plugin.core.worth.shapes import wishes_of
+from gpu_device_plugin.core.worth.shapes import GpuKind, needs_gpus, wishes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from gpu_device_plugin.core.worth.learning import Tables
     from gpu_device_plugin.core.worth.mix import PodKind
@@ -71,9 +72,12 @@ class Appraiser:
             return None
         allowed = tuple(map(wishes_of(kind).allow_model, shape.models))
         if kind.shares:
-            fitting = [at for at, free in enumerate(left.frees) if free >= kind.shares and allowed[at]]
+            only_gpus = needs_gpus(kind)
+            may = [ok and not (only_gpus and shape.card(at) is not None) for at, ok in enumerate(allowed)]
+            fitting = [at for at, free in enumerate(left.frees) if free >= kind.shares and may[at]]
             changes = {at: self.change(shape, left.frees, cpu, at, kind.shares) for at in fitting}
-            taken = sorted(fitting, key=lambda at: (-changes[at], at))[: kind.gpus]
+            ties = ties_of(shape.cards or (None,) * len(left.frees), left.frees, allowed)
+            taken = sorted(fitting, key=lambda at: (-changes[at], ties[at], at))[: kind.gpus]
         else:
             taken = [at for at in _unused(shape, left.frees) if allowed[at]][: kind.gpus]
         if len(taken) < kind.gpus:
@@ -89,7 +93,7 @@ class Appraiser:
         """Return what one GPU gains if a pod takes shares of it and leaves the node this CPU: usually a loss."""
         free, level = frees[at], self._level(cpu_milli)
         change = self._packed(shape, at, level, free - shares) - self._packed(shape, at, level, free)
-        if free == shape.sizes[at]:
+        if free == shape.sizes[at] and shape.card(at) is None:
             together = self.tables.together[shape][level]
             unused = len(_unused(shape, frees))
             change += together[unused - 1] - together[unused]
@@ -100,7 +104,8 @@ class Appraiser:
 
     def _packed(self, shape: Shape, at: int, level: int, free: int) -> float:
         size = shape.sizes[at]
-        return self.tables.packed[size, shape.models[at]][level][cell(free, size)] if free > 0 else 0.0
+        gpu = GpuKind(size, shape.models[at], shape.card(at) is not None)
+        return self.tables.packed[gpu][level][cell(free, size)] if free > 0 else 0.0
 
     def _stranded(self, left: Left) -> Iterable[float]:
         for each in SCARCITY:
@@ -113,4 +118,23 @@ class Appraiser:
 
 
 def _unused(shape: Shape, frees: tuple[int, ...]) -> list[int]:
-    return [at for at, (free, size) in enumerate(zip(frees, shape.sizes, strict=True)) if free == size]
+    """Return the GPUs that no pod uses; MIG instances cannot be taken as GPUs."""
+    whole = [at for at, (free, size) in enumerate(zip(frees, shape.sizes, strict=True)) if free == size]
+    return [at for at in whole if shape.cards[at] is None] if shape.cards else whole
+
+
+def ties_of(cards: Sequence[int | None], frees: Sequence[int], allowed: Sequence[bool]) -> Sequence[tuple[bool, int]]:
+    """Return for each GPU what decides between equals: instances come first, those of the fullest GPU before others.
+
+    So does `core.model.placing.preference`, which knows the allowed ones alone.
+
+    Args:
+        cards: see `Shape.cards`.
+        frees: see `Left.frees`.
+        allowed: which of them the pod may have.
+    """
+    together: Counter[int] = Counter()
+    for at, card in enumerate(cards):
+        if card is not None and allowed[at]:
+            together[card] += max(0, frees[at])
+    return [(card is None, 0 if card is None else together[card]) for card in cards]

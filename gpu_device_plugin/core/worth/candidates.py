@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.amounts import Amounts
+from gpu_device_plugin.core.model.placing import TOGETHER
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.worth.appraising import CLOSED, Left
 from gpu_device_plugin.core.worth.shapes import Shape, rounded
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.contract.nodegpus import ListedGpu
     from gpu_device_plugin.core.model.placing import Demand, Room
     from gpu_device_plugin.core.model.policy import Rank, Ranks
     from gpu_device_plugin.core.worth.appraising import Appraiser
@@ -28,6 +32,15 @@ def shape_of(node: Candidate) -> Shape:
         tuple([gpu.model for gpu in gpus]),
         rounded(allocatable.cpu_milli),
         rounded(allocatable.memory_mib),
+        _cards(gpus, node.gpus.cards) if gpus and node.gpus.cards else (),
+    )
+
+
+def _cards(gpus: Sequence[ListedGpu], cards: Mapping[int, int]) -> tuple[int | None, ...]:
+    """Return `Shape.cards`, given what instances of one GPU have in common, by position."""
+    first: dict[int, int] = {}
+    return tuple(
+        [first.setdefault(cards[gpu.position], at) if gpu.position in cards else None for at, gpu in enumerate(gpus)]
     )
 
 
@@ -57,6 +70,8 @@ def ranks_on(appraiser: Appraiser, node: Candidate, amounts: Amounts) -> Ranks |
 
     def of(demand: Demand) -> Rank:
         def rank(room: Room) -> float:
+            if room.position == TOGETHER:
+                return room.free  # of equal instances that on the fullest GPU, as `Appraiser.choose` says
             at = places[room.position]
             # Parts of the pod that are placed already have left the other rooms as they are: nearly so.
             frees = (*left.frees[:at], _free(room), *left.frees[at + 1 :])

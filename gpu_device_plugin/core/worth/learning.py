@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.worth.packing import packed_values, prices_of_sizes
-from gpu_device_plugin.core.worth.shapes import wishes_of
+from gpu_device_plugin.core.worth.shapes import needs_gpus, wishes_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.worth.mix import PodKind
-    from gpu_device_plugin.core.worth.shapes import Shape
+    from gpu_device_plugin.core.worth.shapes import GpuKind, Shape
 
 WANTED = 0.5
 """How much of the difference counts between GPUs that many pods may have and those that few may have."""
@@ -43,17 +43,17 @@ class Tables:
     """
 
     unit: float
-    """Shares of the mean GPU."""
+    """Shares of the mean GPU; of the mean MIG instance where there are no GPUs."""
     levels: tuple[int, ...]
     """Amounts of CPU that pods ask for, in thousandths, ascending."""
-    prices: Mapping[int, Mapping[int, float]]
-    """By shares of a GPU, by cells that a pod takes of it: the price as a part of the GPU."""
-    packed: Mapping[tuple[int, str], tuple[tuple[float, ...], ...]]
-    """By shares and model of a GPU, by level, by free cells: the worth of the pods that could be packed there."""
+    prices: Mapping[tuple[int, bool], Mapping[int, float]]
+    """By shares of a GPU and whether it is an instance, by cells that a pod takes of it: the price as a part of it."""
+    packed: Mapping[GpuKind, tuple[tuple[float, ...], ...]]
+    """By kind of GPU, by level, by free cells: the worth of the pods that could be packed there."""
     wanted: Mapping[Shape, float]
     """By shape: the worth of one share to have; 1 is the mean."""
     together: Mapping[Shape, tuple[tuple[float, ...], ...]]
-    """By shape, by level, by unused GPUs: the worth of having so many of them together."""
+    """By shape, by level, by unused GPUs: the worth of having so many of them together. Instances do not count."""
     cpu_worth: tuple[float, ...]
     """By level: the worth of a thousandth of a CPU to pods without GPUs."""
     cpu_per_share: float
@@ -97,9 +97,7 @@ def learning(mix: Mapping[PodKind, float], nodes: Mapping[Shape, int]) -> Genera
         mix: how often each kind of pod comes; only ratios matter.
         nodes: how many nodes there are of each shape.
     """
-    gpus = sum(len(shape.sizes) * number for shape, number in nodes.items())
-    shares = sum(sum(shape.sizes) * number for shape, number in nodes.items())
-    unit = shares / gpus if gpus else 1.0
+    unit = mean_gpu(nodes)
     demand = {kind: part * kind.gpus * (kind.shares or unit) for kind, part in mix.items()}
     total = sum(demand.values()) or 1.0
     with_gpus = [kind for kind in mix if kind.gpus]
@@ -131,6 +129,15 @@ def learning(mix: Mapping[PodKind, float], nodes: Mapping[Shape, int]) -> Genera
     )
 
 
+def mean_gpu(nodes: Mapping[Shape, int]) -> float:
+    """Return the shares of the mean GPU, of the mean MIG instance where there are no GPUs; 1 without either."""
+    gpus = sum(shape.whole * number for shape, number in nodes.items())
+    if gpus:
+        return sum(shape.whole_shares * number for shape, number in nodes.items()) / gpus
+    instances = sum(len(shape.sizes) * number for shape, number in nodes.items())
+    return sum(sum(shape.sizes) * number for shape, number in nodes.items()) / instances if instances else 1.0
+
+
 def _levels(amounts: Iterable[int]) -> tuple[int, ...]:
     found = sorted({amount for amount in amounts if amount})
     if len(found) <= MOST_LEVELS:
@@ -140,35 +147,40 @@ def _levels(amounts: Iterable[int]) -> tuple[int, ...]:
 
 def _packed(
     mix: Mapping[PodKind, float], nodes: Mapping[Shape, int], levels: Sequence[int]
-) -> Generator[None, None, tuple[dict[int, dict[int, float]], dict[tuple[int, str], tuple[tuple[float, ...], ...]]]]:
+) -> Generator[
+    None, None, tuple[dict[tuple[int, bool], dict[int, float]], dict[GpuKind, tuple[tuple[float, ...], ...]]]
+]:
     """Return `Tables.prices` and `Tables.packed`."""
-    gpus = sorted({gpu for shape in nodes for gpu in zip(shape.sizes, shape.models, strict=True)})
+    gpus = sorted({gpu for shape in nodes for gpu in shape.gpus})
     singles = [(kind, part * kind.gpus) for kind, part in mix.items() if kind.gpus == 1 or (kind.gpus and kind.shares)]
-    prices: dict[int, dict[int, float]] = {}
-    often: dict[int, dict[int, float]] = {}
+    prices: dict[tuple[int, bool], dict[int, float]] = {}
+    often: dict[tuple[int, bool], dict[int, float]] = {}
     known: dict[tuple[int, tuple[tuple[int, float], ...]], tuple[float, ...]] = {}
     found = {}
-    for size, model in gpus:
-        if size not in prices:
-            often[size] = {}
-            for kind, part in singles:
+    for gpu in gpus:
+        size, model, instance = gpu
+        own = size, instance
+        served = [(kind, part) for kind, part in singles if not (instance and needs_gpus(kind))]
+        if own not in prices:
+            often[own] = {}
+            for kind, part in served:
                 taken = _taken(kind, size)
-                often[size][taken] = often[size].get(taken, 0.0) + part
-            prices[size] = yield from prices_of_sizes(often[size], cells(size))
-        allowed = [(kind, part) for kind, part in singles if wishes_of(kind).allow_model(model)]
+                often[own][taken] = often[own].get(taken, 0.0) + part
+            prices[own] = yield from prices_of_sizes(often[own], cells(size))
+        allowed = [(kind, part) for kind, part in served if wishes_of(kind).allow_model(model)]
         tables = []
         for cpu in levels:
-            fits = dict.fromkeys(prices[size], 0.0)
+            fits = dict.fromkeys(prices[own], 0.0)
             for kind, part in allowed:
                 taken = _taken(kind, size)
                 if kind.cpu_milli <= cpu and taken in fits:
                     fits[taken] += part
-            values = tuple((at, size * prices[size][at] * part / often[size][at]) for at, part in fits.items() if part)
+            values = tuple((at, size * prices[own][at] * part / often[own][at]) for at, part in fits.items() if part)
             if (size, values) not in known:
                 known[size, values] = tuple(packed_values(dict(values), cells(size)))
                 yield
             tables.append(known[size, values])
-        found[size, model] = tuple(tables)
+        found[gpu] = tuple(tables)
     return prices, found
 
 
@@ -180,11 +192,13 @@ def _taken(kind: PodKind, size: int) -> int:
 def _wanted(demand: Mapping[PodKind, float], nodes: Mapping[Shape, int]) -> Generator[None, None, dict[Shape, float]]:
     found = dict.fromkeys(nodes, 0.0)
     capacity = {shape: sum(shape.sizes) * number for shape, number in nodes.items()}
+    part_of_gpus = {shape: shape.whole_shares / (sum(shape.sizes) or 1) for shape in nodes}
     for kind, amount in demand.items():
         hosts = [shape for shape in nodes if shape.hosts(kind)] if amount else []
-        room = sum(capacity[shape] for shape in hosts)
-        for shape in hosts if room else ():
-            found[shape] += amount / room
+        parts = {shape: part_of_gpus[shape] if needs_gpus(kind) else 1.0 for shape in hosts}
+        room = sum(capacity[shape] * part for shape, part in parts.items())
+        for shape, part in parts.items() if room else ():
+            found[shape] += amount / room * part
         yield
     mean = sum(found[shape] * capacity[shape] for shape in nodes) / (sum(capacity.values()) or 1)
     return {shape: 1 + WANTED * (one / mean - 1) if mean else 1.0 for shape, one in found.items()}
@@ -198,7 +212,7 @@ def _together(
     found = []
     for cpu in levels:
         # By number of GPUs: the demand of the pods that fit beside so many unused ones.
-        fitting = [0.0] * (len(shape.sizes) + 1)
+        fitting = [0.0] * (shape.whole + 1)
         for asked, gpus, part in hosted:
             if asked <= cpu:
                 fitting[gpus] += part

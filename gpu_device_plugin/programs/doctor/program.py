@@ -22,10 +22,13 @@ from gpu_device_plugin.cluster.client import Client, Timing
 from gpu_device_plugin.cluster.config import ClusterConfigError, config_if_any
 from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.cluster.node import NodeSelf
+from gpu_device_plugin.core.contract.keys import MIG_LABEL
 from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.contract.nodereport import node_report
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.equipping import mig_mode
 from gpu_device_plugin.core.node.grants import CONTROL_NODES
 from gpu_device_plugin.core.node.others import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
 from gpu_device_plugin.core.node.serving import Way
@@ -33,8 +36,8 @@ from gpu_device_plugin.core.telling.diagnosing import Unknown, examine, exit_cod
 from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
 from gpu_device_plugin.core.telling.node_symptoms import NO_PROFILES, ApiSeen, NodeSymptoms, Profiles
 from gpu_device_plugin.hardware.beliefs import HardwareView, State
-from gpu_device_plugin.hardware.description import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, Timings
+from gpu_device_plugin.hardware.places import DescriptionError
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.listening import is_listened_to, listened_to
 from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, listed_pods
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gpu_device_plugin.core.model.gpus import Inventory
+    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.settings.node import NodeSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
 
@@ -223,14 +227,18 @@ async def examined(
     invented, mps_dir = settings.gpus != "nvml", (root or Path("/")) / settings.mps_dir.relative_to("/")
     device_nodes, unlinked = ({}, ()) if invented else _device_nodes(where, view.inventory)
     names = {resource.kind: resource.name for resource in settings.managed}
+    labels = {} if isinstance(seen, Unknown) else seen.labels
+    resources = (*settings.offered, *_of_profiles(settings, view.inventory, labels))
     return NodeSymptoms(
-        resources=settings.offered,
+        resources=resources,
         memory_resource=names[Kind.MEMORY],
         count_resource=names[Kind.COUNT],
         share_mib=settings.share_size_mib,
         share_mib_in_force=StateFile(folder, SHARE_SIZE).number(),
         reserve_mib=settings.reserve_mib,
         exclude_gpus=settings.exclude_gpus,
+        mig=settings.mig,
+        mig_present=_instances_present(root or Path("/"), view.inventory),
         devices=settings.devices,
         cdi_kind=settings.cdi_kind,
         allow_other_plugins=settings.allow_other_plugins,
@@ -266,7 +274,7 @@ async def examined(
             listened_to(folder, PLUGIN_SOCKETS),
             listened_to(settings.plugins_registry, DRIVER_SOCKETS),
             {} if isinstance(seen, Unknown) else seen.allocatable,
-            {resource.name for resource in settings.offered},
+            {resource.name for resource in resources},
         ),
         agent=agent.result(),
         agents_running=agents_running,
@@ -300,7 +308,8 @@ async def _driver(settings: NodeSettings, where: Place, deadlines: Deadlines) ->
 
 def _device_nodes(where: Place, inventory: Inventory) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the fault of each device node, and the nodes without a link in /dev/char; see `NodeSymptoms`."""
-    minors = [gpu.minor for gpu in inventory.gpus if gpu.minor is not None]
+    # A GPU and its MIG instances have one number.
+    minors = dict.fromkeys(gpu.minor for gpu in inventory.gpus if gpu.minor is not None)
     nodes: dict[str, str] = {}
     unlinked = []
     for path in (*CONTROL_NODES, *(f"/dev/nvidia{minor}" for minor in minors)):
@@ -314,6 +323,24 @@ def _device_nodes(where: Place, inventory: Inventory) -> tuple[dict[str, str], t
         if not nodes[path] and where.host_root is not None and not link.exists():
             unlinked.append(path)
     return nodes, tuple(unlinked)
+
+
+def _instances_present(root: Path, inventory: Inventory) -> dict[str, int]:
+    """Return the number of GPU instances of each GPU in MIG mode, by its UUID; see `NodeSymptoms.mig_present`."""
+    found = {}
+    for gpu in inventory.gpus:
+        if gpu.mig:
+            folder = root / f"proc/driver/nvidia/capabilities/gpu{gpu.minor}/mig"
+            found[gpu.uuid] = sum(1 for _ in folder.glob("gi*"))
+    return found
+
+
+def _of_profiles(settings: NodeSettings, inventory: Inventory, labels: Mapping[str, str]) -> tuple[Resource, ...]:
+    """Return the resources of the MIG profiles whose instances are given one by one."""
+    if mig_mode(settings.mig, labels.get(MIG_LABEL, "")) is not MigMode.WHOLE:
+        return ()
+    places = [gpu.instance for gpu in inventory.gpus if gpu.instance is not None and gpu.instance.alone]
+    return tuple(settings.of_profile(profile) for profile in sorted({place.profile for place in places}))
 
 
 # --- The kubelet ------------------------------------------------------------------------------------------------------

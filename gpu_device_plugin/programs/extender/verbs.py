@@ -281,7 +281,7 @@ def _inspected(node: Candidate, entries: Sequence[Entry]) -> wire.InspectedNode:
                 any(pod.gpus for pod in pods),
             )
         )
-    unplaced = [pod for entry in entries if (pod := _unplaced(entry, rooms)) is not None]
+    unplaced = [pod for entry in entries if (pod := _unplaced(entry, rooms, node.gpus.elsewhere)) is not None]
     return wire.InspectedNode(
         node.name,
         sum(dev.total for dev in devs),
@@ -301,8 +301,8 @@ def _on_gpu(entry: Entry, gpu: ListedGpu) -> wire.InspectedPod | None:
     return _pod(entry, shares, int(whole))
 
 
-def _unplaced(entry: Entry, listed: Collection[int]) -> wire.InspectedPod | None:
-    usage = entry.usage.as_listed(listed)
+def _unplaced(entry: Entry, listed: Collection[int], elsewhere: Collection[int]) -> wire.InspectedPod | None:
+    usage = entry.usage.as_listed(listed, elsewhere)
     return _pod(entry, usage.unplaced_shares, usage.unplaced_gpus)
 
 

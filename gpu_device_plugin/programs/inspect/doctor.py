@@ -138,6 +138,7 @@ def _nodes(raw_nodes: Iterable[msgspec.Raw], names: frozenset[str]) -> list[Node
         node = decoded(raw, Node)
         capacity, allocatable = node.capacity, node.allocatable
         gpus = gpus_of_node(node.annotations, node.labels, 0, 0)
+        ours = names | {gpu.instance.resource for gpu in gpus.instances if gpu.instance is not None}
         report, problems = node_report(node.annotations, now_s)
         found.append(
             NodeSeen(
@@ -147,9 +148,9 @@ def _nodes(raw_nodes: Iterable[msgspec.Raw], names: frozenset[str]) -> list[Node
                 annotated=bool(our_annotations(node.annotations) or our_labels(node.labels)),
                 problem=gpus.fault,
                 gpus=gpus,
-                capacity={name: amount for name, amount in capacity.items() if name in names},
-                allocatable={name: amount for name, amount in allocatable.items() if name in names},
-                others=sightings((), (), allocatable, names),
+                capacity={name: amount for name, amount in capacity.items() if name in ours},
+                allocatable={name: amount for name, amount in allocatable.items() if name in ours},
+                others=sightings((), (), allocatable, ours),
                 report=report,
                 report_problems=problems,
                 labels={key: node.labels[key] for key in _LABELS if key in node.labels},

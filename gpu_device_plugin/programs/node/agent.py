@@ -14,7 +14,7 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.core.contract.keys import CGPU_DISABLE_LABEL, MIG_LABEL, PLACEMENT_LABEL
+from gpu_device_plugin.core.contract.keys import CGPU_DISABLE_LABEL, PLACEMENT_LABEL
 from gpu_device_plugin.core.model.gpus import NO_LINKS
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.mig import MigMode
@@ -22,9 +22,7 @@ from gpu_device_plugin.core.model.policy import POLICIES, policy_in_force
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.ended_pods import PodsInApi
-from gpu_device_plugin.core.node.equipping import mig_mode
 from gpu_device_plugin.core.node.grants import Delivery
-from gpu_device_plugin.core.node.health import Rules
 from gpu_device_plugin.core.node.ledger import Reading
 from gpu_device_plugin.core.node.mps import asked
 from gpu_device_plugin.core.node.node import Node
@@ -32,8 +30,8 @@ from gpu_device_plugin.core.node.refusals import ADVICE
 from gpu_device_plugin.core.node.rungs import wanted
 from gpu_device_plugin.core.node.serving import Way
 from gpu_device_plugin.hardware.beliefs import State
-from gpu_device_plugin.hardware.description import DescriptionError
-from gpu_device_plugin.hardware.monitor import Hardware, Timings
+from gpu_device_plugin.hardware.monitor import Hardware
+from gpu_device_plugin.hardware.places import DescriptionError
 from gpu_device_plugin.kubelet import cgroupfs, procfs
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from gpu_device_plugin.kubelet.records import KubeletRecords
@@ -42,18 +40,18 @@ from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs import frugal
-from gpu_device_plugin.programs.node import probes
+from gpu_device_plugin.programs.node import probes, watching
 from gpu_device_plugin.programs.node.advertiser import Advertiser
 from gpu_device_plugin.programs.node.answers import NodeAnswers
 from gpu_device_plugin.programs.node.coexistence import Coexistence
 from gpu_device_plugin.programs.node.equipment import Equipment
 from gpu_device_plugin.programs.node.handover import Handover
+from gpu_device_plugin.programs.node.instances import Instances, resources
 from gpu_device_plugin.programs.node.limiting import Limiting
 from gpu_device_plugin.programs.node.mps import MpsLink
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.programs.node.reports import Reports
 from gpu_device_plugin.programs.node.responses import Responses
-from gpu_device_plugin.programs.node.stranding import Stranding
 from gpu_device_plugin.programs.node.use import UseWatch
 from gpu_device_plugin.programs.node.use_notes import UseNotes
 from gpu_device_plugin.programs.node.use_series import UseSeries
@@ -69,7 +67,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.config import ClusterConfig
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.admitting import Refused
-    from gpu_device_plugin.core.node.stranded import Stranded
     from gpu_device_plugin.kubelet.checkpoint import Entry
     from gpu_device_plugin.programs.node.cluster import NodeCluster
     from gpu_device_plugin.programs.node.dra import DraDriver
@@ -130,8 +127,8 @@ class NodeAgent:
         try:
             self.hardware = Hardware(
                 settings.gpus,
-                timings=_timings(settings),
-                rules=_rules(settings),
+                timings=watching.timings(settings),
+                rules=watching.rules(settings),
                 on_change=self.reports.health_changed,
                 on_xid=self.reports.xid_seen,
             )
@@ -148,7 +145,7 @@ class NodeAgent:
         )
         self.coexistence = Coexistence(settings)
         self.limiting = Limiting(read_extra_grant(settings.extra_grant), self.reports.limits_missing)
-        self.advertiser = Advertiser(self.state, self._resources, settings.refusal_limit)
+        self.advertiser = Advertiser(self.state, partial(resources, self), settings.refusal_limit)
         self.kubelet_records = KubeletRecords(
             settings.device_plugin_dir,
             settings.pod_resources_socket,
@@ -221,11 +218,11 @@ class NodeAgent:
         )
         self.registration = RegistrationLoop(
             settings.device_plugin_dir,
-            lambda: [Plugin(resource, partial(self._servicer, resource)) for resource in self._resources()],
+            lambda: [Plugin(resource, partial(self._servicer, resource)) for resource in resources(self)],
             self._prepare,
             self._registration_event,
         )
-        self.stranding = Stranding(self.state, self.use_watch.holdings, self._instance_gone)
+        self.instances = Instances(self)
         self._lock = NodeLock(settings.device_plugin_dir)
         self._handover = Handover(settings, self.kubelet_records)
         self.ways = Ways(
@@ -310,7 +307,7 @@ class NodeAgent:
         self.reconciler.process_wait_s = settings.process_wait_s
         self.use_watch.interval_s = self.verification.interval_s = settings.usage_interval_s
         self.advertiser.limit(settings.refusal_limit)
-        self.hardware.timings, self.hardware.rules = _timings(settings), _rules(settings)
+        self.hardware.timings, self.hardware.rules = watching.timings(settings), watching.rules(settings)
         self.coexistence.settings = settings
         self.coexistence.look()
         self.ways.look()
@@ -351,11 +348,6 @@ class NodeAgent:
         self.mps.ledger_complete()
         self.advertiser.refresh()
 
-    def _resources(self) -> tuple[Resource, ...]:
-        """Return the resources of this node: the same for every node, and one for each MIG profile that it gives."""
-        profiles = self.state.node.shares.profiles
-        return (*self.settings.offered, *(self.settings.of_profile(profile) for profile in profiles))
-
     def _servicer(self, resource: Resource) -> PluginServicer:
         return PluginServicer(
             resource,
@@ -377,11 +369,6 @@ class NodeAgent:
         if advice is not None and self.advertiser.refused(amount):
             self.reports.refused_again_and_again(amount, advice)
 
-    def _instance_gone(self, found: Stranded) -> None:
-        self.reports.instance_gone(found)
-        if self.cluster is not None and found.pod is not None:
-            self.cluster.pod_event(found.pod, "MigInstanceGone", f"{found.sentence}.", "Observe")
-
     def _round_over(self, _round: int) -> None:
         self._handover.keep_ended_pods()
         if self.cluster is not None and all(self.registration.registrations.values()):
@@ -395,7 +382,7 @@ class NodeAgent:
         claims = () if self.dra is None else self.dra.entries.value
         self.entries.set((*self.reconciler.checkpoint_entries.value, *claims))
         self.ways.look()
-        if any(shared.gpu.instance is not None for shared in self.state.node.shares.gpus):
+        if self.instances.there:
             self._apply()  # who has an instance decides in which list of the node it is
 
     def _take_node(self, node: NodeRecord | None) -> None:
@@ -416,11 +403,7 @@ class NodeAgent:
         self.mps.ask_for(asked(self.state.node.shares, means.rungs, wanted(settings.limits, labels)))
         self.mps.refuse = means.refuse
         self._answers.delivery = Delivery(frozenset(settings.devices), settings.cdi_kind, cgpu_disable, means)
-        self.equipment.give_instances(mig_mode(settings.mig, labels.get(MIG_LABEL, "")))
-        there = {resource.name for resource in self._resources()}
-        if not self.advertiser.idle and not self.registration.registrations.keys() >= there:
-            self.advertiser.refresh()
-            self.registration.serve_more()
+        self.instances.apply(labels)
         placement = labels.get(PLACEMENT_LABEL, "")
         if placement and placement not in POLICIES:
             extra = {"value": placement, "known": sorted(POLICIES), "once_per_s": 3600}
@@ -430,7 +413,6 @@ class NodeAgent:
             _log.info("the policy for choosing GPUs changed", extra={"policy": policy})
             self._answers.policy = policy
         self.responses.show_condition()
-        self.stranding.look()
         if self.cluster is not None and view.state is not State.STARTING:
             serving = self.ways.serving.value
             withheld = "; ".join(other.found for other in self.coexistence.others.value) or serving.waits
@@ -457,19 +439,3 @@ class NodeAgent:
 
 async def _at_once(_within_s: float) -> bool:
     return True
-
-
-def _timings(settings: NodeSettings) -> Timings:
-    return Timings(
-        probe_every_s=settings.probe_interval_s,
-        answer_within_s=settings.nvml_timeout_s,
-        blind_after_s=settings.blind_after_s,
-    )
-
-
-def _rules(settings: NodeSettings) -> Rules:
-    return Rules(
-        ignored_xids=frozenset(settings.ignored_xids),
-        fatal_xids=frozenset(settings.fatal_xids),
-        remap_pending_is_fatal=settings.row_remap_pending == "unhealthy",
-    )

@@ -10,6 +10,7 @@ from gpu_device_plugin.aio.http import ListenError, serving
 from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
 from gpu_device_plugin.core.model.shares import SHARES
 from gpu_device_plugin.core.node.serving import Way
+from gpu_device_plugin.core.node.use_series import counted
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.programs import frugal
 from gpu_device_plugin.settings.knobs import UsageError
@@ -85,8 +86,7 @@ def metrics_state(agent: NodeAgent) -> m.State:
                 unhealthy=len(shared.shares) if shared.gpu.uuid in node.unhealthy else 0,
                 fenced=fenced.get(shared.gpu.uuid, 0),
             )
-            for shared in node.shares.gpus
-            if shared.listed and not shared.gone
+            for shared in counted(node)
         ),
         containers_over=len(agent.over_use.excesses.value),
         limits=agent.verification.counts,

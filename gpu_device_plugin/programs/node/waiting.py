@@ -177,7 +177,9 @@ class WaitingPods:
         written = self._read(pod)
         promised, wishes = written.promises, written.wishes
         gpus = self._shares().gpus if wishes.choosy else ()
-        allowed = {s.position for s in gpus if wishes.allow_model(s.gpu.product) and wishes.allow_uuid(s.gpu.uuid)}
+        allowed = {
+            s.position for s in gpus if wishes.allow_model(s.gpu.product) and wishes.allow_uuid(s.gpu.uuid, s.gpu.card)
+        }
         return WaitingPod(
             uid,
             f"{pod.namespace}/{pod.name}",

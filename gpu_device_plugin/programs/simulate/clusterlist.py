@@ -80,6 +80,11 @@ def read_cluster(text: bytes, resources: Sequence[Resource]) -> ClusterList:
     pods.sort(key=lambda pod: (pod.created, pod.uid))
     names = [name for name, node in fleet.candidates.items() if node.rooms and not node.gpus.problem]
     notes += [f"node {n} is left out: {c.gpus.problem}" for n, c in fleet.candidates.items() if c.gpus.problem]
+    notes += [
+        f"node {name} is left out: its MIG instances are given whole, by the resources of their profiles"
+        for name, node in fleet.candidates.items()
+        if node.gpus.instances and not node.rooms and not node.gpus.problem
+    ]
     waiting = [kind for pod in pods if not pod.node_name for kind in reader.kinds(pod, notes)]
     running = [kind for pod in pods if pod.node_name for kind in reader.kinds(pod, notes)]
     return ClusterList(

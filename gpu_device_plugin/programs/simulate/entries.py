@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.cluster.quantity import allocatable_amounts
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
+from gpu_device_plugin.core.model.mig import GPU_SLICES
 from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.core.worth.mix import PodKind
-from gpu_device_plugin.core.worth.shapes import Shape
+from gpu_device_plugin.core.worth.shapes import GpuKind, Shape
 from gpu_device_plugin.programs.simulate.model import Start
 from gpu_device_plugin.settings.knobs import nearest
 
@@ -18,12 +19,15 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.model.amounts import Amounts
 
-_NODE_WORDS = ("gpus", "mem", "model", "cpu", "memory")
+_NODE_WORDS = ("gpus", "mem", "model", "mig", "divided", "cpu", "memory")
 _POD_WORDS = ("mem", "count", "split", "model", "cpu", "memory")
 _MOST_SHARES = 1 << 20
 _MOST_COPIES = 1_000_000
 _MOST_AMOUNT = 10**9
 """Thousandths of a CPU, and MiB."""
+_MOST_GB = 1.1
+"""The most that the GB in the names of a GPU's MIG instances make of its shares: names are rounded up."""
+_PROFILE = re.compile(r"([1-7])g\.([1-9][0-9]{0,3})gb(?:[+.-][a-z]+)*", re.ASCII)
 _TIMES = re.compile(r"([0-9]{1,9})x")
 
 
@@ -60,8 +64,13 @@ def nodes_of(entries: Iterable[tuple[str, int, Mapping[str, Any]]]) -> tuple[Sta
         _known(name, words, _NODE_WORDS)
         gpus = _number(name, words, "gpus", 1, MOST_GPUS)
         mem = _number(name, words, "mem", None, _MOST_SHARES)
+        profiles = _profiles(name, words, mem)
+        if "divided" in words and not profiles:
+            raise EntryError(f"{name}: divided says how many of the GPUs have the instances of mig; give mig too")
+        divided = _number(name, words, "divided", gpus if profiles else 0, gpus)
         room = _amounts(name, words, {"cpu": "256", "memory": "4Ti"})
-        shape = Shape((mem,) * gpus, (str(words.get("model", "")),) * gpus, room.cpu_milli, room.memory_mib)
+        model = str(words.get("model", ""))
+        shape = _shape(mem, model, gpus - divided, profiles * divided, room)
         left = Left(shape.sizes, shape.cpu_milli, shape.memory_mib)
         _bounded(name, len(found) + number)
         found += [Start(f"{name}-{at + 1}", shape, left) for at in range(number)]
@@ -90,6 +99,43 @@ def pods_of(entries: Iterable[tuple[str, int, Mapping[str, Any]]]) -> list[PodKi
         _bounded(name, len(found) + number)
         found += [PodKind(mem // split, gpus, asked.cpu_milli, asked.memory_mib, (models, ()))] * number
     return found
+
+
+def _profiles(name: str, words: Mapping[str, Any], mem: int) -> list[tuple[tuple[str, int], ...]]:
+    """Return the MIG instances of one GPU, each with its profile and its shares, in a list; an empty one without."""
+    if "mig" not in words:
+        return []
+    instances: list[tuple[str, int]] = []
+    slices = 0
+    for part in str(words["mig"]).split("/"):
+        profile, times, number = part.partition("*")
+        match, copies = _PROFILE.fullmatch(profile), number if times else "1"
+        if match is None or not re.fullmatch("[1-7]", copies, re.ASCII):
+            raise EntryError(f"{name}: mig is {part[:40]!r}; write PROFILE*NUMBER, as in mig=1g.10gb*4/3g.40gb")
+        slices += int(match[1]) * int(copies)
+        instances += [(profile, int(match[2]))] * int(copies)
+    if slices > GPU_SLICES:
+        raise EntryError(f"{name}: mig has {slices} slices, and a GPU has {GPU_SLICES}; give fewer instances")
+    if sum(shares for _, shares in instances) > _MOST_GB * mem:
+        raise EntryError(f"{name}: the instances of mig have more memory than the GPU's mem of {mem}; give fewer")
+    return [tuple(instances)]
+
+
+def _shape(mem: int, model: str, whole: int, divided: Iterable[Iterable[tuple[str, int]]], room: Amounts) -> Shape:
+    """Return an empty node: whole GPUs, then the MIG instances of each of its other GPUs."""
+    gpus = [GpuKind(mem, model)] * whole
+    cards: list[int | None] = [None] * whole
+    for instances in divided:
+        first = len(gpus)
+        gpus += [GpuKind(shares, f"{model} MIG {profile}".strip(), instance=True) for profile, shares in instances]
+        cards += [first] * (len(gpus) - first)
+    return Shape(
+        tuple([gpu.size for gpu in gpus]),
+        tuple([gpu.model for gpu in gpus]),
+        room.cpu_milli,
+        room.memory_mib,
+        tuple(cards) if len(gpus) > whole else (),
+    )
 
 
 def _entries(text: str, known: Iterable[str]) -> Iterator[tuple[str, int, Mapping[str, str]]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpu_device_plugin.core.worth.appraising import Left
+from gpu_device_plugin.core.worth.shapes import needs_gpus
 from gpu_device_plugin.programs.simulate.arrivals import as_listed, departing, until
 from gpu_device_plugin.programs.simulate.model import Arrivals, Start, shares_of
 from gpu_device_plugin.programs.simulate.run import run
@@ -171,11 +172,12 @@ def _empty(shape: Shape, at: int) -> Start:
 
 
 def _least(shape: Shape, workload: Workload) -> int:
-    whole = min(shape.sizes)
+    whole = min((gpu.size for gpu in shape.gpus if not gpu.instance), default=0)
     kinds = [workload.kinds[pod] for pod in workload.pods]
     wanted = (
         (sum(shares_of(kind, whole) for kind in kinds), sum(shape.sizes)),
-        (sum(kind.gpus for kind in kinds if not kind.shares), len(shape.sizes)),
+        (sum(shares_of(kind, whole) for kind in kinds if needs_gpus(kind)), shape.whole_shares),
+        (sum(kind.gpus for kind in kinds if not kind.shares), shape.whole),
         (sum(kind.cpu_milli for kind in kinds), shape.cpu_milli),
         (sum(kind.memory_mib for kind in kinds), shape.memory_mib),
     )

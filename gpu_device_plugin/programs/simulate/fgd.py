@@ -44,7 +44,7 @@ class Fgd:
         self._cpu = np.array([kind.cpu_milli for kind in kinds])
         self._memory = np.array([kind.memory_mib for kind in kinds])
         self._kinds = kinds
-        most = max((size for size, _ in rooms.gpus), default=0) + 1
+        most = max((gpu.size for gpu in rooms.gpus), default=0) + 1
         # By kind, and by free shares of a GPU: whether a pod for shares can use them. A row of such a table times the
         # parts of the kinds that a node hosts is the part of the pods that can use them.
         self._usable = np.zeros((len(kinds), most))
@@ -97,19 +97,20 @@ class Fgd:
     def _fragments(self, rows: Ints, free: Ints, cpu: Ints, memory: Ints) -> Floats:
         """Return the fragments of states, rows x states, given their free shares (rows x states x GPUs)."""
         rooms = self.rooms
-        size, free = rooms.size[rows][:, None, :], np.maximum(free, 0)
+        whole, free = rooms.whole[rows][:, None, :], np.maximum(free, 0)
         parts = self._parts * self._fits(rows, cpu, memory)
         row = np.arange(len(rows))[:, None]
         of_shares = (parts @ self._usable)[row[:, :, None], free]
-        idle = (free == size) & (free > 0)
+        idle = (free == whole) & (free > 0)
         of_whole = (parts @ self._usable_whole)[row, idle.sum(2)]
         usable = (free * of_shares).sum(2) + np.where(idle, free, 0).sum(2) * of_whole
         for at in self._split:
             kind = self._kinds[at]
             enough = free >= kind.shares
-            # Counted above as if one GPU were enough.
-            few = enough.sum(2) < kind.gpus
-            usable -= np.where(few, np.where(enough, free, 0).sum(2), 0) * parts[:, at, None]
+            of_gpus = enough & (whole > 0)
+            # Counted above as if one GPU, or MIG instance, were enough.
+            in_vain = np.where(of_gpus.sum(2)[:, :, None] < kind.gpus, enough, enough & ~of_gpus)
+            usable -= np.where(in_vain, free, 0).sum(2) * parts[:, at, None]
         fragments: Floats = free.sum(2) - usable
         return fragments
 

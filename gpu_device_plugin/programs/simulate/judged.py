@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import Candidate, summary
 from gpu_device_plugin.core.cluster.fitting import Fit, fit
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.placing import Demand, Room
 from gpu_device_plugin.core.model.resources import Kind
@@ -84,15 +84,31 @@ class Judged:
     def _put(self, row: int) -> None:
         gpus = self._gpus[row]
         rooms = tuple(
-            Room(gpu.position, gpu.shares, max(0, free), healthy=free >= 0, shared=free != gpu.shares)
+            Room(
+                gpu.position,
+                gpu.shares,
+                max(0, free),
+                healthy=free >= 0,
+                shared=free != gpu.shares,
+                card=gpus.cards.get(gpu.position),
+            )
             for gpu, free in zip(gpus.gpus, self._frees[row], strict=True)
         )
         self._nodes.put(str(row), Candidate(str(row), gpus, rooms, summary(rooms), None, self._left[row]))
 
 
 def _gpus(node: Start) -> NodeGpus:
-    gpus = zip(node.shape.sizes, node.shape.models, strict=True)
-    return NodeGpus(tuple(ListedGpu(at, size, model=model) for at, (size, model) in enumerate(gpus)), share_mib=1024)
+    shape = node.shape
+    listed = (
+        ListedGpu(at, gpu.size, model=gpu.model, instance=None if card is None else _instance(card, at))
+        for at, gpu in enumerate(shape.gpus)
+        for card in (shape.card(at),)
+    )
+    return NodeGpus(tuple(listed), share_mib=1024)
+
+
+def _instance(card: int, at: int) -> ListedInstance:
+    return ListedInstance(parent=str(card), gpu=card, number=at - card, profile="", gi=at - card)
 
 
 def asked(kind: PodKind) -> Ask:

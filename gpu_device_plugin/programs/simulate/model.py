@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.worth.learning import mean_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,9 +95,8 @@ def shares_of(kind: PodKind, unit: float) -> float:
 
 
 def unit_of(nodes: Sequence[Start]) -> float:
-    """Return the shares of the mean GPU."""
-    gpus = sum(len(node.shape.sizes) for node in nodes)
-    return sum(sum(node.shape.sizes) for node in nodes) / gpus if gpus else 1.0
+    """Return the shares of the mean GPU; of the mean MIG instance where there are no GPUs."""
+    return mean_gpu(Counter(node.shape for node in nodes))
 
 
 def capacity_of(nodes: Sequence[Start]) -> float:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.programs.simulate.experiment import Needed, Plan
-    from gpu_device_plugin.programs.simulate.model import Outcome
+    from gpu_device_plugin.programs.simulate.model import Outcome, Start
     from gpu_device_plugin.programs.simulate.sources import Inputs
 
 VERSION = 1
@@ -105,9 +105,16 @@ def _curve(outcome: Outcome) -> tuple[tuple[float, float], ...]:
 def heading(inputs: Inputs, plan: Plan) -> Line:
     """Return a line on what was simulated."""
     nodes, workload = inputs.nodes, inputs.workload
-    gpus = sum(len(node.shape.sizes) for node in nodes)
-    said = f"{_number(len(nodes), 'node')}, {_number(gpus, 'GPU')}; {_number(len(workload.pods), 'pod')} of "
+    gpus, instances = _hardware(nodes)
+    there = [_number(gpus, "GPU"), *([_number(instances, "MIG instance")] if instances else [])]
+    said = f"{_number(len(nodes), 'node')}, {', '.join(there)}; {_number(len(workload.pods), 'pod')} of "
     return Line(f"{said}{_number(len(workload.kinds), 'kind')}; {_number(plan.seeds, 'seed')}", Tone.FAINT)
+
+
+def _hardware(nodes: Sequence[Start]) -> tuple[int, int]:
+    """Return the number of GPUs, and that of MIG instances."""
+    gpus = sum(node.shape.whole for node in nodes)
+    return gpus, sum(len(node.shape.sizes) for node in nodes) - gpus
 
 
 def _number(number: int, what: str) -> str:
@@ -198,10 +205,12 @@ def needed_document(inputs: Inputs, plan: Plan, needed: Sequence[Needed]) -> dic
 
 
 def _about(inputs: Inputs, plan: Plan) -> dict[str, object]:
+    gpus, instances = _hardware(inputs.nodes)
     return {
         "version": VERSION,
         "nodes": len(inputs.nodes),
-        "gpus": sum(len(node.shape.sizes) for node in inputs.nodes),
+        "gpus": gpus,
+        "migInstances": instances,
         "shares": sum(sum(node.shape.sizes) for node in inputs.nodes),
         "freeShares": sum(node.left.shares for node in inputs.nodes),
         "pods": len(inputs.workload.pods),

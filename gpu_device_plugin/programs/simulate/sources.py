@@ -98,6 +98,11 @@ class Sources:
             )
         if len(workload.pods) > MOST_ARRIVALS:
             raise UsageError(f"--pods: {len(workload.pods):,} pods are more than {MOST_ARRIVALS:,}; give fewer")
+        if wanted.hundredths and any(node.shape.cards for node in found):
+            raise UsageError(
+                "--pods: the pods of a trace ask for hundredths of GPUs, and --nodes has MIG instances; name pods in "
+                f"words, as in --pods {_POD_EXAMPLE!r}, or nodes without MIG"
+            )
         if wanted.hundredths and not hundredths:
             found = tuple(map(_in_hundredths, found))
             notes = (*notes, f"each GPU counts as {openb.SHARES} shares, as the pods of a trace ask for parts of a GPU")

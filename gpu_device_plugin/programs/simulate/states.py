@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpu_device_plugin.core.worth.shapes import needs_gpus
 from gpu_device_plugin.fleet_index.gains import allowed_gpus
 
 if TYPE_CHECKING:
@@ -20,12 +21,14 @@ def states_after(kind: PodKind, rooms: Rooms, rows: Ints) -> tuple[Ints, Bools]:
 
     A pod that takes shares of one GPU may take any; of several GPUs a pod gets the fullest ones that have room.
     """
-    free, size = rooms.free[rows], rooms.size[rows]
+    free, whole = rooms.free[rows], rooms.whole[rows]
     number, gpus = free.shape
     if not kind.gpus:
         return free[:, None, :], np.ones((number, 1), np.bool_)
-    fitting = (free >= kind.shares) if kind.shares else (free == size)
+    fitting = (free >= kind.shares) if kind.shares else (free == whole)
     fitting &= (free > 0) & allowed_gpus(kind, rooms, rows)
+    if needs_gpus(kind):
+        fitting &= whole > 0
     if kind.shares and kind.gpus == 1:
         states = np.repeat(free[:, None, :], gpus, 1)
         at = np.arange(gpus)

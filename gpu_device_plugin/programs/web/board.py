@@ -173,6 +173,7 @@ class Board:
                 now = completed(use, view.report.use)
                 view = replace(view, report=NodeReport(view.report.limits, now, 0.0))
             spaces = {pod.namespace for pod in view.pods} | {part.namespace for part in view.report.current}
+            spaces |= {pod.namespace for pod in view.instance_pods}
             document = msgspec.json.encode(node_document(view, live=use is not None))
             self._shown[name] = Shown(view, frozenset(spaces), use is not None, document)
             if before is not None and before.document == document:

@@ -177,10 +177,10 @@ def test_a_split_that_is_no_number_is_impossible(text: str) -> None:
 
 
 def test_a_split_over_more_gpus_than_a_node_can_have_is_impossible() -> None:
-    assert asked(pod(("c0", 64), labels={SPLIT_LABEL: "64"})) == Ask((memory(64, gpus=64),))
-    for gpus in ("65", "999999999"):
+    assert asked(pod(("c0", 128), labels={SPLIT_LABEL: "128"})) == Ask((memory(128, gpus=128),))
+    for gpus in ("129", "999999999"):
         assert refused(pod(("c0", 1 << 20), labels={SPLIT_LABEL: gpus})) == (
-            f"the pod label aliyun.com/gpu-count asks for {gpus} GPUs, and no node can have more than 64"
+            f"the pod label aliyun.com/gpu-count asks for {gpus} GPUs, and no node can have more than 128"
         )
 
 
@@ -215,10 +215,10 @@ def test_who_writes_bytes_is_told_that_shares_are_counted() -> None:
 
 
 def test_more_whole_gpus_than_a_node_can_have_are_impossible() -> None:
-    assert asked(pod(("c0", 64), resource=COUNT)) == Ask((whole(64),))
-    for gpus in (65, 2**63 - 1):
+    assert asked(pod(("c0", 128), resource=COUNT)) == Ask((whole(128),))
+    for gpus in (129, 2**63 - 1):
         assert refused(pod(("c0", gpus), resource=COUNT)) == (
-            f"it asks for {gpus} whole GPUs, and no node can have more than 64"
+            f"it asks for {gpus} whole GPUs, and no node can have more than 128"
         )
 
 

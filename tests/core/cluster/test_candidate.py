@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.cluster.candidate import Candidate, Summary, candidate, rooms_of, summary
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.core.model.placing import Demand, Placement, Refusal, Room, place
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
@@ -131,6 +131,77 @@ def test_nodes_of_which_another_gpu_is_out_of_service_are_not_alike() -> None:
 def test_nodes_of_which_something_else_can_be_said_are_not(other: NodeGpus) -> None:
     there = candidate("n", NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4)), share_mib=1024), [])
     assert there.like != candidate("n", other, []).like
+
+
+# --- MIG instances
+
+
+def mixed(*parents: str | None, elsewhere: tuple[int, ...] = (), unhealthy: int | None = None) -> NodeGpus:
+    """Return GPUs of 80 shares, and MIG instances of 10 where a GPU is named; some more are not given by memory."""
+
+    def place(parent: str | None, at: int) -> ListedInstance | None:
+        return None if parent is None else ListedInstance(parent, 0, at, "1g.10gb", at)
+
+    return NodeGpus(
+        tuple(
+            ListedGpu(n, 10 if parent else 80, unhealthy="hot" if n == unhealthy else "", instance=place(parent, n))
+            for n, parent in enumerate(parents)
+        ),
+        share_mib=1024,
+        instances=tuple(ListedGpu(n, 10, instance=place("GPU-z", n)) for n in elsewhere[:1]),
+        gone=tuple(ListedGpu(n, 10, instance=place("GPU-z", n)) for n in elsewhere[1:]),
+    )
+
+
+def test_the_instances_of_one_gpu_have_a_number_in_common() -> None:
+    """The lowest of their positions."""
+    there = mixed("GPU-b", None, "GPU-a", "GPU-b", "GPU-a")
+    assert [room.card for room in rooms_of(there, [])] == [0, None, 2, 0, 2]
+
+
+def test_an_unplaced_whole_gpu_is_no_instance() -> None:
+    there = mixed(None, "GPU-a", None)
+    assert [room.whole for room in rooms_of(there, [Usage(unplaced_gpus=1)])] == [True, False, True]
+    assert [room.free for room in rooms_of(there, [Usage(unplaced_shares=3)])] == [77, 7, 77]
+
+
+def test_what_lies_on_instances_that_are_not_given_by_memory_takes_nothing_of_the_others() -> None:
+    there = mixed(None, "GPU-a", elsewhere=(2, 3))
+    assert rooms_of(there, [Usage(((1, 4), (2, 5)), (3,))]) == (Room(0, 80, 80), Room(1, 10, 6, shared=True, card=1))
+    (gpu, instance) = rooms_of(there, [Usage(((2, 5), (7, 1)))])
+    assert (gpu.free, instance.free) == (79, 9)
+
+
+def test_a_summary_has_the_gpus_alone_too() -> None:
+    """GPU 0 is in use, GPU 1 is not; of the instances 2 and 3 one is in use, and 4 is out of service."""
+    there = mixed(None, None, "GPU-a", "GPU-a", "GPU-a", unhealthy=4)
+    found = summary(rooms_of(there, [Usage(((0, 50), (2, 4)))]))
+    assert found == Summary(
+        frees=(80, 30, 10, 6),
+        sizes=(80, 80, 10, 10),
+        shared=(30, 10, 6),
+        unused=(1,),
+        used=54,
+        total=180,
+        failed=(10,),
+        of_gpus=Summary((80, 30), (80, 80), (30,), (1,), 50, 160),
+    )
+    assert found.gpus is found.of_gpus
+    assert found.gpus.gpus is found.gpus
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (mixed("GPU-a", "GPU-a"), NodeGpus((ListedGpu(0, 10), ListedGpu(1, 10)), share_mib=1024)),
+        (mixed(None, "GPU-a"), NodeGpus((ListedGpu(0, 80), ListedGpu(1, 10)), share_mib=1024)),
+        (mixed(None, "GPU-a", unhealthy=0), mixed(None, "GPU-a", unhealthy=1)),
+        (mixed(elsewhere=(1,)), NodeGpus(share_mib=1024)),
+    ],
+    ids=["instances only", "a GPU and an instance", "another is out of service", "instances that are given whole"],
+)
+def test_nodes_whose_instances_differ_are_not_alike(one: NodeGpus, other: NodeGpus) -> None:
+    assert candidate("n", one, []).like != candidate("n", other, []).like
 
 
 # --- nothing is promised twice

@@ -22,7 +22,7 @@ from gpu_device_plugin.core.cluster.claimed import (
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage
 from gpu_device_plugin.core.contract.dra import DRIVER
-from gpu_device_plugin.core.contract.nodegpus import AWAY
+from gpu_device_plugin.core.contract.nodegpus import AWAY, ListedInstance
 from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.claims import Device, Request
 from gpu_device_plugin.core.model.placing import Demand
@@ -85,6 +85,16 @@ STRANGE = Device("gpu", DRIVER, "n1", "gpu-of-a-later-version", "s", 3 * GIB)
 )
 def test_what_a_claim_takes(gpus: NodeGpus, devices: list[Device], expected: Usage) -> None:
     assert usage_of_claims("n1", gpus, [claim("c", *devices)]) == expected
+
+
+def test_a_claim_on_an_instance_that_is_given_whole_takes_nothing_of_the_gpus() -> None:
+    """The second stands apart in the node's list, and a part of the third was taken before it was gone."""
+    gpu, *others = serving(8, 8, 8).gpus
+    apart = tuple(replace(each, instance=ListedInstance("GPU-9", 9, 0, "1g.10gb", 7)) for each in others)
+    there = replace(TWO, gpus=(gpu,), instances=apart[:1], gone=apart[1:])
+    usage = usage_of_claims("n1", there, [claim("c", whole(1), part(2, GIB), part(0, GIB))])
+    assert usage == Usage(((0, 1), (2, 1)), (1,))
+    assert usage.as_listed({0}, there.elsewhere) == Usage(((0, 1),))
 
 
 def test_a_node_that_names_no_gpus_has_its_claims_on_unknown_ones() -> None:

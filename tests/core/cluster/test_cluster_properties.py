@@ -15,7 +15,7 @@ from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit, unfit
 from gpu_device_plugin.core.cluster.promising import promise
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, usage_of
 from gpu_device_plugin.core.contract.keys import SPLIT_LABEL
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.core.model.gpus import Closeness, Links
@@ -39,6 +39,8 @@ MODELS = ("Tesla T4", "NVIDIA A10")
 def nodes(draw: st.DrawFn, *, gpushare: bool = True) -> Candidate:
     """Small nodes, parts of which are in use; with some of gpushare's among them, that cannot do everything."""
     number = draw(st.integers(0, 4))
+    divided = gpushare and draw(st.sampled_from([False] * 7 + [True]))
+    parents = st.none() if divided or draw(st.booleans()) else st.sampled_from((None, "GPU-8", "GPU-9"))
     gpus = NodeGpus(
         tuple(
             ListedGpu(
@@ -47,11 +49,12 @@ def nodes(draw: st.DrawFn, *, gpushare: bool = True) -> Candidate:
                 f"GPU-{n}",
                 draw(st.sampled_from(MODELS)),
                 unhealthy=draw(st.sampled_from(["", "", "", "", "hot"])),
+                instance=None if (parent := draw(parents)) is None else ListedInstance(parent, 0, n, "1g.10gb", n),
             )
             for n in range(number)
         ),
         share_mib=1024,
-        divided=gpushare and draw(st.sampled_from([False] * 7 + [True])),
+        divided=divided,
         links=Links(tuple((a, b, draw(st.sampled_from(Closeness)), 0) for a, b in combinations(range(number), 2))),
         policy=draw(st.none() | st.sampled_from(sorted(POLICIES))),
     )
@@ -60,7 +63,7 @@ def nodes(draw: st.DrawFn, *, gpushare: bool = True) -> Candidate:
             tuple(
                 (n, draw(st.integers(1, gpu.shares))) for n, gpu in enumerate(gpus.gpus) if draw(st.integers(0, 2)) == 0
             ),
-            tuple(n for n in range(number) if draw(st.integers(0, 5)) == 0),
+            tuple(n for n, gpu in enumerate(gpus.gpus) if gpu.instance is None and draw(st.integers(0, 5)) == 0),
             draw(st.sampled_from([0, 0, 0, 0, 1])),
         )
     ]
@@ -73,6 +76,8 @@ wishes = st.sampled_from(
         Wishes(use_models=("T4",)),
         Wishes(avoid_models=("T4",)),
         Wishes(avoid_uuids=("GPU-0", "GPU-2")),
+        Wishes(use_uuids=("GPU-1", "GPU-9")),
+        Wishes(avoid_uuids=("GPU-8",)),
         Wishes(gpu_policy="spread"),
     ]
 )
@@ -90,7 +95,8 @@ def allowed(there: Candidate, wished: Wishes) -> list[Room]:
     return [
         room
         for room in there.rooms
-        if wished.allow_model(named[room.position].model) and wished.allow_uuid(named[room.position].uuid)
+        if wished.allow_model(named[room.position].model)
+        and wished.allow_uuid(named[room.position].uuid, named[room.position].card)
     ]
 
 
@@ -101,8 +107,12 @@ def goes(demands: Sequence[Demand], rooms: Sequence[Room]) -> bool:
     first, *others = demands
     memory = first.kind is Kind.MEMORY
     each = first.amount // first.gpus
+    alone = memory and first.gpus == 1
     ready = [
-        room for room in rooms if room.healthy and not room.whole and (room.free >= each if memory else not room.shared)
+        room
+        for room in rooms
+        if room.healthy and not room.whole and (room.free >= each if memory else not room.shared)
+        if alone or room.card is None
     ]
     return any(
         goes(others, [taken(room, each if memory else None) if room in group else room for room in rooms])
@@ -145,9 +155,11 @@ def test_no_place_is_larger_than_the_room_or_of_a_gpu_that_is_not_allowed(
             assert rooms[position].healthy
             assert not rooms[position].whole
             assert position not in whole
+            assert rooms[position].card is None or len(placement.shares) == 1
             if part.demand.kind is Kind.COUNT:
                 assert number == rooms[position].total
                 assert not rooms[position].shared
+                assert rooms[position].card is None
                 whole.add(position)
             else:
                 assert number == part.demand.amount / part.demand.gpus

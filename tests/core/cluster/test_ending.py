@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,15 @@ from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.ending import Ends, ends_needed
 from gpu_device_plugin.core.cluster.fitting import unfit
+from gpu_device_plugin.core.contract.nodegpus import ListedInstance
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
 from tests.views import node_view, pod_on
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gpu_device_plugin.core.cluster.nodeview import NodeView
     from gpu_device_plugin.core.cluster.usage import Occupant
 
@@ -237,7 +241,28 @@ def _nodes(draw: st.DrawFn) -> NodeView:
             gpus = [*draw(st.frozensets(positions, max_size=1))]
             pods.append(pod_on(f"p{n}", taken, *gpus, loose=loose, loose_gpus=loose_gpus, priority=priority))
     unhealthy = {0: "too hot"} if draw(st.booleans()) else {}
-    return node_view("n", sizes, *pods, unhealthy=unhealthy)
+    parents = draw(st.dictionaries(one, st.sampled_from(("GPU-8", "GPU-9")), max_size=2))
+    return with_instances(node_view("n", sizes, *pods, unhealthy=unhealthy), parents)
+
+
+def with_instances(node: NodeView, parents: Mapping[int, str]) -> NodeView:
+    """Return a node of which some are MIG instances, given the UUIDs of their GPUs by position."""
+    listed = (
+        replace(gpu, instance=ListedInstance(parents[gpu.position], 0, gpu.position, "1g.10gb", gpu.position))
+        if gpu.position in parents
+        else gpu
+        for gpu in node.candidate.gpus.gpus
+    )
+    gpus = replace(node.candidate.gpus, gpus=tuple(listed))
+    return replace(node, candidate=candidate(node.name, gpus, [pod.usage for pod in node.pods]))
+
+
+def test_for_a_whole_gpu_pods_on_instances_may_stay() -> None:
+    pods = small, large = pod_on("a", {0: 1}), pod_on("b", {1: 8})
+    node = with_instances(node_view("n", (8, 8), *pods), {0: "GPU-9"})
+    assert ends_needed(wanting(whole(1)), node) == Ends((large,), shares=8)
+    assert ends_needed(wanting(mem(8)), node) == Ends((small,), shares=1)
+    assert ends_needed(wanting(mem(8, 2)), node) is None
 
 
 _ASKS = st.builds(

@@ -10,7 +10,15 @@ from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, Packer, Packing, Unfit, fit, groups, unfit
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.nodegpus import AWAY, BY_CLAIMS, ListedGpu, NodeGpus, by_division, read_node_gpus
+from gpu_device_plugin.core.contract.nodegpus import (
+    AWAY,
+    BY_CLAIMS,
+    ListedGpu,
+    ListedInstance,
+    NodeGpus,
+    by_division,
+    read_node_gpus,
+)
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.core.model.gpus import Closeness, Links
 from gpu_device_plugin.core.model.placing import Demand
@@ -39,12 +47,22 @@ def node(
     share_mib: int | None = 1024,
     policy: str | None = None,
     near: tuple[tuple[int, int], ...] = (),
+    cards: dict[int, str] | None = None,
 ) -> Candidate:
-    """A node of GPUs with so many shares, called GPU-0, GPU-1 and so on; `near` ones are linked by NVLink."""
+    """A node of GPUs with so many shares, called GPU-0, GPU-1 and so on; `near` ones are linked by NVLink.
+
+    Those of `cards` are MIG instances of the GPUs that it names.
+    """
+    cards = cards or {}
     gpus = NodeGpus(
         tuple(
             ListedGpu(
-                n, size, f"GPU-{n}", models[n] if models else "Tesla T4", unhealthy="hot" if n in unhealthy else ""
+                n,
+                size,
+                f"GPU-{n}",
+                models[n] if models else "Tesla T4",
+                unhealthy="hot" if n in unhealthy else "",
+                instance=ListedInstance(cards[n], 0, n, "1g.10gb", n) if n in cards else None,
             )
             for n, size in enumerate(sizes)
         ),
@@ -481,8 +499,8 @@ def test_what_is_too_much_in_all_is_not_tried() -> None:
 
 
 def test_who_may_try_only_so_often_gives_up_then() -> None:
-    assert Packer(list(map(mem, PIECES)))(FULL, FULL, 7) == Packing(None, 7)
-    assert Packer([mem(3), mem(5)])((8,), (), 2) == Packing(((8,), (3,)), 2)
+    assert Packer(list(map(mem, PIECES)))(FULL, FULL, most_steps=7) == Packing(None, 7)
+    assert Packer([mem(3), mem(5)])((8,), (), most_steps=2) == Packing(((8,), (3,)), 2)
 
 
 FULL = (46, 73, 84, 63, 83)
@@ -570,3 +588,175 @@ def test_wishes_that_kube_scheduler_would_not_keep_exclude_a_node_that_serves_cl
 
 def test_wishes_that_every_gpu_of_a_node_meets_are_kept_by_any_choice() -> None:
     assert unfit(asking(whole(1), wishes=Wishes(use_models=("T4",))), by_claims("T4", "T4")) is None
+
+
+# --- MIG instances
+
+ONE = {0: "GPU-8", 1: "GPU-8", 2: "GPU-8"}
+"""Three instances of one GPU."""
+TWO_CARDS = {0: "GPU-8", 1: "GPU-8", 2: "GPU-9", 3: "GPU-9"}
+
+
+def test_each_container_gets_an_instance_of_its_own_or_shares_one() -> None:
+    there = node(10, 10, 10, cards=ONE)
+    assert places(asking(mem(9), mem(8), mem(10)), there) == [{1: 9}, {2: 8}, {0: 10}]
+    assert places(asking(mem(4), mem(6)), there) == [{0: 4}, {0: 6}]
+
+
+def test_no_container_gets_memory_of_two_instances() -> None:
+    there = node(10, 10, 10, cards=ONE)
+    assert why(asking(mem(12)), there) == Unfit("the largest MIG instance has 10 GiB in all", unresolvable=True)
+    assert why(asking(mem(12, gpus=2)), there) == Unfit(
+        "it has MIG instances only, and no container can use several of them", unresolvable=True
+    )
+
+
+def test_a_pod_takes_whole_gpus_and_instances_at_once() -> None:
+    there = node(80, 10, 10, 80, cards={1: "GPU-8", 2: "GPU-8"})
+    assert places(asking(mem(8), whole(2), mem(9)), there) == [{2: 8}, {0: 80, 3: 80}, {1: 9}]
+    assert places(asking(mem(20, gpus=2), mem(10), mem(10)), there) == [{0: 10, 3: 10}, {1: 10}, {2: 10}]
+
+
+def test_what_only_gpus_can_serve_gets_them() -> None:
+    """Memory of two GPUs takes 70 of each; only the rest of one has room for 20, and the instances for 10."""
+    there = node(80, 10, 10, 90, cards={1: "GPU-8", 2: "GPU-8"})
+    assert places(asking(mem(20), mem(140, gpus=2), mem(10)), there) == [{3: 20}, {0: 70, 3: 70}, {1: 10}]
+    assert places(asking(mem(20), mem(160, gpus=2)), node(80, 80, 20, cards={2: "GPU-8"})) == [{2: 20}, {0: 80, 1: 80}]
+    assert why(asking(mem(20), mem(160, gpus=2)), node(80, 80, 10, 80, used={3: 70}, cards={2: "GPU-8"})) == Unfit(
+        "its GPUs have no room for all containers of the pod together", unresolvable=False
+    )
+
+
+def test_a_whole_gpu_is_never_an_instance() -> None:
+    assert why(asking(whole(1)), node(10, 10, 10, cards=ONE)) == Unfit(
+        "it has MIG instances only, none of its GPUs is whole", unresolvable=True
+    )
+    there = node(80, 10, 10, cards={1: "GPU-8", 2: "GPU-8"})
+    assert why(asking(whole(2)), there) == Unfit("fewer than 2 GPUs are healthy", unresolvable=True)
+    assert places(asking(whole(1)), there) == [{0: 80}]
+    busy = node(80, 10, used={0: 1}, cards={1: "GPU-8"})
+    assert why(asking(whole(1)), busy) == Unfit("no GPU is unused", unresolvable=False)
+
+
+BESIDE = {1: "GPU-8"}
+SENTENCES: dict[str, tuple[Ask, Candidate, str, bool]] = {
+    "the GPU is full, and so is the instance": (
+        asking(mem(5)),
+        node(80, 10, used={0: 76, 1: 6}, cards=BESIDE),
+        "no GPU or MIG instance has 5 GiB free",
+        False,
+    ),
+    "instances only": (
+        asking(mem(5)),
+        node(10, 10, used={0: 6, 1: 6}, cards=TWO_CARDS),
+        "no MIG instance has 5 GiB free",
+        False,
+    ),
+    "too large for all": (
+        asking(mem(81)),
+        node(80, 10, cards=BESIDE),
+        "the largest GPU or MIG instance has 80 GiB in all",
+        True,
+    ),
+    "the GPU has failed": (
+        asking(mem(11)),
+        node(80, 10, cards=BESIDE, unhealthy=(0,)),
+        "the largest GPU or MIG instance in service has 10 GiB in all, and one of 80 GiB is out of service",
+        True,
+    ),
+    "all have failed": (
+        asking(mem(1)),
+        node(80, 10, cards=BESIDE, unhealthy=(0, 1)),
+        "no GPU or MIG instance is healthy",
+        True,
+    ),
+    "all instances have failed": (
+        asking(mem(1)),
+        node(10, cards=ONE, unhealthy=(0,)),
+        "no MIG instance is healthy",
+        True,
+    ),
+    "all GPUs have failed": (
+        asking(whole(1)),
+        node(80, 10, cards=BESIDE, unhealthy=(0,)),
+        "no GPU is healthy",
+        True,
+    ),
+    "too few GPUs": (
+        asking(mem(4, gpus=2)),
+        node(80, 10, cards=BESIDE),
+        "fewer than 2 GPUs have 2 GiB in all",
+        True,
+    ),
+    "the pod may have the instances alone": (
+        asking(whole(1), wishes=Wishes(use_uuids=frozenset({"GPU-8"}))),
+        node(80, 10, cards=BESIDE),
+        "it has MIG instances only, none of its GPUs is whole, among the GPUs that the pod's annotations allow",
+        True,
+    ),
+    "the pod may have no instance": (
+        asking(mem(9), wishes=Wishes(avoid_uuids=frozenset({"GPU-8"}))),
+        node(8, 10, cards=BESIDE),
+        "the largest GPU has 8 GiB in all, among the GPUs that the pod's annotations allow",
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize(("ask", "there", "sentence", "unresolvable"), SENTENCES.values(), ids=SENTENCES)
+def test_the_reason_names_what_the_node_has(ask: Ask, there: Candidate, sentence: str, unresolvable: bool) -> None:  # noqa: FBT001
+    assert why(ask, there) == Unfit(sentence, unresolvable)
+
+
+def test_a_node_that_gives_its_instances_whole_says_so() -> None:
+    instance = ListedGpu(0, 10, instance=ListedInstance("GPU-8", 0, 0, "1g.10gb", 7, "aliyun.com/mig-1g.10gb"))
+    for ask in (asking(mem(1)), asking(whole(1))):
+        assert why(ask, candidate("n", NodeGpus(share_mib=1024, instances=(instance,)), [])) == Unfit(
+            "its MIG instances are given whole, by the resources of their profiles, and it shares no GPU",
+            unresolvable=True,
+        )
+
+
+def test_the_uuid_of_a_gpu_in_mig_mode_means_its_instances() -> None:
+    there = node(10, 10, 10, 10, cards=TWO_CARDS)
+    for wishes, taken in (
+        (Wishes(use_uuids=frozenset({"GPU-9"})), 2),
+        (Wishes(use_uuids=frozenset({"GPU-3"})), 3),
+        (Wishes(avoid_uuids=frozenset({"GPU-8"})), 2),
+        (Wishes(avoid_uuids=frozenset({"GPU-0"})), 1),
+        (Wishes(use_uuids=frozenset({"GPU-9"}), avoid_uuids=frozenset({"GPU-2"})), 3),
+    ):
+        assert places(asking(mem(4), wishes=wishes), there) == [{taken: 4}]
+
+
+@pytest.mark.parametrize(("policy", "taken"), [("binpack", 3), ("fit", 3), ("spread", 0)])
+def test_of_equal_instances_that_on_the_fullest_gpu_is_taken_or_that_on_the_emptiest(policy: str, taken: int) -> None:
+    assert places(asking(mem(8)), node(10, 10, 10, 10, used={2: 5}, cards=TWO_CARDS), policy) == [{taken: 8}]
+
+
+def test_a_second_part_keeps_to_the_same_gpu_or_leaves_it() -> None:
+    """Both take all of an instance; of four that are free two are of each GPU."""
+    there = node(10, 10, 10, 10, cards=TWO_CARDS)
+    assert places(asking(mem(10), mem(10)), there, "binpack") == [{0: 10}, {1: 10}]
+    assert places(asking(mem(10), mem(10)), there, "spread") == [{0: 10}, {2: 10}]
+
+
+def test_an_instance_and_a_gpu_with_as_much_room_are_not_mistaken_for_each_other() -> None:
+    """Many parts make the search for the best places give up, so that they are placed as they were packed."""
+    amounts = (5, 5, 4, 4, 4, 2, 2, 2, 2, 2, 2, 2)
+    there = node(8, 8, 11, 9, 8, cards={0: "GPU-8"})
+    found = fit(asking(whole(1), *map(mem, amounts)), there, "binpack")
+    assert isinstance(found, Fit)
+    ((position, _),) = found.placements[0].shares
+    assert position in {1, 4}
+    split = fit(asking(mem(16, gpus=2), *map(mem, amounts)), node(8, 8, 8, 11, 9, 8, 8, cards={0: "GPU-8"}), "binpack")
+    assert isinstance(split, Fit)
+    assert 0 not in split.placements[0].positions
+
+
+def test_a_packing_puts_memory_of_several_gpus_on_gpus() -> None:
+    assert Packer([mem(8, gpus=2)])((4, 4), (), (9, 9)) == Packing(((4, 4),), 1)
+    assert Packer([mem(8, gpus=2)])((4,), (), (9, 9)).taken is None
+    assert Packer([mem(8, gpus=2), mem(9)])((4, 4), (), (9,)).taken == ((4, 4), (9,))
+    assert Packer([mem(8, gpus=2), mem(10)])((4, 4), (), (9,)) == Packing(None, 0)
+    assert Packer([mem(4), mem(9)])((4,), (), (9,)).taken == ((9,), (4,))

@@ -16,7 +16,7 @@ from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.preempting import Preemptor, choose, choose_on_each
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
-from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
@@ -38,8 +38,14 @@ def whole(gpus: int) -> Ask:
     return Ask((Part(Demand(Kind.COUNT, gpus)),))
 
 
-def node(*shares: int, models: tuple[str, ...] = (), unhealthy: Container[int] = (), problem: str = "") -> Candidate:
-    """A node with GPUs of so many shares."""
+def node(
+    *shares: int,
+    models: tuple[str, ...] = (),
+    unhealthy: Container[int] = (),
+    problem: str = "",
+    instances: Container[int] = (),
+) -> Candidate:
+    """A node with GPUs of so many shares, or with MIG instances of one GPU."""
     listed = [
         ListedGpu(
             position,
@@ -47,6 +53,7 @@ def node(*shares: int, models: tuple[str, ...] = (), unhealthy: Container[int] =
             f"GPU-{position}",
             models[position] if models else "Tesla T4",
             unhealthy="too hot" if position in unhealthy else "",
+            instance=ListedInstance("GPU-9", 9, position, "1g.10gb", position) if position in instances else None,
         )
         for position, size in enumerate(shares)
     ]
@@ -376,6 +383,19 @@ def test_where_it_takes_too_long_to_find_out_nobody_is_evicted() -> None:
     assert chosen(memory(7, 6), node(*[16] * 8), pods, "x") is not None
 
 
+def test_for_a_whole_gpu_nobody_is_evicted_from_an_instance() -> None:
+    there = node(8, 8, 8, instances={0, 1})
+    assert chosen(whole(1), there, [on(0, 1, "small"), on(2, 8, "large")], "x") == {"x", "large"}
+    assert chosen(whole(2), there, [on(0, 1, "small"), on(2, 8, "large")], "x") is None
+
+
+def test_memory_of_several_gpus_is_made_free_on_gpus() -> None:
+    there = node(8, 8, 8, 8, instances={0, 1})
+    pods = [on(0, 8, "a"), on(1, 8, "b"), on(2, 8, "c", 1), on(3, 8, "d", 1)]
+    assert chosen(memory(16, gpus=2), there, pods, "x") == {"x", "c", "d"}
+    assert chosen(memory(8), there, pods, "x") == {"x", "a"}
+
+
 # --- Against all sets of pods ----------------------------------------------------------------------------------------
 
 priorities = st.sampled_from((0, 1, 2, IMPORTANT))
@@ -426,11 +446,13 @@ def sets_of(pods: Sequence[Occupant]) -> Iterator[tuple[Occupant, ...]]:
         yield from combinations(pods, number)
 
 
+places = st.sampled_from((node(8, 8, 4), node(8, 8, 4, instances={1, 2}), node(8, 8, 4, instances={0})))
+
+
 @settings(max_examples=500)
-@given(asks, pods(plain))
-def test_no_other_set_of_pods_is_better(ask: Ask, there: list[Occupant]) -> None:
+@given(asks, pods(plain), places)
+def test_no_other_set_of_pods_is_better(ask: Ask, there: list[Occupant], where: Candidate) -> None:
     """Every set of up to six pods, each on one GPU, is tried: node-a has 8, 8 and 4 shares."""
-    where = node(8, 8, 4)
     staying = [pod for pod in there if not pod.terminating]
     movable = [pod for pod in staying if pod.priority < IMPORTANT]
     ways = [some for some in sets_of(movable) if fits(ask, where, [pod for pod in staying if pod not in some])]
@@ -499,7 +521,7 @@ def test_evicting_helps_and_nobody_who_could_stay_is_evicted(
 ) -> None:
     """Pods on several GPUs, on unlisted ones and on unknown ones included, and such as take something else besides."""
     there = [replace(pod, requests=data.draw(st.none() | amounts)) for pod in there]
-    where = node(8, 8, 4)
+    where = data.draw(places)
     found = choose(Preemptor(ask, IMPORTANT, asked), where, there, frozenset(victims))
     given = [pod for pod in there if not pod.terminating and pod.uid in victims]
     free_to_stay = {pod.uid for pod in given if asked is not None and pod.requests is not None}
@@ -545,7 +567,7 @@ def by_gpus(
 
     for kind, taken, offered in (
         (Kind.MEMORY, shares, sum(room.total for room in rooms if not room.whole)),
-        (Kind.COUNT, whole, sum(not room.shared for room in rooms)),
+        (Kind.COUNT, whole, sum(not room.shared for room in rooms if room.card is None)),
     ):
         asked = sum(part.demand.amount for part in ask.parts if part.demand.kind is kind)
         lacking = min(taken([p for p in staying if p.uid in victims]), asked + taken(staying) - offered)

@@ -60,6 +60,15 @@ def test_what_lies_on_a_gpu_that_the_node_does_not_list_is_unplaced() -> None:
     assert before.as_listed({0, 1}) == Usage(((0, 4),), (1,), 4, 3, settling_shares=(2,), settling_whole=(4,))
 
 
+def test_what_lies_on_an_instance_that_the_node_knows_takes_nothing_of_its_gpus() -> None:
+    """Position 2 is that of an instance that is given whole, or exists no more; 3 is not known."""
+    before = Usage(((0, 4), (2, 3), (3, 1)), (1, 2), 1)
+    assert before.as_listed({0, 1}, {2}) == Usage(((0, 4),), (1,), 2)
+    assert Usage(((0, 4),), (2,)).as_listed({0, 1}, {2}) == Usage(((0, 4),))
+    use = Usage(((0, 4),), (1,))
+    assert use.as_listed({0, 1}, {2}) is use
+
+
 @pytest.mark.parametrize("use", [NOTHING, Usage(((0, 4),), (1,), 2, 3, (7,), (8,))])
 def test_what_lies_on_listed_gpus_stays_there(use: Usage) -> None:
     assert use.as_listed({0, 1}) is use

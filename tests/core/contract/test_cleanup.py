@@ -8,7 +8,9 @@ from gpu_device_plugin.core.contract.cleanup import Leftovers, leftovers, our_an
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, NODE_LIMITS, NODE_USE, SET_LIMITS_LABEL
 from gpu_device_plugin.core.contract.nodelabels import node_labels
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares
+from tests.mig_gpus import SMALL, in_mig_mode
 
 
 @pytest.mark.parametrize(
@@ -21,12 +23,19 @@ def test_a_node_shares_while_its_label_says_true(labels: dict[str, str], on: boo
 
 def test_every_label_of_the_agent_is_recognised() -> None:
     """Two models, so that each has a label of its own beside `mixed`."""
-    gpus = (Gpu("GPU-a", 0, "Tesla T4", 15360, 0), Gpu("GPU-b", 1, "NVIDIA A10", 24576, 0))
+    gpus = (Gpu("GPU-a", 0, "Tesla T4", 15360, 0), Gpu("GPU-b", 1, "NVIDIA A10", 24576, 0), *in_mig_mode(2, SMALL))
     inventory = Inventory(gpus, driver_version="580.95")
-    written = node_labels(Shares(1024).with_inventory(inventory), inventory, "binpack")
-    others = {"gpushare": "true", "nvidia.com/gpu.count": "2", "gpu-device-plugin/share-size": "2GiB"}
+    written = node_labels(Shares(1024).with_inventory(inventory, mig=MigMode.WHOLE), inventory, "binpack")
+    others = {
+        "gpushare": "true",
+        "nvidia.com/gpu.count": "2",
+        "nvidia.com/mig-1g.10gb.count": "1",
+        "gpu-device-plugin/share-size": "2GiB",
+        "gpu-device-plugin/mig": "whole",
+        "gpu-device-plugin/mig-config": "all-balanced",
+    }
     assert set(our_labels({**others, **written})) == set(written)
-    assert len(written) == 8
+    assert len(written) == 9
 
 
 def test_of_annotations_the_gpus_the_limits_and_the_use_are_ours() -> None:

@@ -16,6 +16,7 @@ from gpu_device_plugin.core.contract.nodegpus import (
     AWAY,
     NO_GPUS,
     ListedGpu,
+    ListedInstance,
     NodeGpus,
     by_division,
     gpus_of_node,
@@ -23,7 +24,8 @@ from gpu_device_plugin.core.contract.nodegpus import (
     read_node_gpus,
     write_node_gpus,
 )
-from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Link, Links
+from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Link, Links, MigInstance
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares
 
 WHOLE = {
@@ -113,12 +115,12 @@ def test_a_gpu_is_healthy_by_default(said: dict[str, Any], unhealthy: str) -> No
 
 
 def test_numbers_are_accepted_up_to_their_limits() -> None:
-    assert read_gpu(index=64, shares=1 << 20, memoryMiB=1 << 40, numa=1 << 20) == ListedGpu(
-        64, 1 << 20, memory_mib=1 << 40, numa=1 << 20
+    assert read_gpu(index=640, shares=1 << 20, memoryMiB=1 << 40, numa=1 << 20) == ListedGpu(
+        640, 1 << 20, memory_mib=1 << 40, numa=1 << 20
     )
     assert read_gpu(index=0, shares=1, memoryMiB=0, numa=0) == ListedGpu(0, 1, memory_mib=0, numa=0)
     assert (read(shareMiB=1).share_mib, read(shareMiB=1 << 20).share_mib) == (1, 1 << 20)
-    assert len(read(gpus=[{"index": n, "shares": 1} for n in range(64)]).gpus) == 64
+    assert len(read(gpus=[{"index": n, "shares": 1} for n in range(128)]).gpus) == 128
 
 
 NO_NUMBER = [None, "1", 1.0, float("nan"), True, [1], -1, 10**400]
@@ -127,7 +129,7 @@ NO_NUMBER = [None, "1", 1.0, float("nan"), True, [1], -1, 10**400]
 @pytest.mark.parametrize(
     ("where", "key", "outside", "sentence"),
     [
-        ("gpu", "index", [*NO_NUMBER, 65], "no whole number from 0 to 64 for index"),
+        ("gpu", "index", [*NO_NUMBER, 641], "no whole number from 0 to 640 for index"),
         ("gpu", "shares", [*NO_NUMBER, 0, (1 << 20) + 1], "no whole number from 1 to 1048576 for shares"),
         (
             "gpu",
@@ -172,9 +174,9 @@ LINK = 'has a link that is not of the form [0, 1, "nvlink", 4]'
         ("{}", "is of another version than 1; upgrade the older of agent and scheduler"),
         ('{"version":2}', "is of another version than 1; upgrade the older of agent and scheduler"),
         ('{"version":"1"}', "is of another version than 1; upgrade the older of agent and scheduler"),
-        ('{"version":1}', "has no list of at most 64 gpus"),
-        ('{"version":1,"gpus":{}}', "has no list of at most 64 gpus"),
-        (json.dumps({"version": 1, "gpus": [{}] * 65}), "has no list of at most 64 gpus"),
+        ('{"version":1}', "has no list of at most 128 gpus"),
+        ('{"version":1,"gpus":{}}', "has no list of at most 128 gpus"),
+        (json.dumps({"version": 1, "gpus": [{}] * 129}), "has no list of at most 128 gpus"),
         ('{"version":1,"gpus":[0]}', "has a gpu that is not a JSON object"),
         (json.dumps(WHOLE | {"gpus": [{"index": 1, "shares": 1}] * 2}), "has two gpus with the same index"),
         (json.dumps(WHOLE | {"links": None}), "has links that are not a list"),
@@ -356,7 +358,17 @@ def test_memory_is_divided_evenly() -> None:
 
 @pytest.mark.parametrize(
     ("memory", "count", "gpus"),
-    [(0, 0, 0), (0, 2, 0), (16, 0, 0), (-16, 2, 0), (16, -2, 0), (1, 2, 0), (2, 2, 2), (640, 64, 64), (650, 65, 0)],
+    [
+        (0, 0, 0),
+        (0, 2, 0),
+        (16, 0, 0),
+        (-16, 2, 0),
+        (16, -2, 0),
+        (1, 2, 0),
+        (2, 2, 2),
+        (1280, 128, 128),
+        (1290, 129, 0),
+    ],
 )
 def test_a_node_of_impossible_capacity_has_no_gpus(memory: int, count: int, gpus: int) -> None:
     assert len(by_division(memory, count).gpus) == gpus
@@ -446,6 +458,176 @@ def test_the_end_of_the_agent_is_the_last_key_of_the_annotation() -> None:
 def test_a_gpu_out_of_service_without_a_reason_is_out_of_service() -> None:
     there = node_gpus(SHARES, INVENTORY, {"GPU-b": ""}, "binpack")
     assert [gpu.unhealthy for gpu in there.gpus] == ["", "it is out of service"]
+
+
+# --- MIG
+
+H100 = "NVIDIA H100 80GB HBM3"
+CARD = Gpu("GPU-h", 2, H100, 81_559, minor=2, pci_bus_id="0000:5e:00.0", numa_node=1, mig=True)
+
+
+def mig(number: int, profile: str = "1g.10gb") -> Gpu:
+    """Return an instance of the GPU in MIG mode."""
+    place = MigInstance("GPU-h", number, profile, gi=number + 7, ci=0)
+    memory = 9_728 if profile == "1g.10gb" else 40_448
+    return replace(
+        CARD, uuid=f"MIG-{number}", product=f"{H100} MIG {profile}", total_mib=memory, mig=False, instance=place
+    )
+
+
+def divided(*instances: Gpu) -> Inventory:
+    """Return a node with a Tesla T4 and instances of an H100."""
+    return Inventory((T4, CARD, *instances))
+
+
+ON_MIG = divided(mig(0), mig(1, "3g.40gb"))
+FIRST = ListedInstance("GPU-h", 2, 0, "1g.10gb", 7)
+SECOND = ListedInstance("GPU-h", 2, 1, "3g.40gb", 8)
+
+
+def listed(position: int, place: ListedInstance, shares: int, memory_mib: int) -> ListedGpu:
+    return ListedGpu(
+        position,
+        shares,
+        f"MIG-{place.number}",
+        f"{H100} MIG {place.profile}",
+        memory_mib,
+        numa=1,
+        reserved_mib=0,
+        pci="0000:5e:00.0",
+        instance=place,
+    )
+
+
+def test_instances_that_are_shared_stand_among_the_gpus() -> None:
+    there = node_gpus(Shares(1024).with_inventory(ON_MIG, mig=MigMode.SHARE), ON_MIG, {}, "binpack")
+    assert there.gpus[1:] == (listed(1, FIRST, 9, 9_728), listed(2, SECOND, 39, 40_448))
+    assert (there.instances, there.gone, there.all) == ((), (), there.gpus)
+    assert (there.cards, there.parents, there.elsewhere) == ({1: 1, 2: 1}, frozenset({"GPU-h"}), frozenset())
+    assert [gpu.card for gpu in there.gpus] == ["GPU-a", "GPU-h", "GPU-h"]
+    assert SECOND.label == "2:1"
+    assert read_node_gpus(write_node_gpus(there)) == there
+
+
+def test_instances_that_are_given_whole_stand_apart_with_their_resource() -> None:
+    shares = Shares(1024).with_inventory(ON_MIG, mig=MigMode.WHOLE)
+    there = node_gpus(shares, ON_MIG, {"MIG-1": "XID 79"}, "binpack", mig_domain="nvidia.com")
+    first = listed(1, replace(FIRST, resource="nvidia.com/mig-1g.10gb"), 9, 9_728)
+    second = listed(2, replace(SECOND, resource="nvidia.com/mig-3g.40gb"), 39, 40_448)
+    assert [gpu.uuid for gpu in there.gpus] == ["GPU-a"]
+    assert there.instances == (first, replace(second, unhealthy="XID 79"))
+    assert [gpu.position for gpu in there.all] == [0, 1, 2]
+    assert (there.cards, there.models, there.elsewhere) == ({}, frozenset({"Tesla T4"}), frozenset({1, 2}))
+    assert read_node_gpus(write_node_gpus(there)) == there
+
+
+def test_an_instance_that_exists_no_more_keeps_its_position_apart_while_nobody_holds_it() -> None:
+    fewer = divided(mig(1, "3g.40gb"))
+    shares = Shares(1024).with_inventory(ON_MIG, mig=MigMode.SHARE).with_inventory(fewer, mig=MigMode.SHARE)
+    there = node_gpus(shares, fewer, {"MIG-0": "it is gone"}, "binpack")
+    gone = replace(listed(1, FIRST, 9, 9_728), unhealthy="it is gone")
+    assert ([gpu.position for gpu in there.gpus], there.gone, there.elsewhere) == ([0, 2], (gone,), frozenset({1}))
+    assert read_node_gpus(write_node_gpus(there)) == there
+    held = node_gpus(shares, fewer, {"MIG-0": "it is gone"}, "binpack", held_shares={"MIG-0"})
+    assert (held.gpus[1], held.gone) == (gone, ())
+
+
+def test_an_instance_that_is_held_in_the_way_that_was_left_is_listed_so_that_nobody_gets_it() -> None:
+    """Its shares are held although it is given whole now, or the reverse; with a reason of its own, that is told."""
+    other = "a container has it in the other way of giving MIG instances, which was changed on this node"
+    share = Shares(1024).with_inventory(ON_MIG, mig=MigMode.SHARE)
+    whole = share.with_inventory(ON_MIG, mig=MigMode.WHOLE)
+    there = node_gpus(whole, ON_MIG, {}, "binpack", mig_domain="nvidia.com", held_shares={"MIG-0"})
+    assert [(gpu.uuid, gpu.unhealthy) for gpu in there.gpus] == [("GPU-a", ""), ("MIG-0", other)]
+    assert [gpu.uuid for gpu in there.instances] == ["MIG-1"]
+    there = node_gpus(share, ON_MIG, {}, "binpack", held_whole={"MIG-0"})
+    assert [gpu.unhealthy for gpu in there.gpus] == ["", other, ""]
+    there = node_gpus(share, ON_MIG, {"MIG-0": "XID 79"}, "binpack", held_whole={"MIG-0"})
+    assert [gpu.unhealthy for gpu in there.gpus] == ["", "XID 79", ""]
+    off = whole.with_inventory(ON_MIG, mig=MigMode.OFF)
+    there = node_gpus(off, ON_MIG, {}, "binpack", mig_domain="nvidia.com", held_whole={"MIG-1"})
+    assert [gpu.uuid for gpu in there.gpus] == ["GPU-a"]
+    assert [(gpu.uuid, gpu.instance and gpu.instance.resource) for gpu in there.instances] == [
+        ("MIG-1", "nvidia.com/mig-3g.40gb")
+    ]
+    assert [gpu.uuid for gpu in there.gone] == ["MIG-0"]
+
+
+def test_a_reader_that_knows_no_mig_sees_shared_instances_as_gpus_and_no_others() -> None:
+    """As releases before MIG read it: the list "gpus" has what it had, and a key more for each instance."""
+    known = {"uuid", "index", "model", "memoryMiB", "reservedMiB", "shares", "healthy", "reason", "numa", "pci"}
+    said = {}
+    for mode in MigMode:
+        shares = Shares(1024).with_inventory(ON_MIG, mig=mode)
+        said[mode] = json.loads(write_node_gpus(node_gpus(shares, ON_MIG, {}, "binpack", mig_domain="nvidia.com")))
+        for gpu in said[mode]["gpus"]:
+            assert gpu.keys() - known <= {"mig"}
+    assert [gpu["index"] for gpu in said[MigMode.SHARE]["gpus"]] == [0, 1, 2]
+    assert said[MigMode.SHARE]["gpus"][1] == {
+        "uuid": "MIG-0",
+        "index": 1,
+        "model": "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "memoryMiB": 9_728,
+        "reservedMiB": 0,
+        "shares": 9,
+        "healthy": True,
+        "numa": 1,
+        "pci": "0000:5e:00.0",
+        "mig": {"parent": "GPU-h", "gpu": 2, "number": 0, "profile": "1g.10gb", "gi": 7},
+    }
+    plain = {"version", "shareMiB", "policy", "driver", "gpus", "links"}
+    assert said[MigMode.WHOLE].keys() == plain | {"instances"}
+    assert said[MigMode.OFF].keys() == said[MigMode.SHARE].keys() == plain
+    assert said[MigMode.WHOLE]["gpus"] == said[MigMode.OFF]["gpus"] == said[MigMode.SHARE]["gpus"][:1]
+
+
+def test_machines_of_one_kind_share_their_links_whatever_instances_they_have() -> None:
+    known: dict[str, Links] = {}
+    shares = Shares(1024).with_inventory(ON_MIG, mig=MigMode.WHOLE)
+    there = node_gpus(shares, ON_MIG, {}, "binpack", mig_domain="nvidia.com")
+    for why in ("", "hot"):
+        changed = replace(there, instances=tuple(replace(gpu, unhealthy=why) for gpu in there.instances))
+        assert read_node_gpus(write_node_gpus(changed), known) == changed
+    assert len(known) == 1
+
+
+INSTANCE = {"parent": "GPU-h", "gpu": 2, "number": 0, "profile": "1g.10gb", "gi": 7}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"instances": {}}, "has no list of at most 128 instances"),
+        ({"instances": None}, "has no list of at most 128 instances"),
+        ({"instances": [{}] * 129}, "has no list of at most 128 instances"),
+        ({"gone": [{}] * 513}, "has no list of at most 512 gone"),
+        ({"gone": [0]}, "has a gpu that is not a JSON object"),
+        ({"gone": [{"index": 0, "shares": 1}]}, "has two gpus with the same index"),
+        ({"instances": [{"index": 7, "shares": -1}]}, "has no whole number from 0 to 1048576 for shares"),
+        ({"instances": [{"index": 7, "shares": 1, "mig": []}]}, "has a mig that is not a JSON object"),
+        *(
+            ({"gpus": [{"index": 7, "shares": 1, "mig": {**INSTANCE, key: said}}]}, "has no whole number from 0 to")
+            for key in ("gpu", "number", "gi")
+            for said in (None, "1", -1)
+        ),
+    ],
+)
+def test_instances_of_another_form_are_malformed(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(MalformedAnnotationError, match=re.escape(why)):
+        read(**changes)
+
+
+def test_absent_fields_of_an_instance_are_unknown() -> None:
+    """One of no shares is given whole all the same, and its parent may be nobody's business."""
+    there = read(instances=[{"index": 7, "shares": 0, "mig": {**INSTANCE, "parent": 7, "profile": None}}])
+    assert there.instances == (ListedGpu(7, 0, instance=ListedInstance("", 2, 0, "", 7)),)
+
+
+def test_no_more_instances_are_written_as_gone_than_are_read() -> None:
+    """The oldest positions are kept."""
+    there = NodeGpus(share_mib=1024, gone=tuple(ListedGpu(n, 1) for n in range(513)))
+    found = read_node_gpus(write_node_gpus(there))
+    assert [gpu.position for gpu in found.gone] == list(range(512))
 
 
 # --- round trip

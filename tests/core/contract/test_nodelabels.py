@@ -14,7 +14,9 @@ from gpu_device_plugin.core.contract.nodelabels import label_value, node_labels
 from gpu_device_plugin.core.contract.nodelimits import NodeLimits
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.limits import GpuRung, Rung
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares
+from tests.mig_gpus import SMALL, in_mig_mode
 
 T4 = Gpu("GPU-a", 0, "Tesla T4", 15_360, 450, minor=0, pci_bus_id="0000:3b:00.0", numa_node=0)
 A10 = Gpu("GPU-b", 1, "NVIDIA A10", 23_028, minor=1)
@@ -67,6 +69,34 @@ def test_a_long_product_name_still_makes_a_label() -> None:
     labels = node_labels(Shares(1024).with_inventory(there), there, "binpack")
     assert "gpu-device-plugin/product." + "N" * 54 in labels
     assert labels["gpu-device-plugin/product"] == "N" * 54 + ".." + "N" * 7
+
+
+def test_instances_have_a_label_for_each_profile_and_are_no_gpus() -> None:
+    """What is said of whole GPUs is said of the T4 alone."""
+    parted = Inventory((T4, *in_mig_mode(1, SMALL, SMALL, ("1g.20gb+me", 19_968))), (), "580.82.07")
+    labels = node_labels(Shares(1024).with_inventory(parted, mig=MigMode.WHOLE), parted, "binpack")
+    assert labels == {
+        "gpu-device-plugin/count": "1",
+        "gpu-device-plugin/share-mib": "1024",
+        "gpu-device-plugin/policy": "binpack",
+        "gpu-device-plugin/driver": "580.82.07",
+        "gpu-device-plugin/product": "Tesla-T4",
+        "gpu-device-plugin/memory-mib": "15360",
+        "gpu-device-plugin/product.Tesla-T4": "true",
+        "gpu-device-plugin/mig-1g.10gb": "2",
+        "gpu-device-plugin/mig-1g.20gb.me": "1",
+    }
+    shared = node_labels(Shares(1024).with_inventory(parted, mig=MigMode.SHARE), parted, "binpack")
+    assert shared == labels
+    off = node_labels(Shares(1024).with_inventory(parted), parted, "binpack")
+    assert off == {key: value for key, value in labels.items() if "/mig-" not in key}
+
+
+def test_a_node_with_instances_only_has_no_gpu() -> None:
+    parted = Inventory(in_mig_mode(0, SMALL))
+    labels = node_labels(Shares(1024).with_inventory(parted, mig=MigMode.SHARE), parted, "binpack")
+    assert (labels["gpu-device-plugin/count"], labels["gpu-device-plugin/mig-1g.10gb"]) == ("0", "1")
+    assert not any("product" in key or "memory-mib" in key for key in labels)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from gpu_device_plugin.core.contract.nodeuse import (
     read_node_use,
     write_node_use,
 )
+from gpu_device_plugin.core.model.gpus import MOST_GPUS
 from gpu_device_plugin.core.model.limits import Held, Rung
 
 AT = "2026-11-22T21:43:55Z"
@@ -151,7 +152,7 @@ def test_a_newer_agent_may_tell_more() -> None:
 def test_more_than_an_agent_writes_is_not_read() -> None:
     many = [{"index": n} for n in range(1000)]
     read = read_node_use(json.dumps({"version": 1, "gpus": many, "containers": many}))
-    assert (len(read.gpus), len(read.parts)) == (64, MOST_CONTAINERS)
+    assert (len(read.gpus), len(read.parts)) == (MOST_GPUS, MOST_CONTAINERS)
 
 
 @pytest.mark.parametrize(

@@ -182,3 +182,19 @@ def test_junk_is_malformed_at_worst(annotations: dict[str, str]) -> None:
     for model in wishes.use_models:
         avoided = Wishes(use_models=wishes.avoid_models)
         assert wishes.allow_model(model) is not (bool(wishes.avoid_models) and avoided.allow_model(model))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "allowed"),
+    [
+        ({USE_UUID: "GPU-1"}, {"GPU-1", "MIG-1", "MIG-2"}),
+        ({USE_UUID: "MIG-1"}, {"MIG-1"}),
+        ({AVOID_UUID: "GPU-1"}, {"GPU-2"}),
+        ({AVOID_UUID: "MIG-1"}, {"GPU-1", "MIG-2", "GPU-2"}),
+        ({USE_UUID: "GPU-1", AVOID_UUID: "MIG-1"}, {"GPU-1", "MIG-2"}),
+    ],
+)
+def test_the_uuid_of_a_gpu_stands_for_its_mig_instances(annotations: dict[str, str], allowed: set[str]) -> None:
+    wishes = read_wishes(annotations)
+    cards = {"GPU-1": "GPU-1", "MIG-1": "GPU-1", "MIG-2": "GPU-1", "GPU-2": "GPU-2"}
+    assert {uuid for uuid, card in cards.items() if wishes.allow_uuid(uuid, card)} == allowed

@@ -394,3 +394,114 @@ def test_many_whole_gpus_are_a_group_of_the_right_size(size: int, must: set[int]
     else:
         assert len(placed(answer)) == size
         assert must <= set(placed(answer))
+
+
+# --- MIG instances
+
+
+def instances(*free: int, card: int, first: int = 0, total: int = 10) -> list[Room]:
+    """Healthy MIG instances of one GPU with these free shares of `total`, from position `first` on."""
+    return [Room(first + n, total, count, shared=count < total, card=card) for n, count in enumerate(free)]
+
+
+@pytest.mark.parametrize(
+    ("demand", "taken"),
+    [
+        (wanting(8), (1,)),
+        (wanting(11), (0,)),
+        (wanting(16, gpus=2), (0, 3)),
+        (whole(1), (0,)),
+        (whole(2), (0, 3)),
+    ],
+    ids=["memory of one GPU", "more than an instance has", "memory of two GPUs", "a GPU", "two GPUs"],
+)
+def test_only_memory_of_one_gpu_may_be_that_of_an_instance(demand: Demand, taken: tuple[int, ...]) -> None:
+    """GPUs 0 and 3 have 80 shares each, instances 1 and 2 have 10."""
+    there = [Room(0, 80, 80), *instances(10, 10, card=1, first=1), Room(3, 80, 80)]
+    assert placed(place(demand, there, BINPACK)) == taken
+
+
+def test_a_whole_instance_is_one_that_nobody_uses() -> None:
+    instance = Demand(Kind.INSTANCE, 1)
+    there = [Room(0, 80, 80), *instances(10, 4, card=1, first=1)]
+    assert place(instance, there, BINPACK) == Placement(instance, ((1, 10),))
+    assert refused(place(instance, there[2:], BINPACK)).reasons == ((there[2], Obstacle.SHARED),)
+    assert refused(place(instance, there[:1], BINPACK)).reasons == ((there[0], Obstacle.OTHER_KIND),)
+
+
+ASKED = "GPU memory: 8 GiB asked from 2 GPUs"
+
+
+@pytest.mark.parametrize(
+    ("demand", "sentence"),
+    [
+        (whole(1), "whole GPUs: 1 asked, this node has 0 in all, so it can never run here"),
+        (
+            wanting(8, gpus=2),
+            f"{ASKED}, this node has MIG instances only, and no container can use several of them",
+        ),
+        (wanting(8), "GPU memory: 8 GiB asked, the emptiest healthy GPU has 5 GiB free"),
+    ],
+)
+def test_a_node_of_instances_only_says_what_it_lacks(demand: Demand, sentence: str) -> None:
+    assert refused(place(demand, instances(5, 2, card=0), BINPACK)).sentence(1024) == sentence
+
+
+def test_memory_of_several_gpus_counts_gpus_alone() -> None:
+    there = [Room(0, 80, 80), *instances(10, 10, card=1, first=1)]
+    answer = refused(place(wanting(8, gpus=2), there, BINPACK))
+    assert [obstacle for _, obstacle in answer.reasons] == [Obstacle.FULL, Obstacle.OTHER_KIND, Obstacle.OTHER_KIND]
+    assert answer.sentence(1024) == "GPU memory: 8 GiB asked from 2 GPUs, healthy GPUs with 4 GiB free: 1"
+
+
+@pytest.mark.parametrize(("rank", "taken"), [(BINPACK, 3), (SPREAD, 0)])
+def test_of_equal_instances_all_of_their_gpu_together_decide(rank: Rank, taken: int) -> None:
+    """Instances 0 to 2 have 10, 10 and 6 free, 3 and 4 have 10 and 1: theirs is the fuller GPU."""
+    there = [*instances(10, 10, 6, card=0), *instances(10, 1, card=3, first=3)]
+    assert placed(place(wanting(8), there, rank)) == (taken,)
+
+
+def test_an_instance_that_gives_nothing_does_not_make_its_gpu_emptier() -> None:
+    failed = Room(1, 10, 10, healthy=False, card=0)
+    there = [*instances(10, card=0), failed, *instances(10, 5, card=2, first=2)]
+    assert placed(place(wanting(8), there, BINPACK)) == (0,)
+    assert placed(place(wanting(8), there, SPREAD)) == (2,)
+
+
+@pytest.mark.parametrize("rank", POLICIES.values(), ids=POLICIES)
+def test_an_instance_is_taken_before_a_gpu_that_is_as_good(rank: Rank) -> None:
+    assert placed(place(wanting(4), [Room(0, 10, 10), *instances(10, card=1, first=1)], rank)) == (1,)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 8), st.sampled_from((None, 0, 1)), st.booleans(), st.booleans()),
+        min_size=1,
+        max_size=6,
+    ),
+    st.sampled_from((wanting(1), wanting(5), wanting(4, gpus=2), whole(1), whole(2), Demand(Kind.INSTANCE, 1))),
+    st.sampled_from(sorted(POLICIES)),
+)
+def test_a_demand_is_met_if_enough_of_its_kind_have_room(
+    there: list[tuple[int, int | None, bool, bool]], demand: Demand, policy: str
+) -> None:
+    """And the best of them are taken: no other that has room ranks before one of them."""
+    rank = POLICIES[policy]
+    each = [
+        Room(n, 8, free, healthy=healthy, shared=free < 8, whole=whole, card=card)
+        for n, (free, card, healthy, whole) in enumerate(there)
+    ]
+    memory = demand.kind is Kind.MEMORY
+    suited = [
+        room
+        for room in each
+        if (room.gives_shares and room.free >= demand.amount // demand.gpus if memory else room.unused)
+        and ((room.card is None or demand.gpus == 1) if memory else (room.card is None) == (demand.kind is Kind.COUNT))
+    ]
+    wanted = demand.gpus if memory else demand.amount
+    found = place(demand, each[::-1], rank)
+    assert isinstance(found, Placement) == (len(suited) >= wanted)
+    if isinstance(found, Placement) and memory:
+        taken = [room for room in suited if room.position in found.positions]
+        assert len(taken) == wanted
+        assert all(rank(one) <= rank(other) for one in taken for other in suited if other not in taken)

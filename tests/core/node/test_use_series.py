@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.limits import GpuRung, Held, LimitState, Rung
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.pods import Pod
-from gpu_device_plugin.core.model.shares import share_id
+from gpu_device_plugin.core.model.shares import Shares, share_id
 from gpu_device_plugin.core.node.holdings import Holding
+from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.use import ContainerUse, UseReading
 from gpu_device_plugin.core.node.use_series import (
     MOST_OTHERS,
@@ -22,6 +25,7 @@ from gpu_device_plugin.core.node.use_series import (
     gpus,
     names,
 )
+from tests.mig_gpus import MIDDLE, SMALL, in_mig_mode
 from tests.nodes import node, uuid
 
 if TYPE_CHECKING:
@@ -162,3 +166,38 @@ def test_a_gpu_has_no_more_allocated_than_memory() -> None:
     there = there.with_ledger(there.ledger.seen([share_id(uuid(0), n) for n in range(4000)]))
     (found,) = gpus(there, UseReading(), {}, None, fresh=True)
     assert found.allocated_bytes == found.memory_bytes
+
+
+def parted(mode: MigMode, gpus: tuple[Gpu, ...], known: Node | None = None) -> Node:
+    shares = (Shares(1024) if known is None else known.shares).with_inventory(Inventory(gpus), mig=mode)
+    return replace(known or Node(shares), shares=shares)
+
+
+def listed(there: Node) -> list[tuple[str, int]]:
+    """Return the UUID of each GPU that is shown, with the GiB that are allocated of it."""
+    return [(each.gpu, each.allocated_bytes // GIB) for each in gpus(there, UseReading(), {}, None, fresh=True)]
+
+
+def test_instances_are_shown_with_their_gpu_which_is_not_shown_itself() -> None:
+    card = in_mig_mode(0, SMALL, SMALL)
+    there = parted(MigMode.SHARE, card)
+    there = there.with_ledger(there.ledger.seen([share_id("MIG-m1", 0), share_id("MIG-m1", 1)]))
+    assert listed(there) == [("MIG-m0", 0), ("MIG-m1", 2)]
+    first = next(gpus(there, UseReading(), {}, None, fresh=True))
+    assert (first.parent, first.profile, first.gi, first.model) == ("GPU-m", "1g.10gb", "7", card[1].product)
+    assert first.memory_bytes == 9728 << 20
+
+
+def test_an_instance_that_is_held_whole_is_allocated() -> None:
+    there = parted(MigMode.WHOLE, in_mig_mode(0, SMALL, SMALL))
+    assert listed(there.with_ledger(there.ledger.seen(["MIG-m0"]))) == [("MIG-m0", 9), ("MIG-m1", 0)]
+
+
+def test_of_instances_that_exist_no_more_or_are_given_to_nobody_those_in_use_are_shown() -> None:
+    """MIG-m0 is destroyed while a container has it; MIG-m1 while nobody does; then the mode is switched off."""
+    there = parted(MigMode.WHOLE, in_mig_mode(0, SMALL, SMALL, MIDDLE))
+    there = there.with_ledger(there.ledger.seen(["MIG-m0"]))
+    card = in_mig_mode(0, SMALL, SMALL, MIDDLE)
+    left = parted(MigMode.WHOLE, (card[0], card[3]), there)
+    assert [uuid for uuid, _ in listed(left)] == ["MIG-m0", "MIG-m2"]
+    assert [uuid for uuid, _ in listed(parted(MigMode.OFF, card, there))] == ["MIG-m0"]

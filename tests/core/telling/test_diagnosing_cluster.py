@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.core.node.others import sightings
 from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
 from gpu_device_plugin.core.telling.diagnosing import Unknown, examine, worst
@@ -203,6 +203,32 @@ def test_gpus_out_of_service_and_nodes_that_cannot_be_read() -> None:
     assert told[1].startswith("warning: node-a: GPU 2, 3 are out of service: hung -> ")
     assert told[2].startswith("error: node-b: the node's annotation is of another version -> upgrade")
     assert len(told) == 3
+
+
+def test_mig_instances_are_counted_and_named_by_their_numbers() -> None:
+    small = ListedInstance("GPU-m", 0, 0, "1g.10gb", 7)
+    whole = replace(small, number=1, gi=8, resource="aliyun.com/mig-1g.10gb")
+    gpus = NodeGpus(
+        (ListedGpu(0, 15), ListedGpu(1, 9, instance=small)),
+        instances=(ListedGpu(2, 9, instance=whole),),
+        share_mib=1024,
+    )
+    mixed = node("node-a", gpus=gpus, capacity={MEM: 24, COUNT: 1, whole.resource: 1})
+    assert of("GPUs", nodes=(mixed,)) == ["ok: 3 healthy on 1 node, 2 of them MIG instances"]
+    assert of("capacity", nodes=(mixed,)) == ["ok: matches the GPUs on 1 node"]
+    ill = replace(gpus, instances=(ListedGpu(2, 9, unhealthy="XID 94", instance=whole),))
+    assert of("GPUs", nodes=(node("node-a", gpus=ill),))[0].startswith(
+        "warning: node-a: GPU 2 (MIG 0:1 1g.10gb) is out of service: XID 94 -> "
+    )
+
+
+def test_a_node_that_gives_only_whole_instances_need_not_offer_memory() -> None:
+    whole = ListedInstance("GPU-m", 0, 0, "1g.10gb", 7, "aliyun.com/mig-1g.10gb")
+    gpus = NodeGpus(instances=(ListedGpu(0, 9, instance=whole),), share_mib=1024)
+    only = node("node-a", gpus=gpus, capacity={whole.resource: 1}, allocatable={whole.resource: 1})
+    assert of("allocatable", nodes=(only,)) == []
+    assert of("allocatable", nodes=(only, node("node-b"))) == ["ok: aliyun.com/gpu-mem is offered by 1 node"]
+    assert of("capacity", nodes=(only,)) == ["ok: matches the GPUs on 1 node"]
 
 
 def test_nodes_that_offer_nothing() -> None:

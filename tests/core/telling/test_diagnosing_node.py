@@ -124,11 +124,9 @@ def test_a_driver_without_gpus() -> None:
     assert of("shares", inventory=none) == ["unknown: there is no GPU to share"]
 
 
-def test_gpus_out_of_service_and_in_mig_mode() -> None:
-    mig = replace(GPUS[1], mig=True)
-    told = of("GPUs", inventory=Inventory((GPUS[0], mig)), unhealthy={"GPU-a": "XID 79 (it has fallen off the bus)"})
-    assert told[0].startswith("error: GPU 0 (GPU-a) is out of service: XID 79 (it has fallen off the bus) -> docs/")
-    assert told[1] == "note: GPU 1 (GPU-b) is in MIG mode, and MIG instances are not shared"
+def test_gpus_out_of_service() -> None:
+    (told,) = of("GPUs", unhealthy={"GPU-a": "XID 79 (it has fallen off the bus)"})
+    assert told.startswith("error: GPU 0 (GPU-a) is out of service: XID 79 (it has fallen off the bus) -> docs/")
 
 
 def test_device_nodes_that_are_missing() -> None:

@@ -6,8 +6,9 @@ import pytest
 
 from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.model.placing import Demand
+from gpu_device_plugin.core.model.pods import Container, ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.telling.mistakes import asks_for_others, asks_in_mib
+from gpu_device_plugin.core.telling.mistakes import asks_for_others, asks_for_several, asks_in_mib
 from tests.resources import COUNT, MEM
 from tests.views import node_view
 
@@ -23,7 +24,6 @@ INSTEAD = "write aliyun.com/gpu-mem: N for N units of the memory of one GPU or a
         ("aliyun.com/gpu-counts", "which no agent offers: did you mean aliyun.com/gpu-count?"),
         ("aliyun.com/eni", f"which no agent offers: {INSTEAD}"),
         ("nvidia.com/gpu", f"which nodes that share their GPUs do not offer: {INSTEAD}"),
-        ("nvidia.com/mig-1g.5gb", f"which nodes that share their GPUs do not offer: {INSTEAD}"),
         ("volcano.sh/vgpu-memory", f"which nodes that share their GPUs do not offer: {INSTEAD}"),
     ],
 )
@@ -31,7 +31,18 @@ def test_a_resource_that_stands_for_gpus_elsewhere_is_told_with_ours(name: str, 
     assert list(asks_for_others(["cpu", name, "aliyun.com/gpu-mem", name], BOTH)) == [f"It asks for {name}, {said}"]
 
 
-@pytest.mark.parametrize("name", ["cpu", "memory", "rdma/hca", "aliyun.com/gpu-mem", "example.com/gpu-mem"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cpu",
+        "memory",
+        "rdma/hca",
+        "aliyun.com/gpu-mem",
+        "example.com/gpu-mem",
+        "nvidia.com/mig-1g.5gb",
+        "aliyun.com/mig-1g.5gb",
+    ],
+)
 def test_other_resources_are_nobodys_mistake(name: str) -> None:
     assert list(asks_for_others([name], BOTH)) == []
 
@@ -39,6 +50,35 @@ def test_other_resources_are_nobodys_mistake(name: str) -> None:
 def test_only_what_is_offered_is_proposed() -> None:
     (said,) = asks_for_others(["nvidia.com/gpu"], [MEM])
     assert said.endswith("write aliyun.com/gpu-mem: N for N units of the memory of one GPU.")
+
+
+SMALL_ONES, LARGE_ONES = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
+
+
+@pytest.mark.parametrize("others", [{"aliyun.com/gpu-mem": 2}, {"aliyun.com/gpu-count": 1}, {LARGE_ONES: 1}])
+def test_a_container_cannot_use_instances_beside_other_devices(others: dict[str, int]) -> None:
+    (said,) = asks_for_several([Container("main", ContainerKind.APP, 0, {SMALL_ONES: 1, **others})])
+    assert said == (
+        f"Container 'main' asks for {' and '.join(sorted([*others, SMALL_ONES]))}: each of them sets "
+        "NVIDIA_VISIBLE_DEVICES, and the container sees one of them. Ask for each in a container of its own."
+    )
+
+
+def test_a_program_may_see_only_one_of_several_instances() -> None:
+    (said,) = asks_for_several([Container("main", ContainerKind.APP, 0, {SMALL_ONES: 2})])
+    assert said == (
+        f"Container 'main' asks for 2 of {SMALL_ONES}: drivers before R570 show a CUDA program only one of several MIG "
+        "instances. Ask for a larger profile, or for one instance in each container."
+    )
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{SMALL_ONES: 1}, {SMALL_ONES: 1, LARGE_ONES: 0}, {"aliyun.com/gpu-mem": 2, "aliyun.com/gpu-count": 1}, {}],
+)
+def test_one_instance_in_a_container_is_right(limits: dict[str, int]) -> None:
+    """And that gpu-mem and gpu-count together are wrong is told elsewhere."""
+    assert list(asks_for_several([Container("main", ContainerKind.APP, 0, limits)])) == []
 
 
 def asking(amount: int, gpus: int = 1, kind: Kind = Kind.MEMORY) -> Ask:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpu_device_plugin.core.node.use_series import ContainerSeries, GpuSeries
 from gpu_device_plugin.core.telling.exposition import Gauges, family
 from gpu_device_plugin.core.telling.node_gauges import container_gauges, gpu_gauges
@@ -26,7 +28,10 @@ def test_a_container_has_a_line_for_each_figure() -> None:
 
 
 def test_a_gpu_has_a_line_for_each_figure() -> None:
-    info = 'driver="615.71.09",gpu="GPU-a",index="0",model="Tesla T4",rung="mps",share_bytes="1073741824"'
+    info = (
+        'driver="615.71.09",gi="",gpu="GPU-a",index="0",model="Tesla T4",parent="",profile="",rung="mps",'
+        'share_bytes="1073741824"'
+    )
     assert lines(gpu_gauges([GPU])) == [
         f"gpushare_gpu_info{{{info}}} 1.0",
         'gpushare_gpu_memory_bytes{gpu="GPU-a"} 16.0',
@@ -34,6 +39,13 @@ def test_a_gpu_has_a_line_for_each_figure() -> None:
         'gpushare_gpu_memory_used_bytes{gpu="GPU-a"} 4.0',
         'gpushare_gpu_memory_unattributed_bytes{gpu="GPU-a"} 2.0',
     ]
+
+
+def test_an_instance_is_told_with_its_gpu_and_profile() -> None:
+    instance = replace(GPU, gpu="MIG-a", parent="GPU-a", profile="1g.10gb", gi="7")
+    assert 'gi="7",gpu="MIG-a",index="0"' in lines(gpu_gauges([instance]))[0]
+    assert 'parent="GPU-a",profile="1g.10gb"' in lines(gpu_gauges([instance]))[0]
+    assert lines(gpu_gauges([instance]))[1] == 'gpushare_gpu_memory_bytes{gpu="MIG-a"} 16.0'
 
 
 def test_a_figure_that_is_not_known_has_no_line_and_zero_has_one() -> None:

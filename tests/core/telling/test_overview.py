@@ -283,7 +283,7 @@ def test_a_wide_row_names_all_pods_and_the_model_without_its_maker() -> None:
     ("uuid", "short"),
     [
         ("GPU-5f2c0b1e-9d3a-4c55-8b6e-0123456789ab", "5f2c0b1e"),
-        ("MIG-5f2c0b1e-9d3a-4c55-8b6e-0123456789ab", "MIG"),
+        ("MIG-5f2c0b1e-9d3a-4c55-8b6e-0123456789ab", "5f2c0b1e"),
         ("", "-"),
     ],
 )

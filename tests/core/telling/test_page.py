@@ -9,7 +9,7 @@ from gpu_device_plugin.core.contract.nodereport import NodeReport
 from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu, UsedPart
 from gpu_device_plugin.core.model.limits import GpuRung, Held, Rung
 from gpu_device_plugin.core.telling.page import node_document
-from tests.views import node_view, pod_on
+from tests.views import WHOLE, mig_view, node_view, pod_on, with_instances
 
 AT = "2026-11-22T10:00:00Z"
 
@@ -139,3 +139,40 @@ def test_the_means_of_limiting_are_shown_for_node_and_gpu() -> None:
         ("mps", "no daemon"),
         ("driver", None),
     ]
+
+
+def test_instances_are_among_the_gpus_with_their_place() -> None:
+    node = mig_view("a", pod_on("web", {0: 4, 1: 3}), gpus=1, shared=1)
+    card, instance = node_document(node)["gpus"]
+    assert (card["fenced"], "mig" in card) == ("whole", False)
+    assert instance == {
+        "i": 1,
+        "shares": 9,
+        "uuid": "MIG-0",
+        "model": "NVIDIA H100 MIG 1g.10gb",
+        "mig": {"id": "0:0", "profile": "1g.10gb", "gpu": "GPU-m"},
+        "taken": 3,
+        "free": 6,
+        "memMiB": 9728,
+        "pods": [{"ns": "default", "pod": "web", "shares": 3}],
+    }
+
+
+def test_an_instance_that_is_given_whole_is_all_taken_or_all_free() -> None:
+    reported = report(used("one", 2048, granted=9728), gpu0=UsedGpu(2048))
+    pods = with_instances("one", 0), with_instances("x", asks=2)
+    node = mig_view("a", *pods, whole=3, ill={2: "XID 94"}, report=reported)
+    told = node_document(node)
+    held, free, ill = told["gpus"]
+    assert told["looseMig"] == 2
+    assert {key: held[key] for key in ("resource", "taken", "whole", "usedMiB")} == {
+        "resource": WHOLE,
+        "taken": 9,
+        "whole": True,
+        "usedMiB": 2048,
+    }
+    assert held["pods"] == [{"ns": "default", "pod": "one", "shares": 9, "whole": True, "usedMiB": 2048}]
+    assert (free["free"], free.get("taken"), free.get("pods")) == (9, None, None)
+    assert (ill["bad"], ill.get("free")) == ("XID 94", None)
+    stale = report(used("one", 2048), age_s=1e6)
+    assert "usedMiB" not in node_document(replace(node, report=stale))["gpus"][0]["pods"][0]

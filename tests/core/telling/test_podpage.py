@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpu_device_plugin.core.contract.keys import ALLOCATION, FRAMEWORKS, IDX, POD
+from gpu_device_plugin.core.contract.keys import ALLOCATION, FRAMEWORKS, IDX, INSTANCES, POD
 from gpu_device_plugin.core.contract.nodeuse import UsedPart
 from gpu_device_plugin.core.model.limits import GpuRung, Rung
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.telling.podpage import containers_of
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.reports import SINCE, part, report
-from tests.views import node_view
+from tests.views import WHOLE, mig_view, node_view
 
 RESOURCES = ResourceSettings().offered
 MEM, COUNT = (resource.name for resource in RESOURCES)
@@ -20,7 +20,7 @@ MEM, COUNT = (resource.name for resource in RESOURCES)
 
 def a_pod(*limits: dict[str, int], node: str = "n", **annotations: str) -> Pod:
     containers = tuple(Container(f"c{at}", ContainerKind.APP, at, each) for at, each in enumerate(limits))
-    keys = {"idx": IDX, "allocation": ALLOCATION, "pod": POD, "frameworks": FRAMEWORKS}
+    keys = {"idx": IDX, "allocation": ALLOCATION, "pod": POD, "frameworks": FRAMEWORKS, "instances": INSTANCES}
     return Pod(
         "u",
         "default",
@@ -97,9 +97,46 @@ def test_a_place_that_the_node_does_not_describe_has_no_variables() -> None:
     unsized = node_view("n", (15,), share_mib=None)
     (shown,) = containers_of(a_pod({MEM: 5}, idx="0"), RESOURCES, unsized)
     assert (shown["gpus"][0]["shares"], "mib" in shown["gpus"][0], shown["variables"]) == (5, False, {})
-    gap = node_view("n", {1: 15})
-    (shown,) = containers_of(a_pod({MEM: 5}, idx="1"), RESOURCES, gap)
-    assert shown["variables"] == {}
+
+
+def test_positions_that_are_not_used_any_more_are_no_obstacle() -> None:
+    """They were those of MIG instances."""
+    (shown,) = containers_of(a_pod({MEM: 5}, idx="1"), RESOURCES, node_view("n", {1: 15}))
+    assert shown["variables"]["NVIDIA_VISIBLE_DEVICES"] == "GPU-1"
+
+
+def test_a_container_with_a_part_of_an_instance_is_told_which() -> None:
+    node = mig_view("n", gpus=1, shared=2, report=report(rungs=rungs(Rung.ADVISORY, 0, 1, 2)))
+    (shown,) = containers_of(a_pod({MEM: 5}, idx="2"), RESOURCES, node)
+    assert shown["gpus"] == [
+        {
+            "index": 2,
+            "uuid": "MIG-1",
+            "model": "NVIDIA H100 MIG 1g.10gb",
+            "mig": "0:1 1g.10gb",
+            "shares": 5,
+            "mib": 5120,
+        }
+    ]
+    assert shown["variables"]["NVIDIA_VISIBLE_DEVICES"] == "MIG-1"
+
+
+def test_a_container_with_a_whole_instance_has_it_whole() -> None:
+    pod = a_pod({WHOLE: 1}, instances=json.dumps({"c0": ["MIG-1", "MIG-gone"]}))
+    (shown,) = containers_of(pod, RESOURCES, mig_view("n", shared=1, whole=1))
+    assert shown["gpus"] == [
+        {
+            "index": 1,
+            "uuid": "MIG-1",
+            "model": "NVIDIA H100 MIG 1g.10gb",
+            "mig": "0:1 1g.10gb",
+            "whole": True,
+            "mib": 9728,
+        }
+    ]
+    assert shown["variables"]["NVIDIA_VISIBLE_DEVICES"] == "MIG-1"
+    (bare,) = containers_of(pod, RESOURCES, None)
+    assert (bare["gpus"], bare["variables"]) == ([], {})
 
 
 def test_without_a_readable_node_only_the_annotations_speak() -> None:

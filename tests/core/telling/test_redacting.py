@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpu_device_plugin.core.telling.page import node_document
 from gpu_device_plugin.core.telling.redacting import HIDDEN, redacted
 from tests.reports import part, report
-from tests.views import node_view, pod_on
+from tests.views import mig_view, node_view, pod_on, with_instances
 
 
 def test_pods_of_other_namespaces_keep_their_amounts_and_lose_their_names() -> None:
@@ -48,3 +48,19 @@ def test_the_order_tells_nothing_of_hidden_names() -> None:
         ("c", 0),
         (None, 0),
     ]
+
+
+def test_pods_with_whole_instances_lose_their_names_too() -> None:
+    mine, theirs = (
+        replace(with_instances("a", 1), namespace="mine"),
+        replace(with_instances("b", 0), namespace="theirs"),
+    )
+    other = replace(with_instances("c", asks=1), namespace="theirs")
+    node = mig_view("n", mine, theirs, other, whole=3)
+    shown = redacted(node, "mine".__eq__)
+    (offer,) = shown.instances()
+    assert [str(pod) for pod in shown.instance_pods] == ["mine/a", f"{HIDDEN}/{HIDDEN}", f"{HIDDEN}/{HIDDEN}"]
+    assert (offer.used, offer.free) == (3, 0)
+    assert "theirs" not in str(shown)
+    told = node_document(node, "mine".__eq__)
+    assert [[each.get("pod") for each in gpu.get("pods", ())] for gpu in told["gpus"]] == [[None], ["a"], []]

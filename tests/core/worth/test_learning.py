@@ -9,9 +9,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
@@ -19,9 +21,13 @@ from gpu_device_plugin.core.worth.appraising import CLOSED, Appraiser, Choice, L
 from gpu_device_plugin.core.worth.candidates import UNKNOWN, left_on, ranks_on, shape_of
 from gpu_device_plugin.core.worth.learning import MOST_CELLS, MOST_LEVELS, WANTED, learn, learning
 from gpu_device_plugin.core.worth.mix import PodKind
-from gpu_device_plugin.core.worth.shapes import Shape, rounded
+from gpu_device_plugin.core.worth.shapes import GpuKind, Shape, rounded
+from gpu_device_plugin.fleet_index.gains import Gains
+from gpu_device_plugin.fleet_index.rooms import rooms_of
 
 T4 = Shape((16, 16), ("T4", "T4"), 32_000, 131_072)
+MIG = Shape((16, 8, 8, 8), ("H100",) * 4, 32_000, 131_072, (None, 1, 1, 3))
+"""A GPU, and three MIG instances, two of them of one GPU."""
 A10 = Shape((24,), ("A10",), 32_000, 131_072)
 MIB = 1024
 
@@ -36,8 +42,8 @@ def of_model(*models: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def test_without_pods_every_share_is_worth_the_same() -> None:
     tables = learn({}, {T4: 2, A10: 1})
     assert tables.wanted == {T4: 1.0, A10: 1.0}
-    assert tables.packed == {(16, "T4"): ((0.0,) * 17,), (24, "A10"): ((0.0,) * 25,)}
-    assert (tables.levels, tables.prices, tables.cpu_per_share) == ((), {16: {}, 24: {}}, 0.0)
+    assert tables.packed == {GpuKind(16, "T4"): ((0.0,) * 17,), GpuKind(24, "A10"): ((0.0,) * 25,)}
+    assert (tables.levels, tables.prices, tables.cpu_per_share) == ((), {(16, False): {}, (24, False): {}}, 0.0)
     assert tables.unit == (2 * 32 + 24) / 5
 
 
@@ -49,7 +55,7 @@ def test_without_nodes_there_is_nothing_to_learn() -> None:
 
 def test_room_is_worth_the_pods_that_could_be_packed_into_it() -> None:
     """Pods of 5 on GPUs of 16: 15 shares are worth as much as 16, and 4 are worth nothing."""
-    packed = learn({PodKind(5, 1): 1.0}, {T4: 1}).packed[16, "T4"][0]
+    packed = learn({PodKind(5, 1): 1.0}, {T4: 1}).packed[GpuKind(16, "T4")][0]
     third = 16 / 3
     assert packed == pytest.approx((0.0,) * 5 + (third,) * 5 + (2 * third,) * 5 + (16.0, 16.0))
 
@@ -58,7 +64,7 @@ def test_without_cpu_for_them_pods_are_worth_less() -> None:
     """Half of the pods ask for 4 CPUs: below, the room is worth half, and nothing without a CPU at all."""
     tables = learn({PodKind(8, 1, 1000): 1.0, PodKind(8, 1, 4000): 1.0}, {T4: 1})
     assert tables.levels == (1000, 4000)
-    assert [by_level[16] for by_level in tables.packed[16, "T4"]] == pytest.approx([0.0, 8.0, 16.0])
+    assert [by_level[16] for by_level in tables.packed[GpuKind(16, "T4")]] == pytest.approx([0.0, 8.0, 16.0])
     assert tables.cpu_per_share == (1000 + 4000) / 16
 
 
@@ -103,10 +109,10 @@ def test_a_gpu_of_many_shares_is_priced_in_cells() -> None:
     """40,000 shares of 1 MiB in 128 cells of 312.5: a pod of 10,000 takes exactly 32, one of 10,001 takes 33."""
     large = Shape((40_000,), ("A100",), 32_000, 131_072)
     tables = learn({PodKind(10_000, 1): 1.0}, {large: 1})
-    assert tables.prices == {40_000: {MOST_CELLS // 4: pytest.approx(0.25)}}
+    assert tables.prices == {(40_000, False): {MOST_CELLS // 4: pytest.approx(0.25)}}
     appraiser = Appraiser(tables)
     assert appraiser.choose(PodKind(10_000, 1), large, Left((10_000,), 0, 0)) is not None
-    assert learn({PodKind(10_001, 1): 1.0}, {large: 1}).prices[40_000].keys() == {33}
+    assert learn({PodKind(10_001, 1): 1.0}, {large: 1}).prices[40_000, False].keys() == {33}
     values = [appraiser.worth(large, Left((free,), 0, 0)) for free in (9_999, 10_000)]
     assert values[1] - values[0] > 9_000
 
@@ -173,6 +179,151 @@ def test_of_two_nodes_the_fuller_one_is_better_where_nothing_else_decides() -> N
     assert fuller is not None
     assert emptier is not None
     assert fuller.gain > emptier.gain
+
+
+# --- MIG instances
+
+
+def test_only_memory_of_one_gpu_is_learned_for_instances() -> None:
+    """Of GPUs of 8 a pod of 8 or a whole GPU take all; of instances of 8 only the pod of 8 does."""
+    mix = {PodKind(8, 1): 1.0, PodKind(0, 1): 1.0, PodKind(3, 2): 1.0}
+    both = Shape((8, 8), ("H100", "H100"), 32_000, 131_072, (None, 1))
+    tables = learn(mix, {both: 1})
+    assert tables.prices.keys() == {(8, False), (8, True)}
+    assert tables.prices[8, True] == {8: pytest.approx(1.0)}
+    assert tables.prices[8, False].keys() == {3, 8}
+    instance, gpu = (tables.packed[GpuKind(8, "H100", instance=instance)][0] for instance in (True, False))
+    assert instance == pytest.approx((0.0,) * 8 + (8.0,))
+    assert gpu[3] > 0
+
+
+def test_what_only_gpus_can_serve_makes_instances_no_more_wanted() -> None:
+    """Pairs of whole GPUs come: the node with two is worth more, and the instances of the other count for nothing."""
+    two = Shape((16, 16), ("H100",) * 2, 32_000, 131_072)
+    tables = learn({PodKind(0, 2): 1.0}, {two: 1, MIG: 1})
+    assert tables.unit == 16.0
+    assert (tables.wanted[two], tables.wanted[MIG]) == pytest.approx((1 + WANTED * (72 / 32 - 1), 1 - WANTED))
+    assert [len(by_unused) for by_unused in (*tables.together[two], *tables.together[MIG])] == [3, 2]
+
+
+def test_one_whole_gpu_is_wanted_of_a_node_as_far_as_it_has_gpus() -> None:
+    """The demand of 16 is spread over the 32 shares of GPUs: MIG has 40 shares, 16 of which are those of a GPU."""
+    other = Shape((16,), ("H100",), 32_000, 131_072)
+    tables = learn({PodKind(0, 1): 1.0}, {other: 1, MIG: 1})
+    mean = 16 / 56
+    assert tables.wanted[other] == pytest.approx(1 + WANTED * (16 / 32 / mean - 1))
+    assert tables.wanted[MIG] == pytest.approx(1 + WANTED * (16 / 32 * 16 / 40 / mean - 1))
+
+
+def test_where_there_are_instances_only_the_mean_one_is_the_unit() -> None:
+    only = Shape((8, 16), ("H100",) * 2, 32_000, 131_072, (0, 0))
+    assert learn({PodKind(4, 1): 1.0}, {only: 2}).unit == 12.0
+
+
+def test_a_shape_knows_its_gpus_from_its_instances() -> None:
+    assert (MIG.whole, MIG.whole_shares, T4.whole, T4.whole_shares) == (1, 16, 2, 32)
+    assert [MIG.card(at) for at in range(4)] == [None, 1, 1, 3]
+    assert MIG.gpus == (GpuKind(16, "H100"), *[GpuKind(8, "H100", instance=True)] * 3)
+    for kind, hosted in (
+        (PodKind(8, 1), True),
+        (PodKind(0, 1), True),
+        (PodKind(0, 2), False),
+        (PodKind(4, 2), False),
+        (PodKind(0, 0, 1000), True),
+    ):
+        assert MIG.hosts(kind) == hosted
+    assert not Shape((8,), ("H100",), 32_000, 131_072, (0,)).hosts(PodKind(0, 1))
+
+
+def test_whole_gpus_and_memory_of_several_are_not_taken_of_instances() -> None:
+    two = Shape((8, 8, 8, 8), ("H100",) * 4, 32_000, 131_072, (0, None, 0, None))
+    there = appraiser({PodKind(0, 1): 1.0, PodKind(4, 1): 1.0, PodKind(4, 2): 1.0}, two)
+    for kind, gpus in ((PodKind(0, 1), (1,)), (PodKind(0, 2), (1, 3)), (PodKind(4, 2), (1, 3))):
+        found = there.choose(kind, two, left(8, 8, 8, 8))
+        assert found is not None
+        assert found.gpus == gpus
+    assert there.choose(PodKind(0, 3), two, left(8, 8, 8, 8)) is None
+    assert there.choose(PodKind(4, 2), two, left(8, 8, 8, 3)) is None
+
+
+def test_an_instance_more_or_less_in_use_changes_nothing_for_pods_of_several_gpus() -> None:
+    there = appraiser({PodKind(0, 2): 1.0}, MIG, T4)
+    assert there.tables.together[MIG][0] == (0.0, 0.0)
+    assert there.worth(MIG, left(16, 8, 8, 8)) - there.worth(MIG, left(16, 0, 8, 8)) == pytest.approx(
+        8 * there.tables.wanted[MIG]
+    )
+
+
+def test_of_equal_instances_that_on_the_fullest_gpu_is_taken() -> None:
+    """Instances 0 and 1 are of one GPU, 2 and 3 of another, of which less is free."""
+    two = Shape((8,) * 4, ("H100",) * 4, 32_000, 131_072, (0, 0, 2, 2))
+    found = appraiser({PodKind(4, 1): 1.0}, two).choose(PodKind(4, 1), two, left(8, 8, 2, 8))
+    assert found is not None
+    assert found.gpus == (3,)
+
+
+def test_a_node_with_instances_has_the_shape_that_it_would_have_empty() -> None:
+    places = (None, "GPU-b", "GPU-a", "GPU-b")
+    there = NodeGpus(
+        tuple(
+            ListedGpu(
+                at + 5, 8, model="H100", instance=None if place is None else ListedInstance(place, 0, at, "1g.10gb", at)
+            )
+            for at, place in enumerate(places)
+        )
+    )
+    node = candidate("n", there, [Usage(((6, 3),))])
+    assert shape_of(node).cards == (None, 1, 2, 1)
+    assert left_on(node).frees == (8, 5, 8, 8)
+
+
+mig_kinds = st.builds(PodKind, st.sampled_from((0, 1, 3, 4, 8)), st.integers(1, 2), st.sampled_from((0, 1000)))
+
+
+@given(
+    st.dictionaries(mig_kinds, st.floats(0.1, 10), min_size=1, max_size=4),
+    mig_kinds,
+    st.lists(
+        st.tuples(st.sampled_from((None, "GPU-a", "GPU-b")), st.sampled_from((4, 8)), st.integers(0, 8)),
+        min_size=1,
+        max_size=6,
+    ),
+    st.booleans(),
+)
+def test_the_extender_binds_to_the_gpus_that_cost_least(
+    mix: dict[PodKind, float],
+    kind: PodKind,
+    gpus: list[tuple[str | None, int, int]],
+    broken: bool,  # noqa: FBT001
+) -> None:
+    """What places on one node, what appraises one node and what appraises thousands choose the same GPUs for memory."""
+    listed = NodeGpus(
+        tuple(
+            ListedGpu(
+                at,
+                size,
+                f"u{at}",
+                "H100",
+                unhealthy="hot" if broken and not at else "",
+                instance=None if parent is None else ListedInstance(parent, 0, at, "", at),
+            )
+            for at, (parent, size, _) in enumerate(gpus)
+        ),
+        share_mib=1024,
+    )
+    used = tuple((at, min(size, shares)) for at, (_, size, shares) in enumerate(gpus) if shares)
+    node = candidate("n", listed, [Usage(used)], Amounts(32_000, 131_072))
+    shape, room = shape_of(node), left_on(node)
+    assume(kind.shares)
+    there = appraiser(mix, shape)
+    chosen = there.choose(kind, shape, room)
+    demand = Demand(Kind.MEMORY, kind.shares * kind.gpus, kind.gpus)
+    found = fit(Ask((Part(demand),)), node, "fit", ranks_on(there, node, Amounts(kind.cpu_milli)))
+    assert isinstance(found, Fit) == (chosen is not None)
+    if isinstance(found, Fit) and chosen is not None:
+        assert found.placements[0].positions == tuple(sorted(chosen.gpus))
+        gains = Gains(rooms_of([(shape, room)]), there.tables)
+        assert gains.gpus(kind, 0) == list(chosen.gpus)
 
 
 kinds = st.builds(
@@ -310,5 +461,5 @@ def test_gpus_of_one_size_share_their_prices_and_not_their_pods() -> None:
     """Of pods of 8 half may have an L4, and all a T4."""
     two = Shape((16, 16), ("L4", "T4"), 32_000, 131_072)
     tables = learn({PodKind(8, 1): 1.0, PodKind(8, 1, models=of_model("T4")): 1.0}, {two: 1})
-    assert tables.prices == {16: {8: pytest.approx(0.5)}}
-    assert [tables.packed[16, model][0][16] for model in ("L4", "T4")] == pytest.approx([8.0, 16.0])
+    assert tables.prices == {(16, False): {8: pytest.approx(0.5)}}
+    assert [tables.packed[GpuKind(16, model)][0][16] for model in ("L4", "T4")] == pytest.approx([8.0, 16.0])

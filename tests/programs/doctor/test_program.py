@@ -295,6 +295,18 @@ async def test_device_nodes_and_files_are_looked_at_where_the_node_is(tmp_path: 
     assert empty.device_nodes["/dev/nvidiactl"] == "is missing"
 
 
+async def test_instances_that_the_kernel_module_lists_are_counted_where_the_node_is(tmp_path: Path) -> None:
+    """NVML hides them from processes without the right to them; the GPU's device is /dev/nvidia0."""
+    for instance in ("gi7", "gi8"):
+        (tmp_path / "proc/driver/nvidia/capabilities/gpu0/mig" / instance).mkdir(parents=True)
+    gpus = tmp_path / "gpus.json"
+    gpus.write_text(json.dumps({"gpus": [{"model": "H100", "mig": True}]}))
+    settings = NodeSettings(gpus=str(gpus), device_plugin_dir=tmp_path, api="off")
+    seen = await examined(settings, Place(tmp_path, dev=tmp_path / "dev"), QUICK)
+    assert list(seen.mig_present.values()) == [2]
+    assert found(seen, "MIG")["MIG"][0].found.endswith("none of its 2 GPU instances can be seen from here")
+
+
 # --- The program ------------------------------------------------------------------------------------------------------
 
 

@@ -85,7 +85,7 @@ async def test_after_twenty_pods_there_are_tables_and_again_after_thirty() -> No
     learner.came(pod(19, {MEM: 5}))
     async with patience():
         await nodes.got.wait()
-    assert nodes.tables[0].prices == {16: {5: 1 / 3}}
+    assert nodes.tables[0].prices == {(16, False): {5: 1 / 3}}
     nodes.got.clear()
     for number in range(20, 29):
         learner.came(pod(number, {MEM: 5}))
@@ -141,7 +141,7 @@ async def test_every_demand_counts_by_its_size_its_models_and_its_requests() -> 
     (tables,) = nodes.tables
     assert repr(learner) == "<Learner: 3 pods of 3 kinds, learned from 3>"
     assert tables.levels == (500, 4000)
-    assert tables.prices == {16: {5: 1 / 3}}
+    assert tables.prices == {(16, False): {5: 1 / 3}}
     assert tables.cpu_per_share == pytest.approx(8000 / (5 + 2 * 16), rel=1e-4)  # the second pod came a second later
 
 

@@ -755,9 +755,9 @@ def test_what_cannot_be_answered_is_an_error_in_words(body: bytes) -> None:
     [
         (wanting(LARGE), "write 10, not 10Gi"),
         (wanting(LARGE, LARGE), "write 10, not 10Gi"),
-        (wanting_whole(LARGE), f"it asks for {LARGE} whole GPUs, and no node can have more than 64"),
+        (wanting_whole(LARGE), f"it asks for {LARGE} whole GPUs, and no node can have more than 128"),
         (wanting_whole(64), "fewer than 64 GPUs are healthy"),
-        (wanting(8, labels={GPU_COUNT: "999999999"}), "asks for 999999999 GPUs, and no node can have more than 64"),
+        (wanting(8, labels={GPU_COUNT: "999999999"}), "asks for 999999999 GPUs, and no node can have more than 128"),
         (wanting(8, labels={GPU_COUNT: "64"}), "evenly"),
         (wanting(8, labels={GPU_COUNT: "-1"}), "is not a number of GPUs"),
         (wanting(8, annotations={USE_MODEL: ","}), "names nothing"),
@@ -842,3 +842,73 @@ def test_while_its_agent_is_away_a_node_that_serves_claims_gets_no_pod() -> None
     assert world.filter(wanting_whole(1), "b")["FailedAndUnresolvableNodes"] == {
         "b": "its GPU agent has ended, or is being restarted"
     }
+
+
+# --- MIG
+
+
+def instance(position: int, size: int, parent: str, **more: Any) -> Json:
+    """Return a MIG instance as an agent lists it."""
+    place = {"parent": parent, "gpu": 1, "number": position, "profile": "1g.10gb", "gi": position + 7}
+    return {
+        "uuid": f"MIG-{position}",
+        "index": position,
+        "model": "H100 MIG 1g.10gb",
+        "shares": size,
+        "mig": place | more,
+    }
+
+
+GPU = {"uuid": "GPU-0", "index": 0, "model": "H100", "shares": 80}
+
+
+def nodes_with_mig() -> World:
+    """Node a has a GPU and two instances, node b three instances, node c gives its instances whole."""
+    whole = {"resource": "aliyun.com/mig-1g.10gb"}
+    return (
+        World()
+        .node("a", gpus=[GPU, instance(1, 9, "GPU-1"), instance(2, 9, "GPU-1")])
+        .node("b", gpus=[instance(n, 9, "GPU-2") for n in range(3)])
+        .node("c", gpus=[], instances=[instance(n, 9, "GPU-3", **whole) for n in range(2)])
+    )
+
+
+def test_a_pod_finds_the_nodes_whose_instances_have_room() -> None:
+    world = nodes_with_mig()
+    answer = world.filter(wanting(9, 9, 9), "a", "b", "c")
+    assert answer["NodeNames"] == ["a", "b"]
+    assert answer["FailedAndUnresolvableNodes"] == {
+        "c": "its MIG instances are given whole, by the resources of their profiles, and it shares no GPU"
+    }
+    world.runs(running("one", "b", 0, 9), running("two", "b", 1, 1))
+    assert world.filter(wanting(9, 9), "b")["FailedNodes"] == {
+        "b": "its GPUs have no room for all containers of the pod together"
+    }
+    assert world.filter(wanting(10), "b")["FailedAndUnresolvableNodes"] == {
+        "b": "the largest MIG instance has 9 GiB in all"
+    }
+
+
+def test_a_whole_gpu_is_found_on_nodes_with_whole_gpus_only() -> None:
+    answer = nodes_with_mig().filter(wanting_whole(1), "a", "b")
+    assert answer["NodeNames"] == ["a"]
+    assert answer["FailedAndUnresolvableNodes"] == {"b": "it has MIG instances only, none of its GPUs is whole"}
+
+
+def test_a_pod_that_asks_for_whole_instances_only_is_none_of_ours() -> None:
+    """kube-scheduler counts them; nothing of the node's GPUs is taken, and every node passes."""
+    world = nodes_with_mig()
+    mig = pod("mig", container(limits={"aliyun.com/mig-1g.10gb": "1"}), uid="u-mig")
+    assert world.filter(secretive(mig), "a", "b", "c")["NodeNames"] == ["a", "b", "c"]
+    assert world.scores(secretive(mig), "a", "b", "c") == {"a": 0, "b": 0, "c": 0}
+    assert world.preempt(secretive(mig), a=["u-x"]) == {"a": ["u-x"]}
+    before = dict(world.fleet.candidates)
+    world.runs(pod("mig", container(limits={"aliyun.com/mig-1g.10gb": "1"}), uid="u-mig", node="c", phase="Running"))
+    assert dict(world.fleet.candidates) == before
+
+
+def test_a_pod_on_an_instance_that_has_become_a_whole_one_takes_nothing_of_the_others() -> None:
+    whole = instance(1, 9, "GPU-1", resource="aliyun.com/mig-1g.10gb")
+    world = World().node("a", gpus=[GPU], instances=[whole]).runs(running("old", "a", 1, 9))
+    assert world.devs("a") == [(0, 0, [])]
+    assert world.filter(wanting(80), "a")["NodeNames"] == ["a"]

@@ -538,6 +538,112 @@ def test_a_pod_that_has_its_place_is_told_where(shared: World, capsys: pytest.Ca
     assert capsys.readouterr().out.splitlines()[0] == "default/web-0 is on node node-a (Running)."
 
 
+WHOLE = "nvidia.com/mig-1g.10gb"
+
+
+def parted(name: str, *gpus: Mapping[str, object], number: int = 2) -> dict[str, Any]:
+    """A node with our agent on it, which gives MIG instances whole."""
+    found = node(name, *gpus)
+    said = json.loads(found["metadata"]["annotations"]["gpu-device-plugin/gpus"])
+    place = {"parent": "GPU-m", "gpu": 1, "profile": "1g.10gb", "resource": WHOLE}
+    said["instances"] = [
+        gpu(len(gpus) + n, 9, uuid=f"MIG-{n}", mig={**place, "number": n, "gi": 7 + n}) for n in range(number)
+    ]
+    found["metadata"]["annotations"]["gpu-device-plugin/gpus"] = json.dumps(said)
+    return found
+
+
+def asking_mig(name: str, resource: str = WHOLE, *, on: str = "", uuid: str = "", **more: str) -> dict[str, Any]:
+    found = pod(name, on=on)
+    found["spec"]["containers"][0]["resources"] = {"limits": {resource: "1", **more}}
+    if uuid:
+        found["metadata"]["annotations"]["gpu-device-plugin/mig-instances"] = json.dumps({"main": [uuid]})
+    return found
+
+
+def test_a_pod_that_waits_for_an_instance_is_told_who_has_them(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.has(
+        parted("node-a"), asking_mig("x", on="node-a", uuid="MIG-0"), asking_mig("y", on="node-a"), asking_mig("z")
+    )
+    assert world.inspect("why", "z") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"default/z waits for 1 of {WHOLE}.",
+        f"1 node offers {WHOLE}, and none has enough free.",
+        "  node-a: 2/2 in use: default/x (1:0), default/y (not known which)",
+        "gpushare-scheduler has not looked at it yet; if this persists, no scheduler of this name runs.",
+    ]
+    assert world.inspect("why", "x") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "default/x is on node node-a (Running).",
+        "  GPU 0 (MIG 1:0 1g.10gb, MIG-0): the whole instance",
+    ]
+    assert world.inspect("why", "y") == 0
+    assert "is not known yet" in capsys.readouterr().out
+
+
+def test_a_pod_that_waits_for_instances_and_memory_is_told_of_both(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = asking_mig("z", "nvidia.com/mig-2g.20gb", **{"aliyun.com/gpu-mem": "20"})
+    world.has(parted("node-a", gpu(0)), both)
+    assert world.inspect("why", "z") == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[:3] == [
+        "default/z waits for 20 GiB of one GPU and 1 of nvidia.com/mig-2g.20gb.",
+        "No node that shares its GPUs offers nvidia.com/mig-2g.20gb.",
+        f"The nodes offer {WHOLE} (2 on node-a).",
+    ]
+    assert any("each of them sets NVIDIA_VISIBLE_DEVICES" in line for line in told)
+    assert any(line.startswith("node-a: ") for line in told)
+
+
+def test_a_pod_with_instances_that_ends_or_has_ended_is_told_so(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leaving, gone = asking_mig("leaving", on="node-a"), asking_mig("gone")
+    leaving["metadata"]["deletionTimestamp"] = gone["metadata"]["deletionTimestamp"] = "2026-11-22T10:00:00Z"
+    leaving["status"]["message"] = "the node is drained"
+    ended = asking_mig("ended", on="node-a")
+    ended["status"]["phase"] = "Failed"
+    gated = asking_mig("gated")
+    gated["spec"]["schedulingGates"] = [{"name": "quota"}]
+    world.has(parted("node-a"), leaving, gone, ended, gated)
+    told = []
+    for name in ("leaving", "gone", "ended", "gated"):
+        assert world.inspect("why", name) == 0
+        told.append(capsys.readouterr().out.splitlines())
+    assert told == [
+        [
+            "default/leaving is being deleted from node node-a (Running).",
+            f"  Which instances of {WHOLE} default/leaving has is not known yet: its node's agent writes it.",
+            "Its status says: the node is drained",
+        ],
+        ["default/gone is being deleted and will not be scheduled."],
+        ["default/ended has ended (Failed)."],
+        [
+            f"default/gated waits for 1 of {WHOLE}.",
+            "No scheduler looks at it before its scheduling gates are removed: quota.",
+        ],
+    ]
+
+
+def test_instances_are_in_every_layout(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.has(parted("node-a", gpu(0)), asking_mig("x", on="node-a", uuid="MIG-0"))
+    said = {}
+    for words in ([], ["-d"], ["-o", "wide"], ["-o", "json"], ["-o", "yaml"], ["-n", "default"], ["doctor"]):
+        world.inspect(*words)
+        said[" ".join(words)] = capsys.readouterr().out
+    assert f"node-a: {WHOLE}: 1/2 in use\n" in said[""]
+    assert f"node-a: {WHOLE}: 1/2 in use: default/x (1:0)\n" in said["-d"]
+    assert "1 (1:0)" in said["-o wide"]
+    assert json.loads(said["-o json"])["nodes"][0]["instances"][0]["used"] == 1
+    assert "resource: nvidia.com/mig-1g.10gb" in said["-o yaml"]
+    assert "default/x" in said["-n default"]
+    assert "3 healthy on 1 node, 2 of them MIG instances" in said["doctor"]
+
+
 @pytest.mark.parametrize("words", [["pod/big", "-n", "ml"], ["po", "big", "--namespace=ml"], ["ml/big"]])
 def test_a_pod_may_be_named_as_kubectl_takes_it_and_as_the_tables_have_it(
     shared: World, capsys: pytest.CaptureFixture[str], words: list[str]

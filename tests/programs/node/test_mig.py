@@ -326,8 +326,7 @@ async def test_whatever_is_divided_anew_under_load_nothing_is_given_twice(seed: 
     chance = random.Random(seed)  # noqa: S311
     async with world([h100("1g.10gb*7"), h100("3g.40gb*2"), T4], seed=seed, mig="share") as node:
         await node.start_agent()
-        count = 0
-        for _ in range(40):
+        for step in range(40):
             match chance.choice(["divide", "way", "restart", "pods", "pods", "pods", "end", "settle"]):
                 case "divide":
                     node.hardware(h100(chance.choice(LAYOUTS)), h100(chance.choice(LAYOUTS)), T4)
@@ -339,17 +338,19 @@ async def test_whatever_is_divided_anew_under_load_nothing_is_given_twice(seed: 
                     await node.stop_agent()
                     await node.start_agent()
                 case "pods":
-                    for _ in range(3):
-                        count += 1
-                        profiles = [name for name in node.kubelet.amounts if "mig-" in name]
-                        resource = chance.choice([MEM, MEM, COUNT, *profiles])
-                        amount = chance.randint(1, 9) if resource == MEM else 1
-                        await node.kubelet.admit(asking(f"p{count}", resource, amount))
+                    await pods_come(node, chance, f"p{step}")
                 case "end":
-                    for made in list(node.kubelet.running):
-                        if chance.random() < 0.6:
-                            node.kubelet.finish(made)
+                    for made in [made for made in node.kubelet.running if chance.random() < 0.6]:
+                        node.kubelet.finish(made)
             nothing_is_given_twice(node.kubelet.running)
+
+
+async def pods_come(node: NodeWorld, chance: random.Random, name: str) -> None:
+    for number in range(3):
+        profiles = [resource for resource in node.kubelet.amounts if "mig-" in resource]
+        resource = chance.choice([MEM, MEM, COUNT, *profiles])
+        amount = chance.randint(1, 9) if resource == MEM else 1
+        await node.kubelet.admit(asking(f"{name}-{number}", resource, amount))
 
 
 def nothing_is_given_twice(pods: tuple[Pod, ...] | list[Pod]) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.cluster.api import UnreadableObjectError
+from gpu_device_plugin.core.contract.keys import NODE_GPUS
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus, write_node_gpus
 from gpu_device_plugin.core.worth.mix import PodKind
 from gpu_device_plugin.programs.simulate.clusterlist import ClusterList, read_cluster
 from gpu_device_plugin.settings.common import ResourceSettings
@@ -59,6 +61,31 @@ def test_waiting_pods_queue_by_age() -> None:
         asking("without a GPU", created="2026-11-01T00:00:00Z"),
     )
     assert found.waiting == (PodKind(5, 1), PodKind(4, 1))
+
+
+def with_list(name: str, gpus: NodeGpus) -> Mapping[str, Any]:
+    """Return a node whose agent lists these GPUs."""
+    return two_gpus(name, annotations={NODE_GPUS: write_node_gpus(gpus)})
+
+
+def test_instances_of_a_cluster_are_read_from_the_nodes_list() -> None:
+    places = [ListedInstance("GPU-b", 1, n, "1g.10gb", n + 7) for n in range(2)]
+    instances = tuple(
+        ListedGpu(n + 1, 9, f"MIG-{n}", "H100 MIG 1g.10gb", instance=each) for n, each in enumerate(places)
+    )
+    shared = NodeGpus((ListedGpu(0, 80, "GPU-a", "H100"), *instances), share_mib=1024)
+    found = listed(with_list("a", shared), asking("web", 7, node="a", phase="Running", annotations=PLACED))
+    (now,) = found.nodes
+    assert (now.shape.sizes, now.shape.cards, now.left.frees) == ((80, 9, 9), (None, 1, 1), (80, 2, 9))
+
+
+def test_a_node_that_gives_its_instances_whole_is_left_out_and_named() -> None:
+    whole = ListedInstance("GPU-b", 1, 0, "1g.10gb", 7, "aliyun.com/mig-1g.10gb")
+    found = listed(
+        two_gpus("a"), with_list("b", NodeGpus(share_mib=1024, instances=(ListedGpu(0, 9, instance=whole),)))
+    )
+    assert [each.name for each in found.nodes] == ["a"]
+    assert found.notes == ("node b is left out: its MIG instances are given whole, by the resources of their profiles",)
 
 
 def test_a_node_that_takes_no_pods_is_left_out_and_named() -> None:

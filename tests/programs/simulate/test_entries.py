@@ -75,6 +75,51 @@ def test_json_of_another_form_is_explained(text: bytes, said: str) -> None:
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "sizes", "cards"),
+    [
+        ("mem=80 mig=1g.10gb*7", (10,) * 7, (0,) * 7),
+        ("gpus=2 mem=80 mig=3g.40gb*2", (40,) * 4, (0, 0, 2, 2)),
+        ("gpus=2 mem=80 mig=1g.10gb*4/3g.40gb divided=1", (80, 10, 10, 10, 10, 40), (None, 1, 1, 1, 1, 1)),
+        ("gpus=2 mem=80 mig=1g.10gb divided=0", (80, 80), ()),
+        ("mem=24 mig=1g.6gb+me/1g.6gb", (6, 6), (0, 0)),
+        ("mem=140 mig=7g.141gb", (141,), (0,)),
+    ],
+)
+def test_gpus_may_be_divided_into_mig_instances(
+    text: str, sizes: tuple[int, ...], cards: tuple[int | None, ...]
+) -> None:
+    (node,) = nodes_in(text)
+    assert (node.shape.sizes, node.shape.cards, node.left.frees) == (sizes, cards, sizes)
+
+
+def test_instances_are_of_the_model_of_their_gpu_and_of_their_profile() -> None:
+    (named,) = nodes_in("gpus=2 mem=80 model=H100 mig=3g.40gb divided=1")
+    assert named.shape.models == ("H100", "H100 MIG 3g.40gb")
+    (listed,) = json_nodes((read_json(b'{"nodes": [{"mem": 80, "mig": "3g.40gb"}]}').nodes) or ())
+    assert listed.shape.models == ("MIG 3g.40gb",)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("mem=80 mig=10gb", "mig is '10gb'; write PROFILE*NUMBER, as in mig=1g.10gb*4/3g.40gb"),
+        ("mem=80 mig=1g.10gb*0", "mig is '1g.10gb*0'"),
+        ("mem=80 mig=1g.10gb*", "mig is '1g.10gb*'"),
+        ("mem=80 mig=1g.10gb/", "mig is ''"),
+        ("mem=80 mig=1c.2g.20gb", "mig is '1c.2g.20gb'"),
+        ("mem=80 mig=1g.5gb*4/4g.40gb", "mig has 8 slices, and a GPU has 7; give fewer instances"),
+        ("mem=24 mig=1g.10gb*7", "the instances of mig have more memory than the GPU's mem of 24"),
+        ("mem=80 divided=1", "give mig too"),
+        ("gpus=2 mem=80 mig=1g.10gb divided=3", "divided is '3'; write a whole number of at most 2"),
+    ],
+)
+def test_instances_that_cannot_be_are_explained(text: str, said: str) -> None:
+    with pytest.raises(EntryError) as error:
+        nodes_in(text)
+    assert said in str(error.value)
+
+
 POD_COLUMNS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos"
 
 
@@ -121,7 +166,7 @@ def test_a_trace_that_cannot_be_read_says_where(lines: list[str], said: str) -> 
 
 
 def test_a_node_of_a_trace_has_no_more_gpus_than_nodes_can_have() -> None:
-    with pytest.raises(TraceError, match="line 2, gpu: 99,999,999,999 are more than the 64"):
+    with pytest.raises(TraceError, match="line 2, gpu: 99,999,999,999 are more than the 128"):
         read_nodes(["sn,cpu_milli,memory_mib,gpu,model", "n0,1,1,99999999999,T4"])
 
 

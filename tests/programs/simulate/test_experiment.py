@@ -122,3 +122,13 @@ def test_a_question_without_an_answer_is_explained(nodes: str, pods: str, said: 
     with pytest.raises(UsageError) as error:
         nodes_needed(Plan(("fit",)), inputs(nodes, pods), unseen)
     assert said in str(error.value)
+
+
+def test_whole_gpus_need_nodes_with_gpus_and_not_with_instances() -> None:
+    """Each node has one GPU and seven instances; three pods want a GPU, and 22 more an instance each."""
+    (found,) = nodes_needed(
+        Plan(("binpack",), seeds=1),
+        inputs("gpus=2 mem=80 mig=1g.10gb*7 divided=1", "3x count=1; 22x mem=9"),
+        unseen,
+    )
+    assert (found.nodes, found.least) == (4, 3)

@@ -42,6 +42,8 @@ def start(name: str, shape: Shape) -> Start:
     return Start(name, shape, Left(shape.sizes, shape.cpu_milli, shape.memory_mib))
 
 
+MIG = Shape((16, 8, 8, 4), ("A10",) * 4, 32_000, 131_072, (None, 1, 1, 3))
+"""A GPU, and three MIG instances of two."""
 NODES = [start("t0", T4), start("t1", T4), start("a0", A10), start("a1", A10), start("t2", T4)]
 
 
@@ -50,14 +52,15 @@ def workload(number: int = 60, seed: int = 0) -> Workload:
     return Workload(KINDS, tuple(rng.randrange(len(KINDS)) for _ in range(number)))
 
 
-def test_fit_places_every_pod_as_the_core_says_while_pods_come_and_leave() -> None:
+@pytest.mark.parametrize("nodes", [NODES, [*NODES[1:4], start("m0", MIG), start("m1", MIG)]], ids=["GPUs", "MIG"])
+def test_fit_places_every_pod_as_the_core_says_while_pods_come_and_leave(nodes: list[Start]) -> None:
     """The best node of the core's choices and its GPUs; nothing is lost when all have left."""
     pods = workload(300)
-    rooms = rooms_of([(node.shape, node.left) for node in NODES])
+    rooms = rooms_of([(node.shape, node.left) for node in nodes])
     tables = learn(pods.mix(), rooms.counts())
     core = Appraiser(tables)
     columns = Columns(rooms, KINDS, Gains(rooms, tables))
-    lefts = [node.left for node in NODES]
+    lefts = [node.left for node in nodes]
     running: list[tuple[int, int, tuple[int, ...]]] = []
     rng = random.Random(1)  # noqa: S311 - the same pods every time
     accepted = 0
@@ -65,8 +68,8 @@ def test_fit_places_every_pod_as_the_core_says_while_pods_come_and_leave() -> No
         if running and rng.random() < 0.45:
             kind, row, gpus = running.pop(rng.randrange(len(running)))
             columns.leave(kind, row, gpus)
-            lefts[row] = changed(NODES[row].shape, lefts[row], KINDS[kind], gpus, -1)
-        choices = [core.choose(KINDS[place], node.shape, left) for node, left in zip(NODES, lefts, strict=True)]
+            lefts[row] = changed(nodes[row].shape, lefts[row], KINDS[kind], gpus, -1)
+        choices = [core.choose(KINDS[place], node.shape, left) for node, left in zip(nodes, lefts, strict=True)]
         gains = [NEVER if choice is None else choice.gain for choice in choices]
         found = columns.place(place)
         if max(gains) == NEVER:
@@ -78,13 +81,13 @@ def test_fit_places_every_pod_as_the_core_says_while_pods_come_and_leave() -> No
         choice = choices[row]
         assert choice is not None
         assert gpus == choice.gpus
-        lefts[row] = changed(NODES[row].shape, lefts[row], KINDS[place], gpus, 1)
+        lefts[row] = changed(nodes[row].shape, lefts[row], KINDS[place], gpus, 1)
         running.append((place, row, gpus))
         accepted += 1
     for kind, row, gpus in running:
         columns.leave(kind, row, gpus)
     assert accepted > 100
-    untouched = rooms_of([(node.shape, node.left) for node in NODES])
+    untouched = rooms_of([(node.shape, node.left) for node in nodes])
     assert (rooms.free == untouched.free).all()
     assert (rooms.cpu == untouched.cpu).all()
     assert (rooms.memory == untouched.memory).all()
@@ -130,6 +133,31 @@ def test_a_policy_fills_a_node_to_the_last_share(policy: str) -> None:
     assert halves.rejected == pytest.approx(0.2)
     both = Workload((PodKind(3, 1), PodKind(0, 1)), (0, 1, 1))
     assert run(policy, only, both, as_listed(both), 0).accepted.tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_policy_gives_an_instance_as_a_gpu_or_memory_of_two(policy: str) -> None:
+    """One GPU and three instances: of two pods for a whole GPU one fits, of those for two GPUs none."""
+    only = [start("m0", MIG)]
+    pods = Workload((PodKind(0, 1), PodKind(0, 2), PodKind(4, 2), PodKind(8, 1)), (1, 2, 0, 0, 3, 3, 3))
+    assert run(policy, only, pods, as_listed(pods), 0).accepted.tolist() == [
+        False,
+        False,
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("policy", ["fit", "binpack", "spread"])
+def test_equal_instances_are_taken_of_one_gpu_after_the_other_or_of_all_evenly(policy: str) -> None:
+    """Two pods on instances of two GPUs: which do they leave for a pod that takes both instances of a GPU's kind?"""
+    four = Shape((8,) * 4, ("A10",) * 4, 32_000, 131_072, (0, 0, 2, 2))
+    taken = Judged([start("m0", four)], (PodKind(8, 1),), policy)
+    where = [taken.place(0) for _ in range(2)]
+    assert where == [(0, [0]), (0, [2] if policy == "spread" else [1])]
 
 
 def test_a_pod_takes_what_its_models_cpu_and_memory_allow() -> None:

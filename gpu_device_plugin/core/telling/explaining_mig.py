@@ -1,0 +1,139 @@
+"""Explain node by node why a pod that asks for whole MIG instances does not run, or which ones it has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.keys import MIG_LABEL
+from gpu_device_plugin.core.telling.printing import MOST_NAMED, counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from gpu_device_plugin.core.cluster.instances import InstancePod, Instances
+    from gpu_device_plugin.core.cluster.nodeview import NodeView
+
+_MOST_NODES = 20
+"""Nodes that are explained one by one."""
+
+
+def asked_by_profile(asked: Mapping[str, int]) -> str:
+    """Return what a pod asks for of MIG instances, as the end of a sentence."""
+    return " and ".join(f"{number} of {resource}" for resource, number in sorted(asked.items()))
+
+
+def instance_facts(
+    asked: Mapping[str, int], nodes: Sequence[NodeView], kept: Mapping[str, tuple[str, ...]]
+) -> Iterator[str]:
+    """Yield why no node gives a pod its MIG instances: first of all of them together, then node by node.
+
+    Args:
+        asked: the number of instances by resource.
+        nodes: every node that shares GPUs or gives MIG instances to pods.
+        kept: by node why kube-scheduler does not consider it for the pod, or other reasons that keep the pod away.
+    """
+    for resource, number in sorted(asked.items()):
+        yield from _of_resource(resource, number, nodes, kept)
+
+
+def _of_resource(
+    resource: str, number: int, nodes: Sequence[NodeView], kept: Mapping[str, tuple[str, ...]]
+) -> Iterator[str]:
+    offers = [(node, each) for node in nodes for each in node.instances() if each.resource == resource]
+    if not offers:
+        yield from _offered_nowhere(resource, nodes)
+        return
+    # The nearest first: those with the most free instances.
+    offers.sort(key=lambda offer: (bool(kept.get(offer[0].name)), -offer[1].free, offer[0].name))
+    free = sum(each.free >= number and not kept.get(node.name) for node, each in offers)
+    has = (
+        f"{counted(free, 'has', 'have')} {counted(number, 'free one', 'free ones')}" if free else "none has enough free"
+    )
+    yield f"{counted(len(offers), 'node offers', 'nodes offer')} {resource}, and {has}."
+    for node, each in offers[:_MOST_NODES]:
+        yield f"  {node.name}: {in_use(each)}" + "".join(f"; {why}" for why in kept.get(node.name, ()))
+    if len(offers) > _MOST_NODES:
+        yield f"  and {len(offers) - _MOST_NODES} more."
+
+
+def in_use(offer: Instances) -> str:
+    """Return how many instances of a node are in use, by which pods, and which are out of service."""
+    facts = [f"{offer.used}/{len(offer.instances)} in use"]
+    facts += [f"{label} out of service ({why})" for label, why in _ill(offer)]
+    held = holders(offer)
+    return ", ".join(facts) + (f": {held}" if held else "")
+
+
+def _ill(offer: Instances) -> Iterator[tuple[str, str]]:
+    for gpu in offer.ill:
+        yield ("" if gpu.instance is None else gpu.instance.label), gpu.unhealthy
+
+
+def holders(offer: Instances) -> str:
+    """Return the pods that have instances of a resource: ``shop/web (0:0, 0:1), shop/api (not known which)``."""
+    pods = offer.by_pod
+    said = [f"{pod} ({_labels(offer, pod)})" for pod in pods]
+    more = f" and {len(said) - MOST_NAMED} more" if len(said) > MOST_NAMED else ""
+    return ", ".join(said[:MOST_NAMED]) + more
+
+
+def _labels(offer: Instances, pod: InstancePod) -> str:
+    found = [gpu.instance.label for gpu in offer.by_pod[pod] if gpu.instance is not None]
+    ending = ["being deleted"] if pod.terminating else []
+    return ", ".join([*(found or ["not known which"]), *ending])
+
+
+def _offered_nowhere(resource: str, nodes: Iterable[NodeView]) -> Iterator[str]:
+    short = resource.partition("/")[2]
+    profile = short.removeprefix("mig-")
+    offered: dict[str, list[str]] = {}
+    shared: list[str] = []
+    for node in nodes:
+        for each in node.instances():
+            offered.setdefault(each.resource, []).append(f"{len(each.instances)} on {node.name}")
+        places = (gpu.instance for gpu in node.candidate.gpus.gpus)
+        if any(place is not None and place.profile.replace("+", ".") == profile for place in places):
+            shared.append(node.name)
+    yield f"No node that shares its GPUs offers {resource}."
+    if same := sorted(each for each in offered if each.partition("/")[2] == short):
+        yield f"Did you mean {same[0]}, which is offered ({_few(offered[same[0]])})?"
+        return
+    if offered:
+        listed = "; ".join(f"{each} ({_few(where)})" for each, where in sorted(offered.items()))
+        yield f"The nodes offer {listed}."
+    how = f"the setting mig: whole, or kubectl label node NODE {MIG_LABEL}=whole"
+    if shared:
+        yield (
+            f"{_few(shared)} {'has' if len(shared) == 1 else 'have'} instances of this profile and "
+            f"{'shares' if len(shared) == 1 else 'share'} them by memory: ask for gpu-mem instead, or have them given "
+            f"whole ({how})."
+        )
+    else:
+        yield (
+            "A node offers it once a GPU of it has such an instance (nvidia-mig-parted, or nvidia-smi mig -cgi "
+            f"PROFILE -C) and instances are given whole: {how}."
+        )
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
+
+
+def held_instances(pod: str, uid: str, node: NodeView | None) -> Iterator[str]:
+    """Yield the MIG instances that a pod on a node has, in sentences.
+
+    Args:
+        pod: its namespace and name.
+        uid: its UID.
+        node: its node; None: it cannot be read, or gives no instances to pods.
+    """
+    for offer in () if node is None else node.instances():
+        for holder, gpus in offer.by_pod.items():
+            if holder.uid != uid:
+                continue
+            for gpu in gpus:
+                place = "" if gpu.instance is None else f"MIG {gpu.instance.label} {gpu.instance.profile}"
+                yield f"  GPU {gpu.position} ({place}, {gpu.uuid}): the whole instance"
+            if not gpus:
+                yield f"  Which instances of {offer.resource} {pod} has is not known yet: its node's agent writes it."

@@ -1,0 +1,55 @@
+"""Wire into the agent how pods get MIG instances: by which resources, and in which way at present."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.keys import MIG_LABEL
+from gpu_device_plugin.core.node.equipping import mig_mode
+from gpu_device_plugin.programs.node.stranding import Stranding
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.node.stranded import Stranded
+    from gpu_device_plugin.programs.node.agent import NodeAgent
+
+
+class Instances:
+    """The MIG instances of an agent's node."""
+
+    def __init__(self, agent: NodeAgent) -> None:
+        """Prepare; `agent` is not complete yet."""
+        self._agent = agent
+        self._stranding = Stranding(agent.state, agent.use_watch.holdings, self._gone)
+
+    def __repr__(self) -> str:
+        return f"<Instances: {self._agent.state.node.shares.mig}, {self._stranding!r}>"
+
+    @property
+    def there(self) -> bool:
+        """Whether the node has instances, or had some since the agent started."""
+        return any(shared.gpu.instance is not None for shared in self._agent.state.node.shares.gpus)
+
+    def apply(self, labels: Mapping[str, str]) -> None:
+        """Give instances in the way that the settings and the labels of the node want, and tell of pods without."""
+        agent = self._agent
+        agent.equipment.give_instances(mig_mode(agent.settings.mig, labels.get(MIG_LABEL, "")))
+        wanted = {resource.name for resource in resources(agent)}
+        if not agent.advertiser.idle and not agent.registration.registrations.keys() >= wanted:
+            agent.advertiser.refresh()
+            agent.registration.serve_more()
+        self._stranding.look()
+
+    def _gone(self, found: Stranded) -> None:
+        agent = self._agent
+        agent.reports.instance_gone(found)
+        if agent.cluster is not None and found.pod is not None:
+            agent.cluster.pod_event(found.pod, "MigInstanceGone", f"{found.sentence}.", "Observe")
+
+
+def resources(agent: NodeAgent) -> tuple[Resource, ...]:
+    """Return the resources of a node: those of GPUs, and one for each MIG profile that it gives, or has given."""
+    settings = agent.settings
+    return (*settings.offered, *(settings.of_profile(profile) for profile in agent.state.node.shares.profiles))

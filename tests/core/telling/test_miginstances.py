@@ -1,0 +1,178 @@
+"""MIG instances in the tables and documents that people and their tools read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from gpu_device_plugin.core.cluster.asking import Ask, Part
+from gpu_device_plugin.core.cluster.usage import NOTHING
+from gpu_device_plugin.core.contract.nodeuse import UsedGpu
+from gpu_device_plugin.core.model.placing import Demand
+from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.telling.explaining import answers, explain
+from gpu_device_plugin.core.telling.folded import folded
+from gpu_device_plugin.core.telling.folded_details import folded_details
+from gpu_device_plugin.core.telling.miginstances import gpu_names, place
+from gpu_device_plugin.core.telling.overview import details, summary
+from gpu_device_plugin.core.telling.overview_document import document
+from gpu_device_plugin.core.telling.overview_wide import wide
+from gpu_device_plugin.core.telling.podtable import pod_rows, pod_table, rows_alone
+from gpu_device_plugin.core.telling.top import Picture, Wishes, frame
+from tests.reports import part, report
+from tests.views import WHOLE, listed_instance, mig_view, node_view, pod_on, with_instances
+
+ONE, TWO = with_instances("one", 2), with_instances("two", asks=1, deleting=True)
+MIXED = mig_view("a", pod_on("web", {0: 4, 1: 3}), ONE, TWO, gpus=1, shared=2, whole=3, ill={4: "XID 94"})
+
+
+def test_an_instance_has_its_position_and_its_number() -> None:
+    listed = MIXED.candidate.gpus.all
+    assert gpu_names(listed[:2]) == "GPU 0, 1 (MIG 0:0 1g.10gb)"
+    assert [place(gpu) for gpu in listed] == ["0", "1 (0:0)", "2 (0:1)", "3 (0:2)", "4 (0:3)", "5 (0:4)"]
+
+
+def test_the_summary_lists_instances_below_the_table_of_the_original() -> None:
+    assert summary([MIXED, mig_view("b", whole=2)])[:3] == [
+        "NAME  IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU2(Allocated/Total)  GPU Memory(GiB)",
+        "a     10.0.0.7   4/15                   3/9                    0/9                    7/33",
+        "-------------------------------------------------",
+    ]
+    assert summary([MIXED, mig_view("b", whole=2)])[5:] == [
+        "",
+        "MIG instances:",
+        "a: GPU 0 (MIG): 0:0 1g.10gb (GPU1) 3/9, 0:1 1g.10gb (GPU2) 0/9",
+        f"a: {WHOLE}: 2/3 in use, 1 out of service",
+        f"b: {WHOLE}: 0/2 in use",
+    ]
+
+
+def test_the_details_name_the_pods_that_have_whole_instances() -> None:
+    assert details([MIXED])[-2:] == [
+        "a: GPU 0 (MIG): 0:0 1g.10gb (GPU1) 3/9, 0:1 1g.10gb (GPU2) 0/9",
+        f"a: {WHOLE}: 2/3 in use, 1 out of service: default/one (0:2), default/two (not known which, being deleted)",
+    ]
+
+
+def test_a_cluster_without_instances_is_told_nothing_of_them() -> None:
+    assert not any("MIG" in line for line in (*summary([node_view("a", (15,))]), *details([node_view("a", (15,))])))
+
+
+def test_the_wide_table_has_a_line_for_each_instance() -> None:
+    cells = [line.split() for line in wide([MIXED])]
+    places = [row[1:3] for row in cells[2:]]
+    assert places == [
+        ["1", "(0:0)"],
+        ["2", "(0:1)"],
+        ["3", "(0:2)"],
+        ["4", "(0:3)"],
+        ["5", "(0:4)"],
+        ["?", "-"],
+    ]
+    assert cells[4][-3:] == ["healthy", "default/one:", "whole"]
+    assert "unhealthy: XID 94" in wide([MIXED])[5]
+    assert wide([MIXED])[-1].endswith("default/two: 1 whole")
+
+
+def test_an_instance_of_which_little_is_known_has_dashes() -> None:
+    nameless = listed_instance(0, 0, resource=WHOLE, memory_mib=None, model="")
+    node = mig_view("b", whole=1)
+    gpus = replace(node.candidate.gpus, instances=(nameless,), driver=None)
+    assert wide([replace(node, candidate=replace(node.candidate, gpus=gpus))])[1].split() == [
+        "b",
+        "0",
+        "(0:0)",
+        "0",
+        "-",
+        "-",
+        "free",
+        "-",
+        "-",
+        "-",
+        WHOLE,
+        "-",
+        "healthy",
+        "-",
+    ]
+
+
+def test_the_document_has_the_place_of_each_instance_and_the_pods_that_have_it() -> None:
+    (node,) = document([MIXED])["nodes"]
+    assert [gpu.get("mig") for gpu in node["gpus"]] == [
+        None,
+        {"parent": "GPU-m", "gpu": 0, "number": 0, "profile": "1g.10gb", "gi": 7},
+        {"parent": "GPU-m", "gpu": 0, "number": 1, "profile": "1g.10gb", "gi": 8},
+    ]
+    (offer,) = node["instances"]
+    assert {key: offer[key] for key in ("resource", "profile", "total", "used", "free")} == {
+        "resource": WHOLE,
+        "profile": "1g.10gb",
+        "total": 3,
+        "used": 2,
+        "free": 0,
+    }
+    assert offer["instances"][0]["pods"] == [
+        {"namespace": "default", "name": "one", "uid": "uid-one", "deleting": False}
+    ]
+    assert (offer["instances"][1]["healthy"], offer["instances"][1]["reason"]) == (False, "XID 94")
+    assert offer["unplaced"] == [
+        {"namespace": "default", "name": "two", "uid": "uid-two", "deleting": True, "instances": 1}
+    ]
+    assert "instances" not in document([node_view("a", (15,))])["nodes"][0]
+    json.dumps(node)
+
+
+def test_narrow_terminals_have_a_row_for_the_instances_of_a_resource() -> None:
+    told = [" ".join(line.text.split()) for line in folded([MIXED, mig_view("b", whole=2)], 110)]
+    assert told[1:6] == [
+        "a 0 Tesla T4 4G/15G - 11G -",
+        "1 H100 MIG 1g.10gb 3G/9G - 6G -",
+        "2 H100 MIG 1g.10gb 0G/9G - 9G -",
+        "3-5 3x MIG 1g.10gb 2/3 whole - 0 partition 1 unhealthy: XID 94",
+        "b 0-1 2x MIG 1g.10gb 0/2 whole - 2 partition",
+    ]
+    assert " ".join(told[-2:]) == (
+        "2 nodes, 3 GPUs given 7G of 33G (21%) free 26G largest pod now 11G whole GPUs free 0 MIG instances free 2 of 5"
+    )
+    assert "2/3 whole" in "".join(line.text for line in folded_details([MIXED], 110))
+    cordoned = folded([replace(mig_view("b", whole=2), unschedulable=True)], 110)
+    assert cordoned[1].text.endswith("cordoned")
+
+
+def test_what_whole_instances_use_is_added_up() -> None:
+    used = report(part("one", gpu=0, used=1024), gpus={0: UsedGpu(1024), 1: UsedGpu(2048)})
+    (row,) = folded([mig_view("b", with_instances("one", 0), whole=2, report=used)], 110)[1:2]
+    assert " 3G " in row.text
+
+
+def test_pods_with_whole_instances_have_rows_with_their_use() -> None:
+    used = report(part("one", gpu=3, used=2048, granted=9728), gpus={3: UsedGpu(2048)})
+    node = replace(MIXED, report=used)
+    rows = [" ".join(line.text.split()) for line in pod_table(pod_rows([node]), 110)]
+    assert rows[3:] == [
+        "default/one a 3 (0:2) whole 2G 21 -",
+        "default/two a ? 1x 1g.10gb - - - instance not known yet",
+    ]
+    frame_lines = [line.text for line in frame(Picture([node], 0, "12:00:00"), Wishes("used"), 110, None)]
+    assert any("3 (0:2)" in line for line in frame_lines)
+    ending = replace(ONE, terminating=True)
+    (row,) = pod_rows([mig_view("a", replace(ending, held=frozenset({"MIG-0"})), whole=1)])
+    assert row.state == "ending"
+
+
+def test_where_no_node_can_be_read_pods_with_instances_are_told_by_their_limits() -> None:
+    pod = Pod("uid", "default", "one", "a", "Running", containers=(Container("c", ContainerKind.APP, 0, {WHOLE: 2}),))
+    (row,) = rows_alone([(pod, NOTHING)])
+    assert (row.gpu, row.given, row.state) == ("?", "2x mig-1g.10gb", "Running")
+
+
+def test_an_instance_is_no_whole_gpu() -> None:
+    """The node's rooms say which are instances."""
+    node = mig_view("a", gpus=1, shared=1)
+    rooms = tuple(replace(room, card=1 if room.position == 1 else None) for room in node.candidate.rooms)
+    node = replace(node, candidate=replace(node.candidate, rooms=rooms))
+    ask = Ask((Part(Demand(Kind.COUNT, 1)),))
+    text = explain(ask, answers(ask, [node], {}, "binpack", 1), 1)
+    assert [line.split()[0] for line in text if "would be chosen" in line] == ["0"]
+    assert ["(0:0)" in line for line in text if "only a MIG instance" in line] == [True]
