@@ -170,7 +170,7 @@ def test_instances_are_shared_and_the_scheduler_keeps_pods_within_one(cluster: C
     large = [pod(f"large-{number}", {GPU_MEM: 30}, scheduler) for number in range(2)]
     run(cluster, large[0])
     cluster.apply_all([large[1]])
-    waits(cluster, "large-1", "no GPU has 30 GiB free")
+    waits(cluster, "large-1", "no GPU or MIG instance has 30 GiB free")
     run(cluster, *(pod(f"small-{number}", {GPU_MEM: 4}, scheduler) for number in range(4)))
     given = environment(cluster, [f"small-{number}" for number in range(4)])
     assert all(given.count(uuid) <= 2 for uuid in given), "9 GiB have room for two"
