@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.keys import MIG_LABEL
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.node.equipping import mig_mode
 from gpu_device_plugin.programs.node.stranding import Stranding
 
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.stranded import Stranded
     from gpu_device_plugin.programs.node.agent import NodeAgent
+
+
+_log = logging.getLogger(__name__)
 
 
 class Instances:
@@ -35,7 +40,13 @@ class Instances:
     def apply(self, labels: Mapping[str, str]) -> None:
         """Give instances in the way that the settings and the labels of the node want, and tell of pods without."""
         agent = self._agent
-        agent.equipment.give_instances(mig_mode(agent.settings.mig, labels.get(MIG_LABEL, "")))
+        label = labels.get(MIG_LABEL, "")
+        if label and label not in list(MigMode):
+            extra = {"value": label, "known": sorted(MigMode), "once_per_s": 3600}
+            _log.warning(
+                "the node label %s names no way of giving MIG instances, and is ignored", MIG_LABEL, extra=extra
+            )
+        agent.equipment.give_instances(mig_mode(agent.settings.mig, label))
         wanted = {resource.name for resource in resources(agent)}
         if not agent.advertiser.idle and not agent.registration.registrations.keys() >= wanted:
             agent.advertiser.refresh()

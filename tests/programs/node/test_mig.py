@@ -163,6 +163,13 @@ async def test_the_label_of_the_node_decides() -> None:
         assert there.node.healthy(ONE_G) == 0
 
 
+async def test_a_label_that_names_no_way_is_told_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    async with cluster([h100("1g.10gb*2"), T4], node_labels={"gpu-device-plugin/mig": "shared"}, mig="whole") as there:
+        await there.start_agent()
+        await there.node.healthy_is(ONE_G, 2)
+        await there.node.until(lambda: any("names no way of giving MIG instances" in each for each in caplog.messages))
+
+
 # --- A GPU is divided anew --------------------------------------------------------------------------------------------
 
 
