@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.dra import monitor_name
+from gpu_device_plugin.core.dra.devices import Facts
+from gpu_device_plugin.core.dra.pool import contents
 from gpu_device_plugin.core.dra.prepared import PreparedClaim
 from gpu_device_plugin.core.dra.preparing import Preparation, prepare
 from gpu_device_plugin.core.model.limits import Rung
@@ -279,3 +282,66 @@ def test_an_instance_that_exists_no_more_is_given_to_nobody_and_counts_for_who_h
     running = prepare(here, asked, NODE, running=True)
     assert isinstance(running, Preparation)
     assert running.device_ids
+
+
+LAYOUTS: tuple[tuple[int, ...], ...] = ((), (10, 10), (20, 10), (10,))
+STEPS = st.one_of(
+    st.tuples(st.just("divide"), st.integers(0, 1), st.integers(0, len(LAYOUTS) - 1)),
+    st.tuples(st.just("mode"), st.integers(0, 2), st.just(0)),
+    st.tuples(st.just("end"), st.integers(0, 9), st.just(0)),
+    *[st.tuples(st.just("claim"), st.integers(0, 40), st.integers(1, 20))] * 3,
+)
+
+
+@given(st.lists(STEPS, max_size=40))
+def test_whatever_becomes_of_instances_what_the_scheduler_may_allocate_is_prepared_and_nothing_twice(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    """The scheduler knows the slices, and what claims have of the devices that it allocated by them."""
+    layouts, mode = [LAYOUTS[1], LAYOUTS[2]], MigMode.SHARE
+    here = mig_node(*layouts, 8, mode=mode)
+    held: dict[str, tuple[Preparation, str, int]] = {}
+    for number, (step, a, b) in enumerate(steps):
+        if step == "divide":
+            layouts[a] = LAYOUTS[b]
+        elif step == "mode":
+            mode = list(MigMode)[a]
+        elif step == "end" and held:
+            gone, _, _ = held.pop(sorted(held)[a % len(held)])
+            here = here.with_ledger(here.ledger.without(gone.device_ids))
+        elif step == "claim" and (offered := allocatable(here, held, b)):
+            found = offered[a % len(offered)]
+            whole = not found.get("allowMultipleAllocations")
+            asked = claim(replace(device(0, b, whole=whole), name=found["name"]), name=f"c{number}")
+            made_of_it = made(here, asked)
+            assert not made_of_it.device_ids & here.ledger.holds.keys()
+            held[asked.uid] = made_of_it, found["name"], b
+            here = here.with_ledger(here.ledger.seen(made_of_it.device_ids))
+        here = replace(here, shares=here.shares.with_inventory(mig_inventory(*layouts, 8), mig=mode))
+        uses = [here.use(shared) for shared in here.shares.gpus]
+        assert not any(use.whole and use.shares for use in uses)
+
+
+def allocatable(here: Node, held: dict[str, tuple[Preparation, str, int]], gib: int) -> list[dict[str, Any]]:
+    """Return the devices of which kube-scheduler would allocate all, or so many GiB."""
+    taken = Counter({name: 0 for _, name, _ in held.values()})
+    for _, name, size in held.values():
+        taken[name] += size
+    counted = {name.removesuffix("-whole"): name for name in taken}
+    return [
+        each
+        for content in contents(here, Facts(()))
+        for each in content.get("devices", ())
+        if each["attributes"]["type"]["string"] != "monitor"
+        and "taints" not in each
+        and all(
+            counted.get(counter, each["name"]) == each["name"]
+            for consumed in each.get("consumesCounters", ())
+            for counter in consumed["counters"]
+        )
+        and (
+            taken[each["name"]] + gib <= int(each["capacity"]["memory"]["value"].removesuffix("Gi"))
+            if each.get("allowMultipleAllocations")
+            else each["name"] not in taken
+        )
+    ]
