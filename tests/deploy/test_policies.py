@@ -23,6 +23,7 @@ from gpu_device_plugin.core.contract.nodelabels import node_labels
 from gpu_device_plugin.core.contract.nodelimits import NodeLimits
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.limits import GpuRung, Rung
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares
@@ -63,6 +64,7 @@ from tests.deploy.policies_world import (
 )
 from tests.deploy.test_apply import written
 from tests.docs.pages import blocks
+from tests.mig_gpus import SMALL, in_mig_mode
 from tests.patience import eventually
 from tests.programs.node import harness
 
@@ -199,12 +201,13 @@ def test_annotations_are_those_of_the_wire_contract() -> None:
     assert set(our_annotations([*annotations, wire.CONFIG_LABEL])) == wire.AGENT_ANNOTATIONS
     assert annotations >= wire.POD_ANNOTATIONS | told
     models = quoted(variable("gpushare-own-node", "mislabelled")) - {"Pod", "metadata.labels"}
-    card = Inventory((Gpu("GPU-a", 0, "T4", 15_360, minor=0),), driver_version="570.1")
+    card = Inventory((Gpu("GPU-a", 0, "T4", 15_360, minor=0), *in_mig_mode(1, SMALL)), driver_version="570.1")
     limits = NodeLimits({0: GpuRung(Rung.ADVISORY, "")})
-    written = node_labels(Shares(1024).with_inventory(card), card, "binpack", limits)
+    written = node_labels(Shares(1024).with_inventory(card, mig=MigMode.SHARE), card, "binpack", limits)
     assert labels == {label for label in written if not label.startswith(tuple(models))}
-    assert {label for label in written if label.startswith(tuple(models))}
-    assert set(our_labels(labels | {f"{model}T4" for model in models})) == labels | {f"{model}T4" for model in models}
+    of_models = {"gpu-device-plugin/product.T4", "gpu-device-plugin/mig-1g.10gb"}
+    assert {label for label in written if label.startswith(tuple(models))} == of_models
+    assert set(our_labels(labels | of_models)) == labels | of_models
     assert wire.NODE_GPUS.startswith(wire.NODE_LABELS)
     known = wire.POD_ANNOTATIONS | {wire.STATIC_POD}
     variables = quoted(variable("gpushare-variables", "ours"))

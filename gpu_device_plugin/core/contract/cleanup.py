@@ -47,8 +47,8 @@ def our_annotations(annotations: Iterable[str]) -> tuple[str, ...]:
 def mig_resources(annotations: Mapping[str, str], capacity: Iterable[str], resources: Iterable[str]) -> frozenset[str]:
     """Return the resources of MIG profiles among a node's that our agent offers, or offered there.
 
-    They are those of the domain of `resources`, which are ours, and those that the agent lists on the node: settings can
-    give them another domain, which other plugins use as well.
+    They are those of the domain of `resources`, which are ours, and those that the agent lists on the node: settings
+    can give them another domain, which other plugins use as well.
     """
     domains = {name.partition("/")[0] for name in resources}
     listed = {
