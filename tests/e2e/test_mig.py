@@ -50,7 +50,10 @@ def h100(instances: str) -> Json:
 
 def pod(name: str, limits: dict[str, int], scheduler: str = "") -> Json:
     container = {
-        "name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": STAY,
+        "name": "main",
+        "image": IMAGE,
+        "imagePullPolicy": "Never",
+        "command": STAY,
         "resources": {"limits": {resource: str(amount) for resource, amount in limits.items()}},
     }
     spec = {"terminationGracePeriodSeconds": 1, "containers": [container]}
