@@ -109,6 +109,7 @@ def running(
     held: Sequence[tuple[str, str]] = (),
     rung: str = "",
     proc: Path | None = None,
+    awaited: Sequence[str] = (),
 ) -> Iterator[Run]:
     """Start an agent in the folder `root` and have it registered.
 
@@ -119,6 +120,7 @@ def running(
         held: (pod, share) of pods that run already.
         rung: what keeps them within their shares.
         proc: what stands for /proc.
+        awaited: resources beside gpu-mem and gpu-count that have to be registered.
     """
     with Kubelet(root) as kubelet, (root / "agent.log").open("wb") as log:
         for pod_uid, share in held:
@@ -134,7 +136,8 @@ def running(
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
         run = Run(kubelet, process)
         try:
-            run.registered_s = max(kubelet.registered.get(timeout=30)[0] for _ in (MEMORY, COUNT)) - began
+            resources = {MEMORY, COUNT, *awaited}
+            run.registered_s = max(kubelet.registered.get(timeout=30)[0] for _ in resources) - began
             yield run
         except queue.Empty:
             raise SystemExit(f"the agent keeps us waiting; its log:\n{Path(log.name).read_text()}") from None

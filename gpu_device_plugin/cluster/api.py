@@ -140,9 +140,7 @@ class PodReader:
             claims: also keep the names of the claims that the containers use.
             mig: also keep the limits of resources of MIG profiles, of any domain.
         """
-        self._ids = ids
-        self._claims = claims
-        self._mig = mig
+        self._ids, self._claims, self._mig = ids, claims, mig
         self._resources = frozenset(resources)
         self._keep = keep
         self._sums = RequestSums(self._resources) if sums else None

@@ -9,7 +9,8 @@ from operator import lt
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.effort import TooLongError
-from gpu_device_plugin.core.cluster.fitting import Packer, Packing, Unfit, allowed, frees_of, unfit, unfit_by_kind
+from gpu_device_plugin.core.cluster.fitting import Unfit, allowed, unfit, unfit_by_kind
+from gpu_device_plugin.core.cluster.packing import Packer, Packing, frees_of
 from gpu_device_plugin.core.model.placing import fits_kind
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.fleet_index.table import apart, column, picked
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.effort import Effort
-    from gpu_device_plugin.core.cluster.fitting import Pack
+    from gpu_device_plugin.core.cluster.packing import Pack
     from gpu_device_plugin.core.contract.wishes import Wishes
     from gpu_device_plugin.core.model.placing import Demand, Room
     from gpu_device_plugin.fleet_index.table import Find, NodeTable

@@ -13,7 +13,7 @@ from gpu_device_plugin.core.telling.folded import folded
 from gpu_device_plugin.core.telling.top import NODE_SORTS
 from gpu_device_plugin.programs.inspect.arguments import parse
 from tests.docs.pages import DOCS, blocks, text_of
-from tests.programs.inspect.test_program import World, gpu, node, pod
+from tests.programs.inspect.test_program import World, asking_mig, gpu, node, parted, pod
 from tests.reports import SINCE, part, report, written
 from tests.views import node_view, pod_on
 
@@ -66,8 +66,27 @@ def test_use_beside_granted_is_shown_as_it_is_printed(tmp_path: Path, capsys: py
     assert printed.endswith(f"\n\n{shown}"), printed
 
 
+def test_instances_stand_below_the_tables_as_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = dict(each for block in blocks(PAGE, "console") for each in block.commands)
+    world = World(tmp_path)
+    place: dict[str, Any] = {"parent": "GPU-m", "gpu": 0, "profile": "1g.10gb"}
+    shared = [gpu(n, 9, uuid=f"MIG-{n}", mig={**place, "number": n, "gi": 7 + n}) for n in range(2)]
+    world.has(
+        parted("node-m", *shared, number=3, **{**place, "first": 2}),
+        pod("web-0", 3, on="node-m", idx=0),
+        asking_mig("tune-0", on="node-m", uuid="MIG-2"),
+        asking_mig("tune-1", on="node-m"),
+    )
+    assert world.inspect("-d", "node-m") == 0
+    printed = capsys.readouterr().out.splitlines()
+    shown = commands["kubectl inspect gpushare -d node-m"].splitlines()
+    assert printed[printed.index(shown[0]) :][: len(shown)] == shown
+
+
 def test_every_field_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cluster(tmp_path).inspect("-o", "json") == 0
+    world = cluster(tmp_path)
+    world.has(parted("node-0", number=1), asking_mig("tune-0", on="node-0"))
+    assert world.inspect("-o", "json") == 0
     (document,) = [json.loads(capsys.readouterr().out)]
     table = PAGE.partition("| Field | Meaning |")[2]
     told = {

@@ -75,6 +75,11 @@ def mode(cluster: Cluster, value: str) -> None:
     cluster.kubectl("label", "--overwrite", "node", cluster.node, f"{MIG_LABEL}={value}")
 
 
+def restarted(cluster: Cluster) -> int:
+    pods = cluster.items("pods", "--namespace=gpushare", "--selector=app.kubernetes.io/component=node")
+    return sum(each["restartCount"] for one in pods for each in one["status"].get("containerStatuses", ()))
+
+
 def environment(cluster: Cluster, names: list[str]) -> list[str]:
     return [uuid_of(cluster, name) for name in names]
 
@@ -130,7 +135,11 @@ def test_manifests_for_nvidias_plugin_run_on_whole_instances(cluster: Cluster) -
 def test_nothing_is_lost_when_agent_and_kubelet_restart(cluster: Cluster) -> None:
     run(cluster, pod("before", {ONE_G: 1}))
     before = uuid_of(cluster, "before")
+    restarts = restarted(cluster)
     on_node(cluster, "pkill -KILL -f '[g]pu-device-plugin node' || true")
+    cluster.until(lambda: restarted(cluster) > restarts, "the agent was started again", LONG_S)
+    agent(cluster)
+    wait_until_offered(cluster, {ONE_G: 3})
     run(cluster, pod("between", {ONE_G: 1}))
     assert cluster.own is not None
     cluster.own.stop_kubelet()

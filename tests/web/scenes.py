@@ -240,6 +240,38 @@ def small() -> Scene:
     return Scene(cluster(*nodes, waiting=waiting), pods={("default", "web-0"): web_0()})
 
 
+def instance(
+    position: int, number: int, profile: str, shares: int, *parts: Json, resource: str = "", **more: Any
+) -> Json:
+    """Return a MIG instance of the GPU with the index 1 of the node mig-1; with a `resource` it is given whole."""
+    model = f"NVIDIA H100 80GB HBM3 MIG {profile}"
+    found = gpu(position, "mig-1", (model, shares, shares * 1024 + 512), *parts, resource=resource, **more)
+    del found["uuid"]
+    found.pop("fenced", None)
+    place = {"id": f"1:{number}", "profile": profile, "gpu": "GPU-parent"}
+    return {**found, "uuid": f"MIG-{number}", "mig": place}
+
+
+def parted() -> Scene:
+    """Return a node with a whole GPU, and with one in MIG mode: two instances are shared, and three given whole."""
+    small_ones = "nvidia.com/mig-1g.10gb"
+    return Scene(
+        cluster(
+            node(
+                "mig-1",
+                gpu(0, "mig-1", H100, part("research/llm-eval-0", 16, 14920, sm=71), rung="driver"),
+                instance(1, 0, "2g.20gb", 19, part("serving/ranker-0", 12, 9200, sm=55), rung="advisory"),
+                instance(2, 1, "1g.10gb", 9, rung="advisory"),
+                instance(3, 2, "1g.10gb", 9, part("training/tune-0", 9, 8100, whole=True, sm=97), resource=small_ones),
+                instance(4, 3, "1g.10gb", 9, resource=small_ones),
+                instance(5, 4, "1g.10gb", 9, resource=small_ones, bad="XID 94: a contained memory error"),
+                rung="advisory",
+                looseMig=1,
+            )
+        )
+    )
+
+
 def web_0() -> Json:
     """Return all that is known of the pod of the small cluster that uses more than its share."""
     return {

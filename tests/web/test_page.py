@@ -15,7 +15,7 @@ import pytest
 from tests.patience import eventually
 from tests.web import scenes
 from tests.web.page_server import TOKEN, PageServer
-from tests.web.scenes import HOSTILE, T4, Scene, gpu, many, node, part, small
+from tests.web.scenes import HOSTILE, T4, Scene, gpu, many, node, part, parted, small
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -76,6 +76,41 @@ async def test_a_small_cluster_is_shown_whole(browser: Browser) -> None:
         assert "training/finetune-70b" in waiting
         assert "There would be room on h100-1 if research/diffusion-xl" in waiting
         assert "prod-eu" in await tab.text("#where")
+
+
+async def test_instances_are_bars_below_the_name_of_their_gpu(browser: Browser) -> None:
+    """Free memory is that of GPU 0 and of the shared instances: 63 + 7 + 9 GiB. Of three whole instances one is free."""
+    async with opened(browser, parted()) as (tab, _):
+        shown = await sums(tab)
+        assert (shown["free"], shown["largest"], shown["whole"]) == ("79 GiB", "63 GiB", "0")
+        assert "of 1 GPU, 1 of 3 MIG instances" in await tab.text("[data-sum=whole]")
+        assert await tab.texts(".gpus > li:is(.gpu-head)") == ["GPU 1 in MIG mode"]
+        assert await tab.run("[...document.querySelectorAll('.gpus > li')].map((each) => each.className)") == [
+            "gpu",
+            "gpu-head",
+            *["gpu gpu-mig"] * 5,
+        ]
+        assert await tab.texts(".gpu-mig .gpu-i") == ["1:0\n2g.20gb", *(f"1:{n}\n1g.10gb" for n in range(1, 5))]
+        named = await tab.run("[...document.querySelectorAll('.bar')].map((each) => each.getAttribute('aria-label'))")
+        assert named[1].startswith("GPU 1 (MIG 1:0 2g.20gb), NVIDIA H100 80GB HBM3 MIG 2g.20gb: 12 GiB of 19 GiB given")
+        assert ", given whole," in named[3]
+        whole = await tab.run("document.querySelector('.part-whole').getAttribute('aria-label')")
+        assert whole.startswith("training/tune-0, the whole MIG instance")
+        cards = await tab.text("#cards")
+        assert "1 MIG instance is in use, and not known which" in cards
+        assert "unhealthy: XID 94" in cards
+        # Arrow keys pass the name of the GPU.
+        await tab.run("document.querySelector('.part[data-pod=\"research/llm-eval-0\"]').focus()")
+        await tab.press("ArrowDown")
+        assert await tab.run("document.activeElement.dataset.pod") == "serving/ranker-0"
+
+
+async def test_instances_are_told_in_chinese_and_in_the_drawer(browser: Browser) -> None:
+    async with opened(browser, parted(), "?lang=zh") as (tab, _):
+        await tab.click(".node-name")
+        await tab.until("document.querySelector('.pod-line')")
+        assert await tab.texts("#cards .gpu-head") == ["GPU 1\uff08MIG 模式\uff09"]
+        assert "GPU 3 (MIG 1:2 1g.10gb) · 整个 MIG 实例" in await tab.text("#drawer")
 
 
 async def test_a_part_is_as_wide_as_its_shares_and_filled_as_it_is_used(browser: Browser) -> None:

@@ -8,7 +8,8 @@ from math import comb
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.candidate import candidate
-from gpu_device_plugin.core.cluster.fitting import groups, unfit
+from gpu_device_plugin.core.cluster.fitting import unfit
+from gpu_device_plugin.core.cluster.packing import groups
 from gpu_device_plugin.core.cluster.victims import MOST_PLACES, VictimSearch, alike, spared
 from gpu_device_plugin.core.model.resources import Kind
 

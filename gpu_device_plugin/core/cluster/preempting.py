@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.candidate import candidate, rooms_of
 from gpu_device_plugin.core.cluster.effort import Effort, TooLongError
-from gpu_device_plugin.core.cluster.fitting import Packer, Packing, unfit
+from gpu_device_plugin.core.cluster.fitting import unfit
+from gpu_device_plugin.core.cluster.packing import Packer, Packing
 from gpu_device_plugin.core.cluster.victims import VictimSearch, spared
 from gpu_device_plugin.core.model.resources import Kind
 

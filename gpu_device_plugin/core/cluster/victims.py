@@ -9,7 +9,8 @@ from functools import cache
 from itertools import accumulate, combinations, islice, product
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.fitting import allowed, groups
+from gpu_device_plugin.core.cluster.fitting import allowed
+from gpu_device_plugin.core.cluster.packing import groups
 from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.model.placing import fits_kind
 from gpu_device_plugin.core.model.resources import Kind

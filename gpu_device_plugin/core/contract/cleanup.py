@@ -14,6 +14,7 @@ from gpu_device_plugin.core.contract.keys import (
     SWITCH_LABEL,
     SWITCHED_ON,
 )
+from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.model.mig import is_mig_resource
 
 if TYPE_CHECKING:
@@ -41,6 +42,20 @@ def our_labels(labels: Iterable[str]) -> tuple[str, ...]:
 def our_annotations(annotations: Iterable[str]) -> tuple[str, ...]:
     """Return the annotations of a node that the agent writes."""
     return tuple(key for key in annotations if key in AGENT_ANNOTATIONS)
+
+
+def mig_resources(annotations: Mapping[str, str], capacity: Iterable[str], resources: Iterable[str]) -> frozenset[str]:
+    """Return the resources of MIG profiles among a node's that our agent offers, or offered there.
+
+    They are those of the domain of `resources`, which are ours, and those that the agent lists on the node: settings can
+    give them another domain, which other plugins use as well.
+    """
+    domains = {name.partition("/")[0] for name in resources}
+    listed = {
+        gpu.instance.resource for gpu in gpus_of_node(annotations, {}, 0, 0).instances if gpu.instance is not None
+    }
+    own = {name for name in capacity if is_mig_resource(name) and name.partition("/")[0] in domains}
+    return frozenset(own | listed)
 
 
 @dataclass(frozen=True, slots=True)

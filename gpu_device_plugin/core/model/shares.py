@@ -12,7 +12,7 @@ from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from gpu_device_plugin.core.model.gpus import Gpu, Inventory, Link
 
@@ -77,6 +77,8 @@ class SharedGpu:
     gone: bool = False
     """A MIG instance that exists no more, or a GPU in MIG mode since an earlier agent: it keeps its position, and the
     IDs that it has in `listed`."""
+    card: int | None = None
+    """Of a MIG instance: the position of the first instance of its GPU, which they have in common."""
 
     def ids(self, listing: Listing) -> tuple[str, ...]:
         """Return the device IDs of this GPU for one resource."""
@@ -108,7 +110,6 @@ class Shares:
     mig: MigMode = MigMode.OFF
     """How pods get MIG instances at present."""
     _places: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
-    _cards: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     def with_inventory(
         self,
@@ -130,6 +131,7 @@ class Shares:
         before = {gpu.uuid for gpu in inventory.order}
         known = [self._known(shared, now.get(shared.gpu.uuid), mig) for shared in self.gpus]
         names = {shared.gpu.uuid for shared in known}
+        cards = {shared.gpu.card: shared.card for shared in known if shared.card is not None}
         left_out: list[tuple[Gpu, str]] = []
         for gpu in {gpu.uuid: gpu for gpu in (*inventory.order, *inventory.gpus)}.values():
             if gpu.uuid in names:
@@ -141,13 +143,14 @@ class Shares:
                 left_out.append((gpu, why))
             keeps_position = gpu.uuid in before and (gpu.mig or gpu.instance is not None)
             if keeps_position or not (why or gpu.mig or (gpu.instance is not None and mig is MigMode.OFF)):
-                vacant = SharedGpu(gpu, len(known), (), frozenset(), frozenset(), gone=True)
+                at = len(known)
+                card = None if gpu.instance is None else cards.setdefault(gpu.card, at)
+                vacant = SharedGpu(gpu, at, (), frozenset(), frozenset(), gone=True, card=card)
                 known.append(vacant if why else self._known(vacant, here, mig))
         self._check(known, limit)
         places = {name: (shared.position, n) for shared in known for n, name in enumerate(shared.shares)}
         places.update((shared.gpu.uuid, (shared.position, -1)) for shared in known)
-        cards = {shared.gpu.card: shared.position for shared in reversed(known)}
-        return Shares(self.share_mib, self.reserve_mib, tuple(known), tuple(left_out), mig, places, cards)
+        return Shares(self.share_mib, self.reserve_mib, tuple(known), tuple(left_out), mig, places)
 
     def _known(self, shared: SharedGpu, gpu: Gpu | None, mig: MigMode) -> SharedGpu:
         """Return a GPU with its present facts and the resources that offer it; those that have listed it still do.
@@ -167,7 +170,7 @@ class Shares:
             share_id(gpu.uuid, n) for n in range(shares_of(gpu, self.share_mib, self.reserve_mib))
         )
         listed = shared.listed | offered
-        return SharedGpu(gpu, shared.position, ids, listed, offered, gone=gpu.mig and not listed)
+        return SharedGpu(gpu, shared.position, ids, listed, offered, gpu.mig and not listed, shared.card)
 
     def _why_not(self, gpu: Gpu, excluded: frozenset[str], mig: MigMode, inventory: Inventory) -> str:
         """Return why a GPU is not shared; empty: it is, or the reason stands beside another GPU."""
@@ -235,18 +238,18 @@ class Shares:
             sorted({profile for shared in self.gpus for kind, profile in shared.listed if kind is Kind.INSTANCE})
         )
 
-    def place_of(self, device_id: str) -> tuple[int, int] | None:
-        """Return (position of the GPU, number of the share; -1 for the whole GPU), None for an ID that is not ours."""
-        return self._places.get(device_id)
+    @property
+    def place_of(self) -> Callable[[str], tuple[int, int] | None]:
+        """Finds the place of a device ID: (position of the GPU, number of the share; -1 for the whole GPU).
+
+        None for an ID that is not ours.
+        """
+        return self._places.get
 
     def by_uuid(self, uuid: str) -> SharedGpu | None:
         """Return the GPU of this UUID, None if it is not shared here."""
         place = self._places.get(uuid)
         return None if place is None else self.gpus[place[0]]
-
-    def card_of(self, shared: SharedGpu) -> int:
-        """Return the lowest position of the instances of a MIG instance's GPU; of a whole GPU its own position."""
-        return self._cards[shared.gpu.card]
 
     def links(self, links: Iterable[Link]) -> Links:
         """Return the connections between the shared GPUs, by position."""

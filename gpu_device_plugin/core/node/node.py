@@ -38,16 +38,6 @@ class Node:
         """Return the use of one GPU."""
         return self.ledger.use(shared.gpu.uuid)
 
-    def closeness(self, a: int, b: int) -> int:
-        """Return how well two GPUs, by position, are connected; more is better. Instances of one GPU are the closest.
-
-        Between instances of several GPUs there is no connection.
-        """
-        one, other = self.shares.gpus[a].gpu, self.shares.gpus[b].gpu
-        if one.instance is None and other.instance is None:
-            return self.links.connection(a, b)
-        return int(one.card == other.card)
-
     def room(self, shared: SharedGpu, free: int | None = None) -> Room:
         """Return the state of one GPU for a demand; `free` replaces our own count of free shares."""
         use, uuid = self.use(shared), shared.gpu.uuid
@@ -59,7 +49,7 @@ class Node:
             healthy=uuid not in self.unhealthy and bool(shared.offered),
             shared=bool(use.shares),
             whole=use.whole or uuid in self.ledger.foreign,
-            card=None if shared.gpu.instance is None else self.shares.card_of(shared),
+            card=shared.card,
         )
 
     def rooms(self) -> tuple[Room, ...]:

@@ -61,7 +61,9 @@ class Question:
             for ours, others in ((True, matched), (False, matched), (False, None)):
                 rooms = self._rooms(node, others, only_free_in_ledger=ours)
                 usable = [room for room in rooms if among is None or room.position in among]
-                found = place(Demand(self.kind, self.amount, split), usable, rank, node.closeness, tuple(self._must))
+                found = place(
+                    Demand(self.kind, self.amount, split), usable, rank, node.links.connection, tuple(self._must)
+                )
                 if isinstance(found, Placement) and self._covers(found.shares):
                     return dict(found.shares)
         return {position: len(numbers) for position, numbers in self._must.items()}
@@ -73,13 +75,15 @@ class Question:
         for position, numbers in self._free.items():
             shared = node.shares.gpus[position]
             if self.kind is Kind.MEMORY:
-                usable = self._fresh(node, position) if only_free_in_ledger else numbers
-                rooms.append(node.room(shared, 0 if position in whole else len(usable) - reserved.get(position, 0)))
+                free = len(numbers)
+                if only_free_in_ledger and (held := node.use(shared).shares):
+                    free -= len(held.intersection(numbers))
+                rooms.append(node.room(shared, 0 if position in whole else free - reserved.get(position, 0)))
             elif position not in whole and position not in reserved:
                 room = node.room(shared)
                 # A whole GPU of an init container of the same pod is in use, and must be reused.
                 in_use = room.whole and only_free_in_ledger and position not in self._must
-                rooms.append(replace(room, whole=in_use))
+                rooms.append(room if in_use is room.whole else replace(room, whole=in_use))
         return tuple(rooms)
 
     def _fresh(self, node: Node, position: int) -> set[int]:

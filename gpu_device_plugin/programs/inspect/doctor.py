@@ -11,7 +11,7 @@ import msgspec
 
 from gpu_device_plugin.cluster.api import ObjectMeta, PodReader, UnreadableObjectError
 from gpu_device_plugin.cluster.claims import CLAIMS
-from gpu_device_plugin.core.contract.cleanup import our_annotations, our_labels
+from gpu_device_plugin.core.contract.cleanup import mig_resources, our_annotations, our_labels
 from gpu_device_plugin.core.contract.keys import (
     ASSUME_TIME,
     CONFIG_LABEL,
@@ -138,7 +138,7 @@ def _nodes(raw_nodes: Iterable[msgspec.Raw], names: frozenset[str]) -> list[Node
         node = decoded(raw, Node)
         capacity, allocatable = node.capacity, node.allocatable
         gpus = gpus_of_node(node.annotations, node.labels, 0, 0)
-        ours = names | {gpu.instance.resource for gpu in gpus.instances if gpu.instance is not None}
+        ours = names | mig_resources(node.annotations, capacity, names)
         report, problems = node_report(node.annotations, now_s)
         found.append(
             NodeSeen(

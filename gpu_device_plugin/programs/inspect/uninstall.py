@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.cleanup import leftovers
+from gpu_device_plugin.core.contract.cleanup import leftovers, mig_resources
 from gpu_device_plugin.core.contract.keys import SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, items
 from gpu_device_plugin.view.objects import Named, Node, Shape, decoded
@@ -58,8 +58,9 @@ def uninstall(
     names = [resource.name for resource in resources]
     for raw in raw_nodes:
         node = decoded(raw, Node)
+        ours = [*names, *sorted(mig_resources(node.annotations, node.capacity, names))]
         left = leftovers(
-            node.metadata.name, node.labels, node.annotations, node.capacity, names, conditions=node.conditions
+            node.metadata.name, node.labels, node.annotations, node.capacity, ours, conditions=node.conditions
         )
         if not left:
             continue

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import TooManySharesError
 from gpu_device_plugin.core.node.equipping import out_of_service, remarks
 from gpu_device_plugin.hardware.beliefs import State
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.core.model.gpus import Gpu
-    from gpu_device_plugin.core.model.mig import MigMode
     from gpu_device_plugin.hardware.beliefs import HardwareView
     from gpu_device_plugin.hardware.monitor import Hardware
     from gpu_device_plugin.node_state import NodeState
@@ -123,7 +123,9 @@ class Equipment:
                 _log.warning("GPU %s is not shared: %s", gpu.label, reason, extra={"uuid": gpu.uuid})
         for shared in shares.gpus[len(before.gpus) :]:
             extra = {"uuid": shared.gpu.uuid, "model": shared.gpu.product, "shares": len(shared.shares)}
-            _log.info("GPU %s is shared", shared.position, extra=extra)
+            if shared.offered:
+                whole = shared.gpu.instance is not None and shares.mig is MigMode.WHOLE
+                _log.info("%s is %s", shared.name, "given whole" if whole else "shared", extra=extra)
         found = remarks(shares, view.inventory, self._excluded)
         for remark in found:
             if remark not in self.remarks:

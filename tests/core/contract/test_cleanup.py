@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_device_plugin.core.contract.cleanup import Leftovers, leftovers, our_annotations, our_labels, switched_on
+from gpu_device_plugin.core.contract.cleanup import (
+    Leftovers,
+    leftovers,
+    mig_resources,
+    our_annotations,
+    our_labels,
+    switched_on,
+)
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, NODE_LIMITS, NODE_USE, SET_LIMITS_LABEL
+from gpu_device_plugin.core.contract.nodegpus import NodeGpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodelabels import node_labels
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares
 from tests.mig_gpus import SMALL, in_mig_mode
+from tests.views import listed_instance
 
 
 @pytest.mark.parametrize(
@@ -117,3 +126,15 @@ def test_the_condition_is_removed_by_its_type() -> None:
     alone = leftovers("node-a", {}, {}, {}, RESOURCES, conditions=["GPUHealthy"])
     assert (bool(alone), alone.metadata_patch, alone.status_patch) == (True, {}, {"status": {"conditions": gone}})
     assert not leftovers("node-a", {}, {}, {}, RESOURCES, conditions=["Ready"])
+
+
+def test_resources_of_mig_profiles_are_ours_in_our_domain_or_where_the_agent_lists_them() -> None:
+    """NVIDIA's plugin offers some of its own on other nodes."""
+    theirs = "nvidia.com/mig-1g.10gb"
+    capacity = {"cpu": 8, "aliyun.com/gpu-mem": 0, "aliyun.com/mig-2g.20gb": 0, theirs: 7, "aliyun.com/eni": 3}
+    assert mig_resources({}, capacity, RESOURCES) == {"aliyun.com/mig-2g.20gb"}
+    listed = NodeGpus(instances=(listed_instance(0, 0, resource=theirs),), share_mib=1024)
+    assert mig_resources({NODE_GPUS: write_node_gpus(listed)}, capacity, RESOURCES) == {
+        "aliyun.com/mig-2g.20gb",
+        theirs,
+    }

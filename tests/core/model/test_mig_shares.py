@@ -212,7 +212,7 @@ def test_a_node_with_nothing_but_former_instances_shares_none() -> None:
 
 def test_the_instances_of_a_gpu_have_a_number_in_common() -> None:
     shares = cut(4, (10, 10), (10,), mode=SHARE)
-    assert [shares.card_of(shared) for shared in shares.gpus] == [0, 1, 1, 3]
+    assert [shared.card for shared in shares.gpus] == [None, 1, 1, 3]
 
 
 def test_instances_are_named_with_their_profile() -> None:

@@ -141,9 +141,10 @@ def test_whole_instances_are_taken_from_the_gpu_with_the_fewest_left_and_several
     assert preferred(node, INSTANCE, 5) == []
 
 
-def test_instances_of_one_gpu_are_closer_than_those_of_two_and_gpus_by_their_links() -> None:
-    node = mig_node((10, 10), (10,), 4, 4, mode=WHOLE)
-    assert [node.closeness(*pair) for pair in ((0, 1), (1, 2), (0, 3), (3, 4))] == [1, 0, 0, 0]
+def test_an_instance_that_an_init_container_had_is_taken_with_others_of_its_gpu() -> None:
+    node = mig_node((10, 10, 10), (10, 10), mode=WHOLE)
+    question = Question(node, INSTANCE, ["MIG-0-0", "MIG-0-1", "MIG-0-2", "MIG-1-0", "MIG-1-1"], ["MIG-0-1"], 2)
+    assert question.answer(node, POLICIES["binpack"]) == ("MIG-0-0", "MIG-0-1")
 
 
 # --- Admission --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.cluster.asking import Ask, Part
+from gpu_device_plugin.core.cluster.instances import InstancePod
 from gpu_device_plugin.core.contract.keys import ALLOCATION, ASSIGNED, ASSUME_TIME, IDX, USE_MODEL
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
@@ -16,7 +17,7 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.podcauses import SchedulingStatus, causes
 from tests.names import COUNT, MEM
 from tests.resources import RESOURCES
-from tests.views import node_view
+from tests.views import WHOLE, mig_view, node_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -243,3 +244,40 @@ def test_a_pod_of_which_nobody_has_written_the_gpu() -> None:
     assert causes(less, OURS, RESOURCES, NODES)[0][1] == (
         f"Its GPU annotations cannot be read: {ALLOCATION} promises 3 of gpu-mem to container 'main', which requests 4."
     )
+
+
+# --- MIG instances ----------------------------------------------------------------------------------------------------
+
+PARTED = {"n": mig_view("n", InstancePod("uid", "default", "web", {WHOLE: 1}, frozenset({"MIG-0"})), gpus=1, whole=1)}
+HAS = "  GPU 1 (MIG 0:0 1g.10gb, MIG-0): the whole instance"
+
+
+def test_a_pod_that_waits_for_instances_is_told_what_its_scheduler_says() -> None:
+    """The nodes are told elsewhere."""
+    assert causes(pod({WHOLE: 1}), OURS, RESOURCES, PARTED) == (
+        ["gpushare-scheduler says (Unschedulable): 0/1 nodes are available"],
+        None,
+    )
+
+
+def test_a_pod_with_instances_is_told_where_it_is() -> None:
+    there = pod({WHOLE: 1}, node_name="n", phase="Running")
+    assert causes(there, SchedulingStatus(), RESOURCES, PARTED)[0] == ["default/web is on node n (Running).", HAS]
+    assert causes(there, SchedulingStatus(), RESOURCES, None)[0] == ["default/web is on node n (Running)."]
+    refused = SchedulingStatus(reason="UnexpectedAdmissionError", message="Allocate failed")
+    assert causes(replace(there, deleting=True), refused, RESOURCES, None)[0] == [
+        "default/web is being deleted from node n (Running).",
+        "Its status says (UnexpectedAdmissionError): Allocate failed",
+    ]
+    assert causes(pod({WHOLE: 1}, deleting=True), OURS, RESOURCES, PARTED)[0] == [
+        "default/web is being deleted and will not be scheduled."
+    ]
+
+
+def test_a_pod_with_memory_and_instances_is_told_both_places() -> None:
+    both = pod({MEM: 4, WHOLE: 1}, node_name="n", phase="Running", annotations={IDX: "0"})
+    told, _ = causes(both, SchedulingStatus(), RESOURCES, PARTED)
+    assert told[:3] == ["default/web is on node n (Running).", "  GPU 0 (Tesla T4, GPU-0): 4 GiB", HAS]
+    part = {"n": mig_view("n", shared=1)}
+    told, _ = causes(pod(node_name="n", annotations={IDX: "0"}), SchedulingStatus(), RESOURCES, part)
+    assert told[1] == "  GPU 0 (MIG 0:0 1g.10gb, MIG-0): 4 GiB"

@@ -307,6 +307,23 @@ async def test_instances_that_the_kernel_module_lists_are_counted_where_the_node
     assert found(seen, "MIG")["MIG"][0].found.endswith("none of its 2 GPU instances can be seen from here")
 
 
+async def test_instances_that_are_given_whole_have_resources_of_their_own(tmp_path: Path) -> None:
+    """Of NVIDIA's domain too, whose resources are those of another plugin elsewhere."""
+    settings = NodeSettings(
+        gpus="fake:1xH100:mig=1g.10gb*2/2g.20gb",
+        device_plugin_dir=tmp_path,
+        api="off",
+        mig="whole",
+        mig_domain="nvidia.com",
+    )
+    seen = await examined(settings, Place(tmp_path, dev=tmp_path / "dev"), QUICK)
+    assert [resource.name for resource in seen.resources][-2:] == ["nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb"]
+    told = found(seen, "MIG", "shares", "GPUs")
+    assert [each.found for each in told["GPUs"]] == ["1 healthy, and 3 MIG instances"]
+    assert told["MIG"][0].found.endswith("each profile by its own resource (the setting mig=whole)")
+    assert [each.found for each in told["shares"]] == ["3 MIG instances one by one"]
+
+
 # --- The program ------------------------------------------------------------------------------------------------------
 
 

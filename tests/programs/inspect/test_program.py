@@ -541,13 +541,14 @@ def test_a_pod_that_has_its_place_is_told_where(shared: World, capsys: pytest.Ca
 WHOLE = "nvidia.com/mig-1g.10gb"
 
 
-def parted(name: str, *gpus: Mapping[str, object], number: int = 2) -> dict[str, Any]:
-    """A node with our agent on it, which gives MIG instances whole."""
+def parted(name: str, *gpus: Mapping[str, object], number: int = 2, first: int = 0, **more: Any) -> dict[str, Any]:
+    """A node with our agent on it, which gives MIG instances whole, those from a number on."""
     found = node(name, *gpus)
     said = json.loads(found["metadata"]["annotations"]["gpu-device-plugin/gpus"])
-    place = {"parent": "GPU-m", "gpu": 1, "profile": "1g.10gb", "resource": WHOLE}
+    place = {"parent": "GPU-m", "gpu": 1, "profile": "1g.10gb", "resource": WHOLE, **more}
     said["instances"] = [
-        gpu(len(gpus) + n, 9, uuid=f"MIG-{n}", mig={**place, "number": n, "gi": 7 + n}) for n in range(number)
+        gpu(len(gpus) + n, 9, uuid=f"MIG-{first + n}", mig={**place, "number": first + n, "gi": 7 + first + n})
+        for n in range(number)
     ]
     found["metadata"]["annotations"]["gpu-device-plugin/gpus"] = json.dumps(said)
     return found
@@ -632,7 +633,16 @@ def test_a_pod_with_instances_that_ends_or_has_ended_is_told_so(
 def test_instances_are_in_every_layout(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.has(parted("node-a", gpu(0)), asking_mig("x", on="node-a", uuid="MIG-0"))
     said = {}
-    for words in ([], ["-d"], ["-o", "wide"], ["-o", "json"], ["-o", "yaml"], ["-n", "default"], ["doctor"]):
+    for words in (
+        [],
+        ["-d"],
+        ["-o", "wide"],
+        ["-o", "json"],
+        ["-o", "yaml"],
+        ["-n", "default"],
+        ["prices"],
+        ["doctor"],
+    ):
         world.inspect(*words)
         said[" ".join(words)] = capsys.readouterr().out
     assert f"node-a: {WHOLE}: 1/2 in use\n" in said[""]

@@ -114,6 +114,14 @@ def test_what_is_left_goes_and_everything_else_stays(world: World, capsys: pytes
     assert capsys.readouterr().out == "There are no leftovers to remove.\n"
 
 
+def test_resources_of_mig_profiles_go_too(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = "aliyun.com/mig-1g.10gb", "nvidia.com/mig-1g.10gb"
+    world.node("old")["status"]["capacity"].update({ours: "0", theirs: "7"})
+    assert world.uninstall("old") == 0
+    assert capsys.readouterr().out == f"old: removed {REMOVED}, {ours}\n"
+    assert world.node("old")["status"]["capacity"].keys() & {ours, theirs} == {theirs}
+
+
 def test_a_condition_goes_and_the_kubelets_stay(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.node("old")["status"]["conditions"].append({"type": "GPUHealthy", "status": "True"})
     assert world.uninstall("old") == 0

@@ -9,7 +9,7 @@ import { gpuName, gpuSaying, modelsSaying, notesOf, partSaying, podOf, rungSayin
 import { t } from "./words.js";
 
 // The rungs that keep a container within its part; all others only ask it to.
-const KEEPING = ["driver", "mps", "custom"];
+const KEEPING = ["partition", "driver", "mps", "custom"];
 // The free part of a bar that has room for a word beside the number.
 const ROOMY = 0.34;
 
@@ -59,19 +59,38 @@ export function updateCard(card, node, matches, { shallow = false } = {}) {
   const notes = [
     node.use?.blind && (typeof node.use.blind === "string" ? node.use.blind : t("blind")),
     node.loose && t("loose", { amount: amount(node, node.loose) }),
+    node.looseMig && t("loose_mig", { n: node.looseMig }),
     staleSaying(node),
   ].filter(Boolean);
   reconcile(to.notes, notes, (note) => note, () => make("p", { class: "note note-plain" }), setText);
-  setStyle(card, "--gpus", String(Math.max(1, node.gpus.length)));
+  const rows = rowsOf(node);
+  setStyle(card, "--gpus", String(Math.max(1, rows.length)));
   if (shallow) return;
-  reconcile(to.gpus, node.gpus, (gpu) => gpu.uuid ?? String(gpu.i), () => makeGpu(card, to.on),
-    (row, gpu) => updateGpu(row, node, gpu, matches));
+  reconcile(to.gpus, rows, (gpu) => gpu.parted ?? gpu.uuid ?? String(gpu.i), (gpu) => (gpu.parted ? makeHead() : makeGpu(card, to.on)),
+    (row, gpu) => (gpu.parted ? setText(row, t("mig_gpu", { i: gpu.number })) : updateGpu(row, node, gpu, matches)));
   to.stop();
 }
 
 /** Whether a card has its bars, or only its head yet. */
 export function isFilled(card) {
   return pieces.get(card).gpus.childElementCount > 0;
+}
+
+/** The rows of a node: its GPUs, and before the MIG instances of one a head for it. */
+function rowsOf(node) {
+  const rows = [];
+  let parted = null;
+  for (const gpu of node.gpus) {
+    const of = gpu.mig?.gpu ?? null;
+    if (of !== null && of !== parted) rows.push({ parted: of, number: gpu.mig.id.split(":")[0] });
+    parted = of;
+    rows.push(gpu);
+  }
+  return rows;
+}
+
+function makeHead() {
+  return make("li", { class: "gpu-head" });
 }
 
 function updateBadges(element, node) {
@@ -116,7 +135,8 @@ function updateGpu(row, node, gpu, matches) {
   const taken = gpu.taken ?? 0;
   const shown = given.reduce((sum, part) => sum + partShares(gpu, part), 0);
   const open = Math.max(0, gpu.shares - Math.max(taken, shown));
-  setText(to.index, gpu.i);
+  setClass(row, "gpu", gpu.mig && "gpu-mig");
+  setText(to.index, gpu.mig ? `${gpu.mig.id}\n${gpu.mig.profile}` : gpu.i);
   setAttribute(to.bar, "aria-label", `${gpuName(gpu)}: ${gpuSaying(node, gpu)}`);
   setClass(to.bar, "bar", gpu.bad && "bar-bad", gpu.fenced && !given.length && "bar-fenced");
   reconcile(to.parts, given, (part) => partName(part) ?? "?", () => makePart(to.on),
@@ -178,7 +198,7 @@ function updatePart(element, node, gpu, part, matching) {
     element, "part", lookOf(part.ns), part.over && "part-over", part.whole && "part-whole", unheld(part) && "part-unheld",
     part.deleting && "part-ending", !matching && "part-dim",
   );
-  setAttribute(element, "aria-label", partSaying(node, part));
+  setAttribute(element, "aria-label", partSaying(node, gpu, part));
   setAttribute(element, "aria-disabled", to.pod === null && "true");
   element.dataset.pod = partName(part) ?? "";
   setStyle(element, "flex-grow", String(partShares(gpu, part)));

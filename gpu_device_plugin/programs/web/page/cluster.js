@@ -95,7 +95,8 @@ const sums = new WeakMap();
  * The sums of a node. They are kept with it: a change replaces a node as a whole. All memory in MiB.
  *
  * What is used is summed over the GPUs of which it is known, `usedOf` of them; so it is of each namespace, over the
- * `usedOf` of its `gpus` on which the use of all its pods is known.
+ * `usedOf` of its `gpus` on which the use of all its pods is known. `cards` are the GPUs that are no MIG instances,
+ * `instances` the MIG instances that are given out whole: no other pod can have what is free of them.
  */
 export function sumsOf(node) {
   const known = sums.get(node);
@@ -103,7 +104,7 @@ export function sumsOf(node) {
   const share = node.shareMiB ?? 0;
   const sum = {
     shares: 0, taken: 0, totalMiB: 0, givenMiB: 0, usedMiB: 0, usedOf: 0, freeMiB: 0, largestMiB: 0, largestGpu: null,
-    gpus: node.gpus.length, whole: 0, over: 0, bad: 0, trespass: 0, unheld: 0, models: new Map(), namespaces: new Map(),
+    gpus: node.gpus.length, cards: 0, instances: 0, instancesFree: 0, whole: 0, over: 0, bad: 0, trespass: 0, unheld: 0, models: new Map(), namespaces: new Map(),
   };
   for (const gpu of node.gpus) {
     const free = gpu.free ?? 0;
@@ -115,10 +116,14 @@ export function sumsOf(node) {
     }
     sum.bad += gpu.bad ? 1 : 0;
     sum.models.set(gpu.model ?? "", (sum.models.get(gpu.model ?? "") ?? 0) + 1);
-    if (takesPods(node)) {
+    sum.cards += gpu.mig ? 0 : 1;
+    sum.instances += gpu.resource ? 1 : 0;
+    if (takesPods(node) && gpu.resource) {
+      sum.instancesFree += free ? 1 : 0;
+    } else if (takesPods(node)) {
       sum.freeMiB += free * share;
       if (free * share > sum.largestMiB) [sum.largestMiB, sum.largestGpu] = [free * share, gpu.i];
-      if (!gpu.taken && !gpu.bad && !gpu.whole && gpu.fenced !== "whole" && !gpu.refusal) sum.whole += 1;
+      if (!gpu.mig && !gpu.taken && !gpu.bad && !gpu.whole && gpu.fenced !== "whole" && !gpu.refusal) sum.whole += 1;
     }
     const used = new Map();
     for (const part of gpu.pods ?? []) {

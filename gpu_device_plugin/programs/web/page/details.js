@@ -5,7 +5,7 @@ import { makeCard, updateCard } from "./cards.js";
 import { partName, podToOpen, sumsOf } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { make } from "./dom.js";
-import { modelsSaying, partSaying, rungSaying } from "./sayings.js";
+import { modelsSaying, partSaying, placeOf, rungSaying } from "./sayings.js";
 import { t } from "./words.js";
 
 /** A pod, as api/v1/pods tells it. */
@@ -39,8 +39,8 @@ function container(each) {
     (each.gpus ?? []).length > 0 && make("ul", { class: "plain-list" }, ...each.gpus.map((gpu) => make(
       "li", {},
       make("b", { text: t("gpu_name", { i: gpu.index ?? "?" }) }),
-      ` ${gpu.whole ? t("part_whole") : memory(gpu.mib ?? 0)} `,
-      make("span", { class: "quiet", text: [gpu.model, gpu.uuid].filter(Boolean).join(" · ") }),
+      ` ${gpu.whole ? t(gpu.mig ? "part_whole_mig" : "part_whole") : memory(gpu.mib ?? 0)} `,
+      make("span", { class: "quiet", text: [gpu.mig && `MIG ${gpu.mig}`, gpu.model, gpu.uuid].filter(Boolean).join(" · ") }),
     ))),
     ...(each.use ?? []).map(use),
     (each.gpus ?? []).length > 0 && !(each.use ?? []).length && make("p", { class: "quiet", text: t("use_unknown") }),
@@ -110,7 +110,7 @@ export function nodeDetails(node, open, readAll) {
       "li", { class: "pod-line" },
       make("span", { class: `swatch ${lookOf(part.ns)}`, "aria-hidden": "true" }),
       podToOpen(part) ? link(partName(part), () => open.pod(...podToOpen(part))) : make("span", { text: partName(part) ?? t("part_hidden") }),
-      make("span", { class: "quiet", text: `${t("gpu_name", { i: gpu.i })} · ${partSaying(node, part).slice(partName(part)?.length ?? 0).replace(/^[,，]\s*/, "")}` }),
+      make("span", { class: "quiet", text: `${placeOf(gpu)} · ${partSaying(node, gpu, part).slice(partName(part)?.length ?? 0).replace(/^[,，]\s*/, "")}` }),
     ))) : make("p", { class: "quiet", text: t("no_pods") })),
     raw,
   ];

@@ -18,7 +18,7 @@ export function gpuSaying(node, gpu) {
   const whole = (gpu.pods ?? []).find((part) => part.whole);
   return joined(
     t("bar_given", { given: amount(node, gpu.taken ?? 0), total: amount(node, gpu.shares) }),
-    (gpu.whole || whole) && t("bar_whole"),
+    (gpu.whole || whole) && t(gpu.mig ? "bar_whole_mig" : "bar_whole"),
     gpuUseKnown(node, gpu) && t("bar_used", { used: memory(gpu.usedMiB) }),
     t("bar_free", { free: amount(node, gpu.free ?? 0) }),
     gpu.bad && t("bar_bad", { why: gpu.bad }),
@@ -29,14 +29,19 @@ export function gpuSaying(node, gpu) {
 }
 
 export function gpuName(gpu) {
-  return `${t("gpu_name", { i: gpu.i })}${gpu.model ? `, ${gpu.model}` : ""}`;
+  return `${placeOf(gpu)}${gpu.model ? `, ${gpu.model}` : ""}`;
+}
+
+/** The position of a GPU in words, and of a MIG instance its number too. */
+export function placeOf(gpu) {
+  return `${t("gpu_name", { i: gpu.i })}${gpu.mig ? ` (MIG ${gpu.mig.id} ${gpu.mig.profile})` : ""}`;
 }
 
 /** A pod's part of a GPU in words. */
-export function partSaying(node, part) {
+export function partSaying(node, gpu, part) {
   return joined(
     podOf(part),
-    part.trespass ? t("part_trespass") : part.whole ? t("part_whole") : t("part_given", { amount: amount(node, part.shares) }),
+    part.trespass ? t("part_trespass") : part.whole ? t(gpu.mig ? "part_whole_mig" : "part_whole") : t("part_given", { amount: amount(node, part.shares) }),
     partUseKnown(node, part) && t("part_used", { amount: memory(part.usedMiB) }),
     part.sm && t("part_sm", { percent: percent(part.sm / 100) }),
     part.over && overFor(part),
@@ -51,7 +56,7 @@ function overFor(part) {
 }
 
 export function rungSaying(rung) {
-  return ["driver", "mps", "custom", "advisory"].includes(rung) ? t(`rung_${rung}`) : t("rung_other", { rung });
+  return ["partition", "driver", "mps", "custom", "advisory"].includes(rung) ? t(`rung_${rung}`) : t("rung_other", { rung });
 }
 
 export function cellSaying(node, gpu) {

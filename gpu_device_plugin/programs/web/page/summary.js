@@ -14,13 +14,13 @@ const MOST_NAMESPACES = 14;
  */
 export function total(nodes, ns) {
   const all = {
-    nodes: 0, gpus: 0, totalMiB: 0, givenMiB: 0, usedMiB: 0, freeMiB: 0, whole: 0, largestMiB: 0, largestAt: null,
+    nodes: 0, gpus: 0, cards: 0, instances: 0, instancesFree: 0, totalMiB: 0, givenMiB: 0, usedMiB: 0, freeMiB: 0, whole: 0, largestMiB: 0, largestAt: null,
     usedOf: 0, usedGpus: 0, over: 0, bad: 0, trespass: 0, unheld: 0, troubled: 0, namespaces: new Map(), models: new Set(),
   };
   for (const node of nodes) {
     const sum = sumsOf(node);
     all.nodes += 1;
-    for (const key of ["gpus", "totalMiB", "freeMiB", "whole", "over", "bad", "trespass", "unheld"]) all[key] += sum[key];
+    for (const key of ["gpus", "cards", "instances", "instancesFree", "totalMiB", "freeMiB", "whole", "over", "bad", "trespass", "unheld"]) all[key] += sum[key];
     const of = ns ? sum.namespaces.get(ns) : sum;
     if (of) for (const key of ["givenMiB", "usedMiB", "usedOf"]) all[key] += of[key];
     all.usedGpus += of?.gpus ?? 0;
@@ -51,7 +51,8 @@ export function showSums(root, all, waiting) {
   write("free", counted ? memory(all.freeMiB) : "–", counted ? t("free_hint") : "");
   const at = all.largestAt;
   write("largest", at ? memory(all.largestMiB) : "–", at ? t("largest_at", at) : counted ? t("largest_none") : "");
-  write("whole", counted ? String(all.whole) : "–", counted ? t("whole_of", { n: all.gpus }) : "");
+  const instances = all.instances ? t("mig_free", { free: all.instancesFree, n: all.instances }) : "";
+  write("whole", counted ? String(all.whole) : "–", counted ? [t("whole_of", { n: all.cards }), instances].filter(Boolean).join(t("list_comma")) : "");
   const oldest = Math.max(0, ...waiting.map((wait) => secondsSince(wait.since)).filter((seconds) => !Number.isNaN(seconds)));
   write("waiting", String(waiting.length), waiting.length ? t("waiting_oldest", { age: age(oldest) }) : t("waiting_none"), waiting.length && "warn");
   const counts = ["over", "trespass", "bad", "unheld", "node"].map((key) => [key, key === "node" ? all.troubled : all[key]]);
