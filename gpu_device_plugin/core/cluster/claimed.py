@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.instances import InstancePod
 from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, Usage
-from gpu_device_plugin.core.contract.dra import DRIVER, MIG_CLASS, SHARED_CLASS, WHOLE_CLASS, parse_device_name
+from gpu_device_plugin.core.contract.dra import (
+    DRIVER,
+    MIG_CLASS,
+    SHARED_CLASS,
+    WHOLE_CLASS,
+    device_name,
+    parse_device_name,
+)
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
@@ -62,7 +70,7 @@ def claims_by_node(claims: Iterable[Claim]) -> Mapping[str, Sequence[Claim]]:
 
 
 def usage_of_claims(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> Usage:
-    """Return what claims take of the GPUs of a node, and of its MIG instances.
+    """Return what claims take of the GPUs of a node and its shared MIG instances; the others: `instance_claimants`.
 
     A part of a GPU that the node does not list is unplaced, and so is all where the size of shares is not known: it
     counts as a whole GPU then, which is more than it took and never less.
@@ -75,6 +83,8 @@ def usage_of_claims(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> Usage
         named = parse_device_name(device.name)
         position = None if named is None else positions.get(named[0].lower())
         amount = None if named is not None and named[1] else _shares(device, gpus.share_mib)
+        if position in gpus.elsewhere:
+            continue
         if position is None and amount is None:
             unplaced_gpus += 1
         elif position is None:
@@ -105,19 +115,48 @@ def claimants(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> tuple[Occup
         gpus: its GPUs.
         claims: any claims; those without devices of this node do not matter.
     """
+    found = (_occupant(node, gpus, group) for group in _by_users(claims))
+    return tuple(sorted((each for each in found if each.usage != NOTHING), key=lambda each: (str(each), each.uid)))
+
+
+def instance_claimants(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> tuple[InstancePod, ...]:
+    """Return those who have whole MIG instances of a node through claims, as `claimants` does the others."""
+    listed = {
+        device_name(gpu.uuid, whole=True): (gpu.uuid, gpu.instance.resource)
+        for gpu in gpus.instances
+        if gpu.instance is not None
+    }
+    found = []
+    for group in _by_users(claims):
+        names = [device.name for claim in group for device in taken(claim) if device.pool == node]
+        held = [listed[name] for name in names if name in listed]
+        if held:
+            asked = Counter(resource for _, resource in held)
+            uuids, first = frozenset(uuid for uuid, _ in held), group[0]
+            ending = all(claim.deleting for claim in group)
+            found.append(InstancePod(_uid(first), first.namespace, label(first), asked, uuids, ending))
+    return tuple(found)
+
+
+def _by_users(claims: Iterable[Claim]) -> Iterable[Sequence[Claim]]:
+    """Return the claims of the same pods together."""
     groups: dict[tuple[str, ...], list[Claim]] = defaultdict(list)
     for claim in sorted(claims, key=lambda claim: (claim.namespace, claim.name, claim.uid)):
         users = tuple(sorted(consumer.uid for consumer in claim.consumers))
         groups[users or ("", claim.uid)].append(claim)
-    found = (_occupant(node, gpus, group) for group in groups.values())
-    return tuple(sorted((each for each in found if each.usage != NOTHING), key=lambda each: (str(each), each.uid)))
+    return groups.values()
+
+
+def _uid(claim: Claim) -> str:
+    """Return the UID of the pod of a claim, or its own if it is not one pod's."""
+    return claim.consumers[0].uid if len(claim.consumers) == 1 else claim.uid
 
 
 def _occupant(node: str, gpus: NodeGpus, claims: Sequence[Claim]) -> Occupant:
     first = claims[0]
     pods = tuple(sorted(consumer.name for consumer in first.consumers))
     return Occupant(
-        uid=first.consumers[0].uid if len(pods) == 1 else first.uid,
+        uid=_uid(first),
         usage=usage_of_claims(node, gpus, claims),
         terminating=all(claim.deleting for claim in claims),
         namespace=first.namespace,
@@ -134,15 +173,23 @@ def with_claims(view: NodeView, claims: Iterable[Claim]) -> NodeView:
     kube-scheduler has made the claim of them (an extended resource of a DeviceClass).
     """
     listed = tuple(claims)
-    there = claimants(view.name, view.candidate.gpus, listed)
-    if not there:
+    gpus = view.candidate.gpus
+    there, instances = claimants(view.name, gpus, listed), instance_claimants(view.name, gpus, listed)
+    if not there and not instances:
         return view
     users = {consumer.uid for claim in listed if view.name in pools(claim) for consumer in claim.consumers}
     pods = [*(pod for pod in view.pods if pod.uid not in users), *there]
     pods.sort(key=lambda pod: (pod.namespace, pod.name))
+    with_instances = [*(pod for pod in view.instance_pods if pod.uid not in users), *instances]
+    with_instances.sort(key=lambda pod: (pod.namespace, pod.name))
     before = view.candidate
     now = candidate(before.name, before.gpus, [pod.usage for pod in pods])
-    return replace(view, candidate=replace(now, allocatable=before.allocatable, left=before.left), pods=tuple(pods))
+    return replace(
+        view,
+        candidate=replace(now, allocatable=before.allocatable, left=before.left),
+        pods=tuple(pods),
+        instance_pods=tuple(with_instances),
+    )
 
 
 # --- Claims that are not allocated ------------------------------------------------------------------------------------
@@ -180,10 +227,11 @@ def ask_of_claims(claims: Iterable[Claim], share_mib: int | None) -> Ask:
 def free_instances(view: NodeView) -> Mapping[str, int]:
     """Return how many MIG instances of each profile a claim could have whole on a node now."""
     taken = {position for pod in view.pods for position in (*pod.usage.whole, *dict(pod.usage.shares))}
+    held = frozenset[str]().union(*(pod.held for pod in view.instance_pods))
     return Counter(
         gpu.instance.profile
         for gpu in view.candidate.gpus.all
-        if gpu.instance is not None and not gpu.unhealthy and gpu.position not in taken
+        if gpu.instance is not None and not gpu.unhealthy and not (gpu.position in taken or gpu.uuid in held)
     )
 
 

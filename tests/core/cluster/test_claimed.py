@@ -20,6 +20,7 @@ from gpu_device_plugin.core.cluster.claimed import (
     with_claims,
 )
 from gpu_device_plugin.core.cluster.fitting import unfit
+from gpu_device_plugin.core.cluster.instances import InstancePod
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage
 from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.core.contract.nodegpus import AWAY, ListedInstance
@@ -75,9 +76,9 @@ STRANGE = Device("gpu", DRIVER, "n1", "gpu-of-a-later-version", "s", 3 * GIB)
         (TWO, [whole(5), whole(6)], Usage(unplaced_gpus=2)),
         (TWO, [replace(whole(1), memory_mib=8 * GIB)], Usage(whole=(1,))),
         (TWO, [replace(STRANGE, memory_mib=None)], Usage(unplaced_gpus=1)),
-        # MIG instances that are given whole have positions too, and so have those that exist no more.
-        (MIG, [whole_instance(2), part(0, GIB)], Usage(((0, 1),), (2,))),
-        (replace(MIG, instances=(), gone=MIG.instances), [whole_instance(3)], Usage(whole=(3,))),
+        # MIG instances that are given whole are told apart, and those that exist no more are no GPU of the node.
+        (MIG, [whole_instance(2), part(0, GIB)], Usage(((0, 1),))),
+        (replace(MIG, instances=(), gone=MIG.instances), [whole_instance(3)], NOTHING),
         (TWO, [whole_instance(3)], Usage(unplaced_gpus=1)),
         # Without the size of shares nothing less than the whole GPU is sure to be enough.
         (serving(8, share_mib=None), [part(0, GIB)], Usage(whole=(0,))),
@@ -92,9 +93,8 @@ def test_a_claim_on_an_instance_that_is_given_whole_takes_nothing_of_the_gpus() 
     gpu, *others = serving(8, 8, 8).gpus
     apart = tuple(replace(each, instance=ListedInstance("GPU-9", 9, 0, "1g.10gb", 7)) for each in others)
     there = replace(TWO, gpus=(gpu,), instances=apart[:1], gone=apart[1:])
-    usage = usage_of_claims("n1", there, [claim("c", whole(1), part(2, GIB), part(0, GIB))])
-    assert usage == Usage(((0, 1), (2, 1)), (1,))
-    assert usage.as_listed({0}, there.elsewhere) == Usage(((0, 1),))
+    asked = claim("c", whole(1), part(2, GIB), part(0, GIB))
+    assert usage_of_claims("n1", there, [asked]) == Usage(((0, 1),))
 
 
 def test_a_node_that_names_no_gpus_has_its_claims_on_unknown_ones() -> None:
@@ -259,6 +259,30 @@ def test_the_instances_that_a_claim_could_have_are_healthy_and_in_nobodys_use() 
     parted = replace(whole_instance(3), name=INSTANCES[3].lower(), memory_mib=GIB)
     assert free_instances(serving_view("n1", shared, claim("c", parted))) == {"1g.10gb": 1, "2g.20gb": 2}
     assert free_instances(serving_view("n1", serving(8))) == {}
+
+
+def test_whole_instances_are_held_by_the_pods_of_claims() -> None:
+    gpus = with_instances(serving(8), "1g.10gb", "1g.10gb", "2g.20gb")
+    limits = InstancePod("uid-x", "default", "x", {"aliyun.com/mig-1g.10gb": 1})
+    before = replace(serving_view("n1", gpus), instance_pods=(limits, replace(limits, uid="uid-web", name="web")))
+    seen = with_claims(
+        before,
+        [
+            claim("b", whole_instance(1), whole_instance(3), pods=("web",)),
+            claim("a", whole_instance(2), deleting=True),
+            claim("c", whole_instance(2, "n2"), pods=("other",)),
+            claim("d", part(0, GIB), pods=("parts",)),
+        ],
+    )
+    assert [(pod.uid, pod.name, pod.held, pod.terminating) for pod in seen.instance_pods] == [
+        ("uid-claim-a", "claim:a", {INSTANCES[2]}, True),
+        ("uid-web", "web", {INSTANCES[1], INSTANCES[3]}, False),
+        ("uid-x", "x", frozenset(), False),
+    ]
+    assert seen.instance_pods[1].asked == {"aliyun.com/mig-1g.10gb": 1, "aliyun.com/mig-2g.20gb": 1}
+    assert [str(pod) for pod in seen.pods] == ["default/parts"]
+    small, large = seen.instances()
+    assert (small.used, large.used, [str(pod) for pod in large.holders[INSTANCES[3]]]) == (3, 1, ["default/web"])
 
 
 def test_a_claim_on_whole_instances_asks_for_no_room_on_gpus() -> None:
