@@ -23,6 +23,12 @@ _SEPARATOR = "::"
 class TooManySharesError(ValueError):
     """The share size cuts this node's GPUs into more device IDs than a kubelet can manage."""
 
+    def __init__(self, message: str, *, restart_helps: bool) -> None:
+        """Raise with a message for people."""
+        super().__init__(message)
+        self.restart_helps = restart_helps
+        """Too many are of MIG instances that are not offered any more: an agent that starts anew does not list them."""
+
 
 Listing: TypeAlias = tuple[Kind, str]
 """A resource by its kind and, for MIG instances, their profile."""
@@ -199,17 +205,18 @@ class Shares:
         total = sum(len(shared.shares) for shared in cut)
         if total <= limit:
             return
-        gone = sum(len(shared.shares) for shared in cut if SHARES not in shared.offered)
-        fits = smallest_share_mib((shared.gpu for shared in cut), self.reserve_mib, limit)
-        restart = (
-            f"; {gone} of them are of MIG instances that are not offered any more, and which a restart of the agent "
-            "forgets"
-            if gone
-            else ""
-        )
+        live = sum(len(shared.shares) for shared in cut if SHARES in shared.offered)
+        if live <= limit:
+            raise TooManySharesError(
+                f"{total - live} of {total} device IDs are of MIG instances that are not offered any more, and a "
+                f"kubelet copes with about {limit}; an agent that starts anew does not list them",
+                restart_helps=True,
+            )
+        fits = smallest_share_mib((shared.gpu for shared in cut if SHARES in shared.offered), self.reserve_mib, limit)
         raise TooManySharesError(
-            f"a share size of {format_mib(self.share_mib)} cuts the GPUs of this node into {total} shares, and a "
-            f"kubelet copes with about {limit}{restart}; set the share size to {format_mib(fits)} or more"
+            f"a share size of {format_mib(self.share_mib)} cuts the GPUs of this node into {live} shares, and a "
+            f"kubelet copes with about {limit}; set the share size to {format_mib(fits)} or more",
+            restart_helps=False,
         )
 
     def _too_small(self, gpu: Gpu) -> str:

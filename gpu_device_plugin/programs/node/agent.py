@@ -249,6 +249,7 @@ class NodeAgent:
             UsageError: the settings do not fit this node, or the address of the probes cannot be listened on.
             HardwareContextLost: this container has lost its access to the GPUs.
             DirectoryGoneError: the device-plugin directory that this container has mounted was deleted.
+            ListFullError: the device list is full of MIG instances that are not offered any more.
         """
         self._begin()
         try:

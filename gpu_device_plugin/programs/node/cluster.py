@@ -104,7 +104,7 @@ class NodeCluster:
         self.client = Client(config, on_error=self._count_error)
         """Open while `run` runs."""
         names = [resource.name for resource in settings.offered]
-        reader = PodReader(names, READ_BY_AGENT.__contains__, ids=True, claims=True)
+        reader = PodReader(names, READ_BY_AGENT.__contains__, ids=True, claims=True, mig=True)
         self.followed = NodePods(self.client, reader, settings.node_name)
         """The pods bound to our node."""
         self.waiting = WaitingPods(self.followed, settings.offered, metrics, lambda: state.node.shares)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import NoReturn
 
-    from gpu_device_plugin.core.model.gpus import Gpu
+    from gpu_device_plugin.core.model.gpus import Gpu, Inventory
+    from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.hardware.beliefs import HardwareView
     from gpu_device_plugin.hardware.monitor import Hardware
     from gpu_device_plugin.node_state import NodeState
@@ -27,6 +29,10 @@ _log = logging.getLogger(__name__)
 
 _REMEMBER_S = 2.0
 """How long new GPUs wait for the positions that they had before, in seconds. Pods fail until we register."""
+
+
+class ListFullError(Exception):
+    """The device list is full of MIG instances that are not offered any more; a new process lists them no longer."""
 
 
 class Equipment:
@@ -72,6 +78,7 @@ class Equipment:
 
         Raises:
             UsageError: the share size cuts the first GPUs into more shares than a kubelet can handle.
+            ListFullError: only a restart of the process can help.
         """
         logged: tuple[object, ...] = ()
         restarts, gpus_before = 0, self._gpus_before
@@ -110,14 +117,23 @@ class Equipment:
                 self._hardware.resume()
         raise AssertionError  # pragma: no cover (a Latest never ends)
 
-    def _equip(self, view: HardwareView) -> None:
-        before = shares = self._state.node.shares
+    def _cut(self, before: Shares, inventory: Inventory) -> Shares:
+        """Return the shares of the present GPUs; of those alone that are known, if all are too many."""
         try:
-            shares = before.with_inventory(view.inventory, self._excluded, mig=self._mig)
+            return before.with_inventory(inventory, self._excluded, mig=self._mig)
         except TooManySharesError as error:
             if not before.gpus:
                 raise UsageError(str(error)) from error
+            if error.restart_helps:
+                raise ListFullError(str(error)) from error
             _log.error("new GPUs are not shared", extra={"why": str(error), "once_per_s": 600})
+        known = {shared.gpu.uuid for shared in before.gpus}
+        there = replace(inventory, gpus=tuple(gpu for gpu in inventory.gpus if gpu.uuid in known))
+        return before.with_inventory(there, self._excluded, mig=before.mig)
+
+    def _equip(self, view: HardwareView) -> None:
+        before = self._state.node.shares
+        shares = self._cut(before, view.inventory)
         for gpu, reason in shares.left_out:
             if (gpu, reason) not in before.left_out:
                 _log.warning("GPU %s is not shared: %s", gpu.label, reason, extra={"uuid": gpu.uuid})

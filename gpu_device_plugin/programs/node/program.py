@@ -14,6 +14,7 @@ from gpu_device_plugin.kubelet.sockets import DirectoryError
 from gpu_device_plugin.kubelet.statefile import PROFILE, StateFile
 from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.node.agent import NodeAgent, reach_api
+from gpu_device_plugin.programs.node.equipment import ListFullError
 from gpu_device_plugin.programs.rereading import Rereading
 from gpu_device_plugin.settings.node import NodeSettings, settings_for
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-RESTART_AFTER = (HardwareContextLost, DirectoryGoneError, DirectoryError)
+RESTART_AFTER = (HardwareContextLost, DirectoryGoneError, DirectoryError, ListFullError)
 """Errors that only a new container can resolve; the kubelet starts one."""
 
 

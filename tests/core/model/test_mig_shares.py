@@ -157,10 +157,14 @@ def test_ids_of_destroyed_instances_count_and_a_restart_is_proposed() -> None:
     there = Inventory((parent, first, instance(0, 5)))
     with pytest.raises(TooManySharesError) as failed:
         shares.with_inventory(there, mig=SHARE, limit=25)
-    assert (
-        "10 of them are of MIG instances that are not offered any more, and which a restart of the agent forgets"
-        in (str(failed.value))
+    assert failed.value.restart_helps
+    assert str(failed.value) == (
+        "10 of 30 device IDs are of MIG instances that are not offered any more, and a kubelet copes with about 25; an "
+        "agent that starts anew does not list them"
     )
+    with pytest.raises(TooManySharesError, match="into 20 shares, and a kubelet copes with about 15; set") as failed:
+        shares.with_inventory(there, mig=SHARE, limit=15)
+    assert not failed.value.restart_helps
 
 
 def test_instances_given_whole_do_not_count_as_shares() -> None:

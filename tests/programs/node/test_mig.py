@@ -11,6 +11,7 @@ import pytest
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.hardware.description import read
 from gpu_device_plugin.hardware.monitor import Timings
+from gpu_device_plugin.programs.node.equipment import ListFullError
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.pods import ContainerSpec, PodSpec
@@ -187,6 +188,31 @@ async def test_a_gpu_that_is_divided_anew_keeps_the_old_ids_and_brings_new_ones(
         node.hardware(h100("1g.10gb*3"), T4)
         await offered(node, one=3, two=0)
         assert shown(node, ONE_G) == before
+
+
+async def test_an_agent_whose_list_is_full_of_former_instances_ends_to_be_started_again() -> None:
+    """7 instances of 8 GPUs are 2,184 shares of 256 MiB, the 3 that come after them 1,872: too many for a kubelet."""
+    async with world([{**h100("1g.10gb*7"), "count": 8}], mig="share", share_size="256MiB") as node:
+        await node.start_agent()
+        await offered(node, mem=2184)
+        node.hardware({**h100("2g.20gb*3"), "count": 8})
+        assert isinstance(await node.ended(), ListFullError)
+        await node.start_agent()
+        await offered(node, mem=1872)
+        assert len(shown(node, MEM)) == 1872
+
+
+async def test_where_more_instances_do_not_fit_the_list_those_that_are_gone_are_given_to_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A GPU of 7 leaves MIG mode, and has more shares than a kubelet copes with beside the others'."""
+    async with world([{**h100("1g.10gb*7"), "count": 7}], mig="share", share_size="128MiB") as node:
+        await node.start_agent()
+        await offered(node, mem=7 * 7 * 78)
+        full = {**h100("1g.10gb*7"), "count": 6}
+        node.hardware({"model": "H100", "memory": "141GiB"}, full)
+        await offered(node, mem=6 * 7 * 78)
+        assert any("new GPUs are not shared" in message for message in caplog.messages)
 
 
 async def test_a_gpu_enters_mig_mode_and_leaves_it() -> None:
