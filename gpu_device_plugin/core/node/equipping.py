@@ -49,9 +49,9 @@ def out_of_service(reasons: Mapping[str, Sequence[str]], shares: Shares) -> Mapp
         elif gpu.mig:
             unhealthy.setdefault(gpu.uuid, "it is in MIG mode now")
         elif gpu.card in failed and gpu.instance is not None:
-            own = failed.get(gpu.uuid)
-            of_card = f"its GPU is out of service: {failed[gpu.card]}"
-            unhealthy[gpu.uuid] = f"{own}; {of_card}" if own else of_card
+            own, of_card = failed.get(gpu.uuid), failed[gpu.card]
+            why = f"its GPU is out of service: {of_card}"
+            unhealthy[gpu.uuid] = f"{own}; {why}" if own and own != of_card else why
     return unhealthy
 
 

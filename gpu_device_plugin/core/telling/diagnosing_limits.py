@@ -45,7 +45,7 @@ def limits(cluster: ClusterSymptoms) -> Iterator[Finding]:
             present.setdefault((reported.rung, reported.why), []).append(node.name)
     for (rung, why), names in sorted(present.items()):
         sentence = f"{rung} on {listed(names)}: {why}"
-        yield ok(sentence) if rung in {Rung.DRIVER, Rung.MPS} else note(sentence, _GUIDE)
+        yield ok(sentence) if rung in {Rung.PARTITION, Rung.DRIVER, Rung.MPS} else note(sentence, _GUIDE)
 
 
 def held(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -54,8 +54,12 @@ def held(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 
 def _all_held(cluster: ClusterSymptoms) -> list[Finding]:
-    number = sum(part.held is Held.HELD for node in cluster.nodes for part in node.report.current)
-    return [ok(f"the driver holds {counted(number, 'container')} to the granted memory")] if number else []
+    parts = (part for node in cluster.nodes for part in node.report.current if part.held is Held.HELD)
+    held = [part.rung is Rung.PARTITION for part in parts]
+    by_whom = ((held.count(False), "the driver"), (held.count(True), "the hardware (MIG)"))
+    return [
+        ok(f"{who} holds {counted(number, 'container')} to the granted memory") for number, who in by_whom if number
+    ]
 
 
 def _held(node: str, report: NodeReport) -> Iterator[Finding]:

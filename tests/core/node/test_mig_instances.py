@@ -333,6 +333,9 @@ def test_a_container_with_a_whole_instance_holds_all_of_its_memory() -> None:
 
 def test_a_failed_gpu_takes_its_instances_out_of_service() -> None:
     shares = mig_node((10, 10), 4).shares
+    assert out_of_service({"GPU-0": ["XID 79"], "MIG-0-0": ["XID 79"]}, shares)["MIG-0-0"] == (
+        "its GPU is out of service: XID 79"
+    )
     assert out_of_service({"GPU-0": ["XID 79"], "MIG-0-1": ["XID 31"], "GPU-1": []}, shares) == {
         "GPU-0": "XID 79",
         "MIG-0-0": "its GPU is out of service: XID 79",

@@ -197,6 +197,11 @@ def test_limits_that_hold_are_counted_and_those_that_nobody_read_are_named() -> 
     assert of("limits held", nodes=(reporting("a", HELD), reporting("b", HELD))) == [
         "ok: the driver holds 2 containers to the granted memory"
     ]
+    whole = part("whole", rung=Rung.PARTITION, held=Held.HELD)
+    assert of("limits held", nodes=(reporting("a", HELD, whole),)) == [
+        "ok: the driver holds 1 container to the granted memory",
+        "ok: the hardware (MIG) holds 1 container to the granted memory",
+    ]
     plain = replace(UNVERIFIED, pod="odd", why="")
     assert of("limits held", nodes=(reporting("a", HELD, UNVERIFIED, plain),)) == [
         "note: a: whether the limit holds is not known of default/odd/main",
