@@ -123,6 +123,8 @@ class DraDriver:
         self._dropped: tuple[str, ...] = ()
         self._dropped_at = 0.0
         self._problem = ""
+        self._unusable = ""
+        """What was wrong with the kubelet's directories when the driver last tried to register; of use until it has."""
         self._look = asyncio.Event()
         self._needed = asyncio.Event()
         self._vain: frozenset[str] = frozenset()
@@ -165,11 +167,12 @@ class DraDriver:
 
     def unmet(self) -> tuple[str, ...]:
         """Return the reasons why claims cannot get the GPUs of this node yet, as sentences; empty if they can."""
-        published = self.slices.published.value
+        unregistered, published = self.loop.unmet(), self.slices.published.value
+        unusable = (self._unusable,) if unregistered and self._unusable else ()
         if not self._look.is_set() and published is not None and published == self.slices.wanted.value:
-            return self.loop.unmet()
+            return (*unregistered, *unusable)
         why = self._problem or self.slices.problem or "the ResourceSlices of this node are not published yet"
-        return (*self.loop.unmet(), why)
+        return (*unregistered, *unusable, why)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -249,9 +252,9 @@ class DraDriver:
             try:
                 await self.loop.run()
             except DirectoryError as error:
-                if self._problem != str(error):
+                if self._unusable != str(error):
                     _log.error("claims cannot be served: %s", error)
-                self._problem = str(error)
+                self._unusable = str(error)
                 await asyncio.sleep(self.retry_s)
 
     async def _pod(self, uid: str, within_s: float) -> Pod | None:
