@@ -83,7 +83,7 @@ def _healthy(run: Run, resource: str) -> list[str]:
 
 
 def _calls(run: Run, way: Way, ids: Sequence[str], options: argparse.Namespace) -> Iterator[tuple[str, float]]:
-    yield "start of the process to the registration", run.registered_s * 1000
+    yield "start to the registration", run.registered_s * 1000
     plugin = run.kubelet.plugins[way.resource]
     asked = pb.ContainerPreferredAllocationRequest(available_deviceIDs=ids, allocation_size=way.amount)
     question = pb.PreferredAllocationRequest(container_requests=[asked])
@@ -112,8 +112,8 @@ def rows(root: Path, options: argparse.Namespace) -> Iterator[Row]:
         found = measured(root, way, options)
         note = f"{found.devices:,} devices"
         for what, value in found.times.items():
-            yield Row(f"{what}, {way.name}", value, "ms", base.times[what] * _MORE, note)
-        yield Row(f"memory, {way.name}, idle", found.memory_mib, "MiB", base.memory_mib + _MORE_MIB)
+            yield Row(f"{what}, {way.name}", value, "ms", round(base.times[what] * _MORE, 2), note)
+        yield Row(f"memory, {way.name}, idle", found.memory_mib, "MiB", round(base.memory_mib + _MORE_MIB, 1))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -166,8 +166,11 @@ def place(
         return Refusal(demand, tuple((room, _obstacle(demand, each, room)) for room in rooms))
     if demand.kind is Kind.MEMORY:
         preferred = preference(rooms, rank)
-        ranked = sorted(fitting, key=lambda at: (at not in must, preferred(fitting[at])))
-        return Placement(demand, tuple((position, each) for position in sorted(ranked[:wanted])))
+        others = [room for at, room in fitting.items() if at not in must]
+        count = wanted - len(must)
+        best = [min(others, key=preferred)] if count == 1 else sorted(others, key=preferred)[:count]
+        chosen = sorted((*must, *(room.position for room in best)))
+        return Placement(demand, tuple((position, each) for position in chosen))
     if demand.kind is Kind.INSTANCE:
         group = _of_few_cards(fitting.values(), wanted, frozenset(must))
     else:

@@ -11,7 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpu_device_plugin.core.model.shares import Listing, SharedGpu
+    from gpu_device_plugin.core.node.ledger import Use
     from gpu_device_plugin.core.node.node import Node
+
+
+_NONE: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +58,17 @@ def offers(node: Node, listing: Listing, most_free: int | None = None) -> tuple[
 
 def _offer(node: Node, listing: Listing, shared: SharedGpu) -> Offer:
     use = node.use(shared)
-    doubtful = node.closing or not node.ledger.certain or shared.gpu.uuid in node.ledger.foreign
-    doubtful = doubtful or listing not in shared.offered
-    if listing[0] is Kind.MEMORY:
-        fence = use.whole or doubtful
-        free = frozenset(range(len(shared.shares))) - use.shares
-    else:
-        fence = bool(use.shares) or doubtful
-        free = frozenset() if use.whole else frozenset({0})
-    return Offer(shared, free if fence else frozenset(), unhealthy=shared.gpu.uuid in node.unhealthy)
+    uuid, memory = shared.gpu.uuid, listing[0] is Kind.MEMORY
+    doubtful = node.closing or not node.ledger.certain or uuid in node.ledger.foreign or listing not in shared.offered
+    fence = doubtful or (use.whole if memory else bool(use.shares))
+    return Offer(shared, _free(shared, use, memory=memory) if fence else _NONE, uuid in node.unhealthy)
+
+
+def _free(shared: SharedGpu, use: Use, *, memory: bool) -> frozenset[int]:
+    """Return the numbers of the free shares, or 0 for a whole GPU that is free."""
+    if memory:
+        return frozenset(range(len(shared.shares))) - use.shares
+    return _NONE if use.whole else frozenset({0})
 
 
 def _open(node: Node, offer: Offer) -> list[int]:

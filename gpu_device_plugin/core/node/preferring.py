@@ -117,10 +117,10 @@ class Question:
 
 def _by_position(node: Node, kind: Kind, device_ids: Iterable[str]) -> Mapping[int, list[int]]:
     numbers: dict[int, list[int]] = defaultdict(list)
-    place_of = node.shares.place_of
+    place_of, whole = node.shares.place_of, kind is not Kind.MEMORY
     for name in device_ids:
         found = place_of(name)
-        if found is not None and (found[1] < 0) == (kind is not Kind.MEMORY):
+        if found is not None and (found[1] < 0) is whole:
             numbers[found[0]].append(found[1])
     return numbers
 
