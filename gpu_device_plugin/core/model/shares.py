@@ -166,15 +166,14 @@ class Shares:
         if gpu is None:
             whole = shared.gpu.instance is None
             return shared if whole else replace(shared, offered=frozenset(), gone=True)
-        if gpu.instance is None:
-            offered = OF_GPU if shared.listed or not gpu.mig else frozenset[Listing]()
-        elif mig is MigMode.WHOLE:
-            offered = frozenset({(Kind.INSTANCE, gpu.instance.profile)})
+        count = shares_of(gpu, self.share_mib, self.reserve_mib)
+        ids = shared.shares or tuple(share_id(gpu.uuid, n) for n in range(count))
+        if gpu.instance is not None:
+            # An instance that was made again under its UUID may be another: then its earlier IDs are for nobody.
+            other = not gpu.instance.alone or (mig is MigMode.SHARE and count < len(ids))
+            offered = frozenset[Listing]() if other else _ways(gpu.instance.profile, mig)
         else:
-            offered = frozenset({SHARES}) if mig is MigMode.SHARE else frozenset[Listing]()
-        ids = shared.shares or tuple(
-            share_id(gpu.uuid, n) for n in range(shares_of(gpu, self.share_mib, self.reserve_mib))
-        )
+            offered = OF_GPU if shared.listed or not gpu.mig else frozenset[Listing]()
         listed = shared.listed | offered
         return SharedGpu(gpu, shared.position, ids, listed, offered, gpu.mig and not listed, shared.card)
 
@@ -265,6 +264,12 @@ class Shares:
         return Links(
             tuple(sorted((min(a, b), max(a, b), way.closeness, way.nvlinks) for a, b, way in ends if min(a, b) >= 0))
         )
+
+
+def _ways(profile: str, mig: MigMode) -> frozenset[Listing]:
+    """Return the resources by which an instance of this profile is given."""
+    ways: Mapping[MigMode, tuple[Listing, ...]] = {MigMode.WHOLE: ((Kind.INSTANCE, profile),), MigMode.SHARE: (SHARES,)}
+    return frozenset(ways.get(mig, ()))
 
 
 def _why_not_parent(instances: int, mig: MigMode) -> str:

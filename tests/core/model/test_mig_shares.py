@@ -146,6 +146,21 @@ def test_an_instance_made_again_by_another_profile_has_its_id_in_both_resources(
     assert shares.profiles == ("1g.10gb", "3g.30gb")
 
 
+@pytest.mark.parametrize("mode", [WHOLE, SHARE])
+def test_an_instance_made_again_that_shares_its_memory_now_is_given_to_nobody(mode: MigMode) -> None:
+    parent, first = gpus(0, (20,))
+    shares = Shares(1024).with_inventory(Inventory((parent, first)), mig=mode)
+    again = shares.with_inventory(Inventory((parent, instance(0, 0, 20, alone=False))), mig=mode)
+    assert (again.gpus[0].offered, again.gpus[0].listed) == (frozenset(), shares.gpus[0].listed)
+
+
+def test_an_instance_made_again_with_less_memory_is_not_shared_by_its_earlier_ids() -> None:
+    shares = cut((20,), mode=SHARE)
+    assert shares.with_inventory(inventory((10,)), mig=SHARE).gpus[0].offered == frozenset()
+    more = cut((10,), mode=SHARE).with_inventory(inventory((20,)), mig=SHARE).gpus[0]
+    assert (set(more.offered), len(more.ids(SHARES))) == ({SHARES}, 10)
+
+
 def test_a_whole_gpu_that_the_driver_does_not_list_stays() -> None:
     shares = cut(4, 4, mode=OFF)
     assert shares.with_inventory(Inventory((shares.gpus[0].gpu,))).gpus == shares.gpus
@@ -247,6 +262,7 @@ def test_whatever_is_re_partitioned_no_id_vanishes_or_moves(
             if shared.gpu.instance is not None:
                 assert shared.gone is (shared.gpu.uuid not in now)
                 assert WHOLE_GPUS not in shared.listed
-                assert len(shared.offered) == (0 if shared.gone or mode is OFF else 1)
+                smaller = mode is SHARE and len(shared.shares) > shared.gpu.total_mib // 1024
+                assert len(shared.offered) == (0 if shared.gone or mode is OFF or smaller else 1)
             for name in shared.shares:
                 assert shares.place_of(name) is not None
