@@ -73,11 +73,6 @@ class Checkpoint:
                 found[entry.pod_uid] = found.get(entry.pod_uid, frozenset()) | entry.device_ids
         return found
 
-    def foreign(self, resources: Container[str]) -> Mapping[str, str]:
-        """Return the allocated device IDs of all other resources, each with the name of its resource."""
-        others = (entry for entry in self.entries if entry.resource not in resources)
-        return {name: entry.resource for entry in others for name in entry.device_ids}
-
 
 def stamp_of(path: Path) -> Stamp | None:
     """Return the identity of the file's current version; None if it is missing.

@@ -110,8 +110,10 @@ def _unfit_by_claims(ask: Ask, node: Candidate) -> Unfit | None:
 
     Whether enough GPUs are free is for kube-scheduler to say: it alone knows which are allocated.
     """
-    rooms = allowed(ask, node)
-    if len(rooms) == len(node.rooms):
+    # It gives no MIG instance for gpu-count, so the annotations need not allow those.
+    every = sum(room.card is None for room in node.rooms)
+    rooms = sum(room.card is None for room in allowed(ask, node))
+    if rooms == every:
         return None
     return Unfit(_NOT_ALL if rooms else _NONE_ALLOWED, unresolvable=True)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
-from gpu_device_plugin.core.model.gpus import MOST_GPUS, NO_LINKS, Closeness, Links
+from gpu_device_plugin.core.model.gpus import MOST_GPUS, MOST_POSITIONS, NO_LINKS, Closeness, Links
 from gpu_device_plugin.core.model.mig import resource_name
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
@@ -30,8 +30,8 @@ BY_CLAIMS = "its GPUs are given to ResourceClaims (DRA), not to limits of pods"
 """Why no pod that asks for shares of GPUs by its limits may be placed on a node."""
 
 _MOST_SHARES = 1 << 20
-_MOST_GONE = 512
-"""Most MIG instances that exist no more in a list: an annotation may have 256 KiB. Positions beyond are forgotten."""
+_MOST_GONE = MOST_POSITIONS
+"""Most MIG instances that exist no more in a list: an annotation may have 256 KiB."""
 _RARE_LISTS = (("instances", MOST_GPUS), ("gone", _MOST_GONE))
 _MOST_MIB = 1 << 40
 _LEVELS = {level.name.lower(): level for level in Closeness}
@@ -225,7 +225,7 @@ def node_gpus(
         why = unhealthy.get(uuid)
         if shared.gpu.instance is None and offered:
             gpus.append(_listed(shared, why))
-        elif SHARES in offered:
+        elif SHARES in offered and shared.shares:
             gpus.append(_listed(shared, _OTHERWISE if why is None and uuid in held_whole else why))
         elif uuid in held_shares:  # the way of giving instances was changed, or it exists no more
             gpus.append(_listed(shared, _OTHERWISE if why is None else why))

@@ -27,7 +27,7 @@ def node_labels(shares: Shares, inventory: Inventory, policy: str, limits: NodeL
     A node with several models has one label for each, so that none hides another. Numbers, models and memory are those
     of whole GPUs; each profile of the MIG instances that pods can get has a label with their number.
     """
-    whole = [shared for shared in shares.gpus if WHOLE_GPUS in shared.offered]
+    whole = [shared for shared in shares.gpus if WHOLE_GPUS in shared.offered and not shared.gpu.mig]
     models = sorted({shared.gpu.product for shared in whole})
     labels = {
         f"{NODE_LABELS}count": str(len(whole)),

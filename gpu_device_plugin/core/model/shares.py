@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.core.model.gpus import Links
+from gpu_device_plugin.core.model.gpus import MOST_POSITIONS, Links
 from gpu_device_plugin.core.model.memory import MAX_DEVICE_IDS, format_mib, shares_of, smallest_share_mib
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resources import Kind
@@ -135,30 +135,30 @@ class Shares:
         excluded = frozenset(excluded)
         now = {gpu.uuid: gpu for gpu in inventory.gpus}
         before = {gpu.uuid for gpu in inventory.order}
-        known = [self._known(shared, now.get(shared.gpu.uuid), mig) for shared in self.gpus]
+        known = [self._known(shared, now.get(shared.gpu.uuid), excluded, mig) for shared in self.gpus]
         names = {shared.gpu.uuid for shared in known}
         cards = {shared.gpu.card: shared.card for shared in known if shared.card is not None}
         left_out: list[tuple[Gpu, str]] = []
         for gpu in {gpu.uuid: gpu for gpu in (*inventory.order, *inventory.gpus)}.values():
+            here = gpu if gpu.instance is None else now.get(gpu.uuid)
+            why = self._why_not(gpu, excluded, mig, inventory)
+            if why and here is not None and (gpu.uuid not in names or gpu.instance is not None):
+                left_out.append((gpu, why))
             if gpu.uuid in names:
                 continue
-            here, why = now.get(gpu.uuid), self._why_not(gpu, excluded, mig, inventory)
-            if gpu.instance is not None and excluded & {gpu.card, str(gpu.index)}:
-                continue  # its GPU is told of
-            if why:
-                left_out.append((gpu, why))
             keeps_position = gpu.uuid in before and (gpu.mig or gpu.instance is not None)
-            if keeps_position or not (why or gpu.mig or (gpu.instance is not None and mig is MigMode.OFF)):
+            given = gpu.instance is None or (mig is not MigMode.OFF and not _with_its_card(gpu, excluded))
+            if keeps_position or (given and not why and not gpu.mig):
                 at = len(known)
                 card = None if gpu.instance is None else cards.setdefault(gpu.card, at)
                 vacant = SharedGpu(gpu, at, (), frozenset(), frozenset(), gone=True, card=card)
-                known.append(vacant if why else self._known(vacant, here, mig))
+                known.append(vacant if why and gpu.instance is None else self._known(vacant, here, excluded, mig))
         self._check(known, limit)
         places = {name: (shared.position, n) for shared in known for n, name in enumerate(shared.shares)}
         places.update((shared.gpu.uuid, (shared.position, -1)) for shared in known)
         return Shares(self.share_mib, self.reserve_mib, tuple(known), tuple(left_out), mig, places)
 
-    def _known(self, shared: SharedGpu, gpu: Gpu | None, mig: MigMode) -> SharedGpu:
+    def _known(self, shared: SharedGpu, gpu: Gpu | None, excluded: frozenset[str], mig: MigMode) -> SharedGpu:
         """Return a GPU with its present facts and the resources that offer it; those that have listed it still do.
 
         `gpu` are the facts; None: the driver lists it no more. Of whole GPUs the driver forgets none.
@@ -169,9 +169,10 @@ class Shares:
         count = shares_of(gpu, self.share_mib, self.reserve_mib)
         ids = shared.shares or tuple(share_id(gpu.uuid, n) for n in range(count))
         if gpu.instance is not None:
-            # An instance that was made again under its UUID may be another: then its earlier IDs are for nobody.
-            other = not gpu.instance.alone or (mig is MigMode.SHARE and count < len(ids))
-            offered = frozenset[Listing]() if other else _ways(gpu.instance.profile, mig)
+            barred = _with_its_card(gpu, excluded) or bool(self._why_not_instance(gpu, excluded, mig))
+            # An instance that was made again under its UUID may be smaller: then its earlier IDs are for nobody.
+            smaller = mig is MigMode.SHARE and count < len(ids)
+            offered = frozenset[Listing]() if barred or smaller else _ways(gpu.instance.profile, mig)
         else:
             offered = OF_GPU if shared.listed or not gpu.mig else frozenset[Listing]()
         listed = shared.listed | offered
@@ -180,7 +181,8 @@ class Shares:
     def _why_not(self, gpu: Gpu, excluded: frozenset[str], mig: MigMode, inventory: Inventory) -> str:
         """Return why a GPU is not shared; empty: it is, or the reason stands beside another GPU."""
         if gpu.instance is not None:
-            return "" if mig is MigMode.OFF else self._why_not_instance(gpu, excluded, mig)
+            told_elsewhere = mig is MigMode.OFF or _with_its_card(gpu, excluded)
+            return "" if told_elsewhere else self._why_not_instance(gpu, excluded, mig)
         if excluded & _names(gpu):
             return "excluded by the configuration"
         if gpu.mig:
@@ -199,7 +201,14 @@ class Shares:
         return self._too_small(gpu)
 
     def _check(self, gpus: Collection[SharedGpu], limit: int) -> None:
-        """Raise TooManySharesError if a resource has more IDs than `limit`."""
+        """Raise TooManySharesError if a resource has more IDs than `limit`, or the node too many positions."""
+        former = sum(shared.gone and bool(shared.listed) for shared in gpus)
+        if len(gpus) > MOST_POSITIONS and former:
+            raise TooManySharesError(
+                f"{former} of {len(gpus)} positions of the node's list are of MIG instances that exist no more, and "
+                f"readers cope with about {MOST_POSITIONS}; an agent that starts anew gives them to others",
+                restart_helps=True,
+            )
         cut = [shared for shared in gpus if SHARES in shared.listed]
         total = sum(len(shared.shares) for shared in cut)
         if total <= limit:
@@ -264,6 +273,11 @@ class Shares:
         return Links(
             tuple(sorted((min(a, b), max(a, b), way.closeness, way.nvlinks) for a, b, way in ends if min(a, b) >= 0))
         )
+
+
+def _with_its_card(instance: Gpu, excluded: frozenset[str]) -> bool:
+    """Return whether an instance is excluded with its GPU."""
+    return bool(excluded & {instance.card, str(instance.index)})
 
 
 def _ways(profile: str, mig: MigMode) -> frozenset[Listing]:

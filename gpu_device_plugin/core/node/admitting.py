@@ -160,8 +160,8 @@ def _barred(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
     if not any(offered is kind for offered, _ in shared.offered):
         return Refused(
             Why.NOT_OFFERED,
-            f"{name} is not given to pods by this resource any more, as the way of giving MIG instances was changed on "
-            "this node; delete the pod so that it is scheduled again",
+            f"{name} is not given to pods by this resource any more, as it or the way of giving MIG instances was "
+            "changed on this node; delete the pod so that it is scheduled again",
         )
     if kind is Kind.MEMORY and use.whole:
         return Refused(Why.IN_WHOLE_USE, f"{name} is in whole use by another container")

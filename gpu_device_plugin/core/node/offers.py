@@ -61,7 +61,12 @@ def _offer(node: Node, listing: Listing, shared: SharedGpu) -> Offer:
     uuid, memory = shared.gpu.uuid, listing[0] is Kind.MEMORY
     doubtful = node.closing or not node.ledger.certain or uuid in node.ledger.foreign or listing not in shared.offered
     fence = doubtful or (use.whole if memory else bool(use.shares))
-    return Offer(shared, _free(shared, use, memory=memory) if fence else _NONE, uuid in node.unhealthy)
+    fenced = _NONE
+    if fence:
+        # An instance that was made again as another profile may be in use by the ID that it has in both resources.
+        other = listing[0] is Kind.INSTANCE and uuid in node.ledger.foreign
+        fenced = frozenset({0}) if other else _free(shared, use, memory=memory)
+    return Offer(shared, fenced, uuid in node.unhealthy)
 
 
 def _free(shared: SharedGpu, use: Use, *, memory: bool) -> frozenset[int]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.model.shares import parse_id
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.shares import Shares
-    from gpu_device_plugin.core.node.holdings import Holding
+
+INSTANCE = "MIG-"
+"""The beginning of the UUID of an instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,27 +26,38 @@ class Stranded:
     uuid: str
     """Of the instance."""
     name: str
-    """The instance for people."""
+    """The instance for people; empty: an earlier agent gave it, and nothing but its UUID is known."""
     pod: Pod | None
     """None: not known (yet), or the agent runs without the API."""
 
     @property
     def sentence(self) -> str:
         """The finding, for the owner of the pod."""
+        which = f"{self.name} ({self.uuid})" if self.name else self.uuid
         return (
-            f"container {self.container} was given {self.name} ({self.uuid}), a MIG instance that exists no more: "
+            f"container {self.container} was given {which}, a MIG instance that exists no more: "
             "delete the pod, so that it gets another"
         )
 
 
-def stranded(holdings: Iterable[Holding], shares: Shares) -> tuple[Stranded, ...]:
-    """Return the containers of a node that hold instances which exist no more."""
-    gone = {shared.gpu.uuid: shared for shared in shares.gpus if shared.gone and shared.gpu.instance is not None}
-    if not gone:
-        return ()
+def stranded(
+    held: Iterable[tuple[str, str, Collection[str]]],
+    there: Collection[str],
+    shares: Shares,
+    pods: Mapping[str, Pod],
+) -> tuple[Stranded, ...]:
+    """Return the containers of a node that hold instances which exist no more.
+
+    Args:
+        held: UID of the pod, name of the container and device IDs, by the kubelet's records for our resources.
+        there: the UUIDs of all GPUs and instances of the node, those included that cannot be read.
+        shares: the GPUs and instances that the agent knows.
+        pods: those that have not ended, by the UID by which the kubelet knows them.
+    """
     return tuple(
-        Stranded(holding.pod_uid, holding.container, uuid, gone[uuid].name, holding.pod)
-        for holding in holdings
-        for uuid in sorted(holding.granted)
-        if uuid in gone
+        Stranded(uid, container, uuid, "" if shared is None else shared.name, pods.get(uid))
+        for uid, container, device_ids in held
+        for uuid in sorted({parse_id(device)[0] for device in device_ids})
+        if uuid.startswith(INSTANCE) and uuid not in there
+        for shared in (shares.by_uuid(uuid),)
     )

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.instances import InstancePod, Instances
     from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.contract.nodegpus import ListedGpu
 
 _MOST_NODES = 20
 """Nodes that are explained one by one."""
@@ -43,17 +44,26 @@ def _of_resource(
     if not offers:
         yield from _offered_nowhere(resource, nodes)
         return
+    away = {node.name: (*kept.get(node.name, ()), *_gives_none(node)) for node, _ in offers}
     # The nearest first: those with the most free instances.
-    offers.sort(key=lambda offer: (bool(kept.get(offer[0].name)), -offer[1].free, offer[0].name))
-    free = sum(each.free >= number and not kept.get(node.name) for node, each in offers)
+    offers.sort(key=lambda offer: (bool(away[offer[0].name]), -offer[1].free, offer[0].name))
+    free = sum(each.free >= number and not away[node.name] for node, each in offers)
     has = (
         f"{counted(free, 'has', 'have')} {counted(number, 'free one', 'free ones')}" if free else "none has enough free"
     )
     yield f"{counted(len(offers), 'node offers', 'nodes offer')} {resource}, and {has}."
     for node, each in offers[:_MOST_NODES]:
-        yield f"  {node.name}: {in_use(each)}" + "".join(f"; {why}" for why in kept.get(node.name, ()))
+        yield f"  {node.name}: {in_use(each)}" + "".join(f"; {why}" for why in away[node.name])
     if len(offers) > _MOST_NODES:
         yield f"  and {len(offers) - _MOST_NODES} more."
+
+
+def _gives_none(node: NodeView) -> tuple[str, ...]:
+    """Return why a node gives no instance at present, although it has some."""
+    gpus = node.candidate.gpus
+    if gpus.claims and not gpus.away:
+        return ("it gives them to ResourceClaims (DRA), or by a DeviceClass with this extendedResourceName",)
+    return (gpus.problem,) if gpus.problem else ()
 
 
 def in_use(offer: Instances) -> str:
@@ -120,6 +130,11 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMED]) + more
 
 
+def out_of_service(gpu: ListedGpu) -> str:
+    """Return the end of a sentence about a GPU or an instance that is out of service; empty if it is not."""
+    return f", which is out of service: {gpu.unhealthy}" if gpu.unhealthy else ""
+
+
 def held_instances(pod: str, uid: str, node: NodeView | None) -> Iterator[str]:
     """Yield the MIG instances that a pod on a node has, in sentences.
 
@@ -134,6 +149,6 @@ def held_instances(pod: str, uid: str, node: NodeView | None) -> Iterator[str]:
                 continue
             for gpu in gpus:
                 place = "" if gpu.instance is None else f"MIG {gpu.instance.label} {gpu.instance.profile}"
-                yield f"  GPU {gpu.position} ({place}, {gpu.uuid}): the whole instance"
+                yield f"  GPU {gpu.position} ({place}, {gpu.uuid}): the whole instance{out_of_service(gpu)}"
             if not gpus:
                 yield f"  Which instances of {offer.resource} {pod} has is not known yet: its node's agent writes it."

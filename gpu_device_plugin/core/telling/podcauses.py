@@ -11,7 +11,7 @@ from gpu_device_plugin.core.cluster.instances import asked_instances
 from gpu_device_plugin.core.cluster.usage import usage_of
 from gpu_device_plugin.core.contract.keys import ASSIGNED, ASSUME_TIME, MalformedAnnotationError
 from gpu_device_plugin.core.contract.promises import promises
-from gpu_device_plugin.core.telling.explaining_mig import held_instances
+from gpu_device_plugin.core.telling.explaining_mig import held_instances, out_of_service
 from gpu_device_plugin.core.telling.mistakes import asks_for_others, asks_for_several, asks_in_mib
 from gpu_device_plugin.core.telling.nodechecks import NO_TERMS, Terms
 from gpu_device_plugin.core.telling.poduse import of_pod, refusals, told_over_use
@@ -184,7 +184,8 @@ def _location(
         unlisted = "" if nodes is None else "not listed by its node"
         place = f"MIG {gpu.instance.label} {gpu.instance.profile}" if gpu is not None and gpu.instance else ""
         facts = ", ".join(filter(None, (place or gpu.model, gpu.uuid))) if gpu is not None else unlisted
-        yield f"  GPU {position}{f' ({facts})' if facts else ''}: {amount}"
+        ill = out_of_service(gpu) if gpu is not None and gpu.instance is not None else ""
+        yield f"  GPU {position}{f' ({facts})' if facts else ''}: {amount}{ill}"
     if asked_instances(pod):
         yield from held_instances(name, pod.uid, node)
     yield from told_over_use(pod)

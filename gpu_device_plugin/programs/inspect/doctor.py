@@ -26,6 +26,7 @@ from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.contract.nodereport import node_report
 from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.core.contract.variables import VISIBLE_DEVICES
+from gpu_device_plugin.core.model.mig import is_mig_resource
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.others import sightings
 from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
@@ -261,7 +262,8 @@ class _Pod(Shape):
 
 def _asks(pod: _Pod, resources: Iterable[Resource]) -> bool:
     names = {resource.name for resource in resources}
-    return any(each.resources and names & (each.resources.limits or {}).keys() for each in pod.containers)
+    asked = {name for each in pod.containers if each.resources for name in each.resources.limits or {}}
+    return bool(names & asked) or any(map(is_mig_resource, asked))
 
 
 def _asking(pod: _Pod, raw: msgspec.Raw, reader: PodReader, resources: Sequence[Resource]) -> PodSeen:

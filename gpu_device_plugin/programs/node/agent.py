@@ -142,6 +142,7 @@ class NodeAgent:
             gpus_before,
             excluded=settings.exclude_gpus,
             mig=MigMode(settings.mig),
+            on_equipped=lambda: self.reconciler.find_foreign(),  # noqa: PLW0108 - it is made later
         )
         self.coexistence = Coexistence(settings)
         self.limiting = Limiting(read_extra_grant(settings.extra_grant), self.reports.limits_missing)

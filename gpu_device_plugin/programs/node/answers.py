@@ -83,7 +83,8 @@ class NodeAnswers:
         """Return the IDs that the kubelet should allocate; fewer than `amount` if there is no good choice."""
         node = self._state.node
         if resource.kind is Kind.MEMORY:
-            barred = self.delivery.means.barred
+            # Who asks for all of an instance has it to itself, and needs no means of limiting.
+            barred = self.delivery.means.barred - self._instances_of(amount)
             if self._mps is not None and self._mps.on:
                 barred |= self._mps.barred
             available = not_on(available, barred)
@@ -180,6 +181,11 @@ class NodeAnswers:
         if self._mps is not None and (why := self._mps.why_not_start(device_ids)):
             self._metrics.count(m.REFUSALS, resource.name, Why.MPS_NOT_READY)
             raise RefusedError(why)
+
+    def _instances_of(self, shares: int) -> frozenset[str]:
+        """Return the UUIDs of the MIG instances that have so many shares in all."""
+        gpus = self._state.node.shares.gpus
+        return frozenset(each.gpu.uuid for each in gpus if each.card is not None and len(each.shares) == shares)
 
     def _waiting_for(self, resource: Resource) -> WaitingPods | None:
         """Return the pods that a call for a resource may be for; None: they play no part.

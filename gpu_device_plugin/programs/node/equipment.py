@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -47,10 +48,12 @@ class Equipment:
         *,
         excluded: tuple[str, ...],
         mig: MigMode,
+        on_equipped: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare to follow `hardware` into `state`, without the GPUs `excluded` (UUIDs or indexes).
 
-        `mig` is how pods get MIG instances until `give_instances` says otherwise.
+        `mig` is how pods get MIG instances until `give_instances` says otherwise; `on_equipped` is called when GPUs
+        were taken over, before a list of them is made.
         `gpus_before` returns, within the given seconds, the GPUs that the node had before, by position; None: unknown.
         """
         self._hardware = hardware
@@ -58,6 +61,7 @@ class Equipment:
         self._metrics = metrics
         self._excluded = excluded
         self._mig = mig
+        self._on_equipped = on_equipped
         self._gpus_before = gpus_before
         self._paused = Latest(value=False)
         self.there = asyncio.Event()
@@ -129,7 +133,9 @@ class Equipment:
             _log.error("new GPUs are not shared", extra={"why": str(error), "once_per_s": 600})
         known = {shared.gpu.uuid for shared in before.gpus}
         there = replace(inventory, gpus=tuple(gpu for gpu in inventory.gpus if gpu.uuid in known))
-        return before.with_inventory(there, self._excluded, mig=before.mig)
+        return before.with_inventory(
+            there, self._excluded, sys.maxsize, mig=before.mig
+        )  # what is known has to be right
 
     def _equip(self, view: HardwareView) -> None:
         before = self._state.node.shares
@@ -150,6 +156,7 @@ class Equipment:
         reasons = {uuid: belief.reasons for uuid, belief in view.beliefs.items()}
         unhealthy = out_of_service(reasons, shares)
         self._state.equip(shares, unhealthy, shares.links(view.inventory.links))
+        self._on_equipped()  # before anybody else sees the new GPUs
         if shares.any_listed:
             self.there.set()
         self.views.set(view)

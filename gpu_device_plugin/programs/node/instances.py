@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract.keys import MIG_LABEL
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.node.equipping import mig_mode
+from gpu_device_plugin.core.node.stranded import INSTANCE
 from gpu_device_plugin.programs.node.stranding import Stranding
 
 if TYPE_CHECKING:
@@ -27,15 +28,18 @@ class Instances:
     def __init__(self, agent: NodeAgent) -> None:
         """Prepare; `agent` is not complete yet."""
         self._agent = agent
-        self._stranding = Stranding(agent.state, agent.use_watch.holdings, self._gone)
+        self._stranding = Stranding(agent, self._gone)
 
     def __repr__(self) -> str:
         return f"<Instances: {self._agent.state.node.shares.mig}, {self._stranding!r}>"
 
     @property
     def there(self) -> bool:
-        """Whether the node has instances, or had some since the agent started."""
-        return any(shared.gpu.instance is not None for shared in self._agent.state.node.shares.gpus)
+        """Whether the node has instances, or had some that somebody may hold."""
+        shares, entries = self._agent.state.node.shares, self._agent.entries.value
+        return any(shared.gpu.instance is not None for shared in shares.gpus) or any(
+            device.startswith(INSTANCE) for entry in entries for device in entry.device_ids
+        )
 
     def apply(self, labels: Mapping[str, str]) -> None:
         """Give instances in the way that the settings and the labels of the node want, and tell of pods without."""

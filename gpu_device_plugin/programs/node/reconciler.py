@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.core.model.shares import parse_id
+from gpu_device_plugin.core.node.foreign import held_through_others
 from gpu_device_plugin.core.node.ledger import SETTLING_S, Hold, Ledger
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from typing import NoReturn
 
     from gpu_device_plugin.core.node.ledger import Reading
@@ -204,13 +204,17 @@ class Reconciler:
             # Written before our last grant: an ID in it that we hold is listed for its former holder.
             ids -= self._state.node.ledger.holds.keys()
         self._state.update(Ledger.seen, ids, certain=True)
-        self._find_foreign(found)
+        self.find_foreign(found.entries)
         self.checkpoint_entries.set(found.entries)
 
-    def _find_foreign(self, found: Checkpoint) -> None:
-        """Find our GPUs that containers hold through other resources: of former settings, or of another plugin."""
-        others = {parse_id(name)[0]: resource for name, resource in found.foreign(self._records.resources).items()}
-        foreign = {uuid: others[uuid] for uuid in others if self._state.node.shares.by_uuid(uuid) is not None}
+    def find_foreign(self, entries: Iterable[Entry] | None = None) -> None:
+        """Find our GPUs that containers hold through other resources: of former settings, or of another plugin.
+
+        `entries` are those of the kubelet's checkpoint; None: as last read.
+        """
+        entries = self.checkpoint_entries.value if entries is None else entries
+        held = ((name, entry.resource) for entry in entries for name in entry.device_ids)
+        foreign = held_through_others(held, self._state.node.shares, self._records.resources)
         if foreign != self._state.node.ledger.foreign:
             for uuid in foreign.keys() - self._state.node.ledger.foreign.keys():
                 _log.error(

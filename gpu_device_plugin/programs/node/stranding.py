@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.node.assigned import kubelet_uid
 from gpu_device_plugin.core.node.stranded import stranded
+from gpu_device_plugin.hardware.beliefs import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.stranded import Stranded
-    from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.agent import NodeAgent
 
 
 class Stranding:
     """Compares what containers hold with the instances that exist."""
 
-    def __init__(
-        self, state: NodeState, holdings: Callable[[], Iterable[Holding]], on_stranded: Callable[[Stranded], None]
-    ) -> None:
-        """Look at the `holdings` on the node in `state`; `on_stranded` is called for each that is new."""
-        self._state = state
-        self._holdings = holdings
+    def __init__(self, agent: NodeAgent, on_stranded: Callable[[Stranded], None]) -> None:
+        """Look at the containers on the node of `agent`; `on_stranded` is called for each that is new."""
+        self._agent = agent
         self._on_stranded = on_stranded
         self._told: frozenset[tuple[str, str, str]] = frozenset()
 
@@ -31,9 +29,22 @@ class Stranding:
 
     def look(self) -> None:
         """Look at the present state. A pod that the API shows only later is told of again, with its name."""
+        agent = self._agent
+        view, over = agent.equipment.views.value, agent.kubelet_records.over
+        if view.state is not State.WATCHING:
+            return
+        names = agent.settings.names
+        held = [
+            (entry.pod_uid, entry.container, entry.device_ids)
+            for entry in agent.entries.value
+            if entry.resource in names and entry.pod_uid not in over
+        ]
+        there = {gpu.uuid for gpu in view.inventory.gpus}
+        pods = {} if agent.cluster is None else agent.cluster.followed.pods
+        alive = {kubelet_uid(pod): pod for pod in pods.values() if not pod.ended}
         found = {
             (each.pod_uid if each.pod is None else each.pod.name, each.container, each.uuid): each
-            for each in stranded(self._holdings(), self._state.node.shares)
+            for each in stranded(held, there, agent.state.node.shares, alive)
         }
         for key, each in found.items():
             if key not in self._told:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.model.gpus import Inventory
+from gpu_device_plugin.core.model.gpus import MOST_POSITIONS, Inventory
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import OF_GPU, SHARES, WHOLE_GPUS, SharedGpu, Shares, TooManySharesError
@@ -209,6 +209,44 @@ def test_instances_of_an_earlier_agent_that_are_switched_off_keep_their_position
         ("MIG-0-0", False, False),
         ("GPU-1", True, False),
     ]
+
+
+@pytest.mark.parametrize(
+    ("excluded", "left_out"), [(("MIG-0-0",), ["MIG-0-0"]), (("0:0",), ["MIG-0-0"]), (("GPU-0",), ["GPU-0"])]
+)
+@pytest.mark.parametrize("first", MigMode)
+def test_an_excluded_instance_of_an_earlier_agent_keeps_its_position_and_is_given_to_nobody(
+    excluded: tuple[str, ...], left_out: list[str], first: MigMode
+) -> None:
+    there = replace(inventory((10,), 4), order=(*gpus(0, (10,))[1:], *gpus(1, 4)))
+    shares = Shares(1024).with_inventory(there, excluded, mig=first)
+    for mode in (WHOLE, SHARE):
+        shares = shares.with_inventory(there, excluded, mig=mode)
+        assert [(shared.gpu.uuid, bool(shared.offered)) for shared in shares.gpus] == [
+            ("MIG-0-0", False),
+            ("GPU-1", True),
+        ]
+        assert list(told(shares)) == left_out
+
+
+def test_an_instance_too_small_for_a_share_is_not_shared_when_the_way_changes() -> None:
+    whole = Shares(20 * 1024).with_inventory(inventory((10,)), mig=WHOLE)
+    share = whole.with_inventory(inventory((10,)), mig=SHARE)
+    assert share.gpus[0].offered == frozenset()
+    assert told(share) == {"MIG-0-0": "10 GiB, less than one share of 20 GiB"}
+    assert share.with_inventory(inventory((10,)), mig=WHOLE).gpus[0].offered == {ONE_G}
+
+
+def test_positions_of_former_instances_are_bounded_by_a_restart() -> None:
+    (parent,) = gpus(0, ())
+    many = tuple(instance(0, number) for number in range(MOST_POSITIONS))
+    shares = Shares(1024).with_inventory(Inventory((parent, *many)), mig=WHOLE)
+    another = Inventory((parent, instance(0, MOST_POSITIONS)))
+    with pytest.raises(TooManySharesError, match="512 of 513 positions of the node's list are of MIG") as failed:
+        shares.with_inventory(another, mig=WHOLE)
+    assert failed.value.restart_helps
+    again = Shares(1024).with_inventory(replace(another, order=many), mig=WHOLE)
+    assert [len(again.gpus), sum(bool(shared.offered) for shared in again.gpus)] == [MOST_POSITIONS + 1, 1]
 
 
 def test_a_gpu_that_is_in_mig_mode_since_keeps_its_position_and_is_shared_again_afterwards() -> None:

@@ -176,8 +176,8 @@ def test_an_instance_is_refused_in_the_way_that_was_left() -> None:
     refused = admit(node, MEMORY, ["MIG-0-0::0"])
     assert refused == Refused(
         Why.NOT_OFFERED,
-        "GPU 0 (MIG 1g.10gb) is not given to pods by this resource any more, as the way of giving MIG instances was "
-        "changed on this node; delete the pod so that it is scheduled again",
+        "GPU 0 (MIG 1g.10gb) is not given to pods by this resource any more, as it or the way of giving MIG instances "
+        "was changed on this node; delete the pod so that it is scheduled again",
     )
     assert isinstance(admit(node, INSTANCE, ["MIG-0-0"]), Placement)
 
@@ -384,17 +384,21 @@ def test_the_label_decides_before_the_setting_if_it_is_a_way(setting: str, label
 def test_containers_with_instances_that_exist_no_more_are_found() -> None:
     shares = mig_node((10, 10)).shares.with_inventory(inventory((10,)), mig=SHARE)
     pod = Pod("uid-b", "default", "b")
+    there = {"GPU-0", "MIG-0-0"}
     held = [
-        Holding("uid-a", "main", {"MIG-0-0": 1024}),
-        Holding("uid-b", "main", {"MIG-0-1": 1024, "MIG-0-0": 1024}, pod=pod),
+        ("uid-a", "main", {"MIG-0-0", "GPU-7"}),
+        ("uid-b", "main", {"MIG-0-1::0", "MIG-0-1::1", "MIG-0-0::5"}),
+        ("uid-c", "main", {"MIG-former"}),
     ]
-    (found,) = stranded(held, shares)
-    assert (found.pod, found.uuid) == (pod, "MIG-0-1")
-    assert found.sentence == (
+    known, former = stranded(held, there, shares, {"uid-b": pod})
+    assert (known.pod, known.uuid) == (pod, "MIG-0-1")
+    assert known.sentence == (
         "container main was given GPU 1 (MIG 1g.10gb) (MIG-0-1), a MIG instance that exists no more: delete the pod, "
         "so that it gets another"
     )
-    assert stranded(held, mig_node((10, 10)).shares) == ()
+    assert (former.pod, former.pod_uid) == (None, "uid-c")
+    assert former.sentence.startswith("container main was given MIG-former, a MIG instance that exists no more")
+    assert stranded(held[:1], there, shares, {}) == ()
 
 
 # --- Names of resources -----------------------------------------------------------------------------------------------

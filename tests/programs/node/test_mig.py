@@ -250,6 +250,62 @@ async def test_a_pod_on_an_instance_that_exists_no_more_is_named(caplog: pytest.
         await there.node.until(lambda: uuid in {gpu["uuid"] for gpu in there.said_of_node().get("gone", ())})
 
 
+async def test_a_pod_whose_instance_was_destroyed_while_no_agent_ran_is_named() -> None:
+    async with cluster([h100("1g.10gb*3"), T4], mig="whole") as there:
+        await there.start_agent()
+        await there.node.healthy_is(ONE_G, 3)
+        made = await there.run(asking("old", ONE_G))
+        (uuid,) = gpus_of(made, ONE_G)
+        await there.node.stop_agent()
+        there.node.hardware(h100("2g.20gb*2"), T4)
+        await there.start_agent()
+        await there.node.until(lambda: len(there.events("MigInstanceGone")) == 2)
+        assert all(uuid in event["note"] for event in there.events("MigInstanceGone"))
+
+
+async def test_an_excluded_instance_is_given_to_nobody_by_the_next_agent() -> None:
+    async with cluster([h100("1g.10gb*2"), T4], mig="whole") as there:
+        await there.start_agent()
+        await there.node.healthy_is(ONE_G, 2)
+        await there.node.until(there.takes_pods)
+        first, second = uuids(h100("1g.10gb*2"), tmp=there.node)[0]
+        await there.node.stop_agent()
+        await there.start_agent(exclude_gpus=first)
+        await there.node.healthy_is(ONE_G, 1)
+        await there.node.rounds(2)
+        assert shown(there.node, ONE_G) == {second: True}
+
+
+async def test_an_instance_made_again_as_another_profile_is_not_given_beside_its_former_holder() -> None:
+    """The driver may give it the same UUID, which both resources list then."""
+    profile = {"gi": 5, "uuid": "MIG-6f1c2f4e-0d2b-4f0c-9a57-0a2f0b0c1d2e"}
+    async with world([h100([{"profile": "1g.20gb", **profile}]), T4], mig="whole") as node:  # type: ignore[arg-type]
+        await node.start_agent()
+        former = "aliyun.com/mig-1g.20gb"
+        await node.healthy_is(former, 1)
+        made = await node.kubelet.admit(asking("old", former))
+        node.hardware(h100([{"profile": "2g.20gb", **profile}]), T4)  # type: ignore[arg-type]
+        assert node.agent is not None
+        node.agent.hardware.timings = Timings(probe_every_s=0.05, rescan_every_s=0.1, rescan_missing_every_s=0.1)
+        await node.agent.hardware.pause()
+        node.agent.hardware.resume()
+        await node.until(lambda: TWO_G in node.kubelet.amounts)
+        await node.rounds(2)
+        assert node.healthy(TWO_G) == 0
+        node.kubelet.finish(made)
+        await offered(node, two=1)
+
+
+async def test_where_limits_are_required_a_container_can_have_all_of_an_instance() -> None:
+    async with world([h100("1g.10gb*2"), T4], mig="share", limits="driver", limits_fallback="refuse") as node:
+        await node.start_agent()
+        await offered(node, mem=2 * 9 + 14)
+        whole = await node.kubelet.admit(pod("whole", mem=9))
+        assert (whole.phase, envs_of(whole)["GPUSHARE_MEMORY_LIMIT_BY"]) == ("Running", "partition")
+        part = await node.kubelet.admit(pod("part", mem=4))
+        assert (part.phase, "limits that hold are required" in part.message) == ("Failed", True)
+
+
 async def test_positions_outlive_the_agent_and_the_instances() -> None:
     gpus = [h100("1g.10gb*2"), T4]
     async with cluster(gpus, mig="share") as there:
