@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 
 from gpu_device_plugin.core.model.gpus import Gpu, Link, MigInstance  # noqa: TC001 - msgspec looks them up
+from gpu_device_plugin.core.model.mig import is_profile
 from gpu_device_plugin.core.node.health import Probe, Xid
 from gpu_device_plugin.core.node.use import GpuReading  # noqa: TC001 - as above
 from gpu_device_plugin.hardware.driver import ADVICE, HardwareError
@@ -155,6 +156,8 @@ def _plausible(answer: Answer) -> Answer:
     for gpu in gpus:
         if not 0 <= gpu.total_mib <= _MOST_MIB:
             raise MalformedError(f"GPU {gpu.label} has {gpu.total_mib} MiB")
+        if not 0 <= gpu.reserved_mib <= _MOST_MIB:
+            raise MalformedError(f"the driver keeps {gpu.reserved_mib} MiB of GPU {gpu.label}")
         if gpu.instance is not None:
             _plausible_instance(gpu, gpu.instance, gpus)
     for probe in answer.probes:
@@ -167,7 +170,8 @@ def _plausible_instance(gpu: Gpu, instance: MigInstance, gpus: tuple[Gpu, ...]) 
         raise MalformedError(f"the MIG instance {gpu.uuid} is of {instance.parent}, no listed GPU in MIG mode")
     if sum(each.card == gpu.card for each in gpus) > 1 + _MOST_INSTANCES:
         raise MalformedError(f"GPU {gpu.index} has more than {_MOST_INSTANCES} MIG instances")
-    if not all(0 <= number <= _MOST_ID for number in (instance.number, instance.gi, instance.ci, *instance.caps)):
+    plausible = all(0 <= number <= _MOST_ID for number in (instance.number, instance.gi, instance.ci, *instance.caps))
+    if not (plausible and is_profile(instance.profile)):  # a resource is called by it
         raise MalformedError(f"the MIG instance {gpu.uuid} is {instance}")
 
 

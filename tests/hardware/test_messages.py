@@ -216,6 +216,8 @@ def test_a_gpu_whose_shares_would_not_fit_into_memory_is_malformed(total_mib: in
         ([PARENT, {**INSTANCE, "instance": {**PLACE, "number": -1}}], "the MIG instance MIG-a is "),
         ([PARENT, {**INSTANCE, "instance": {**PLACE, "caps": [66, -1]}}], "the MIG instance MIG-a is "),
         ([PARENT, {**INSTANCE, "instance": {**PLACE, "profile": 7}}], "Expected `str`"),
+        ([PARENT, {**INSTANCE, "instance": {**PLACE, "profile": "a large one"}}], "the MIG instance MIG-a is "),
+        ([PARENT, {**INSTANCE, "reserved_mib": -(1 << 40)}], "the driver keeps -1099511627776 MiB of GPU 0:0"),
     ],
 )
 def test_a_mig_instance_that_cannot_be_is_malformed(gpus: list[Any], complaint: str) -> None:

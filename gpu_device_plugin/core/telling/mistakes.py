@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
 
 _OF_OTHERS = ("nvidia.com/*", "amd.com/gpu", "volcano.sh/vgpu-*", *(name for each in OTHERS for name in each.resources))
+_OF_A_PROFILE = re.compile(r"mig|[1-7]g\.", re.ASCII)
+"""In the name of a resource for a MIG profile, well written or not."""
 _LARGEST_GIB = 512
 """More than any GPU has."""
 _INSTEAD = {
@@ -28,26 +31,34 @@ _INSTEAD = {
 }
 
 
-def asks_for_others(limits: Iterable[str], resources: Iterable[Resource]) -> Iterator[str]:
+def asks_for_others(
+    limits: Iterable[str], resources: Iterable[Resource], instances: Iterable[str] = ()
+) -> Iterator[str]:
     """Yield a correction for each GPU resource that no agent offers.
 
     Args:
         limits: the names of all resources that a pod asks for.
         resources: the managed resources.
+        instances: the resources of MIG profiles that nodes offer.
     """
+    of_mig = {name.partition("/")[2]: name for name in sorted(instances)}
     resources = tuple(resources)
     names = [resource.name for resource in resources]
     short = {resource.name.partition("/")[2]: resource.name for resource in resources}
     domains = {resource.name.partition("/")[0] for resource in resources}
-    instead = " or ".join(_INSTEAD[resource.kind].format(name=resource.name) for resource in resources)
+    others = [_INSTEAD[resource.kind].format(name=resource.name) for resource in resources]
+    others += [f"{name}: 1 for a MIG instance" for name in list(of_mig.values())[:1]]
+    instead = " or ".join(others)
     for name in dict.fromkeys(limits):
         domain, _, last = name.partition("/")
         if name in names or is_mig_resource(name):  # nodes may offer these: `explaining_mig`
             continue
-        if domain in domains:
+        if _OF_A_PROFILE.search(last) and (meant := get_close_matches(last, of_mig, n=1, cutoff=0.5)):
+            yield f"It asks for {name}, which no agent offers: did you mean {of_mig[meant[0]]}?"
+        elif domain in domains:
             like = get_close_matches(last, short, n=1)
-            meant = f"did you mean {short[like[0]]}?" if like else f"write {instead}."
-            yield f"It asks for {name}, which no agent offers: {meant}"
+            so = f"did you mean {short[like[0]]}?" if like else f"write {instead}."
+            yield f"It asks for {name}, which no agent offers: {so}"
         elif any(fnmatchcase(name, pattern) for pattern in _OF_OTHERS):
             yield f"It asks for {name}, which nodes that share their GPUs do not offer: write {instead}."
 

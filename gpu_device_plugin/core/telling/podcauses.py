@@ -71,7 +71,8 @@ def causes(
     name = f"{pod.namespace}/{pod.name}"
     asked = ask(pod, resources)
     ignored = [f"Ignored: {why}." for why in status.ignored]
-    instead = [*asks_for_others(status.limits, resources), *asks_for_several(pod.containers)]
+    offered = {each.resource for node in (nodes or {}).values() for each in node.instances()}
+    instead = [*asks_for_others(status.limits, resources, offered), *asks_for_several(pod.containers)]
     of_instances = asked_instances(pod)
     if isinstance(asked, Ask) and asked.parts and not (pod.ended or pod.node_name or pod.deleting):
         facts = [

@@ -47,6 +47,31 @@ def test_other_resources_are_nobodys_mistake(name: str) -> None:
     assert list(asks_for_others([name], BOTH)) == []
 
 
+PROFILES = ["aliyun.com/mig-3g.40gb", "aliyun.com/mig-1g.10gb"]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("aliyun.com/mig-1g10gb", "aliyun.com/mig-1g.10gb"),
+        ("aliyun.com/mig-1g.10g", "aliyun.com/mig-1g.10gb"),
+        ("aliyun.com/mig-1g.10GB", "aliyun.com/mig-1g.10gb"),
+        ("aliyun.com/1g.10gb", "aliyun.com/mig-1g.10gb"),
+        ("nvidia.com/mig-3g-40gb", "aliyun.com/mig-3g.40gb"),
+    ],
+)
+def test_a_profile_that_is_written_wrong_is_corrected_where_nodes_offer_it(name: str, meant: str) -> None:
+    (said,) = asks_for_others([name], BOTH, PROFILES)
+    assert said == f"It asks for {name}, which no agent offers: did you mean {meant}?"
+
+
+def test_who_asks_for_nvidias_gpus_is_told_of_instances_where_nodes_offer_them() -> None:
+    (said,) = asks_for_others(["nvidia.com/gpu"], BOTH, PROFILES)
+    assert said.endswith("or aliyun.com/gpu-count: 1 for a whole GPU or aliyun.com/mig-1g.10gb: 1 for a MIG instance.")
+    (said,) = asks_for_others(["aliyun.com/mig-1g10gb"], BOTH)
+    assert said == f"It asks for aliyun.com/mig-1g10gb, which no agent offers: {INSTEAD}"
+
+
 def test_only_what_is_offered_is_proposed() -> None:
     (said,) = asks_for_others(["nvidia.com/gpu"], [MEM])
     assert said.endswith("write aliyun.com/gpu-mem: N for N units of the memory of one GPU.")

@@ -26,7 +26,7 @@ ONE_G, TWO_G, THREE_G = (f"aliyun.com/mig-{profile}" for profile in ("1g.10gb", 
 T4 = {"model": "T4"}
 
 
-def h100(mig: str | bool) -> dict[str, Any]:  # noqa: FBT001 - as in a description
+def h100(mig: object) -> dict[str, Any]:
     return {"model": "H100", "mig": mig}
 
 
@@ -279,12 +279,12 @@ async def test_an_excluded_instance_is_given_to_nobody_by_the_next_agent() -> No
 async def test_an_instance_made_again_as_another_profile_is_not_given_beside_its_former_holder() -> None:
     """The driver may give it the same UUID, which both resources list then."""
     profile = {"gi": 5, "uuid": "MIG-6f1c2f4e-0d2b-4f0c-9a57-0a2f0b0c1d2e"}
-    async with world([h100([{"profile": "1g.20gb", **profile}]), T4], mig="whole") as node:  # type: ignore[arg-type]
+    async with world([h100([{"profile": "1g.20gb", **profile}]), T4], mig="whole") as node:
         await node.start_agent()
         former = "aliyun.com/mig-1g.20gb"
         await node.healthy_is(former, 1)
         made = await node.kubelet.admit(asking("old", former))
-        node.hardware(h100([{"profile": "2g.20gb", **profile}]), T4)  # type: ignore[arg-type]
+        node.hardware(h100([{"profile": "2g.20gb", **profile}]), T4)
         assert node.agent is not None
         node.agent.hardware.timings = Timings(probe_every_s=0.05, rescan_every_s=0.1, rescan_missing_every_s=0.1)
         await node.agent.hardware.pause()
