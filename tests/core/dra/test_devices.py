@@ -234,10 +234,11 @@ def test_an_instance_that_exists_no_more_is_no_device_and_nor_is_its_gpu() -> No
     assert not any("mig-" in each for each in named(*plain_devices(gone, Facts(()))) if "monitor" not in each)
 
 
-def test_an_instance_that_is_too_small_for_a_share_is_only_given_whole() -> None:
+def test_an_instance_that_is_too_small_for_a_share_is_no_device_where_instances_are_shared() -> None:
     before = mig_node([10], mode=MigMode.WHOLE, share_mib=16384)
+    assert named(*devices(before, Facts(()), {})) == [*mig_names(0, [0], "-whole"), *mig_names(0, [0], "-monitor")]
     here = replace(before, shares=before.shares.with_inventory(mig_inventory([10]), mig=MigMode.SHARE))
-    assert named(*devices(here, Facts(()), {})) == [*mig_names(0, [0], "-whole"), *mig_names(0, [0], "-monitor")]
+    assert devices(here, Facts(()), {}) == []
 
 
 def test_an_instance_whose_parts_are_in_use_is_not_given_whole_after_the_mode_changed() -> None:

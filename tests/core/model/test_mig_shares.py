@@ -261,6 +261,42 @@ def test_a_gpu_that_is_in_mig_mode_since_keeps_its_position_and_is_shared_again_
     assert [(shared.gone, len(shared.ids(SHARES))) for shared in again.gpus] == [(False, 8), (False, 4)]
 
 
+@pytest.mark.parametrize("mode", MigMode)
+def test_a_gpu_whose_instances_are_given_is_offered_to_nobody_itself(mode: MigMode) -> None:
+    """Its own agent listed it before it was in MIG mode; with instances there is no reason to tell that it is not."""
+    order = (*gpus(0, ()), *gpus(1, 4))
+    shares = Shares(1024).with_inventory(replace(inventory((10,), 4), order=order), mig=mode)
+    parent = shares.by_uuid("GPU-0")
+    assert parent is not None
+    assert (parent.position, parent.gone, parent.listed, parent.offered) == (0, True, frozenset(), frozenset())
+
+
+def test_a_gpu_that_gets_instances_keeps_listing_its_ids_until_a_restart() -> None:
+    shares = cut(8, 4, mode=SHARE).with_inventory(inventory((10,), 4), mig=SHARE)
+    first = shares.gpus[0]
+    assert (first.gpu.uuid, first.gone, first.listed, len(first.ids(SHARES))) == ("GPU-0", False, OF_GPU, 8)
+
+
+def test_a_new_instance_has_the_number_of_the_known_ones_of_its_gpu() -> None:
+    shares = cut(4, (10,), mode=SHARE).with_inventory(inventory(4, (10, 10)), mig=SHARE)
+    assert [shared.card for shared in shares.gpus] == [None, 1, 1]
+
+
+def test_memory_that_is_kept_back_leaves_no_share_of_a_small_gpu_or_instance() -> None:
+    shares = Shares(1024, reserve_mib=512).with_inventory(
+        Inventory((*gpus(0, 1), *gpus(1, ()), instance(1, 0, 1))), mig=SHARE
+    )
+    assert shares.gpus == ()
+    assert {uuid: why.partition(",")[0] for uuid, why in told(shares).items()} == {"GPU-0": "1 GiB", "MIG-1-0": "1 GiB"}
+
+
+def test_as_many_shares_as_a_kubelet_copes_with_are_not_too_many() -> None:
+    assert len(cut((10,), 4, mode=SHARE, limit=14).gpus) == 2
+    with pytest.raises(TooManySharesError) as failed:
+        cut((10,), 4, mode=SHARE, limit=13)
+    assert failed.value.restart_helps is False
+
+
 def test_a_node_with_nothing_but_former_instances_shares_none() -> None:
     shares = Shares(1024).with_inventory(replace(inventory(()), order=(instance(0, 5),)), mig=SHARE)
     assert (len(shares.gpus), shares.any_listed) == (1, False)

@@ -7,7 +7,10 @@ from dataclasses import replace
 import pytest
 
 from gpu_device_plugin.core.model.gpus import Inventory
+from gpu_device_plugin.core.model.mig import MigMode
+from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.equipping import out_of_service, remarks, share_size
+from tests.mig import gpus, instance, inventory
 from tests.nodes import node
 
 
@@ -39,6 +42,15 @@ def test_a_gpu_is_out_of_service_for_its_health_or_in_mig_mode() -> None:
         "GPU-2": "lost",
     }
     assert out_of_service({"GPU-0": ()}, replace(shares, gpus=tuple(gpus[:1]))) == {}
+
+
+def test_an_instance_that_is_gone_and_a_gpu_in_mig_mode_that_was_never_offered_are_out_of_service() -> None:
+    order = (*gpus(0, ()), instance(0, 5), *gpus(1, 4))
+    shares = Shares(1024).with_inventory(replace(inventory((), 4), order=order), mig=MigMode.SHARE)
+    assert out_of_service({"GPU-0": ["lost"], "MIG-0-5": ["lost"]}, shares) == {
+        "GPU-0": "it is in MIG mode now",
+        "MIG-0-5": "the MIG instance exists no more",
+    }
 
 
 def test_a_node_without_gpus_has_no_remarks() -> None:

@@ -396,7 +396,11 @@ def test_containers_with_instances_that_exist_no_more_are_found() -> None:
         "container main was given GPU 1 (MIG 1g.10gb) (MIG-0-1), a MIG instance that exists no more: delete the pod, "
         "so that it gets another"
     )
-    assert (former.pod, former.pod_uid) == (None, "uid-c")
+    assert [(known.pod_uid, known.container), (former.pod_uid, former.container)] == [
+        ("uid-b", "main"),
+        ("uid-c", "main"),
+    ]
+    assert former.pod is None
     assert former.sentence.startswith("container main was given MIG-former, a MIG instance that exists no more")
     assert stranded(held[:1], there, shares, {}) == ()
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.placing import Room
 from gpu_device_plugin.core.node.ledger import Ledger, Use
+from tests.mig import mig_node
 from tests.nodes import ids, node
 
 
@@ -31,6 +35,15 @@ def test_more_ids_in_use_than_there_are_shares_leave_no_room() -> None:
 def test_a_connection_is_the_same_in_both_directions() -> None:
     there = node(4, 4, 4, closeness={(0, 2): 7})
     assert (there.links.connection(0, 2), there.links.connection(2, 0), there.links.connection(0, 1)) == (7, 7, 0)
+
+
+def test_the_emptiest_gpu_is_healthy_and_held_by_nobody_else() -> None:
+    there = node(9, 4, 8, 7, used={1: [0]}, whole=[2], unhealthy={0: "it fell off the bus"})
+    assert there.emptiest == 7
+    assert there.with_ledger(replace(there.ledger, foreign=frozenset({"GPU-3"}))).emptiest == 3
+    assert node(unhealthy={}).emptiest == 0
+    assert mig_node((10, 30), mode=MigMode.SHARE).emptiest == 30
+    assert mig_node((10, 30), mode=MigMode.WHOLE).emptiest == 0
 
 
 def test_another_ledger_makes_another_node() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.nodegpus import node_gpus, write_node_gpus
-from gpu_device_plugin.core.model.gpus import Gpu, Inventory
+from gpu_device_plugin.core.model.gpus import Gpu, Inventory, MigInstance
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.positions import in_order, listed_before
@@ -203,6 +203,8 @@ def test_instances_are_read_from_the_annotation_with_those_that_are_gone() -> No
     found = listed_before(text)
     assert [gpu.uuid for gpu in found] == ["MIG-0-0", "MIG-0-1", "GPU-1"]
     assert [gpu.card for gpu in found] == ["GPU-0", "GPU-0", "GPU-1"]
+    # The place of an instance may be another by now: no setting can name it by that.
+    assert [gpu.instance for gpu in found[:2]] == [MigInstance("GPU-0", -1, "1g.10gb", gi, 0) for gi in (7, 8)]
     whole = Shares(1024).with_inventory(inventory((10, 10), 4), mig=MigMode.WHOLE)
     text = write_node_gpus(node_gpus(whole, inventory((10, 10), 4), {}, "binpack", mig_domain="nvidia.com"))
     assert [gpu.uuid for gpu in listed_before(text)] == ["MIG-0-0", "MIG-0-1", "GPU-1"]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.contract.nodegpus import AWAY, BY_CLAIMS, NodeGpus
 from gpu_device_plugin.core.telling.explaining_mig import (
     asked_by_profile,
     held_instances,
@@ -10,7 +15,17 @@ from gpu_device_plugin.core.telling.explaining_mig import (
 )
 from tests.views import WHOLE, mig_view, node_view, with_instances
 
+if TYPE_CHECKING:
+    from gpu_device_plugin.core.cluster.nodeview import NodeView
+
 HOW = "the setting mig: whole, or kubectl label node NODE gpu-device-plugin/mig=whole"
+
+
+def changed(node: NodeView, *, claims: bool = False, away: bool = False) -> NodeView:
+    """Return a node whose agent serves claims, or serves nobody."""
+    instances = node.candidate.gpus.instances
+    listed = NodeGpus((), instances=instances, claims=claims, away=away, problem=AWAY if away else BY_CLAIMS)
+    return replace(node, candidate=candidate(node.name, listed, ()))
 
 
 def test_the_demand_is_told_by_resource() -> None:
@@ -35,6 +50,15 @@ def test_a_node_to_which_the_pod_may_not_go_comes_last_with_the_reason() -> None
         f"2 nodes offer {WHOLE}, and none has enough free.",
         "  b: 1/1 in use: default/x (0:0)",
         "  a: 0/2 in use; it is cordoned",
+    ]
+
+
+def test_a_node_that_gives_no_instance_now_is_told_with_the_reason() -> None:
+    nodes = [changed(mig_view("a", whole=2), claims=True), changed(mig_view("b", whole=1), claims=True, away=True)]
+    assert list(instance_facts({WHOLE: 1}, nodes, {})) == [
+        f"2 nodes offer {WHOLE}, and none has enough free.",
+        "  a: 0/2 in use; it gives them to ResourceClaims (DRA), or by a DeviceClass with this extendedResourceName",
+        f"  b: 0/1 in use; {AWAY}",
     ]
 
 
