@@ -200,7 +200,11 @@ def _too_little(node: NodeView, ask: Ask, resource: Resource) -> str:
     offered = node.allocatable.get(resource.name, 0)
     memory = resource.kind is Kind.MEMORY
     # The agent withholds a GPU that is in use as the other resource, as intended.
-    rooms = [room for room in node.candidate.rooms if room.healthy and not (room.whole if memory else room.shared)]
+    rooms = [
+        room
+        for room in node.candidate.rooms
+        if room.healthy and not (room.whole if memory else room.shared or room.card is not None)
+    ]
     if not offered:
         return f"its agent offers no {resource.name} at the moment; see the agent's log" if rooms else ""
     taken = sum(

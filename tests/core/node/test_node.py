@@ -40,7 +40,7 @@ def test_a_connection_is_the_same_in_both_directions() -> None:
 def test_the_emptiest_gpu_is_healthy_and_held_by_nobody_else() -> None:
     there = node(9, 4, 8, 7, used={1: [0]}, whole=[2], unhealthy={0: "it fell off the bus"})
     assert there.emptiest == 7
-    assert there.with_ledger(replace(there.ledger, foreign=frozenset({"GPU-3"}))).emptiest == 3
+    assert there.with_ledger(replace(there.ledger, foreign={"GPU-3": "held by another resource"})).emptiest == 3
     assert node(unhealthy={}).emptiest == 0
     assert mig_node((10, 30), mode=MigMode.SHARE).emptiest == 30
     assert mig_node((10, 30), mode=MigMode.WHOLE).emptiest == 0

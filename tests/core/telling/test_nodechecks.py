@@ -23,7 +23,7 @@ from gpu_device_plugin.core.telling.nodechecks import (
 )
 from tests.names import COUNT, MEM
 from tests.resources import RESOURCES
-from tests.views import node_view, pod_on
+from tests.views import mig_view, node_view, pod_on
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.nodeview import NodeView
@@ -117,6 +117,10 @@ def test_an_agent_that_offers_nothing_is_named() -> None:
         f"its kubelet knows no {MEM}: no agent has registered there since it started",
     )
     assert told(node_view("n", (8,), amounts=({MEM: 8}, {}))) == told(node)
+
+
+def test_a_node_with_nothing_but_shared_instances_is_told_by_these_and_not_by_the_amounts() -> None:
+    assert told(mig_view("n", shared=2), ask=ONE_GPU) == ()
 
 
 def test_gpus_in_use_the_other_way_are_no_reason_to_look_for_the_agent() -> None:
