@@ -133,9 +133,8 @@ class Equipment:
             _log.error("new GPUs are not shared", extra={"why": str(error), "once_per_s": 600})
         known = {shared.gpu.uuid for shared in before.gpus}
         there = replace(inventory, gpus=tuple(gpu for gpu in inventory.gpus if gpu.uuid in known))
-        return before.with_inventory(
-            there, self._excluded, sys.maxsize, mig=before.mig
-        )  # what is known has to be right
+        no_limit = sys.maxsize  # the known ones are in the list already
+        return before.with_inventory(there, self._excluded, no_limit, mig=before.mig)
 
     def _equip(self, view: HardwareView) -> None:
         before = self._state.node.shares
