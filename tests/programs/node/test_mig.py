@@ -161,7 +161,7 @@ async def test_the_label_of_the_node_decides() -> None:
         await there.node.healthy_is(ONE_G, 2)
         there.api.patch("nodes", NODE, {"metadata": {"labels": {"gpu-device-plugin/mig": "share"}}})
         await there.node.healthy_is(MEM, 2 * 9 + 14)
-        assert there.node.healthy(ONE_G) == 0
+        await there.node.healthy_is(ONE_G, 0)
 
 
 async def test_a_label_that_names_no_way_is_told_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
