@@ -6,7 +6,6 @@ The same 8 invented H100, undivided and as 56 instances, shared and given whole.
 
 from __future__ import annotations
 
-import argparse
 import compileall
 import statistics
 import sys
@@ -18,10 +17,11 @@ from typing import TYPE_CHECKING
 
 import gpu_device_plugin
 from bench import memory
-from bench.node_agent import MEMORY, Row, allocating, machine, percentiles, running, show
+from bench.node_agent import MEMORY, Row, allocating, machine, parser_of, percentiles, running, show
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator, Sequence
 
     from bench.node_agent import Run
@@ -118,12 +118,7 @@ def rows(root: Path, options: argparse.Namespace) -> Iterator[Row]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure everything and print one table. The exit code says nothing of the verdicts: machines differ."""
-    parser = argparse.ArgumentParser(prog="python -m bench.mig", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="agents started; figures are medians over them")
-    parser.add_argument("--calls", type=int, default=1000, help="calls of each kind")
-    parser.add_argument("--warm", type=int, default=20, help="calls before those that count")
-    parser.add_argument("--settle", type=float, default=11, help="seconds before memory is looked at")
-    options = parser.parse_args(argv)
+    options = parser_of("mig", __doc__).parse_args(argv)
     compileall.compile_dir(Path(gpu_device_plugin.__file__).parent, quiet=1)
     print(f"{machine(DIVIDED)}\n")
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:

@@ -397,14 +397,20 @@ def show(rows: Iterator[Row]) -> None:
         line(row.cells())
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure everything and print one table. The exit code says nothing of the verdicts: machines differ."""
-    parser = argparse.ArgumentParser(prog="python -m bench.node_agent", description=__doc__)
+def parser_of(program: str, description: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a program that measures agents."""
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{program}", description=description)
     parser.add_argument("--rounds", type=int, default=5, help="agents started; figures are medians over them")
     parser.add_argument("--calls", type=int, default=1000, help="calls of each kind")
     parser.add_argument("--warm", type=int, default=20, help="calls before those that count")
-    parser.add_argument("--pods", type=int, default=200, help="pods of the node, with API access")
     parser.add_argument("--settle", type=float, default=11, help="seconds before memory is looked at")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure everything and print one table. The exit code says nothing of the verdicts: machines differ."""
+    parser = parser_of("node_agent", __doc__)
+    parser.add_argument("--pods", type=int, default=200, help="pods of the node, with API access")
     options = parser.parse_args(argv)
     compileall.compile_dir(Path(gpu_device_plugin.__file__).parent, quiet=1)
     print(machine() + "\n")

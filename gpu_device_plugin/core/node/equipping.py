@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.gpus import Inventory
     from gpu_device_plugin.core.model.shares import Shares
 
+GONE = "the MIG instance exists no more"
+IN_MIG_MODE = "it is in MIG mode now"
+
 
 def share_size(wanted: int, before: int | None, holders: Collection[str] | None, ended: Collection[str]) -> int:
     """Return the share size in MiB: that of the previous agent as long as a container holds shares of that size.
@@ -44,10 +47,9 @@ def out_of_service(reasons: Mapping[str, Sequence[str]], shares: Shares) -> Mapp
     for shared in shares.gpus:
         gpu = shared.gpu
         if shared.gone:
-            why = "the MIG instance exists no more" if gpu.instance is not None else "it is in MIG mode now"
-            unhealthy[gpu.uuid] = why
+            unhealthy[gpu.uuid] = IN_MIG_MODE if gpu.instance is None else GONE
         elif gpu.mig:
-            unhealthy.setdefault(gpu.uuid, "it is in MIG mode now")
+            unhealthy.setdefault(gpu.uuid, IN_MIG_MODE)
         elif gpu.card in failed and gpu.instance is not None:
             own, of_card = failed.get(gpu.uuid), failed[gpu.card]
             why = f"its GPU is out of service: {of_card}"

@@ -58,17 +58,16 @@ class Node:
     def emptiest(self) -> int:
         """The free shares of the GPU that has the most of them to give; 0 if none has any."""
         ledger = self.ledger
-        return max(
-            (
-                len(shared.shares) - len(use.shares)
-                for shared in self.shares.gpus
-                if SHARES in shared.offered
-                and (uuid := shared.gpu.uuid) not in self.unhealthy
-                and uuid not in ledger.foreign
-                and not (use := ledger.use(uuid)).whole
-            ),
-            default=0,
+        free = (
+            len(shared.shares) - len(use.shares)
+            for shared in self.shares.gpus
+            if SHARES in shared.offered
+            and (uuid := shared.gpu.uuid) not in self.unhealthy
+            and uuid not in ledger.foreign
+            and not (use := ledger.use(uuid)).whole
         )
+        # With a former, smaller share size, more IDs may be in use than there are shares now.
+        return max(0, max(free, default=0))
 
     def rooms(self) -> tuple[Room, ...]:
         """Return the state of every GPU whose memory is shared for a demand, by our own ledger."""

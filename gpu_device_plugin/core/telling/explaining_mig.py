@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.keys import MIG_LABEL
+from gpu_device_plugin.core.model.mig import resource_name
 from gpu_device_plugin.core.telling.printing import MOST_NAMED, counted
 
 if TYPE_CHECKING:
@@ -95,14 +96,13 @@ def _labels(offer: Instances, pod: InstancePod) -> str:
 
 def _offered_nowhere(resource: str, nodes: Iterable[NodeView]) -> Iterator[str]:
     short = resource.partition("/")[2]
-    profile = short.removeprefix("mig-")
     offered: dict[str, list[str]] = {}
     shared: list[str] = []
     for node in nodes:
         for each in node.instances():
             offered.setdefault(each.resource, []).append(f"{len(each.instances)} on {node.name}")
         places = (gpu.instance for gpu in node.candidate.gpus.gpus)
-        if any(place is not None and place.profile.replace("+", ".") == profile for place in places):
+        if any(place is not None and resource_name(place.profile) == short for place in places):
             shared.append(node.name)
     yield f"No node that shares its GPUs offers {resource}."
     if same := sorted(each for each in offered if each.partition("/")[2] == short):

@@ -21,6 +21,7 @@ import yaml
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares, parse_id
+from gpu_device_plugin.core.node.equipping import GONE
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.offers import offers
@@ -61,7 +62,6 @@ _WITH_PROCESSES = {
 _AGENT = "gpu_device_plugin.programs.demo.agent"
 _UNHEALTHY = " is unhealthy: "
 """The words between a GPU and the reason in the agent's log."""
-_GONE = "the MIG instance exists no more"
 _LOOK_S = 0.02
 _PATIENCE_S = 60.0
 """Only what never comes about is waited for so long."""
@@ -266,7 +266,7 @@ class World:
         alive = {parse_id(name)[0] for names in self.offered().values() for name in names}
         unknown = "no agent reports its health" if self.kubelet.up else "the kubelet is down"
         return {
-            shared.gpu.uuid: _GONE
+            shared.gpu.uuid: GONE
             if shared.gone
             else (self.agent.running and self.agent.unhealthy(shared.gpu.uuid)) or unknown
             for shared in self.shares.gpus

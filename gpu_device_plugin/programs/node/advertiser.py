@@ -55,7 +55,7 @@ class Advertiser:
     def refresh(self) -> None:
         """Advertise the current state of the node."""
         node, now = self._state.node, time.monotonic()
-        emptiest = max(node.emptiest, 0)
+        emptiest = node.emptiest
         self.refusals = self.refusals.settled(emptiest, now)
         for resource in self._resources():
             found = offers(node, resource.listing, self.refusals.most_free(emptiest, now))

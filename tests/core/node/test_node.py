@@ -42,6 +42,7 @@ def test_the_emptiest_gpu_is_healthy_and_held_by_nobody_else() -> None:
     assert there.emptiest == 7
     assert there.with_ledger(replace(there.ledger, foreign={"GPU-3": "held by another resource"})).emptiest == 3
     assert node(unhealthy={}).emptiest == 0
+    assert node(4, used={0: range(6)}).emptiest == 0
     assert mig_node((10, 30), mode=MigMode.SHARE).emptiest == 30
     assert mig_node((10, 30), mode=MigMode.WHOLE).emptiest == 0
 
