@@ -23,6 +23,7 @@ from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from bench.node_agent import Run
 
@@ -46,6 +47,7 @@ class Way:
 
 UNDIVIDED = Way("8 GPUs", MODEL, MEMORY, 8)
 WAYS = (
+    UNDIVIDED,
     Way("56 instances, shared", DIVIDED, MEMORY, 8, ("--mig=share",)),
     Way("56 instances, whole", DIVIDED, WHOLE, 1, ("--mig=whole",)),
 )
@@ -60,21 +62,32 @@ class Figures:
     devices: int = 0
 
 
-def measured(root: Path, way: Way, options: argparse.Namespace) -> Figures:
-    """Start agents one after the other and return the medians over them."""
-    samples: dict[str, list[float]] = {}
-    found = Figures()
+def measured(root: Path, options: argparse.Namespace) -> dict[str, Figures]:
+    """Return the figures of each way, by its name: medians over agents that were started in turn.
+
+    What the machine does meanwhile meets all ways alike.
+    """
+    samples: dict[str, dict[str, list[float]]] = {way.name: {} for way in WAYS}
+    figures = {way.name: Figures() for way in WAYS}
     for _ in range(options.rounds):
-        with running(root, *way.flags, gpus=f"fake:{way.gpus}", awaited=(way.resource,)) as run:
-            ids = _healthy(run, way.resource)
-            found.devices = len(ids)
-            for what, value in _calls(run, way, ids, options):
-                samples.setdefault(what, []).append(value)
-    found.times = {what: statistics.median(values) for what, values in samples.items()}
-    with running(root, *way.flags, gpus=f"fake:{way.gpus}", awaited=(way.resource,)) as run:
-        time.sleep(options.settle)
-        found.memory_mib = memory.alone_mib(run.pids())
-    return found
+        for way in WAYS:
+            with started(root, way) as run:
+                ids = _healthy(run, way.resource)
+                figures[way.name].devices = len(ids)
+                for what, value in _calls(run, way, ids, options):
+                    samples[way.name].setdefault(what, []).append(value)
+    for way in WAYS:
+        found = figures[way.name]
+        found.times = {what: statistics.median(values) for what, values in samples[way.name].items()}
+        with started(root, way) as run:
+            time.sleep(options.settle)
+            found.memory_mib = memory.alone_mib(run.pids())
+    return figures
+
+
+def started(root: Path, way: Way) -> AbstractContextManager[Run]:
+    """Start an agent that gives its GPUs in this way."""
+    return running(root, *way.flags, gpus=f"fake:{way.gpus}", awaited=(way.resource,))
 
 
 def _healthy(run: Run, resource: str) -> list[str]:
@@ -102,18 +115,16 @@ def _calls(run: Run, way: Way, ids: Sequence[str], options: argparse.Namespace) 
 
 
 def rows(root: Path, options: argparse.Namespace) -> Iterator[Row]:
-    """Yield the figures of the undivided GPUs, and those of instances with the bars that follow from them."""
-    base = measured(root, UNDIVIDED, options)
-    note = f"{base.devices:,} devices"
-    for what, value in base.times.items():
-        yield Row(f"{what}, {UNDIVIDED.name}", value, note=note)
-    yield Row(f"memory, {UNDIVIDED.name}, idle", base.memory_mib, "MiB")
-    for way in WAYS:
-        found = measured(root, way, options)
+    """Yield the figures of every way, those of instances with the bars that follow from the undivided GPUs."""
+    figures = measured(root, options)
+    base = figures[UNDIVIDED.name]
+    for name, found in figures.items():
         note = f"{found.devices:,} devices"
+        bar = name != UNDIVIDED.name
         for what, value in found.times.items():
-            yield Row(f"{what}, {way.name}", value, "ms", round(base.times[what] * _MORE, 2), note)
-        yield Row(f"memory, {way.name}, idle", found.memory_mib, "MiB", round(base.memory_mib + _MORE_MIB, 1))
+            yield Row(f"{what}, {name}", value, "ms", round(base.times[what] * _MORE, 2) if bar else None, note)
+        most_mib = round(base.memory_mib + _MORE_MIB, 1) if bar else None
+        yield Row(f"memory, {name}, idle", found.memory_mib, "MiB", most_mib)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
