@@ -13,6 +13,7 @@ from tests.patience import stretched
 
 AGENT = ["bench.node_agent", "--rounds", "1", "--calls", "20", "--warm", "2", "--pods", "4", "--settle", "0.1"]
 CLAIMS = ["bench.dra", "--only", "node", "--rounds", "1", "--pods", "3", "--wipes", "2", "--settle", "0.1"]
+INSTANCES = ["bench.mig", "--rounds", "1", "--calls", "20", "--warm", "2", "--settle", "0.1"]
 WEB = ["bench.web", "--nodes", "3", "--calls", "3", "--events", "20", "--seconds", "1", "--pods", "2"]
 EXTENDER = ["bench.extender", "--nodes", "3", "5", "--calls", "40", "--events", "100", "--pods", "6"]
 
@@ -49,12 +50,21 @@ EXTENDER = ["bench.extender", "--nodes", "3", "5", "--calls", "40", "--events", 
             },
         ),
         (
+            INSTANCES,
+            "8xH100:mig=1g.10gb*7",
+            {
+                "start to the registration, 8 GPUs",
+                "Allocate, p99, 56 instances, shared",
+                "memory, 56 instances, whole, idle",
+            },
+        ),
+        (
             WEB,
             "8 GPUs of 16 GiB a node",
             {"first answer, 3 nodes, p99", "2 waiting pods explained, 3 nodes", "memory, 3 nodes"},
         ),
     ],
-    ids=["node_agent", "extender", "dra", "web"],
+    ids=["node_agent", "extender", "dra", "mig", "web"],
 )
 def test_a_tiny_run_prints_every_row_with_its_verdict(command: list[str], measured_on: str, among: set[str]) -> None:
     """A verdict stands exactly where a bar does, and the exit code says nothing of either: machines differ."""

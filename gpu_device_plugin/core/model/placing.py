@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
 from math import comb
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.resources import Kind
@@ -36,21 +36,25 @@ class Demand:
     """The number of GPUs with equal parts of the shares. More than one only where a scheduler promised it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Room:
-    """The state of one GPU as far as a demand depends on it."""
+    """The state of one GPU as far as a demand depends on it.
 
-    position: int
-    total: int
+    The fields are final for mypy: one that is frozen takes four times as long to make, and the kubelet waits while one
+    is made of every GPU and MIG instance.
+    """
+
+    position: Final[int]
+    total: Final[int]
     """Shares that it is cut into."""
-    free: int
+    free: Final[int]
     """Shares that are available to this demand."""
-    healthy: bool = True
-    shared: bool = False
+    healthy: Final[bool] = True
+    shared: Final[bool] = False
     """A share of it is in use."""
-    whole: bool = False
+    whole: Final[bool] = False
     """It is in use as a whole GPU."""
-    card: int | None = None
+    card: Final[int | None] = None
     """Of a MIG instance: a number that all instances of one GPU have in common. None: it is a whole GPU."""
 
     @property
@@ -158,24 +162,26 @@ def place(
             Whole MIG instances are chosen by their GPUs.
         must: positions that have to be part of the placement.
     """
-    rooms = sorted(rooms, key=lambda room: room.position)
+    rooms, must = sorted(rooms, key=lambda room: room.position), frozenset(must)
     each, rest = divmod(demand.amount, demand.gpus)
     wanted = demand.gpus if demand.kind is Kind.MEMORY else demand.amount
-    fitting = {room.position: room for room in _fitting(demand, each, rooms)}
-    if len(fitting) < wanted or not fitting.keys() >= set(must) or len(must) > wanted or wanted < 1 or rest:
+    fitting = _fitting(demand, each, rooms)
+    others = [room for room in fitting if room.position not in must] if must else fitting
+    must_fits = len(fitting) - len(others) == len(must) <= wanted
+    if len(fitting) < wanted or not must_fits or wanted < 1 or rest:
         return Refusal(demand, tuple((room, _obstacle(demand, each, room)) for room in rooms))
     if demand.kind is Kind.MEMORY:
         preferred = preference(rooms, rank)
-        others = [room for at, room in fitting.items() if at not in must]
         count = wanted - len(must)
         best = [min(others, key=preferred)] if count == 1 else sorted(others, key=preferred)[:count]
         chosen = sorted((*must, *(room.position for room in best)))
         return Placement(demand, tuple((position, each) for position in chosen))
     if demand.kind is Kind.INSTANCE:
-        group = _of_few_cards(fitting.values(), wanted, frozenset(must))
+        group = _of_few_cards(fitting, wanted, must)
     else:
-        group = _closest(sorted(fitting), wanted, closeness, frozenset(must))
-    return Placement(demand, tuple((position, fitting[position].total) for position in group))
+        group = _closest([room.position for room in fitting], wanted, closeness, must)
+    total = {room.position: room.total for room in fitting}
+    return Placement(demand, tuple((position, total[position]) for position in group))
 
 
 def fits_kind(demand: Demand, room: Room) -> bool:
@@ -199,13 +205,12 @@ def preference(rooms: Iterable[Room], rank: Rank) -> Callable[[Room], tuple[floa
 
 
 def _ranks_of_cards(rooms: Iterable[Room], rank: Rank) -> Mapping[int | None, float]:
-    free: Counter[int] = Counter()
-    total: Counter[int] = Counter()
+    sums: dict[int, tuple[int, int]] = {}
     for room in rooms:
-        if room.card is not None:
-            total[room.card] += room.total
-            free[room.card] += room.free if room.gives_shares else 0
-    return {card: rank(Room(TOGETHER, total[card], free[card], card=card)) for card in total}
+        if (card := room.card) is not None:
+            total, free = sums.get(card, (0, 0))
+            sums[card] = total + room.total, free + (room.free if room.healthy and not room.whole else 0)
+    return {card: rank(Room(TOGETHER, total, free, card=card)) for card, (total, free) in sums.items()}
 
 
 def _fitting(demand: Demand, each: int, rooms: Iterable[Room]) -> list[Room]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_device_plugin.core.model.resources import Kind
 
@@ -18,9 +17,11 @@ if TYPE_CHECKING:
 _NONE: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """One GPU as one resource advertises it."""
+class Offer(NamedTuple):
+    """One GPU as one resource advertises it.
+
+    A tuple, as one is made of every GPU after every grant and compared with the one before.
+    """
 
     shared: SharedGpu
     fenced: frozenset[int] = frozenset()
@@ -51,20 +52,19 @@ def offers(node: Node, listing: Listing, most_free: int | None = None) -> tuple[
     # The emptiest GPUs keep their offers: they serve the largest of the demands that still fit.
     for offer in sorted(plain, key=lambda o: (-len(_open(node, o)), o.shared.position)):
         free = _open(node, offer)
-        bounded[offer.shared.position] = replace(offer, fenced=offer.fenced.union(free[most_free:]))
+        bounded[offer.shared.position] = offer._replace(fenced=offer.fenced.union(free[most_free:]))
         most_free -= min(most_free, len(free))
     return tuple(bounded[offer.shared.position] for offer in plain)
 
 
 def _offer(node: Node, listing: Listing, shared: SharedGpu) -> Offer:
-    use = node.use(shared)
-    uuid, memory = shared.gpu.uuid, listing[0] is Kind.MEMORY
-    doubtful = node.closing or not node.ledger.certain or uuid in node.ledger.foreign or listing not in shared.offered
-    fence = doubtful or (use.whole if memory else bool(use.shares))
+    uuid, ledger, memory = shared.gpu.uuid, node.ledger, listing[0] is Kind.MEMORY
+    use, foreign = ledger.use(uuid), uuid in ledger.foreign
+    doubtful = foreign or node.closing or not ledger.certain or listing not in shared.offered
     fenced = _NONE
-    if fence:
+    if doubtful or (use.whole if memory else use.shares):
         # An instance that was made again as another profile may be in use by the ID that it has in both resources.
-        other = listing[0] is Kind.INSTANCE and uuid in node.ledger.foreign
+        other = foreign and listing[0] is Kind.INSTANCE
         fenced = frozenset({0}) if other else _free(shared, use, memory=memory)
     return Offer(shared, fenced, uuid in node.unhealthy)
 

@@ -60,7 +60,7 @@ class Question:
             # records while an Allocate is in flight can lose an ID that it has just allocated.
             for ours, others in ((True, matched), (False, matched), (False, None)):
                 rooms = self._rooms(node, others, only_free_in_ledger=ours)
-                usable = [room for room in rooms if among is None or room.position in among]
+                usable = rooms if among is None else [room for room in rooms if room.position in among]
                 found = place(
                     Demand(self.kind, self.amount, split), usable, rank, node.links.connection, tuple(self._must)
                 )
@@ -72,11 +72,12 @@ class Question:
         """Return the state of the GPUs without the promises to other containers in `others`."""
         reserved, whole = ({}, frozenset[int]()) if others is None else (others.reserved, others.whole)
         rooms: list[Room] = []
+        gpus, ledger = node.shares.gpus, node.ledger
         for position, numbers in self._free.items():
-            shared = node.shares.gpus[position]
+            shared = gpus[position]
             if self.kind is Kind.MEMORY:
                 free = len(numbers)
-                if only_free_in_ledger and (held := node.use(shared).shares):
+                if only_free_in_ledger and (held := ledger.use(shared.gpu.uuid).shares):
                     free -= len(held.intersection(numbers))
                 rooms.append(node.room(shared, 0 if position in whole else free - reserved.get(position, 0)))
             elif position not in whole and position not in reserved:

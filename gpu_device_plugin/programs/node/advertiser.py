@@ -55,7 +55,7 @@ class Advertiser:
     def refresh(self) -> None:
         """Advertise the current state of the node."""
         node, now = self._state.node, time.monotonic()
-        emptiest = node.emptiest
+        emptiest = node.emptiest if self.refusals.run is not None else 0
         self.refusals = self.refusals.settled(emptiest, now)
         for resource in self._resources():
             found = offers(node, resource.listing, self.refusals.most_free(emptiest, now))

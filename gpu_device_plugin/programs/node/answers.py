@@ -83,8 +83,9 @@ class NodeAnswers:
         """Return the IDs that the kubelet should allocate; fewer than `amount` if there is no good choice."""
         node = self._state.node
         if resource.kind is Kind.MEMORY:
-            # Who asks for all of an instance has it to itself, and needs no means of limiting.
-            barred = self.delivery.means.barred - self._instances_of(amount)
+            if barred := self.delivery.means.barred:
+                # Who asks for all of an instance has it to itself, and needs no means of limiting.
+                barred -= self._instances_of(amount)
             if self._mps is not None and self._mps.on:
                 barred |= self._mps.barred
             available = not_on(available, barred)
