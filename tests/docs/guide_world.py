@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.core.contract.keys import INSTANCES
+from gpu_device_plugin.core.model.mig import is_mig_resource
 from gpu_device_plugin.programs.extender.program import Extender
+from gpu_device_plugin.programs.node.instances import resources
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
@@ -39,6 +42,8 @@ EXAMPLES = ROOT / "docs" / "examples"
 NODE = "gpu-1"
 GPUS = "fake:1xP4,3xT4"
 """The node of the guide: GPU 0 has 7 shares, GPUs 1 to 3 have 14 each."""
+DIVIDED = "fake:1xT4,1xH100:mig=1g.10gb*3/3g.40gb"
+"""The node of its section on MIG: GPU 0 is whole, GPUs 1 to 3 are small instances, GPU 4 is a large one."""
 SCHEDULER = "gpushare-scheduler"
 
 _KUBECTL = """\
@@ -151,7 +156,12 @@ class Guide:
         made = self.running[name] = await self.node.kubelet.admit(spec_of(body))
         self.api.patch("pods", name, {"status": {"phase": made.phase}}, namespace, subresource="status")
         assert made.phase == "Running", made
-        await self.node.until(lambda: self._annotation(name, namespace, "ALIYUN_COM_GPU_MEM_ASSIGNED") == "true")
+        await self.node.until(
+            lambda: (
+                self._annotation(name, namespace, "ALIYUN_COM_GPU_MEM_ASSIGNED") == "true"
+                or bool(self._annotation(name, namespace, INSTANCES))
+            )
+        )
 
     async def _end(self, name: str, namespace: str) -> None:
         made = self.running.pop(name)
@@ -166,12 +176,28 @@ class Guide:
         """Write into the node's status what the kubelet offers, as it does every few seconds."""
         assert self.node.agent is not None
         await self.node.confirmed()
-        offers = {resource: self.node.kubelet.amounts[resource] for resource in (GPU_MEM, GPU_COUNT)}
+        offers = self.node.kubelet.amounts
         status = {
             "capacity": {name: str(offer.capacity) for name, offer in offers.items()},
             "allocatable": {name: str(offer.allocatable) for name, offer in offers.items()},
         }
         self.api.patch("nodes", NODE, {"status": status}, subresource="status")
+
+    async def label(self, key: str, value: str) -> None:
+        """Label the node with a way of giving MIG instances, and wait until the kubelet offers what that gives."""
+        self.api.patch("nodes", NODE, {"metadata": {"labels": {key: value}}})
+        await self.node.until(lambda: self._gives(value))
+        await self.publish()
+
+    def _gives(self, mig: str) -> bool:
+        assert self.node.agent is not None
+        advertiser, shares = self.node.agent.advertiser, self.node.agent.state.node.shares
+        advertiser.refresh()
+        return shares.mig == mig and all(
+            sum(healthy for offer in advertiser.offers[each.listing] for _, healthy in offer.devices(each.listing))
+            == self.node.healthy(each.name)
+            for each in resources(self.node.agent)
+        )
 
     def positions(self, name: str, container: str) -> dict[int, int]:
         """Return how many devices of either resource a container has on each GPU, by what the kubelet gave it."""
@@ -208,21 +234,24 @@ def _containers(spec: Json) -> Iterator[ContainerSpec]:
             limits = {
                 name: int(amount)
                 for name, amount in each["resources"].get("limits", {}).items()
-                if name in {GPU_MEM, GPU_COUNT}
+                if name in {GPU_MEM, GPU_COUNT} or is_mig_resource(name)
             }
             sidecar = each.get("restartPolicy") == "Always"
             yield ContainerSpec(each["name"], limits, Kind.SIDECAR if sidecar else kind)
 
 
 @asynccontextmanager
-async def guide(folder: Path) -> AsyncIterator[Guide]:
-    """Start the guide's cluster, with an agent on its node and an extender, and no pod."""
+async def guide(folder: Path, gpus: str = GPUS) -> AsyncIterator[Guide]:
+    """Start the guide's cluster, with an agent on its node, which has these GPUs, and an extender, and no pod."""
     async with ApiServer(bookmark_s=0.02) as api:
         node = builders.node(NODE, labels={"gpushare": "true"})
         node["status"]["addresses"] = [{"type": "InternalIP", "address": "192.168.0.71"}]
         api.add(node)
-        async with world(GPUS, api=api.url, node_name=NODE) as there:
-            await there.start_agent()
+        async with world(gpus, api=api.url, node_name=NODE) as there:
+            agent = there.launch()
+            assert agent.cluster is not None
+            agent.cluster.look_s = 0.2  # at the labels of the node
+            await there.ready()
             await there.until(lambda: takes_pods(api.get("nodes", NODE)))
             flags = {"listen": "127.0.0.1:0", "http": "off"}
             extender = Extender(

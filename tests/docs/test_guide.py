@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from gpu_device_plugin.core.contract.keys import INSTANCES
 from gpu_device_plugin.core.telling.nodechecks import Taint, Toleration
-from tests.docs.guide_world import EXAMPLES, NODE, documents, guide, pods_of
+from tests.docs.guide_world import DIVIDED, EXAMPLES, GPUS, NODE, documents, guide, pods_of
 from tests.docs.pages import DOCS, README, ROOT, blocks, sections, text_of
 
 if TYPE_CHECKING:
@@ -24,10 +25,10 @@ SECTIONS = {
     if "$ kubectl inspect gpushare" in body
 }
 APPLY = "kubectl apply -f "
-NOT_WALKED = {"MIG instances": sections(text_of(DOCS / "guide.md"))["MIG instances"]}
-"""Sections that show nothing: the guide's node has no such GPUs."""
+MIG = "MIG instances"
 INSPECT = "kubectl inspect gpushare"
 TAINT = f"kubectl taint node {NODE} "
+LABEL = f"kubectl label node {NODE} "
 
 
 def applied(body: str) -> list[Path]:
@@ -42,7 +43,7 @@ def applied(body: str) -> list[Path]:
 
 @pytest.mark.parametrize("heading", SECTIONS)
 async def test_each_section_shows_what_comes_of_its_commands(heading: str, tmp_path: Path) -> None:
-    async with guide(tmp_path) as world:
+    async with guide(tmp_path, DIVIDED if heading == MIG else GPUS) as world:
         for block in blocks(SECTIONS[heading], "console"):
             for command, shown in block.commands:
                 await do(world, command, shown)
@@ -58,6 +59,9 @@ async def do(world: Guide, command: str, shown: str) -> None:
     elif command.startswith(INSPECT):
         printed = await world.inspect(*command.removeprefix(INSPECT).split())
         assert f"\n{shown}\n" in f"\n{printed}\n", printed
+    elif command.startswith(LABEL):
+        assert shown == ""
+        await world.label(*command.removeprefix(LABEL).removesuffix(" --overwrite").split("="))
     else:
         assert (command.startswith(TAINT), shown) == (True, ""), command
 
@@ -81,10 +85,12 @@ def told(world: Guide, pod: str) -> dict[str, dict[int, int]]:
             whole = "aliyun.com/gpu-count" in container["resources"].get("limits", {})
             gpus = places.get(str(index), {})
             found[container["name"]] = {int(gpu): 1 if whole else shares for gpu, shares in gpus.items()}
+    for container, uuids in yaml.safe_load(notes.get(INSTANCES, "{}")).items():
+        found[container] = dict.fromkeys(map(world.node.uuids.index, uuids), 1)
     return found
 
 
-@pytest.mark.parametrize(("heading", "body"), (SECTIONS | NOT_WALKED).items())
+@pytest.mark.parametrize(("heading", "body"), SECTIONS.items())
 def test_yaml_that_is_shown_stands_in_the_manifests_of_the_section(heading: str, body: str) -> None:
     manifests = "".join(text_of(path) for path in applied(body))
     for block in blocks(body, "yaml"):
@@ -92,8 +98,7 @@ def test_yaml_that_is_shown_stands_in_the_manifests_of_the_section(heading: str,
 
 
 def test_every_example_is_in_the_guide() -> None:
-    sections_of_it = (SECTIONS | NOT_WALKED).values()
-    assert {path for body in sections_of_it for path in applied(body)} == set(EXAMPLES.iterdir())
+    assert {path for body in SECTIONS.values() for path in applied(body)} == set(EXAMPLES.iterdir())
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.iterdir()), ids=lambda path: path.stem)

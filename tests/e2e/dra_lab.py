@@ -140,10 +140,10 @@ def agent(cluster: Cluster) -> str:
 
 
 @contextmanager
-def installed(*, published: int) -> Iterator[Cluster]:
-    """Have a cluster whose node with two GPUs serves claims, by our manifests; `published`: the number of devices."""
+def installed(*gpus: Json, published: int) -> Iterator[Cluster]:
+    """Have a cluster whose node serves claims, by our manifests; `published`: the number of devices."""
     with starting.started() as cluster:
-        describe(cluster, H200, H200)
+        describe(cluster, *gpus)
         cluster.apply(DEPLOY / "daemonset.yaml", DEPLOY / "optional/dra.yaml", DEPLOY / "optional/dra-templates.yaml")
         cluster.kubectl(
             *("--namespace=gpushare", "patch", "daemonset", "gpushare-node"),

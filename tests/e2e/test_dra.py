@@ -48,7 +48,7 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.fixture(scope="module")
 def installed() -> Iterator[Cluster]:
     """A cluster whose node serves claims, by our manifests."""
-    with dra_lab.installed(published=6) as cluster:
+    with dra_lab.installed(H200, H200, published=6) as cluster:
         yield cluster
 
 

@@ -7,7 +7,21 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e import dra_lab
-from tests.e2e.dra_lab import LONG_S, agent, clear, delete, devices, environ, minor, phase, pod, run, uuid_of, waits
+from tests.e2e.dra_lab import (
+    H200,
+    LONG_S,
+    agent,
+    clear,
+    delete,
+    devices,
+    environ,
+    minor,
+    phase,
+    pod,
+    run,
+    uuid_of,
+    waits,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +37,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope="module")
 def installed() -> Iterator[Cluster]:
-    with dra_lab.installed(published=4) as cluster:
+    with dra_lab.installed(H200, H200, published=4) as cluster:
         yield cluster
 
 
