@@ -17,7 +17,7 @@ import yaml
 
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.core.contract.keys import INSTANCES
-from gpu_device_plugin.core.model.mig import is_mig_resource
+from gpu_device_plugin.core.model.mig import MigMode, is_mig_resource
 from gpu_device_plugin.programs.extender.program import Extender
 from gpu_device_plugin.programs.node.instances import resources
 from gpu_device_plugin.settings.extender import ExtenderSettings
@@ -27,7 +27,7 @@ from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from gpu_device_plugin.testing.cluster import ApiServer
 from gpu_device_plugin.testing.pods import ContainerSpec, Kind, Pod, PodSpec
 from tests.programs.extender.harness import QUICK
-from tests.programs.node.cluster_harness import takes_pods
+from tests.programs.node.cluster_harness import said_of, takes_pods
 from tests.programs.node.harness import NodeWorld, world
 from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler
 
@@ -193,10 +193,15 @@ class Guide:
         assert self.node.agent is not None
         advertiser, shares = self.node.agent.advertiser, self.node.agent.state.node.shares
         advertiser.refresh()
-        return shares.mig == mig and all(
-            sum(healthy for offer in advertiser.offers[each.listing] for _, healthy in offer.devices(each.listing))
-            == self.node.healthy(each.name)
-            for each in resources(self.node.agent)
+        given_whole = said_of(self.api.get("nodes", NODE)).get("instances", [])
+        return (
+            shares.mig == mig
+            and bool(given_whole) is (mig == MigMode.WHOLE)
+            and all(
+                sum(healthy for offer in advertiser.offers[each.listing] for _, healthy in offer.devices(each.listing))
+                == self.node.healthy(each.name)
+                for each in resources(self.node.agent)
+            )
         )
 
     def positions(self, name: str, container: str) -> dict[int, int]:

@@ -58,7 +58,11 @@ def _lines(node: NodeView, amount: Callable[[NodeView, int], int], *, pods: bool
 
 
 def _shared(node: NodeView, view: GpuView, amount: Callable[[NodeView, int], int]) -> str:
-    """Return one instance: its number and profile, its column in the table, and the memory that is given of it."""
+    """Return one instance: its number and profile, its column in the table, and the memory that is given of it.
+
+    One that is not available is out of service, or a container has it whole since before the way was changed.
+    """
     instance = view.gpu.instance
     named = "" if instance is None else f"{instance.label} {instance.profile} "
-    return f"{named}(GPU{view.gpu.position}) {amount(node, view.used)}/{amount(node, view.gpu.shares)}"
+    closed = " (not available)" if view.gpu.unhealthy else ""
+    return f"{named}(GPU{view.gpu.position}) {amount(node, view.used)}/{amount(node, view.gpu.shares)}{closed}"

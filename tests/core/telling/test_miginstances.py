@@ -48,6 +48,12 @@ def test_the_summary_lists_instances_below_the_table_of_the_original() -> None:
     ]
 
 
+def test_a_shared_instance_that_nobody_can_get_is_marked() -> None:
+    assert summary([mig_view("a", gpus=1, shared=2, ill={2: "XID 94"})])[-1] == (
+        "a: GPU 0 (MIG): 0:0 1g.10gb (GPU1) 0/9, 0:1 1g.10gb (GPU2) 0/9 (not available)"
+    )
+
+
 def test_the_details_name_the_pods_that_have_whole_instances() -> None:
     assert details([MIXED])[-2:] == [
         "a: GPU 0 (MIG): 0:0 1g.10gb (GPU1) 3/9, 0:1 1g.10gb (GPU2) 0/9",
