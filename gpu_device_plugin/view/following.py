@@ -191,6 +191,11 @@ class FollowedCluster:
         return with_claims(view, self._claims_on.get(name, {}).values())
 
     @property
+    def instance_pods(self) -> Sequence[tuple[str, InstancePod]]:
+        """The pods that hold whole MIG instances, each with the name of its node."""
+        return [(node, pod) for node, pods in self._instances_on.items() for pod in pods.values()]
+
+    @property
     def serves_claims(self) -> bool:
         """Whether a node gives its GPUs to ResourceClaims, so that these have to be followed."""
         return bool(self._serving)

@@ -623,6 +623,7 @@ async def test_a_person_who_may_not_read_nodes_sees_his_pods(browser: Browser) -
     scene.cluster["alone"] = [
         {"ns": "default", "pod": "web-0", "node": "t4-1", "shares": 5, "phase": "Running"},
         {"ns": "default", "pod": "big", "gpus": 2},
+        {"ns": "default", "pod": "apart", "instances": {"aliyun.com/mig-1g.10gb": 2}},
     ]
     async with opened(browser, scene) as (tab, _):
         assert "nodes cannot be read: forbidden" in await tab.text("#notes")
@@ -630,6 +631,7 @@ async def test_a_person_who_may_not_read_nodes_sees_his_pods(browser: Browser) -
         assert "default/web-0" in shown
         assert "5 shares" in shown
         assert "2 \u00d7 whole GPU" in shown
+        assert "2 \u00d7 aliyun.com/mig-1g.10gb" in shown
         shown_sums = await sums(tab)
         assert {shown_sums[name] for name in ("given", "free", "largest", "whole", "attention")} == {"\u2013"}
         assert "all is as it should be" not in await tab.text("#sums")

@@ -245,6 +245,7 @@ class Board:
         return (
             found
             | {entry.namespace for entry in self._watched.cluster.fleet.entries.values()}
+            | {pod.namespace for _, pod in self._watched.cluster.instance_pods}
             | {each.pod.namespace for each in self._watched.cluster.waiting}
         )
 
@@ -273,18 +274,19 @@ class Board:
     def _alone(self, may_see: Callable[[str], bool] = everyone, *, anyway: bool = False) -> Sequence[Mapping[str, Any]]:
         if self._watched.nodes_readable and not anyway:
             return []
-        entries = sorted(
-            (each for each in self._watched.cluster.fleet.entries.values() if may_see(each.namespace)),
-            key=lambda each: (each.namespace, each.name, each.uid),
-        )
-        found = []
-        for entry in entries[:_MOST_ALONE]:
-            fields = {
-                "node": entry.node,
-                "shares": entry.usage.all_shares,
-                "gpus": entry.usage.all_gpus,
-                "phase": self._watched.phases.get(entry.uid, ""),
+        cluster, phases = self._watched.cluster, self._watched.phases
+        given: dict[tuple[str, str, str], dict[str, Any]] = {
+            (each.namespace, each.name, each.uid): {
+                "node": each.node,
+                "shares": each.usage.all_shares,
+                "gpus": each.usage.all_gpus,
             }
-            given = {key: value for key, value in fields.items() if value}
-            found.append({"ns": entry.namespace, "pod": entry.name, **given})
+            for each in cluster.fleet.entries.values()
+        }
+        for node, pod in cluster.instance_pods:
+            given.setdefault((pod.namespace, pod.name, pod.uid), {"node": node})["instances"] = pod.asked
+        found = []
+        for namespace, name, uid in sorted(filter(lambda key: may_see(key[0]), given))[:_MOST_ALONE]:
+            fields = given[namespace, name, uid] | {"phase": phases.get(uid, "")}
+            found.append({"ns": namespace, "pod": name, **{key: value for key, value in fields.items() if value}})
         return found

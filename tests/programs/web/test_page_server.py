@@ -68,6 +68,18 @@ class User:
         return namespace in self._namespaces[self.user]
 
 
+class NoNodes(User):
+    async def may_see_nodes(self) -> bool:
+        return False
+
+
+class WithoutNodes(Users):
+    """Callers none of whom may see nodes."""
+
+    async def caller(self, token: str) -> User | None:
+        return NoNodes(token, self.namespaces) if await super().caller(token) else None
+
+
 def bearer(name: str) -> str:
     return f"Bearer {name}"
 
@@ -230,6 +242,25 @@ async def test_where_nodes_cannot_be_read_the_pods_stand_alone(api: ApiServer) -
     assert (status, answer["containers"][0]["gpus"]) == (200, [{"index": 0, "shares": 10}])
 
 
+async def test_pods_with_whole_instances_stand_alone_too(api: ApiServer) -> None:
+    api.allowed = frozenset(READABLE)
+    resource = "nvidia.com/mig-1g.10gb"
+    for each in (
+        pod("two", container(limits={resource: "2"}), node="gpu-1", phase="Running"),
+        pod("both", container(mem=3, limits={resource: "1"}), node="gpu-2", phase="Pending"),
+        pod("over", container(limits={resource: "1"}), node="gpu-1", phase="Succeeded"),
+        pod("cpu", container(), node="gpu-1", phase="Running"),
+    ):
+        api.add(each)
+    async with served(api) as page, page.live() as stream:
+        shown = await stream.until(lambda known: len(known["alone"]) == 2)
+        both = {"ns": "default", "pod": "both", "node": "gpu-2", "shares": 3, "instances": {resource: 1}}
+        two = {"ns": "default", "pod": "two", "node": "gpu-1", "instances": {resource: 2}, "phase": "Running"}
+        assert shown["alone"] == [both | {"phase": "Pending"}, two]
+        api.delete("pods", "both")
+        await stream.until(lambda known: known["alone"] == [two])
+
+
 async def test_nodes_are_shown_as_soon_as_they_may_be_read(api: ApiServer) -> None:
     api.allowed = frozenset(READABLE)
     api.add(node("gpu-1", mem=15, count=1))
@@ -294,6 +325,18 @@ async def test_a_caller_sees_no_names_of_pods_that_it_may_not_see(api: ApiServer
         assert "secret" not in " ".join(seen)
         status, answer = await page.get("api/v1/pods/secret-team/secret-pod", Authorization=bearer("root"))
         assert (status, answer["name"]) == (200, "secret-pod")
+
+
+async def test_a_caller_without_nodes_sees_pods_with_instances_of_its_own_namespaces(api: ApiServer) -> None:
+    api.add(pod("mine", container(limits={"aliyun.com/mig-1g.10gb": "1"}), namespace="mine", node="gpu-1"))
+    api.add(pod("theirs", container(limits={"aliyun.com/mig-1g.10gb": "1"}), namespace="theirs", node="gpu-1"))
+    users = WithoutNodes(ann={"mine"})
+    async with (
+        served(api, callers=users, mode="cluster") as page,
+        page.live(Authorization=bearer("ann")) as stream,
+    ):
+        shown = await stream.until(lambda known: known["alone"])
+        assert [each["pod"] for each in shown["alone"]] == ["mine"]
 
 
 async def test_a_right_that_is_given_or_taken_shows_in_the_open_stream(api: ApiServer) -> None:
@@ -538,16 +581,6 @@ async def test_what_is_no_view_is_refused(api: ApiServer, body: bytes) -> None:
 
 
 async def test_a_view_is_bounded_and_needs_token_host_and_rights(api: ApiServer) -> None:
-    class NoNodes(Users):
-        async def caller(self, token: str) -> Any:
-            found = await super().caller(token)
-            if found is not None:
-                found.may_see_nodes = no  # type: ignore[method-assign]
-            return found
-
-    async def no() -> bool:
-        return False
-
     view = {"stream": "a", "nodes": []}
     async with served(api, hosts=True) as page:
         assert (await page.post("api/v1/view", b"[" * 70_000))[0] == 413
@@ -555,7 +588,7 @@ async def test_a_view_is_bounded_and_needs_token_host_and_rights(api: ApiServer)
         assert (await page.post("api/v1/view", view, Host="evil.example"))[0] == 403
         assert (await page.post("api/v1/view", view))[0] == 404
         assert (await page.get("api/v1/view"))[0] == 405
-    async with served(api, callers=NoNodes(ann={"default"})) as page:
+    async with served(api, callers=WithoutNodes(ann={"default"})) as page:
         assert (await page.post("api/v1/view", view, Authorization=bearer("ann")))[0] == 403
 
 
@@ -694,21 +727,12 @@ async def test_pods_of_others_push_none_of_mine_off_the_page(api: ApiServer) -> 
         assert event["notes"] == ["6 more pods wait; the oldest 200 are shown."]
 
 
-class NoNodes(User):
-    async def may_see_nodes(self) -> bool:
-        return False
-
-
 async def test_without_the_right_to_nodes_a_pod_is_told_without_its_gpus(api: ApiServer) -> None:
     gpus = NodeGpus((ListedGpu(0, 15, "GPU-1", "Tesla T4", 15360),), share_mib=1024)
     api.add(node("gpu-1", mem=15, count=1, annotations={NODE_GPUS: write_node_gpus(gpus)}))
     api.add(bound("a", 5, namespace="team"))
 
-    class Few(Users):
-        async def caller(self, token: str) -> User | None:
-            return NoNodes(token, self.namespaces)
-
-    async with served(api, callers=Few(ann={"team"})) as page:
+    async with served(api, callers=WithoutNodes(ann={"team"})) as page:
         await eventually(lambda: page.server.board.complete)
         status, answer = await page.get("api/v1/pods/team/a", Authorization=bearer("ann"))
     assert status == 200

@@ -60,6 +60,7 @@ function updateAlone(item, pod) {
   to.opened = [pod.ns, pod.pod];
   setClass(to.swatch, "swatch", lookOf(pod.ns));
   setText(to.pod, `${pod.ns}/${pod.pod}`);
-  const has = [pod.shares && t("shares", { n: pod.shares }), pod.gpus && `${pod.gpus} × ${t("legend_whole")}`, pod.node, pod.phase];
+  const instances = Object.entries(pod.instances || {}).map(([resource, n]) => `${n} × ${resource}`);
+  const has = [pod.shares && t("shares", { n: pod.shares }), pod.gpus && `${pod.gpus} × ${t("legend_whole")}`, ...instances, pod.node, pod.phase];
   setText(to.rest, has.filter(Boolean).join(" · "));
 }
