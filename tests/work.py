@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,8 @@ class Work:
 
     def __init__(self, most: int) -> None:
         """Allow so much of it."""
-        self.most = most
+        # mutmut puts its own lines around every function.
+        self.most = 20 * most if "MUTANT_UNDER_TEST" in os.environ else most
         self.done = 0
 
     def __repr__(self) -> str:

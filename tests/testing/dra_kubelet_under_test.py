@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 _IMAGE = "docker.io/local/test:1"
+_NOT_YET_THE_NODES = "no relationship found between node"
+"""The API server lets a kubelet read a claim a moment after its pod was bound; the kubelet says so, and tries again."""
 
 
 class DraKubeletUnderTest(Protocol):
@@ -239,7 +241,8 @@ class Real:
 
         async def newer() -> str:
             now = await self._warnings(pod)
-            return next((text for text, count in now.items() if count > before.get(text, 0)), "")
+            said = (text for text, count in now.items() if count > before.get(text, 0))
+            return next((text for text in said if _NOT_YET_THE_NODES not in text), "")
 
         return await eventually(newer, f"an Event says why {pod} cannot start", quiet_s=REAL_S, pause_s=0.3)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.model.placing import Demand, Obstacle, Placement, Refusal, Room, place
+from gpu_device_plugin.core.model.placing import TOGETHER, Demand, Obstacle, Placement, Refusal, Room, place
 from gpu_device_plugin.core.model.policy import POLICIES, Rank
 from gpu_device_plugin.core.model.resources import Kind
 from tests.nodes import node
@@ -166,6 +166,11 @@ def test_one_whole_gpu_leaves_the_linked_ones_together() -> None:
     """GPU 0 and 1 are linked, GPU 2 is alone."""
     there = node(8, 8, 8, closeness={(0, 1): 7})
     assert placed(place(whole(1), there.rooms(), BINPACK, there.links.connection)) == (2,)
+
+
+def test_a_large_group_of_which_one_gpu_is_missing_is_completed() -> None:
+    """Of 16 GPUs eight make more groups than are compared."""
+    assert placed(place(whole(8), rooms(*[8] * 16), BINPACK, must=range(9, 16))) == (0, *range(9, 16))
 
 
 def test_a_group_grows_around_the_gpus_that_must_be_used() -> None:
@@ -466,6 +471,37 @@ def test_an_instance_that_gives_nothing_does_not_make_its_gpu_emptier() -> None:
     there = [*instances(10, card=0), failed, *instances(10, 5, card=2, first=2)]
     assert placed(place(wanting(8), there, BINPACK)) == (0,)
     assert placed(place(wanting(8), there, SPREAD)) == (2,)
+
+
+def test_a_rank_is_asked_about_the_instances_of_each_gpu_together() -> None:
+    asked: list[Room] = []
+
+    def rank(room: Room) -> float:
+        if room.position == TOGETHER:
+            asked.append(room)
+        return 0.0
+
+    whole_in_use = Room(3, 10, 10, whole=True, card=0)
+    there = [*instances(10, 10, 6, card=0), whole_in_use, *instances(40, 1, card=4, first=4, total=40), Room(6, 80, 80)]
+    assert placed(place(wanting(5), there, rank)) == (0,)
+    assert asked == [Room(TOGETHER, 40, 26, card=0), Room(TOGETHER, 80, 41, card=4)]
+
+
+@pytest.mark.parametrize(
+    ("amount", "must", "taken"),
+    [
+        (3, [], (6, 7, 8)),  # GPU 6 has as many as are wanted
+        (2, [], (4, 5)),
+        (4, [], (6, 7, 8, 9)),
+        (6, [], (4, 5, 6, 7, 8, 9)),  # the largest first, then what suffices for the rest
+        (2, [9], (6, 9)),  # GPU 4 has the fewest, but a container that has GPU 6 gets more of it
+        (4, [4], (4, 5, 6, 7)),
+    ],
+)
+def test_whole_instances_are_of_few_gpus(amount: int, must: list[int], taken: tuple[int, ...]) -> None:
+    """GPU 0 has one instance left, GPU 4 has two, GPU 6 has four."""
+    there = [*instances(10, card=0), *instances(10, 10, card=4, first=4), *instances(10, 10, 10, 10, card=6, first=6)]
+    assert placed(place(Demand(Kind.INSTANCE, amount), there, BINPACK, must=must)) == taken
 
 
 @pytest.mark.parametrize("rank", POLICIES.values(), ids=POLICIES)
