@@ -38,6 +38,9 @@ def test_a_pod_on_a_node_has_the_instances_that_its_agent_wrote_on_it() -> None:
     found = instance_pod(pod({WHOLE: 1}, {WHOLE: 1}, annotation='{"c0":["MIG-1"],"c1":["MIG-0"]}'))
     assert found == InstancePod("uid", "shop", "web", {WHOLE: 2}, frozenset({"MIG-0", "MIG-1"}))
     assert str(found) == "shop/web"
+    ending = instance_pod(replace(pod({WHOLE: 1}), deleting=True))
+    assert ending is not None
+    assert ending.terminating
 
 
 @pytest.mark.parametrize("annotation", ["", "{", '{"c0":["GPU-1"]}'])
@@ -80,6 +83,21 @@ def test_resources_come_in_the_order_of_their_memory_and_each_counts_for_itself(
     holder = replace(with_instances("one", 0), asked={LARGE: 1})
     found = whole_instances([large, small], [holder])
     assert [(each.resource, each.used) for each in found] == [(WHOLE, 0), (LARGE, 1)]
+
+
+def test_the_smallest_profile_comes_first_whatever_its_resource_is_called() -> None:
+    unknown = listed_instance(0, 0, resource="z/mig-1g.5gb", memory_mib=None)
+    small = listed_instance(1, 1, resource="c/mig-1g.10gb", memory_mib=9_984)
+    large = listed_instance(2, 2, resource="b/mig-2g.20gb", memory_mib=20_096)
+    found = whole_instances([large, small, unknown], [])
+    assert [each.resource for each in found] == ["z/mig-1g.5gb", "c/mig-1g.10gb", "b/mig-2g.20gb"]
+
+
+def test_an_instance_that_two_pods_name_is_in_use_once() -> None:
+    """One of them may have ended, and nobody has written so yet."""
+    one, two = with_instances("one", 0), with_instances("two", 0)
+    (found,) = mig_view("a", one, two, whole=2).instances()
+    assert (found.used, found.free, found.holders) == (1, 1, {"MIG-0": (one, two)})
 
 
 def test_what_is_no_instance_is_left_out() -> None:

@@ -455,6 +455,13 @@ def test_the_end_of_the_agent_is_the_last_key_of_the_annotation() -> None:
     assert away == f'{there[:-1]},"away":true}}'
 
 
+def test_a_node_that_gives_its_gpus_to_claims_says_so() -> None:
+    there, claims = (node_gpus(SHARES, INVENTORY, {}, "binpack", claims=claims) for claims in (False, True))
+    assert write_node_gpus(claims) == f'{write_node_gpus(there)[:-1]},"claims":true}}'
+    assert (read_node_gpus(write_node_gpus(there)), read_node_gpus(write_node_gpus(claims))) == (there, claims)
+    assert (there.claims, claims.claims) == (False, True)
+
+
 def test_a_gpu_out_of_service_without_a_reason_is_out_of_service() -> None:
     there = node_gpus(SHARES, INVENTORY, {"GPU-b": ""}, "binpack")
     assert [gpu.unhealthy for gpu in there.gpus] == ["", "it is out of service"]

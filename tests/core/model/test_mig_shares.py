@@ -177,6 +177,8 @@ def test_ids_of_destroyed_instances_count_and_a_restart_is_proposed() -> None:
         "10 of 30 device IDs are of MIG instances that are not offered any more, and a kubelet copes with about 25; an "
         "agent that starts anew does not list them"
     )
+    with pytest.raises(TooManySharesError, match="10 of 30 device IDs are of MIG instances"):
+        shares.with_inventory(there, mig=SHARE, limit=20)
     with pytest.raises(TooManySharesError, match="into 20 shares, and a kubelet copes with about 15; set") as failed:
         shares.with_inventory(there, mig=SHARE, limit=15)
     assert not failed.value.restart_helps
@@ -235,6 +237,22 @@ def test_an_instance_too_small_for_a_share_is_not_shared_when_the_way_changes() 
     assert share.gpus[0].offered == frozenset()
     assert told(share) == {"MIG-0-0": "10 GiB, less than one share of 20 GiB"}
     assert share.with_inventory(inventory((10,)), mig=WHOLE).gpus[0].offered == {ONE_G}
+
+
+@pytest.mark.parametrize("excluded", [(), ("MIG-0-0",), ("GPU-0",), ("0",)])
+def test_while_instances_are_given_to_nobody_only_their_gpu_is_told(excluded: tuple[str, ...]) -> None:
+    assert list(told(cut((10, 10), mode=OFF, excluded=excluded))) == ["GPU-0"]
+
+
+def test_of_an_excluded_gpu_its_instances_are_not_told_one_by_one() -> None:
+    assert told(cut((10, 10), 4, mode=SHARE, excluded=("GPU-0",))) == {"GPU-0": "excluded by the configuration"}
+
+
+def test_as_many_positions_as_readers_cope_with_are_given() -> None:
+    (parent,) = gpus(0, ())
+    most = tuple(instance(0, number) for number in range(MOST_POSITIONS))
+    shares = Shares(1024).with_inventory(Inventory((parent, *most[:-1])), mig=WHOLE)
+    assert len(shares.with_inventory(Inventory((parent, most[-1])), mig=WHOLE).gpus) == MOST_POSITIONS
 
 
 def test_positions_of_former_instances_are_bounded_by_a_restart() -> None:

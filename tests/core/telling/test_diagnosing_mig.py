@@ -121,6 +121,7 @@ def test_instances_that_are_there_and_hidden_from_us_are_told_with_the_rights_th
         "warning: GPU 0 (GPU-m) is in MIG mode, and none of its 7 GPU instances can be seen from here -> "
         "deploy/patches/mig-agent.yaml (chart: agent.migMonitor) gives the agent NVIDIA_MIG_MONITOR_DEVICES=all"
     )
+    assert told.endswith("; and see whether they have compute instances: nvidia-smi -L on the node")
 
 
 def test_compute_instances_that_share_memory_are_given_to_nobody() -> None:

@@ -13,7 +13,7 @@ from gpu_device_plugin.core.telling.explaining_mig import (
     holders,
     instance_facts,
 )
-from tests.views import WHOLE, mig_view, node_view, with_instances
+from tests.views import WHOLE, listed_instance, mig_view, node_view, with_instances
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.nodeview import NodeView
@@ -44,6 +44,15 @@ def test_nodes_are_told_with_the_pods_that_have_their_instances_the_freest_first
     assert next(iter(instance_facts({WHOLE: 1}, [part], {}))) == f"1 node offers {WHOLE}, and 1 has 1 free one."
 
 
+def test_several_reasons_and_several_instances_are_told() -> None:
+    nodes = [mig_view("a", whole=2), mig_view("b", whole=3)]
+    assert list(instance_facts({WHOLE: 2}, nodes, {"a": ("it is cordoned", "it has a taint")})) == [
+        f"2 nodes offer {WHOLE}, and 1 has 2 free ones.",
+        "  b: 0/3 in use",
+        "  a: 0/2 in use; it is cordoned; it has a taint",
+    ]
+
+
 def test_a_node_to_which_the_pod_may_not_go_comes_last_with_the_reason() -> None:
     nodes = [mig_view("a", whole=2), mig_view("b", with_instances("x", 0), whole=1)]
     assert list(instance_facts({WHOLE: 1}, nodes, {"a": ("it is cordoned",)})) == [
@@ -66,6 +75,7 @@ def test_of_many_nodes_some_are_told() -> None:
     told = list(instance_facts({WHOLE: 1}, [mig_view(f"n{n:02}", whole=1) for n in range(23)], {}))
     assert (told[0], told[1]) == (f"23 nodes offer {WHOLE}, and 23 have 1 free one.", "  n00: 0/1 in use")
     assert (len(told), told[-1]) == (22, "  and 3 more.")
+    assert len(list(instance_facts({WHOLE: 1}, [mig_view(f"n{n:02}", whole=1) for n in range(20)], {}))) == 21
 
 
 def test_of_many_pods_some_are_named_and_of_one_that_ends_this_is_told() -> None:
@@ -74,6 +84,11 @@ def test_of_many_pods_some_are_named_and_of_one_that_ends_this_is_told() -> None
         "default/p0 (0:0, being deleted), default/p1 (0:1), default/p2 (0:2), default/p3 (0:3), default/p4 (0:4) and 2 "
         "more"
     )
+
+
+def test_five_pods_are_all_named() -> None:
+    (offer,) = mig_view("a", *(with_instances(f"p{n}", n) for n in range(5)), whole=5).instances()
+    assert holders(offer).endswith("default/p4 (0:4)")
 
 
 def test_a_profile_that_no_node_offers_is_told_with_those_that_are_offered_and_how_to_get_it() -> None:
@@ -87,6 +102,10 @@ def test_a_profile_that_no_node_offers_is_told_with_those_that_are_offered_and_h
         ),
     ]
     assert len(list(instance_facts(asked, [node_view("a", (15,))], {}))) == 2
+    small, large = (listed_instance(n, n, resource=f"b/mig-{n}g.10gb") for n in (1, 2))
+    both = replace(mig_view("a"), candidate=candidate("a", NodeGpus((), instances=(large, small)), ()))
+    told = list(instance_facts(asked, [both], {}))
+    assert told[1] == "The nodes offer b/mig-1g.10gb (1 on a); b/mig-2g.10gb (1 on a)."
 
 
 def test_a_profile_that_is_shared_by_memory_is_told_so() -> None:
@@ -97,6 +116,11 @@ def test_a_profile_that_is_shared_by_memory_is_told_so() -> None:
             f"whole ({HOW})."
         ),
     ]
+
+
+def test_one_node_that_shares_the_profile_is_told_so() -> None:
+    (_, told) = instance_facts({WHOLE: 1}, [mig_view("a", shared=2)], {})
+    assert told.startswith("a has instances of this profile and shares them by memory: ask for gpu-mem instead")
 
 
 def test_the_same_profile_under_another_domain_is_proposed() -> None:
@@ -115,3 +139,7 @@ def test_a_pod_on_a_node_is_told_its_instances_or_that_they_are_not_known_yet() 
         f"  Which instances of {WHOLE} default/two has is not known yet: its node's agent writes it."
     ]
     assert list(held_instances("default/one", "uid-one", None)) == []
+    ill = mig_view("a", with_instances("one", 0), whole=1, ill={0: "XID 94"})
+    assert list(held_instances("default/one", "uid-one", ill)) == [
+        "  GPU 0 (MIG 0:0 1g.10gb, MIG-0): the whole instance, which is out of service: XID 94"
+    ]
