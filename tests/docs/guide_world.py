@@ -43,7 +43,7 @@ NODE = "gpu-1"
 GPUS = "fake:1xP4,3xT4"
 """The node of the guide: GPU 0 has 7 shares, GPUs 1 to 3 have 14 each."""
 DIVIDED = "fake:1xT4,1xH100:mig=1g.10gb*3/3g.40gb"
-"""The node of its section on MIG: GPU 0 is whole, GPUs 1 to 3 are small instances, GPU 4 is a large one."""
+"""The node of its section on MIG: GPU 0 is whole, GPU 1 is a large instance, GPUs 2 to 4 are small ones."""
 SCHEDULER = "gpushare-scheduler"
 
 _KUBECTL = """\

@@ -115,6 +115,22 @@ def devices(cluster: Cluster) -> dict[str, Json]:
     return {device["name"]: device for body in found for device in body["spec"].get("devices", ())}
 
 
+def told(cluster: Cluster, name: str) -> list[Json]:
+    """Return what the status of a claim says of its devices, once it says something."""
+
+    def found() -> list[Json]:
+        devices: list[Json] = cluster.get("resourceclaim", name)["status"].get("devices", [])
+        return devices
+
+    return cluster.until(found, f"the claim {name} says what it holds", LONG_S)
+
+
+def health(cluster: Cluster, name: str) -> str:
+    """Return the health of the one device of a pod, as the pod's status has it."""
+    (status,) = cluster.get("pod", name)["status"]["containerStatuses"]
+    return str(status.get("allocatedResourcesStatus", [{"resources": [{}]}])[0]["resources"][0].get("health"))
+
+
 def describe(cluster: Cluster, *gpus: Json) -> None:
     """Let the fake GPUs of the node be these."""
     on_node(cluster, f"cat > {DESCRIPTION}.new && mv {DESCRIPTION}.new {DESCRIPTION}", json.dumps({"gpus": gpus}))

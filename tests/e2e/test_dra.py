@@ -22,12 +22,14 @@ from tests.e2e.dra_lab import (
     describe,
     devices,
     environ,
+    health,
     minor,
     on_node,
     phase,
     pod,
     run,
     serve,
+    told,
     uuid_of,
     waits,
     why_not,
@@ -89,15 +91,9 @@ def test_whole_gpus_by_claim_and_by_limit_never_meet_shares(cluster: Cluster) ->
 
 def test_the_status_of_a_claim_and_of_its_pod_say_what_it_has(cluster: Cluster) -> None:
     run(cluster, claim("mine"), pod("user", claim="mine"))
-
-    def told() -> list[Json]:
-        found: list[Json] = cluster.get("resourceclaim", "mine")["status"].get("devices", [])
-        return found
-
-    (device,) = cluster.until(told, "the claim says what it holds", LONG_S)
+    (device,) = told(cluster, "mine")
     assert device["data"] == {"uuid": uuid_of(cluster, "user"), "memoryMiB": 2048, "limitBy": "advisory"}
-    status = cluster.get("pod", "user")["status"]["containerStatuses"][0]
-    assert status["allocatedResourcesStatus"][0]["resources"][0]["health"] == "Healthy"
+    assert health(cluster, "user") == "Healthy"
 
 
 def test_two_pods_share_a_claim(cluster: Cluster) -> None:
@@ -191,17 +187,12 @@ def test_a_gpu_that_fails_is_told_to_scheduler_and_pod_and_comes_back(cluster: C
     index = devices(cluster)[name]["attributes"]["index"]["int"]
     describe(cluster, *(H200 | ({"error": "Unknown Error"} if n == index else {}) for n in range(2)))
     cluster.until(lambda: devices(cluster)[name].get("taints"), "the device has a taint", LONG_S)
-
-    def health() -> str:
-        status = cluster.get("pod", "hurt")["status"]["containerStatuses"][0]
-        return str(status.get("allocatedResourcesStatus", [{"resources": [{}]}])[0]["resources"][0].get("health"))
-
-    cluster.until(lambda: health() == "Unhealthy", "the pod is told", LONG_S)
+    cluster.until(lambda: health(cluster, "hurt") == "Unhealthy", "the pod is told", LONG_S)
     run(cluster, pod("elsewhere", "gpu-mem-4gi"))
     assert uuid_of(cluster, "elsewhere").lower() != name
     describe(cluster, H200, H200)
     cluster.until(lambda: not devices(cluster)[name].get("taints"), "the taint is gone", LONG_S)
-    cluster.until(lambda: health() == "Healthy", "the pod is told again", LONG_S)
+    cluster.until(lambda: health(cluster, "hurt") == "Healthy", "the pod is told again", LONG_S)
 
 
 def test_a_node_changes_over_to_the_device_plugin_and_back_and_waits_for_those_who_hold_gpus(cluster: Cluster) -> None:

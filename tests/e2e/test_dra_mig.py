@@ -5,7 +5,7 @@ On a cluster of its own, as `test_dra`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -15,6 +15,7 @@ from tests.docs.pages import DOCS
 from tests.e2e import dra_lab
 from tests.e2e.dra_lab import (
     LONG_S,
+    Json,
     agent,
     claim,
     clear,
@@ -22,11 +23,13 @@ from tests.e2e.dra_lab import (
     describe,
     devices,
     environ,
+    health,
     minor,
     on_node,
     phase,
     pod,
     run,
+    told,
     uuid_of,
     waits,
     why_not,
@@ -36,8 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.e2e.cluster import Cluster
-
-Json = dict[str, Any]
 
 if reason := why_not():
     pytest.skip(reason, allow_module_level=True)
@@ -77,8 +78,7 @@ def instance(name: str, profile: str = "", count: int = 1, *, one_gpu: bool = Fa
 
 def part(name: str, memory: str) -> Json:
     """Return a claim on a part of a MIG instance."""
-    expression = f"has({OURS}.profile)"
-    return claim(name, memory=memory, selectors=[{"cel": {"expression": expression}}])
+    return claim(name, memory=memory, selectors=[{"cel": {"expression": f"has({OURS}.profile)"}}])
 
 
 def mode(cluster: Cluster, value: str, **expected: int) -> None:
@@ -88,11 +88,6 @@ def mode(cluster: Cluster, value: str, **expected: int) -> None:
     cluster.until(
         lambda: {kind: len(of_type(cluster, kind)) for kind in wanted} == wanted, f"the node has {wanted}", LONG_S
     )
-
-
-def health(cluster: Cluster, name: str) -> str:
-    (status,) = cluster.get("pod", name)["status"]["containerStatuses"]
-    return str(status.get("allocatedResourcesStatus", [{"resources": [{}]}])[0]["resources"][0].get("health"))
 
 
 @pytest.fixture(scope="module")
@@ -120,12 +115,7 @@ def test_each_whole_instance_is_given_once_and_its_pod_and_claim_say_which(clust
     assert {uuid_of(cluster, name) for name in names} == set(ours.values())
     given = environ(cluster, "one-0")
     assert given["GPUSHARE_MEMORY_LIMIT_BY"] == "partition"
-
-    def told() -> list[Json]:
-        found: list[Json] = cluster.get("resourceclaim", "one-0")["status"].get("devices", [])
-        return found
-
-    (device,) = cluster.until(told, "the claim says what it holds", LONG_S)
+    (device,) = told(cluster, "one-0")
     assert ours[device["device"]] == device["data"]["uuid"] == given["NVIDIA_VISIBLE_DEVICES"]
     assert device["data"]["limitBy"] == "partition"
     assert health(cluster, "one-0") == "Healthy"

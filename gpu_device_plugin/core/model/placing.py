@@ -209,7 +209,7 @@ def _ranks_of_cards(rooms: Iterable[Room], rank: Rank) -> Mapping[int | None, fl
     for room in rooms:
         if (card := room.card) is not None:
             total, free = sums.get(card, (0, 0))
-            sums[card] = total + room.total, free + (room.free if room.healthy and not room.whole else 0)
+            sums[card] = total + room.total, free + (room.free if room.gives_shares else 0)
     return {card: rank(Room(TOGETHER, total, free, card=card)) for card, (total, free) in sums.items()}
 
 

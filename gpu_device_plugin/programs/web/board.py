@@ -274,19 +274,18 @@ class Board:
     def _alone(self, may_see: Callable[[str], bool] = everyone, *, anyway: bool = False) -> Sequence[Mapping[str, Any]]:
         if self._watched.nodes_readable and not anyway:
             return []
-        cluster, phases = self._watched.cluster, self._watched.phases
-        given: dict[tuple[str, str, str], dict[str, Any]] = {
-            (each.namespace, each.name, each.uid): {
-                "node": each.node,
-                "shares": each.usage.all_shares,
-                "gpus": each.usage.all_gpus,
-            }
-            for each in cluster.fleet.entries.values()
-        }
-        for node, pod in cluster.instance_pods:
-            given.setdefault((pod.namespace, pod.name, pod.uid), {"node": node})["instances"] = pod.asked
+        entries, phases = self._watched.cluster.fleet.entries, self._watched.phases
+        holders = {pod.uid: (node, pod) for node, pod in self._watched.cluster.instance_pods}
+        names = {(each.namespace, each.name, each.uid) for each in entries.values()}
+        names |= {(pod.namespace, pod.name, pod.uid) for _, pod in holders.values()}
         found = []
-        for namespace, name, uid in sorted(filter(lambda key: may_see(key[0]), given))[:_MOST_ALONE]:
-            fields = given[namespace, name, uid] | {"phase": phases.get(uid, "")}
+        for namespace, name, uid in sorted(each for each in names if may_see(each[0]))[:_MOST_ALONE]:
+            fields: dict[str, Any] = {"phase": phases.get(uid, "")}
+            if uid in holders:
+                node, holder = holders[uid]
+                fields |= {"node": node, "instances": holder.asked}
+            if (entry := entries.get(uid)) is not None:
+                usage = entry.usage
+                fields |= {"node": entry.node, "shares": usage.all_shares, "gpus": usage.all_gpus}
             found.append({"ns": namespace, "pod": name, **{key: value for key, value in fields.items() if value}})
         return found
