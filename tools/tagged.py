@@ -1,7 +1,7 @@
-"""What the workflow of a release has to know of the tag that it runs for; run as `python -m tools.tagged`.
+"""Say whether a tag may be published, and with which notes: `python -m tools.tagged`, run by the workflow of a release.
 
-It prints lines for GITHUB_OUTPUT, or why nothing may be published for this tag: the names in release.env are not those
-of the repository that runs it, or the programs have another version.
+It prints the notes as lines for GITHUB_OUTPUT, or why nothing may be published for this tag: the names in release.env
+are not those of the repository that runs it, or the programs have another version.
 """
 
 from __future__ import annotations
@@ -11,13 +11,9 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tools.publishing import PARAMETERS, Published
 from tools.release import CHANGELOG, version_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ROOT = Path(__file__).parents[1]
 _REGISTRY = re.compile(r"[a-z0-9][a-z0-9.-]*(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
@@ -28,8 +24,8 @@ class NotPublishedError(Exception):
     """Why this tag is not published, as a sentence that says what to do."""
 
 
-def facts(tree: Path, tag: str, repository: str) -> Mapping[str, str]:
-    """Return what the jobs of the workflow need, by its name.
+def publishable(tree: Path, tag: str, repository: str) -> str:
+    """Return the notes of the release, if it may be published.
 
     Args:
         tree: the checkout of the tag.
@@ -56,12 +52,7 @@ def facts(tree: Path, tag: str, repository: str) -> Mapping[str, str]:
             f"{PARAMETERS} says REGISTRY={published.registry}, which cannot begin the name of an image: write "
             "host/owner, in small letters"
         )
-    return {
-        "version": version,
-        "registry": published.registry,
-        "host": published.registry.partition("/")[0],
-        "notes": notes((tree / CHANGELOG).read_text(encoding="utf-8"), version),
-    }
+    return notes((tree / CHANGELOG).read_text(encoding="utf-8"), version)
 
 
 def notes(changelog: str, version: str) -> str:
@@ -76,14 +67,11 @@ def notes(changelog: str, version: str) -> str:
     return found[1].strip()
 
 
-def written(found: Mapping[str, str]) -> str:
-    """Return the lines by which GitHub's runner reads the outputs of a step; values may have several lines."""
-    text = ""
-    for name, value in found.items():
-        # No line of the value is this one.
-        end = hashlib.sha256(value.encode()).hexdigest()
-        text += f"{name}<<{end}\n{value}\n{end}\n"
-    return text
+def written(name: str, value: str) -> str:
+    """Return the lines by which GitHub's runner reads an output of a step; the value may have several lines."""
+    # No line of the value is this one.
+    end = hashlib.sha256(value.encode()).hexdigest()
+    return f"{name}<<{end}\n{value}\n{end}\n"
 
 
 def main() -> str | None:
@@ -91,7 +79,7 @@ def main() -> str | None:
     environ = os.environ
     try:
         repository = f"{environ['GITHUB_SERVER_URL']}/{environ['GITHUB_REPOSITORY']}"
-        print(written(facts(ROOT, environ["GITHUB_REF_NAME"], repository)), end="")
+        print(written("notes", publishable(ROOT, environ["GITHUB_REF_NAME"], repository)), end="")
     except KeyError as missing:
         return f"not published: the variable {missing.args[0]} is not set; GitHub's runner sets it"
     except (NotPublishedError, ValueError) as refusal:

@@ -1,7 +1,7 @@
-"""Write the files that pin what the image is built of, to the byte: `.venv/bin/python -m tests.deploy.locks`.
+"""Write the files that pin what images and releases are built of, to the byte: `.venv/bin/python -m tests.deploy.locks`.
 
-Every package has the hashes of its wheels for each machine and each Python that the image may be built with, and of
-nothing else, so that nothing is ever compiled.
+Every package has the hashes of its wheels for each machine and each Python that may build them, and of nothing else, so
+that nothing is ever compiled.
 """
 
 from __future__ import annotations
@@ -43,9 +43,14 @@ def project() -> dict[str, Any]:
 def wanted() -> Mapping[str, tuple[str, list[str]]]:
     """Return the lock files: what each is of, and what it has to satisfy."""
     described = project()
+    programs, build = described["project"]["dependencies"], described["build-system"]["requires"]
     return {
-        "requirements.lock": ("What the programs need.", described["project"]["dependencies"]),
-        "requirements-build.lock": ("What it takes to make a wheel of them.", described["build-system"]["requires"]),
+        "requirements.lock": ("What the programs need.", programs),
+        "requirements-build.lock": ("What it takes to make a wheel of them.", build),
+        "requirements-release.lock": (
+            "What it takes to make the files of a release.",
+            [*programs, *build, *described["dependency-groups"]["release"]],
+        ),
     }
 
 

@@ -13,7 +13,7 @@ import pytest
 from gpu_device_plugin import __version__
 from tools.publishing import PARAMETERS
 from tools.release import CHANGELOG, INIT
-from tools.tagged import NotPublishedError, facts, notes, written
+from tools.tagged import NotPublishedError, notes, publishable, written
 
 ROOT = Path(__file__).parents[2]
 HERE = "https://git.example/People/gpu"
@@ -34,31 +34,26 @@ def owned(tree: Path, repository: str, registry: str) -> None:
     (tree / PARAMETERS).write_text(f"REPOSITORY={repository}\nREGISTRY={registry}\n", encoding="utf-8")
 
 
-def test_the_jobs_learn_version_registry_and_what_changed(tree: Path) -> None:
-    assert facts(tree, f"v{__version__}", "https://git.example/people/GPU") == {
-        "version": __version__,
-        "registry": "registry.example:5000/people",
-        "host": "registry.example:5000",
-        "notes": "More.\n\nAnd more.",
-    }
+def test_a_tag_that_may_be_published_has_the_changes_of_its_version_as_notes(tree: Path) -> None:
+    assert publishable(tree, f"v{__version__}", "https://git.example/people/GPU") == "More.\n\nAnd more."
 
 
 @pytest.mark.parametrize("tag", [__version__, "v9.9.9", f"v{__version__}-rc1", "vague"])
 def test_a_tag_of_another_version_is_not_published(tree: Path, tag: str) -> None:
     with pytest.raises(NotPublishedError, match=rf"the tag is {tag}, and the programs have version {__version__}"):
-        facts(tree, tag, HERE)
+        publishable(tree, tag, HERE)
 
 
 def test_a_copy_of_the_repository_does_not_publish_under_the_names_of_another(tree: Path) -> None:
     with pytest.raises(NotPublishedError, match=r"REPOSITORY=https://git\.example/People/gpu, and this is https://git"):
-        facts(tree, f"v{__version__}", "https://git.example/other/gpu")
+        publishable(tree, f"v{__version__}", "https://git.example/other/gpu")
 
 
 @pytest.mark.parametrize("registry", ["ghcr.io/OWNER", "https://ghcr.io/people", "ghcr.io/people/", "-/people"])
 def test_a_registry_that_cannot_begin_an_images_name_is_refused_before_the_build(tree: Path, registry: str) -> None:
     owned(tree, HERE, registry)
     with pytest.raises(NotPublishedError, match="cannot begin the name of an image"):
-        facts(tree, f"v{__version__}", HERE)
+        publishable(tree, f"v{__version__}", HERE)
 
 
 @pytest.mark.parametrize(
@@ -74,17 +69,13 @@ def test_another_version_that_begins_alike_is_another() -> None:
     assert notes("## 1.2.30, x\n\nNo.\n\n## 1.2.3, x\n\nYes.\n", "1.2.3") == "Yes."
 
 
-def test_values_of_several_lines_reach_the_runner_whole() -> None:
+@pytest.mark.parametrize("value", ["1", "a\nEOF\nb<<c\n", ""])
+def test_a_value_of_several_lines_reaches_the_runner_whole(value: str) -> None:
     """By the rule of its documentation: NAME<<END, the lines, END ("Workflow commands", multiline strings)."""
-    found = {"one": "1", "many": "a\nEOF\nb<<c\n", "none": ""}
-    lines = written(found).splitlines()
-    read = {}
-    while lines:
-        name, _, end = lines.pop(0).partition("<<")
-        value = lines[: lines.index(end)]
-        del lines[: len(value) + 1]
-        read[name] = "\n".join(value)
-    assert read == found | {"many": "a\nEOF\nb<<c\n"}
+    first, *lines, last = written("notes", value).splitlines()
+    assert first == f"notes<<{last}"
+    assert "\n".join(lines) == value
+    assert last not in lines
 
 
 def asked(**variables: str) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.tools.test_release import files_of
-from tools.tagged import facts
+from tools.publishing import PARAMETERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,13 +26,21 @@ JOBS: dict[str, dict[str, Any]] = WORKFLOW["jobs"]
 VERSION = "9.9.9"
 SIGNED = {"id-token": "write", "attestations": "write"}
 RIGHTS = {
+    "test": {"contents": "read"},
     "build": {"contents": "read"},
     "image": {"contents": "read", "packages": "write", **SIGNED},
-    "chart": {"packages": "write", **SIGNED},
+    "chart": {"contents": "read", "packages": "write", **SIGNED},
     "files": {"contents": "write", **SIGNED},
     "pypi": {"id-token": "write"},
 }
-TOLD = {"needs.build": {"version", "registry", "host", "notes"}, "steps.image": {"digest"}, "steps.chart": {"digest"}}
+TOLD = {
+    "needs.build": {"notes", "dist"},
+    "steps.tag": {"notes"},
+    "steps.dist": {"artifact-id"},
+    "steps.names": {"registry", "host", "version"},
+    "steps.image": {"digest"},
+    "steps.chart": {"digest"},
+}
 """The outputs that jobs and steps have; those of an action by its action.yml."""
 FIRST = f"#!{sys.executable}\nimport pathlib, sys\n"
 
@@ -64,19 +72,52 @@ def test_a_job_has_the_rights_that_it_needs_and_no_other() -> None:
     assert {name: job["permissions"] for name, job in JOBS.items()} == RIGHTS
 
 
-def test_only_the_job_that_may_but_read_runs_code_of_the_repository() -> None:
+def test_only_jobs_that_may_but_read_run_code_of_the_repository() -> None:
     """The image is built in BuildKit's containers, which see none of the job's tokens."""
     own = re.compile(r"\b(make|python3?|pip|\.venv|tools|docker)\b")
     running = {name for name in JOBS for step in steps(name) if own.search(step.get("run", ""))}
-    assert running == {"build"}
-    assert "write" not in RIGHTS["build"].values()
-    checked_out = {name for name in JOBS for step in steps(name) if "checkout" in step.get("uses", "")}
-    assert checked_out == {"build", "image"}
+    assert running == {"test", "build"}
+    assert {right for name in running for right in RIGHTS[name].values()} == {"read"}
+
+
+def test_jobs_that_publish_check_out_only_what_they_read() -> None:
+    files = {
+        name: step["with"].get("sparse-checkout")
+        for name in JOBS
+        for step in steps(name)
+        if "checkout" in step.get("uses", "")
+    }
+    assert files == {"test": None, "build": None, "image": None, "chart": "release.env"}
+
+
+def test_no_job_is_told_by_another_where_it_logs_in_or_under_which_names_it_publishes() -> None:
+    """A package of the tests that turned bad could have the credentials of the registry sent to a host of its own."""
+    for name in RIGHTS.keys() - {"test", "build"}:
+        told = set(re.findall(r"needs\.\w+\.outputs\.(\w+)", yaml.safe_dump(JOBS[name])))
+        assert told <= TOLD["needs.build"]
+    logins = [step["with"]["registry"] for step in steps() if "login-action" in step.get("uses", "")]
+    assert logins == ["${{ steps.names.outputs.host }}"] * 2
+
+
+def test_released_files_are_made_of_packages_with_known_hashes_on_a_machine_that_ran_no_test() -> None:
+    text = "\n".join(step.get("run", "") for step in steps("build"))
+    (installed,) = re.findall(r"pip install (.*)", text)
+    assert {"--require-hashes", "--no-deps", "--requirement requirements-release.lock"} <= {
+        each.strip() for each in re.findall(r"--requirement \S+|--\S+", installed)
+    }
+    assert re.findall(r"^(\S+) -m tools\.\w+", text, re.MULTILINE) == ["packages/bin/python"] * 2
+    assert "make" not in text.split()
+
+
+def test_an_artifact_is_taken_by_its_id() -> None:
+    """Every job of a run may replace an artifact by its name, that of the tests too."""
+    taken = [step["with"] for step in steps() if "download-artifact" in step.get("uses", "")]
+    assert taken == [{"artifact-ids": "${{ needs.build.outputs.dist }}", "path": "dist"}] * 4
 
 
 def test_no_checkout_leaves_its_token_behind() -> None:
     kept = [step["with"]["persist-credentials"] for step in steps() if "checkout" in step.get("uses", "")]
-    assert kept == [False, False]
+    assert kept == [False] * 4
 
 
 def test_every_action_is_pinned_to_a_commit_and_names_its_version() -> None:
@@ -100,19 +141,20 @@ def test_nothing_from_outside_becomes_part_of_a_script() -> None:
 def test_every_target_of_make_is_there() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("$(VENV)", ".venv")
     targets = re.findall(r"\bmake (\S+)", "\n".join(scripts()))
-    assert targets == [".venv/.ready", "test", "dist"]
+    assert targets == ["test"]
     assert [name for name in targets if not re.search(rf"(?m)^{re.escape(name)}:", makefile)] == []
 
 
 def test_every_module_is_there() -> None:
     modules = re.findall(r"python -m (\S+)", "\n".join(scripts()))
-    assert modules == ["tools.tagged"]
+    assert modules == ["venv", "tools.tagged", "tools.release"]
+    modules.remove("venv")
     assert [name for name in modules if not (ROOT / f"{name.replace('.', '/')}.py").exists()] == []
 
 
 def test_files_are_those_of_a_release() -> None:
     made = {f"dist/{name}" for name in {*files_of(VERSION), "SHA256SUMS"}}
-    plain = re.sub(r"\$\{\{ needs\.build\.outputs\.version \}\}|\$VERSION", VERSION, TEXT)
+    plain = re.sub(r"\$\{\{ steps\.names\.outputs\.version \}\}|\$VERSION", VERSION, TEXT)
     named = {each.rstrip("\"',)") for each in re.findall(r"\bdist/[^\s\"]+", plain)}
     assert len(named) > 5
     assert [name for name in named if not any(fnmatch(file, name) for file in made)] == []
@@ -122,27 +164,20 @@ def test_every_value_comes_from_a_step_or_a_job_that_has_it() -> None:
     assert {name: set(JOBS[name].get("outputs", ())) for name in ("build",)} == {"build": TOLD["needs.build"]}
     for name, job in JOBS.items():
         text = yaml.safe_dump(job)
-        for kind, source, output in re.findall(r"\b(needs|steps)\.(\w+)\.outputs\.(\w+)", text):
+        for kind, source, output in re.findall(r"\b(needs|steps)\.(\w+)\.outputs\.([\w-]+)", text):
             if kind == "needs":
                 assert source in job["needs"], f"{name} does not wait for {source}"
                 assert output in TOLD[f"needs.{source}"]
             else:
                 assert source in {step.get("id") for step in job["steps"]}, f"{name} has no step {source}"
-                assert output in (TOLD["needs.build"] if source == "tag" else TOLD[f"steps.{source}"])
-
-
-def test_the_first_job_tells_what_the_tag_says(tmp_path: Path) -> None:
-    (tmp_path / "gpu_device_plugin").mkdir()
-    (tmp_path / "gpu_device_plugin/__init__.py").write_text(f'__version__ = "{VERSION}"\n', encoding="utf-8")
-    (tmp_path / "CHANGELOG.md").write_text(f"## {VERSION}, 2026-01-01\n\nAll.\n", encoding="utf-8")
-    (tmp_path / "release.env").write_text("REPOSITORY=https://a/b/c\nREGISTRY=d/b\n", encoding="utf-8")
-    assert facts(tmp_path, f"v{VERSION}", "https://a/b/c").keys() == TOLD["needs.build"]
+                assert output in TOLD[f"steps.{source}"]
 
 
 def test_jobs_wait_for_what_they_publish_or_name() -> None:
     assert {name: set(job.get("needs", ())) for name, job in JOBS.items()} == {
+        "test": set(),
         "build": set(),
-        "image": {"build"},
+        "image": {"test", "build"},
         "chart": {"build", "image"},
         "files": {"build", "image", "chart"},
         "pypi": {"build", "files"},
@@ -204,6 +239,32 @@ class Runner:
 @pytest.fixture
 def runner(tmp_path: Path) -> Runner:
     return Runner(tmp_path)
+
+
+@pytest.mark.parametrize("job", ["image", "chart"])
+def test_names_are_those_of_the_tag_and_of_release_env(runner: Runner, job: str) -> None:
+    text = (ROOT / PARAMETERS).read_text(encoding="utf-8").replace("ghcr.io/OWNER", "registry.example:5000/people")
+    (runner.folder / PARAMETERS).write_text(text, encoding="utf-8")
+    done = runner.run(script(job, "Read what is published, and where"), GITHUB_REF_NAME=f"v{VERSION}")
+    assert done.returncode == 0, done.stderr
+    assert runner.output.splitlines() == [
+        "registry=registry.example:5000/people",
+        "host=registry.example:5000",
+        f"version={VERSION}",
+    ]
+
+
+def test_without_a_registry_nothing_logs_in(runner: Runner) -> None:
+    (runner.folder / PARAMETERS).write_text("REPOSITORY=https://a/b/c\n", encoding="utf-8")
+    done = runner.run(script("image", "Read what is published, and where"), GITHUB_REF_NAME=f"v{VERSION}")
+    assert (done.returncode, runner.output) == (1, "")
+    assert "release.env does not say REGISTRY" in done.stdout
+
+
+@pytest.mark.parametrize("job", ["files", "pypi"])
+def test_the_version_is_that_of_the_tag(runner: Runner, job: str) -> None:
+    done = runner.run(script(job, "Read what is published"), GITHUB_REF_NAME=f"v{VERSION}")
+    assert (done.returncode, runner.output) == (0, f"version={VERSION}\n")
 
 
 DIGEST = "sha256:" + "ab" * 32
