@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import re
@@ -10,7 +11,13 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import files
 from gpu_device_plugin.core.dra.cdi import file_name, uid_of
-from gpu_device_plugin.core.dra.prepared import PreparedClaim, PreparedFileError, read_prepared, write_prepared
+from gpu_device_plugin.core.dra.prepared import (
+    PreparedClaim,
+    PreparedFileError,
+    overlapping,
+    read_prepared,
+    write_prepared,
+)
 from gpu_device_plugin.kubelet.sockets import advice
 
 if TYPE_CHECKING:
@@ -43,6 +50,8 @@ class ClaimStore:
     def load(self) -> tuple[Mapping[str, PreparedClaim], frozenset[str]]:
         """Return the claims of the last agent by UID, and the UIDs of those whose files are damaged.
 
+        Files of two claims with the same devices count as damaged: no file says which of the two has them.
+
         Raises:
             ClaimStoreError: the directory cannot be read, so nobody knows what is in use.
         """
@@ -53,16 +62,26 @@ class ClaimStore:
         except OSError as error:
             raise ClaimStoreError(f"reading {self._directory}: {error.strerror}{advice(error)}") from error
         for name in names:
-            path = self._directory / name
+            uid, path = name.removesuffix(".json"), self._directory / name
+            if not _UID.fullmatch(uid):
+                _log.warning("%r is no file of a prepared claim, and ignored", str(path))
+                continue
             try:
                 content, _ = files.read_below(self._directory, name, _LARGEST)
-                claim = read_prepared(content.decode(errors="replace"), name.removesuffix(".json"))
+                claim = read_prepared(content.decode(errors="replace"), uid)
             except (OSError, PreparedFileError) as error:
-                why = error.strerror if isinstance(error, OSError) else str(error)
+                why = f"{error.strerror}{advice(error)}" if isinstance(error, OSError) else str(error)
                 _log.error("what a prepared claim holds has to be read from the API: %s: %s", path, why)
-                damaged.add(name.removesuffix(".json"))
+                damaged.add(uid)
             else:
-                found[claim.uid] = claim
+                found[uid] = claim
+        for uid in sorted(overlapping(found.values())):
+            _log.error(
+                "what a prepared claim holds has to be read from the API: %s: another file has the same devices",
+                self._directory / f"{uid}.json",
+            )
+            damaged.add(uid)
+            del found[uid]
         return found, frozenset(damaged)
 
     def write(self, claim: PreparedClaim) -> None:
@@ -74,15 +93,7 @@ class ClaimStore:
         if not _UID.fullmatch(claim.uid):
             raise ClaimStoreError("the UID of the claim is none of Kubernetes")
         self._replace(self._directory, f"{claim.uid}.json", write_prepared(claim))
-        self.expose(claim)
-
-    def expose(self, claim: PreparedClaim) -> None:
-        """Write the CDI file of a claim, which is lost at a reboot.
-
-        Raises:
-            ClaimStoreError: containers of the claim cannot start.
-        """
-        self._replace(self._cdi_directory, file_name(claim.uid), json.dumps(claim.cdi), lasting=False)
+        self._expose(claim)
 
     def remove(self, uid: str) -> None:
         """Remove both files of a claim, ours last; it may have none.
@@ -94,15 +105,15 @@ class ClaimStore:
             return  # it never had files
         for path in (self._cdi_directory / file_name(uid), self._directory / f"{uid}.json"):
             try:
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(NotADirectoryError):  # nothing can be below it
+                    path.unlink(missing_ok=True)
             except OSError as error:
-                raise ClaimStoreError(f"removing {path}: {error.strerror}{advice(error)}") from error
+                raise ClaimStoreError(f"removing {path}: {error.strerror}{_remedy(error)}") from error
 
     def sweep(self, known: Mapping[str, PreparedClaim]) -> None:
         """Bring the CDI files in line with the known claims: write those that are missing, remove those of others.
 
-        Raises:
-            ClaimStoreError: a file cannot be written.
+        A file that cannot be written is logged: its containers run on, and the next ones are told when they start.
         """
         with contextlib.suppress(OSError):
             for path in self._cdi_directory.iterdir():
@@ -111,14 +122,29 @@ class ClaimStore:
                     _log.info("the CDI file of a claim that is not prepared here is removed", extra={"path": str(path)})
                     path.unlink(missing_ok=True)
         for claim in known.values():
-            self.expose(claim)
+            try:
+                self._expose(claim)
+            except ClaimStoreError as error:
+                _log.error("new containers of claim %s cannot start: %s", claim, error, extra={"once_per_s": 60})
+
+    def _expose(self, claim: PreparedClaim) -> None:
+        """Write the CDI file of a claim, which is lost at a reboot."""
+        self._replace(self._cdi_directory, file_name(claim.uid), json.dumps(claim.cdi), lasting=False)
 
     def _replace(self, directory: Path, name: str, content: str, *, lasting: bool = True) -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             files.replace_below(directory, name, content.encode(), lasting=lasting)
         except OSError as error:
-            raise ClaimStoreError(
-                f"writing {directory / name}: {error.strerror}{advice(error)}; see that the agent's pod has this "
-                "directory of the host mounted writable, and that the disk is not full"
-            ) from error
+            remedy = _remedy(error) or (
+                "; see that the agent's pod has this directory of the host mounted writable, and that the disk is not "
+                "full"
+            )
+            raise ClaimStoreError(f"writing {directory / name}: {error.strerror}{remedy}") from error
+
+
+def _remedy(error: OSError) -> str:
+    """Return the remedy for `error`, as the end of a sentence; empty if none is known."""
+    if error.errno == errno.EISDIR:
+        return "; remove the directory that has the name of a file of ours"
+    return advice(error)

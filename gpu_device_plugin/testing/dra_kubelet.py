@@ -149,7 +149,7 @@ class DraKubelet:
                 wanted.setdefault(driver, []).append(claim)
         for driver, claims in wanted.items():
             new = [claim for claim in claims if claim["metadata"]["uid"] not in self._asked]
-            if new and (error := await self._prepare(driver, new)):
+            if new and (error := await self._prepare(driver, new, uid)):
                 return Started(error=error)
             for claim in claims:
                 known = self._prepared[claim["metadata"]["uid"]]
@@ -198,9 +198,25 @@ class DraKubelet:
                     return dict(entry.split("=", 1) for entry in found["containerEdits"].get("env", ()))
         raise LookupError(cdi)
 
-    async def _prepare(self, driver: str, claims: Sequence[dict[str, Any]]) -> str:
+    async def _prepare(self, driver: str, claims: Sequence[dict[str, Any]], pod: str) -> str:
         try:
             async with self._services(driver) as (stub, messages):
+                # A kubelet notes the claims before it calls, and unprepares them although that may fail (manager.go).
+                for claim in claims:
+                    meta = claim["metadata"]
+                    known = self._prepared.setdefault(
+                        meta["uid"],
+                        {
+                            "uid": meta["uid"],
+                            "namespace": meta["namespace"],
+                            "name": meta["name"],
+                            "driver": driver,
+                            "cdi": [],
+                            "pods": [],
+                        },
+                    )
+                    known["pods"] = sorted({*known["pods"], pod})
+                self._save()
                 refs = [_ref(messages, claim["metadata"]) for claim in claims]
                 request = messages.NodePrepareResourcesRequest(claims=refs)
                 answer = await stub.NodePrepareResources(request, timeout=self.prepare_s)
@@ -211,14 +227,8 @@ class DraKubelet:
             found = answer.claims.get(meta["uid"])
             if found is None or found.error:
                 return f"prepare devices: {'no answer' if found is None else found.error}"
-            self._prepared[meta["uid"]] = {
-                "uid": meta["uid"],
-                "namespace": meta["namespace"],
-                "name": meta["name"],
-                "driver": driver,
-                "cdi": list(dict.fromkeys(name for device in found.devices for name in device.cdi_device_ids)),
-                "pods": self._prepared.get(meta["uid"], {}).get("pods", []),
-            }
+            names = dict.fromkeys(name for device in found.devices for name in device.cdi_device_ids)
+            self._prepared[meta["uid"]]["cdi"] = list(names)
             self._asked.add(meta["uid"])
         self._save()
         return ""

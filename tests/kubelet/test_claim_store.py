@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,6 +50,31 @@ def test_damaged_files_are_named_and_stay(store: ClaimStore, tmp_path: Path) -> 
     assert (list(found), set(damaged)) == (["u-1"], {"u-2", "u-3"})
 
 
+def test_files_of_two_claims_with_the_same_devices_count_as_damaged(store: ClaimStore) -> None:
+    store.write(CLAIM)
+    store.write(replace(CLAIM, uid="u-2"))
+    store.write(replace(CLAIM, uid="u-3", device_ids=frozenset({"GPU-1::1"})))
+    found, damaged = store.load()
+    assert (list(found), set(damaged)) == (["u-3"], {"u-1", "u-2"})
+
+
+def test_a_file_with_another_name_than_a_uid_is_left_alone(store: ClaimStore, tmp_path: Path) -> None:
+    store.write(CLAIM)
+    for name in ("a b.json", ".json", "-.json", "\udcff.json"):
+        (tmp_path / "claims" / name).mkdir()
+    assert store.load() == ({"u-1": CLAIM}, frozenset())
+
+
+def test_a_sweep_that_cannot_write_one_file_writes_the_others(
+    store: ClaimStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cdi/gpu-device-plugin-claim_u-1.json").mkdir()
+    store.sweep({"u-1": CLAIM, "u-2": replace(CLAIM, uid="u-2")})
+    assert (tmp_path / "cdi/gpu-device-plugin-claim_u-2.json").is_file()
+    assert "new containers of claim default/c1 cannot start" in caplog.text
+    assert "remove the directory" in caplog.text
+
+
 def test_a_sweep_writes_what_a_reboot_removed_and_removes_what_nobody_has(store: ClaimStore, tmp_path: Path) -> None:
     store.write(CLAIM)
     (tmp_path / "cdi/gpu-device-plugin-claim_u-1.json").unlink()
@@ -74,5 +100,6 @@ def test_a_directory_that_cannot_be_used_is_told_with_the_remedy(store: ClaimSto
     os.mkfifo(tmp_path / "claims/u-4.json")
     assert "u-4" in store.load()[1]
     (tmp_path / "claims/u-5.json").mkdir()
-    with pytest.raises(ClaimStoreError, match=r"removing .*cdi/"):
-        store.remove("u-5")
+    for act in (lambda: store.remove("u-5"), lambda: store.write(replace(CLAIM, uid="u-5"))):
+        with pytest.raises(ClaimStoreError, match=r"u-5.json: Is a directory; remove the directory"):
+            act()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,12 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 VERSION = 1
 """Of the file's format. A later agent may add fields, which an older one ignores."""
+_MOST = (1 << 53) - 1
+"""The largest number in a file: larger ones are not the same in every reader of JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,22 @@ class PreparedFileError(ValueError):
     """The content of a file is no prepared claim; the message names the fault."""
 
 
+def overlapping(claims: Iterable[PreparedClaim]) -> frozenset[str]:
+    """Return the UIDs of the claims that hold a share or a whole GPU of which another one holds something too.
+
+    Containers of two claims must never have the same memory, so at most one of them is what the claim really has.
+    """
+    holders: dict[str, dict[int | None, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for claim in claims:
+        for uuid, number in map(parse_id, claim.device_ids):
+            holders[uuid][number].add(claim.uid)
+    found: set[str] = set()
+    for numbers in holders.values():
+        several = [set().union(*numbers.values())] if None in numbers else list(numbers.values())
+        found.update(*(uids for uids in several if len(uids) > 1))
+    return frozenset(found)
+
+
 def write_prepared(claim: PreparedClaim) -> str:
     """Return the content of the file of a prepared claim, as JSON."""
     return json.dumps(
@@ -114,12 +133,12 @@ def read_prepared(text: str, uid: str) -> PreparedClaim:
             uid=_text(found["uid"]),
             namespace=_text(found["namespace"]),
             name=_text(found["name"]),
-            device_ids=frozenset(map(_text, found["deviceIDs"])),
-            rung=None if found["rung"] is None else Rung(found["rung"]),
-            consumers=tuple(Consumer(_text(uid), _text(name)) for uid, name in found["consumers"]),
-            devices=tuple(map(_device, found["devices"])),
-            cdi_names=tuple(map(_text, found["cdiNames"])),
-            cdi=dict(found["cdi"]),
+            device_ids=frozenset(map(_text, _list(found["deviceIDs"]))),
+            rung=None if found["rung"] is None else Rung(_text(found["rung"])),
+            consumers=tuple(Consumer(_text(uid), _text(name)) for uid, name in map(_list, _list(found["consumers"]))),
+            devices=tuple(map(_device, _list(found["devices"]))),
+            cdi_names=tuple(map(_text, _list(found["cdiNames"]))),
+            cdi=_object(found["cdi"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PreparedFileError(f"it is damaged ({type(error).__name__})") from error
@@ -137,12 +156,34 @@ def _device(found: Any) -> PreparedDevice:
         device=_text(found["device"]),
         share_id=_text(found["shareID"]),
         uuid=_text(found["uuid"]),
-        mib=int(found["mib"]),
-        compute=int(found["compute"]),
+        mib=_number(found["mib"]),
+        compute=_number(found["compute"]),
     )
 
 
 def _text(value: Any) -> str:
+    """Return a text that can be written again: half of a surrogate pair cannot."""
     if not isinstance(value, str):
         raise TypeError("a text is expected")
+    value.encode()
+    return value
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _MOST:  # a bool is an int, and Infinity is a float
+        raise TypeError("a number that is not negative is expected")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):  # a text is a sequence too, of its letters
+        raise TypeError("a list is expected")
+    return value
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """Return an object that a container runtime can read: Infinity and NaN are no JSON."""
+    if not isinstance(value, dict):
+        raise TypeError("an object is expected")
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     return value

@@ -96,6 +96,7 @@ class NodeClaims:
         """Take over what earlier agents prepared; return the UIDs of claims whose files are damaged.
 
         To be called before the first registration, with the GPUs known. Writes the CDI files that a reboot removed.
+        No device of the claims that it takes over is held by two of them.
 
         Raises:
             ClaimStoreError: nobody knows what is in use.
@@ -121,8 +122,8 @@ class NodeClaims:
         async with self._lock:
             before = self.prepared.value.get(claim.uid)
             verdict = prepare(self._state.node, claim, self._node_name, before)
-            if not isinstance(verdict, Refused) and before is not None and before.devices == verdict.devices:
-                await self._done(self._store.expose, before)
+            if not isinstance(verdict, Refused) and before is not None and _same(before, verdict):
+                await self._done(self._store.write, before)  # a reboot removes one file, and a full disk keeps out both
                 return _ready(before)
             made = verdict if isinstance(verdict, Refused) else await self._limited(claim, verdict, before, owners)
             if isinstance(made, Refused):
@@ -223,18 +224,22 @@ class NodeClaims:
         return _made(claim, preparation, made)
 
     async def _keep(self, claim: PreparedClaim, before: PreparedClaim | None) -> None:
-        """Take the devices, then write the files: what a container may get is in the ledger by then."""
-        if before is not None:
-            self._state.update(Ledger.without, before.device_ids - claim.device_ids)
+        """Take the devices, then write the files: what a container may get is in the ledger by then.
+
+        A claim whose files cannot be written keeps its devices, together with those that it had before: our own file
+        may be there, and the next agent believes it. The kubelet tries again, and has the claim unprepared after the
+        end of its pod.
+        """
+        former = frozenset() if before is None else before.device_ids - claim.device_ids
         self._state.update(Ledger.seen, claim.device_ids)
-        try:
-            await self._done(self._store.write, claim)
-        except NotPreparedError:
-            # The kubelet tries again; a file that was written says the same as the next one will.
-            self._state.update(Ledger.without, claim.device_ids)
-            self.prepared.set({uid: one for uid, one in self.prepared.value.items() if uid != claim.uid})
-            raise
-        self.prepared.set({**self.prepared.value, claim.uid: claim})
+        self._now(replace(claim, device_ids=claim.device_ids | former))
+        await self._done(self._store.write, claim)
+        self._state.update(Ledger.without, former)
+        self._now(claim)
+
+    def _now(self, claim: PreparedClaim) -> None:
+        if self.prepared.value.get(claim.uid) != claim:
+            self.prepared.set({**self.prepared.value, claim.uid: claim})
 
     async def _done(self, act: Callable[..., None], *args: object) -> None:
         began = time.perf_counter()
@@ -280,6 +285,10 @@ def _made(claim: Claim, preparation: Preparation, grant: Grant) -> PreparedClaim
         cdi=cdi_spec(claim.uid, grant),
         cdi_names=(device_id(claim.uid), *grant.cdi_devices),
     )
+
+
+def _same(before: PreparedClaim, verdict: Preparation) -> bool:
+    return (before.devices, before.device_ids) == (verdict.devices, verdict.device_ids)
 
 
 def _ready(claim: PreparedClaim) -> tuple[ReadyDevice, ...]:

@@ -261,15 +261,21 @@ class DraDriver:
         return await self._cluster.followed.wait_for(lambda pods: pods.get(uid), within_s)
 
     async def _read_again(self, damaged: Collection[str]) -> None:
-        """Adopt the claims whose files are damaged, and drop those that hold nothing here any more."""
+        """Adopt the claims whose files are damaged, and drop those that hold nothing here any more.
+
+        Files that cannot be written or removed are logged: what claims hold is known all the same.
+        """
         if not self._state.node.shares.gpus:
             raise NotPreparedError("no GPU is found, and the file of a claim is damaged")
         there = await self.api.allocated()
         for uid in sorted(damaged):
-            if uid in there:
-                await self.claims.adopt(there[uid])
-            if uid not in self.claims.prepared.value:
-                await self.claims.drop(uid)
+            try:
+                if uid in there:
+                    await self.claims.adopt(there[uid])
+                if uid not in self.claims.prepared.value:
+                    await self.claims.drop(uid)
+            except NotPreparedError as error:
+                _log.error("the damaged file of a claim stays: %s", error.__cause__)
 
     # --- The offer ------------------------------------------------------------------------------------------------
 

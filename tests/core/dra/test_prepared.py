@@ -14,6 +14,7 @@ from gpu_device_plugin.core.dra.prepared import (
     PreparedClaim,
     PreparedDevice,
     PreparedFileError,
+    overlapping,
     read_prepared,
     write_prepared,
 )
@@ -73,12 +74,30 @@ def test_a_claim_says_what_it_holds_and_not_its_variables() -> None:
         {"consumers": [["one"]]},
         {"cdi": 1},
         {"cdiNames": 1},
+        {"cdiNames": "x"},
+        {"deviceIDs": "GPU-1::0"},
+        {"deviceIDs": {"GPU-1::0": 1}},
+        {"consumers": {"ab": 1}},
+        {"consumers": ["ab"]},
+        {"cdi": [["a", 1]]},
+        {"cdi": {"a": float("inf")}},
+        {"cdi": {"a": "\ud800"}},
+        {"name": "\ud800"},
     ],
 )
 def test_a_damaged_file_is_named_as_such(change: dict[str, Any]) -> None:
     text = json.dumps(json.loads(write_prepared(CLAIM)) | change)
     with pytest.raises(PreparedFileError, match=r"damaged|version 2|another claim"):
         read_prepared(text, "u-1")
+
+
+@pytest.mark.parametrize("field", ["mib", "compute"])
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN", "1e400", "1.5", "-1", "true", '"1"', "9" * 40])
+def test_an_amount_that_is_no_whole_number_is_damage_and_ends_no_agent(field: str, number: str) -> None:
+    content = json.loads(write_prepared(CLAIM))
+    content["devices"][0][field] = "HERE"
+    with pytest.raises(PreparedFileError, match="damaged"):
+        read_prepared(json.dumps(content).replace('"HERE"', number), "u-1")
 
 
 def test_what_is_wrong_with_a_file_is_said() -> None:
@@ -95,3 +114,42 @@ def test_what_is_wrong_with_a_file_is_said() -> None:
 def test_nothing_else_is_raised(text: str) -> None:
     with pytest.raises(PreparedFileError):
         read_prepared(text, "u-1")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+"""Also what Python alone takes for JSON: Infinity, NaN, and halves of surrogate pairs."""
+
+
+@given(st.sampled_from([CLAIM, WHOLE, INSTANCES]), st.data())
+def test_a_file_with_anything_in_one_place_is_damaged_or_can_be_written_again(
+    claim: PreparedClaim, data: st.DataObject
+) -> None:
+    content = json.loads(write_prepared(claim))
+    inner = data.draw(st.sampled_from([content, content["devices"][0], *content["consumers"]]))
+    place = data.draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
+    inner[place] = data.draw(JSON)
+    try:
+        found = read_prepared(json.dumps(content), claim.uid)
+    except PreparedFileError:
+        return
+    assert read_prepared(write_prepared(found), claim.uid) == found
+    write_prepared(found).encode()
+    json.dumps(found.cdi, allow_nan=False).encode()
+    assert all(device.mib >= 0 <= device.compute for device in found.devices)
+
+
+def test_claims_that_hold_the_same_share_or_a_gpu_whole_and_in_part_overlap() -> None:
+    def holding(uid: str, *device_ids: str) -> PreparedClaim:
+        return replace(CLAIM, uid=uid, device_ids=frozenset(device_ids))
+
+    apart = [holding("a", "GPU-1::0", "GPU-2"), holding("b", "GPU-1::1"), holding("c"), holding("d", "GPU-3")]
+    assert overlapping(apart) == frozenset()
+    assert overlapping([*apart, holding("e", "GPU-1::1", "GPU-4")]) == {"b", "e"}
+    assert overlapping([*apart, holding("e", "GPU-2::5")]) == {"a", "e"}
+    assert overlapping([*apart, holding("e", "GPU-3")]) == {"d", "e"}
+    assert overlapping([holding("a", "GPU-1", "GPU-1::0"), holding("b", "GPU-1::1")]) == {"a", "b"}
+    assert overlapping([holding("a", "GPU-1", "GPU-1::0")]) == frozenset()

@@ -298,18 +298,75 @@ async def test_resources_decide_on_the_kinds_of_devices() -> None:
         assert [name.rpartition("-")[2] for name in here.devices()] == [*["whole"] * 2, *["monitor"] * 2]
 
 
-async def test_an_unreadable_file_system_keeps_a_claim_from_starting_and_leaves_no_hold() -> None:
-    async with claims() as here:
+async def test_a_claim_whose_files_cannot_be_written_keeps_its_shares_over_a_restart() -> None:
+    async with claims("fake:1xT4") as here:
+        await here.start()
+        here.wish("c1", Wish(memory="8Gi"))
+        assert here.allocate("c1") == ""
+        here.kubelet.cdi.rmdir()
+        here.kubelet.cdi.write_text("in the way")
+        assert "this is tried again" in (await here.kubelet.start_pod("c1")).error
+        here.kubelet.cdi.unlink()
+        second = await here.run_claim("c2", Wish(memory="6Gi"))
+        assert second.error == ""
+        await here.node.stop_agent()
+        await here.start()
+        assert (await here.kubelet.start_pod("c1")).error == ""
+        held = [claim.device_ids for claim in here.dra.claims.prepared.value.values()]
+        assert len(frozenset().union(*held)) == sum(map(len, held)) == 14
+
+
+async def test_a_claim_whose_files_could_not_be_written_is_forgotten_with_its_pod() -> None:
+    async with claims("fake:1xT4") as here:
         await here.start()
         here.wish("c1")
         assert here.allocate("c1") == ""
         here.kubelet.cdi.rmdir()
         here.kubelet.cdi.write_text("in the way")
-        assert "this is tried again" in (await here.kubelet.start_pod("c1")).error
+        assert "mounted writable" in (await here.kubelet.start_pod("c1")).error
+        await here.end_claim("c1")
         assert here.node.agent is not None
         assert not here.node.agent.state.node.ledger.holds
-        here.kubelet.cdi.unlink()
-        assert (await here.kubelet.start_pod("c1")).error == ""
+        assert not here.dra_files()
+
+
+async def test_two_files_with_the_same_shares_are_not_believed_and_both_claims_get_their_own() -> None:
+    async with claims("fake:1xT4") as here:
+        await here.start()
+        for name in ("c1", "c2"):
+            assert (await here.run_claim(name, Wish(memory="7Gi"))).error == ""
+        await here.node.stop_agent()
+        first, second = (json.loads(path.read_text()) for path in here.dra_files())
+        here.dra_files()[1].write_text(json.dumps(second | {"deviceIDs": first["deviceIDs"]}))
+        await here.start()
+        held = [claim.device_ids for claim in here.dra.claims.prepared.value.values()]
+        assert len(frozenset().union(*held)) == sum(map(len, held)) == 14
+
+
+async def test_a_directory_in_the_place_of_a_claims_file_keeps_no_driver_from_registering(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with claims("fake:1xT4") as here:
+        await here.start()
+        before = await here.run_claim("c1", Wish(memory="7Gi"))
+        await here.node.stop_agent()
+        (path,) = here.dra_files()
+        path.unlink()
+        path.mkdir()
+        (path.parent / "00000000-0000-4000-8000-000000000000.json").mkdir()
+        await here.start()
+        assert "remove the directory that has the name of a file of ours" in caplog.text
+        assert "disk is not full" not in caplog.text
+        here.wish("c2", Wish(memory="8Gi"))
+        assert here.allocate("c2") == "cannot allocate all claims"
+        assert here.node.agent is not None
+        assert len(here.node.agent.state.node.ledger.holds) == 7
+        path.rmdir()
+        await here.kubelet.stop()
+        await here.kubelet.start()  # one that has just started asks again for every claim
+        await here.serves()
+        assert await here.kubelet.start_pod("c1") == before
+        assert path.is_file()
 
 
 async def test_many_claims_at_once_never_share_a_share() -> None:
