@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import time
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -64,6 +65,8 @@ class Timing:
     """A watch that is silent for `watch_s` plus this time is on a dead connection."""
     token_s: float = 60.0
     """How old a token may be before its file is read again."""
+    starting_s: float = 30.0
+    """How long a server that was unavailable may take to know the rights of all accounts. It serves before it does."""
 
 
 DEFAULT_TIMING = Timing()
@@ -99,6 +102,8 @@ class Client:
         self._timing = timing
         self._credentials = Credentials(config, timing.token_s)
         self._session: aiohttp.ClientSession | None = None
+        self._unavailable_at = -math.inf
+        """When a call found no server that works, in monotonic seconds."""
 
     def __repr__(self) -> str:
         return f"<Client of {self._config.url}>"
@@ -358,6 +363,9 @@ class Client:
             async with self._attempt(call, method, path, **rest) as response:
                 yield response
         except ApiError as error:
+            # A pod that the proxy does not reach says nothing about the server, and a 403 nothing about its absence.
+            if isinstance(error, UnavailableError) and call.resource != "pods/proxy" and error.status != 403:
+                self._unavailable_at = time.monotonic()
             self._on_error(error)
             raise
 
@@ -400,7 +408,11 @@ class Client:
                     async with asyncio.timeout(self._timing.request_s):
                         answer = await response.read()
                 raise error_from(
-                    call, answer, status=response.status, retry_after=response.headers.get("Retry-After", "")
+                    call,
+                    answer,
+                    status=response.status,
+                    retry_after=response.headers.get("Retry-After", ""),
+                    starting=time.monotonic() - self._unavailable_at < self._timing.starting_s,
                 )
 
     def _headers(self, call: Call, content_type: str) -> dict[str, str]:

@@ -147,7 +147,9 @@ _EMPTY = _Status()
 _NO_DETAILS = _Details()
 
 
-def error_from(call: Call, body: bytes | msgspec.Raw, *, status: int = 0, retry_after: str = "") -> ApiError:
+def error_from(
+    call: Call, body: bytes | msgspec.Raw, *, status: int = 0, retry_after: str = "", starting: bool = False
+) -> ApiError:
     """Return the error for an unsuccessful answer.
 
     Args:
@@ -155,6 +157,8 @@ def error_from(call: Call, body: bytes | msgspec.Raw, *, status: int = 0, retry_
         body: a ``Status`` object, or a proxy's answer in its place.
         status: HTTP status; 0 for an error inside a watch, where the Status object carries the code.
         retry_after: the header of that name; only a number of seconds is supported.
+        starting: the server has just come back. It may serve before it has read the roles of all accounts, so a right
+            that is missing now is no reason to ask anybody for it.
     """
     try:
         parsed = msgspec.json.decode(body, type=_Status)
@@ -165,9 +169,13 @@ def error_from(call: Call, body: bytes | msgspec.Raw, *, status: int = 0, retry_
     details = parsed.details or _NO_DETAILS
     patience = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
     patience = patience or float(max(0, details.retry_after_seconds))
+    why = _why(call, kind, status, parsed)
+    if starting and kind is ForbiddenError and _lacks_right(call, parsed.message):
+        kind = UnavailableError
+        why = f"{status} {_phrase(status)}; the API server is starting, and may not know the rights of its accounts yet"
     return kind(
         call,
-        _why(call, kind, status, parsed),
+        why,
         status=status,
         reason=parsed.reason,
         causes=frozenset(cause.reason for cause in details.causes or ()),
@@ -178,9 +186,7 @@ def error_from(call: Call, body: bytes | msgspec.Raw, *, status: int = 0, retry_
 def _why(call: Call, kind: type[ApiError], status: int, parsed: _Status) -> str:
     answer = f"{status} {parsed.reason or _phrase(status)}".strip()
     message = " ".join(parsed.message.split())
-    # Admission checks only writes; the quoted words are RBAC's.
-    unlawful = not message or call.verb in _READING or f"cannot {call.verb} resource" in message
-    if kind is ForbiddenError and unlawful:
+    if kind is ForbiddenError and _lacks_right(call, message):
         group = f" of the API group {call.group}" if call.group else ""
         return f"{answer}; grant {call.verb!r} on {call.resource!r}{group} to the service account"
     if kind is UnauthorizedError:
@@ -195,6 +201,11 @@ def _why(call: Call, kind: type[ApiError], status: int, parsed: _Status) -> str:
     if kind in _DENIALS:
         return f"{answer}: {message[:_LONGEST_DENIAL]}" if message else answer
     return f"{answer}: {message[:_LONGEST_QUOTE]}" if message else answer
+
+
+def _lacks_right(call: Call, message: str) -> bool:
+    """Return whether a refusal is RBAC's: admission checks only writes, and has other words."""
+    return not message.strip() or call.verb in _READING or f"cannot {call.verb} resource" in message
 
 
 _DENIALS = (ForbiddenError, InvalidError)

@@ -282,6 +282,35 @@ async def test_a_missing_right_is_named() -> None:
             await client.create(EVENTS, {}, namespace="default")
 
 
+async def test_a_server_that_was_away_is_starting_for_a_while_before_a_right_is_missing() -> None:
+    timing = Timing(starting_s=3600)
+    async with ApiServer(allowed=set()) as server, Client(ClusterConfig(server.url), timing=timing) as client:
+        with pytest.raises(ForbiddenError, match="grant 'get' on 'nodes'"):
+            await client.get(NODES, "n")
+        server.fail(Answer(503), times=1)
+        for expected in ("503", "the API server is starting", "the API server is starting"):
+            with pytest.raises(UnavailableError, match=expected):
+                await client.get(NODES, "n")
+    async with (
+        ApiServer(allowed=set()) as server,
+        Client(ClusterConfig(server.url), timing=Timing(starting_s=0)) as client,
+    ):
+        server.fail(Answer(503), times=1)
+        with pytest.raises(UnavailableError):
+            await client.get(NODES, "n")
+        with pytest.raises(ForbiddenError, match="grant 'get' on 'nodes'"):
+            await client.get(NODES, "n")
+
+
+async def test_a_pod_that_the_proxy_does_not_reach_makes_no_server_start(client: Client, server: ApiServer) -> None:
+    server.fail(Answer(503), times=1)
+    with pytest.raises(UnavailableError):
+        await client.from_pod("default", "p", 9445, "/metrics", most=1000, timeout_s=5)
+    server.fail(Answer(403), times=1)
+    with pytest.raises(ForbiddenError):
+        await client.get(NODES, "n")
+
+
 async def test_a_redirection_is_not_followed(server: ApiServer, client: Client) -> None:
     """It would carry our token to somebody else."""
     server.fail(Answer(302))

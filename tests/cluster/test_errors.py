@@ -92,6 +92,19 @@ def test_forbidden_is_no_missing_right_where_admission_says_why(call: Call, mess
     assert str(error_from(call, body, status=403)) == f"{call}: {expected}"
 
 
+def test_while_a_server_starts_a_missing_right_is_no_reason_to_grant_it() -> None:
+    watch = Call("watch", "pods")
+    error = error_from(watch, b"", status=403, starting=True)
+    assert type(error) is UnavailableError
+    assert str(error) == (
+        "watch pods: 403 Forbidden; the API server is starting, and may not know the rights of its accounts yet"
+    )
+    assert type(error_from(BINDING, json.dumps({"message": DENIED}).encode(), status=403, starting=True)) is (
+        ForbiddenError
+    )
+    assert type(error_from(watch, b"", status=404, starting=True)) is NotFoundError
+
+
 @pytest.mark.parametrize(("status", "reason"), [(400, "BadRequest"), (422, "Invalid")])
 def test_what_admission_has_against_a_binding_is_shown(status: int, reason: str) -> None:
     body = json.dumps({"reason": reason, "message": DENIED}).encode()
