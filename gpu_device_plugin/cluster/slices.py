@@ -84,7 +84,9 @@ class FieldsDroppedError(Exception):
 class NodeSlices(Store[StoredSlice]):
     """Publishes what is wanted, and publishes it again when another client, or the kubelet at its start, removes it.
 
-    `wanted` None: nothing is touched. An empty sequence: our slices are removed.
+    `wanted` None: nothing is touched. An empty sequence: our slices are removed. New slices wait until the kubelet can
+    call the driver: kube-scheduler allocates their devices at once, and the kubelet makes a pod that it cannot prepare
+    wait for more than a minute.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class NodeSlices(Store[StoredSlice]):
         client: Client,
         node: str,
         *,
+        reached: Latest[bool],
         on_dropped: Callable[[tuple[str, ...]], None],
         on_problem: Callable[[str], None] = lambda _why: None,
     ) -> None:
@@ -100,12 +103,14 @@ class NodeSlices(Store[StoredSlice]):
         Args:
             client: of the API server.
             node: the name of our node and of its pool.
+            reached: whether the kubelet can call the driver.
             on_dropped: called with the names of fields that the API server does not know, before anything is stored;
                 `wanted` should then be set without them.
             on_problem: called with a sentence when the slices cannot be published, and with an empty one when they can.
         """
         self._client = client
         self._node = node
+        self._reached = reached
         self._on_dropped = on_dropped
         self._on_problem = on_problem
         self._found: dict[str, StoredSlice] = {}
@@ -177,7 +182,7 @@ class NodeSlices(Store[StoredSlice]):
     async def _publish(self) -> NoReturn:
         backoff, problem = Backoff(0.2), ""
         while True:
-            version = self.wanted.version
+            version, reached = self.wanted.version, self._reached.version
             self._changed.clear()
             pause_s: float | None = None
             try:
@@ -197,18 +202,21 @@ class NodeSlices(Store[StoredSlice]):
                     self._on_problem(why)
                 pause_s = backoff.next_s(error.retry_after_s)
             if pause_s is None and self.wanted.version == version and not self._changed.is_set():
-                await self._anything(version)
+                await self._anything(version, reached)
             elif pause_s is not None:
                 await within(pause_s, self.wanted.after(version))
 
-    async def _anything(self, version: int) -> None:
-        newer = asyncio.create_task(self.wanted.after(version), name="wanted ResourceSlices")
-        changed = asyncio.create_task(self._changed.wait(), name="changed ResourceSlices")
+    async def _anything(self, version: int, reached: int) -> None:
+        changes = [
+            asyncio.create_task(self.wanted.after(version), name="wanted ResourceSlices"),
+            asyncio.create_task(self._reached.after(reached), name="the kubelet can call the driver"),
+            asyncio.create_task(self._changed.wait(), name="changed ResourceSlices"),
+        ]
         try:
-            await asyncio.wait({newer, changed}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            newer.cancel()
-            changed.cancel()
+            for change in changes:
+                change.cancel()
 
     async def _write(self) -> None:
         """Make the slices equal to the wanted ones.
@@ -221,6 +229,10 @@ class NodeSlices(Store[StoredSlice]):
         if wanted is None or not self.reflector.lists:
             return
         todo = writes(self._node, wanted, (one.present for one in self._found.values()))
+        if not self._reached.value and any(present is None for _, _, present in todo.put):
+            if self.published.value is not None:
+                self.published.set(None)
+            return
         for name, spec, _ in todo.put:
             if not _fields(spec) <= self._known:
                 await self._try(f"{name[:240]}-try", spec)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from grpc import aio
 
+from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.aio.watching import watching
 from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.core.contract.dra import DRIVER
@@ -121,8 +122,13 @@ class DraLoop:
         self._servicer = servicer
         self._on_event = on_event
         self.timings = timings or DraTimings()
-        self._registered = asyncio.Event()
+        self._registered = False
         self._refusal = ""
+        self._services: DraServicer | None = None
+        """The services of this round; None between rounds."""
+        self.reached: Latest[bool] = Latest(value=False)
+        """Whether the kubelet can call the driver, as far as we know. The end of a kubelet ends its stream of health;
+        without such streams (before 1.36) we do not hear of it."""
         self._entry: Path | None = None
         """The socket at which the kubelet asks who we are; None between rounds."""
         self.registrations = 0
@@ -133,7 +139,7 @@ class DraLoop:
 
     def unmet(self) -> tuple[str, ...]:
         """Return the reasons why the kubelet cannot use the driver yet, as sentences; empty if it can."""
-        if self._registered.is_set():
+        if self._registered:
             return ()
         why = f": {self._refusal}" if self._refusal else ""
         return (f"the DRA driver {DRIVER} is not registered with the kubelet{why}",)
@@ -168,9 +174,9 @@ class DraLoop:
         directories = self._directories
         directories.prepare()
         registration, endpoint = directories.new_sockets()
-        self._registered.clear()
         self._refusal = ""
-        servicer = self._servicer()
+        servicer = self._services = self._servicer()
+        servicer.streams_changed = self._look
         services, entry = aio.server(options=_OPTIONS), aio.server(options=_OPTIONS)
         servicer.register(services)
         pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(_Registration(endpoint, self._notified), entry)
@@ -186,8 +192,9 @@ class DraLoop:
                 self._entry = registration
                 return await self._watch(servicer, (registration, endpoint), changed)
         finally:
-            self._entry = None
-            self._registered.clear()
+            self._entry = self._services = None
+            self._registered = False
+            self._look()
             servicer.close()
             try:
                 # The entry first: the kubelet forgets the driver when that socket goes.
@@ -212,7 +219,7 @@ class DraLoop:
             if sockets.links(self._directories.registry) in {None, 0}:
                 return "the kubelet's directory plugins_registry was removed"
             now = time.monotonic()
-            if servicer.streams or not servicer.listened:
+            if not servicer.deserted:
                 silent_since = None
             elif silent_since is None:
                 silent_since = now
@@ -221,13 +228,18 @@ class DraLoop:
 
     def _notified(self, refusal: str) -> None:
         self._refusal = refusal
+        self._registered = not refusal
         if refusal:
-            self._registered.clear()
             self._on_event("the kubelet does not register the DRA driver", {"why": refusal})
-            return
-        self._registered.set()
-        self.registrations += 1
-        self._on_event("the DRA driver is registered", {"driver": DRIVER})
+        else:
+            self.registrations += 1
+            self._on_event("the DRA driver is registered", {"driver": DRIVER})
+        self._look()
+
+    def _look(self) -> None:
+        reached = self._registered and self._services is not None and not self._services.deserted
+        if reached is not self.reached.value:
+            self.reached.set(reached)
 
 
 class _Registration(pluginregistration_pb2_grpc.RegistrationServicer):

@@ -103,8 +103,15 @@ class DraServicer:
         self._closing = asyncio.Event()
         self.streams = 0
         """The number of open streams of health. The kubelet opens one as soon as it knows the driver."""
+        self.streams_changed: Callable[[], None] = lambda: None
+        """Called when a stream has begun or ended."""
         self.listened = False
         """A stream was open once: this kubelet reads the health of devices."""
+
+    @property
+    def deserted(self) -> bool:
+        """Whether a kubelet that reads the health of devices does not: it is not there, or does not know us (yet)."""
+        return self.listened and not self.streams
 
     def close(self) -> None:
         """End every stream: a stopping server otherwise waits for them for its whole grace period."""
@@ -127,21 +134,26 @@ class DraServicer:
     async def _each(
         self, rpc: str, claims: Sequence[ClaimRef], act: Callable[[ClaimRef], Awaitable[T]]
     ) -> dict[str, T | str]:
-        began = time.perf_counter()
-        found: dict[str, T | str] = {}
-        for claim in claims:
+        """Answer for all claims of a call side by side: several that wait take no longer than one."""
+
+        async def answer(claim: ClaimRef) -> T | str:
             try:
-                found[claim.uid] = await act(claim)
+                return await act(claim)
             except NotPreparedError as error:
-                found[claim.uid] = str(error) or "it is not known why"
+                return str(error) or "it is not known why"
+
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            tasks = {claim.uid: group.create_task(answer(claim), name=f"{rpc} of {claim.uid}") for claim in claims}
         self._observe(rpc, time.perf_counter() - began)
-        return found
+        return {uid: task.result() for uid, task in tasks.items()}
 
     async def healths(self) -> AsyncIterator[tuple[DeviceHealth, ...]]:
         """Yield the health of all devices: now, after every change, and every `REPEAT_S` seconds."""
         closing = asyncio.create_task(self._closing.wait(), name="end of the stream of health")
         self.streams += 1
         self.listened = True
+        self.streams_changed()
         try:
             version, found = self._health.version, self._health.value
             while True:
@@ -158,6 +170,7 @@ class DraServicer:
         finally:
             self.streams -= 1
             closing.cancel()
+            self.streams_changed()
 
 
 class _V1(dra_v1_pb2_grpc.DRAPluginServicer):

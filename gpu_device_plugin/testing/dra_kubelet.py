@@ -84,6 +84,9 @@ class DraKubelet:
         """Seconds until a broken stream of health is opened again."""
         self.prepare_s = 45.0
         """Timeout of a call of a driver, in seconds."""
+        self.looks = asyncio.Event()
+        """Clear, it has not looked for drivers yet: at its start a kubelet does so after it has removed the slices."""
+        self.looks.set()
         self.drivers: dict[str, _Driver] = {}
         self.health: dict[tuple[str, str], tuple[bool, str]] = {}
         """By pool and device: whether it is healthy, and the driver's message."""
@@ -264,6 +267,7 @@ class DraKubelet:
     async def _run(self) -> None:
         seen: dict[str, int] = {}
         while True:
+            await self.looks.wait()
             # A kubelet is told of every new file; one with the name and the inode of an old one is new all the same.
             there = {
                 str(path): path.stat().st_ctime_ns

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.api import UnreadableObjectError
-from gpu_device_plugin.cluster.errors import ApiError
+from gpu_device_plugin.cluster.backoff import Backoff
+from gpu_device_plugin.cluster.errors import TRANSIENT, ApiError
 from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.core.contract.variables import LIMITS
 from gpu_device_plugin.core.dra.cdi import cdi_spec, device_id
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.node.mps import MpsLink
 
 _log = logging.getLogger(__name__)
+
+_PASSING = frozenset({Why.NO_ROOM, Why.IN_WHOLE_USE, Why.OTHER_RESOURCE, Why.RECORDS_UNREADABLE})
+"""Reasons that end by themselves: a container that has ended for the API server still runs, or a record is read."""
 
 
 class NodeClaims:
@@ -86,6 +91,9 @@ class NodeClaims:
         self._lock = asyncio.Lock()
         self.pod_within_s = 1.0
         """How long a pod may take to reach us after it reached the kubelet, in seconds."""
+        self.wait_s = 20.0
+        """How long a call waits for what comes by itself, in seconds. A kubelet gives up after 45 (dra_plugin.go), and
+        tries a refused claim again when it looks at the pod next, 60 to 90 s later."""
         self.prepared: Latest[Mapping[str, PreparedClaim]] = Latest({})
         """The prepared claims, by UID."""
 
@@ -114,11 +122,24 @@ class NodeClaims:
         Raises:
             NotPreparedError: it cannot be prepared now.
         """
-        return await self._prepare(await self._found(claim))
-
-    async def _prepare(self, claim: Claim) -> Sequence[ReadyDevice]:
-        known = await asyncio.gather(*(self._pods(consumer.uid, self.pod_within_s) for consumer in claim.consumers))
+        until = time.monotonic() + self.wait_s
+        found = await self._found(claim, until)
+        known = await asyncio.gather(*(self._pods(consumer.uid, self.pod_within_s) for consumer in found.consumers))
         owners = [pod for pod in known if pod is not None]
+        while True:
+            version = self._state.nodes.version
+            made = await self._prepare(found, owners)
+            if not isinstance(made, Refused):
+                return made
+            left_s = until - time.monotonic()
+            # Without the lock: what a claim waits for may be the end of another one.
+            if made.why in _PASSING and left_s > 0 and await within(left_s, self._state.nodes.after(version)):
+                continue
+            self._metrics.count(m.REFUSALS, DRIVER, made.why)
+            self._on_refusal(found, made)
+            raise NotPreparedError(made.sentence)
+
+    async def _prepare(self, claim: Claim, owners: Sequence[Pod]) -> Sequence[ReadyDevice] | Refused:
         async with self._lock:
             before = self.prepared.value.get(claim.uid)
             verdict = prepare(self._state.node, claim, self._node_name, before)
@@ -127,9 +148,7 @@ class NodeClaims:
                 return _ready(before)
             made = verdict if isinstance(verdict, Refused) else await self._limited(claim, verdict, before, owners)
             if isinstance(made, Refused):
-                self._metrics.count(m.REFUSALS, DRIVER, made.why)
-                self._on_refusal(claim, made)
-                raise NotPreparedError(made.sentence)
+                return made
             await self._keep(made, before)
             self._metrics.count(m.ALLOCATIONS, DRIVER)
             _log.info("prepared", extra={"claim": str(made), "devices": [device.device for device in made.devices]})
@@ -173,12 +192,18 @@ class NodeClaims:
             self._state.update(Ledger.without, claim.device_ids)
             _log.info("unprepared", extra={"claim": str(claim)})
 
-    async def _found(self, ref: ClaimRef) -> Claim:
-        name = f"{ref.namespace}/{ref.name}"
-        try:
-            found = await self._read(ref.namespace, ref.name)
-        except (ApiError, UnreadableObjectError) as error:
-            raise NotPreparedError(f"claim {name} cannot be read: {error}; this is tried again") from error
+    async def _found(self, ref: ClaimRef, until: float) -> Claim:
+        """Read a claim, again until `until` (monotonic seconds) while the API server fails."""
+        name, backoff = f"{ref.namespace}/{ref.name}", Backoff(0.5)
+        while True:
+            try:
+                found = await self._read(ref.namespace, ref.name)
+                break
+            except (ApiError, UnreadableObjectError) as error:
+                pause_s = backoff.next_s()
+                if not isinstance(error, TRANSIENT) or time.monotonic() + pause_s >= until:
+                    raise NotPreparedError(f"claim {name} cannot be read: {error}; this is tried again") from error
+                await asyncio.sleep(pause_s)
         if found is None or found.uid != ref.uid:
             raise NotPreparedError(f"claim {name} is gone; delete the pod so that it gets a new one")
         return found

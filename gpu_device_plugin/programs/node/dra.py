@@ -90,8 +90,13 @@ class DraDriver:
         self.directories = DraDirectories(settings.kubelet_root)
         self.store = ClaimStore(self.directories.claims, settings.cdi_dir)
         self.api = ClaimsApi(cluster.client, settings.node_name)
+        self.loop = DraLoop(self.directories, self._servicer, reports.dra_registration)
         self.slices = NodeSlices(
-            cluster.client, settings.node_name, on_dropped=self._fields_dropped, on_problem=self._not_published
+            cluster.client,
+            settings.node_name,
+            reached=self.loop.reached,
+            on_dropped=self._fields_dropped,
+            on_problem=self._not_published,
         )
         self.claims = NodeClaims(
             state,
@@ -105,7 +110,6 @@ class DraDriver:
             dev=dev,
             on_refusal=reports.claim_refused,
         )
-        self.loop = DraLoop(self.directories, self._servicer, reports.dra_registration)
         self.health: Latest[tuple[DeviceHealth, ...]] = Latest(())
         """The health of all devices that are offered."""
         self.entries: Latest[tuple[Entry, ...]] = Latest(())

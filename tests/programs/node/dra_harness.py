@@ -49,6 +49,7 @@ class Claims(Cluster):
         agent.dra.retry_s = 0.1
         agent.dra.sweep_s = 3600
         agent.dra.claims.pod_within_s = 0.05
+        agent.dra.claims.wait_s = 0.0
         self.cluster.look_s = 0.05
         self.way.withdrawn_s, self.way.list_s = 0.05, 0.05
 

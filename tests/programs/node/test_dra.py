@@ -10,7 +10,7 @@ import pytest
 from gpu_device_plugin.testing.cluster import Answer
 from gpu_device_plugin.testing.dra_scheduler import Wish
 from tests.programs.node.cluster_harness import NODE, RIGHTS
-from tests.programs.node.dra_harness import claims
+from tests.programs.node.dra_harness import Claims, claims
 from tests.programs.node.harness import T4
 from tests.programs.node.mps_supervisor import Supervisor
 
@@ -137,6 +137,93 @@ async def test_slices_that_somebody_removes_come_back() -> None:
         assert len({spec["pool"]["generation"] for spec in here.slices()}) == 1
         await here.serves()
         assert (await here.run_claim("c1")).error == ""
+
+
+async def test_no_device_is_offered_before_the_kubelet_can_call_the_driver() -> None:
+    """A pod that the scheduler sends there in between starts a minute late: when the kubelet tries its claim again."""
+    async with claims() as here:
+        here.kubelet.looks.clear()
+        here.launch()
+        await here.node.until(lambda: here.dra.slices.reflector.lists and bool(here.dra.slices.wanted.value))
+        await unchanged_slices(here, 0)
+        here.kubelet.looks.set()
+        await here.serves()
+        assert len(here.devices()) == 6
+
+
+async def test_slices_that_a_kubelet_removed_at_its_start_wait_until_it_knows_the_driver_again() -> None:
+    async with claims() as here:
+        await here.start()
+        await here.kubelet.stop()
+        await here.node.until(lambda: not here.dra.loop.reached.value)
+        here.kubelet.looks.clear()
+        await here.kubelet.start()
+        await here.node.until(lambda: not here.dra.slices.there)
+        await unchanged_slices(here, 0)
+        here.kubelet.looks.set()
+        await here.serves()
+        assert (await here.run_claim("c1")).error == ""
+
+
+async def test_slices_that_are_there_are_kept_up_to_date_while_the_kubelet_is_away() -> None:
+    async with claims([T4, T4]) as here:
+        await here.start()
+        await here.kubelet.stop()
+        await here.node.until(lambda: not here.dra.loop.reached.value)
+        here.node.hardware(T4 | {"lost": True}, T4)
+        await here.node.until(lambda: any(device.get("taints") for device in here.devices().values()))
+        assert len(here.slices()) == 2
+
+
+async def unchanged_slices(here: Claims, count: int) -> None:
+    """Have the agent ask the API server often enough for it to have published slices between two of the questions."""
+    for _ in range(20):
+        await here.dra.api.allocated()
+        assert len(here.slices()) == count
+
+
+async def test_a_claim_waits_in_its_call_for_the_end_of_the_one_before() -> None:
+    async with claims("fake:1xT4") as here:
+        await here.start()
+        here.dra.claims.wait_s = 3600
+        await here.run_claim("old", Wish(memory="14Gi"))
+        uid = here.api.get("pods", "old")["metadata"]["uid"]
+        here.api.delete("pods", "old")  # by force: for the API server it has ended
+        here.scheduler.release("old")
+        here.wish("new", Wish(memory="14Gi"))
+        assert here.allocate("new") == ""
+        starts = asyncio.create_task(here.kubelet.start_pod("new"))
+        await here.node.until(lambda: here.api.count("get", "resourceclaims") >= 2)
+        assert await here.kubelet.end_pod("old", uid=uid) == ""
+        assert (await starts).error == ""
+
+
+async def test_a_claim_is_read_again_in_its_call_while_the_api_server_fails() -> None:
+    async with claims() as here:
+        await here.start()
+        here.dra.claims.wait_s = 3600
+        here.api.fail(Answer(503), verbs=["get"], resources=["resourceclaims"], times=2)
+        assert (await here.run_claim("c1")).error == ""
+        assert here.api.count("get", "resourceclaims") == 3
+
+
+async def test_two_claims_of_one_call_wait_side_by_side() -> None:
+    async with claims("fake:2xT4") as here:
+        await here.start()
+        await here.run_claim("old", Wish(memory="14Gi"))
+        uid = here.api.get("pods", "old")["metadata"]["uid"]
+        here.api.delete("pods", "old")
+        here.scheduler.release("old")
+        for name in ("late", "now"):
+            here.wish(name, Wish(memory="14Gi"), pods=(f"unused-{name}",))
+        here.pod("p1", "late", "now", container="a")
+        assert here.allocate("late", "p1") == here.allocate("now", "p1") == ""
+        here.dra.claims.wait_s = 3600
+        starts = asyncio.create_task(here.kubelet.start_pod("p1"))
+        now = here.api.get("resourceclaims", "now")["metadata"]["uid"]
+        await here.node.until(lambda: now in here.dra.claims.prepared.value)
+        assert await here.kubelet.end_pod("old", uid=uid) == ""
+        await starts
 
 
 async def test_a_kubelet_does_not_prepare_twice_what_it_remembers() -> None:
