@@ -165,6 +165,7 @@ def test_a_kubelet_that_restarts_keeps_pods_and_gets_the_slices_again(cluster: C
 
     cluster.until(again, "the slices were removed and published again", LONG_S)
     cluster.until(lambda: phase(cluster, "meanwhile") == "Running", "the pod of meanwhile runs", LONG_S)
+    assert not failed_preparations(cluster, ["meanwhile"])
     after = cluster.get("pod", "stays")["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
     assert after == started
     delete(cluster, "stays", "meanwhile")
@@ -209,7 +210,43 @@ def test_a_node_changes_over_to_the_device_plugin_and_back_and_waits_for_those_w
     serve(cluster, "dra")
     cluster.until(lambda: cluster.offered() == {GPU_MEM: 3, GPU_COUNT: 0}, "nothing more is offered", LONG_S)
     assert not devices(cluster)
+    names = [f"waits-{number}" for number in range(3)]
+    cluster.apply_all([pod(name, "gpu-mem-4gi") for name in names])
+    for name in names:
+        waits(cluster, name, "cannot allocate all claims")
     delete(cluster, "old")
     cluster.until(lambda: len(devices(cluster)) == 6, "the node serves claims again", LONG_S)
-    run(cluster, pod("whole", limits={GPU_COUNT: 1}), pod("share", "gpu-mem-4gi"))
+    cluster.until(lambda: all(phase(cluster, name) == "Running" for name in names), f"{names} run", LONG_S)
+    assert not failed_preparations(cluster, names)
+    run(cluster, pod("whole", limits={GPU_COUNT: 1}), pod("share", "gpu-mem-2gi"))
     assert uuid_of(cluster, "whole") != uuid_of(cluster, "share")
+    delete(cluster, "whole", "share", *names)
+
+
+def failed_preparations(cluster: Cluster, pods: list[str]) -> list[str]:
+    """Return what Events of these pods say of claims that were not prepared: each costs its pod 60 to 90 s."""
+    found = cluster.items("events", "--field-selector=reason=FailedPrepareDynamicResources")
+    return [event["message"] for event in found if event["involvedObject"]["name"] in pods]
+
+
+def test_a_device_that_leaves_its_slice_while_a_claim_has_it_is_given_to_nobody_else(cluster: Cluster) -> None:
+    """kube-scheduler counts what a device takes of a counter only while a slice has that device."""
+    run(cluster, pod("holds", "gpu-mem-4gi"))
+    held = uuid_of(cluster, "holds")
+    set_resources(cluster, "count")
+    cluster.until(lambda: held.lower() not in devices(cluster), "parts are offered no more", LONG_S)
+    run(cluster, pod("whole", "gpu-whole"))
+    assert uuid_of(cluster, "whole") != held
+    cluster.apply_all([pod("waits", "gpu-whole")])
+    waits(cluster, "waits", "cannot allocate all claims")
+    delete(cluster, "holds")
+    cluster.until(lambda: phase(cluster, "waits") == "Running", "the GPU is given whole", LONG_S)
+    assert uuid_of(cluster, "waits") == held
+    delete(cluster, "whole", "waits")
+    set_resources(cluster, "memory,count")
+    cluster.until(lambda: len(devices(cluster)) == 6, "parts are offered again", LONG_S)
+
+
+def set_resources(cluster: Cluster, kinds: str) -> None:
+    cluster.kubectl("--namespace=gpushare", "set", "env", "daemonset/gpushare-node", f"GPUSHARE_RESOURCES={kinds}")
+    cluster.kubectl("--namespace=gpushare", "rollout", "status", "daemonset/gpushare-node", "--timeout=180s")

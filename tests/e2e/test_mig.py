@@ -14,6 +14,7 @@ from gpu_device_plugin.core.contract.keys import INSTANCES, MIG_LABEL
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from tests.e2e import real_cluster, starting
 from tests.e2e.dra_lab import (
+    DEPLOY,
     DESCRIPTION,
     IMAGE,
     LONG_S,
@@ -88,7 +89,7 @@ def environment(cluster: Cluster, names: list[str]) -> list[str]:
 def installed() -> Iterator[Cluster]:
     with starting.started() as cluster:
         describe(cluster, h100("1g.10gb*3/3g.40gb"), T4)
-        cluster.kubectl("apply", "--filename=deploy/daemonset.yaml", "--filename=deploy/scheduler.yaml")
+        cluster.apply(DEPLOY / "daemonset.yaml", DEPLOY / "scheduler.yaml")  # kube-scheduler of the cluster's version
         for setting in (f"GPUSHARE_GPUS={DESCRIPTION}", "GPUSHARE_MIG_DOMAIN=nvidia.com"):
             cluster.kubectl("--namespace=gpushare", "set", "env", "daemonset/gpushare-node", setting)
         mode(cluster, "whole")

@@ -25,6 +25,11 @@ BY_CLAIMS = "dra"
 _CONTAINERD = re.compile(r"containerd://v?(\d+)\.(\d+)\.(\d+)", re.ASCII)
 _FIRST_WITH_CDI = (1, 7, 2)
 _FIRST_WITH_CDI_ON = (2, 0, 0)
+_RELEASE = re.compile(r"v?(\d+)\.(\d+)\.(\d+)", re.ASCII)
+_SAFE = (1, 36, 2)
+"""The first kube-scheduler that knows of parts when it gives a GPU whole (kubernetes/kubernetes#139034)."""
+_SOUND = (1, 36, 3)
+"""The first one that gives back the counters of what it only tried (kubernetes/kubernetes#140663)."""
 _LOG = "see the log of its agent"
 _INSTALL = "kubectl apply -f deploy/optional/dra.yaml"
 
@@ -39,6 +44,7 @@ def claims(cluster: ClusterSymptoms) -> Iterator[Finding]:
         return
     found = [
         *_slices(cluster, serving),
+        *_counters(cluster, serving),
         *_classes(cluster, serving),
         *_runtimes(serving),
         *_remembered(cluster, serving),
@@ -91,6 +97,28 @@ def _slices(cluster: ClusterSymptoms, serving: Sequence[NodeSeen]) -> Iterator[F
             "an API server older than 1.36, or without the feature gate DRAConsumableCapacity, drops what makes a "
             f"device shared{_version(cluster)}; for parts of GPUs use limits of pods ({SERVE_LABEL}=device-plugin)",
         )
+
+
+def _counters(cluster: ClusterSymptoms, serving: Sequence[NodeSeen]) -> Iterator[Finding]:
+    """Yield the nodes with parts of GPUs and whole ones under a kube-scheduler that does not keep them apart well."""
+    slices = () if isinstance(cluster.slices, Unknown) else cluster.slices
+    both = {each.pool for each in slices if each.counters}
+    names = [node.name for node in serving if node.name in both]
+    release = None if isinstance(cluster.version, Unknown) else _RELEASE.match(cluster.version)
+    version = tuple(map(int, release.groups())) if release else _SOUND
+    if not names or version >= _SOUND:
+        return
+    advice = (
+        "upgrade the control plane to 1.36.3 or newer, or let nodes offer one kind: the setting resources=memory or "
+        "resources=count"
+    )
+    where = f"{listed(names)}: parts of GPUs and whole ones are offered, and the API server is {cluster.version}"
+    if version < _SAFE:
+        yield error(
+            f"{where}: a kube-scheduler before 1.36.2 gives out a GPU whole while claims have parts of it", advice
+        )
+    else:
+        yield warning(f"{where}: kube-scheduler 1.36.2 may leave pods Pending although GPUs are free", advice)
 
 
 def _version(cluster: ClusterSymptoms) -> str:

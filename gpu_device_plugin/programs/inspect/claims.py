@@ -79,6 +79,7 @@ class _Device(Shape):
 class _SliceSpec(Shape):
     pool: _Pool = msgspec.field(default_factory=_Pool)
     devices: list[_Device] | None = None
+    shared_counters: list[msgspec.Raw] | None = None
 
 
 class _Slice(Named):
@@ -113,6 +114,7 @@ def _seen(spec: _SliceSpec) -> SliceSeen:
         of=spec.pool.resource_slice_count,
         devices=len(devices),
         shared=shared,
+        counters=bool(spec.shared_counters),
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_device_plugin.core.contract.dra import device_name
 from gpu_device_plugin.core.dra.devices import Facts
 from gpu_device_plugin.core.dra.pool import (
     NOTHING,
@@ -233,3 +234,35 @@ def test_one_pass_of_writes_leaves_nothing_to_write(wanted: list[Content], befor
 def test_fields_that_an_older_api_server_drops_are_found(stored_spec: Any, missing: tuple[str, ...]) -> None:
     sent = {"devices": [{"name": "a", "shared": True, "x": {"y": 1}}]}
     assert dropped(sent, stored_spec) == missing
+
+
+KINDS = [frozenset(OF_GPUS), frozenset({Kind.MEMORY}), frozenset({Kind.COUNT})]
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("mode", list(MigMode))
+@pytest.mark.parametrize("holds", ["parts", "whole"])
+def test_a_device_that_leaves_the_slices_while_it_is_held_leaves_no_way_to_its_gpu(
+    kinds: frozenset[Kind], mode: MigMode, holds: str
+) -> None:
+    """kube-scheduler counts what a held device takes of a counter only while a slice has it (kubernetes#140806).
+
+    So of a GPU that is held in one way the device for the other way is gone, or tainted, or shares a counter with the
+    device by which it is held, which then has to be in a slice.
+    """
+    places = [(1, 0), (1, 1)]
+    parts, whole = ({place: [0] for place in places}, ()) if holds == "parts" else ({}, places)
+    here = mig_node(8, [10, 20, 10], mode=mode, used=parts, whole=whole)
+    gpu = uuid(0)
+    here = here.with_ledger(here.ledger.seen([f"{gpu}::0"] if holds == "parts" else [gpu]))
+    offered = {each["name"]: each for content in contents(here, Facts((), kinds=kinds)) for each in _devices(content)}
+    for held in [gpu, *(mig_uuid(*place) for place in places)]:
+        by, other = (device_name(held, whole=(holds == "whole") is same) for same in (True, False))
+        if other in offered and not offered[other].get("taints"):
+            assert by in offered
+            assert offered[by]["consumesCounters"] == offered[other]["consumesCounters"]
+
+
+def _devices(content: Content) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = content.get("devices", [])
+    return found

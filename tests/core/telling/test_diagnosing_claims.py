@@ -16,7 +16,7 @@ from tests.names import COUNT, MEM
 
 CLASSES = {"gpushare": "", "gpushare-whole": COUNT}
 SHARED = SliceSeen(pool="n1", generation=3, of=2, devices=4, shared=True)
-COUNTERS = SliceSeen(pool="n1", generation=3, of=2)
+COUNTERS = SliceSeen(pool="n1", generation=3, of=2, counters=True)
 SLICES = (COUNTERS, SHARED)
 
 
@@ -28,7 +28,7 @@ def node(name: str = "n1", **changes: Any) -> NodeSeen:
 WELL = ClusterSymptoms(
     memory_resource=MEM,
     count_resource=COUNT,
-    version="v1.36.2",
+    version="v1.36.3",
     nodes=(node(),),
     claims=(claim("c", part(0, 1024), pods=("web",)), claim("waits"), claim("all", part(0, None, "n9", admin=True))),
     slices=SLICES,
@@ -96,6 +96,36 @@ def test_the_version_of_an_api_server_that_drops_fields_is_named_where_it_is_kno
     assert "drops what makes a device shared (this one is v1.34.1);" in of(slices=cut, version="v1.34.1")[0]
     assert "drops what makes a device shared;" in of(slices=cut, version=NEVER)[0]
     assert "drops what makes a device shared;" in of(slices=cut, version="")[0]
+
+
+OFFERED = "n1: parts of GPUs and whole ones are offered, and the API server is"
+
+
+@pytest.mark.parametrize(
+    ("version", "found"),
+    [
+        ("v1.36.0", f"error: {OFFERED} v1.36.0: a kube-scheduler before 1.36.2 gives out a GPU whole while claims "),
+        ("v1.36.1+k3s1", f"error: {OFFERED} v1.36.1+k3s1: a kube-scheduler before 1.36.2 gives out a GPU whole"),
+        ("v1.36.2-eks-1a2b3c", f"warning: {OFFERED} v1.36.2-eks-1a2b3c: kube-scheduler 1.36.2 may leave pods Pending "),
+        ("v1.36.3", "ok: 1 node serves claims"),
+        ("v1.37.0", "ok: 1 node serves claims"),
+        ("v2.0.0", "ok: 1 node serves claims"),
+        ("", "ok: 1 node serves claims"),
+        ("main", "ok: 1 node serves claims"),
+        (NEVER, "ok: 1 node serves claims"),
+    ],
+)
+def test_parts_and_whole_gpus_on_one_counter_need_a_kube_scheduler_that_keeps_them_apart(
+    version: str | Unknown, found: str
+) -> None:
+    (said,) = of(version=version)
+    assert said.startswith(found)
+    if not said.startswith("ok"):
+        assert said.endswith("or let nodes offer one kind: the setting resources=memory or resources=count")
+    parts_alone = (SliceSeen(pool="n1", devices=2, shared=True),)
+    assert of(version=version, slices=parts_alone) == of(version="v1.36.3", slices=parts_alone)
+    elsewhere = replace(COUNTERS, pool="n2", of=1)
+    assert of(version=version, slices=(*parts_alone, elsewhere)) == of(slices=(*parts_alone, elsewhere))
 
 
 @pytest.mark.parametrize(

@@ -478,6 +478,7 @@ def serving() -> dict[str, Any]:
     }
     counters = [{"name": "gpu-0", "counters": {"use": {"value": "1"}}}]
     return well() | {
+        "/version": {"gitVersion": "v1.36.3"},
         "/api/v1/nodes": listed(there, node("plain")),
         f"{RESOURCE}/resourceclaims": listed(claim_json("c", part_json(0, "4Gi", "node-a"), pods=("web",))),
         f"{RESOURCE}/resourceslices": listed(
@@ -510,10 +511,11 @@ def test_only_slices_of_our_driver_are_read(tmp_path: Path) -> None:
     pages[ours_alone] = pages.pop(f"{RESOURCE}/resourceslices")
     found = read(tmp_path, pages)
     assert not isinstance(found.slices, Unknown)
-    assert [(each.pool, each.generation, each.of, each.devices, each.shared) for each in found.slices] == [
-        ("node-a", 3, 2, 0, False),
-        ("node-a", 3, 2, 1, True),
+    assert [(each.pool, each.devices, each.shared, each.counters) for each in found.slices] == [
+        ("node-a", 0, False, True),
+        ("node-a", 1, True, False),
     ]
+    assert {(each.generation, each.of) for each in found.slices} == {(3, 2)}
 
 
 def test_what_is_wrong_with_claims_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
