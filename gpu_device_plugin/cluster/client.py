@@ -19,24 +19,21 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 import msgspec
 
-from gpu_device_plugin.cluster.api import PODS, Page, WatchEvent, selectors, version_number
+from gpu_device_plugin.cluster.api import PODS, Page, selectors, version_number
 from gpu_device_plugin.cluster.config import ClusterConfigError
 from gpu_device_plugin.cluster.credentials import Credentials
 from gpu_device_plugin.cluster.errors import ApiError, Call, UnauthorizedError, UnavailableError, error_from
 from gpu_device_plugin.cluster.transport import translated
+from gpu_device_plugin.cluster.watch_events import events
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from types import TracebackType
 
-    from gpu_device_plugin.cluster.api import Kind
+    from gpu_device_plugin.cluster.api import Kind, WatchEvent
     from gpu_device_plugin.cluster.config import ClusterConfig
 
 _US = "gpu-device-plugin"
-_LONGEST_EVENT = 16 << 20
-"""Bytes. etcd stores no object above 1.5 MiB; a longer line of a watch is not an event."""
-
-
 _METHODS = {"get": "GET", "list": "GET", "create": "POST", "update": "PUT", "patch": "PATCH", "delete": "DELETE"}
 """HTTP methods by RBAC verb."""
 
@@ -248,7 +245,7 @@ class Client:
                 sock_connect=self._timing.connect_s, sock_read=seconds + self._timing.silence_s
             ),
         ) as response:
-            yield _events(call, response)
+            yield events(call, response)
 
     async def create(
         self,
@@ -433,27 +430,3 @@ class Client:
             if isinstance(error.__cause__, (aiohttp.ClientSSLError, ClusterConfigError)):
                 self._credentials.forget_tls()
             raise
-
-
-async def _events(call: Call, response: aiohttp.ClientResponse) -> AsyncIterator[WatchEvent]:
-    decoder = msgspec.json.Decoder(WatchEvent)
-    rest = b""
-    while True:
-        with translated(call):
-            # Not readline: it refuses lines above 128 KiB, and a pod may be ten times larger.
-            chunk = await response.content.readany()
-        if not chunk:
-            if rest.strip():
-                raise UnavailableError(call, "the connection ended inside an event")
-            return
-        *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > _LONGEST_EVENT:
-            raise UnavailableError(call, f"an event is longer than {_LONGEST_EVENT >> 20} MiB")
-        for line in lines:
-            try:
-                event = decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                raise UnavailableError(call, "a line is not an event of a watch") from None
-            if event.type == "ERROR":
-                raise error_from(call, event.object)
-            yield event

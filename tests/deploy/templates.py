@@ -50,7 +50,7 @@ class Chart:
         own: Json = yaml.safe_load((self.root / "values.yaml").read_text(encoding="utf-8"))
         return _merged(own, changed)
 
-    def render(self, changed: Json | None = None, *, namespace: str = "default", kube: str = "v1.36.2") -> Objects:
+    def render(self, changed: Json | None = None, *, namespace: str = "default", kube: str = "v1.36.3") -> Objects:
         """Return the objects of a release.
 
         Args:
@@ -61,7 +61,7 @@ class Chart:
         texts = [text for path, text in self.texts(changed, namespace, kube).items() if path.endswith(".yaml")]
         return by_name(document for text in texts for document in yaml.safe_load_all(text))
 
-    def texts(self, changed: Json | None = None, namespace: str = "default", kube: str = "v1.36.2") -> dict[str, str]:
+    def texts(self, changed: Json | None = None, namespace: str = "default", kube: str = "v1.36.3") -> dict[str, str]:
         """Return what each template becomes."""
         described = yaml.safe_load((self.root / "Chart.yaml").read_text(encoding="utf-8"))
         top = {

@@ -176,7 +176,7 @@ def _remembered(cluster: ClusterSymptoms, serving: Iterable[NodeSeen]) -> Iterat
             f"{listed(remembering)}: the kubelet has known {cluster.memory_resource} or {cluster.count_resource} of a "
             f"device plugin: if containers with {cluster.count_resource} do not start there (no devices found "
             "allocated in local cache), it still does",
-            "drain the node, and 5 minutes after the plugin has ended restart its kubelet (until 1.36.2)",
+            "drain the node, and 5 minutes after the plugin has ended restart its kubelet (1.36.3 and older)",
         )
 
 

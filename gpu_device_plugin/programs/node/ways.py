@@ -135,7 +135,7 @@ class Ways:
     async def _parted(self) -> bool:
         """Part from the kubelet as a device plugin; return whether nobody holds devices of it.
 
-        Kubelets up to 1.36.2 call PreStartContainer of the plugin that registered last for each container that asks for
+        Kubelets up to 1.36.3 call PreStartContainer of the plugin that registered last for each container that asks for
         its resource, also where DRA serves that. The container would not start for as long as the kubelet remembers the
         plugin, so the last registration is one without that call, and with nothing to allocate.
         """

@@ -184,8 +184,8 @@ def test_a_kubelet_that_remembers_the_device_plugin(capacity: dict[str, int]) ->
         (
             "note: n1: the kubelet has known aliyun.com/gpu-mem or aliyun.com/gpu-count of a device plugin: if "
             "containers with aliyun.com/gpu-count do not start there (no devices found allocated in local cache), it "
-            "still does -> drain the node, and 5 minutes after the plugin has ended restart its kubelet (until "
-            "1.36.2)"
+            "still does -> drain the node, and 5 minutes after the plugin has ended restart its kubelet (1.36.3 "
+            "and older)"
         )
     ]
 
