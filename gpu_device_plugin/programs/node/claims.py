@@ -123,21 +123,30 @@ class NodeClaims:
             NotPreparedError: it cannot be prepared now.
         """
         until = time.monotonic() + self.wait_s
-        found = await self._found(claim, until)
-        known = await asyncio.gather(*(self._pods(consumer.uid, self.pod_within_s) for consumer in found.consumers))
-        owners = [pod for pod in known if pod is not None]
         while True:
-            version = self._state.nodes.version
-            made = await self._prepare(found, owners)
+            found = await self._found(claim, until)
+            known = await asyncio.gather(*(self._pods(one.uid, self.pod_within_s) for one in found.consumers))
+            made = await self._prepare(found, [pod for pod in known if pod is not None])
             if not isinstance(made, Refused):
                 return made
-            left_s = until - time.monotonic()
-            # Without the lock: what a claim waits for may be the end of another one.
-            if made.why in _PASSING and left_s > 0 and await within(left_s, self._state.nodes.after(version)):
-                continue
-            self._metrics.count(m.REFUSALS, DRIVER, made.why)
-            self._on_refusal(found, made)
-            raise NotPreparedError(made.sentence)
+            if not await self._passes(found, made, until):
+                self._metrics.count(m.REFUSALS, DRIVER, made.why)
+                self._on_refusal(found, made)
+                raise NotPreparedError(made.sentence)
+
+    async def _passes(self, claim: Claim, refused: Refused, until: float) -> bool:
+        """Wait until a refusal has passed, or `until` (monotonic seconds); return whether the claim may be tried again.
+
+        Without the lock: what the claim waits for may be the end of another one.
+        """
+        while refused.why in _PASSING:
+            version = self._state.nodes.version
+            verdict = prepare(self._state.node, claim, self._node_name, self.prepared.value.get(claim.uid))
+            if not isinstance(verdict, Refused) or verdict.why not in _PASSING:
+                return True
+            if not await within(until - time.monotonic(), self._state.nodes.after(version)):
+                return False
+        return False
 
     async def _prepare(self, claim: Claim, owners: Sequence[Pod]) -> Sequence[ReadyDevice] | Refused:
         async with self._lock:
@@ -268,8 +277,12 @@ class NodeClaims:
 
     async def _done(self, act: Callable[..., None], *args: object) -> None:
         began = time.perf_counter()
+        work = asyncio.create_task(asyncio.to_thread(act, *args))  # a slow disk must not keep probes and health waiting
         try:
-            await asyncio.to_thread(act, *args)  # a slow disk must not keep probes and health waiting
+            await asyncio.shield(work)
+        except asyncio.CancelledError:  # the kubelet has given up the call, and the next one must not meet half a file
+            await asyncio.wait({work})
+            raise
         except ClaimStoreError as error:
             raise NotPreparedError(f"{error}; this is tried again") from error
         finally:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.kubelet.dra_servicer import ClaimRef
 from gpu_device_plugin.testing.cluster import Answer
 from gpu_device_plugin.testing.dra_scheduler import Wish
 from tests.programs.node.cluster_harness import NODE, RIGHTS
 from tests.programs.node.dra_harness import Claims, claims
 from tests.programs.node.harness import T4
 from tests.programs.node.mps_supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.core.dra.prepared import PreparedClaim
 
 WHOLE = Wish("whole-gpu")
 
@@ -224,6 +230,51 @@ async def test_two_claims_of_one_call_wait_side_by_side() -> None:
         await here.node.until(lambda: now in here.dra.claims.prepared.value)
         assert await here.kubelet.end_pod("old", uid=uid) == ""
         await starts
+
+
+async def test_a_call_that_is_given_up_while_it_writes_leaves_nothing_to_the_next_agent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with claims() as here:
+        await here.start()
+        here.wish("c1")
+        assert here.allocate("c1") == ""
+        uid = here.api.get("resourceclaims", "c1")["metadata"]["uid"]
+        write, writing, may = here.dra.store.write, threading.Event(), threading.Event()
+
+        def slowly(claim: PreparedClaim) -> None:
+            writing.set()
+            may.wait()
+            write(claim)
+
+        monkeypatch.setattr(here.dra.store, "write", slowly)
+        call = asyncio.create_task(here.dra.claims.prepare(ClaimRef(uid, "default", "c1")))
+        await here.node.until(writing.is_set)
+        call.cancel()
+        end = asyncio.create_task(here.dra.claims.drop(uid))
+        await unchanged_slices(here, 2)
+        may.set()
+        await asyncio.gather(call, end, return_exceptions=True)
+        assert not here.dra_files()
+        assert not list(here.kubelet.cdi.iterdir())
+
+
+async def test_a_claim_that_was_released_while_its_call_waited_is_not_prepared() -> None:
+    async with claims("fake:1xT4") as here:
+        await here.start()
+        here.dra.claims.wait_s = 3600
+        await here.run_claim("old", Wish(memory="14Gi"))
+        uid = here.api.get("pods", "old")["metadata"]["uid"]
+        here.api.delete("pods", "old")
+        here.scheduler.release("old")
+        here.wish("new", Wish(memory="14Gi"))
+        assert here.allocate("new") == ""
+        starts = asyncio.create_task(here.kubelet.start_pod("new"))
+        await here.node.until(lambda: here.api.count("get", "resourceclaims") >= 2)
+        here.scheduler.release("new")
+        assert await here.kubelet.end_pod("old", uid=uid) == ""
+        assert "delete the pod so that it is scheduled again" in (await starts).error
+        assert not here.dra.claims.prepared.value
 
 
 async def test_a_kubelet_does_not_prepare_twice_what_it_remembers() -> None:
