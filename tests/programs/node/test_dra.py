@@ -150,7 +150,7 @@ async def test_no_device_is_offered_before_the_kubelet_can_call_the_driver() -> 
     async with claims() as here:
         here.kubelet.looks.clear()
         here.launch()
-        await here.node.until(lambda: here.dra.slices.reflector.lists and bool(here.dra.slices.wanted.value))
+        await here.node.until(lambda: bool(here.dra.slices.reflector.lists and here.dra.slices.wanted.value))
         await unchanged_slices(here, 0)
         here.kubelet.looks.set()
         await here.serves()
