@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import stat
 import tempfile
 from contextlib import AsyncExitStack
@@ -44,7 +45,7 @@ from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
 from tests.patience import eventually, stretched
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from gpu_device_plugin.testing.pods import Pod
 
@@ -784,15 +785,37 @@ async def _failed(kubelet: KubeletUnderTest, uid: str) -> bool:
     return (await kubelet.look(uid)).phase == "Failed"
 
 
-async def test_a_kubelet_without_a_checkpoint_has_forgotten_every_allocation(world: World) -> None:
-    plugin = world.plugin()
-    await world.start(plugin)
+def _deleted(checkpoint: Path) -> None:
+    checkpoint.unlink()
+
+
+def _cut(checkpoint: Path) -> None:
+    os.truncate(checkpoint, checkpoint.stat().st_size // 2)
+
+
+def _edited(checkpoint: Path) -> None:
+    """Change it so that it is still JSON of the right form, which only the checksum contradicts."""
+    checkpoint.write_text(checkpoint.read_text().replace("GPU-0::1", "GPU-9::9"))
+
+
+@pytest.mark.parametrize("lose", [_deleted, _cut, _edited])
+async def test_a_kubelet_that_lost_its_checkpoint_keeps_pods_running_and_writes_an_empty_record(
+    world: World, lose: Callable[[Path], None]
+) -> None:
+    """Nothing tells a plugin: the pods run on, and their devices are given again."""
+    await world.start(world.plugin())
     holder = await world.admit(3)
     await world.kubelet.stop()
-    world.kubelet.checkpoint.unlink()
+    lose(world.kubelet.checkpoint)
     await world.kubelet.start()
     assert (await world.kubelet.look(holder.uid)).phase == "Running"
     assert await world.held(holder) == {}
+    again = world.plugin()
+    await world.start(again)
+    await eventually(lambda: _is_forgotten(world, again, holder))
+    assert (await world.kubelet.look(holder.uid)).phase == "Running"
+    assert (await world.admit(5)).phase == "Running"
+    assert (await world.kubelet.look(holder.uid)).phase == "Running"
 
 
 async def test_a_pod_whose_devices_were_forgotten_still_counts_by_what_it_asks_for(world: World) -> None:
@@ -805,19 +828,6 @@ async def test_a_pod_whose_devices_were_forgotten_still_counts_by_what_it_asks_f
     await world.start(world.plugin())
     assert (await world.admit(8)).phase == "Failed"
     assert (await world.admit(5)).phase == "Running"
-
-
-async def test_a_kubelet_with_a_corrupt_checkpoint_has_forgotten_every_allocation(world: World) -> None:
-    plugin = world.plugin()
-    await world.start(plugin)
-    holder = await world.admit(3)
-    await world.kubelet.stop()
-    world.kubelet.checkpoint.write_text(world.kubelet.checkpoint.read_text().replace("GPU-0::1", "GPU-9::9"))
-    await world.kubelet.start()
-    assert await world.held(holder) == {}
-
-
-# Files and PodResources
 
 
 async def test_the_checkpoint_is_readable_by_its_owner_alone(world: World) -> None:
