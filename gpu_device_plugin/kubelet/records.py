@@ -10,6 +10,7 @@ from gpu_device_plugin.core.node.ended_pods import EndedPods
 from gpu_device_plugin.core.node.ledger import Evidence
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, listed_pods
+from gpu_device_plugin.kubelet.sockets import KUBELET_SOCKET, identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Mapping
@@ -44,6 +45,7 @@ class KubeletRecords:
             in_api: returns the pods of this node in the API; None where this kubelet's two records suffice.
         """
         self._checkpoint = directory / checkpoint.NAME
+        self._registration = directory / KUBELET_SOCKET
         self._pod_resources = pod_resources
         self.resources = resources
         self._listener = listener
@@ -62,6 +64,17 @@ class KubeletRecords:
     def stamp(self) -> checkpoint.Stamp | None:
         """Return the identity of the checkpoint's current version. Raises CheckpointUnreadableError."""
         return checkpoint.stamp_of(self._checkpoint)
+
+    @property
+    def kubelet(self) -> str:
+        """The identity of the kubelet process that runs, or ran last: each makes its registration socket anew."""
+        found = identity(self._registration)
+        return "" if found is None else "{}.{}".format(*found)
+
+    @property
+    def heard(self) -> bool:
+        """Whether that process listens to us, so that it writes the checkpoint from now on."""
+        return self._listener() is not None
 
     @property
     def over(self) -> frozenset[str]:

@@ -24,6 +24,9 @@ ENDED_PODS = "ended-pods"
 WAY = "serve"
 """The way in which pods got the node's GPUs, a `core.node.serving.Way`."""
 
+ALLOCATIONS = "allocations"
+"""The kubelet's record of allocated devices as last read, see `kubelet.saved_allocations`."""
+
 _LONGEST = 1000
 """Bytes; the value of a label has at most 63."""
 
@@ -31,18 +34,23 @@ _LONGEST = 1000
 class StateFile:
     """A file beside the lock. Only the lock's holder writes it."""
 
-    def __init__(self, directory: Path, name: str) -> None:
-        """Name the file `name` of the device-plugin directory `directory`."""
+    def __init__(self, directory: Path, name: str, *, longest: int = _LONGEST, lasting: bool = True) -> None:
+        """Name the file `name` of the device-plugin directory `directory`.
+
+        A file of more than `longest` bytes is unreadable. With `lasting` False it may be empty after a power cut.
+        """
         self._directory = directory
         self._name = f"{OURS}/{name}"
+        self._longest = longest
+        self._lasting = lasting
 
     def __repr__(self) -> str:
-        return f"<StateFile {self._name}: {self.read()!r}>"
+        return f"<StateFile {self._name}>"
 
     def read(self) -> str | None:
         """Return the value, which may be empty; None if the file is missing or unreadable."""
         try:
-            content, _ = files.read_below(self._directory, self._name, _LONGEST)
+            content, _ = files.read_below(self._directory, self._name, self._longest)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -62,7 +70,7 @@ class StateFile:
         if self.read() == value:
             return
         try:
-            files.replace_below(self._directory, self._name, f"{value}\n".encode())
+            files.replace_below(self._directory, self._name, f"{value}\n".encode(), lasting=self._lasting)
         except OSError as error:
             self._warn("the state for the next agent of this node cannot be written", error)
 

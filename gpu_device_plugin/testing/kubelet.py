@@ -69,6 +69,7 @@ class Kubelet:
         self.registration_socket = self.device_plugin_dir / "kubelet.sock"
         self.checkpoint = self.device_plugin_dir / FILE_NAME
         self.pod_resources_socket = root / "pod-resources" / "kubelet.sock"
+        self._boot_id = root / "proc" / "sys" / "kernel" / "random" / "boot_id"
         self.register_gate = Gate()
         """Every Register call passes here: hold it, or refuse."""
         self.pod_resources_gate = Gate()
@@ -121,8 +122,11 @@ class Kubelet:
         """
         if self._process:
             raise RuntimeError("this kubelet is up already")
-        for directory in (self.device_plugin_dir, self.pod_resources_socket.parent, self._listening):
+        folders = self.device_plugin_dir, self.pod_resources_socket.parent, self._listening, self._boot_id.parent
+        for directory in folders:
             directory.mkdir(parents=True, exist_ok=True)
+        if not self._boot_id.exists():
+            self._boot_id.write_text(f"{uuid.uuid4()}\n")
         running = {
             (uid, container.name)
             for uid, known in self._pods.in_api.items()
@@ -188,8 +192,12 @@ class Kubelet:
         await self.start(ready=ready)
 
     async def reboot(self, *, ready: bool = False) -> None:
-        """Restart the node: no process survives, and no socket of a plugin that does not come back by itself."""
+        """Restart the node: no process survives, and no socket of a plugin that does not come back by itself.
+
+        The kernel draws another ID for the boot, in the file below `root` that stands for the node's in /proc.
+        """
         await self.stop()
+        self._boot_id.unlink()
         self._pods.left_behind.clear()
         for known in self.pods:
             self._pods.put(stopped(known))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.core.node.cgroups import CgroupOwner
-from gpu_device_plugin.kubelet.procfs import Processes, boot_time, in_nodes_namespace
+from gpu_device_plugin.kubelet.procfs import Processes, boot_id, boot_time, in_nodes_namespace, running_pods
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -174,3 +175,30 @@ def test_a_ring_of_parents_ends(tmp_path: Path) -> None:
     process(tmp_path, 8, OWN, parent=7)
     process(tmp_path, 1, HOST, parent=0)
     assert in_nodes_namespace(tmp_path) is None
+
+
+# --- The pods of the node ---------------------------------------------------------------------------------------------
+
+
+def test_a_pod_runs_as_long_as_a_process_of_it_does(tmp_path: Path) -> None:
+    namespace(tmp_path, 4026531836)
+    process(tmp_path, 11)
+    process(tmp_path, 12, "0::/system.slice/kubelet.service\n")
+    process(tmp_path, 13, cgroup=None)
+    assert running_pods(tmp_path) == {OURS.pod_uid}
+    shutil.rmtree(tmp_path / "11")
+    assert running_pods(tmp_path) == frozenset()
+
+
+def test_who_does_not_see_the_nodes_processes_does_not_know_which_pods_run(tmp_path: Path) -> None:
+    process(tmp_path, 11)
+    assert running_pods(tmp_path) is None
+
+
+def test_every_boot_has_an_id(tmp_path: Path) -> None:
+    assert boot_id(tmp_path) == ""
+    file = tmp_path / "sys" / "kernel" / "random" / "boot_id"
+    file.parent.mkdir(parents=True)
+    file.write_text("7d1c\n")
+    assert boot_id(tmp_path) == "7d1c"
+    assert len(boot_id()) == 36

@@ -41,6 +41,7 @@ class Why(StrEnum):
     BOTH_RESOURCES = "both_resources"
     TOO_MANY_CONTAINERS = "too_many_containers"
     OTHER_RESOURCE = "held_through_another_resource"
+    FORGOTTEN = "forgotten_by_the_kubelet"
     NOT_OFFERED = "not_offered_this_way"
     MPS_NOT_READY = "mps_not_ready"
     MPS_SEVERAL_GPUS = "mps_several_gpus"
@@ -93,12 +94,8 @@ def admit(
     barred = next((refused for shared in gpus if (refused := _barred(node, kind, shared)) is not None), None)
     if barred is not None:
         return barred
-    if not node.ledger.certain and not node.ledger.holds.keys() >= set(device_ids):
-        return Refused(
-            Why.RECORDS_UNREADABLE,
-            "the kubelet's checkpoint cannot be read, so nothing proves that these devices are free; "
-            "the log of the GPU device plugin on this node says what to do",
-        )
+    if (unproven := _unproven(node, device_ids)) is not None:
+        return unproven
     if whole:
         return Placement(Demand(kind, len(gpus)), tuple((shared.position, len(shared.shares)) for shared in gpus))
     demand = Demand(kind, len(device_ids), promise.split(len(device_ids)) if promise is not None else 1)
@@ -168,6 +165,24 @@ def _barred(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
     if kind is not Kind.MEMORY and use.shares:
         used = format_mib(len(use.shares) * node.shares.share_mib)
         return Refused(Why.SHARES_IN_USE, f"{name} cannot be taken whole: {used} of its memory are in use")
+    return None
+
+
+def _unproven(node: Node, device_ids: Collection[str]) -> Refused | None:
+    """Refuse devices that are free for the kubelet, which does not know of all the containers that run."""
+    if lost := node.ledger.forgotten.intersection(device_ids):
+        where = ", ".join(f"GPU {position}" for position in sorted(spread_over(node, lost)))
+        return Refused(
+            Why.FORGOTTEN,
+            f"the kubelet chose devices of {where} that running containers use: its record of them was lost with its "
+            "checkpoint; they become free when the pods of those containers end",
+        )
+    if not node.ledger.certain and not node.ledger.holds.keys() >= set(device_ids):
+        return Refused(
+            Why.RECORDS_UNREADABLE,
+            "the kubelet's checkpoint cannot be read, so nothing proves that these devices are free; "
+            "the log of the GPU device plugin on this node says what to do",
+        )
     return None
 
 

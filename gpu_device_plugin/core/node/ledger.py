@@ -94,6 +94,8 @@ class Ledger:
     foreign: Mapping[str, str] = field(default_factory=dict)
     """GPUs (by UUID) that containers hold through a resource that is not, or no longer, ours, with the resource's name.
     The kubelet does not know that it is the same hardware."""
+    forgotten: frozenset[str] = frozenset()
+    """Device IDs of running containers that the kubelet takes for free, see `core.node.remembered`."""
     _uses: Mapping[str, Use] = field(default_factory=dict, repr=False, compare=False)
 
     def use(self, uuid: str) -> Use:
@@ -118,6 +120,10 @@ class Ledger:
         """Return this ledger with these GPUs held through resources that are not ours."""
         return self if foreign == self.foreign else replace(self, foreign=foreign)
 
+    def with_forgotten(self, device_ids: frozenset[str]) -> Ledger:
+        """Return this ledger with these IDs in use unknown to the kubelet; others count by the kubelet's records."""
+        return self if device_ids == self.forgotten else replace(self.seen(device_ids), forgotten=device_ids)
+
     def without(self, device_ids: Iterable[str]) -> Ledger:
         """Return the ledger without these IDs, whose holder is known to have given them back."""
         drop = {name for name in device_ids if name in self.holds}
@@ -128,7 +134,8 @@ class Ledger:
     ) -> Ledger:
         """Return the ledger without the IDs that are proven free.
 
-        An ID is free when no record shows it for a pod that may not have ended. When that would leave a GPU empty, its
+        An ID is free when no record shows it for a pod that may not have ended, and the kubelet has not forgotten it.
+        When that would leave a GPU empty, its
         IDs stay until the driver, queried after that proof, shows no process on it, for up to `process_wait_s`: the
         kubelet frees the IDs of a force-deleted pod at once, its processes end later. A hold never ends by time alone.
 
@@ -140,7 +147,7 @@ class Ledger:
             process_wait_s: longest time to wait for processes of a GPU that the kubelet's records call free.
         """
         # Records that were read before we granted an ID can only show its previous holder.
-        held = evidence.held
+        held = evidence.held | self.forgotten
         ledger = self.seen(
             name
             for name, hold in self.holds.items()

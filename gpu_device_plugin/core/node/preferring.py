@@ -24,13 +24,13 @@ UNMATCHED = Matched(None, {})
 class Question:
     """One question of the kubelet, by GPU: which `amount` of the `available` IDs, with all of `must` among them?
 
-    IDs that are not ours are ignored.
+    IDs that are not ours are ignored, and so are those of running containers that the kubelet has forgotten.
     """
 
     def __init__(self, node: Node, kind: Kind, available: Iterable[str], must: Iterable[str], amount: int) -> None:
         self.kind = kind
         self.amount = amount
-        self._free: Mapping[int, list[int]] = _by_position(node, kind, available)
+        self._free: Mapping[int, list[int]] = _by_position(node, kind, _known_free(node, available))
         self._must: Mapping[int, list[int]] = _by_position(node, kind, must)
 
     @property
@@ -124,6 +124,11 @@ def _by_position(node: Node, kind: Kind, device_ids: Iterable[str]) -> Mapping[i
         if found is not None and (found[1] < 0) is whole:
             numbers[found[0]].append(found[1])
     return numbers
+
+
+def _known_free(node: Node, available: Iterable[str]) -> Iterable[str]:
+    forgotten = node.ledger.forgotten
+    return [name for name in available if name not in forgotten] if forgotten else available
 
 
 def not_on(device_ids: Iterable[str], uuids: Collection[str]) -> Iterable[str]:

@@ -36,6 +36,7 @@ from gpu_device_plugin.kubelet import cgroupfs, procfs
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.kubelet.registration_loop import Plugin, RegistrationEvent, RegistrationLoop
+from gpu_device_plugin.kubelet.saved_allocations import SavedAllocations
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
 from gpu_device_plugin.node_state import NodeState
@@ -45,6 +46,7 @@ from gpu_device_plugin.programs.node.advertiser import Advertiser
 from gpu_device_plugin.programs.node.answers import NodeAnswers
 from gpu_device_plugin.programs.node.coexistence import Coexistence
 from gpu_device_plugin.programs.node.equipment import Equipment
+from gpu_device_plugin.programs.node.forgotten_pods import ForgottenPods
 from gpu_device_plugin.programs.node.handover import Handover
 from gpu_device_plugin.programs.node.instances import Instances, resources
 from gpu_device_plugin.programs.node.limiting import Limiting
@@ -154,10 +156,18 @@ class NodeAgent:
             listener=lambda: self.registration.listener,
             in_api=PodsInApi if cluster is None else cluster.pods_in_api,
         )
+        self._forgotten = ForgottenPods(
+            self.kubelet_records,
+            lambda: SavedAllocations(settings.device_plugin_dir, procfs.boot_id(proc)),
+            in_api=(lambda: None) if cluster is None else cluster.living,
+            with_processes=partial(procfs.running_pods, proc),
+            lost=lambda lost: self.reports.allocations_lost(lost, () if cluster is None else cluster.pods.values()),
+        )
         self.reconciler = Reconciler(
             self.state,
             self.kubelet_records,
             self.metrics,
+            self._forgotten,
             resend=self.advertiser.resend,
             readings=self._readings,
             read_again=self.hardware.read_again,
@@ -327,7 +337,9 @@ class NodeAgent:
             self._lock.take()
         except DirectoryError as error:
             raise UsageError(str(error)) from error
-        share_mib = self._handover.share_mib(() if self.dra is None else self.dra.holders_of_shares())
+        self._forgotten.load()
+        claims = () if self.dra is None else self.dra.holders_of_shares()
+        share_mib = self._handover.share_mib((*claims, *(each.pod_uid for each in self._forgotten.entries)))
         if share_mib != settings.share_size_mib:
             self.settings = replace(settings, share_size_mib=share_mib)
             self.state.equip(Shares(share_mib, settings.reserve_mib), {}, NO_LINKS)

@@ -258,6 +258,12 @@ class NodeCluster:
                 held[entry.container] = held.get(entry.container, frozenset()) | entry.device_ids
         self._settle()
 
+    def living(self) -> frozenset[str] | None:
+        """Return the UIDs, as the kubelet knows them, of our node's pods that have not ended; None: not known yet."""
+        if not self.followed.reflector.synced:
+            return None
+        return frozenset(kubelet_uid(pod) for pod in self.followed.pods.values() if not pod.ended)
+
     def pods_in_api(self) -> PodsInApi | None:
         """Return the pods of our node in the API, see `core.node.ended_pods.pods_in_api`."""
         node = self.node.value

@@ -28,14 +28,14 @@ class Handover:
         self._ended_pods = StateFile(settings.device_plugin_dir, ENDED_PODS)
         self._way = StateFile(settings.device_plugin_dir, WAY)
 
-    def share_mib(self, claims: Collection[str] = ()) -> int:
+    def share_mib(self, others: Collection[str] = ()) -> int:
         """Return the initial share size, in MiB: the one in use as long as a container or a claim holds shares of it.
 
-        `claims` are the UIDs of the claims that hold shares.
+        `others` are the UIDs of the claims, and of the pods that the kubelet has forgotten, that hold shares.
         """
         ended = (self._ended_pods.read() or "").split()
         holders = self._holders()
-        holders = None if holders is None else {*holders, *claims}
+        holders = None if holders is None else {*holders, *others}
         return share_size(self._settings.share_size_mib, self._share_size.number(), holders, ended)
 
     @property

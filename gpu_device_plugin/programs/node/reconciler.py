@@ -17,13 +17,14 @@ from gpu_device_plugin.core.node.ledger import SETTLING_S, Hold, Ledger
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
     from typing import NoReturn
 
     from gpu_device_plugin.core.node.ledger import Reading
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Entry, Stamp
     from gpu_device_plugin.kubelet.records import KubeletRecords
     from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.forgotten_pods import ForgottenPods
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class Reconciler:
         state: NodeState,
         records: KubeletRecords,
         metrics: m.Metrics,
+        forgotten: ForgottenPods,
         *,
         resend: Callable[[], None],
         readings: Callable[[], Mapping[str, Reading]],
@@ -57,6 +59,7 @@ class Reconciler:
             state: the node's state, with our ledger.
             records: the kubelet's records.
             metrics: where to count.
+            forgotten: the pods that the kubelet has forgotten.
             resend: sends a device list again.
             readings: returns the newest reading of each GPU, by UUID.
             read_again: returns when all GPUs were read again, or cannot be.
@@ -66,11 +69,13 @@ class Reconciler:
         self._state = state
         self._records = records
         self._metrics = metrics
+        self._forgotten = forgotten
         self._resend = resend
         self._readings = readings
         self._read_again = read_again
         self.checkpoint_entries: Latest[tuple[Entry, ...]] = Latest(())
-        """The entries of the checkpoint that was read last; set with every reading."""
+        """The entries of the checkpoint that was read last, and those that the kubelet has lost; set with every reading
+        of the checkpoint."""
         self.rounds: Latest[int] = Latest(0)
         """The number of rounds, whether they succeeded or failed."""
         self.interval_s = interval_s
@@ -80,6 +85,8 @@ class Reconciler:
         self._complaint = ""
         self._ever_read = False
         self._at_grant: Stamp | None = None
+        self._at_start: Stamp | None = None
+        """The checkpoint that was there before we registered."""
         self._slower = 1
         self._in_vain: frozenset[str] = frozenset()
         self._users: frozenset[str] = frozenset()
@@ -111,10 +118,16 @@ class Reconciler:
 
         Releases nothing: a device that is missing in the records is released later, when it is proven free.
         """
-        self._read()
+        self._at_start = None
+        with contextlib.suppress(CheckpointUnreadableError):
+            self._at_start = self._records.stamp()
+        found = self._read()
         listed = await self._records.listed()
         if listed is not None:
             self._state.update(Ledger.seen, listed)
+            if found is not None and not listed.isdisjoint(self._records.held(found)):
+                self._learn(found, its_own=True)  # this kubelet has restored the checkpoint
+        await self._forget_ended()
 
     async def run(self) -> NoReturn:
         """Reconcile. Ends only by cancellation."""
@@ -137,6 +150,7 @@ class Reconciler:
             else:
                 patience_s *= 3
             found = self._read()
+            await self._forget_ended()
             seen = found is not None and await self._records.look(found)
             await asyncio.sleep(_BETWEEN_S)
             ledger = self._state.node.ledger
@@ -158,10 +172,11 @@ class Reconciler:
     async def _round(self) -> frozenset[str]:
         """Reconcile once; return the IDs for which the kubelet wrote its checkpoint in vain."""
         self._read()
+        await self._forget_ended()
         if self._state.node.ledger.foreign:  # no other event says when they become free
             self._resend()
         try:
-            found = await self._records.evidence(lambda: self._state.node.ledger.holds, self._resend)
+            found = await self._records.evidence(self._held, self._resend)
         except CheckpointUnreadableError as error:
             self._complain(error)
             return frozenset()
@@ -189,6 +204,7 @@ class Reconciler:
             found = self._records.recorded()
         except CheckpointUnreadableError as error:
             self._complain(error)
+            self._learn(None, its_own=False)
             # Once complete, our ledger stays complete: from then on every ID is allocated by us.
             if not self._ever_read:
                 self._state.update(Ledger.seen, (), certain=False)
@@ -204,8 +220,24 @@ class Reconciler:
             # Written before our last grant: an ID in it that we hold is listed for its former holder.
             ids -= self._state.node.ledger.holds.keys()
         self._state.update(Ledger.seen, ids, certain=True)
-        self.find_foreign(found.entries)
-        self.checkpoint_entries.set(found.entries)
+        self._learn(found, its_own=found.stamp != self._at_start and self._records.heard)
+        entries = (*found.entries, *self._forgotten.entries)
+        self.find_foreign(entries)
+        self.checkpoint_entries.set(entries)
+
+    def _learn(self, found: Checkpoint | None, *, its_own: bool) -> None:
+        """Find out whether the kubelet has lost allocations, by one more reading of the checkpoint."""
+        self._forgotten.learn(found, its_own=its_own)
+        self._state.update(Ledger.with_forgotten, self._forgotten.device_ids)
+
+    async def _forget_ended(self) -> None:
+        await self._forgotten.forget_ended()
+        self._state.update(Ledger.with_forgotten, self._forgotten.device_ids)
+
+    def _held(self) -> Collection[str]:
+        """Return the IDs that we hold and the kubelet should show."""
+        ledger = self._state.node.ledger
+        return ledger.holds.keys() - ledger.forgotten
 
     def find_foreign(self, entries: Iterable[Entry] | None = None) -> None:
         """Find our GPUs that containers hold through other resources: of former settings, or of another plugin.

@@ -7,25 +7,30 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.model.memory import format_mib
+from gpu_device_plugin.core.node.assigned import kubelet_uid
 from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent
 from gpu_device_plugin.programs.node.coexistence import ALLOW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from gpu_device_plugin.core.model.claims import Claim
+    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Kind
     from gpu_device_plugin.core.node.admitting import Refused
     from gpu_device_plugin.core.node.others import Sighting
     from gpu_device_plugin.core.node.serving import Serving
     from gpu_device_plugin.core.node.stranded import Stranded
     from gpu_device_plugin.hardware.beliefs import HealthChange, XidSeen
+    from gpu_device_plugin.kubelet.checkpoint import Entry
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.settings.knobs import Reload
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
 
+_NAMED = 3
+"""The number of pods that a sentence names."""
 _DRAIN_FIRST = frozenset({"share_size", "domain", "memory_resource", "count_resource"})
 """Settings that determine the device IDs and resource names under which the kubelet records running pods."""
 
@@ -87,6 +92,21 @@ class Reports:
         else:
             _log.info("this node serves by %s", serving.way)
             self._event("Serving", f"This node gives GPUs by {serving.way}.", "Serve", warning=False)
+
+    def allocations_lost(self, lost: Collection[Entry], pods: Iterable[Pod]) -> None:
+        """The kubelet has lost its record of these allocations; `pods` are those of the node, for their names."""
+        devices = frozenset().union(*(each.device_ids for each in lost))
+        self._metrics.count(m.LEDGER_DRIFT, "unknown_to_the_kubelet", times=len(devices))
+        names = {kubelet_uid(pod): f"{pod.namespace}/{pod.name}" for pod in pods}
+        holders = sorted({names.get(each.pod_uid, f"the pod with UID {each.pod_uid}") for each in lost})
+        more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
+        why = (
+            f"the kubelet has lost its record of {len(devices)} devices of {', '.join(holders[:_NAMED])}{more}: its "
+            "checkpoint was deleted or damaged before it started; the devices stay in use until those pods end. "
+            "Delete the pods, one after another, to have them start again with devices that the kubelet knows"
+        )
+        _log.error("%s", why)
+        self._event("DevicesForgotten", f"{why[0].upper()}{why[1:]}.", "Observe")
 
     def refused(self, kind: Kind, amount: int, refused: Refused) -> None:
         """A container was refused its devices."""

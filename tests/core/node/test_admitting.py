@@ -299,6 +299,22 @@ def test_a_gpu_held_through_another_resource_is_not_allocated(kind: Kind) -> Non
     assert isinstance(admit(there, kind, there.shares.gpus[1].ids((kind, ""))[:1]), Placement)
 
 
+@pytest.mark.parametrize(("kind", "lost"), [(MEMORY, ids(0, [2, 3])), (COUNT, (uuid(0),))])
+def test_devices_that_the_kubelet_has_forgotten_are_refused_until_their_pods_end(
+    kind: Kind, lost: Sequence[str]
+) -> None:
+    there = node(8, 8)
+    there = there.with_ledger(there.ledger.with_forgotten(frozenset(lost)))
+    asked = there.shares.gpus[0].ids((kind, ""))[:3]
+    assert admit(there, kind, asked) == Refused(
+        Why.FORGOTTEN,
+        "the kubelet chose devices of GPU 0 that running containers use: its record of them was lost with its "
+        "checkpoint; they become free when the pods of those containers end",
+    )
+    assert isinstance(admit(there, kind, there.shares.gpus[1].ids((kind, ""))[:1]), Placement)
+    assert isinstance(admit(there.with_ledger(there.ledger.with_forgotten(frozenset())), kind, asked), Placement)
+
+
 # --- The requests of a pod --------------------------------------------------------------------------------------------
 
 

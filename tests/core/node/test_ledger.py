@@ -317,6 +317,18 @@ def test_gpus_held_through_other_resources_are_unaffected_by_our_own_ids() -> No
     assert empty.with_foreign({}).foreign == {}
 
 
+def test_ids_that_the_kubelet_has_forgotten_stay_whatever_its_records_say() -> None:
+    ledger = Ledger().with_forgotten(frozenset({"GPU-0::1"}))
+    assert ledger.with_forgotten(frozenset({"GPU-0::1"})) is ledger
+    assert ledger.use("GPU-0") == Use(frozenset({1}))
+    nothing = Evidence(frozenset(), 100.0, frozenset())
+    still = ledger.reconciled(nothing, {}, 100.0, 0.0)
+    assert still.holds.keys() == {"GPU-0::1"}
+    ended = still.with_forgotten(frozenset())
+    assert ended.holds.keys() == {"GPU-0::1"}, "until both records omit it, and its processes are gone"
+    assert not ended.reconciled(nothing, {}, 101.0, 0.0).holds
+
+
 # --- The driver's readings --------------------------------------------------------------------------------------------
 
 

@@ -118,6 +118,23 @@ def test_gpus_out_of_service_and_in_whole_use_are_not_preferred() -> None:
     assert memory(there, available, 2).answer(there, BINPACK) == ids(2, [0, 1])
 
 
+@pytest.mark.parametrize("amount", [1, 2, 3])
+def test_devices_that_the_kubelet_has_forgotten_are_never_preferred(amount: int) -> None:
+    """Not even where nothing else is left: the kubelet takes them for free, and running containers use them."""
+    there = node(4, whole=[])
+    there = there.with_ledger(there.ledger.with_forgotten(frozenset(ids(0, [0, 2]))))
+    expected = ids(0, [1, 3])[:amount] if amount <= 2 else ()
+    assert memory(there, ids(0, range(4)), amount).answer(there, BINPACK) == expected
+
+
+def test_a_whole_gpu_that_the_kubelet_has_forgotten_is_never_preferred() -> None:
+    there = node(4, 4)
+    there = there.with_ledger(there.ledger.with_forgotten(frozenset({uuid(0)})))
+    question = Question(there, Kind.COUNT, [uuid(0), uuid(1)], (), 1)
+    assert question.answer(there, BINPACK) == (uuid(1),)
+    assert Question(there, Kind.COUNT, [uuid(0)], (), 1).answer(there, BINPACK) == ()
+
+
 def test_the_kubelets_available_ids_count_and_not_our_ledger() -> None:
     """A pod has ended; the kubelet knows it and we do not yet."""
     there = node(4, used={0: range(4)})

@@ -125,6 +125,12 @@ class NodeWorld:
         """What stands for /proc: without a process of its own, so that the agent looks whether it sees any."""
         return self.folder / "proc"
 
+    def show_processes(self) -> None:
+        """Let the agent be in the PID namespace of its node, as with `hostPID: true`."""
+        namespaces = self.proc / "self" / "ns"
+        namespaces.mkdir(parents=True)
+        (namespaces / "pid").symlink_to("pid:[4026531836]")
+
     def process(self, pid: int, made: Pod, container_id: str) -> None:
         """Let a process run in a container of a pod, in the cgroup in which the kubelet puts it."""
         folder = self.proc / str(pid)

@@ -15,6 +15,7 @@ from gpu_device_plugin.core.node.ledger import Evidence, Ledger, Reading
 from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, Entry
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.node_state import NodeState
+from gpu_device_plugin.programs.node.forgotten_pods import ForgottenPods
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from tests.names import MEM
 from tests.nodes import ids, node, uuid
@@ -98,6 +99,7 @@ class Desk:
             self.state,
             self.records,
             self,
+            ForgottenPods(self.records),
             resend=self._resend,
             readings=lambda: self.readings,
             read_again=self.read,
@@ -400,6 +402,7 @@ async def test_a_checkpoint_from_before_a_grant_does_not_confirm_it(tmp_path: Pa
         state,
         KubeletRecords(tmp_path, tmp_path / "none", frozenset({MEM})),
         m.NoMetrics(),
+        ForgottenPods(KubeletRecords(tmp_path, tmp_path / "none", frozenset({MEM}))),
         resend=lambda: None,
         readings=dict,
         read_again=lambda: asyncio.sleep(0),

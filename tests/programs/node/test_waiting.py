@@ -23,6 +23,7 @@ from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Entry
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.metrics import NoMetrics
 from gpu_device_plugin.node_state import NodeState
+from gpu_device_plugin.programs.node.forgotten_pods import ForgottenPods
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.programs.node.waiting import WaitingPods
 from gpu_device_plugin.testing.builders import container, pod
@@ -240,6 +241,7 @@ async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_p
         state,
         records,
         NoMetrics(),
+        ForgottenPods(records),
         resend=lambda: None,
         readings=dict,
         read_again=lambda: asyncio.sleep(0),
