@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 from collections import Counter
 from contextlib import contextmanager, suppress
@@ -46,6 +47,7 @@ BUSY = {GPU_MEM: 42, GPU_COUNT: 2}
 PREFIX = "gpu-device-plugin/"
 PROFILE = f"{PREFIX}config"
 """The label of a person's, by which a node names its profile."""
+CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 CONFIGMAP = ("--namespace=gpushare", "patch", "configmap", "gpushare-node", "--type=merge")
 
 if reason := why_not():
@@ -481,14 +483,21 @@ def another_agent(cluster: Cluster) -> None:
 
 def process_of(cluster: Cluster, name: str) -> int | None:
     """Return the process of a pod's container, as the node numbers it."""
-    statuses = cluster.get("pod", name)["status"].get("containerStatuses") or [{}]
+    if (seen := seen_process_of(cluster, name)) is None:
+        return None
+    # Of the namespaces that it is in, from ours inwards, the last is the container's.
+    (numbers,) = re.findall(r"^NSpid:\s+(.*)$", (seen / "status").read_text(), re.MULTILINE)
+    return int(numbers.split()[-2])
+
+
+def seen_process_of(cluster: Cluster, name: str, *where: str) -> Path | None:
+    """Return the folder in our /proc of the process of a pod's container."""
+    statuses = cluster.get("pod", name, *where)["status"].get("containerStatuses") or [{}]
     container = statuses[0].get("containerID", "").rpartition("/")[2]
     for path in Path("/proc").glob("[0-9]*/cgroup"):
         with suppress(OSError):
             if container and container in path.read_text():
-                # Of the namespaces that it is in, from ours inwards, the last is the container's.
-                (numbers,) = re.findall(r"^NSpid:\s+(.*)$", (path.parent / "status").read_text(), re.MULTILINE)
-                return int(numbers.split()[-2])
+                return path.parent
     return None
 
 
@@ -569,6 +578,43 @@ def test_nothing_is_lost_when_the_kubelet_restarts(busy: Cluster) -> None:
         busy.own.start_kubelet()
         registered_again(busy, agent)
         wait_until_offered(busy, BUSY)
+
+
+@pytest.mark.parametrize("lose", [("truncate", "--size=-2000"), ("rm",)], ids=["cut", "deleted"])
+@pytest.mark.parametrize("killed", ["the kubelet", "the agent too"])
+def test_nothing_is_lost_when_the_kubelet_loses_its_checkpoint(
+    busy: Cluster, lose: tuple[str, ...], killed: str
+) -> None:
+    """The kubelet takes all devices for free, and would give those of running pods to pods of Kubernetes' scheduler."""
+    if busy.own is None:
+        pytest.skip("restarting the kubelet needs access to the node")
+    with nothing_is_lost(busy):
+        (agent,) = agents(busy)
+        busy.own.stop_kubelet()
+        if killed == "the agent too":
+            process = seen_process_of(busy, agent["metadata"]["name"], "--namespace=gpushare")
+            assert process is not None
+            os.kill(int(process.name), signal.SIGKILL)
+        done = busy.own.on_node(*lose, CHECKPOINT)
+        assert done.returncode == 0, done.stderr
+        busy.own.start_kubelet()
+        busy.until(lambda: has_forgotten(busy), "the agent knows what the kubelet has lost")
+        wait_until_offered(busy, BUSY)
+    many = [f"past-{number}" for number in range(4)]
+    for name in many:
+        busy.kubectl("create", "--filename=-", given=pod(name, {GPU_MEM: 5}, scheduler="default-scheduler"))
+    busy.until(lambda: all(decided(busy.get("pod", name)) for name in many), "each runs, waits or is refused")
+    check(busy)
+
+
+def has_forgotten(cluster: Cluster) -> bool:
+    return any("the kubelet has lost its record of" in log_of(cluster, agent) for agent in agents(cluster))
+
+
+def decided(found: Json) -> bool:
+    waits = any(each["reason"] == "Unschedulable" for each in found["status"].get("conditions", ()) if "reason" in each)
+    annotations = found["metadata"].get("annotations", {})
+    return waits or found["status"]["phase"] == "Failed" or annotations.get("ALIYUN_COM_GPU_MEM_ASSIGNED") == "true"
 
 
 def registered_again(cluster: Cluster, agent: Json) -> None:

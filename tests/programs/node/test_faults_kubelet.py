@@ -243,23 +243,6 @@ async def test_a12_a_checkpoint_that_cannot_be_read_closes_the_node_until_it_can
         await node.until(lambda: node.healthy(COUNT) == 1)
 
 
-async def test_a12_a_kubelet_that_forgot_its_pods_is_not_believed_while_their_processes_run() -> None:
-    """Its checkpoint was lost with the restart; the driver shows that GPU 0 is in use, for as long as we wait."""
-    async with world([T4 | {"processes": 1}, T4], process_wait="1h") as node:
-        await node.start_agent()
-        made = await node.kubelet.admit(pod("p", mem=3))
-        await node.confirmed()
-        await node.kubelet.stop()
-        node.kubelet.checkpoint.unlink()
-        await node.kubelet.start()
-        await node.ready()
-        await node.rounds(2)
-        assert node.held == made.devices(MEM)
-        assert node.healthy(COUNT) == 1
-        node.hardware(T4, T4)
-        await node.healthy_is(COUNT, 2)
-
-
 # --- A13 to A16: what kubelets get wrong ------------------------------------------------------------------------------
 
 

@@ -66,7 +66,7 @@ def devices(made: Pod) -> set[str]:
 
 @LOSSES
 @pytest.mark.parametrize("killed", ["the kubelet", "the agent too"])
-async def test_what_running_pods_have_is_given_to_nobody_until_they_end(
+async def test_a12_what_running_pods_have_is_given_to_nobody_until_they_end(
     lose: Callable[[Path], None], killed: str
 ) -> None:
     """GPU 0 has 14 GiB in whole use, GPU 1 has 10 of 14 GiB in use: there is room for one pod of 4 GiB."""
