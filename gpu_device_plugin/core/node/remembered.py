@@ -43,7 +43,7 @@ class Remembered(Generic[T]):
     @property
     def lost_ids(self) -> frozenset[str]:
         """The device IDs in use that the kubelet takes for free."""
-        return _ids(self.forgotten) - _ids(self.recorded)
+        return _ids(self.forgotten) - _ids(self.recorded) if self.forgotten else frozenset()
 
     def after(self, record: Collection[T] | None, kubelet: str, *, its_own: bool) -> Remembered[T]:
         """Return the value after one more reading.

@@ -36,7 +36,6 @@ from gpu_device_plugin.kubelet import cgroupfs, procfs
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.kubelet.registration_loop import Plugin, RegistrationEvent, RegistrationLoop
-from gpu_device_plugin.kubelet.saved_allocations import SavedAllocations
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
 from gpu_device_plugin.node_state import NodeState
@@ -156,12 +155,9 @@ class NodeAgent:
             listener=lambda: self.registration.listener,
             in_api=PodsInApi if cluster is None else cluster.pods_in_api,
         )
+        living = None if cluster is None else cluster.living
         self._forgotten = ForgottenPods(
-            self.kubelet_records,
-            lambda: SavedAllocations(settings.device_plugin_dir, procfs.boot_id(proc)),
-            in_api=(lambda: None) if cluster is None else cluster.living,
-            with_processes=partial(procfs.running_pods, proc),
-            lost=lambda lost: self.reports.allocations_lost(lost, () if cluster is None else cluster.pods.values()),
+            self.kubelet_records, settings.device_plugin_dir, living, self.reports.allocations_lost, proc
         )
         self.reconciler = Reconciler(
             self.state,
@@ -337,9 +333,8 @@ class NodeAgent:
             self._lock.take()
         except DirectoryError as error:
             raise UsageError(str(error)) from error
-        self._forgotten.load()
         claims = () if self.dra is None else self.dra.holders_of_shares()
-        share_mib = self._handover.share_mib((*claims, *(each.pod_uid for each in self._forgotten.entries)))
+        share_mib = self._handover.share_mib((*claims, *self._forgotten.load()))
         if share_mib != settings.share_size_mib:
             self.settings = replace(settings, share_size_mib=share_mib)
             self.state.equip(Shares(share_mib, settings.reserve_mib), {}, NO_LINKS)

@@ -6,14 +6,16 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.node.remembered import Remembered
+from gpu_device_plugin.kubelet import procfs
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
+from gpu_device_plugin.kubelet.saved_allocations import SavedAllocations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
+    from pathlib import Path
 
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Entry
     from gpu_device_plugin.kubelet.records import KubeletRecords
-    from gpu_device_plugin.kubelet.saved_allocations import SavedAllocations
 
 
 class ForgottenPods:
@@ -22,29 +24,29 @@ class ForgottenPods:
     def __init__(
         self,
         records: KubeletRecords,
-        saved: Callable[[], SavedAllocations] | None = None,
-        *,
-        in_api: Callable[[], Collection[str] | None] = lambda: None,
-        with_processes: Callable[[], Collection[str] | None] = lambda: None,
-        lost: Callable[[Collection[Entry]], None] = lambda _: None,
+        directory: Path,
+        in_api: Callable[[], Mapping[str, str] | None] | None,
+        lost: Callable[[Collection[Entry], Mapping[str, str]], None],
+        proc: Path = procfs.PROC,
     ) -> None:
         """Compare the readings of `records`.
 
-        A forgotten pod has ended once neither `in_api` nor `with_processes` shows it. While neither is known, pods live
-        whose allocations the kubelet certainly has not restored.
+        A forgotten pod has ended once the API does not show it and no process of it runs. While neither is known, pods
+        live whose allocations the kubelet certainly has not restored.
 
         Args:
             records: the kubelet's records.
-            saved: opens the file for the next agent; None: nothing is saved.
-            in_api: returns the UIDs of the node's pods that have not ended in the Kubernetes API; None: not known.
-            with_processes: returns the UIDs of the pods with a process on the node; None: not known. May block.
-            lost: called once with each allocation that the kubelet has lost.
+            directory: the device-plugin directory, for what the next agent has to know.
+            in_api: returns the names of the node's pods that have not ended in the Kubernetes API, by UID; None: not
+                known now. None for an agent without the API.
+            lost: called once with each allocation that the kubelet has lost, and the names of pods by UID.
+            proc: where the node's processes are seen.
         """
         self._records = records
-        self._open = saved
+        self._directory = directory
         self._saved: SavedAllocations | None = None
         self._in_api = in_api
-        self._with_processes = with_processes
+        self._proc = proc
         self._lost = lost
         self._remembered: Remembered[Entry] = Remembered()
         self._reported: frozenset[Entry] = frozenset()
@@ -65,17 +67,19 @@ class ForgottenPods:
         """The devices of forgotten pods that the kubelet takes for free."""
         return self._remembered.lost_ids
 
-    def load(self) -> None:
-        """Take over what the previous agent saved, and compare it with the checkpoint. Needs the node's lock."""
-        if self._open is None:
-            return
-        self._saved = self._open()
+    def load(self) -> Collection[str]:
+        """Take over what the previous agent saved; return the UIDs of the pods that the kubelet has forgotten.
+
+        Needs the node's lock. Nothing is saved before.
+        """
+        self._saved = SavedAllocations(self._directory, procfs.boot_id(self._proc))
         self._remembered = self._saved.load()
         try:
             found = self._records.recorded()
         except CheckpointUnreadableError:
             found = None
         self.learn(found, its_own=False)
+        return {each.pod_uid for each in self._remembered.forgotten}
 
     def learn(self, found: Checkpoint | None, *, its_own: bool) -> None:
         """Compare a reading of the checkpoint with those before; None: it cannot be read.
@@ -95,8 +99,8 @@ class ForgottenPods:
         """Leave out the pods that have ended, and report the others."""
         if not self._remembered.forgotten:
             return
-        processes = await asyncio.to_thread(self._with_processes)
-        in_api = self._in_api()
+        processes = await asyncio.to_thread(procfs.running_pods, self._proc)
+        in_api = None if self._in_api is None else self._in_api()
         if processes is None and in_api is None:
             living = {each.pod_uid for each in self._remembered.forgotten - self._doubtful}
         else:
@@ -104,7 +108,7 @@ class ForgottenPods:
         self._become(self._remembered.among(living))
         if new := self._remembered.forgotten - self._reported:
             self._reported = self._remembered.forgotten
-            self._lost(new)
+            self._lost(new, in_api or {})
 
     def _become(self, remembered: Remembered[Entry]) -> None:
         self._remembered = remembered

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.node.assigned import kubelet_uid
 from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent
 from gpu_device_plugin.programs.node.coexistence import ALLOW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from gpu_device_plugin.core.model.claims import Claim
-    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Kind
     from gpu_device_plugin.core.node.admitting import Refused
     from gpu_device_plugin.core.node.others import Sighting
@@ -93,11 +91,10 @@ class Reports:
             _log.info("this node serves by %s", serving.way)
             self._event("Serving", f"This node gives GPUs by {serving.way}.", "Serve", warning=False)
 
-    def allocations_lost(self, lost: Collection[Entry], pods: Iterable[Pod]) -> None:
-        """The kubelet has lost its record of these allocations; `pods` are those of the node, for their names."""
-        devices = frozenset().union(*(each.device_ids for each in lost))
+    def allocations_lost(self, lost: Collection[Entry], names: Mapping[str, str]) -> None:
+        """The kubelet has lost its record of these allocations; `names` are those of pods by UID, as far as known."""
+        devices = frozenset[str]().union(*(each.device_ids for each in lost))
         self._metrics.count(m.LEDGER_DRIFT, "unknown_to_the_kubelet", times=len(devices))
-        names = {kubelet_uid(pod): f"{pod.namespace}/{pod.name}" for pod in pods}
         holders = sorted({names.get(each.pod_uid, f"the pod with UID {each.pod_uid}") for each in lost})
         more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
         why = (

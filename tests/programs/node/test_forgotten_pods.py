@@ -200,6 +200,24 @@ async def test_annotations_of_a_pods_owner_hold_nothing() -> None:
         assert there.node.held == made.devices(MEM)
 
 
+async def test_a_pod_that_poses_as_the_mirror_of_a_static_pod_neither_keeps_devices_of_others_nor_loses_its_own() -> (
+    None
+):
+    """It names another pod's UID as its own."""
+    async with cluster() as there:
+        await there.start_agent()
+        ended, forger = await there.run(pod("ended", mem=10)), await there.run(pod("forger", mem=2))
+        await there.assigned("ended", "forger")
+        there.api.patch("pods", "forger", {"metadata": {"annotations": {"kubernetes.io/config.mirror": ended.uid}}})
+        await there.node.until(lambda: len(there.cluster.living() or ()) == 2)
+        await kubelet_loses(there.node, deleted)
+        assert there.node.held == ended.devices(MEM) | forger.devices(MEM)
+        await end(there, ended)
+        await there.node.until(lambda: there.node.held == forger.devices(MEM))
+        await there.node.rounds(2)
+        assert there.node.held == forger.devices(MEM)
+
+
 async def test_an_agent_that_offers_shares_of_another_size_keeps_the_size_while_forgotten_pods_have_some() -> None:
     async with world("fake:1xT4") as node:
         node.show_processes()

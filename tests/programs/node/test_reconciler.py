@@ -99,7 +99,7 @@ class Desk:
             self.state,
             self.records,
             self,
-            ForgottenPods(self.records),
+            ForgottenPods(self.records, Path("/none"), None, lambda *_: None),
             resend=self._resend,
             readings=lambda: self.readings,
             read_again=self.read,
@@ -398,11 +398,12 @@ async def test_a_checkpoint_from_before_a_grant_does_not_confirm_it(tmp_path: Pa
     file = tmp_path / "kubelet_internal_checkpoint"
     file.write_text(json.dumps({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {MEM: []}}}))
     state = NodeState(node(4))
+    records = KubeletRecords(tmp_path, tmp_path / "none", frozenset({MEM}))
     reconciler = Reconciler(
         state,
-        KubeletRecords(tmp_path, tmp_path / "none", frozenset({MEM})),
+        records,
         m.NoMetrics(),
-        ForgottenPods(KubeletRecords(tmp_path, tmp_path / "none", frozenset({MEM}))),
+        ForgottenPods(records, tmp_path, None, lambda *_: None),
         resend=lambda: None,
         readings=dict,
         read_again=lambda: asyncio.sleep(0),
