@@ -63,8 +63,8 @@ class SavedAllocations:
 
 
 def _rows(entries: Iterable[Entry]) -> list[list[object]]:
-    rows = [[each.pod_uid, each.container, each.resource, sorted(each.device_ids), each.rung] for each in entries]
-    return sorted(rows, key=lambda row: row[:3])
+    ordered = sorted(entries, key=lambda each: (each.pod_uid, each.container, each.resource))
+    return [[each.pod_uid, each.container, each.resource, sorted(each.device_ids), each.rung] for each in ordered]
 
 
 def _entries(rows: Any) -> frozenset[Entry]:

@@ -185,7 +185,7 @@ def test_a_pod_runs_as_long_as_a_process_of_it_does(tmp_path: Path) -> None:
     process(tmp_path, 11)
     process(tmp_path, 12, "0::/system.slice/kubelet.service\n")
     process(tmp_path, 13, cgroup=None)
-    assert running_pods(tmp_path) == {OURS.pod_uid}
+    assert running_pods(tmp_path) == frozenset({OURS.pod_uid})
     shutil.rmtree(tmp_path / "11")
     assert running_pods(tmp_path) == frozenset()
 
