@@ -200,10 +200,8 @@ async def test_annotations_of_a_pods_owner_hold_nothing() -> None:
         assert there.node.held == made.devices(MEM)
 
 
-async def test_a_pod_that_poses_as_the_mirror_of_a_static_pod_neither_keeps_devices_of_others_nor_loses_its_own() -> (
-    None
-):
-    """It names another pod's UID as its own."""
+async def test_a_pod_that_poses_as_another_keeps_no_devices_of_that_one_and_loses_none_of_its_own() -> None:
+    """It has the annotation of a static pod's mirror, with the UID of the other."""
     async with cluster() as there:
         await there.start_agent()
         ended, forger = await there.run(pod("ended", mem=10)), await there.run(pod("forger", mem=2))
