@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.hardware.models import MODELS
 from gpu_device_plugin.programs.simulate.entries import nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.jsonlist import json_nodes, json_pods, read_json
 from gpu_device_plugin.programs.simulate.run import POLICIES
@@ -26,8 +27,16 @@ RUN = (
     "kubectl get nodes,pods -A -o json > cluster.json",
     "gpu-device-plugin simulate --nodes cluster.json",
     "gpu-device-plugin simulate --nodes cluster.json --from-empty --until 130 --picture cluster.svg",
+    'gpu-device-plugin simulate --nodes "10x gpus=4 mem=24 cpu=64 memory=256Gi" --pods "40x mem=8 cpu=4 memory=16Gi; 5x count=2 cpu=16; 60x mem=14"',  # noqa: E501 - as it is written there
     'gpu-device-plugin simulate --nodes "1x gpus=4 mem=24 cpu=64 memory=256Gi" --pods "40x mem=8 cpu=4 memory=16Gi; 5x count=2 cpu=16; 30x mem=14" --nodes-needed',  # noqa: E501 - as it is written there
+    "gpu-device-plugin simulate --nodes cluster.json --pods web.yaml",
+    'gpu-device-plugin simulate --nodes cluster.json --pods web.yaml --nodes-needed "4x H100 cpu=96 memory=1Ti"',
 )
+WEB = """
+kind: Deployment
+metadata: {name: web}
+spec: {replicas: 2, template: {spec: {containers: [{name: main, resources: {limits: {aliyun.com/gpu-mem: 8}}}]}}}
+"""
 
 
 @pytest.fixture
@@ -48,6 +57,7 @@ def shell(tmp_path: Path) -> dict[str, str]:
 
 
 def test_the_commands_can_be_followed_and_print_what_is_shown(tmp_path: Path, shell: dict[str, str]) -> None:
+    (tmp_path / "web.yaml").write_text(WEB, encoding="utf-8")
     shown = [pair for block in blocks(PAGE, "console") for pair in block.commands]
     assert [command.text for command in commands(DOCS / "simulate.md") if not command.inline] == list(RUN)
     for command, output in shown:
@@ -81,6 +91,11 @@ def test_every_policy_is_named() -> None:
     assert {*POLICIES} == set(re.findall(r"`([a-z]+)`", row))
 
 
+def test_every_model_is_named() -> None:
+    (named,) = re.findall(r"^\*\*Models\*\* that have a default for `mem` are (.*?):", PAGE, re.MULTILINE | re.DOTALL)
+    assert re.findall(r"[A-Z]+[0-9]+[A-Z]*", named) == [*MODELS]
+
+
 def test_the_example_in_json_is_read() -> None:
     (example,) = blocks(PAGE, "json")
     found = read_json(example.text.encode())
@@ -90,6 +105,7 @@ def test_the_example_in_json_is_read() -> None:
 
 def test_every_word_is_explained() -> None:
     """Each is accepted by a node or by a pod."""
-    assert explained("Word") == {"gpus", "mem", "mig", "divided", "count", "split", "model", "cpu", "memory"}
+    assert explained("Word") - {""} == {"gpus", "mem", "mig", "divided", "count", "split", "model", "cpu", "memory"}
+    assert nodes_in("8x H100; H100")
     assert nodes_in("gpus=2 mem=80 model=H100 mig=1g.10gb*7 divided=1 cpu=1 memory=1Gi")
     assert pods_in("mem=2 split=2 model=A10 cpu=1 memory=1Gi; count=1")

@@ -13,15 +13,16 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-USAGE = """%(prog)s [--nodes NODES] [--pods PODS] [--policy NAMES] [--seeds N] [--cold] [--from-empty]
-       [--until rejected|PERCENT | --departures PERCENT | --nodes-needed] [-o table|json] [--picture FILE.svg]"""
+USAGE = """%(prog)s [--nodes NODES] [--pods PODS] [--policy NAMES] [--seeds N] [--cold] [--from-empty] [--skip-misfits]
+       [--until rejected|PERCENT | --departures PERCENT | --nodes-needed [NODE]] [-o table|json] [--picture FILE.svg]"""
 DESCRIPTION = (
     "Answer before you buy or change: what would fit, what would another policy have done, how many nodes do these "
     "pods need. Nothing in the cluster is changed."
 )
 EPILOG = (
-    "NODES and PODS are a file (JSON of kubectl get nodes,pods -A -o json; our own JSON; a CSV trace of openb), the "
-    "word cluster, or entries such as '10x gpus=4 mem=24 cpu=64 memory=256Gi' and '40x mem=8 cpu=4; 5x count=2'. "
+    "NODES and PODS are a file (JSON of kubectl get nodes,pods -A -o json; a Deployment, Job or Pod in YAML; our own "
+    "JSON; a CSV trace of openb), the word cluster, or entries such as '10x gpus=4 mem=24 cpu=64 memory=256Gi', "
+    "'10x 8x H100' and '40x mem=8 cpu=4; 5x count=2'. "
     "Exit code 0: simulated; 1: the cluster cannot be read or a file not written; 2: the input cannot be used."
 )
 _MOST_SEEDS = 100
@@ -48,7 +49,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--departures", metavar="PERCENT", help="let pods leave again; those that run ask for PERCENT of the free GPUs"
     )
     parser.add_argument(
-        "--nodes-needed", action="store_true", help="find how many nodes of the kind in --nodes take all pods"
+        "--nodes-needed",
+        nargs="?",
+        const="",
+        metavar="NODE",
+        help="find how many nodes of the kind NODE, such as '4x H100 cpu=64', take all pods beside those in --nodes; "
+        "without NODE, how many empty ones of the kind in --nodes do",
+    )
+    parser.add_argument(
+        "--skip-misfits", action="store_true", help="leave out the pods that fit on no node, not even on an empty one"
     )
     parser.add_argument("--from-empty", action="store_true", help="the pods that run with GPUs come again, too")
     parser.add_argument("--cold", action="store_true", help="fit and fgd learn only from the pods that have come")
@@ -129,11 +138,11 @@ def refuse_contradictions(arguments: argparse.Namespace) -> None:
             ("--departures", arguments.departures),
             ("--nodes-needed", arguments.nodes_needed),
         )
-        if value
+        if value is not None
     ]
     if len(given) > 1:
         raise UsageError(f"{given[0]} and {given[1]} are different questions; leave one of them out")
-    if arguments.nodes_needed and arguments.picture:
+    if arguments.nodes_needed is not None and arguments.picture:
         raise UsageError("--picture: there is no picture of --nodes-needed; leave one of the two out")
     if arguments.output not in {"table", "json"}:
         raise UsageError(f"--output: {arguments.output[:40]!r} is neither table nor json")

@@ -1,26 +1,28 @@
-"""Nodes and pods of a cluster, from what `kubectl get nodes,pods -A -o json` prints."""
+"""Nodes and pods of a cluster, from what `kubectl get nodes,pods -A -o json` prints, and pods of manifests."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpu_device_plugin.cluster.api import NodeReader, PodReader, UnreadableObjectError
 from gpu_device_plugin.cluster.other_pods import OtherPodReader
-from gpu_device_plugin.core.cluster.asking import Ask, ask
-from gpu_device_plugin.core.contract.keys import READ_ON_NODES, READ_ON_PODS
+from gpu_device_plugin.core.cluster.asking import Ask, amount_of, ask
+from gpu_device_plugin.core.contract.keys import NODE_GPUS, READ_ON_NODES, READ_ON_PODS
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.worth.candidates import left_on, shape_of
 from gpu_device_plugin.core.worth.mix import kinds_of
 from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.programs.simulate import manifests, nvidia
 from gpu_device_plugin.programs.simulate.model import Start
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterator, Sequence
 
+    from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.worth.mix import PodKind
@@ -43,97 +45,215 @@ class ClusterList:
     """With the room beside the pods that run there."""
     empty: tuple[Start, ...]
     """The same without the pods that have GPUs; others stay."""
-    waiting: tuple[PodKind, ...]
-    """The pods with GPUs that have no node, the oldest first. A pod counts once for each part of it that gets GPUs of
-    its own."""
-    running: tuple[PodKind, ...]
+    waiting: tuple[tuple[str, PodKind], ...]
+    """The pods with GPUs that have no node, the oldest first, and then those of manifests: each with the name of the
+    object that made it. A pod counts once for each part of it that gets GPUs of its own."""
+    running: tuple[tuple[str, PodKind], ...]
     """The pods with GPUs that have one, likewise."""
     notes: tuple[str, ...] = ()
     """A sentence for each object that is left out, and why."""
 
 
 def read_cluster(text: bytes, resources: Sequence[Resource]) -> ClusterList:
-    """Read a list of nodes and pods.
+    """Read a list of nodes, of pods, and of objects that make pods; or one of these alone.
+
+    Where no node has GPUs of ours yet, those that NVIDIA's device plugin offers are taken as an agent would share them,
+    and pods that ask for them as asking for whole GPUs.
 
     Raises:
         UnreadableObjectError: it is not a list of the Kubernetes API.
     """
+    objects = list(_objects(text))
+    reader = _Reader(resources)
+    reader.read_nodes([raw for kind, raw in objects if kind == "Node"])
+    reader.read_pods([raw for kind, raw in objects if kind == "Pod"])
+    reader.read_manifests([(kind, raw) for kind, raw in objects if kind in manifests.KINDS])
+    others = sorted({kind for kind, _ in objects} - manifests.KINDS - {"Node", "Pod", ""})
+    if others:
+        reader.notes.append(f"left out, as no pods are read of them: {', '.join(others)[:200]}")
+    return reader.found()
+
+
+def _objects(text: bytes) -> Iterator[tuple[str, msgspec.Raw]]:
+    """Yield the kind and the JSON of each object."""
     try:
         listed = msgspec.json.decode(text, type=_List)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         why = str(error) if isinstance(error, msgspec.DecodeError) else "not UTF-8"
         raise UnreadableObjectError(f"not a list as kubectl prints it: {why}") from None
-    fleet, empty = Fleet(resources, vanished_grace_s=0), Fleet(resources, vanished_grace_s=0)
-    notes: list[str] = []
-    pods: list[Pod] = []
-    reader = _Reader(resources)
+    if listed.items is None and listed.kind and not listed.kind.endswith("List"):
+        yield listed.kind, msgspec.Raw(text)
     for raw in listed.items or ():
         try:
             kind = msgspec.json.decode(raw, type=_Typed).kind
-            if kind == "Node" or listed.kind == "NodeList":
-                notes += reader.put_node(raw, (fleet, empty))
-            elif kind == "Pod" or listed.kind == "PodList":
-                found = reader.pod(raw, fleet, empty)
-                pods += [found] if found is not None else []
-        except (UnreadableObjectError, msgspec.DecodeError) as error:
-            notes.append(f"an object is left out: {error}")
-    pods.sort(key=lambda pod: (pod.created, pod.uid))
-    names = [name for name, node in fleet.candidates.items() if node.rooms and not node.gpus.problem]
-    notes += [f"node {n} is left out: {c.gpus.problem}" for n, c in fleet.candidates.items() if c.gpus.problem]
-    notes += [
-        f"node {name} is left out: its MIG instances are given whole, by the resources of their profiles"
-        for name, node in fleet.candidates.items()
-        if node.gpus.instances and not node.rooms and not node.gpus.problem
-    ]
-    waiting = [kind for pod in pods if not pod.node_name for kind in reader.kinds(pod, notes)]
-    running = [kind for pod in pods if pod.node_name for kind in reader.kinds(pod, notes)]
-    return ClusterList(
-        tuple(_start(fleet, name) for name in names),
-        tuple(_start(empty, name) for name in names),
-        tuple(waiting),
-        tuple(running),
-        tuple(notes),
-    )
+        except msgspec.DecodeError:
+            kind = ""
+        yield kind or listed.kind.removesuffix("List"), raw
+
+
+class _Reader:
+    def __init__(self, resources: Sequence[Resource]) -> None:
+        self._resources = tuple(resources)
+        self._names = {resource.kind: resource.name for resource in resources}
+        self._now, self._empty = Fleet(resources, vanished_grace_s=0), Fleet(resources, vanished_grace_s=0)
+        self._pods = self._pod_reader()
+        self._others = OtherPodReader()
+        self._nvidia: dict[str, nvidia.Labelled] = {}
+        """The nodes without an agent of ours, where no node has one."""
+        self._held: dict[str, int] = {}
+        """How many of the resource of NVIDIA's device plugin pods hold, by node."""
+        self._waiting: list[tuple[str, PodKind]] = []
+        self._running: list[tuple[str, PodKind]] = []
+        self._seen: set[tuple[str, str, str]] = set()
+        self.notes: list[str] = []
+
+    def _pod_reader(self) -> PodReader:
+        return PodReader([each.name for each in self._resources], READ_ON_PODS.__contains__, sums=True)
+
+    # --- Nodes --------------------------------------------------------------------------------------------------------
+
+    def read_nodes(self, objects: Sequence[msgspec.Raw]) -> None:
+        """Read all nodes; pods only afterwards."""
+        names = (*self._names.values(), nvidia.WHOLE.name)
+        reader = NodeReader(names, (READ_ON_NODES | nvidia.LABELS).__contains__)
+        nodes: list[NodeRecord] = []
+        for raw in objects:
+            try:
+                nodes.append(reader.read(raw))
+            except UnreadableObjectError as error:
+                self._leave_out("an object", str(error))
+        before_us = not any(map(self._ours, nodes))
+        if before_us and nvidia.WHOLE not in self._resources:
+            self._resources = (*self._resources, nvidia.WHOLE)
+            self._pods = self._pod_reader()
+        for node in nodes:
+            offered = node.capacity.get(nvidia.WHOLE.name, 0)
+            if before_us and offered:
+                self._nvidia[node.name] = nvidia.gpus_by_labels(node.labels, offered)
+            elif offered and not self._ours(node):
+                self._leave_out(f"node {node.name}", f"its GPUs are given as {nvidia.WHOLE.name}, by no agent of ours")
+            self._put(node)
+        if any(labelled.gpus.gpus for labelled in self._nvidia.values()):
+            self.notes.append(
+                "no node has an agent of ours, so that its GPUs are those of the labels of GPU feature discovery, in "
+                f"shares of 1 GiB, and {nvidia.WHOLE.name} of a pod counts as whole GPUs"
+            )
+
+    def _ours(self, node: NodeRecord) -> bool:
+        return NODE_GPUS in node.annotations or any(node.capacity.get(name) for name in self._names.values())
+
+    def _put(self, node: NodeRecord) -> None:
+        if node.name in self._nvidia:
+            gpus = self._nvidia[node.name].gpus
+        else:
+            memory, count = (node.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
+            gpus = gpus_of_node(node.annotations, node.labels, memory, count)
+        if node.unschedulable or not node.ready:
+            if gpus.gpus:
+                self._leave_out(f"node {node.name}", "it is cordoned" if node.unschedulable else "it is not ready")
+            return
+        for fleet in (self._now, self._empty):
+            fleet.put_node(node.name, gpus, node.cpu_and_memory)
+
+    # --- Pods ---------------------------------------------------------------------------------------------------------
+
+    def read_pods(self, objects: Sequence[msgspec.Raw]) -> None:
+        """Read all pods, of the cluster and of manifests."""
+        found: list[tuple[Pod, str]] = []
+        for raw in objects:
+            try:
+                about = manifests.workload(raw, "Pod")
+                if about.metadata.uid:
+                    self._seen.update(about.owners)
+                pod = self._pod(raw if about.metadata.uid else manifests.waiting(raw, about))
+            except UnreadableObjectError as error:
+                self._leave_out("an object", str(error))
+            else:
+                found += [(pod, about.name)] if pod is not None else []
+        for pod, name in sorted(found, key=lambda each: (each[0].created, each[0].uid)):
+            (self._running if pod.node_name else self._waiting).extend(self._kinds(pod, name))
+
+    def _pod(self, raw: msgspec.Raw | bytes) -> Pod | None:
+        """Put a pod onto its node; return it if it asks for GPUs and has not ended."""
+        pod, _ = self._pods.read(raw)
+        if not pod.containers:
+            for fleet in (self._now, self._empty):
+                fleet.put_other(self._others.read(raw))
+            return None
+        if held := amount_of(pod, nvidia.WHOLE):
+            self._now.put_other(self._others.read(raw))
+            if not pod.ended:
+                self._held[pod.node_name] = self._held.get(pod.node_name, 0) + held
+        else:
+            self._now.put_pod(pod)
+        return None if pod.ended or pod.deleting else pod
+
+    def _kinds(self, pod: Pod, name: str) -> list[tuple[str, PodKind]]:
+        asked = ask(pod, self._resources)
+        if not isinstance(asked, Ask):
+            self._leave_out(f"pod {pod.namespace}/{pod.name}", asked.sentence)
+            return []
+        kinds = kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib)
+        return [(name if len(kinds) == 1 else f"{name}, part {at}", kind) for at, kind in enumerate(kinds, 1)]
+
+    def read_manifests(self, objects: Sequence[tuple[str, msgspec.Raw]]) -> None:
+        """Read the objects that make pods; those whose pods were read are left out."""
+        found: list[tuple[manifests.Workload, tuple[str, str, str]]] = []
+        for kind, raw in objects:
+            try:
+                about = manifests.workload(raw, kind)
+            except UnreadableObjectError as error:
+                self._leave_out("an object", str(error))
+            else:
+                found.append((about, (kind, about.metadata.namespace, about.metadata.name)))
+        listed = {key for _, key in found}
+        for about, key in found:
+            if about.owners & listed:
+                continue  # of a ReplicaSet whose Deployment is here, too
+            if key in self._seen or any(key in other.owners and own in self._seen for other, own in found):
+                self._leave_out(about.name, "its pods are in the list")
+                continue
+            try:
+                waiting, number = manifests.template_of(about)
+                pod, _ = self._pods.read(waiting)
+            except UnreadableObjectError as error:
+                self._leave_out(about.name, str(error))
+                continue
+            self._waiting.extend(self._kinds(pod, about.name) * number)
+
+    def _leave_out(self, what: str, why: str) -> None:
+        self.notes.append(f"{what} is left out: {why}")
+
+    # --- All together -------------------------------------------------------------------------------------------------
+
+    def found(self) -> ClusterList:
+        """Return everything that was read."""
+        names = []
+        for name, node in self._now.candidates.items():
+            if node.gpus.problem:
+                self._leave_out(f"node {name}", node.gpus.problem)
+            elif node.rooms:
+                names.append(name)
+            elif node.gpus.instances:
+                why = "its MIG instances are given whole, by the resources of their profiles"
+                self._leave_out(f"node {name}", why)
+        return ClusterList(
+            tuple([self._with_pods(_start(self._now, name)) for name in names]),
+            tuple([_start(self._empty, name) for name in names]),
+            tuple(self._waiting),
+            tuple(self._running),
+            tuple(self.notes),
+        )
+
+    def _with_pods(self, node: Start) -> Start:
+        """Return a node without GPUs that pods hold through NVIDIA's device plugin: without the first ones."""
+        if not (held := self._held.get(node.name)):
+            return node
+        taken = -(-held // self._nvidia[node.name].each) if node.name in self._nvidia else 0
+        frees = (*[0] * min(taken, len(node.left.frees)), *node.left.frees[taken:])
+        return replace(node, left=replace(node.left, frees=frees))
 
 
 def _start(fleet: Fleet, name: str) -> Start:
     node = fleet.candidates[name]
     return Start(name, shape_of(node), left_on(node))
-
-
-class _Reader:
-    def __init__(self, resources: Sequence[Resource]) -> None:
-        self._resources = resources
-        self._names = {resource.kind: resource.name for resource in resources}
-        self._nodes = NodeReader(self._names.values(), READ_ON_NODES.__contains__)
-        self._pods = PodReader(self._names.values(), READ_ON_PODS.__contains__, sums=True)
-        self._others = OtherPodReader()
-
-    def put_node(self, raw: msgspec.Raw, fleets: Iterable[Fleet]) -> Sequence[str]:
-        """Put a node into fleets; return why it is left out, if it is."""
-        node = self._nodes.read(raw)
-        memory, count = (node.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
-        gpus = gpus_of_node(node.annotations, node.labels, memory, count)
-        if node.unschedulable or not node.ready:
-            why = "it is cordoned" if node.unschedulable else "it is not ready"
-            return [f"node {node.name} is left out: {why}"] if gpus.gpus else []
-        for fleet in fleets:
-            fleet.put_node(node.name, gpus, node.cpu_and_memory)
-        return []
-
-    def pod(self, raw: msgspec.Raw, fleet: Fleet, empty: Fleet) -> Pod | None:
-        """Put a pod onto its node; return it if it asks for GPUs and has not ended."""
-        pod, _ = self._pods.read(raw)
-        if not pod.containers:
-            for there in (fleet, empty):
-                there.put_other(self._others.read(raw))
-            return None
-        fleet.put_pod(pod)
-        return None if pod.ended or pod.deleting else pod
-
-    def kinds(self, pod: Pod, notes: list[str]) -> Sequence[PodKind]:
-        asked = ask(pod, self._resources)
-        if not isinstance(asked, Ask):
-            notes.append(f"pod {pod.namespace}/{pod.name} is left out: {asked.sentence}")
-            return ()
-        return kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib)

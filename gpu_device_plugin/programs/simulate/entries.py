@@ -1,9 +1,11 @@
-"""Nodes and pods as people write them: on the command line, or as JSON with the same words."""
+"""Nodes and pods as people write them: on the command line, or as JSON or YAML with the same words."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from fractions import Fraction
+from math import ceil
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpu_device_plugin.cluster.quantity import allocatable_amounts
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
@@ -11,11 +13,13 @@ from gpu_device_plugin.core.model.mig import GPU_SLICES
 from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.core.worth.mix import PodKind
 from gpu_device_plugin.core.worth.shapes import GpuKind, Shape
-from gpu_device_plugin.programs.simulate.model import Start
+from gpu_device_plugin.hardware.models import MODELS
+from gpu_device_plugin.programs.simulate.model import Start, counted, told
+from gpu_device_plugin.programs.simulate.nvidia import known_model
 from gpu_device_plugin.settings.knobs import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.model.amounts import Amounts
 
@@ -28,7 +32,32 @@ _MOST_AMOUNT = 10**9
 _MOST_GB = 1.1
 """The most that the GB in the names of a GPU's MIG instances make of its shares: names are rounded up."""
 _PROFILE = re.compile(r"([1-7])g\.([1-9][0-9]{0,3})gb(?:[+.-][a-z]+)*", re.ASCII)
-_TIMES = re.compile(r"([0-9]{1,9})x")
+_TIMES = re.compile(r"([0-9]{1,9})x(.*)", re.IGNORECASE)
+_MOST_GIB_MEANT = 4096
+"""A larger number of bytes was meant as MiB."""
+_SIZE = re.compile(r"([0-9]{1,9})([MGT])i?B?", re.IGNORECASE)
+_GIB = {"M": Fraction(1, 1024), "G": Fraction(1), "T": Fraction(1024)}
+_WRONG_WORDS = {
+    "gpu": "count for whole GPUs, or mem for a part of one",
+    "gpus": "count for whole GPUs, or mem for a part of one",
+    "gpumem": "mem",
+    "vram": "mem",
+    "ram": "memory",
+    "replicas": "a number in front, as in 40x",
+    "pods": "a number in front, as in 40x",
+    "nodes": "a number in front, as in 10x",
+}
+"""What people write of a node or a pod, and which word says it; only where that is not a word itself."""
+
+
+class Entry(NamedTuple):
+    """Nodes or pods that are alike."""
+
+    place: str
+    """Where it stands, for messages."""
+    number: int
+    words: Mapping[str, Any]
+    name: str = ""
 
 
 class EntryError(ValueError):
@@ -44,8 +73,8 @@ def nodes_in(text: str) -> tuple[Start, ...]:
     return nodes_of(_entries(text, _NODE_WORDS))
 
 
-def pods_in(text: str) -> list[PodKind]:
-    """Read pods such as ``40x mem=8 cpu=4 memory=16Gi; 5x count=2 cpu=16``.
+def pods_in(text: str) -> list[tuple[str, PodKind]]:
+    """Read pods, each with its entry as a name, such as ``40x mem=8 cpu=4 memory=16Gi; 5x count=2 cpu=16``.
 
     Raises:
         EntryError: an entry cannot be read.
@@ -53,38 +82,41 @@ def pods_in(text: str) -> list[PodKind]:
     return pods_of(_entries(text, _POD_WORDS))
 
 
-def nodes_of(entries: Iterable[tuple[str, int, Mapping[str, Any]]]) -> tuple[Start, ...]:
-    """Return nodes, given the name, the number and the words of each entry.
+def nodes_of(entries: Iterable[Entry]) -> tuple[Start, ...]:
+    """Return the nodes of entries.
 
     Raises:
         EntryError: an entry cannot be read.
     """
     found: list[Start] = []
-    for name, number, words in entries:
+    for name, number, words, _ in entries:
         _known(name, words, _NODE_WORDS)
         gpus = _number(name, words, "gpus", 1, MOST_GPUS)
-        mem = _number(name, words, "mem", None, _MOST_SHARES)
+        model = str(words.get("model", ""))
+        known = known_model(model)
+        mem = _number(name, words, "mem", known.shares if known else None, _MOST_SHARES)
         profiles = _profiles(name, words, mem)
         if "divided" in words and not profiles:
             raise EntryError(f"{name}: divided says how many of the GPUs have the instances of mig; give mig too")
         divided = _number(name, words, "divided", gpus if profiles else 0, gpus)
         room = _amounts(name, words, {"cpu": "256", "memory": "4Ti"})
-        model = str(words.get("model", ""))
-        shape = _shape(mem, model, gpus - divided, profiles * divided, room)
+        shape = _shape(
+            mem, known.product if known and "mem" not in words else model, gpus - divided, profiles * divided, room
+        )
         left = Left(shape.sizes, shape.cpu_milli, shape.memory_mib)
         _bounded(name, len(found) + number)
         found += [Start(f"{name}-{at + 1}", shape, left) for at in range(number)]
     return tuple(found)
 
 
-def pods_of(entries: Iterable[tuple[str, int, Mapping[str, Any]]]) -> list[PodKind]:
-    """Return the kind of every pod, likewise.
+def pods_of(entries: Iterable[Entry]) -> list[tuple[str, PodKind]]:
+    """Return the kind of every pod, likewise, with the name of its entry, which is by default its words.
 
     Raises:
         EntryError: an entry cannot be read.
     """
-    found: list[PodKind] = []
-    for name, number, words in entries:
+    found: list[tuple[str, PodKind]] = []
+    for name, number, words, called in entries:
         _known(name, words, _POD_WORDS)
         mem = _number(name, words, "mem", 0, _MOST_SHARES)
         count = _number(name, words, "count", 0, MOST_GPUS)
@@ -97,7 +129,9 @@ def pods_of(entries: Iterable[tuple[str, int, Mapping[str, Any]]]) -> list[PodKi
         models = tuple(model for model in str(words.get("model", "")).split("|") if model)
         gpus = split if mem else count
         _bounded(name, len(found) + number)
-        found += [PodKind(mem // split, gpus, asked.cpu_milli, asked.memory_mib, (models, ()))] * number
+        kind = PodKind(mem // split, gpus, asked.cpu_milli, asked.memory_mib, (models, ()))
+        label = called or " ".join(f"{word}={value}" for word, value in words.items()) or told(kind)
+        found += [(label, kind)] * number
     return found
 
 
@@ -138,28 +172,69 @@ def _shape(mem: int, model: str, whole: int, divided: Iterable[Iterable[tuple[st
     )
 
 
-def _entries(text: str, known: Iterable[str]) -> Iterator[tuple[str, int, Mapping[str, str]]]:
+def _entries(text: str, known: Sequence[str]) -> Iterator[Entry]:
     for entry in filter(None, map(str.strip, text.split(";"))):
         words: dict[str, str] = {}
+        parts = entry.replace(",", " ").split()
         number = 1
-        for at, word in enumerate(entry.replace(",", " ").split()):
-            times = _TIMES.fullmatch(word)
-            name, found, value = word.partition("=")
-            if times and not at:
-                number = int(times[1])
-            elif not found or not value:
-                raise EntryError(f"{entry!r}: {word!r} is not like {next(iter(known))}=8; write NUMBERx WORD=VALUE ...")
-            elif name in words:
+        if parts and (times := _TIMES.fullmatch(parts[0])) and not times[2]:
+            number, parts = int(times[1]), parts[1:]
+            if "gpus" in known and _names_model(parts[:1]) and not _TIMES.fullmatch(parts[0]):
+                # 4x H100 is a node with four of them, as it is in a shop.
+                if any(part.startswith("gpus=") for part in parts):
+                    raise EntryError(
+                        f"{entry!r}: {number}x {parts[0]} are the GPUs of one node, and gpus= says how many too; "
+                        f"for {counted(number, 'node')} begin with {number}x gpus="
+                    )
+                parts, number = [f"{number}x{parts[0]}", *parts[1:]], 1
+        elif parts and parts[0].isdigit():
+            raise EntryError(f"{entry!r}: {parts[0]!r} is no word; did you mean {parts[0]}x?")
+        for name, value in _named(entry, parts, known):
+            if name in words:
                 raise EntryError(f"{entry!r}: {name} stands there twice; remove one")
-            else:
-                words[name] = value
-        yield repr(entry), number, words
+            words[name] = value
+        yield Entry(repr(entry), number, words)
+
+
+def _named(entry: str, parts: Sequence[str], known: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the words of an entry with their values. A node's GPUs may be written as ``8x H100``, or as ``H100``."""
+    rest = iter(parts)
+    for part in rest:
+        name, found, value = part.partition("=")
+        times = _TIMES.fullmatch(part)
+        if found and value:
+            yield name, value
+        elif "gpus" in known and times:
+            yield "gpus", times[1]
+            yield "model", _model(entry, times[2] or next(rest, part))
+        elif "gpus" in known and not found:
+            yield "model", _model(entry, part)
+        else:
+            raise EntryError(f"{entry!r}: {part!r} is not like {known[0]}=8; write NUMBERx WORD=VALUE ...")
+
+
+def _names_model(parts: Sequence[str]) -> bool:
+    return bool(parts) and "=" not in parts[0]
+
+
+def _model(entry: str, word: str) -> str:
+    """Return the name of a model that stands for itself, without ``model=``.
+
+    Raises:
+        EntryError: no such model is known.
+    """
+    if known_model(word) is None:
+        hint = nearest(word, MODELS, f"write gpus=8 mem=80, or one of {', '.join(MODELS)}")
+        raise EntryError(f"{entry!r}: {word[:40]!r} is no GPU that is known here; {hint}")
+    return word
 
 
 def _known(name: str, words: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for word in words:
         if word not in known:
-            hint = nearest(word, known, f"use {', '.join(known)}")
+            choice = f"use {', '.join(known)}"
+            meant = None if word == "gpu" and "gpus" in known else _WRONG_WORDS.get(word.replace("-", "").lower())
+            hint = f"write {meant}" if meant else nearest(word, known, choice)
             raise EntryError(f"{name}: there is no {word[:40]!r} here; {hint}")
 
 
@@ -167,6 +242,11 @@ def _number(name: str, words: Mapping[str, Any], word: str, default: int | None,
     if word not in words and default is not None:
         return default
     text = str(words.get(word, ""))
+    if word == "mem" and (size := _SIZE.fullmatch(text)):
+        raise EntryError(
+            f"{name}: mem is {text!r}, and it counts shares of GPU memory, 1 GiB each unless configured otherwise; "
+            f"write it without a unit, as in mem={ceil(int(size[1]) * _GIB[size[2].upper()])}"
+        )
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) <= most):
         said = "is missing" if word not in words else f"is {text[:40]!r}"
         raise EntryError(f"{name}: {word} {said}; write a whole number of at most {most:,}, as in {word}=8")
@@ -175,6 +255,11 @@ def _number(name: str, words: Mapping[str, Any], word: str, default: int | None,
 
 def _amounts(name: str, words: Mapping[str, Any], default: Mapping[str, str]) -> Amounts:
     found = allocatable_amounts({word: words.get(word, usual) for word, usual in default.items()})
+    memory = str(words.get("memory", ""))
+    if found is not None and not found.memory_mib and re.search("[1-9]", memory):
+        meant = f"{memory}{'Gi' if int(memory) <= _MOST_GIB_MEANT else 'Mi'}" if memory.isdecimal() else ""
+        hint = f"did you mean {meant}?" if meant else "write 16Gi, for example"
+        raise EntryError(f"{name}: memory={memory} is less than a MiB, as a number without a unit counts bytes; {hint}")
     if found is None:
         raise EntryError(f"{name}: cpu and memory are quantities of Kubernetes, as in cpu=500m memory=16Gi")
     if found.cpu_milli > _MOST_AMOUNT or found.memory_mib > _MOST_AMOUNT:

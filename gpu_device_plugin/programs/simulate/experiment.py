@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,14 +11,14 @@ import numpy as np
 from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.core.worth.shapes import needs_gpus
 from gpu_device_plugin.programs.simulate.arrivals import as_listed, departing, until
-from gpu_device_plugin.programs.simulate.model import Arrivals, Start, shares_of
+from gpu_device_plugin.programs.simulate.model import Arrivals, Start, shares_of, told
 from gpu_device_plugin.programs.simulate.run import run
-from gpu_device_plugin.programs.simulate.sources import told
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from gpu_device_plugin.core.worth.mix import PodKind
     from gpu_device_plugin.core.worth.shapes import Shape
     from gpu_device_plugin.programs.simulate.model import Outcome, Workload
     from gpu_device_plugin.programs.simulate.sources import Inputs
@@ -40,6 +41,8 @@ class Plan:
     departures: float | None = None
     """The load under which pods come and leave, as a part of the GPUs; None: nobody leaves."""
     cold: bool = False
+    skip_misfits: bool = False
+    """The nodes needed are those for the pods that fit on them; others may find no room."""
 
 
 def simulate(plan: Plan, inputs: Inputs, progress: Callable[[str, float], None]) -> Mapping[str, tuple[Outcome, ...]]:
@@ -96,6 +99,8 @@ class Needed:
     by_seed: tuple[int, ...]
     least: int
     """No policy could do with fewer: the sums of GPUs, CPU or memory alone need so many."""
+    pods: int
+    """How many pods run then, with the first seed."""
 
     @property
     def nodes(self) -> int:
@@ -104,53 +109,81 @@ class Needed:
 
 
 def nodes_needed(plan: Plan, inputs: Inputs, progress: Callable[[str, float], None]) -> tuple[Needed, ...]:
-    """Return how many nodes of the kind given each policy needs for all pods, on empty nodes.
+    """Return how many nodes each policy needs for all pods: of the kind that may be added, beside those that are there.
 
-    The number is found by doubling and then halving the interval, as if more nodes were never worse. That nearly always
-    holds, and a smaller number that happens to be enough too is not looked for.
+    Without such a kind the nodes must be of one kind, and only empty ones of it count. The number is found by doubling
+    and then halving the interval, as if more nodes were never worse. That nearly always holds, and a smaller number
+    that happens to be enough too is not looked for.
 
     Raises:
         UsageError: the nodes are of several kinds, a pod fits on none, or more than `MOST_NODES` would be needed.
     """
-    shape = _only_shape(inputs)
-    workload = inputs.workload
-    for kind in workload.kinds:
-        if not shape.hosts(kind):
-            raise UsageError(
-                f"--nodes-needed: a pod that asks for {told(kind)} does not fit on an empty node; take it out of "
-                "--pods, or give larger nodes"
-            )
-    least = _least(shape, workload)
-    total = len(plan.policies) * plan.seeds
+    search = _Search(plan, inputs)
     found: list[Needed] = []
     for policy in plan.policies:
         numbers: list[int] = []
         for seed in range(plan.seeds):
-            progress(policy, (len(found) * plan.seeds + seed) / total)
-            arrivals = as_listed(workload) if inputs.ordered else shuffled(workload, seed)
-
-            def enough(number: int, policy: str = policy, seed: int = seed, arrivals: Arrivals = arrivals) -> bool:
-                nodes = [_empty(shape, at) for at in range(number)]
-                return bool(run(policy, nodes, workload, arrivals, seed, cold=plan.cold).accepted.all())
-
-            numbers.append(fewest(enough, least))
-        found.append(Needed(policy, tuple(numbers), least))
+            progress(policy, (len(found) + seed / plan.seeds) / len(plan.policies))
+            numbers.append(search.fewest(policy, seed))
+        found.append(Needed(policy, tuple(numbers), search.least, search.runs(policy, numbers[0])))
     progress(plan.policies[-1], 1.0)
     return tuple(found)
 
 
-def fewest(enough: Callable[[int], bool], least: int) -> int:
-    """Return the fewest that are enough, at least `least`.
+class _Search:
+    """Looks for the fewest nodes."""
 
-    Raises:
-        UsageError: `MOST_NODES` are not.
-    """
+    def __init__(self, plan: Plan, inputs: Inputs) -> None:
+        self._plan, self._inputs, workload = plan, inputs, inputs.workload
+        self._there = inputs.nodes if inputs.added is not None else ()
+        self._shape = inputs.added.shape if inputs.added is not None else _only_shape(inputs)
+        fits = np.array([self._shape.hosts(kind) for kind in workload.kinds], np.bool_)
+        self._misfits = [kind for kind, fit in zip(workload.kinds, fits, strict=True) if not fit]
+        if self._misfits and not self._there:
+            raise _misfit("does not fit on an empty node", self._misfits)
+        self._may_fail = ~fits if plan.skip_misfits else np.zeros(len(fits), np.bool_)
+        self.least = _least(self._shape, self._there, [workload.kinds[pod] for pod in workload.pods if fits[pod]])
+        # With a node for each pod no pod is rejected but those that fit on no such node.
+        self._most = min(MOST_NODES, max(self.least, len(workload.pods)))
+
+    def fewest(self, policy: str, seed: int) -> int:
+        """Return the fewest nodes for one order of pods and nodes."""
+        number = fewest(lambda number: self._enough(self._run(policy, seed, number)), self.least, self._most)
+        if number is None and self._misfits:
+            raise _misfit("finds no room on the nodes that are there, and fits on none that is added", self._misfits)
+        if number is None:
+            raise UsageError(f"--nodes-needed: {self._most:,} nodes are not enough; give fewer pods, or larger nodes")
+        return number
+
+    def runs(self, policy: str, number: int) -> int:
+        """Return how many pods run on so many nodes, with the first seed."""
+        return int(self._run(policy, 0, number).accepted.sum())
+
+    def _enough(self, outcome: Outcome) -> bool:
+        return bool((outcome.accepted | self._may_fail[np.array(outcome.pods, np.int64)]).all())
+
+    def _run(self, policy: str, seed: int, number: int) -> Outcome:
+        workload = self._inputs.workload
+        nodes = [*self._there, *[_empty(self._shape, at) for at in range(number)]]
+        arrivals = as_listed(workload) if self._inputs.ordered else shuffled(workload, seed)
+        return run(policy, nodes, workload, arrivals, seed, cold=self._plan.cold)
+
+
+def _misfit(why: str, kinds: Sequence[PodKind]) -> UsageError:
+    return UsageError(
+        f"--nodes-needed: a pod that asks for {told(kinds[0])} {why}; take it out of --pods, name larger nodes, or "
+        "leave such pods out with --skip-misfits"
+    )
+
+
+def fewest(enough: Callable[[int], bool], least: int, most: int = MOST_NODES) -> int | None:
+    """Return the fewest that are enough, from `least` to `most`; None: these are not enough."""
     low, high = least - 1, least
-    while not enough(min(high, MOST_NODES)):
-        if high >= MOST_NODES:
-            raise UsageError(f"--nodes-needed: {MOST_NODES:,} nodes are not enough; give fewer pods, or larger nodes")
-        low, high = high, high * 2
-    high = min(high, MOST_NODES)
+    while not enough(min(high, most)):
+        if high >= most:
+            return None
+        low, high = high, max(1, high * 2)
+    high = min(high, most)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
@@ -161,8 +194,8 @@ def _only_shape(inputs: Inputs) -> Shape:
     shapes = {node.shape for node in inputs.nodes}
     if len(shapes) > 1:
         raise UsageError(
-            f"--nodes-needed: the nodes are of {len(shapes)} kinds; give one kind, "
-            "as in --nodes '1x gpus=4 mem=24 cpu=64'"
+            f"--nodes-needed: the nodes are of {len(shapes)} kinds; name the kind that you would add to them, "
+            "as in --nodes-needed '4x H100 cpu=64'"
         )
     return next(iter(shapes))
 
@@ -171,19 +204,30 @@ def _empty(shape: Shape, at: int) -> Start:
     return Start(f"node-{at + 1}", shape, Left(shape.sizes, shape.cpu_milli, shape.memory_mib))
 
 
-def _least(shape: Shape, workload: Workload) -> int:
+def _least(shape: Shape, there: Sequence[Start], kinds: Sequence[PodKind]) -> int:
+    """Return how many nodes of a shape the sums alone need for pods of these kinds, beside the room that is there."""
     whole = min((gpu.size for gpu in shape.gpus if not gpu.instance), default=0)
-    kinds = [workload.kinds[pod] for pod in workload.pods]
-    wanted = (
-        (sum(shares_of(kind, whole) for kind in kinds), sum(shape.sizes)),
-        (sum(shares_of(kind, whole) for kind in kinds if needs_gpus(kind)), shape.whole_shares),
-        (sum(kind.gpus for kind in kinds if not kind.shares), shape.whole),
-        (sum(kind.cpu_milli for kind in kinds), shape.cpu_milli),
-        (sum(kind.memory_mib for kind in kinds), shape.memory_mib),
-    )
-    least = max(-(-int(asked) // there) for asked, there in wanted if there)
+    asked = np.array([_amounts(kind, whole) for kind in kinds], float).reshape(-1, 5).sum(0)
+    room = np.array([_room(node.shape, node.left) for node in there], float).reshape(-1, 5).sum(0)
+    each = _room(shape, Left(shape.sizes, shape.cpu_milli, shape.memory_mib))
+    missing: list[float] = (asked - room).tolist()
+    least = max([0, *[ceil(lacking / more) for lacking, more in zip(missing, each, strict=True) if more]])
     if least > MOST_NODES:
         raise UsageError(
             f"--nodes-needed: {least:,} nodes are needed by the sums alone; give fewer pods, or larger nodes"
         )
-    return max(1, least)
+    return least if there else max(1, least)
+
+
+def _amounts(kind: PodKind, whole: int) -> tuple[float, ...]:
+    """Return what a pod takes of everything that `_room` counts."""
+    shares = shares_of(kind, whole)
+    of_gpus, gpus = shares if needs_gpus(kind) else 0, 0 if kind.shares else kind.gpus
+    return shares, of_gpus, gpus, kind.cpu_milli, kind.memory_mib
+
+
+def _room(shape: Shape, left: Left) -> tuple[float, ...]:
+    """Return the free shares of a node, those of its GPUs, the number of free GPUs, its CPU and its memory."""
+    of_gpus = [(free, gpu.size) for free, gpu in zip(left.frees, shape.gpus, strict=True) if not gpu.instance]
+    shares = sum(free for free, _ in of_gpus if free > 0)
+    return left.shares, shares, sum(free == size for free, size in of_gpus), left.cpu_milli, left.memory_mib

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpu_device_plugin.programs.simulate.arrivals import MOST_ARRIVALS
-from gpu_device_plugin.programs.simulate.entries import EntryError, nodes_of, pods_of
+from gpu_device_plugin.programs.simulate.entries import Entry, EntryError, nodes_of, pods_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -51,8 +51,8 @@ def json_nodes(listed: Sequence[Mapping[str, Any]]) -> tuple[Start, ...]:
     return nodes_of(_entries("nodes", listed))
 
 
-def json_pods(listed: Sequence[Mapping[str, Any]]) -> list[PodKind]:
-    """Return the kind of every pod of a list.
+def json_pods(listed: Sequence[Mapping[str, Any]]) -> list[tuple[str, PodKind]]:
+    """Return the kind of every pod of a list, with the name of its entry.
 
     Raises:
         EntryError: an entry cannot be read.
@@ -60,10 +60,10 @@ def json_pods(listed: Sequence[Mapping[str, Any]]) -> list[PodKind]:
     return pods_of(_entries("pods", listed))
 
 
-def _entries(what: str, listed: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+def _entries(what: str, listed: Sequence[Mapping[str, Any]]) -> Iterator[Entry]:
     for at, entry in enumerate(listed):
         place = f"{what}[{at}]"
-        times, name = entry.get(_TIMES, 1), entry.get(_NAME, place)
+        times, name = entry.get(_TIMES, 1), str(entry.get(_NAME, ""))[:80]
         if type(times) is not int or not 0 <= times <= MOST_ARRIVALS:
             raise EntryError(
                 f"{place}: times is {str(times)[:40]!r}; write a whole number of at most {MOST_ARRIVALS:,}"
@@ -71,4 +71,4 @@ def _entries(what: str, listed: Sequence[Mapping[str, Any]]) -> Iterator[tuple[s
         words = {word: value for word, value in entry.items() if word not in {_TIMES, _NAME}}
         if isinstance(models := words.get("model"), list):
             words["model"] = "|".join(map(str, models))
-        yield str(name)[:80], times, words
+        yield Entry(name or place, times, words, name)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.worth.learning import mean_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.worth.appraising import Left
     from gpu_device_plugin.core.worth.mix import PodKind
@@ -35,6 +35,23 @@ class Workload:
     """Different ones."""
     pods: tuple[int, ...]
     """Of each pod in its order, the place of its kind in `kinds`."""
+    names: tuple[str, ...] = ()
+    """What people call each kind, likewise; empty: by what it asks for."""
+
+    @classmethod
+    def of(cls, pods: Iterable[tuple[str, PodKind]]) -> Workload:
+        """Return the workload of pods, each with the name that people know it by."""
+        names: dict[PodKind, dict[str, None]] = {}
+        order: list[PodKind] = []
+        for name, kind in pods:
+            order.append(kind)
+            names.setdefault(kind, {})[name] = None
+        places = {kind: at for at, kind in enumerate(names)}
+        return cls(tuple(places), tuple([places[kind] for kind in order]), tuple(map(_joined, names.values())))
+
+    def name(self, kind: int) -> str:
+        """Return what people call one of the kinds."""
+        return self.names[kind] if self.names else told(self.kinds[kind])
 
     def mix(self) -> Mapping[PodKind, float]:
         """Return how often each kind comes."""
@@ -70,6 +87,8 @@ class Outcome:
     """Shares of all GPUs that were free at first."""
     cpu_s: float
     """CPU time that the policy took."""
+    nodes: tuple[Start, ...] = ()
+    """The nodes as they are after the last pod."""
 
     @property
     def allocated(self) -> float:
@@ -102,3 +121,29 @@ def unit_of(nodes: Sequence[Start]) -> float:
 def capacity_of(nodes: Sequence[Start]) -> float:
     """Return the shares that are free on all nodes together."""
     return float(sum(node.left.shares for node in nodes))
+
+
+def told(kind: PodKind) -> str:
+    """Return what a pod asks for, in the words of the command line."""
+    use, avoid = kind.models
+    cpu, memory = kind.cpu_milli, kind.memory_mib
+    words = (
+        f"mem={kind.shares * kind.gpus}" * bool(kind.shares and kind.gpus),
+        f"split={kind.gpus}" * bool(kind.shares and kind.gpus > 1),
+        f"count={kind.gpus}" * bool(kind.gpus and not kind.shares),
+        f"model={'|'.join(use)}" * bool(use),
+        f"no {'|'.join(avoid)}" * bool(avoid),
+        f"cpu={cpu}m" if cpu % 1000 else f"cpu={cpu // 1000}" * bool(cpu),
+        f"memory={memory}Mi" if memory % 1024 else f"memory={memory // 1024}Gi" * bool(memory),
+    )
+    return " ".join(filter(None, words)) or "nothing"
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number of things in English: ``1 node``, ``2 nodes``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _joined(names: Collection[str]) -> str:
+    first = next(iter(names))
+    return first if len(names) == 1 else f"{first} and {len(names) - 1:,} more"

@@ -1,12 +1,20 @@
-"""A picture of a simulation as SVG: what is allocated while pods come, and what is rejected by size of pod."""
+"""A picture of a simulation as SVG: what is allocated while pods come, and what is rejected by entry or size of pod.
+
+Every attribute is written out, "none" too: many viewers know neither style sheets nor variables nor the defaults.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from html import escape
-from math import ceil
+from math import ceil, floor
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.programs.simulate.classes import order
+import numpy as np
+
+from gpu_device_plugin.core.telling.printing import printable
+from gpu_device_plugin.core.telling.tones import fitted
+from gpu_device_plugin.programs.simulate.results import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -15,24 +23,30 @@ if TYPE_CHECKING:
 
 _WIDTH = 760
 _LEFT, _RIGHT = 56, 20
-_TOP, _HEIGHT = 64, 240
-_BAR, _GAP = 9, 10
-_TICK, _MOST_TICKS = 0.1, 10
+_TOP, _HEIGHT, _BELOW = 64, 240, 84
+_BAR, _GAP = 11, 10
+_LABELS, _MOST_LABEL = 190, 28
+_TICKS = 10
 _ROUNDING = 1e-9
+_APART, _NEAR, _STEPS = 0.002, 0.02, 400
+"""Lines differ where they are so far apart; the enlarged part shows so much around, and is found in so many steps."""
+_MOST_ENLARGED = 0.6
+"""A larger part of the whole picture would show no more."""
 # Okabe and Ito's colours, which people with any colour vision tell apart; dashes tell lines apart in print.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
-_DASHES = ("none", "7 3", "2 3", "9 3 2 3", "12 4")
-_STYLE = """
-  svg { background: #ffffff; color: #1f2328; }
-  text { font: 12px system-ui, sans-serif; fill: currentColor; }
-  .h { font-weight: 600; font-size: 14px; }
-  .grid { stroke: currentColor; stroke-opacity: 0.18; }
-  .line { fill: none; stroke-width: 2; }
-  @media (prefers-color-scheme: dark) {
-    svg { background: #0d1117; color: #e6edf3; }
-    .p0 { --c: #56b4e9; }
-  }
-"""
+_DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4")
+_INK, _FAINT, _GRID, _PAPER = "#1f2328", "#59636e", "#d1d9e0", "#ffffff"
+_FONT = 'font-family="sans-serif"'
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of the plane of the curves: what was asked for, and what was allocated."""
+
+    left: float
+    right: float
+    low: float
+    high: float
 
 
 def picture(results: Sequence[Result], about: str, *, leaving: bool) -> str:
@@ -43,83 +57,144 @@ def picture(results: Sequence[Result], about: str, *, leaving: bool) -> str:
         about: what was simulated, in a line.
         leaving: pods leave again, so that the curve is what was accepted so far and not what is in use.
     """
-    names = sorted({name for each in results for name in each.classes}, key=order)
-    rows = len(results) * _BAR + _GAP
-    below = _TOP + _HEIGHT + 84
-    height = below + len(names) * rows + 30
     what = "accepted so far" if leaving else "allocated"
-    body = "\n".join((*_curves(results, what), *_bars(results, names, below, rows)))
-    colours = "\n".join(f"  .p{at} {{ --c: {colour}; }}" for at, colour in enumerate(_COLOURS))
+    all_ = _all(results)
+    body = [*_legend(results, what), *_curves(results, all_, _TOP)]
+    below = _TOP + _HEIGHT + _BELOW
+    body.append(_text(_LEFT, _TOP + _HEIGHT + 36, "GPU asked for by the pods that came, % (first seed)"))
+    enlarged = _where_lines_differ(results, all_)
+    if enlarged is not None:
+        body.append(_text(_LEFT, below - 12, "The same where the policies differ", size=14, bold=True))
+        body += _curves(results, enlarged, below)
+        below += _HEIGHT + _BELOW - 24
+    names = rows_of(results)
+    rows = len(results) * _BAR + _GAP
+    height = below + len(names) * rows + 30
+    body += _bars(results, names, below, rows)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
         'role="img" aria-labelledby="title desc">\n'
         f'<title id="title">{escape(f"GPU {what}, and pods rejected, by policy")}</title>\n'
-        f'<desc id="desc">{escape(_described(results, about, leaving=leaving))}</desc>\n'
-        f"<style>\n{colours}{_STYLE}</style>\n{body}\n"
-        f'<text x="{_LEFT}" y="{height - 10}" opacity="0.75">{escape(about)}</text>\n</svg>\n'
+        f'<desc id="desc">{_escaped(_described(results, about))}</desc>\n'
+        f'<rect x="0" y="0" width="{_WIDTH}" height="{height}" fill="{_PAPER}" stroke="none"/>\n'
+        + "\n".join(body)
+        + f"\n{_text(_LEFT, height - 10, about, size=11, colour=_FAINT)}\n</svg>\n"
     )
 
 
-def _described(results: Sequence[Result], about: str, *, leaving: bool) -> str:
+def _described(results: Sequence[Result], about: str) -> str:
     """Return the figures in words, for those who do not see the picture."""
-    parts = [f"{about}."]
-    for each in results:
-        end = "" if leaving or each.at_end is None else f"{100 * each.at_end:.1f} % of the GPUs allocated at the end, "
-        parts.append(f"{each.policy}: {end}{100 * each.rejected:.1f} % of the GPU asked for rejected.")
-    return " ".join(parts)
+    means = [
+        f"{each.policy}, all seeds: {100 * each.rejected:.1f} % of the GPU asked for rejected." for each in results
+    ]
+    return " ".join([f"{about}.", *[f"{each.answer}." for each in results], *means])
 
 
-def _curves(results: Sequence[Result], what: str) -> Iterator[str]:
+def _escaped(text: str) -> str:
+    return escape(printable(text))
+
+
+def _text(
+    x: float, y: float, text: str, *, size: int = 12, bold: bool = False, colour: str = _INK, anchor: str = ""
+) -> str:
+    weight = ' font-weight="bold"' * bold
+    at = f' text-anchor="{anchor}"' if anchor else ""
+    style = f'{_FONT} font-size="{size}"{weight} fill="{colour}" stroke="none"{at}'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{_escaped(text)}</text>'
+
+
+def _line(n: int) -> str:
+    dashes = f' stroke-dasharray="{_DASHES[n]}"' if _DASHES[n] else ""
+    return f'fill="none" stroke="{_COLOURS[n]}" stroke-width="2"{dashes}'
+
+
+def _legend(results: Sequence[Result], what: str) -> Iterator[str]:
+    yield _text(_LEFT, 22, f"GPU {what}, % of what was free at first", size=14, bold=True)
+    at = _LEFT
+    for n, each in enumerate(results):
+        yield f'<path {_line(n)} d="M{at} 42h26"/>'
+        yield _text(at + 32, 46, each.policy)
+        at += 110
+
+
+# --- The curves -------------------------------------------------------------------------------------------------------
+
+
+def _all(results: Sequence[Result]) -> _Part:
     across = max((each.curve[-1][0] for each in results if each.curve), default=1.0) or 1.0
     most = max(1.0, max((got for each in results for _, got in each.curve), default=1.0))
+    return _Part(0.0, across, 0.0, most)
+
+
+def _where_lines_differ(results: Sequence[Result], all_: _Part) -> _Part | None:
+    """Return the smallest part in which all lines that are apart can be seen; None: it would show no more."""
+    curves = [np.array(each.curve) for each in results if each.curve]
+    if len(curves) < 2:
+        return None
+    at = np.linspace(0.0, min(curve[-1, 0] for curve in curves), _STEPS)
+    got = np.array([np.interp(at, curve[:, 0], curve[:, 1]) for curve in curves])
+    apart = np.nonzero(got.max(0) - got.min(0) > _APART)[0]
+    if not len(apart):
+        return None
+    left = max(0.0, float(at[apart[0]]) - _NEAR)
+    inside = got[:, at >= left]
+    part = _Part(left, float(at[-1]), max(0.0, float(inside.min()) - _NEAR), float(inside.max()) + _NEAR)
+    parts = (part.right - part.left) / (all_.right - all_.left), (part.high - part.low) / (all_.high - all_.low)
+    return part if parts[0] * parts[1] <= _MOST_ENLARGED**2 else None
+
+
+def _curves(results: Sequence[Result], part: _Part, top: float) -> Iterator[str]:
     plot = _WIDTH - _LEFT - _RIGHT
 
     def x(came: float) -> float:
-        return _LEFT + plot * came / across
+        return _LEFT + plot * (came - part.left) / (part.right - part.left)
 
     def y(got: float) -> float:
-        return _TOP + _HEIGHT * (1 - got / most)
+        return top + _HEIGHT * (part.high - got) / (part.high - part.low)
 
-    yield f'<text class="h" x="{_LEFT}" y="22">GPU {what}, % of what was free at first</text>'
-    at = _LEFT
+    for level in _round_numbers(part.low, part.high, 5):
+        yield f'<path d="M{_LEFT} {y(level):.1f}H{_WIDTH - _RIGHT}" stroke="{_GRID}" stroke-width="1" fill="none"/>'
+        yield _text(_LEFT - 8, y(level) + 4, f"{100 * level:g}", anchor="end")
+    for came in _round_numbers(part.left, part.right, _TICKS):
+        yield _text(x(came), top + _HEIGHT + 18, f"{100 * came:g}", anchor="middle")
     for n, each in enumerate(results):
-        yield f'<path class="line p{n}" style="stroke:var(--c);stroke-dasharray:{_DASHES[n]}" d="M{at} 42h26"/>'
-        yield f'<text x="{at + 32}" y="46">{escape(each.policy)}</text>'
-        at += 110
-    for step in range(5):
-        level = most * step / 4
-        yield f'<path class="grid" d="M{_LEFT} {y(level):.1f}H{_WIDTH - _RIGHT}"/>'
-        yield f'<text x="{_LEFT - 8}" y="{y(level) + 4:.1f}" text-anchor="end">{100 * level:.0f}</text>'
-    tick = _TICK * max(1, ceil(across / _TICK / _MOST_TICKS))
-    for number in range(int(across / tick + _ROUNDING) + 1):
-        came = number * tick
-        yield (f'<text x="{x(came):.1f}" y="{_TOP + _HEIGHT + 18}" text-anchor="middle">{100 * came:.0f}</text>')
-    yield f'<text x="{_LEFT}" y="{_TOP + _HEIGHT + 36}">GPU asked for by the pods that came, % (first seed)</text>'
-    for n, each in enumerate(results):
-        points = " ".join(f"{x(came):.1f},{y(got):.1f}" for came, got in each.curve)
-        yield (
-            f'<polyline class="line p{n}" style="stroke:var(--c);stroke-dasharray:{_DASHES[n]}" points="{points}">'
-            f"<title>{escape(each.policy)}</title></polyline>"
-        )
+        points = " ".join(f"{x(came):.1f},{y(got):.1f}" for came, got in _within(each.curve, part))
+        yield f'<polyline {_line(n)} points="{points}"><title>{_escaped(each.policy)}</title></polyline>'
+
+
+def _within(curve: Sequence[tuple[float, float]], part: _Part) -> Sequence[tuple[float, float]]:
+    """Return the points of a curve from its beginning in a part on."""
+    if not curve or part.left <= curve[0][0]:
+        return [point for point in curve if point[0] <= part.right]
+    start = float(np.interp(part.left, [came for came, _ in curve], [got for _, got in curve]))
+    return [(part.left, start), *[point for point in curve if part.left < point[0] <= part.right]]
+
+
+def _round_numbers(low: float, high: float, most: int) -> Sequence[float]:
+    """Return at most so many round numbers, in hundredths, that divide an interval evenly."""
+    least = max(100 * (high - low) / most, 0.1)
+    power = 10.0 ** floor(np.log10(least))
+    step = next(power * factor for factor in (1, 2, 5, 10, 20) if power * factor >= least - _ROUNDING)
+    numbers = range(ceil(100 * low / step - _ROUNDING), floor(100 * high / step + _ROUNDING) + 1)
+    return [round(number * step, 6) / 100 for number in numbers]
+
+
+# --- The bars ---------------------------------------------------------------------------------------------------------
 
 
 def _bars(results: Sequence[Result], names: Sequence[str], top: int, rows: int) -> Iterator[str]:
-    labels = 96
-    yield f'<text class="h" x="{_LEFT}" y="{top - 12}">Rejected pods by size, % of the pods of that size</text>'
-    left, plot = _LEFT + labels, _WIDTH - _LEFT - _RIGHT - labels - 44
+    yield _text(_LEFT, top - 12, "Rejected pods, % of the pods of a row", size=14, bold=True)
+    left, plot = _LEFT + _LABELS, _WIDTH - _LEFT - _RIGHT - _LABELS - 44
     for row, name in enumerate(names):
         y = top + row * rows
-        yield f'<text x="{left - 8}" y="{y + rows / 2:.0f}" text-anchor="end">{escape(name)}</text>'
-        yield f'<path class="grid" d="M{left} {y}v{rows - _GAP}"/>'
+        yield _text(left - 8, y + rows / 2, fitted(name, _MOST_LABEL), anchor="end")
+        yield f'<path d="M{left} {y}v{rows - _GAP}" stroke="{_GRID}" stroke-width="1" fill="none"/>'
         for n, each in enumerate(results):
-            count = each.classes.get(name)
+            count = each.rows.get(name)
             refused = 1 - count.part if count is not None else 0.0
             said = f"{each.policy}: {100 * refused:.1f} % of {name} rejected"
             yield (
-                f'<rect class="p{n}" style="fill:var(--c)" x="{left}" y="{y + n * _BAR}" width="{plot * refused:.1f}" '
-                f'height="{_BAR - 2}"><title>{escape(said)}</title></rect>'
+                f'<rect x="{left}" y="{y + n * _BAR}" width="{plot * refused:.1f}" height="{_BAR - 2}" '
+                f'fill="{_COLOURS[n]}" stroke="none"><title>{_escaped(said)}</title></rect>'
             )
-            yield (
-                f'<text x="{left + plot * refused + 5:.1f}" y="{y + (n + 1) * _BAR - 2}" style="font-size:9px">'
-                f"{100 * refused:.1f}</text>"
-            )
+            yield _text(left + plot * refused + 5, y + (n + 1) * _BAR - 3, f"{100 * refused:.1f}", size=9)

@@ -70,12 +70,15 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
             until_in(arguments.until),
             load_in(arguments.departures),
             cold=arguments.cold,
+            skip_misfits=arguments.skip_misfits,
         )
         inputs = _inputs(arguments, environ, kubectl)
         for note in _few(inputs.notes):
             say(sys.stderr, f"{_PROG}: {note}")
         lines, found = (
-            _needed(plan, inputs, bar) if arguments.nodes_needed else _side_by_side(arguments, plan, inputs, bar)
+            _needed(plan, inputs, bar)
+            if arguments.nodes_needed is not None
+            else _side_by_side(arguments, plan, inputs, bar)
         )
         if arguments.output == "json":
             sys.stdout.write(json.dumps(found, indent=2) + "\n")
@@ -107,7 +110,9 @@ def _inputs(arguments: argparse.Namespace, environ: Mapping[str, str], kubectl: 
         lambda: listed(flags, MOST_BYTES, kubectl),
         from_empty=arguments.from_empty,
     )
-    return sources.inputs(arguments.nodes, arguments.pods)
+    return sources.inputs(
+        arguments.nodes, arguments.pods, arguments.nodes_needed or "", skip_misfits=arguments.skip_misfits
+    )
 
 
 def _side_by_side(
@@ -116,7 +121,7 @@ def _side_by_side(
     leaving = plan.departures is not None
     outcomes = simulate(plan, inputs, bar.show)
     bar.clear()
-    results = [result_of(each, inputs, leaving=leaving) for each in outcomes.values()]
+    results = [result_of(each, inputs, plan) for each in outcomes.values()]
     if arguments.picture is not None:
         try:
             drawn = picture(results, heading(inputs, plan).text, leaving=leaving)
@@ -125,13 +130,13 @@ def _side_by_side(
             raise _UnwritableError(
                 f"--picture: {arguments.picture}: cannot be written: {error.strerror}; name another file"
             ) from None
-    return table(results, leaving=leaving), document(inputs, plan, results)
+    return table(results, plan), document(inputs, plan, results)
 
 
 def _needed(plan: Plan, inputs: Inputs, bar: Bar) -> tuple[list[Line], dict[str, object]]:
     needed = nodes_needed(plan, inputs, bar.show)
     bar.clear()
-    return needed_table(needed), needed_document(inputs, plan, needed)
+    return needed_table(needed, inputs), needed_document(inputs, plan, needed)
 
 
 def _few(notes: Sequence[str]) -> Sequence[str]:

@@ -1,33 +1,44 @@
-"""What came of a simulation, policy by policy: means over the seeds, for people and for machines."""
+"""What came of a simulation, policy by policy, for people and for machines."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu_device_plugin.core.telling.tones import Line, Tone
+from gpu_device_plugin.core.telling.printing import printable
+from gpu_device_plugin.core.telling.tones import Line, Tone, columns, fitted, padded
+from gpu_device_plugin.programs.simulate.answers import (
+    answer,
+    answer_of_departures,
+    answer_of_first_rejected,
+    answer_of_needed,
+)
 from gpu_device_plugin.programs.simulate.classes import class_of, order
-from gpu_device_plugin.programs.simulate.model import unit_of
+from gpu_device_plugin.programs.simulate.experiment import REJECTED
+from gpu_device_plugin.programs.simulate.model import counted, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.programs.simulate.experiment import Needed, Plan
-    from gpu_device_plugin.programs.simulate.model import Outcome, Start
+    from gpu_device_plugin.programs.simulate.model import Outcome, Start, Workload
     from gpu_device_plugin.programs.simulate.sources import Inputs
 
 VERSION = 1
 """Of the JSON document."""
 _POINTS = 200
 """Of a curve."""
+_MOST_ROWS = 24
+_MOST_NAME = 48
+"""Characters of a row's name."""
+_MOST_MODELS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Pods of one class, in all seeds together."""
+    """Pods of one class, or of one entry."""
 
     pods: int
     accepted: int
@@ -52,26 +63,25 @@ class Result:
     """The part of the GPU asked for that found no room."""
     cpu_s: float
     """Mean CPU time to place the pods of one seed, seconds."""
+    answer: str
+    """What came of it in a sentence."""
     classes: Mapping[str, Count]
+    """By size, over all seeds."""
+    rows: Mapping[str, Count]
+    """Of the first seed: by what the user calls the pods; by size where that would be more than `_MOST_ROWS`."""
     curve: tuple[tuple[float, float], ...]
     """Of the first seed: how much had been asked for, and how much of that was allocated, as parts of the GPUs."""
     by_seed: tuple[tuple[float, float], ...]
     """The accepted part of the capacity, and the rejected part of the demand, of each seed."""
 
 
-def result_of(outcomes: Sequence[Outcome], inputs: Inputs, *, leaving: bool) -> Result:
-    """Return the means over the outcomes of one policy; `leaving`: pods leave again."""
-    unit = unit_of(inputs.nodes)
-    names = [class_of(kind, unit) for kind in inputs.workload.kinds]
-    pods: dict[str, int] = defaultdict(int)
-    accepted: dict[str, int] = defaultdict(int)
-    for outcome in outcomes:
-        kinds = np.array(outcome.pods, np.int64)
-        came = np.bincount(kinds, minlength=len(names)).tolist()
-        ok = np.bincount(kinds[outcome.accepted], minlength=len(names)).tolist()
-        for name, all_, some in zip(names, came, ok, strict=True):
-            pods[name] += all_
-            accepted[name] += some
+def result_of(outcomes: Sequence[Outcome], inputs: Inputs, plan: Plan) -> Result:
+    """Return what came of one policy, given its outcome with each seed."""
+    unit, workload, leaving = unit_of(inputs.nodes), inputs.workload, plan.departures is not None
+    sizes = [class_of(kind, unit) for kind in workload.kinds]
+    names = [workload.name(at) for at in range(len(workload.kinds))]
+    classes = _counts(outcomes, sizes)
+    by_size = len(set(names)) > _MOST_ROWS
     full = [outcome for outcome in outcomes if outcome.shares.sum() >= outcome.capacity > 0]
     reached = not leaving and len(full) == len(outcomes)
     return Result(
@@ -80,10 +90,34 @@ def result_of(outcomes: Sequence[Outcome], inputs: Inputs, *, leaving: bool) -> 
         None if leaving else _mean(outcome.allocated for outcome in outcomes),
         _mean(outcome.rejected for outcome in outcomes),
         _mean(outcome.cpu_s for outcome in outcomes),
-        {name: Count(pods[name], accepted[name]) for name in sorted(pods, key=order) if pods[name]},
+        _answer(outcomes, workload, plan),
+        {name: classes[name] for name in sorted(classes, key=order)},
+        dict(sorted(_counts(outcomes[:1], sizes).items(), key=lambda row: order(row[0])))
+        if by_size
+        else _counts(outcomes[:1], names),
         _curve(outcomes[0]),
         tuple((outcome.allocated, outcome.rejected) for outcome in outcomes),
     )
+
+
+def _counts(outcomes: Sequence[Outcome], names: Sequence[str]) -> dict[str, Count]:
+    """Return how many pods came and how many were accepted, given the name of each kind; in the order of the kinds."""
+    pods: dict[str, int] = dict.fromkeys(names, 0)
+    accepted = dict(pods)
+    for outcome in outcomes:
+        kinds = np.array(outcome.pods, np.int64)
+        came = np.bincount(kinds, minlength=len(names)).tolist()
+        ok = np.bincount(kinds[outcome.accepted], minlength=len(names)).tolist()
+        for name, all_, some in zip(names, came, ok, strict=True):
+            pods[name] += all_
+            accepted[name] += some
+    return {name: Count(number, accepted[name]) for name, number in pods.items() if number}
+
+
+def _answer(outcomes: Sequence[Outcome], workload: Workload, plan: Plan) -> str:
+    if plan.departures is not None:
+        return answer_of_departures(outcomes)
+    return (answer_of_first_rejected if plan.until == REJECTED else answer)(outcomes, workload)
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -106,9 +140,16 @@ def heading(inputs: Inputs, plan: Plan) -> Line:
     """Return a line on what was simulated."""
     nodes, workload = inputs.nodes, inputs.workload
     gpus, instances = _hardware(nodes)
-    there = [_number(gpus, "GPU"), *([_number(instances, "MIG instance")] if instances else [])]
-    said = f"{_number(len(nodes), 'node')}, {', '.join(there)}; {_number(len(workload.pods), 'pod')} of "
-    return Line(f"{said}{_number(len(workload.kinds), 'kind')}; {_number(plan.seeds, 'seed')}", Tone.FAINT)
+    there = [counted(gpus, "GPU"), *([counted(instances, "MIG instance")] if instances else [])]
+    said = f"{counted(len(nodes), 'node')}, {', '.join(there)}{_sizes(nodes)}; {counted(len(workload.pods), 'pod')} of "
+    return Line(f"{said}{counted(len(workload.kinds), 'kind')}; {counted(plan.seeds, 'seed')}", Tone.FAINT)
+
+
+def _sizes(nodes: Iterable[Start]) -> str:
+    """Return the shares and the models of the GPUs in brackets; nothing where they are of many kinds."""
+    kinds = dict.fromkeys(gpu for shape in dict.fromkeys(node.shape for node in nodes) for gpu in shape.gpus)
+    each = [f"{gpu.model}, {counted(gpu.size, 'share')} each".removeprefix(", ") for gpu in kinds]
+    return f" ({'; '.join(each)})" if len(each) <= _MOST_MODELS else ""
 
 
 def _hardware(nodes: Sequence[Start]) -> tuple[int, int]:
@@ -117,39 +158,45 @@ def _hardware(nodes: Sequence[Start]) -> tuple[int, int]:
     return gpus, sum(len(node.shape.sizes) for node in nodes) - gpus
 
 
-def _number(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def table(results: Sequence[Result], plan: Plan) -> list[Line]:
+    """Return the answers for people, and how many pods of each entry run, the policies beside each other."""
+    return [*[Line(each.answer) for each in results], Line(""), *_means(results, plan), *_rows(results)]
 
 
-def table(results: Sequence[Result], *, leaving: bool) -> list[Line]:
-    """Return the table for people: the policies below each other, and then beside each other by class of pods."""
-    first = [("POLICY", *(() if leaving else ("AT 100 %", "AT END")), "REJECTED", "SECONDS")]
+def _rows(results: Sequence[Result]) -> list[Line]:
+    rows = [("PODS", "CAME", *(each.policy for each in results))]
+    for name in rows_of(results):
+        # Where the first rejected pod ends a run, policies see different numbers of pods.
+        counts = [each.rows.get(name, Count(0, 0)) for each in results]
+        came = max(count.pods for count in counts)
+        rows.append((fitted(printable(name), _MOST_NAME), f"{came:,}", *(f"{count.accepted:,}" for count in counts)))
+    return _aligned(rows)
+
+
+def rows_of(results: Sequence[Result]) -> Sequence[str]:
+    """Return the names of the rows of all results, in the order of the user's entries, or by size."""
+    return list(dict.fromkeys(name for each in results for name in each.rows))
+
+
+def _means(results: Sequence[Result], plan: Plan) -> list[Line]:
+    """Return how policies compare over all seeds, where pods come again and again."""
+    if plan.until is None and plan.departures is None:
+        return []
+    leaving = plan.departures is not None
+    rows = [("POLICY", *(() if leaving else ("AT 100 %", "AT END")), "REJECTED")]
     for each in results:
         allocated = () if leaving else (_percent(each.at_100), _percent(each.at_end))
-        first.append((each.policy, *allocated, _percent(each.rejected), f"{each.cpu_s:.1f}"))
-    second = [("ACCEPTED", "PODS", *(each.policy for each in results))]
-    names = sorted({name for each in results for name in each.classes}, key=order)
-    for name in names:
-        # Where the first rejected pod ends a run, policies see different numbers of pods.
-        pods = max(each.classes[name].pods if name in each.classes else 0 for each in results)
-        parts = (_percent(each.classes[name].part if name in each.classes else None) for each in results)
-        second.append((name, f"{pods:,}", *parts))
-    about = "rejected: of the GPU that pods asked for, in %"
+        rows.append((each.policy, *allocated, _percent(each.rejected)))
+    about = "rejected: of the GPU that pods asked for, in %; means of all seeds"
     if not leaving:
         about = f"at 100 %, at end: GPU allocated, in % of what was free at first; {about}"
-    return [*_aligned(first), Line(about, Tone.FAINT), Line(""), *_aligned(second)]
+    return [*_aligned(rows), Line(about, Tone.FAINT), Line("")]
 
 
-def needed_table(needed: Sequence[Needed]) -> list[Line]:
-    """Return the table of how many nodes each policy needs."""
-    rows = [("POLICY", "NODES", "BY SEED", "AT LEAST")]
-    for each in needed:
-        low, high = min(each.by_seed), max(each.by_seed)
-        rows.append(
-            (each.policy, f"{each.nodes:,}", f"{low:,}" if low == high else f"{low:,} to {high:,}", f"{each.least:,}")
-        )
-    about = "nodes: enough for every seed; at least: by the sums of GPU, CPU and memory, whatever the policy"
-    return [*_aligned(rows), Line(about, Tone.FAINT)]
+def needed_table(needed: Sequence[Needed], inputs: Inputs) -> list[Line]:
+    """Return how many nodes each policy needs, in words."""
+    pods, beside = len(inputs.workload.pods), inputs.added is not None
+    return [Line(answer_of_needed(each, pods, beside=beside)) for each in needed]
 
 
 def _percent(part: float | None) -> str:
@@ -157,13 +204,10 @@ def _percent(part: float | None) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[Line]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
     lines = []
     for at, row in enumerate(rows):
-        cells = [
-            cell.rjust(width) if n else cell.ljust(width)
-            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
+        cells = [padded(cell, width, right=n > 0) for n, (cell, width) in enumerate(zip(row, widths, strict=True))]
         lines.append(Line("  ".join(cells).rstrip(), Tone.PLAIN if at else Tone.HEADING))
     return lines
 
@@ -181,6 +225,10 @@ def document(inputs: Inputs, plan: Plan, results: Sequence[Result]) -> dict[str,
                 "allocatedAt100": _rounded(each.at_100),
                 "allocatedAtEnd": _rounded(each.at_end),
                 "rejected": _rounded(each.rejected),
+                "answer": each.answer,
+                "pods": [
+                    {"name": name, "came": count.pods, "accepted": count.accepted} for name, count in each.rows.items()
+                ],
                 "cpuSeconds": round(each.cpu_s, 3),
                 "classes": [
                     {"class": name, "pods": count.pods, "accepted": count.accepted}
@@ -198,7 +246,14 @@ def needed_document(inputs: Inputs, plan: Plan, needed: Sequence[Needed]) -> dic
     return {
         **_about(inputs, plan),
         "policies": [
-            {"policy": each.policy, "nodes": each.nodes, "seeds": list(each.by_seed), "atLeast": each.least}
+            {
+                "policy": each.policy,
+                "answer": answer_of_needed(each, len(inputs.workload.pods), beside=inputs.added is not None),
+                "nodes": each.nodes,
+                "seeds": list(each.by_seed),
+                "atLeast": each.least,
+                "pods": each.pods,
+            }
             for each in needed
         ],
     }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import heapq
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.core.worth.learning import learn
 from gpu_device_plugin.core.worth.mix import Mix
 from gpu_device_plugin.core.worth.when import due
@@ -62,14 +64,49 @@ def run(
     placer = _placer(policy, ordered, workload, cold=cold)
     if others_apart:
         placer = Beside(placer, ordered, workload.kinds)
-    accepted = _accepted(placer, arrivals, progress)
+    left = _Left(ordered, workload.kinds)
+    accepted = _accepted(placer, left, arrivals, progress)
     unit = unit_of(nodes)
     demand = np.array([shares_of(kind, unit) for kind in workload.kinds])
     shares = demand[np.array(arrivals.pods, np.int64)]
-    return Outcome(policy, arrivals.pods, accepted, shares, capacity_of(nodes), time.process_time() - began)
+    cpu_s = time.process_time() - began
+    return Outcome(policy, arrivals.pods, accepted, shares, capacity_of(nodes), cpu_s, left.nodes())
 
 
-def _accepted(placer: Placer, arrivals: Arrivals, progress: Callable[[int], None]) -> np.ndarray:
+class _Left:
+    """Keeps account of what pods leave on the nodes."""
+
+    def __init__(self, nodes: Sequence[Start], kinds: Sequence[PodKind]) -> None:
+        self._nodes = nodes
+        self._kinds = kinds
+        self._frees = [list(node.left.frees) for node in nodes]
+        self._amounts = [[node.left.cpu_milli, node.left.memory_mib] for node in nodes]
+
+    def take(self, kind: int, row: int, gpus: Sequence[int]) -> None:
+        """Note a pod that was placed."""
+        pod, frees = self._kinds[kind], self._frees[row]
+        for gpu in gpus:
+            frees[gpu] -= pod.shares or frees[gpu]
+        self._use(row, pod.cpu_milli, pod.memory_mib)
+
+    def give_back(self, kind: int, row: int, gpus: Sequence[int]) -> None:
+        """Note a pod that left."""
+        pod, frees, sizes = self._kinds[kind], self._frees[row], self._nodes[row].shape.sizes
+        for gpu in gpus:
+            frees[gpu] = frees[gpu] + pod.shares if pod.shares else sizes[gpu]
+        self._use(row, -pod.cpu_milli, -pod.memory_mib)
+
+    def _use(self, row: int, cpu_milli: int, memory_mib: int) -> None:
+        self._amounts[row][0] -= cpu_milli
+        self._amounts[row][1] -= memory_mib
+
+    def nodes(self) -> tuple[Start, ...]:
+        """Return the nodes as they are now."""
+        now = zip(self._nodes, self._frees, self._amounts, strict=True)
+        return tuple([replace(node, left=Left(tuple(frees), *amounts)) for node, frees, amounts in now])
+
+
+def _accepted(placer: Placer, left: _Left, arrivals: Arrivals, progress: Callable[[int], None]) -> np.ndarray:
     accepted = np.zeros(len(arrivals.pods), np.bool_)
     running: list[tuple[float, int, int, Sequence[int]]] = []
     """When a pod leaves, its kind, its row and its GPUs."""
@@ -78,9 +115,13 @@ def _accepted(placer: Placer, arrivals: Arrivals, progress: Callable[[int], None
             progress(n)
         if arrivals.at is not None:
             while running and running[0][0] <= arrivals.at[n]:
-                placer.leave(*heapq.heappop(running)[1:])
+                _, ended, row, gpus = heapq.heappop(running)
+                placer.leave(ended, row, gpus)
+                left.give_back(ended, row, gpus)
         found = placer.place(kind)
         accepted[n] = found is not None
+        if found is not None:
+            left.take(kind, *found)
         if found is not None and arrivals.at is not None and arrivals.life is not None:
             heapq.heappush(running, (arrivals.at[n] + arrivals.life[n], kind, *found))
     progress(len(arrivals.pods))

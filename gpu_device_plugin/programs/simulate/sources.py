@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,14 +17,14 @@ from gpu_device_plugin.programs.simulate.arrivals import MOST_ARRIVALS
 from gpu_device_plugin.programs.simulate.clusterlist import ClusterList, read_cluster
 from gpu_device_plugin.programs.simulate.entries import EntryError, nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.jsonlist import json_nodes, json_pods, read_json
-from gpu_device_plugin.programs.simulate.model import Start, Workload
+from gpu_device_plugin.programs.simulate.model import Start, Workload, counted, told
+from gpu_device_plugin.programs.simulate.nvidia import known_model
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.model.resources import Resource
-    from gpu_device_plugin.core.worth.mix import PodKind
 
 T = TypeVar("T")
 
@@ -31,7 +32,12 @@ CLUSTER = "cluster"
 """The word for the cluster that kubectl reads."""
 MOST_BYTES = 256 << 20
 _MOST_NODES = 100_000
-_WORDS = re.compile(r"\s*[0-9]+x\b|[^/]*=")
+_WORDS = re.compile(r"\s*[0-9]+x|[^/]*=", re.IGNORECASE)
+_YAML = re.compile(rb"^(?:apiVersion|kind|metadata|items|nodes|pods)[ \t]*:", re.MULTILINE)
+_MOST_YAML = 16 << 20
+"""Reading YAML takes a second for each MiB."""
+_FIRST = 1 << 16
+"""Bytes in which a file of YAML has one of these keys."""
 _NODE_EXAMPLE = "10x gpus=4 mem=24 cpu=64 memory=256Gi"
 _POD_EXAMPLE = "40x mem=8 cpu=4 memory=16Gi; 5x count=2"
 
@@ -46,6 +52,8 @@ class Inputs:
     """The pods have an order of their own; otherwise a seed shuffles them."""
     notes: tuple[str, ...] = ()
     """A sentence for each thing that the user should know of."""
+    added: Start | None = None
+    """The kind of node that may be added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +82,20 @@ class Sources:
         self._texts: dict[str, bytes] = {}
         self._clusters: dict[str, ClusterList] = {}
 
-    def inputs(self, nodes: str, pods: str | None) -> Inputs:
-        """Return nodes and pods; without `pods` those in the source of the nodes.
+    def inputs(self, nodes: str, pods: str | None, added: str = "", *, skip_misfits: bool = False) -> Inputs:
+        """Return nodes and pods.
+
+        Args:
+            nodes: the source of the nodes.
+            pods: that of the pods; None: the same.
+            added: the kind of node that may be added, in words; empty: none.
+            skip_misfits: pods that fit on no node, not even on an empty one, are left out.
 
         Raises:
             UsageError: one of them cannot be read, or is empty; the message says which and why.
         """
+        if pods is None and nodes != CLUSTER and _in_words(nodes):
+            raise UsageError(f"--pods is missing: nodes in words have no pods; give some, as --pods {_POD_EXAMPLE!r}")
         found, hundredths, notes = self._of("--nodes", nodes, self._nodes)
         wanted = self._of("--pods" if pods else "--nodes", pods or nodes, self._pods)
         notes = (*notes, *(note for note in wanted.notes if note not in notes))
@@ -98,17 +114,21 @@ class Sources:
             )
         if len(workload.pods) > MOST_ARRIVALS:
             raise UsageError(f"--pods: {len(workload.pods):,} pods are more than {MOST_ARRIVALS:,}; give fewer")
-        if wanted.hundredths and any(node.shape.cards for node in found):
+        more = self._of("--nodes-needed", added, nodes_in) if added else ()
+        if added and len({node.shape for node in more}) != 1:
+            raise UsageError(f"--nodes-needed: {added[:80]}: name one kind of node, such as '8x H100 cpu=96'")
+        if wanted.hundredths and any(node.shape.cards for node in (*found, *more)):
             raise UsageError(
                 "--pods: the pods of a trace ask for hundredths of GPUs, and --nodes has MIG instances; name pods in "
                 f"words, as in --pods {_POD_EXAMPLE!r}, or nodes without MIG"
             )
         if wanted.hundredths and not hundredths:
-            found = tuple(map(_in_hundredths, found))
+            found, more = tuple(map(_in_hundredths, found)), tuple(map(_in_hundredths, more))
             notes = (*notes, f"each GPU counts as {openb.SHARES} shares, as the pods of a trace ask for parts of a GPU")
         elif hundredths and not wanted.hundredths:
             notes = (*notes, f"a GPU of a trace has {openb.SHARES} shares: mem counts hundredths of a GPU")
-        return Inputs(found, workload, wanted.ordered, (*notes, *_misfits(found, workload)))
+        workload, misfits = _misfits((*found, *more), workload, skip=skip_misfits)
+        return Inputs(found, workload, wanted.ordered, (*notes, *misfits), more[0] if more else None)
 
     def _of(self, flag: str, text: str, read: Callable[[str], T]) -> T:
         try:
@@ -133,7 +153,7 @@ class Sources:
 
     def _pods(self, text: str) -> _Pods:
         if text != CLUSTER and _in_words(text):
-            return _Pods(_workload(pods_in(text)), ordered=False)
+            return _Pods(Workload.of(pods_in(text)), ordered=False)
         content = self._content(text, f"pods such as {_POD_EXAMPLE!r}")
         if not _is_json(content):
             return _Pods(openb.read_pods(_lines(content)), ordered=True, hundredths=True)
@@ -141,10 +161,10 @@ class Sources:
             listed = read_json(content).pods
             if listed is None:
                 raise EntryError('this JSON has no list "pods"; add it, or name the pods with --pods')
-            return _Pods(_workload(json_pods(listed)), ordered=False)
+            return _Pods(Workload.of(json_pods(listed)), ordered=False)
         cluster = self._read_cluster(text, content)
         kinds = (*(cluster.running if self._from_empty else ()), *cluster.waiting)
-        return _Pods(_workload(kinds), ordered=True, notes=cluster.notes)
+        return _Pods(Workload.of(kinds), ordered=True, notes=cluster.notes)
 
     def _content(self, text: str, otherwise: str) -> bytes:
         if text not in self._texts:
@@ -158,7 +178,8 @@ class Sources:
 
 
 def _in_words(text: str) -> bool:
-    return _WORDS.match(text) is not None and not Path(text).exists()
+    words = _WORDS.match(text) is not None or known_model(text.split(maxsplit=1)[0] if text.split() else "") is not None
+    return words and not Path(text).exists()
 
 
 def _read(path: str, otherwise: str) -> bytes:
@@ -171,8 +192,47 @@ def _read(path: str, otherwise: str) -> bytes:
     if len(content) > MOST_BYTES:
         raise EntryError(f"the file is larger than {MOST_BYTES >> 20} MiB; give a smaller one")
     if not content.strip():
-        raise EntryError("the file is empty; give a trace, JSON, or what kubectl get nodes,pods -A -o json prints")
-    return content
+        raise EntryError("the file is empty; give YAML, a trace, or what kubectl get nodes,pods -A -o json prints")
+    return _json_of(content) if not _is_json(content) and _YAML.search(content[:_FIRST]) else content
+
+
+def _json_of(content: bytes) -> bytes:
+    """Return the documents of a file of YAML as JSON: several as one list."""
+    import yaml  # noqa: PLC0415 - a megabyte that only files of YAML need
+
+    if len(content) > _MOST_YAML:
+        raise EntryError(
+            f"a file of YAML has at most {_MOST_YAML >> 20} MiB; give JSON, as kubectl prints with -o json"
+        )
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # of libyaml, where PyYAML was built with it
+    try:
+        found = [each for each in yaml.load_all(content, Loader=loader) if each is not None]
+        if len(found) > 1:
+            lists = [each["items"] if isinstance(each, dict) and _has_items(each) else [each] for each in found]
+            found = [{"kind": "List", "items": [item for items in lists for item in items]}]
+        return _joined(json.JSONEncoder(default=str).iterencode(found[0] if found else {}))
+    # Besides its own errors PyYAML lets some of its parts through; a list that contains itself is a ValueError.
+    except (yaml.YAMLError, ValueError, OverflowError, TypeError, RecursionError) as error:
+        if isinstance(error, EntryError):
+            raise
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        why = getattr(error, "problem", None) or "it cannot be parsed"
+        raise EntryError(f"{line}this is not valid YAML: {why}; correct it there") from None
+
+
+def _has_items(document: Mapping[str, object]) -> bool:
+    return isinstance(document.get("items"), list)
+
+
+def _joined(texts: Iterable[str]) -> bytes:
+    """Return texts in UTF-8, within a bound: a few aliases of YAML can stand for any number of bytes."""
+    found = bytearray()
+    for text in texts:
+        found += text.encode()
+        if len(found) > _MOST_YAML:
+            raise EntryError(f"with its aliases written out the file has more than {_MOST_YAML >> 20} MiB; use fewer")
+    return bytes(found)
 
 
 def _is_json(content: bytes) -> bool:
@@ -199,12 +259,6 @@ def _lines(content: bytes) -> Iterable[str]:
         raise EntryError("the file is neither text nor JSON; give a trace, or JSON") from None
 
 
-def _workload(kinds: Iterable[PodKind]) -> Workload:
-    places: dict[PodKind, int] = {}
-    pods = tuple(places.setdefault(kind, len(places)) for kind in kinds)
-    return Workload(tuple(places), pods)
-
-
 def _in_hundredths(node: Start) -> Start:
     """Return a node whose GPUs have 100 shares each; what is free of a GPU is rounded down."""
     sizes, most = node.shape.sizes, openb.SHARES
@@ -213,8 +267,8 @@ def _in_hundredths(node: Start) -> Start:
     return replace(node, shape=replace(node.shape, sizes=(most,) * len(sizes)), left=left)
 
 
-def _misfits(nodes: Sequence[Start], workload: Workload) -> Sequence[str]:
-    """Return a sentence about the pods that fit on no node, were it empty.
+def _misfits(nodes: Sequence[Start], workload: Workload, *, skip: bool) -> tuple[Workload, Sequence[str]]:
+    """Return the workload, and a sentence about the pods that fit on no node, were it empty; `skip`: without these.
 
     Raises:
         UsageError: these are all.
@@ -223,26 +277,17 @@ def _misfits(nodes: Sequence[Start], workload: Workload) -> Sequence[str]:
     hosted = [any(shape.hosts(kind) for shape in shapes) for kind in workload.kinds]
     misfits = [pod for pod in workload.pods if not hosted[pod]]
     if not misfits:
-        return ()
+        return workload, ()
     example = told(workload.kinds[misfits[0]])
     if len(misfits) == len(workload.pods):
         raise UsageError(
             f"--pods: no pod fits on any node, not even on an empty one; the first asks for {example}. Compare mem, "
             "count, model, cpu and memory with the nodes"
         )
-    return [f"{len(misfits):,} pods fit on no node, not even on an empty one, as one that asks for {example}"]
-
-
-def told(kind: PodKind) -> str:
-    """Return what a pod asks for, in the words of the command line."""
-    use, avoid = kind.models
-    words = (
-        f"mem={kind.shares * kind.gpus}" * bool(kind.shares and kind.gpus),
-        f"split={kind.gpus}" * bool(kind.shares and kind.gpus > 1),
-        f"count={kind.gpus}" * bool(kind.gpus and not kind.shares),
-        f"model={'|'.join(use)}" * bool(use),
-        f"no {'|'.join(avoid)}" * bool(avoid),
-        f"cpu={kind.cpu_milli}m",
-        f"memory={kind.memory_mib}Mi",
-    )
-    return " ".join(filter(None, words))
+    one = len(misfits) == 1
+    asks = f"asks for {example}" if one else f"one of them asks for {example}"
+    fits = f"{counted(len(misfits), 'pod')} {'fits' if one else 'fit'} on no node, not even on an empty one"
+    if not skip:
+        return workload, [f"{fits}; {'it ' if one else ''}{asks}"]
+    kept = Workload.of((workload.name(pod), workload.kinds[pod]) for pod in workload.pods if hosted[pod])
+    return kept, [f"{fits}, and {'is' if one else 'are'} left out; {'it ' if one else ''}{asks}"]

@@ -8,7 +8,12 @@ from gpu_device_plugin.core.worth.mix import PodKind
 from gpu_device_plugin.programs.simulate.classes import class_of, order
 from gpu_device_plugin.programs.simulate.entries import EntryError, nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.jsonlist import json_nodes, json_pods, read_json
+from gpu_device_plugin.programs.simulate.model import Workload
 from gpu_device_plugin.programs.simulate.openb import TraceError, read_nodes, read_pods
+
+
+def kinds_in(text: str) -> list[PodKind]:
+    return [kind for _, kind in pods_in(text)]
 
 
 def test_a_node_in_words_has_its_gpus_and_quantities_of_kubernetes() -> None:
@@ -21,7 +26,7 @@ def test_a_node_in_words_has_its_gpus_and_quantities_of_kubernetes() -> None:
 
 
 def test_pods_in_words_may_be_parts_of_a_gpu_whole_gpus_or_neither() -> None:
-    assert pods_in("2x mem=8,cpu=500m,memory=1Gi; count=4 model=A10|T4; mem=16 split=2; cpu=2") == [
+    assert kinds_in("2x mem=8,cpu=500m,memory=1Gi; count=4 model=A10|T4; mem=16 split=2; cpu=2") == [
         PodKind(8, 1, 500, 1024),
         PodKind(8, 1, 500, 1024),
         PodKind(0, 4, models=(("A10", "T4"), ())),
@@ -43,6 +48,25 @@ def test_pods_in_words_may_be_parts_of_a_gpu_whole_gpus_or_neither() -> None:
         ("999999999x mem=8", "more than 1,000,000"),
         ("mem=99999999", "at most 1,048,576"),
         ("mem=1 cpu=9E", "no machine has so much CPU"),
+        ("gpu=1", "there is no 'gpu' here; write count for whole GPUs, or mem for a part of one"),
+        ("gpus=2", "write count for whole GPUs, or mem for a part of one"),
+        ("gpu-mem=8", "there is no 'gpu-mem' here; write mem"),
+        ("replicas=3 mem=8", "write a number in front, as in 40x"),
+        (
+            "mem=8 memory=64",
+            "memory=64 is less than a MiB, as a number without a unit counts bytes; did you mean 64Gi?",
+        ),
+        ("mem=8 memory=65536", "did you mean 65536Mi?"),
+        ("mem=8 memory=100k", "write 16Gi, for example"),
+        (
+            "mem=80GiB",
+            "it counts shares of GPU memory, 1 GiB each unless configured otherwise; write it without a unit",
+        ),
+        ("mem=80Gi", "as in mem=80"),
+        ("mem=81920MiB", "as in mem=80"),
+        ("mem=1T", "as in mem=1024"),
+        ("4 mem=8", "'4' is no word; did you mean 4x?"),
+        ("8x H100", "'H100' is not like mem=8"),
     ],
 )
 def test_an_entry_that_is_mistyped_is_explained(text: str, said: str) -> None:
@@ -51,12 +75,76 @@ def test_an_entry_that_is_mistyped_is_explained(text: str, said: str) -> None:
     assert said in str(error.value)
 
 
+def test_no_memory_at_all_is_no_mistake() -> None:
+    assert kinds_in("mem=8 memory=0; mem=8 memory=1Mi") == [PodKind(8, 1), PodKind(8, 1, 0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "gpus", "shares"),
+    [
+        ("4x H100", 1, 4, 79),
+        ("4xH100 cpu=64", 1, 4, 79),
+        ("10x 4x H100 cpu=64", 10, 4, 79),
+        ("10x gpus=4 h100", 10, 4, 79),
+        ("H100", 1, 1, 79),
+        ("2x model=T4 gpus=3", 2, 3, 14),
+        ("4x H100 mem=40", 1, 4, 40),
+        ("2x gpus=4 mem=24", 2, 4, 24),
+    ],
+)
+def test_gpus_may_be_named_by_their_model(text: str, nodes: int, gpus: int, shares: int) -> None:
+    """An agent makes 79 shares of the 81,559 MiB of an H100, and 14 of the 15,360 of a T4."""
+    found = nodes_in(text)
+    assert (len(found), found[0].shape.sizes) == (nodes, (shares,) * gpus)
+
+
+def test_a_model_that_is_known_has_its_whole_name_so_that_pods_find_it() -> None:
+    (named,) = nodes_in("H100")
+    assert named.shape.models == ("NVIDIA H100 80GB HBM3",)
+    assert named.shape.hosts(kinds_in("mem=79 model=h100-80gb")[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("4x H10", "'H10' is no GPU that is known here; did you mean H100?"),
+        ("4x hat", "'hat' is no GPU that is known here; write gpus=8 mem=80, or one of P4, "),
+        ("4x 4x", "'4x' is no GPU that is known here"),
+        (
+            "10x H100 gpus=4",
+            "10x H100 are the GPUs of one node, and gpus= says how many too; for 10 nodes begin with 10x",
+        ),
+        ("4x H100 gpus=4", "for 4 nodes begin with 4x gpus="),
+        ("2x 4x H100 gpus=4", "gpus stands there twice"),
+        ("4x gpu=8 mem=80", "did you mean gpus?"),
+        ("4 gpus=8 mem=80", "did you mean 4x?"),
+        ("gpus=8 mem=80GiB", "counts shares of GPU memory"),
+        ("mem=80 memory=64", "did you mean 64Gi?"),
+    ],
+)
+def test_a_node_that_is_mistyped_is_explained(text: str, said: str) -> None:
+    with pytest.raises(EntryError) as error:
+        nodes_in(text)
+    assert said in str(error.value)
+
+
+def test_pods_are_called_by_their_words_or_by_the_name_that_json_gives_them() -> None:
+    listed = json_pods([{"name": "web", "mem": 4}, {"mem": 4}, {}])
+    assert [name for name, _ in listed] == ["web", "mem=4", "nothing"]
+    workload = Workload.of(listed)
+    assert (workload.names, workload.pods) == (("web and 1 more", "nothing"), (0, 0, 1))
+
+
 def test_json_has_the_same_words_with_how_many_times() -> None:
     found = read_json(b"""{"nodes": [{"name": "a", "times": 2, "gpus": 2, "mem": 24}],
         "pods": [{"times": 2, "mem": 8, "cpu": "500m"}, {"count": 1, "cpu": 4, "model": ["A10", "T4"]}]}""")
     assert [node.shape.sizes for node in json_nodes(found.nodes or ())] == [(24, 24), (24, 24)]
     eight = PodKind(8, 1, 500)
-    assert json_pods(found.pods or ()) == [eight, eight, PodKind(0, 1, 4000, models=(("A10", "T4"), ()))]
+    assert json_pods(found.pods or ()) == [
+        ("mem=8 cpu=500m", eight),
+        ("mem=8 cpu=500m", eight),
+        ("count=1 cpu=4 model=A10|T4", PodKind(0, 1, 4000, models=(("A10", "T4"), ()))),
+    ]
 
 
 @pytest.mark.parametrize(
