@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,6 +61,11 @@ class Nvidia:
         self._deadlines = deadlines
         self._processes = Processes(Path("/proc"))
         self._daemons: dict[str, Process] = {}
+
+    def missing(self) -> tuple[str, ...]:
+        """Return a sentence for each program that is not there."""
+        path = self._environ.get("PATH", "")
+        return tuple([_not_found(program) for program in (CONTROL, SMI) if shutil.which(program, path=path) is None])
 
     async def start(self, place: Place) -> None:
         """See `MpsDriver.start`."""
@@ -161,9 +167,11 @@ class Nvidia:
 
 
 def _why_not_run(program: str, error: OSError) -> str:
-    if isinstance(error, FileNotFoundError):
-        return (
-            f"{program} is not in this container: the NVIDIA runtime brings it with "
-            "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-        )
-    return f"{program} cannot be run: {error.strerror}"
+    return _not_found(program) if isinstance(error, FileNotFoundError) else f"{program} cannot be run: {error.strerror}"
+
+
+def _not_found(program: str) -> str:
+    return (
+        f"{program} is not on the PATH: on a node the driver's package brings it, into a container the NVIDIA runtime "
+        "with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+    )

@@ -58,13 +58,16 @@ def main(sources: Sources[MpsSettings], texts: Texts, settings: MpsSettings) -> 
     """
     try:
         share(settings.mps_dir / SHM_DIRECTORY, settings.shm_size_mib)
-        supervisor = Supervisor(settings.mps_dir, Nvidia(os.environ))
+        driver = Nvidia(os.environ)
+        supervisor = Supervisor(settings.mps_dir, driver)
     except OSError as error:
         where = error.filename or settings.mps_dir
         raise UsageError(
             f"mps_dir: {where}: {error.strerror or error}; the supervisor's container has to be privileged, with a "
             "writable directory of the node at mps_dir, as in deploy/optional/mps.yaml"
         ) from error
+    for why in driver.missing():
+        _log.warning("no GPU can be limited by MPS here", extra={"why": why})
     return asyncio.run(_run(sources, texts, settings, supervisor))
 
 

@@ -20,6 +20,7 @@ from gpu_device_plugin.core.contract.mpsfiles import (
     read_wanted,
     write_state,
 )
+from gpu_device_plugin.core.model.gpus import MOST_GPUS
 from gpu_device_plugin.core.node.mps_daemon import QUIT_S, is_uuid
 from gpu_device_plugin.programs.mps.gpu import TIMINGS, GpuKeeper, Timings
 from gpu_device_plugin.programs.mps.places import Places, open_directory
@@ -34,7 +35,6 @@ _log = logging.getLogger(__name__)
 
 _LARGEST = 1 << 16
 """Bytes of `WANTED_FILE`. A GPU takes 60."""
-_MOST_GPUS = 64
 POLL_S = 0.5
 """Seconds between two looks at `WANTED_FILE`."""
 BEAT_S = 2.0
@@ -213,6 +213,6 @@ def _sane(wanted: MpsWanted) -> MpsWanted:
     strange = sorted(uuid for uuid in wanted.gpus if not is_uuid(uuid))
     if strange:
         raise MpsFileError(f"{WANTED_FILE} names {strange[0][:40]!r}, which is no UUID of a GPU")
-    if len(wanted.gpus) > _MOST_GPUS:
-        raise MpsFileError(f"{WANTED_FILE} names more than {_MOST_GPUS} GPUs")
+    if len(wanted.gpus) > MOST_GPUS:
+        raise MpsFileError(f"{WANTED_FILE} names more than {MOST_GPUS} GPUs")
     return wanted

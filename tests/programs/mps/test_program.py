@@ -205,11 +205,20 @@ def test_without_the_drivers_programs_the_remedy_is_told(world: Node, program: s
     world.want(a=4096)
     world.start()
     words = (
-        f"{program} is not in this container: the NVIDIA runtime brings it with "
-        "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        f"{program} is not on the PATH: on a node the driver's package brings it, into a container the NVIDIA runtime "
+        "with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
     )
     world.becomes(MpsStatus.FAILED, words if program != "nvidia-smi" else "does not tell the compute mode")
     assert world.said(words)
+
+
+def test_without_the_drivers_programs_this_is_told_before_a_gpu_is_wanted(world: Node) -> None:
+    world.programs.remove("nvidia-smi")
+    world.start()
+    world.rounds()
+    assert world.said("no GPU can be limited by MPS here")
+    assert world.said("nvidia-smi is not on the PATH")
+    assert not world.said("nvidia-cuda-mps-control is not on the PATH")
 
 
 def test_a_gpu_that_the_driver_does_not_name_is_told(world: Node) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsStatus, MpsWanted, write_wanted
+from gpu_device_plugin.core.model.gpus import MOST_GPUS
 from gpu_device_plugin.programs.mps.gpu import Timings
 from gpu_device_plugin.programs.mps.supervisor import Supervisor
 from tests.patience import eventually
@@ -68,6 +69,23 @@ async def test_an_error_in_the_program_itself_ends_no_daemon(tmp_path: Path, cap
         await supervisor.finish()
         assert {gpu.status for gpu in supervisor.gpus.values()} == {MpsStatus.STOPPED}
         assert not any(driver.daemon for driver in gpus.drivers.values())
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_as_many_gpus_may_be_wanted_as_a_node_can_have(tmp_path: Path) -> None:
+    gpus = Gpus()
+    gpus.drivers = {f"GPU-{at}": Driver() for at in range(MOST_GPUS + 1)}
+    file = tmp_path / WANTED_FILE
+    file.write_text(write_wanted(MpsWanted(dict.fromkeys(list(gpus.drivers)[:MOST_GPUS], 1024))))
+    supervisor = Supervisor(tmp_path, gpus, timings=FAST)
+    task = asyncio.create_task(supervisor.run())
+    try:
+        await eventually(lambda: len(supervisor.gpus) == MOST_GPUS)
+        file.write_text(write_wanted(MpsWanted(dict.fromkeys(gpus.drivers, 1024))))
+        await eventually(lambda: supervisor.refused)
+        assert f"names more than {MOST_GPUS} GPUs" in supervisor.refused
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
