@@ -214,6 +214,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if command not in commands and not {"-h", "--help", "--version"}.intersection(argv[:1]):
         *most, last = PROGRAMS
         choice = f"begin with a command, {', '.join(most)} or {last}; see {PROGRAM} --help"
+        if not command and (hint := nearest(" ".join(argv[:1]), parser.flags, "", prefix="--")):
+            raise UsageError(f"{argv[0]}: there is no such argument; {hint}")
         if not command or command in PROGRAMS:
             raise UsageError(choice)
         raise UsageError(f"{command}: there is no such command; {nearest(command.lower(), PROGRAMS, choice)}")

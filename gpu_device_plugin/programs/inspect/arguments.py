@@ -197,7 +197,12 @@ def _parser(prog: str) -> Parser:
     parser.add_argument("--json", action="store_true", help="print the doctor's findings as JSON")
     parser.add_argument("--dry-run", action="store_true", help="only print what uninstall would remove")
     parser.add_argument(
-        "--all", default="", metavar=REALLY, help="uninstall from labelled nodes too, which ends sharing there"
+        "--all",
+        nargs="?",
+        default="",
+        const="no value",
+        metavar=REALLY,
+        help="uninstall from labelled nodes too, which ends sharing there",
     )
     parser.add_argument("--version", action="version", version=f"gpu-device-plugin {__version__}")
     add_settings(parser, knobs_of(ResourceSettings))

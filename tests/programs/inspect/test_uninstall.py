@@ -141,8 +141,9 @@ def test_a_dry_run_changes_nothing(world: World, capsys: pytest.CaptureFixture[s
 def test_where_sharing_goes_on_it_ends_only_if_one_says_so(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     """The kubelet of that node knows the agent still, and writes what it knows."""
     world.agent_on("new")
-    assert world.uninstall("--all=yes") == 2
-    assert "--all=really" in capsys.readouterr().err
+    for words in (["--all=yes"], ["--all"], ["--all", "new"], ["--all", "--dry-run"]):
+        assert world.uninstall(*words) == 2
+        assert "this ends sharing on nodes that still share; to confirm, write --all=really" in capsys.readouterr().err
     assert world.uninstall("new", "--all=really") == 0
     (told,) = capsys.readouterr().out.splitlines()
     assert told.startswith(f"new: removed {REMOVED}; the kubelet remembers an agent for five minutes")
