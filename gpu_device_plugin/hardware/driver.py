@@ -173,14 +173,14 @@ CRASHED = "crashed"
 OTHER = "other"
 
 ADVICE = {
-    NO_LIBRARY: "is the driver installed on this node, and does this container run with the runtime class nvidia?",
+    NO_LIBRARY: "is the driver installed on this node? A container needs the runtime class nvidia, too",
     UNUSABLE_LIBRARY: "the file is damaged, or is not for this image; reinstall the driver, or use the image for "
     "this node's architecture",
     NO_DRIVER: "load the NVIDIA kernel module on this node; the agent finds the GPUs once it is loaded",
-    VERSION_MISMATCH: "the driver was changed and this container still has the old library; restart the container, and "
-    "reboot the node if the old kernel module stays loaded",
-    NO_PERMISSION: "give this container the device nodes: runtime class nvidia, NVIDIA_VISIBLE_DEVICES=all and "
-    "NVIDIA_DRIVER_CAPABILITIES=utility",
+    VERSION_MISMATCH: "the driver was changed, and a container started before has the old library; restart it, "
+    "and reboot the node if the old kernel module stays loaded",
+    NO_PERMISSION: "run as root; a container needs the device nodes, too: runtime class nvidia, "
+    "NVIDIA_VISIBLE_DEVICES=all and NVIDIA_DRIVER_CAPABILITIES=utility",
     CONTEXT_LOST: "the container has lost its access to the GPU device nodes, as after systemctl daemon-reload; "
     "restart the container to restore it",
     HUNG: "if this persists, look for NVRM in the kernel log and reset the GPU or reboot the node",
