@@ -28,6 +28,8 @@ _NOTHING = "-"
 def wide(nodes: Iterable[NodeView]) -> list[str]:
     """Return a table with one line for each GPU. Usage of unknown GPUs has lines of its own, with `?` for the GPU.
 
+    Sentences stand at the end of their lines, where they make no column wider.
+
     Args:
         nodes: by name. A node whose GPUs are unknown has a line with the reason.
     """
@@ -42,7 +44,7 @@ def short_uuid(uuid: str) -> str:
 
 def _rows(node: NodeView) -> Iterable[tuple[str, ...]]:
     if node.candidate.gpus.fault:
-        yield (node.name, *(_NOTHING,) * 10, node.candidate.gpus.fault, _NOTHING)
+        yield (node.name, *(_NOTHING,) * 12, node.candidate.gpus.fault)
     for view in node.gpus():
         yield _row(node, view)
     for each in node.instances():
@@ -71,9 +73,10 @@ def _row(node: NodeView, view: GpuView) -> tuple[str, ...]:
         format_mib(gpus.share_mib) if gpus.share_mib is not None else _NOTHING,
         ", ".join(filter(None, (gpus.policy, CLAIMS if gpus.claims else ""))) or _NOTHING,
         gpus.driver or _NOTHING,
-        f"unhealthy: {gpu.unhealthy}" if gpu.unhealthy else "healthy",
+        "unhealthy" if gpu.unhealthy else "healthy",
         ", ".join(f"{held.pod}: {'whole' if held.whole else node.amount(held.shares)}" for held in view.held)
         or _NOTHING,
+        *_why(gpu),
     )
 
 
@@ -91,9 +94,14 @@ def _instance_row(node: NodeView, offer: Instances, gpu: ListedGpu) -> tuple[str
         _NOTHING,
         offer.resource,
         node.candidate.gpus.driver or _NOTHING,
-        f"unhealthy: {gpu.unhealthy}" if gpu.unhealthy else "healthy",
+        "unhealthy" if gpu.unhealthy else "healthy",
         ", ".join(f"{pod}: whole" for pod in held) or _NOTHING,
+        *_why(gpu),
     )
+
+
+def _why(gpu: ListedGpu) -> tuple[str, ...]:
+    return (f"unhealthy: {gpu.unhealthy}",) if gpu.unhealthy else ()
 
 
 def _in_use(node: NodeView, position: int) -> str:

@@ -81,6 +81,19 @@ def test_the_wide_table_has_a_line_for_each_instance() -> None:
     assert wide([MIXED])[-1].endswith("default/two: 1 whole")
 
 
+def test_the_reason_of_an_unhealthy_gpu_makes_no_line_of_another_one_longer() -> None:
+    node = mig_view("b", whole=1)
+    (gpu,) = node.candidate.gpus.instances
+
+    def table(why: str) -> list[str]:
+        gpus = replace(node.candidate.gpus, instances=(replace(gpu, unhealthy=why),))
+        return wide([replace(node, candidate=replace(node.candidate, gpus=gpus)), node])
+
+    short, long = table("XID 94"), table("XID 94: " + "contained memory error " * 20)
+    assert [short[0], *short[2:]] == [long[0], *long[2:]]
+    assert long[1].rstrip().endswith("contained memory error")
+
+
 def test_an_instance_of_which_little_is_known_has_dashes() -> None:
     nameless = listed_instance(0, 0, resource=WHOLE, memory_mib=None, model="")
     node = mig_view("b", whole=1)

@@ -222,27 +222,27 @@ def test_a_wide_row_tells_all_of_a_gpu() -> None:
     )
     heading, *rows = wide([view])
     assert heading == (
-        "NODE  GPU  UUID  MODEL     MEMORY  ALLOCATED    USED  LIMITS  SHARE  POLICY   DRIVER  "
-        "HEALTH                          PODS"
+        "NODE  GPU  UUID  MODEL     MEMORY  ALLOCATED    USED  LIMITS  SHARE  POLICY   DRIVER  HEALTH     PODS"
     )
     assert [row.split(maxsplit=3) for row in rows] == [
         [
             "a",
             "0",
             "0",
-            f"Tesla T4  15 GiB  5/15         -     -       1 GiB  binpack  580.95  {'healthy':30}  default/web: 5 GiB",
+            f"Tesla T4  15 GiB  5/15         -     -       1 GiB  binpack  580.95  {'healthy':9}  default/web: 5 GiB",
         ],
         [
             "a",
             "1",
             "1",
-            f"Tesla T4  15 GiB  15/15 whole  -     -       1 GiB  binpack  580.95  {'healthy':30}  ml/train: whole",
+            f"Tesla T4  15 GiB  15/15 whole  -     -       1 GiB  binpack  580.95  {'healthy':9}  ml/train: whole",
         ],
         [
             "a",
             "2",
             "2",
-            "Tesla T4  7 GiB   0/7          -     -       1 GiB  binpack  580.95  unhealthy: XID 79: off the bus  -",
+            "Tesla T4  7 GiB   0/7          -     -       1 GiB  binpack  580.95  unhealthy  -  "
+            "unhealthy: XID 79: off the bus",
         ],
     ]
 
@@ -264,12 +264,12 @@ def test_what_is_on_unknown_gpus_has_a_row_and_so_has_a_node_that_cannot_be_read
         ),
     ]
     assert wide(views) == [
-        f"NODE  GPU  UUID  MODEL     MEMORY  ALLOCATED        USED  LIMITS  SHARE  POLICY   DRIVER  {'HEALTH':26}  PODS",  # noqa: E501
-        f"a     -    -     -         -       -                -     -       -      -        -       {problem}  -",
-        f"b     0    0     Tesla T4  15 GiB  0/15             -     -       1 GiB  binpack  580.95  {'healthy':26}  -",
-        f"b     ?    -     -         -       3 GiB            -     -       -      -        -       {'-':26}  default/few: 3 GiB",  # noqa: E501
-        f"b     ?    -     -         -       3 GiB + 1 whole  -     -       -      -        -       {'-':26}  x/y: 3 GiB + 1 whole",  # noqa: E501
-        f"b     ?    -     -         -       2 whole          -     -       -      -        -       {'-':26}  z/z: 2 whole",  # noqa: E501
+        f"NODE  GPU  UUID  MODEL     MEMORY  ALLOCATED        USED  LIMITS  SHARE  POLICY   DRIVER  {'HEALTH':7}  PODS",
+        f"a     -    -     -         -       -                -     -       -      -        -       {'-':7}  -  {problem}",  # noqa: E501
+        f"b     0    0     Tesla T4  15 GiB  0/15             -     -       1 GiB  binpack  580.95  {'healthy':7}  -",
+        f"b     ?    -     -         -       3 GiB            -     -       -      -        -       {'-':7}  default/few: 3 GiB",  # noqa: E501
+        f"b     ?    -     -         -       3 GiB + 1 whole  -     -       -      -        -       {'-':7}  x/y: 3 GiB + 1 whole",  # noqa: E501
+        f"b     ?    -     -         -       2 whole          -     -       -      -        -       {'-':7}  z/z: 2 whole",  # noqa: E501
     ]  # fmt: skip
 
 
