@@ -10,8 +10,10 @@ from urllib.parse import quote
 
 import msgspec
 
+from gpu_device_plugin.cluster.pod_claims import ClaimStatuses, claims_of
 from gpu_device_plugin.cluster.quantity import RequestSums, allocatable_amounts, whole_quantity
 from gpu_device_plugin.cluster.requests import PodSpec, SharedAmounts, repels, requests_of
+from gpu_device_plugin.cluster.static_pods import Owner, static_uid
 from gpu_device_plugin.core.contract.keys import GPU_CONDITION
 from gpu_device_plugin.core.contract.promises import MOST_TEXT
 from gpu_device_plugin.core.model.mig import is_mig_resource
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_DEFAULT_GRACE_S = 30
+"""The default of ``terminationGracePeriodSeconds``, which the API server writes."""
 _MOST_IGNORED = 8
 """How many invalid limits the message about one pod lists."""
 
@@ -70,6 +74,14 @@ class ObjectMeta(msgspec.Struct, rename="camel", gc=False):
     labels: dict[str, str] | None = None
 
 
+M = TypeVar("M", bound=ObjectMeta)
+
+
+class _PodMeta(ObjectMeta, rename="camel", gc=False):
+    deletion_grace_period_seconds: int | None = None
+    owner_references: list[Owner] | None = None
+
+
 class _Running(msgspec.Struct, gc=False):
     """Only its presence matters, not its content."""
 
@@ -84,33 +96,15 @@ class _ContainerStatus(msgspec.Struct, rename={"container_id": "containerID"}, g
     state: _ContainerState | None = None
 
 
-class _ClaimStatus(msgspec.Struct, rename="camel", gc=False):
-    name: str = ""
-    resource_claim_name: str | None = None
-
-
-class _Mapping(msgspec.Struct, rename="camel", gc=False):
-    container_name: str = ""
-
-
-class _ExtendedClaim(msgspec.Struct, rename="camel", gc=False):
-    """The claim that kube-scheduler made for limits of extended resources."""
-
-    resource_claim_name: str = ""
-    request_mappings: list[_Mapping] | None = None
-
-
-class _PodStatus(msgspec.Struct, rename="camel", gc=False):
+class _PodStatus(ClaimStatuses, rename="camel", gc=False):
     phase: str = ""
-    resource_claim_statuses: list[_ClaimStatus] | None = None
-    extended_resource_claim_status: _ExtendedClaim | None = None
     container_statuses: list[_ContainerStatus] | None = None
     init_container_statuses: list[_ContainerStatus] | None = None
     ephemeral_container_statuses: list[_ContainerStatus] | None = None
 
 
 class _Pod(msgspec.Struct, gc=False):
-    metadata: ObjectMeta
+    metadata: _PodMeta
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
@@ -178,7 +172,9 @@ class PodReader:
             # Only strings with few different values are interned; some Python versions never free interned strings.
             phase=sys.intern(pod.status.phase or "Pending"),
             running=_running(pod),
+            static_uid=static_uid(meta.annotations or {}, meta.owner_references or (), spec.node_name or ""),
             deleting=meta.deletion_timestamp is not None,
+            grace_s=_grace_s(meta, spec),
             priority=spec.priority or 0,
             created=meta.creation_timestamp or "",
             resource_version=meta.resource_version,
@@ -236,26 +232,6 @@ def _container_ids(status: _PodStatus) -> Mapping[str, str]:
     }
 
 
-def claims_of(spec: PodSpec, status: _PodStatus) -> Mapping[str, tuple[str, ...]]:
-    """Return the names of the ResourceClaims of each container; those of templates are known once they were made."""
-    extended = status.extended_resource_claim_status
-    if not spec.resource_claims and extended is None:
-        return {}
-    made = {one.name: one.resource_claim_name for one in status.resource_claim_statuses or ()}
-    names = {one.name: one.resource_claim_name or made.get(one.name) for one in spec.resource_claims or ()}
-    found: dict[str, tuple[str, ...]] = {}
-    for container in (*(spec.init_containers or ()), *(spec.containers or ())):
-        used = () if container.resources is None else container.resources.claims or ()
-        own = tuple(dict.fromkeys(name for use in used if (name := names.get(use.name))))
-        if extended is not None and any(
-            each.container_name == container.name for each in extended.request_mappings or ()
-        ):
-            own = (*own, extended.resource_claim_name)
-        if own:
-            found[container.name] = own
-    return found
-
-
 def decoded(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, what: str) -> T:
     """Decode an object.
 
@@ -270,10 +246,18 @@ def decoded(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, what: st
         raise UnreadableObjectError(f"not a {what}: {why}") from None
 
 
-def _named(meta: ObjectMeta, what: str) -> ObjectMeta:
+def _named(meta: M, what: str) -> M:
     if not meta.uid or not meta.name:
         raise UnreadableObjectError(f"not a {what}: its uid or its name is missing")
     return meta
+
+
+def _grace_s(meta: _PodMeta, spec: PodSpec) -> int:
+    """Return the seconds that a pod has to end, by its deletion or by its spec; the kubelet takes less than 0 for 1."""
+    found = spec.termination_grace_period_seconds
+    if meta.deletion_timestamp is not None:
+        found = meta.deletion_grace_period_seconds or 0
+    return _DEFAULT_GRACE_S if found is None else found if found >= 0 else 1
 
 
 @dataclass(frozen=True, slots=True)

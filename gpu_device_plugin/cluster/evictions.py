@@ -60,13 +60,20 @@ class _Status(msgspec.Struct):
     status: str = ""
 
 
-async def evict(client: Client, pod: Pod, *, timeout_s: float = math.inf) -> Eviction:
-    """Evict a pod with its own grace period. One attempt; a failure of the API is an outcome, not an error."""
+async def evict(client: Client, pod: Pod, *, most_grace_s: int, timeout_s: float = math.inf) -> Eviction:
+    """Evict a pod. One attempt; a failure of the API is an outcome, not an error.
+
+    The pod has its own time to end, but no more than `most_grace_s` seconds: its owner may have written any number, and
+    a pod that ignores SIGTERM runs until then. The deletion of a pod with a longer time is shortened to that, too.
+    """
+    options: dict[str, object] = {"preconditions": {"uid": pod.uid}}
+    if pod.grace_s > most_grace_s:  # otherwise it would get more than it has
+        options["gracePeriodSeconds"] = most_grace_s
     body = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",
         "metadata": {"name": pod.name, "namespace": pod.namespace},
-        "deleteOptions": {"preconditions": {"uid": pod.uid}},
+        "deleteOptions": options,
     }
     try:
         answer = await client.create(

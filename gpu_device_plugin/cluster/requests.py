@@ -68,6 +68,7 @@ class PodSpec(msgspec.Struct, rename="camel", gc=False):
     containers: list[ContainerSpec] | None = None
     init_containers: list[ContainerSpec] | None = None
     priority: int | None = None
+    termination_grace_period_seconds: int | None = None
     affinity: _Affinity | None = None
     overhead: dict[str, Any] | None = None
     resources: Resources | None = None

@@ -276,6 +276,12 @@ class NodeSettings(ProgramSettings):
     gpu_failure_grace_s: float = knob(
         "1m", duration(), "How long a GPU has to be out of service before its pods are evicted.", live=True
     )
+    eviction_grace_s: float = knob(
+        "60s",
+        duration(),
+        "The longest time that an evicted pod has to end, whatever its terminationGracePeriodSeconds says.",
+        live=True,
+    )
     node_condition: bool = knob(
         "false",
         SWITCH,

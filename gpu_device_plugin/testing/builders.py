@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.core.contract.keys import STATIC_POD
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -44,11 +46,14 @@ def pod(
     created: str = "",
     annotations: Mapping[str, str] | None = None,
     labels: Mapping[str, str] | None = None,
+    grace_s: int | None = None,
 ) -> Json:
     """Return a pod with `containers`, or with one that requests nothing.
 
-    The API server chooses the `uid`, the `phase` and the creation time (RFC 3339) if they are empty.
+    The API server chooses the `uid`, the `phase`, the creation time (RFC 3339) and `grace_s`, the seconds that the pod
+    has to end, if they are empty.
     """
+    grace = {} if grace_s is None else {"terminationGracePeriodSeconds": grace_s}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -61,10 +66,22 @@ def pod(
         },
         "spec": {
             **_given(nodeName=node, initContainers=list(init)),
+            **grace,
             "containers": list(containers) or [container()],
         },
         **_given(status=_given(phase=phase)),
     }
+
+
+def mirror(pod: Json, uid: str) -> Json:
+    """Return the mirror pod that a kubelet makes of a static pod on the node that `pod` names.
+
+    `uid` is the one by which the kubelet knows the static pod: 32 hexadecimal digits, a hash of its manifest.
+    """
+    meta, node = pod["metadata"], pod["spec"]["nodeName"]
+    annotations = {**meta.get("annotations", {}), "kubernetes.io/config.source": "file", STATIC_POD: uid}
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": f"uid-of-{node}", "controller": True}
+    return {**pod, "metadata": {**meta, "annotations": annotations, "ownerReferences": [owner]}}
 
 
 def node(

@@ -1,4 +1,4 @@
-"""Evict a pod as the API server does: by its precondition and its PodDisruptionBudget.
+"""Evict a pod as the API server does: by its precondition, its PodDisruptionBudget and its grace period.
 
 The rules are those of Kubernetes 1.36 (pkg/registry/core/pod/storage/eviction.go), observed on a real server.
 """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.contract.keys import STATIC_POD
 from gpu_device_plugin.testing.cluster_resources import CLAIMS, CLASSES, SLICES
 from gpu_device_plugin.testing.cluster_served import Served, invalid
 
@@ -39,7 +40,10 @@ def _create_pod(new: Json) -> None:
         if limits:
             resources["requests"] = {**limits, **resources.get("requests", {})}
     spec.setdefault("schedulerName", "default-scheduler")
-    spec.setdefault("terminationGracePeriodSeconds", 30)
+    spec["terminationGracePeriodSeconds"] = _grace_s(spec.get("terminationGracePeriodSeconds", 30))
+    if STATIC_POD in new["metadata"].get("annotations", {}) and not spec.get("nodeName"):
+        why = "must set spec.nodeName if mirror pod annotation is set"
+        raise invalid(PODS, name, f"metadata.annotations[{STATIC_POD}]", "FieldValueInvalid", why)
     new.setdefault("status", {}).setdefault("phase", "Pending")
 
 
@@ -47,6 +51,16 @@ def _change_pod(before: Json, after: Json) -> None:
     if before["spec"] != after["spec"]:
         why = f"Forbidden: pod updates may not change fields other than `spec.containers[*].image`: {after['spec']}"
         raise invalid(PODS, before["metadata"]["name"], "spec", "FieldValueForbidden", why)
+    was, now = (each["metadata"].get("annotations", {}).get(STATIC_POD) for each in (before, after))
+    if was != now:
+        why = f"Forbidden: may not {'add' if was is None else 'remove or update'} mirror pod annotation"
+        field = f"metadata.annotations[{STATIC_POD}]"
+        raise invalid(PODS, before["metadata"]["name"], field, "FieldValueForbidden", why)
+
+
+def _grace_s(seconds: int) -> int:
+    """Return the seconds that a pod has to end: the API server turns negative ones into 1."""
+    return seconds if seconds >= 0 else 1
 
 
 def _create_event(new: Json) -> None:

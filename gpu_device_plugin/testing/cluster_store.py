@@ -191,13 +191,10 @@ class Store:
                 f"the {what} in the precondition ({wanted}) does not match the {what} in record ({there}). "
                 "The object might have been deleted and then recreated",
             )
-        grace = 0
-        if served is PODS and before["spec"].get("nodeName") and before["status"].get("phase") not in _ENDED:
-            grace = before["spec"].get("terminationGracePeriodSeconds", 30) if grace_s is None else grace_s
+        grace, until = _deletion(before, grace_s) if served is PODS else (0, datetime.now(UTC))
         marked = served is PODS or meta.get("finalizers")
         if marked and meta.get("deletionGracePeriodSeconds", math.inf) > grace:
-            stamp = _time(datetime.now(UTC) + timedelta(seconds=grace))
-            marks = {"deletionTimestamp": stamp, "deletionGracePeriodSeconds": grace}
+            marks = {"deletionTimestamp": _time(until), "deletionGracePeriodSeconds": grace}
             before = self._commit(served, key, before, {**before, "metadata": {**meta, **marks}})
         return before if grace or meta.get("finalizers") else self._commit(served, key, before, None)
 
@@ -256,6 +253,25 @@ def _preconditions(uid: str | None, version: str | None, found: Json) -> Iterato
     for what, wanted, key in (("UID", uid, "uid"), ("ResourceVersion", version, "resourceVersion")):
         if wanted and wanted != found["metadata"][key]:
             yield what, wanted, found["metadata"][key]
+
+
+def _deletion(found: Json, asked_s: int | None) -> tuple[int, datetime]:
+    """Return how many seconds a pod has to end, and until when, if its deletion is requested with `asked_s`.
+
+    Another request can only shorten a deletion, and not into the past (BeforeDelete in apiserver's
+    pkg/registry/rest/delete.go, CheckGracefulDelete in Kubernetes' pkg/registry/core/pod/strategy.go).
+    """
+    meta, spec, now = found["metadata"], found["spec"], datetime.now(UTC)
+    asked_s = 1 if asked_s is not None and asked_s < 0 else asked_s
+    if before_s := meta.get("deletionGracePeriodSeconds"):
+        if asked_s is None or asked_s >= before_s:
+            return before_s, datetime.fromisoformat(meta["deletionTimestamp"])
+        until = datetime.fromisoformat(meta["deletionTimestamp"]) - timedelta(seconds=before_s - asked_s)
+        return (asked_s, until) if until >= now else (min(1, asked_s), now)
+    if not spec.get("nodeName") or found["status"].get("phase") in _ENDED:
+        return 0, now
+    grace_s = spec["terminationGracePeriodSeconds"] if asked_s is None else asked_s
+    return grace_s, now + timedelta(seconds=grace_s)
 
 
 def _conflict(served: Served, key: Key, why: str, subresource: str = "") -> RefusedError:

@@ -21,7 +21,7 @@ from gpu_device_plugin.cluster.quantity import whole_quantity
 from gpu_device_plugin.core.contract.promises import MOST_TEXT
 from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, node, pod
+from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, mirror, node, pod
 
 READER = PodReader([GPU_MEM, GPU_COUNT], lambda key: key.startswith("ours/"))
 
@@ -65,6 +65,75 @@ def test_a_pod_is_reduced_to_what_concerns_us() -> None:
         ),
         (),
     )
+
+
+HASH = "0123456789abcdef0123456789abcdef"
+
+
+def test_a_kubelets_mirror_pod_is_known_by_the_uid_of_its_static_pod() -> None:
+    found, _ = read(mirror(pod("static-n", uid="u", node="n"), HASH))
+    assert (found.static_uid, found.kubelet_uid, found.uid) == (HASH, HASH, "u")
+    plain, _ = read(pod("a", uid="u", node="n"))
+    assert (plain.static_uid, plain.kubelet_uid) == ("", "u")
+
+
+OWNER = {"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "x", "controller": True}
+
+
+@pytest.mark.parametrize(
+    ("uid", "owners"),
+    [
+        ("0b5d1f3a-0000-4000-8000-000000000001", [OWNER]),
+        (HASH.upper(), [OWNER]),
+        (HASH[1:], [OWNER]),
+        (f"{HASH}\n", [OWNER]),
+        ("", [OWNER]),
+        (HASH, []),
+        (HASH, [{**OWNER, "name": "m"}]),
+        (HASH, [{**OWNER, "kind": "ReplicaSet"}]),
+        (HASH, [{**OWNER, "apiVersion": "example.com/v1"}]),
+        (HASH, [{**OWNER, "controller": False}]),
+        (HASH, [{key: value for key, value in OWNER.items() if key != "controller"}]),
+        (HASH, [OWNER, {**OWNER, "kind": "ReplicaSet"}]),
+    ],
+    ids=str,
+)
+def test_a_forged_mirror_pod_is_a_pod_like_any_other(uid: str, owners: list[dict[str, Any]]) -> None:
+    """Any client can write the annotation, with the UID of a pod that should not be evicted."""
+    body = mirror(pod("a", uid="u", node="n"), uid)
+    body["metadata"]["ownerReferences"] = owners
+    found, _ = read(body)
+    assert (found.static_uid, found.kubelet_uid) == ("", "u")
+
+
+def test_a_pod_without_a_node_is_no_mirror() -> None:
+    body = mirror(pod("a", uid="u", node="n"), HASH)
+    del body["spec"]["nodeName"]
+    body["metadata"]["ownerReferences"] = [{**OWNER, "name": ""}]
+    assert read(body)[0].static_uid == ""
+
+
+@pytest.mark.parametrize(
+    ("spec", "deletion", "expected"),
+    [
+        (None, None, 30),
+        (10**9, None, 10**9),
+        (0, None, 0),
+        (-5, None, 1),
+        (30, 10**9, 10**9),
+        (10**9, 20, 20),
+        (10**9, -5, 1),
+        (30, 0, 0),
+    ],
+)
+def test_a_pod_has_the_time_to_end_of_its_deletion_else_of_its_spec(
+    spec: int | None, deletion: int | None, expected: int
+) -> None:
+    body = pod("a", uid="u", grace_s=spec)
+    if deletion is not None:
+        body["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": deletion}
+    found, _ = read(body)
+    assert (found.grace_s, found.deleting) == (expected, deletion is not None)
 
 
 def test_limits_of_mig_profiles_of_any_domain_are_kept_where_they_matter() -> None:

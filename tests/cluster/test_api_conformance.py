@@ -33,7 +33,7 @@ from gpu_device_plugin.cluster.podwriter import PodWriter
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.store import Store
 from gpu_device_plugin.core.model.pods import Pod
-from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, node, pod
+from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, mirror, node, pod
 from tests.patience import patience
 
 if TYPE_CHECKING:
@@ -320,6 +320,31 @@ async def test_a_pods_node_cannot_be_patched(api: Api, name: str) -> None:
     error = await error_of(api.client.patch(PODS, name, {"spec": {"nodeName": "n"}}, namespace="default"))
     assert isinstance(error, InvalidError)
     assert str(error) == f"patch pods default/{name}: 422 Invalid: spec (FieldValueForbidden)"
+
+
+MIRRORED = "metadata.annotations[kubernetes.io/config.mirror]"
+
+
+async def test_a_mirror_pod_is_made_as_one_on_its_node_or_never_becomes_one(api: Api, name: str) -> None:
+    body = mirror(pod(name, node="n"), "0123456789abcdef" * 2)
+    loose = {**body, "spec": {key: value for key, value in body["spec"].items() if key != "nodeName"}}
+    answer = await refused(api, "POST", IN_DEFAULT, loose)
+    (cause,) = answer["details"]["causes"]
+    assert (answer["code"], cause["reason"], cause["field"]) == (422, "FieldValueInvalid", MIRRORED)
+    assert cause["message"].endswith("must set spec.nodeName if mirror pod annotation is set")
+    made = await created(api, body)
+    assert made["metadata"]["ownerReferences"][0]["kind"] == "Node"
+    await created(api, pod(f"{name}b", node="n"))
+    for each, value, word in (
+        (name, None, "remove or update"),
+        (name, "x", "remove or update"),
+        (f"{name}b", "x", "add"),
+    ):
+        patch = {"metadata": {"annotations": {"kubernetes.io/config.mirror": value}}}
+        answer = await refused(api, "PATCH", f"{IN_DEFAULT}/{each}", patch, content_type=MERGE)
+        (cause,) = answer["details"]["causes"]
+        assert (answer["code"], cause["reason"], cause["field"]) == (422, "FieldValueForbidden", MIRRORED)
+        assert cause["message"].endswith(f"may not {word} mirror pod annotation")
 
 
 async def test_status_and_the_rest_are_patched_apart(api: Api, name: str) -> None:

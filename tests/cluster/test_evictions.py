@@ -46,7 +46,7 @@ def add(server: ApiServer) -> None:
 async def test_each_answer_has_its_outcome(server: ApiServer, client: Client, trouble: Any, expected: Eviction) -> None:
     add(server)
     server.fail(trouble)
-    found = await evict(client, POD)
+    found = await evict(client, POD, most_grace_s=60)
     assert (found.outcome, found.retry_after_s) == (expected.outcome, expected.retry_after_s)
     assert found.why.startswith(expected.why)
     assert bool(found.why) is bool(expected.why)
@@ -55,7 +55,7 @@ async def test_each_answer_has_its_outcome(server: ApiServer, client: Client, tr
 async def test_a_missing_right_is_told_with_what_grants_it(server: ApiServer, client: Client) -> None:
     add(server)
     server.allowed = frozenset()
-    assert await evict(client, POD) == Eviction(
+    assert await evict(client, POD, most_grace_s=60) == Eviction(
         Outcome.FORBIDDEN,
         "create pods/eviction default/p: 403 Forbidden; grant 'create' on 'pods/eviction' to the service account; "
         "apply deploy/optional/evict.yaml (chart: agent.evict), which grants it",
@@ -65,5 +65,5 @@ async def test_a_missing_right_is_told_with_what_grants_it(server: ApiServer, cl
 async def test_a_lost_answer_can_be_asked_for_again(server: ApiServer, client: Client) -> None:
     add(server)
     server.fail(Hang(done=True), times=1)
-    assert (await evict(client, POD, timeout_s=0.2)).outcome is Outcome.FAILED
-    assert (await evict(client, POD)).outcome is Outcome.EVICTED
+    assert (await evict(client, POD, most_grace_s=60, timeout_s=0.2)).outcome is Outcome.FAILED
+    assert (await evict(client, POD, most_grace_s=60)).outcome is Outcome.EVICTED

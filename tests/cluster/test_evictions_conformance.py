@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,15 +31,15 @@ def name() -> str:
     return f"t{uuid.uuid4().hex[:10]}"
 
 
-async def running(api: Api, name: str, *, ready: bool = True) -> Pod:
+async def running(api: Api, name: str, *, ready: bool = True, grace_s: int | None = None) -> Pod:
     """Make a pod that runs on a node, with its name as a label."""
-    status, made = await api.ask("POST", IN_DEFAULT, pod(name, node=name, labels={"app": name}))
+    status, made = await api.ask("POST", IN_DEFAULT, pod(name, node=name, labels={"app": name}, grace_s=grace_s))
     assert status == 201, made
     ready_now = {"type": "Ready", "status": "True" if ready else "False"}
     body = {"status": {"phase": "Running", "conditions": [ready_now]}}
     status, answer = await api.ask("PATCH", f"{IN_DEFAULT}/{name}/status", body, MERGE)
     assert status == 200, answer
-    return Pod(made["metadata"]["uid"], "default", name)
+    return Pod(made["metadata"]["uid"], "default", name, grace_s=30 if grace_s is None else grace_s)
 
 
 async def budget(api: Api, name: str, app: str, expressions: list[dict[str, Any]] | None = None, **status: int) -> None:
@@ -57,12 +59,15 @@ async def budget(api: Api, name: str, app: str, expressions: list[dict[str, Any]
         assert code == 200, answer
 
 
-async def post(api: Api, pod: Pod, uid: str = "", **metadata: str) -> tuple[int, dict[str, Any]]:
+async def post(
+    api: Api, pod: Pod, uid: str = "", *, grace_s: int | None = None, **metadata: str
+) -> tuple[int, dict[str, Any]]:
+    options = {} if grace_s is None else {"gracePeriodSeconds": grace_s}
     body = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",
         "metadata": {"name": pod.name, "namespace": pod.namespace, **metadata},
-        "deleteOptions": {"preconditions": {"uid": uid or pod.uid}},
+        "deleteOptions": {"preconditions": {"uid": uid or pod.uid}, **options},
     }
     return await api.ask("POST", f"{IN_DEFAULT}/{pod.name}/eviction", body)
 
@@ -81,7 +86,63 @@ async def test_a_running_pod_is_marked_and_its_kubelet_ends_it(api: Api, name: s
     assert left["metadata"]["deletionGracePeriodSeconds"] == 30
     (why,) = (one for one in left["status"]["conditions"] if one["type"] == "DisruptionTarget")
     assert (why["status"], why["reason"], why["message"]) == ("True", "EvictionByEvictionAPI", "Eviction API: evicting")
-    assert (await evict(api.client, made)).outcome is Outcome.EVICTED, "it may be asked for again"
+    assert (await evict(api.client, made, most_grace_s=60)).outcome is Outcome.EVICTED, "it may be asked for again"
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "granted"),
+    [
+        (10**9, None, 10**9),
+        (10**9, 60, 60),
+        (5, 60, 60),  # an eviction may lengthen, so the agent does not ask where the pod has less
+        (-5, None, 1),
+        (30, -5, 1),
+    ],
+)
+async def test_a_pod_has_the_time_to_end_that_the_eviction_asks_for(
+    api: Api, name: str, own: int, asked: int | None, granted: int
+) -> None:
+    made = await running(api, name, grace_s=own)
+    assert (await post(api, made, grace_s=asked))[0] == 201
+    meta = (await found(api, name))["metadata"]
+    assert meta["deletionGracePeriodSeconds"] == granted
+
+
+async def test_an_eviction_without_time_forgets_a_pod_that_still_runs(api: Api, name: str) -> None:
+    """Its kubelet has not ended it, which is why the agent asks for a second at least."""
+    assert (await post(api, await running(api, name), grace_s=0))[0] == 201
+    assert (await found(api, name))["code"] == 404
+
+
+async def test_another_eviction_shortens_the_end_of_a_pod_and_does_not_lengthen_it(api: Api, name: str) -> None:
+    made = await running(api, name)
+    await api.ask("DELETE", f"{IN_DEFAULT}/{name}", {"gracePeriodSeconds": 10**9})
+    left = []
+    for asked in (None, 60, 90, None, 40):
+        assert (await post(api, made, grace_s=asked))[0] == 201
+        left.append((await found(api, name))["metadata"])
+    assert [meta["deletionGracePeriodSeconds"] for meta in left] == [10**9, 60, 60, 60, 40]
+    first, *others = (datetime.fromisoformat(meta["deletionTimestamp"]) for meta in left)
+    assert [(first - each).total_seconds() for each in others] == [10**9 - seconds for seconds in (60, 60, 60, 40)]
+
+
+async def test_a_deletion_is_not_shortened_into_the_past(api: Api, name: str) -> None:
+    made = await running(api, name)
+    await api.ask("DELETE", f"{IN_DEFAULT}/{name}", {"gracePeriodSeconds": 10**6})
+    await asyncio.sleep(2.1)  # times of the API are of whole seconds
+    assert (await post(api, made, grace_s=1))[0] == 201
+    meta = (await found(api, name))["metadata"]
+    assert meta["deletionGracePeriodSeconds"] == 1
+    assert datetime.fromisoformat(meta["deletionTimestamp"]) > datetime.fromisoformat(meta["creationTimestamp"])
+
+
+async def test_the_agents_eviction_gives_a_pod_its_own_time_up_to_a_bound(api: Api, name: str) -> None:
+    times = {}
+    for own in (10**9, 5):
+        made = await running(api, f"{name}-{own}", grace_s=own)
+        assert (await evict(api.client, made, most_grace_s=60)).outcome is Outcome.EVICTED
+        times[own] = (await found(api, made.name))["metadata"]["deletionGracePeriodSeconds"]
+    assert times == {10**9: 60, 5: 5}
 
 
 async def test_what_is_gone_and_a_namesake_are_not_evicted(api: Api, name: str) -> None:
@@ -91,7 +152,7 @@ async def test_what_is_gone_and_a_namesake_are_not_evicted(api: Api, name: str) 
     status, answer_ = await post(api, made, uid="another")
     assert (status, answer_["reason"]) == (409, "Conflict")
     assert "another" in answer_["message"]
-    assert (await evict(api.client, Pod("another", "default", name))).outcome is Outcome.GONE
+    assert (await evict(api.client, Pod("another", "default", name), most_grace_s=60)).outcome is Outcome.GONE
     assert "deletionTimestamp" not in (await found(api, name))["metadata"]
 
 
@@ -109,7 +170,7 @@ async def test_a_budget_that_allows_nothing_is_respected(api: Api, name: str) ->
     assert cause["reason"] == "DisruptionBudget"
     assert cause["message"] == f"The disruption budget {name} needs 1 healthy pods and has 1 currently"
     assert answer["details"].get("retryAfterSeconds", 0) == 0
-    blocked = await evict(api.client, made)
+    blocked = await evict(api.client, made, most_grace_s=60)
     assert (blocked.outcome, blocked.retry_after_s) == (Outcome.BLOCKED, 0)
     assert "deletionTimestamp" not in (await found(api, name))["metadata"]
 
@@ -122,7 +183,7 @@ async def test_a_budget_that_nobody_has_looked_at_blocks_for_a_while(api: Api, n
     assert answer["details"]["causes"][0]["message"] == (
         f"The disruption budget {name} is still being processed by the server."
     )
-    blocked = await evict(api.client, made)
+    blocked = await evict(api.client, made, most_grace_s=60)
     assert (blocked.outcome, blocked.retry_after_s) == (Outcome.BLOCKED, 10)
 
 
@@ -130,7 +191,10 @@ async def test_each_eviction_takes_one_from_the_budget(api: Api, name: str) -> N
     one, other = await running(api, name), await running(api, f"{name}b")
     await api.ask("PATCH", f"{IN_DEFAULT}/{name}b", {"metadata": {"labels": {"app": name}}}, MERGE)
     await budget(api, name, name, disruptionsAllowed=1)
-    assert [(await evict(api.client, each)).outcome for each in (one, other)] == [Outcome.EVICTED, Outcome.BLOCKED]
+    assert [(await evict(api.client, each, most_grace_s=60)).outcome for each in (one, other)] == [
+        Outcome.EVICTED,
+        Outcome.BLOCKED,
+    ]
     _, left = await api.ask("GET", f"{BUDGETS}/{name}")
     assert left["status"]["disruptionsAllowed"] == 0
 
@@ -138,21 +202,23 @@ async def test_each_eviction_takes_one_from_the_budget(api: Api, name: str) -> N
 async def test_a_pod_that_is_not_ready_is_not_kept_by_a_budget_that_is_met(api: Api, name: str) -> None:
     made = await running(api, name, ready=False)
     await budget(api, name, name, disruptionsAllowed=0)
-    assert (await evict(api.client, made)).outcome is Outcome.EVICTED
+    assert (await evict(api.client, made, most_grace_s=60)).outcome is Outcome.EVICTED
 
 
 async def test_a_budget_does_not_keep_a_pod_that_is_ending(api: Api, name: str) -> None:
     made = await running(api, name)
     await budget(api, name, name, disruptionsAllowed=0)
     await api.ask("DELETE", f"{IN_DEFAULT}/{name}")
-    assert (await evict(api.client, made)).outcome is Outcome.EVICTED
+    assert (await evict(api.client, made, most_grace_s=60)).outcome is Outcome.EVICTED
 
 
 async def test_a_budget_does_not_keep_a_pod_that_has_not_started(api: Api, name: str) -> None:
     status, made = await api.ask("POST", IN_DEFAULT, pod(name, node=name, labels={"app": name}))
     assert status == 201, made
     await budget(api, name, name, disruptionsAllowed=0)
-    assert (await evict(api.client, Pod(made["metadata"]["uid"], "default", name))).outcome is Outcome.EVICTED
+    assert (
+        await evict(api.client, Pod(made["metadata"]["uid"], "default", name), most_grace_s=60)
+    ).outcome is Outcome.EVICTED
 
 
 @pytest.mark.parametrize(
@@ -177,7 +243,7 @@ async def test_a_budget_chooses_its_pods_by_expressions(
         {"key": "app", "operator": "In", "values": [name]},
     ]
     await budget(api, name, name, expressions, disruptionsAllowed=0)
-    assert (await evict(api.client, made)).outcome is (Outcome.BLOCKED if kept else Outcome.EVICTED)
+    assert (await evict(api.client, made, most_grace_s=60)).outcome is (Outcome.BLOCKED if kept else Outcome.EVICTED)
 
 
 async def test_two_budgets_are_an_error(api: Api, name: str) -> None:
@@ -187,7 +253,7 @@ async def test_two_budgets_are_an_error(api: Api, name: str) -> None:
     status, answer = await post(api, made)
     assert (status, answer["status"], answer["code"]) == (500, "Failure", 500)
     assert answer["message"].startswith("This pod has more than one PodDisruptionBudget")
-    failed = await evict(api.client, made)
+    failed = await evict(api.client, made, most_grace_s=60)
     assert failed.outcome is Outcome.FAILED
     assert "more than one PodDisruptionBudget" in failed.why
 

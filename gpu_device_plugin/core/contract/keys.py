@@ -24,7 +24,8 @@ INIT_ALLOCATION = "gpu-device-plugin/init-allocation"
 POD_ANNOTATIONS = frozenset({IDX, POD, DEV, ASSIGNED, ASSUME_TIME, ALLOCATION, INIT_ALLOCATION})
 
 STATIC_POD = "kubernetes.io/config.mirror"
-"""On the mirror pod of a static pod: the UID by which the kubelet itself knows the pod. The kubelet writes it."""
+"""On the mirror pod of a static pod: the UID by which the kubelet itself knows the pod. Any client can write it on
+a new pod, so programs read `Pod.static_uid`."""
 SPLIT_LABEL = "aliyun.com/gpu-count"
 """Pod label of Alibaba's ACK: the number of GPUs over which the pod's gpu-mem is split in equal parts."""
 
@@ -45,7 +46,7 @@ FRAMEWORKS = "gpu-device-plugin/frameworks"
 in `core.node.frameworks`."""
 WISHES = frozenset({GPU_POLICY, NODE_POLICY, USE_MODEL, AVOID_MODEL, USE_UUID, AVOID_UUID})
 
-READ_ON_PODS = POD_ANNOTATIONS | WISHES | {SPLIT_LABEL, STATIC_POD}
+READ_ON_PODS = POD_ANNOTATIONS | WISHES | {SPLIT_LABEL}
 """The annotations and labels of a pod that programs keep."""
 
 # --- On a pod, written by the agent of its node -----------------------------------------------------------------------

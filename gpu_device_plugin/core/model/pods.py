@@ -45,8 +45,12 @@ class Pod:
     phase: str = "Pending"
     running: bool = False
     """A container was running when the kubelet last reported."""
+    static_uid: str = ""
+    """Of the mirror pod of a static pod the UID by which the kubelet itself knows it; empty for all others."""
     deleting: bool = False
     """A deletion timestamp is set; the containers may still run."""
+    grace_s: int = 30
+    """Seconds that its containers have to end, once asked: of its deletion if that was requested, else of its spec."""
     priority: int = 0
     """Pods of a higher priority may preempt pods of a lower one."""
     created: str = ""
@@ -69,6 +73,11 @@ class Pod:
 
     amounts: Amounts = field(default=NO_AMOUNTS, compare=False)
     """The CPU and memory among the requests, likewise; also where the amount that its end frees is unknown."""
+
+    @property
+    def kubelet_uid(self) -> str:
+        """The UID by which the kubelet's own records and cgroups know the pod."""
+        return self.static_uid or self.uid
 
     @property
     def ended(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.core.contract.keys import STATIC_POD
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.preferring import spread_over
 
@@ -19,11 +18,6 @@ Slot: TypeAlias = tuple[str, str, Kind]
 """One container's use of one resource: pod UID as in the kubelet's records, container name, kind."""
 
 
-def kubelet_uid(pod: Pod) -> str:
-    """Return the UID by which the kubelet's own records know a pod."""
-    return pod.annotations.get(STATIC_POD, pod.uid)
-
-
 def assigned_shares(
     pod: Pod, records: Mapping[Slot, frozenset[str]], node: Node, resources: Sequence[Resource]
 ) -> Mapping[tuple[str, Kind], Mapping[int, int]]:
@@ -35,7 +29,7 @@ def assigned_shares(
     for container in pod.containers:
         for resource in resources:
             if container.limits.get(resource.name, 0) > 0:
-                ids = records.get((kubelet_uid(pod), container.name, resource.kind), frozenset())
+                ids = records.get((pod.kubelet_uid, container.name, resource.kind), frozenset())
                 places = spread_over(node, ids)
                 if not ids or sum(places.values()) < len(ids):
                     return {}

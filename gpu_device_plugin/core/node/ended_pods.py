@@ -13,9 +13,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import STATIC_POD
-from gpu_device_plugin.core.node.assigned import kubelet_uid
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -48,11 +45,11 @@ def pods_in_api(pods: Iterable[Pod], kubelet_version: str) -> PodsInApi | None:
     minor = _VERSION.match(kubelet_version)
     if minor is not None and int(minor[1]) not in _KEEPING:
         return None
-    by_uid = {kubelet_uid(pod): pod for pod in pods}
+    by_uid = {pod.kubelet_uid: pod for pod in pods}
     return PodsInApi(
         names={uid: f"{pod.namespace}/{pod.name}" for uid, pod in by_uid.items()},
         ended=frozenset(uid for uid, pod in by_uid.items() if minor is not None and pod.ended and not pod.running),
-        static=frozenset(uid for uid, pod in by_uid.items() if STATIC_POD in pod.annotations),
+        static=frozenset(uid for uid, pod in by_uid.items() if pod.static_uid),
     )
 
 

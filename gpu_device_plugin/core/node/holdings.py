@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
-from gpu_device_plugin.core.node.assigned import kubelet_uid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -66,7 +65,7 @@ def holdings(allocated: Iterable[Allocated], pods: Iterable[Pod], shares: Shares
         pods: the pods of this node in the API; none without the API.
         shares: the node's GPUs; devices of GPUs that are no longer among them are left out.
     """
-    known = {kubelet_uid(pod): pod for pod in pods}
+    known = {pod.kubelet_uid: pod for pod in pods}
     kept = [entry for entry in allocated if not _ended(entry.container, known.get(entry.pod_uid))]
     ids: dict[tuple[str, str], set[str]] = defaultdict(set)
     for entry in kept:

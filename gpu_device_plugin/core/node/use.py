@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.node.assigned import kubelet_uid
-
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -144,7 +142,7 @@ def attribute(
         complete: no container holds more than `holdings` say. Otherwise nobody can be said to use what it was not
             given: that memory is left unattributed.
     """
-    known = {kubelet_uid(pod): pod for pod in pods}
+    known = {pod.kubelet_uid: pod for pod in pods}
     known.update((holding.pod_uid, holding.pod) for holding in holdings if holding.pod is not None)
     of_pods = {pid: owner for pid, owner in owners.items() if owner is not None and pid not in mps_servers}
     by_gpu = {each.uuid: replace(each, processes=None) if blind else each for each in readings}

@@ -41,7 +41,7 @@ from gpu_device_plugin.core.contract.promises import assignment
 from gpu_device_plugin.core.model.gpus import Inventory
 from gpu_device_plugin.core.model.mig import MigMode, is_mig_resource
 from gpu_device_plugin.core.model.shares import TooManySharesError
-from gpu_device_plugin.core.node.assigned import assigned_shares, kubelet_uid
+from gpu_device_plugin.core.node.assigned import assigned_shares
 from gpu_device_plugin.core.node.ended_pods import pods_in_api
 from gpu_device_plugin.core.node.positions import listed_before
 from gpu_device_plugin.programs.node.cleanup import Cleanup
@@ -193,9 +193,9 @@ class NodeCluster:
         """Write annotations on a pod in the background; None removes one."""
         self._writer.annotate(pod, annotations)
 
-    async def evict(self, pod: Pod) -> Eviction:
-        """Ask for the eviction of a pod, once."""
-        return await evict(self.client, pod, timeout_s=self.evict_within_s)
+    async def evict(self, pod: Pod, most_grace_s: int) -> Eviction:
+        """Ask for the eviction of a pod, once; it has no more than `most_grace_s` seconds to end."""
+        return await evict(self.client, pod, most_grace_s=most_grace_s, timeout_s=self.evict_within_s)
 
     def _condition_forbidden(self, why: str) -> None:
         self.event("NodeConditionForbidden", why, "Observe")
@@ -297,7 +297,7 @@ class NodeCluster:
 
     def _instances_changed(self, pod: Pod) -> Mapping[str, str]:
         """Return the annotation with the whole MIG instances of a pod, if it has some and says something else."""
-        held = self._instances.get(kubelet_uid(pod), {})
+        held = self._instances.get(pod.kubelet_uid, {})
         text = instances.write(held) if held else ""
         return {} if text == pod.annotations.get(INSTANCES, "") or not text else {INSTANCES: text}
 

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.evictions import Outcome
+from gpu_device_plugin.core.node.evicting import leaving, next_victims
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import NoReturn
 
     from gpu_device_plugin import metrics as m
     from gpu_device_plugin.cluster.evictions import Eviction
     from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.node.evicting import Candidate
 
 _log = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 5.0
 MOST_RETRY_S = 300.0
+CLEANUP_S = 30.0
+"""A pod that is still there so many seconds after its containers should have been killed is overdue. Until then its
+kubelet may be busy with volumes and networks."""
 
 
 class PodAccess(Protocol):
@@ -38,8 +44,8 @@ class PodAccess(Protocol):
     def pod_event(self, pod: Pod, reason: str, note: str, action: str, *, warning: bool = True) -> None:
         """Post an Event about a pod."""
 
-    async def evict(self, pod: Pod) -> Eviction:
-        """Ask for the eviction of a pod, once."""
+    async def evict(self, pod: Pod, most_grace_s: int) -> Eviction:
+        """Ask for the eviction of a pod, once; it has no more than `most_grace_s` seconds to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +69,31 @@ class _Refused:
 
 
 class Evictor:
-    """Evicts the pods that are ordered. Who orders looks at `going` and `put_off` before, and orders again later."""
+    """Evicts the pods that are ordered. Who orders asks `next_victims` before, and orders again later."""
 
     def __init__(
         self,
         cluster: PodAccess,
         metrics: m.Metrics,
+        most_grace_s: Callable[[], float],
         *,
         first_retry_s: float = FIRST_RETRY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Evict through `cluster`; after a refusal possible again in `first_retry_s`, then twice that, and so on.
 
-        `clock` gives monotonic seconds.
+        `most_grace_s` returns the longest time that an evicted pod has to end, `clock` monotonic seconds.
         """
         self._cluster = cluster
         self._metrics = metrics
+        self._most_grace = most_grace_s
         self.first_retry_s = first_retry_s
         self._clock = clock
         self._orders: dict[str, _Order] = {}
         self._ordered = asyncio.Event()
         self._going: dict[str, frozenset[str]] = {}
+        self._due: dict[str, float] = {}
+        """When each pod that is on its way should be gone, in monotonic seconds."""
         self._refused: dict[str, _Refused] = {}
 
     def __repr__(self) -> str:
@@ -91,9 +101,13 @@ class Evictor:
 
     @property
     def going(self) -> Mapping[str, frozenset[str]]:
-        """The GPUs of the pods whose eviction is ordered or was accepted, by UID, until they have ended."""
-        pods = self._cluster.pods
-        self._going = {uid: uuids for uid, uuids in self._going.items() if uid in pods and not pods[uid].ended}
+        """The GPUs of the pods whose eviction is ordered or was accepted, by UID, until they end or are overdue."""
+        pods, overdue = self._cluster.pods, self.overdue
+        self._going = {
+            uid: uuids
+            for uid, uuids in self._going.items()
+            if uid in pods and not pods[uid].ended and uid not in overdue
+        }
         return {**self._going, **{uid: order.uuids for uid, order in self._orders.items()}}
 
     @property
@@ -102,6 +116,34 @@ class Evictor:
         pods, now = self._cluster.pods, self._clock()
         self._refused = {uid: refused for uid, refused in self._refused.items() if uid in pods}
         return frozenset(uid for uid, refused in self._refused.items() if refused.not_before > now)
+
+    @property
+    def overdue(self) -> frozenset[str]:
+        """UIDs of the pods that should be gone: nothing that this agent could ask for ends them sooner."""
+        pods, now, most_s = self._cluster.pods, self._clock(), self._most_grace_s
+        due = {uid: at for uid, at in self._due.items() if uid in pods and (uid in self._going or pods[uid].deleting)}
+        new = {uid: now + pod.grace_s + CLEANUP_S for uid, pod in pods.items() if leaving(pod, most_s)}
+        self._due = new | due
+        return frozenset(uid for uid, at in self._due.items() if at <= now)
+
+    @property
+    def _most_grace_s(self) -> int:
+        """In whole seconds, and at least one: with 0 the API server forgets a pod whose containers still run."""
+        return max(1, math.ceil(self._most_grace()))
+
+    def next_victims(self, candidates: Iterable[Candidate]) -> Mapping[str, tuple[Pod, frozenset[str]]]:
+        """Return the pods among these to order the eviction of, see `core.node.evicting.next_victims`."""
+        candidates, overdue = tuple(candidates), self.overdue
+        for pod in {each.pod.uid: each.pod for each in candidates if each.pod.uid in overdue}.values():
+            text = "pod %s should have ended, and still uses its GPU; look whether its node's kubelet works"
+            _log.warning(text, f"{pod.namespace}/{pod.name}", extra={"once_per_s": 600})
+        return next_victims(
+            candidates,
+            most_grace_s=self._most_grace_s,
+            going=self.going,
+            put_off=self.put_off,
+            overdue=overdue,
+        )
 
     def order(self, pod: Pod, uuids: frozenset[str], reason: str, why: str, counted: m.Count) -> None:
         """Have a pod evicted. Returns at once; a pod that is ordered already is not ordered twice.
@@ -121,7 +163,7 @@ class Evictor:
         while True:
             await self._ordered.wait()
             order = next(iter(self._orders.values()))
-            answer = await self._cluster.evict(order.pod)
+            answer = await self._cluster.evict(order.pod, self._most_grace_s)
             self._metrics.count(order.counted, answer.outcome)
             self._settle(order, answer)
             del self._orders[order.pod.uid]
@@ -134,6 +176,7 @@ class Evictor:
             self._refused.pop(pod.uid, None)
         if answer.outcome is Outcome.EVICTED:
             self._going[pod.uid] = order.uuids
+            self._due[pod.uid] = self._clock() + min(pod.grace_s, self._most_grace_s) + CLEANUP_S
             _log.warning("pod %s is evicted: %s", name, order.why)
             self._cluster.pod_event(pod, order.reason, f"evicted: {order.why}", "Evict")
         elif answer.outcome is not Outcome.GONE:

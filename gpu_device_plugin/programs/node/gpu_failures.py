@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.core.node.evicting import next_victims
 from gpu_device_plugin.core.node.gpu_failure import Failures, on_failed
 from gpu_device_plugin.core.node.health import with_cards
 from gpu_device_plugin.core.telling.over_use import duration
@@ -69,7 +68,7 @@ class GpuFailures:
         if not lasting:
             return
         candidates = on_failed(lasting, self._holdings())
-        victims = next_victims(candidates, going=self._evictor.going, put_off=self._evictor.put_off)
+        victims = self._evictor.next_victims(candidates)
         for pod, uuids in victims.values():
             why = "; ".join(
                 f"{self._gpu(uuid)} has failed, for {duration(now - lasting[uuid].since)}: {lasting[uuid].why}"

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.contract.keys import OVER_USE
-from gpu_device_plugin.core.node.assigned import kubelet_uid
-from gpu_device_plugin.core.node.evicting import next_victims
 from gpu_device_plugin.core.node.over_use import Response, Rules, Watch, ended
 from gpu_device_plugin.core.telling.over_use import annotation, event_note, outlook, use_of
 
@@ -87,7 +85,7 @@ class OverUse:
         if reading.at <= self._watch.at:
             return  # what it shows is known already
         rules = rules_of(self._settings())
-        pods = {} if self._cluster is None else {kubelet_uid(pod): pod for pod in self._cluster.pods.values()}
+        pods = {} if self._cluster is None else {pod.kubelet_uid: pod for pod in self._cluster.pods.values()}
         self._first = reading.at if self._first is None else self._first
         self._watch = self._watch.after(reading, rules)
         excesses = self._watch.excesses(rules, pods)
@@ -154,7 +152,7 @@ class OverUse:
             shared.gpu.uuid: shared.gpu.total_mib - shared.gpu.reserved_mib for shared in self._state.node.shares.gpus
         }
         candidates = self._watch.candidates(excesses.values(), reading, rules, capacity)
-        victims = next_victims(candidates, going=self._evictor.going, put_off=self._evictor.put_off)
+        victims = self._evictor.next_victims(candidates)
         for pod, uuids in victims.values():
             ours = [excess for excess in excesses.values() if excess.pod == pod and excess.place[2] in uuids]
             why = "; ".join(use_of(excess, self._gpu(excess.place[2])) for excess in ours[:4])

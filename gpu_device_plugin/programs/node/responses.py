@@ -31,7 +31,7 @@ class Responses:
         if cluster is not None:
             from gpu_device_plugin.programs.node.evictor import Evictor  # noqa: PLC0415 - see agent.reach_api
 
-            self.evictor = Evictor(cluster, agent.metrics)
+            self.evictor = Evictor(cluster, agent.metrics, lambda: agent.settings.eviction_grace_s)
             self.failures = GpuFailures(
                 agent.hardware.view, agent.state, lambda: agent.settings, agent.use_watch.holdings, self.evictor
             )

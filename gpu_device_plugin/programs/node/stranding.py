@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.node.assigned import kubelet_uid
 from gpu_device_plugin.core.node.stranded import stranded
 from gpu_device_plugin.hardware.beliefs import State
 
@@ -41,7 +40,7 @@ class Stranding:
         ]
         there = {gpu.uuid for gpu in view.inventory.gpus}
         pods = {} if agent.cluster is None else agent.cluster.followed.pods
-        alive = {kubelet_uid(pod): pod for pod in pods.values() if not pod.ended}
+        alive = {pod.kubelet_uid: pod for pod in pods.values() if not pod.ended}
         found = {
             (each.pod_uid if each.pod is None else each.pod.name, each.container, each.uuid): each
             for each in stranded(held, there, agent.state.node.shares, alive)

@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.node import use_series
-from gpu_device_plugin.core.node.assigned import kubelet_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -64,7 +63,7 @@ class UseSeries:
         """Return the containers on GPUs."""
         holdings, reading = self._watch.holdings(), self._watch.reading.value
         self._names = use_series.names(self._names, holdings, reading)
-        there = None if self._pods is None else {kubelet_uid(pod) for pod in self._pods() if not pod.ended}
+        there = None if self._pods is None else {pod.kubelet_uid for pod in self._pods() if not pod.ended}
         limits, fresh = self._limits.value, self._fresh
         return tuple(use_series.containers(holdings, reading, limits, self._names, fresh=fresh, there=there))
 

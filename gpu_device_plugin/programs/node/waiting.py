@@ -15,7 +15,6 @@ from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS, promises
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, read_wishes
 from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.assigned import kubelet_uid
 from gpu_device_plugin.core.node.frameworks import read_frameworks
 from gpu_device_plugin.core.node.ledger import SETTLING_S
 from gpu_device_plugin.core.node.matching import Matched, WaitingPod, Wanted, match
@@ -161,7 +160,7 @@ class WaitingPods:
         )
 
     def _waiting(self, pod: Pod) -> WaitingPod | None:
-        uid = kubelet_uid(pod)
+        uid = pod.kubelet_uid
         wanted = [
             (container, resource.kind, amount)
             # One container above the limit is enough to refuse the pod at once for having too many.
@@ -254,7 +253,7 @@ class WaitingPods:
             self._begun = owner[0]
 
     def _forget(self) -> None:
-        there = {kubelet_uid(pod) for pod in self._followed.pods.values()}
+        there = {pod.kubelet_uid for pod in self._followed.pods.values()}
         self._swapped = {slot: promise for slot, promise in self._swapped.items() if slot[0] in there}
         self._malformed &= self._followed.pods.keys()
         self._written = {uid: known for uid, known in self._written.items() if uid in self._followed.pods}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin.core.contract.keys import STATIC_POD
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind, Resource
-from gpu_device_plugin.core.node.assigned import assigned_shares, kubelet_uid
+from gpu_device_plugin.core.node.assigned import assigned_shares
 from tests.nodes import ids, node, uuid
 
 MEM, COUNT = Resource(Kind.MEMORY, "x.com/gpu-mem"), Resource(Kind.COUNT, "x.com/gpu-count")
@@ -42,5 +41,5 @@ def test_a_device_that_is_not_on_the_node_leaves_the_pod_unassigned() -> None:
 
 
 def test_the_kubelet_knows_a_static_pod_by_the_hash_of_its_file() -> None:
-    mirror = Pod("in-api", "default", "a", annotations={STATIC_POD: "hash"})
-    assert (kubelet_uid(mirror), kubelet_uid(pod(uid="u"))) == ("hash", "u")
+    mirror = Pod("in-api", "default", "a", static_uid="hash")
+    assert (mirror.kubelet_uid, pod(uid="u").kubelet_uid) == ("hash", "u")

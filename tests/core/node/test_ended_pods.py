@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.keys import STATIC_POD
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.ended_pods import EndedPods, PodsInApi, pods_in_api
 
@@ -151,7 +150,7 @@ def test_a_device_listed_under_the_name_of_a_dropped_pod_is_not_stale() -> None:
 RUNNING = Pod(A, "default", "a", phase="Running", running=True)
 DONE = Pod(B, "default", "b", phase="Succeeded")
 HALF_DONE = Pod(C, "default", "c", phase="Failed", running=True)
-MIRROR = Pod("mirror", "kube-system", "s", phase="Failed", annotations={STATIC_POD: STATIC})
+MIRROR = Pod("mirror", "kube-system", "s", phase="Failed", static_uid=STATIC)
 PODS = (RUNNING, DONE, HALF_DONE, MIRROR)
 
 

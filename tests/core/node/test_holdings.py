@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import STATIC_POD
 from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
@@ -28,7 +27,7 @@ def pod(
     init: Iterable[str] = (),
     running: Mapping[str, str] | None = None,
     phase: str = "Running",
-    **annotations: str,
+    static_uid: str = "",
 ) -> Pod:
     """Return a pod; `running` are its containers' IDs by name."""
     containers = [Container(name, ContainerKind.INIT, n) for n, name in enumerate(init)]
@@ -40,7 +39,7 @@ def pod(
         phase=phase,
         containers=tuple(containers),
         container_ids=running or {},
-        annotations=annotations,
+        static_uid=static_uid,
     )
 
 
@@ -77,7 +76,7 @@ def test_without_the_api_the_container_is_known_by_name_only() -> None:
 
 
 def test_a_static_pod_is_known_by_the_hash_of_its_file() -> None:
-    mirror = pod("uid-of-the-mirror", "main", running={"main": "5ad9"}, **{STATIC_POD: "6a1d"})
+    mirror = pod("uid-of-the-mirror", "main", running={"main": "5ad9"}, static_uid="6a1d")
     (found,) = holdings([entry("6a1d", "main", ids(0, [0]))], [mirror], SHARES)
     assert (found.pod_uid, found.pod, found.container_id) == ("6a1d", mirror, "5ad9")
 

@@ -16,7 +16,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpu_device_plugin.core.contract.keys import STATIC_POD
 from gpu_device_plugin.core.contract.promises import Promise
 from gpu_device_plugin.core.model.pods import ContainerKind, Pod
 from gpu_device_plugin.core.model.policy import POLICIES
@@ -326,7 +325,7 @@ class OneNode(RuleBasedStateMachine):
                 namespace="default",
                 name=pod.name.partition("/")[2],
                 phase="Succeeded" if pod.ended else "Running",
-                annotations={STATIC_POD: pod.uid} if pod.static else {},
+                static_uid=pod.uid if pod.static else "",
             )
             for pod in self.kubelet.pods.values()
             if not pod.gone

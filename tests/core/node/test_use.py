@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.keys import STATIC_POD
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.cgroups import CgroupOwner
 from gpu_device_plugin.core.node.holdings import Holding
@@ -155,7 +154,7 @@ def test_nobody_trespasses_while_a_grant_may_be_missing_in_the_records() -> None
 
 
 def test_a_static_pod_that_holds_no_gpu_is_named_by_its_mirror() -> None:
-    mirror = Pod("uid-of-the-mirror", "default", "monitor-node-a", annotations={STATIC_POD: "6a1d"})
+    mirror = Pod("uid-of-the-mirror", "default", "monitor-node-a", static_uid="6a1d")
     found = attribute([reading((1, 300))], {1: CgroupOwner("6a1d", "5ad9")}, [], pods=[mirror])
     assert only(found).pod is mirror
 

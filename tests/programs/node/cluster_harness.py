@@ -83,7 +83,14 @@ class Cluster:
         assert self.node.agent.cluster is not None
         return self.node.agent.cluster
 
-    def create(self, spec: PodSpec, *, created: str = "", annotations: Mapping[str, str] | None = None) -> None:
+    def create(
+        self,
+        spec: PodSpec,
+        *,
+        created: str = "",
+        annotations: Mapping[str, str] | None = None,
+        grace_s: int | None = None,
+    ) -> None:
         """Create a pod that no scheduler has seen yet."""
         init = [c for c in spec.containers if c.kind is not Kind.APP]
         self.api.add(
@@ -93,6 +100,7 @@ class Cluster:
                 init=tuple(_container(c) for c in init),
                 created=created,
                 annotations=annotations,
+                grace_s=grace_s,
                 phase="Pending",
             )
         )
@@ -113,9 +121,16 @@ class Cluster:
             )
         )
 
-    async def schedule(self, spec: PodSpec, promised: Mapping[str, str] | None = None, *, created: str = "") -> PodSpec:
+    async def schedule(
+        self,
+        spec: PodSpec,
+        promised: Mapping[str, str] | None = None,
+        *,
+        created: str = "",
+        grace_s: int | None = None,
+    ) -> PodSpec:
         """Create a pod and bind it; return it with its UID, to be admitted by the kubelet."""
-        self.create(spec, created=created)
+        self.create(spec, created=created, grace_s=grace_s)
         await self.bind(spec.name, promised)
         return self.known(spec)
 
@@ -129,9 +144,9 @@ class Cluster:
         self.report(made)
         return made
 
-    async def run(self, spec: PodSpec, promised: Mapping[str, str] | None = None) -> Pod:
+    async def run(self, spec: PodSpec, promised: Mapping[str, str] | None = None, *, grace_s: int | None = None) -> Pod:
         """Create, bind and admit a pod."""
-        return await self.admit(await self.schedule(spec, promised))
+        return await self.admit(await self.schedule(spec, promised, grace_s=grace_s))
 
     def report(self, made: Pod) -> None:
         """Write a pod's phase into the API, as the kubelet does."""

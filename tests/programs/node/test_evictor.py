@@ -12,6 +12,7 @@ import pytest
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.cluster.evictions import Eviction, Outcome
 from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.core.node.evicting import Candidate
 from gpu_device_plugin.programs.node.evictor import Evictor
 from tests.patience import eventually
 
@@ -31,10 +32,12 @@ class Desk:
     asked: list[str] = field(default_factory=list)
     events: list[tuple[str, str, str]] = field(default_factory=list)
     counted: list[tuple[str, ...]] = field(default_factory=list)
+    bounds: list[int] = field(default_factory=list)
+    most_grace_s: float = 60
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        self.evictor = Evictor(self, self, first_retry_s=10, clock=lambda: self.now)
+        self.evictor = Evictor(self, self, lambda: self.most_grace_s, first_retry_s=10, clock=lambda: self.now)
 
     def event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:
         assert (action, warning) == ("Evict", True)
@@ -44,8 +47,9 @@ class Desk:
         assert (action, warning) == ("Evict", True)
         self.events.append((pod.name, reason, note))
 
-    async def evict(self, pod: Pod) -> Eviction:
+    async def evict(self, pod: Pod, most_grace_s: int) -> Eviction:
         self.asked.append(pod.uid)
+        self.bounds.append(most_grace_s)
         return self.answers.pop(0)
 
     def count(self, what: m.Count, *labels: str, times: int = 1) -> None:
@@ -89,6 +93,44 @@ async def test_an_evicted_pod_is_on_its_way_until_it_has_ended() -> None:
         it.pods["u"] = replace(POD, phase="Succeeded")
         assert it.evictor.going == {}
         assert it.asked == ["u"]
+
+
+ANOTHER = Pod("v", "default", "small")
+
+
+@pytest.mark.parametrize(("own_s", "most_s", "until_s"), [(10**9, 60, 90), (5, 60, 35), (10**9, 0.2, 31)])
+async def test_a_pod_that_does_not_end_in_time_keeps_its_gpu_busy_no_longer(
+    own_s: int, most_s: float, until_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next pod there gets its turn; the first is not evicted again, and the log names it."""
+    stubborn = replace(POD, grace_s=own_s)
+    candidates = [Candidate(stubborn, "GPU-0", 9), Candidate(ANOTHER, "GPU-0", 1)]
+    async with desk(Eviction(Outcome.EVICTED)) as it:
+        it.most_grace_s = most_s
+        it.pods |= {"u": stubborn, "v": ANOTHER}
+        it.order(stubborn)
+        await eventually(lambda: bool(it.events))
+        assert it.bounds == [max(1, most_s)]
+        it.now = until_s - 0.1
+        assert it.evictor.next_victims(candidates) == {}
+        it.now = until_s
+        assert it.evictor.next_victims(candidates) == {"v": (ANOTHER, GPUS)}
+        assert it.evictor.going == {}
+        assert "pod default/big should have ended, and still uses its GPU" in caplog.text
+
+
+async def test_a_pod_that_its_owner_deletes_keeps_its_gpu_busy_no_longer_either() -> None:
+    deleted = replace(POD, deleting=True, grace_s=20)
+    candidates = [Candidate(deleted, "GPU-0", 9), Candidate(ANOTHER, "GPU-0", 1)]
+    async with desk() as it:
+        it.pods |= {"u": deleted, "v": ANOTHER}
+        assert it.evictor.next_victims(candidates) == {}
+        it.now = 49
+        assert it.evictor.next_victims(candidates) == {}
+        it.now = 50
+        assert it.evictor.next_victims(candidates) == {"v": (ANOTHER, GPUS)}
+        del it.pods["u"]
+        assert it.evictor.overdue == frozenset()
 
 
 async def test_the_gpus_are_free_again_once_the_pod_is_gone() -> None:

@@ -18,10 +18,12 @@ from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.over_use import OverUse
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
+from gpu_device_plugin.testing import builders
+from gpu_device_plugin.testing.builders import mirror
 from gpu_device_plugin.testing.cluster import Answer, Hang
 from tests.nodes import node, uuid
 from tests.patience import eventually
-from tests.programs.node.cluster_harness import RIGHTS, Cluster, cluster, promise
+from tests.programs.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, promise
 from tests.programs.node.harness import container, gpus_of, pod, world
 
 if TYPE_CHECKING:
@@ -75,18 +77,26 @@ class Scene:
     def marked(self, name: str = "big") -> str:
         return self.it.annotations(name).get(OVER_USE, "")
 
+    def grace_s(self, name: str = "big") -> int:
+        """Return the seconds that a pod which is being deleted has to end."""
+        return int(self.it.api.get("pods", name)["metadata"]["deletionGracePeriodSeconds"])
+
     def going(self, name: str = "big") -> bool:
         return "deletionTimestamp" in self.it.api.get("pods", name)["metadata"]
 
 
 @asynccontextmanager
 async def scene(
-    *, allowed: Iterable[tuple[str, str]] = EVICTING, pods: Iterable[str] = ("big", "small"), over_use: str = "report"
+    *,
+    allowed: Iterable[tuple[str, str]] = EVICTING,
+    pods: Iterable[str] = ("big", "small"),
+    over_use: str = "report",
+    grace_s: int | None = None,
 ) -> AsyncIterator[Scene]:
     async with cluster(allowed=allowed, over_use=over_use, **QUICK) as it:
         await it.start_agent()
         for name in pods:
-            await it.run(pod(name, mem=4), promise(0, 4))
+            await it.run(pod(name, mem=4), promise(0, 4), grace_s=grace_s)
         await it.assigned(*pods)
         assert it.node.agent is not None
         assert it.node.agent.responses.evictor is not None
@@ -151,6 +161,44 @@ async def test_it_is_evicted_where_the_settings_say_so() -> None:
         its.read({"small": 9000})
         await its.it.node.until(lambda: its.going("small"))
         assert f"{evictions('evicted')} 2.0" in await its.it.metrics()
+
+
+async def test_an_evicted_pod_has_no_more_time_to_end_than_the_settings_say() -> None:
+    """Its owner gave it thirty years, and it ignores SIGTERM."""
+    async with scene(over_use="evict", grace_s=10**9) as its:
+        await its.exceed()
+        await its.it.node.until(its.going)
+        assert its.grace_s() == 60
+
+
+async def test_an_evicted_pod_has_no_more_time_to_end_than_it_asked_for() -> None:
+    async with scene(over_use="evict", grace_s=5) as its:
+        await its.exceed()
+        await its.it.node.until(its.going)
+        assert its.grace_s() == 5
+
+
+async def test_a_pod_whose_owner_deletes_it_with_years_to_end_is_evicted() -> None:
+    """Its GPU would be busy for as long, and no other pod there would be evicted."""
+    async with scene(over_use="evict") as its:
+        its.it.api.delete("pods", "big", grace_s=10**9)
+        await its.it.seen("big")
+        await its.exceed()
+        await its.it.node.until(lambda: its.grace_s() == 60)
+        for _ in range(3):
+            its.read({"big": 6120, "small": 0})
+            await its.taken()
+        assert its.it.api.count("create", "pods/eviction") == 1
+
+
+async def test_a_forged_mirror_pod_protects_no_pod_from_eviction() -> None:
+    """An accomplice says that it is the mirror of the pod that takes too much."""
+    async with scene(over_use="evict") as its:
+        its.it.api.add(mirror(builders.pod("accomplice", node=NODE), its.uid("big")))
+        await its.it.seen("accomplice")
+        await its.exceed()
+        await its.it.node.until(its.going)
+        assert [name for name, _ in its.told("GPUMemoryExceeded")] == ["big"]
 
 
 async def test_when_short_it_goes_only_while_others_lack_their_part() -> None:

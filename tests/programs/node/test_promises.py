@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.testing import builders
+from gpu_device_plugin.testing.builders import mirror
 from gpu_device_plugin.testing.cluster import Answer
 from gpu_device_plugin.testing.pods import Kind
 from tests.names import COUNT, MEM
@@ -216,10 +219,9 @@ async def test_a_static_pod_is_known_by_the_uid_that_the_kubelet_gave_it() -> No
     """Its copy stays Pending while an image is pulled, and must not be taken for a pod that still waits."""
     async with cluster() as there:
         await there.start_agent()
-        static = await there.node.kubelet.admit(pod("static", mem=4))
-        mirror = {"kubernetes.io/config.mirror": static.uid}
-        there.create(pod("static", mem=4), annotations=mirror)
-        await there.bind("static")
+        static = await there.node.kubelet.admit(replace(pod("static", mem=4), uid="0123456789abcdef" * 2))
+        there.api.add(mirror(builders.pod("static", builders.container(mem=4), node=NODE), static.uid))
+        await there.seen("static")
         await there.node.until(lambda: bool(there.cluster.waiting.recorded))
         a = await there.run(pod("a", mem=4), promise(1, 4))
         assert there.positions(a) == {1: 4}
