@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract import keys as wire
+from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import container, pod
 from tests.deploy.policies_world import (
     AGENT_A,
@@ -46,6 +47,7 @@ ONE_RESOURCE = "gpushare-one-resource"
 NO_ZERO = "gpushare-no-zero"
 UNITS = "gpushare-units"
 NODE_NAME = "gpushare-node-name"
+MIRROR_PODS = "gpushare-mirror-pods"
 PLACEMENT = "gpushare-placement"
 OWN_NODE = "gpushare-own-node"
 OWN_EVENTS = "gpushare-own-events"
@@ -93,10 +95,26 @@ def owned(body: dict[str, Any]) -> dict[str, Any]:
     return {**body, "metadata": {**metadata, "generateName": "rs-", "ownerReferences": [owner]}}
 
 
-def mirror(**annotations: str) -> dict[str, Any]:
+def mirror(*containers: dict[str, Any], **annotations: str) -> dict[str, Any]:
     """Return a static pod as its kubelet shows it to the API."""
-    own = {wire.STATIC_POD: "0123456789abcdef", "kubernetes.io/config.source": "file"}
-    return pod("static", SHARING, node="node-a", annotations={**own, **annotations})
+    return builders.mirror(pod("static", *containers, node="node-a", annotations=annotations), "0123456789abcdef" * 2)
+
+
+def claiming(body: dict[str, Any], *users: str) -> dict[str, Any]:
+    """Return a pod of whose containers these use a ResourceClaim, by default the first."""
+    spec = body["spec"]
+    users = users or (spec["containers"][0]["name"],)
+
+    def using(each: dict[str, Any]) -> dict[str, Any]:
+        return {**each, "resources": {**each.get("resources", {}), "claims": [{"name": "gpu"}]}}
+
+    lists = {
+        key: [using(each) if each["name"] in users else each for each in spec[key]]
+        for key in ("containers", "initContainers")
+        if key in spec
+    }
+    claims = [{"name": "gpu", "resourceClaimName": "a-gpu"}]
+    return {**body, "spec": {**spec, **lists, "resourceClaims": claims}}
 
 
 def limits(body: dict[str, Any], **quantities: object) -> dict[str, Any]:
@@ -221,6 +239,9 @@ SIZE_CASES = (
 )  # fmt: skip
 
 BY_OTHERS = "on which GPUs a pod is are written by the scheduler and by the agent of the pod's node alone, not by "
+NEW = "the annotations of a new pod say on which GPUs it is"
+AGENT = "system:serviceaccount:gpushare:gpushare-node"
+NO_SCHEDULER = " is no scheduler that may"
 
 
 def endless(**metadata: object) -> dict[str, Any]:
@@ -381,8 +402,51 @@ INSTANCE_CASES = (
          create(pod("a", *({**each, "resources": {"limits": ENDLESS}} for each in containers(9)))),
          {SIZE: "container 'c0', container 'c1', container 'c2'"}),
     Case("the agent says which instances a pod got", AGENT_A, annotate("placed", {wire.INSTANCES: GIVEN})),
+    Case("an owner says which instances a pod of its own has", PERSON,
+         create(pod("a", instances(small=1), annotations={wire.INSTANCES: GIVEN})),
+         {PLACEMENT: f"{wire.INSTANCES}: {NEW}"}),
+    Case("an owner says so later", PERSON, annotate("placed", {wire.INSTANCES: GIVEN}),
+         {PLACEMENT: f"{wire.INSTANCES}: the annotations"}),
+    Case("an owner says so on a pod with instances", PERSON, annotate("sliced", {wire.INSTANCES: GIVEN}),
+         {PLACEMENT: f"{wire.INSTANCES}: the annotations"}),
+    Case("the agent says so on a pod with instances", AGENT_A, annotate("sliced", {wire.INSTANCES: GIVEN})),
+    Case("an owner says so of a pod without GPUs", PERSON, annotate("plain", {wire.INSTANCES: GIVEN})),
+    Case("bound by a person with instances", PERSON, bind("waiting", {wire.INSTANCES: GIVEN}),
+         {PLACEMENT: NO_SCHEDULER}),
     Case("the agent of another node says so", AGENT_B, annotate("placed", {wire.INSTANCES: GIVEN}),
-         {OWN_NODE: "a node agent writes on its own node and the pods there"}),
+         {OWN_NODE: "a node agent writes on its own node and the pods there", PLACEMENT: BY_OTHERS}),
+)  # fmt: skip
+
+CLAIM_CASES = (
+    Case("a pod with a claim", PERSON, create(claiming(pod("a", CUDA)))),
+    Case("all GPUs beside a claim", PERSON,
+         create(claiming(pod("a", setting(CUDA, NVIDIA_VISIBLE_DEVICES="all")))),
+         {VARIABLES: "container 'cuda' sets NVIDIA_VISIBLE_DEVICES:"}),
+    Case("all GPUs in a neighbour of a claim", PERSON,
+         create(claiming(pod("a", container(), setting(CUDA, NVIDIA_VISIBLE_DEVICES="all")))),
+         {VARIABLES: "container 'cuda' sets NVIDIA_VISIBLE_DEVICES:"}),
+    Case("an init container has a claim, another sets", PERSON,
+         create(claiming(pod("a", setting(CUDA, NVIDIA_VISIBLE_DEVICES="0"), init=(container("prepare"),)), "prepare")),
+         {VARIABLES: "container 'cuda' sets NVIDIA_VISIBLE_DEVICES:"}),
+    Case("a neighbour of a claim that wants no GPU", PERSON,
+         create(claiming(pod("a", container(), setting(CUDA, NVIDIA_VISIBLE_DEVICES="void"))))),
+    Case("a greater limit beside a claim", PERSON,
+         create(claiming(pod("a", setting(CUDA, NVIDIA_GPU_MEMORY_LIMIT="999")))),
+         {VARIABLES: "container 'cuda' sets NVIDIA_GPU_MEMORY_LIMIT:"}),
+    Case("debugging a pod with a claim with all GPUs", PERSON,
+         debug("claiming", [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]),
+         {VARIABLES: "container 'debugger' sets NVIDIA_VISIBLE_DEVICES:"}),
+    Case("all GPUs by a mount beside a claim", PERSON, create(claiming(mounting(f"{TOOLKIT}/all", CUDA))),
+         {DEVICES: f"container 'cuda': {BY_MOUNT}"}),
+    Case("all GPUs by an annotation beside a claim", PERSON, create(claiming(pod("a", CUDA, annotations=CDI))),
+         {DEVICES: BY_ANNOTATION}),
+    Case("all GPUs by an annotation beside a claim, later", PERSON, annotate("claiming", CDI),
+         {DEVICES: BY_ANNOTATION}),
+    Case("a note on a pod with a claim", PERSON, annotate("claiming", {"note": "x"})),
+    Case("more annotations than are looked through, beside a claim", PERSON,
+         create(claiming(pod("a", CUDA, annotations=notes(1001)))), {SIZE: "the pod has 1001 annotations"}),
+    Case("as many containers as are looked through, with a claim", PERSON,
+         create(claiming(pod("a", *containers(250)), *(f"c{number}" for number in range(250))))),
 )  # fmt: skip
 
 NODE_CASES = (
@@ -393,15 +457,20 @@ NODE_CASES = (
          {NODE_NAME: "spec.nodeName puts the pod on node 'node-a' without a scheduler"}),
     Case("a node named for whole GPUs", PERSON, create(pod("a", WHOLE, node="node-a")), {NODE_NAME: "spec.nodeName"}),
     Case("a node named without GPUs", PERSON, create(pod("a", node="node-a"))),
-    Case("a static pod, shown by its kubelet", KUBELET, create(mirror())),
-    Case("a static pod, pretended", PERSON, create(mirror()), {NODE_NAME: "spec.nodeName"}),
+    Case("a static pod, shown by its kubelet", KUBELET, create(mirror(SHARING))),
+    Case("a static pod without GPUs, shown by its kubelet", KUBELET, create(mirror())),
+    Case("a static pod, pretended", PERSON, create(mirror(SHARING)),
+         {NODE_NAME: "spec.nodeName", MIRROR_PODS: "which a kubelet alone may say"}),
+    Case("a static pod without GPUs, pretended", PERSON, create(mirror()),
+         {MIRROR_PODS: "which a kubelet alone may say, and 'ada' is not in the group system:nodes; remove"}),
+    Case("a mirror pod of another's pod", CONTROLLER,
+         create(pod("a", node="node-a", annotations={wire.STATIC_POD: "0b5d1f3a-0000-4000-8000-000000000001"})),
+         {MIRROR_PODS: "the annotation kubernetes.io/config.mirror says"}),
+    Case("a node named for a claim", PERSON, create(claiming(pod("a", CUDA, node="node-a"))),
+         {NODE_NAME: "spec.nodeName puts the pod on node 'node-a'"}),
     Case("a pod that a node makes and that is no static one", KUBELET, create(pod("a", SHARING, node="node-a")),
          {NODE_NAME: "spec.nodeName"}),
 )  # fmt: skip
-
-NEW = "the annotations of a new pod say on which GPUs it is"
-AGENT = "system:serviceaccount:gpushare:gpushare-node"
-NO_SCHEDULER = " is no scheduler that may"
 
 PLACEMENT_CASES = (
     *(
@@ -422,7 +491,7 @@ PLACEMENT_CASES = (
          {PLACEMENT: NEW}),
     Case("a template with a promise", CONTROLLER, create(owned(pod("a", SHARING, annotations=PLACED))),
          {PLACEMENT: "also from the template"}),
-    Case("a static pod with a promise", KUBELET, create(mirror(**PLACED)), {PLACEMENT: NEW}),
+    Case("a static pod with a promise", KUBELET, create(mirror(SHARING, **PLACED)), {PLACEMENT: NEW}),
     Case("a new pod without GPUs", PERSON, create(pod("a", annotations=PLACED))),
     Case("an old pod without GPUs", PERSON, annotate("plain", PLACED)),
     Case("a label edited", PERSON, patch("placed", {"metadata": {"labels": {"app": "y"}}})),
@@ -606,6 +675,7 @@ CASES = (
     *DEVICE_CASES,
     *AMOUNT_CASES,
     *INSTANCE_CASES,
+    *CLAIM_CASES,
     *NODE_CASES,
     *PLACEMENT_CASES,
     *AGENT_CASES,

@@ -216,6 +216,11 @@ async def furnish(world: PolicyWorld) -> None:
         pod("placed", sharing, node="node-a", annotations=PLACED, labels={"app": "x"}),
         pod("promised", sharing, annotations=PLACED),
         pod("plain", node="node-a"),
+        pod("sliced", container(limits={"aliyun.com/mig-1g.10gb": "1"}), node="node-a"),
+        {
+            **(claiming := pod("claiming", {**container(), "resources": {"claims": [{"name": "gpu"}]}}, node="node-a")),
+            "spec": {**claiming["spec"], "resourceClaims": [{"name": "gpu", "resourceClaimName": "a-gpu"}]},
+        },
         pod("free"),
         {
             **(older := pod("older", old, node="node-a", annotations={"cdi.k8s.io/old": "nvidia.com/gpu=all"})),

@@ -71,14 +71,14 @@ def manifests(*names: str) -> Objects:
 
 # --- The same objects ------------------------------------------------------------------------------------------------
 
-ALL = ("daemonset", "scheduler", "policies", "viewer")
+ALL = ("daemonset", "scheduler", "policies", "viewer", "optional/networkpolicy")
 SAME: list[tuple[Json, tuple[str, ...]]] = [
     ({}, (*ALL,)),
     ({"policies": {"setSchedulerName": True}}, (*ALL, "optional/mutating-policy")),
     ({"podMonitor": {"enabled": True}}, (*ALL, "monitoring/podmonitor")),
     ({"prometheusRule": {"enabled": True}}, (*ALL, "monitoring/prometheusrule")),
     ({"dashboard": {"enabled": True}}, (*ALL, "monitoring/dashboard")),
-    ({"networkPolicy": {"enabled": True}}, (*ALL, "optional/networkpolicy")),
+    ({"networkPolicy": {"enabled": False}}, ("daemonset", "scheduler", "policies", "viewer")),
     ({"mps": {"enabled": True}}, (*ALL, "optional/mps", "patches/mps-agent")),
     ({"agent": {"evict": True, "nodeCondition": True}}, (*ALL, "optional/evict")),
     ({"web": {"enabled": True}}, (*ALL, "optional/web")),
@@ -86,11 +86,11 @@ SAME: list[tuple[Json, tuple[str, ...]]] = [
     ({"agent": {"migMonitor": True}}, (*ALL, "patches/mig-agent")),
     ({"agent": {"nodeSelector": {"nvidia.com/gpu.deploy.client": "true"}}}, (*ALL, "patches/mig-manager")),
     ({"policies": {"memoryClaims": True}}, (*ALL, "optional/dra-mutating-policy")),
-    (LOOPBACK, ("viewer", "daemonset", "policies", "optional/extender-loopback")),
-    (SERVICE, ("viewer", "daemonset", "policies", "optional/extender-alone")),
-    (NONE, ("viewer", "daemonset", "policies")),
-    ({**NONE, "policies": {"enabled": False}}, ("viewer", "daemonset")),
-    ({"viewer": {"enabled": False}}, ("daemonset", "scheduler", "policies")),
+    (LOOPBACK, ("viewer", "daemonset", "policies", "optional/networkpolicy", "optional/extender-loopback")),
+    (SERVICE, ("viewer", "daemonset", "policies", "optional/networkpolicy", "optional/extender-alone")),
+    (NONE, ("viewer", "daemonset", "policies", "optional/networkpolicy")),
+    ({**NONE, "policies": {"enabled": False}}, ("viewer", "daemonset", "optional/networkpolicy")),
+    ({"viewer": {"enabled": False}}, ("daemonset", "scheduler", "policies", "optional/networkpolicy")),
 ]
 
 
@@ -169,7 +169,6 @@ def test_everything_moves_to_another_namespace(values: Json) -> None:
         "podMonitor": {"enabled": True},
         "prometheusRule": {"enabled": True},
         "dashboard": {"enabled": True},
-        "networkPolicy": {"enabled": True},
         "web": {"enabled": True},
         "policies": {"setSchedulerName": values == SECOND},
     }
@@ -428,6 +427,7 @@ def test_pods_are_not_sent_to_a_scheduler_that_is_not_there(values: Json) -> Non
         (LOOPBACK, "deploy/optional/kube-scheduler-config.yaml"),
         (SERVICE, "waits for the Secret gpushare-extender-tls"),
         (NONE, "by the sum of a node's free memory"),
+        ({}, "only networkPolicy.metricsFrom may read metrics"),
     ],
 )
 def test_the_notes_say_what_is_left_to_do(values: Json, sentence: str) -> None:
@@ -770,7 +770,7 @@ def test_helm_installs_changes_and_removes_it(real_server: RealServer, tmp_path:
 
     for made, release in (("gpushare", "default"), ("apart", "apart")):
         where = [f"--namespace={release}", "--create-namespace", "--set", f"namespace={made}"]
-        more = ["--set", "policies.setSchedulerName=true,networkPolicy.enabled=true"]
+        more = ["--set", "policies.setSchedulerName=true"]
         notes = done("install", "gpushare", str(CHART.root), *where, *more)
         assert ("kubectl label namespace" in notes) == (made == release)
         notes = done("upgrade", "gpushare", str(CHART.root), *where[:1], *where[2:], "--set", "scheduler.mode=service")

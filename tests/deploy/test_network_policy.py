@@ -1,4 +1,4 @@
-"""The optional NetworkPolicy closes every port to the network of pods but those that ask who calls."""
+"""The NetworkPolicy closes every port to the network of pods but those that ask who calls."""
 
 from __future__ import annotations
 
@@ -62,8 +62,17 @@ def test_the_port_that_is_open_to_all_asks_for_a_certificate() -> None:
     assert settings.client_ca is not None
 
 
+def test_the_chart_keeps_metrics_to_prometheus_unless_it_is_told_otherwise() -> None:
+    """The agents' metrics name the pods of their node, for every client that reaches the port."""
+    chart = Chart(DEPLOY / "chart")
+    assert chart.render({})["NetworkPolicy", "gpushare", "gpushare"] == POLICY
+    silent = {"agent": {"enabled": False}, "scheduler": {"mode": "loopback"}}
+    for values in ({"networkPolicy": {"enabled": False}}, silent):
+        assert ("NetworkPolicy", "gpushare", "gpushare") not in chart.render(values)
+
+
 @pytest.mark.parametrize("mode", ["second", "service", "loopback", "none"])
 def test_without_a_prometheus_the_chart_opens_no_metrics(mode: str) -> None:
-    values = {"scheduler": {"mode": mode}, "networkPolicy": {"enabled": True, "metricsFrom": []}}
+    values = {"scheduler": {"mode": mode}, "networkPolicy": {"metricsFrom": []}}
     policy = Chart(DEPLOY / "chart").render(values)["NetworkPolicy", "gpushare", "gpushare"]
     assert opened(policy) == {"verbs": None}

@@ -34,7 +34,7 @@ from gpu_device_plugin.core.node.limit_grants import Means
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.testing.builders import container, pod
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
-from tests.deploy.policies_cases import CASES, Case
+from tests.deploy.policies_cases import CASES, Case, mirror
 from tests.deploy.policies_world import (
     AGENT_A,
     API,
@@ -134,13 +134,17 @@ def test_every_policy_has_one_binding_of_its_name_that_denies() -> None:
 def test_no_pod_without_our_resources_and_no_stranger_is_judged(name: str) -> None:
     """One condition of each policy is about what the pod asks for, or about who asks."""
     names = {each["name"] for each in POLICIES[name]["spec"]["matchConditions"]}
-    assert names & {"asks-for-gpus", "is-an-agent"}
+    assert names & {"asks-for-gpus", "is-an-agent", "is-a-mirror-pod"}
 
 
 INSTANCES = NodeSettings().of_profile("1g.10gb").name.removesuffix("1g.10gb")
 """How the names of the resources of MIG profiles begin."""
-OF_INSTANCES = {f"gpushare-{name}" for name in ("variables", "size", "devices", "one-resource")}
-"""The policies on what a pod sees. The others are on amounts and places, which are right for whole instances anyway."""
+OF_INSTANCES = {f"gpushare-{name}" for name in ("variables", "size", "devices", "one-resource", "placement")}
+"""The policies on what a pod sees, and on who says which instances it has. The others are on amounts and places, which
+are right for whole instances anyway."""
+OF_CLAIMS = {f"gpushare-{name}" for name in ("variables", "size", "devices", "node-name")}
+"""The policies on what a pod sees, and on pods that no scheduler has placed. A claim has its own amounts."""
+CLAIMED = re.compile(r" \|\|\s+c\.\?resources\.\?claims\.orValue\(\[\]\)\.size\(\) > 0")
 
 
 def test_resources_are_those_that_the_agent_offers() -> None:
@@ -149,11 +153,13 @@ def test_resources_are_those_that_the_agent_offers() -> None:
     asking = {
         name: condition(name, "asks-for-gpus").removeprefix("request.kind.kind == 'Binding' || ")
         for name in POLICIES
-        if not name.startswith("gpushare-own-")
+        if not name.startswith(("gpushare-own-", "gpushare-mirror-"))
     }
+    claims = {name: CLAIMED.subn("", text) for name, text in asking.items()}
+    assert {name for name, (_, number) in claims.items() if number} == OF_CLAIMS
     same = {
         (name in OF_INSTANCES, text.replace("> 250 ||", "<= 250 &&").replace("> 32 ||", "<= 32 &&"))
-        for name, text in asking.items()
+        for name, (text, _) in claims.items()
     }
     assert len(same) == 2
     assert ["> 250 ||" in text and "> 32 ||" in text for text in asking.values()].count(True) == 1
@@ -192,7 +198,7 @@ def test_variables_are_those_that_the_agent_sets() -> None:
 
 def test_annotations_are_those_of_the_wire_contract() -> None:
     changes = condition("gpushare-placement", "changes-a-placement")
-    assert quoted(changes) == wire.POD_ANNOTATIONS
+    assert quoted(changes) == wire.POD_ANNOTATIONS | {wire.INSTANCES}
     assert changes.replace("exists(", "filter(") == variable("gpushare-placement", "changed")
     told = {wire.OVER_USE, wire.INSTANCES}
     assert quoted(variable("gpushare-size", "annotations")) == wire.POD_ANNOTATIONS | told
@@ -443,7 +449,7 @@ async def test_pods_that_ask_for_gpus_go_to_the_scheduler_that_knows_them(
 
 
 async def test_a_static_pod_keeps_what_its_node_says(world: PolicyWorld) -> None:
-    static = pod("static", container(mem=4), node="node-a", annotations={wire.STATIC_POD: "0123456789abcdef"})
+    static = mirror(container(mem=4))
     status, answer = await world.ask(KUBELET, create(static))
     assert status == 201, answer
     assert scheduler(answer) == "default-scheduler"

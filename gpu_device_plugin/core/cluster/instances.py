@@ -99,11 +99,20 @@ def instance_pod(pod: Pod) -> InstancePod | None:
 
 
 def readable_instances(pod: Pod) -> Mapping[str, tuple[str, ...]]:
-    """Return the UUIDs of the instances of each container, as the agent wrote them; none if that is malformed."""
+    """Return the UUIDs of the instances of each container, as the agent wrote them; none if that is malformed.
+
+    Where no policy keeps the pod's owner from writing them, they may be more than the container asked for: then the
+    agent has not written them, and none of them counts.
+    """
     try:
-        return instances.read(pod.annotations.get(INSTANCES, "{}"))
+        written = instances.read(pod.annotations.get(INSTANCES, "{}"))
     except MalformedAnnotationError:
         return {}
+    asked = {
+        each.name: sum(amount for name, amount in each.limits.items() if is_mig_resource(name))
+        for each in pod.containers
+    }
+    return {name: uuids for name, uuids in written.items() if len(uuids) <= asked.get(name, 0)}
 
 
 def whole_instances(listed: Iterable[ListedGpu], pods: Sequence[InstancePod]) -> tuple[Instances, ...]:
@@ -126,7 +135,9 @@ def _of_resource(resource: str, gpus: Sequence[ListedGpu], pods: Sequence[Instan
     holders: dict[str, tuple[InstancePod, ...]] = {}
     number: Counter[str] = Counter()
     for pod in pods:
-        for uuid in sorted(pod.held & uuids):
+        named = pod.held & uuids
+        # Instances of another profile than the pod asked for are none that its agent wrote on it.
+        for uuid in sorted(named) if len(named) <= pod.asked.get(resource, 0) else ():
             holders[uuid] = (*holders.get(uuid, ()), pod)
             number[pod.uid] += 1
     loose = tuple((pod, less) for pod in pods if (less := pod.asked.get(resource, 0) - number[pod.uid]) > 0)

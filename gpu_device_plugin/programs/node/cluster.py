@@ -131,9 +131,10 @@ class NodeCluster:
         self._before: tuple[Gpu, ...] = ()
         """The GPUs that our node's annotation listed when we first read it."""
         self._looked = asyncio.Event()
-        self._instances: dict[str, dict[str, frozenset[str]]] = {}
-        """The whole MIG instances of each container, by the UID of its pod, by the kubelet's checkpoint."""
-        self._requested: dict[str, Mapping[str, str]] = {}
+        self._instances: dict[str, dict[str, frozenset[str]]] | None = None
+        """The whole MIG instances of each container, by the UID of its pod, by the kubelet's checkpoint; None: not read
+        yet."""
+        self._requested: dict[str, Mapping[str, str | None]] = {}
         """The annotations last requested for each pod, by UID, until the pod shows them."""
         self._notes: Latest[NodeNotes] = Latest(NodeNotes())
         self._use: Mapping[str, str] = {}
@@ -286,20 +287,25 @@ class NodeCluster:
             requested = self._requested.pop(pod.uid, {})
             if pod.ended:
                 continue
-            changes = dict(self._instances_changed(pod))
+            changes: dict[str, str | None] = {**self._instances_changed(pod)}
             if actual := assigned_shares(pod, served, node, resources):
-                now_ns = int(requested.get(ASSUME_TIME, time.time_ns()))
+                now_ns = int(requested.get(ASSUME_TIME) or time.time_ns())
                 changes |= assignment(pod, actual, resources, sizes, now_ns)
             if changes:
                 self._requested[pod.uid] = changes
                 if changes != requested:
                     self._writer.annotate(pod, changes)
 
-    def _instances_changed(self, pod: Pod) -> Mapping[str, str]:
-        """Return the annotation with the whole MIG instances of a pod, if it has some and says something else."""
-        held = self._instances.get(pod.kubelet_uid, {})
-        text = instances.write(held) if held else ""
-        return {} if text == pod.annotations.get(INSTANCES, "") or not text else {INSTANCES: text}
+    def _instances_changed(self, pod: Pod) -> Mapping[str, str | None]:
+        """Return the annotation with the whole MIG instances of a pod, if it says something else; None removes it.
+
+        The pod's owner may have written it, where no policy forbids that.
+        """
+        if self._instances is None:
+            return {}
+        held = self._instances.get(pod.kubelet_uid)
+        text = None if held is None else instances.write(held)
+        return {} if text == pod.annotations.get(INSTANCES) else {INSTANCES: text}
 
     def _pods_changed(self, pods: Mapping[str, Pod]) -> None:
         users = frozenset(uid for uid, pod in pods.items() if pod.containers and not pod.ended)

@@ -43,6 +43,33 @@ def test_a_pod_on_a_node_has_the_instances_that_its_agent_wrote_on_it() -> None:
     assert ending.terminating
 
 
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        '{"c0":["MIG-0","MIG-1","MIG-2","MIG-3","MIG-4","MIG-5","MIG-6"]}',
+        '{"c0":["MIG-0","MIG-0"]}',
+        '{"other":["MIG-0"]}',
+        '{"plain":["MIG-0"]}',
+    ],
+)
+def test_a_pod_that_names_more_instances_than_it_asked_for_is_not_believed(annotation: str) -> None:
+    """Its owner wrote that: a pod with one instance would show as holding all seven."""
+    asking = pod({WHOLE: 1}, annotation=annotation)
+    plain = Container("plain", ContainerKind.APP, 1, {"aliyun.com/gpu-mem": 3})
+    assert instance_pod(replace(asking, containers=(*asking.containers, plain))) == InstancePod(
+        "uid", "shop", "web", {WHOLE: 1}
+    )
+
+
+def test_a_pod_that_names_instances_of_another_profile_than_it_asked_for_is_not_believed() -> None:
+    view = mig_view("a", with_instances("one", 0), with_instances("two", asks=1), whole=5)
+    (gpus,) = (each.instances for each in view.instances())
+    liar = InstancePod("liar", "shop", "liar", {LARGE: 3}, frozenset({"MIG-2", "MIG-3"}))
+    doubtful = InstancePod("doubtful", "shop", "doubtful", {WHOLE: 1, LARGE: 3}, frozenset({"MIG-2", "MIG-3"}))
+    (found,) = whole_instances(gpus, [liar, doubtful])
+    assert (found.holders, found.loose) == ({}, ((doubtful, 1),))
+
+
 @pytest.mark.parametrize("annotation", ["", "{", '{"c0":["GPU-1"]}'])
 def test_without_a_readable_annotation_its_instances_are_not_known(annotation: str) -> None:
     assert instance_pod(pod({WHOLE: 1}, annotation=annotation)) == InstancePod("uid", "shop", "web", {WHOLE: 1})

@@ -122,7 +122,7 @@ def test_a_container_with_a_part_of_an_instance_is_told_which() -> None:
 
 
 def test_a_container_with_a_whole_instance_has_it_whole() -> None:
-    pod = a_pod({WHOLE: 1}, instances=json.dumps({"c0": ["MIG-1", "MIG-gone"]}))
+    pod = a_pod({WHOLE: 2}, instances=json.dumps({"c0": ["MIG-1", "MIG-gone"]}))
     (shown,) = containers_of(pod, RESOURCES, mig_view("n", shared=1, whole=1))
     assert shown["gpus"] == [
         {

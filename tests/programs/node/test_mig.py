@@ -225,6 +225,28 @@ async def test_a_gpu_enters_mig_mode_and_leaves_it() -> None:
         await offered(node, mem=79 + 14, count=2)
 
 
+async def test_instances_that_an_owner_wrote_on_a_pod_are_taken_off_or_corrected() -> None:
+    """Where no policy forbids it, a pod could show as holding instances that others have."""
+    forged = {"gpu-device-plugin/mig-instances": '{"main":["MIG-1","MIG-2","MIG-3"]}'}
+    async with cluster([h100("1g.10gb*3"), T4], mig="whole") as there:
+        for name in ("plain", "waiting"):
+            there.create(pod(name) if name == "plain" else asking(name, ONE_G), annotations=forged)
+            there.api.bind(name, NODE)
+        await there.start_agent()
+        await there.node.until(
+            lambda: (
+                not any("gpu-device-plugin/mig-instances" in there.annotations(name) for name in ("plain", "waiting"))
+            )
+        )
+        there.create(asking("liar", ONE_G), annotations=forged)
+        await there.bind("liar")
+        made = await there.admit(there.known(asking("liar", ONE_G)))
+        (uuid,) = gpus_of(made, ONE_G)
+        await there.node.until(
+            lambda: there.annotations("liar").get("gpu-device-plugin/mig-instances") == f'{{"main":["{uuid}"]}}'
+        )
+
+
 async def test_a_pod_on_an_instance_that_exists_no_more_is_named(caplog: pytest.LogCaptureFixture) -> None:
     async with cluster([h100("1g.10gb*3"), T4], mig="whole") as there:
         await there.start_agent()
