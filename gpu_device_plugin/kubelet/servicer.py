@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.grants import Grant
     from gpu_device_plugin.core.node.offers import Offer
 
+_MOST_CONTAINERS = 64
+"""Most containers in one call. A kubelet asks for one."""
+_MOST_IDS = 10_000
+"""Most device IDs of one container in a call. A kubelet knows those of our list, about 4,000 at most."""
 HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
 
@@ -33,9 +37,9 @@ class Answers(Protocol):
     """The decisions behind the RPCs, made from memory: the kubelet calls from its one sync loop, without a timeout."""
 
     async def prefer(
-        self, resource: Resource, available: Iterable[str], must: Iterable[str], amount: int
+        self, resource: Resource, available: Iterable[str], must: Iterable[str], amount: int, *, waits: bool
     ) -> Sequence[str]:
-        """Return the preferred IDs; never raises."""
+        """Return the preferred IDs; never raises. Only with `waits` it may wait until the API shows the pod."""
         ...
 
     def until_allocatable(self, resource: Resource, device_ids: Sequence[str]) -> Awaitable[None] | None:
@@ -143,13 +147,21 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
         context: aio.ServicerContext[pb.PreferredAllocationRequest, pb.PreferredAllocationResponse],
     ) -> pb.PreferredAllocationResponse:
         began = time.perf_counter()
+        wanted = request.container_requests
+        ids = (max(len(each.available_deviceIDs), len(each.must_include_deviceIDs)) for each in wanted)
+        await _check_size(context, len(wanted), ids)
         responses = [
             pb.ContainerPreferredAllocationResponse(
                 deviceIDs=await self._answers.prefer(
-                    self._resource, asked.available_deviceIDs, asked.must_include_deviceIDs, asked.allocation_size
+                    self._resource,
+                    asked.available_deviceIDs,
+                    asked.must_include_deviceIDs,
+                    asked.allocation_size,
+                    # All of them are of one pod, and the kubelet's only sync loop waits for us.
+                    waits=number == 0,
                 )
             )
-            for asked in request.container_requests
+            for number, asked in enumerate(wanted)
         ]
         self._observe(self._resource, "GetPreferredAllocation", time.perf_counter() - began)
         return pb.PreferredAllocationResponse(container_responses=responses)
@@ -158,9 +170,11 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
         self, request: pb.AllocateRequest, context: aio.ServicerContext[pb.AllocateRequest, pb.AllocateResponse]
     ) -> pb.AllocateResponse:
         began = time.perf_counter()
+        wanted = request.container_requests
+        await _check_size(context, len(wanted), (len(each.devices_ids) for each in wanted))
         try:
             grants = []
-            for asked in request.container_requests:
+            for asked in wanted:
                 device_ids = tuple(asked.devices_ids)
                 if (until := self._answers.until_allocatable(self._resource, device_ids)) is not None:
                     await until
@@ -177,6 +191,7 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
         context: aio.ServicerContext[pb.PreStartContainerRequest, pb.PreStartContainerResponse],
     ) -> pb.PreStartContainerResponse:
         began = time.perf_counter()
+        await _check_size(context, 1, (len(request.devices_ids),))
         try:
             device_ids = tuple(request.devices_ids)
             if (until := self._answers.until_startable(self._resource, device_ids)) is not None:
@@ -187,6 +202,14 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
         finally:
             self._observe(self._resource, "PreStartContainer", time.perf_counter() - began)
         return pb.PreStartContainerResponse()
+
+
+async def _check_size(context: aio.ServicerContext[Any, Any], containers: int, ids: Iterable[int]) -> None:
+    """End a call that is larger than any of a kubelet, before its IDs are copied, for `ids` of each container."""
+    if containers > _MOST_CONTAINERS or max(ids, default=0) > _MOST_IDS:
+        most = f"{_MOST_CONTAINERS} containers and {_MOST_IDS} IDs of each at most"
+        why = f"the call is larger than one of a kubelet: {most}"
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
 
 
 def _response(grant: Grant) -> pb.ContainerAllocateResponse:

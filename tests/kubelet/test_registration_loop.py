@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import grpc
 import pytest
+from grpc import aio
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.model.resources import Kind, Resource
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
     from pathlib import Path
 
-    from grpc import aio
 
 QUICK = Timings(poll=0.05, stream_grace=0.2, retry_first=0.01, retry_most=0.1, self_check=0.1, stop=0.5)
 
@@ -50,7 +50,13 @@ class Answers:
         self.gate = Gate()
 
     async def prefer(
-        self, _resource: Resource, available: Iterable[str], _must: Iterable[str], amount: int
+        self,
+        _resource: Resource,
+        available: Iterable[str],
+        _must: Iterable[str],
+        amount: int,
+        *,
+        waits: bool,  # noqa: ARG002
     ) -> Sequence[str]:
         await self.gate.passed()
         return list(available)[:amount]
@@ -218,6 +224,19 @@ async def test_the_end_leaves_no_socket_and_no_stream() -> None:
         assert one.sockets == set()
         await eventually(lambda: not any(stream.open for stream in one.kubelet.streams))
         assert {stream.error for stream in one.kubelet.streams} == {"EOF"}
+
+
+async def test_a_message_larger_than_any_of_a_kubelet_is_not_read() -> None:
+    """A million IDs would take more than the agent's limit of memory has room for."""
+    async with node() as one:
+        await one.start()
+        (plugin,) = one.directory.glob("gpushare-memory-*")
+        async with aio.insecure_channel(f"unix:{plugin}") as channel:
+            call = DevicePluginStub(channel).Allocate
+            for ids, code in ((2000, grpc.StatusCode.OK), (25_000, grpc.StatusCode.RESOURCE_EXHAUSTED)):
+                asked = pb.ContainerAllocateRequest(devices_ids=[f"GPU-{n:036}::{n:04}" for n in range(ids)])
+                answering = call(pb.AllocateRequest(container_requests=[asked]))
+                assert await answering.code() is code
 
 
 async def test_a_call_in_flight_does_not_hold_up_the_end_for_long() -> None:

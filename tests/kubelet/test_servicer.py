@@ -39,9 +39,9 @@ class Scripted:
     """What has to happen before an answer; None: nothing."""
 
     async def prefer(
-        self, resource: Resource, available: Iterable[str], must: Iterable[str], amount: int
+        self, resource: Resource, available: Iterable[str], must: Iterable[str], amount: int, *, waits: bool
     ) -> Sequence[str]:
-        self.asked.append((resource, list(available), list(must), amount))
+        self.asked.append((resource, list(available), list(must), amount, waits))
         return [*must, *available][:amount]
 
     def allocate(self, resource: Resource, device_ids: Sequence[str]) -> Grant:
@@ -218,8 +218,43 @@ async def test_preferences_are_asked_for_container_by_container() -> None:
         )
         answer = await plugin.stub.GetPreferredAllocation(pb.PreferredAllocationRequest(container_requests=[asked] * 2))
         assert [list(one.deviceIDs) for one in answer.container_responses] == [["b", "a"]] * 2
-        assert plugin.answers.asked == [(MEM, ["a", "b", "c"], ["b"], 2)] * 2
+        assert plugin.answers.asked == [(MEM, ["a", "b", "c"], ["b"], 2, waits) for waits in (True, False)]
         await plugin.observed_are("GetPreferredAllocation")
+
+
+async def test_a_call_waits_for_the_api_at_most_once_however_many_containers_it_names() -> None:
+    """A second for each of 30 containers would keep the kubelet's sync loop from all pods of the node."""
+    async with served() as plugin:
+        asked = pb.ContainerPreferredAllocationRequest(available_deviceIDs=["a"], allocation_size=1)
+        await plugin.stub.GetPreferredAllocation(pb.PreferredAllocationRequest(container_requests=[asked] * 30))
+        assert [waits for *_, waits in plugin.answers.asked] == [True, *[False] * 29]
+
+
+async def test_a_call_that_no_kubelet_makes_ends_before_a_container_is_looked_for() -> None:
+    many, few = ["a"] * 10_001, ["a"] * 10_000
+    async with served() as plugin:
+        prefer, allocate, start = (
+            plugin.stub.GetPreferredAllocation,
+            plugin.stub.Allocate,
+            plugin.stub.PreStartContainer,
+        )
+        wanted, granted = pb.ContainerPreferredAllocationRequest, pb.ContainerAllocateRequest
+        for call in (
+            prefer(pb.PreferredAllocationRequest(container_requests=[wanted(available_deviceIDs=many)])),
+            prefer(pb.PreferredAllocationRequest(container_requests=[wanted(must_include_deviceIDs=many)])),
+            prefer(pb.PreferredAllocationRequest(container_requests=[wanted()] * 65)),
+            allocate(pb.AllocateRequest(container_requests=[granted(devices_ids=many)])),
+            allocate(pb.AllocateRequest(container_requests=[granted()] * 65)),
+            start(pb.PreStartContainerRequest(devices_ids=many)),
+        ):
+            with pytest.raises(aio.AioRpcError, match="larger than one of a kubelet") as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert plugin.answers.asked == []
+        await prefer(pb.PreferredAllocationRequest(container_requests=[wanted(available_deviceIDs=few)] * 2))
+        await allocate(pb.AllocateRequest(container_requests=[granted(devices_ids=few)] * 64))
+        await start(pb.PreStartContainerRequest(devices_ids=few))
+        assert len(plugin.answers.asked) == 2 + 64 + 1
 
 
 async def test_a_grant_becomes_variables_device_nodes_and_cdi_names() -> None:

@@ -78,9 +78,12 @@ class NodeAnswers:
         """The last answer to GetPreferredAllocation, until Allocate comes; the kubelet makes one call at a time."""
 
     async def prefer(
-        self, resource: Resource, available: Iterable[str], must: Iterable[str], amount: int
+        self, resource: Resource, available: Iterable[str], must: Iterable[str], amount: int, *, waits: bool = True
     ) -> Sequence[str]:
-        """Return the IDs that the kubelet should allocate; fewer than `amount` if there is no good choice."""
+        """Return the IDs that the kubelet should allocate; fewer than `amount` if there is no good choice.
+
+        With `waits` the answer may wait until the API shows the pod, for a second by default.
+        """
         node = self._state.node
         if resource.kind is Kind.MEMORY:
             if barred := self.delivery.means.barred:
@@ -91,7 +94,10 @@ class NodeAnswers:
             available = not_on(available, barred)
         question = Question(node, resource.kind, available, must, amount)
         waiting = self._waiting_for(resource)
-        matched = UNMATCHED if waiting is None else await waiting.find(question.call)
+        if waiting is None:
+            matched = UNMATCHED
+        else:
+            matched = await waiting.find(question.call) if waits else waiting.find_now(question.call)
         policy = self.policy if matched.match is None else matched.match.pod.policy or self.policy
         ids = question.answer(self._state.node, POLICIES[policy], matched)
         self._preferred = frozenset(ids), matched.match

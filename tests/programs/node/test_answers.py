@@ -44,8 +44,11 @@ class Queue:
     matches: list[Matched] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     told: list[tuple[str, str]] = field(default_factory=list)
+    waits: int = 0
+    """How often the answer could have waited."""
 
     async def find(self, call: Call) -> Matched:
+        self.waits += 1
         return self.find_now(call)
 
     def find_now(self, call: Call) -> Matched:
@@ -215,6 +218,15 @@ async def test_who_was_thought_of_when_the_kubelet_asked_is_who_is_served(tmp_pa
     assert desk.waiting.told == [("served", "a 4")]
     assert given.envs["ALIYUN_COM_GPU_MEM_POD"] == "6", "of all containers of the pod"
     assert len(desk.waiting.calls) == 1
+
+
+async def test_an_answer_that_must_not_wait_goes_by_the_pods_known_now(tmp_path: Path) -> None:
+    desk = Desk(node(8, 8), tmp_path)
+    desk.waiting.matches = [Matched(match_of("a", 4, Promise(((1, 4),))), {})] * 2
+    assert set(await desk.answers.prefer(MEM, FREE, (), 4, waits=False)) == set(ids(1, range(4)))
+    assert (len(desk.waiting.calls), desk.waiting.waits) == (1, 0)
+    await desk.prefer(4)
+    assert (len(desk.waiting.calls), desk.waiting.waits) == (2, 1)
 
 
 async def test_an_answer_is_remembered_for_the_next_allocation_only(tmp_path: Path) -> None:
