@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.aio.bodies import Bodies, BodyError
 from gpu_device_plugin.aio.connection_limit import Limits
 from gpu_device_plugin.aio.listeners import who_listens
 from gpu_device_plugin.aio.within import within
@@ -32,6 +33,8 @@ _log = logging.getLogger(__name__)
 _MIB = 1024 * 1024
 LARGEST_BODY = 64 * _MIB
 """Bytes. kube-scheduler sends 42 MB for 5,000 nodes where it sends whole nodes."""
+MOST_BODIES = 96 * _MIB
+"""Bytes of all bodies together. kube-scheduler waits for one answer before it sends the next pod."""
 
 STRANGERS = Limits(total=128, each=16, few=4)
 """Limits of a port that every client can reach. The kubelet has up to five connections, a Prometheus server one."""
@@ -131,6 +134,7 @@ async def serving_routes(
     *,
     tls: ssl.SSLContext | None = None,
     largest_body: int = LARGEST_BODY,
+    most_bodies: int = MOST_BODIES,
     body_within_s: float = 30.0,
     finish_within_s: float = 0.5,
     limits: Limits | None = None,
@@ -152,6 +156,7 @@ async def serving_routes(
         routes: the routes.
         tls: see `aio.tls.server_tls`; None: plain HTTP.
         largest_body: bytes.
+        most_bodies: bytes of all bodies together; beyond them the largest one that still arrives is answered with 503.
         body_within_s: how long a body may take to arrive; after that it counts as incomplete.
         finish_within_s: how long requests in progress at the end of the block may take.
         limits: for a port that every client can reach; see `ConnectionLimit`. Then a request is cancelled when its peer
@@ -173,7 +178,7 @@ async def serving_routes(
     from gpu_device_plugin.aio.accepting import Accepting  # noqa: PLC0415
 
     listener = _listener(host, port)
-    desk = _Desk(routes, largest_body, body_within_s, read_within_s, headers)
+    desk = _Desk(routes, Bodies(largest_body, most_bodies, body_within_s), read_within_s, headers)
     peers = Accepting(
         desk.answer,
         listener,
@@ -209,8 +214,7 @@ class _Desk:
     def __init__(
         self,
         routes: Iterable[Route],
-        largest_body: int,
-        body_within_s: float,
+        bodies: Bodies,
         read_within_s: float,
         headers: Mapping[str, str],
     ) -> None:
@@ -219,8 +223,7 @@ class _Desk:
             methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
             self._routes.setdefault(route.path, {}).update(dict.fromkeys(methods, route))
         self._below = sorted((path for path in self._routes if path.endswith("/")), key=len, reverse=True)
-        self._largest_body = largest_body
-        self._body_within_s = body_within_s
+        self._bodies = bodies
         self._read_within_s = read_within_s
         self._headers = headers
         self._busy = 0
@@ -257,15 +260,16 @@ class _Desk:
         methods = self._routes[found]
         if request.method not in methods:
             return Response(status=405, headers={"Allow": ",".join(methods), **self._headers})
-        body = await self._body(request) if request.method == "POST" else b""
-        if isinstance(body, Page):
-            page: Page | Stream = body
-        else:
-            route = methods[request.method]
-            headers = {name: request.headers[name] for name in route.headers if name in request.headers}
-            query = {name: request.query[name] for name in request.query} if request.query_string else {}
-            asked = Request(path, path.removeprefix(found), body, headers, query)
-            page = await _made(route, asked)
+        with self._bodies.reading() as arriving:
+            try:
+                body = await self._bodies.read(arriving, request) if request.method == "POST" else b""
+            except BodyError as error:
+                page: Page | Stream = Page(f"{error}\n", status=error.status)
+            else:
+                route = methods[request.method]
+                headers = {name: request.headers[name] for name in route.headers if name in request.headers}
+                query = {name: request.query[name] for name in request.query} if request.query_string else {}
+                page = await _made(route, Request(path, path.removeprefix(found), body, headers, query))
         if isinstance(page, Stream):
             return await _streamed(request, page, self._read_within_s, self._headers)
         response = Response(
@@ -276,32 +280,6 @@ class _Desk:
         if page.last or request.can_read_body:  # an unread body would precede the next request
             response.force_close()
         return response
-
-    async def _body(self, request: BaseRequest) -> bytes | Page:
-        """Return the body, or an error page."""
-        from aiohttp.web_protocol import RequestPayloadError  # noqa: PLC0415 - see serving_routes
-
-        if not request.can_read_body:
-            return b""
-        most = self._largest_body
-        readable = f"{most // _MIB} MiB" if most >= _MIB else f"{most // 1024} KiB"
-        too_large = Page(f"a body of more than {readable} is not read\n", status=413)
-        if (request.content_length or 0) > self._largest_body:
-            return too_large
-        parts: list[bytes] = []
-        size = 0
-        try:
-            async with asyncio.timeout(self._body_within_s):
-                while part := await request.content.readany():
-                    parts.append(part)
-                    size += len(part)
-                    if size > self._largest_body:
-                        return too_large
-        except (ConnectionError, RequestPayloadError):  # truncated, or wrongly chunked
-            return Page("the body is incomplete\n", status=400)
-        except TimeoutError:
-            return Page(f"the body did not arrive within {self._body_within_s:g} s\n", status=408)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 async def _streamed(
