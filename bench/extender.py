@@ -24,14 +24,16 @@ import urllib.request
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import aiohttp
 
-from bench import memory, synthetic
+from bench import hostile, memory, synthetic
 from bench.inside import CHANGES, usual
 from bench.kubeapi import KubeApi, binaries, free_ports
 from bench.node_agent import Row, machine, percentiles, show
 from bench.scheduler import PREFIX, Caller, arguments, bind_at_once, create, delete, schedule
+from gpu_device_plugin.core.contract.keys import LONGEST, USE_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,6 +47,10 @@ HOSTILE_BAR_MS = 50.0
 MEMORY_BAR_MIB = 286.0
 """300 MB."""
 SCRAPE_BAR_MS = 100.0
+WAITING_BAR_MIB = 20.0
+"""For 2,000 pods on which their owners have written as much as they can."""
+BODIES_BAR_MIB = 200.0
+"""While bodies of 60 MiB arrive, of which kube-scheduler sends one at a time; the extender's limit is 512 MiB."""
 GROWTH_BAR_MIB = 4.0
 """What a page takes while it is written, and the allocator keeps."""
 _UPDATES_PER_S = 1500
@@ -208,11 +214,14 @@ def scraping(extender: Extender) -> Iterator[list[int]]:
         thread.join()
 
 
+def peak_mib(pid: int) -> float:
+    """Return the most memory that a process has had at any moment, in MiB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
 def _memory(what: str, extender: Extender, *, large: bool) -> Row:
-    peak = next(
-        line for line in Path(f"/proc/{extender.pid}/status").read_text().splitlines() if line.startswith("VmHWM")
-    )
-    note = f"at most {int(peak.split()[1]) / 1024:,.0f} MiB"
+    note = f"at most {peak_mib(extender.pid):,.0f} MiB"
     return Row(what, memory.alone_mib([extender.pid]), "MiB", MEMORY_BAR_MIB if large else None, note)
 
 
@@ -326,6 +335,94 @@ def bound_at_once(extender: Extender, api: KubeApi, nodes: int) -> Iterator[Row]
         yield Row(f"{_AT_ONCE} binds at once to {where}, real API server", statistics.median(rates), "/s", note=note)
 
 
+def flooded(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
+    """Have many pods wait on which their owners have written as much as they can, or as much as is read.
+
+    Those that wait when the extender begins come with its list, the others with its watch.
+    """
+    nodes, number = min(options.nodes), options.waiting
+    for characters in hostile.WAITING:
+        what, bar = (
+            f"growth with {number:,} pods that wait, four lists of {characters:,} characters",
+            waiting_bar(characters),
+        )
+        with cluster(nodes) as api:
+            with running(folder, api) as extender:
+                before = _settled_mib(extender)
+                asyncio.run(wait_in_vain(api, number, characters))
+                while (there := _waiting(extender)) < number:
+                    time.sleep(0.2)
+                yield Row(what, _settled_mib(extender) - before, "MiB", bar, f"{there:,} counted")
+            with running(folder, api) as extender:
+                note = f"at most {peak_mib(extender.pid) - before:,.0f} MiB"
+                yield Row(f"{what}, listed", _settled_mib(extender) - before, "MiB", bar, note)
+
+
+def waiting_bar(characters: int) -> float | None:
+    """Return the bar for 2,000 pods with lists of so many characters, in MiB; None: of lists that are read."""
+    return WAITING_BAR_MIB if characters > LONGEST[USE_MODEL] else None
+
+
+def crowded(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
+    """Send some bodies at once that are almost as large as one may be."""
+    number, size = options.bodies, 60
+    with cluster(min(options.nodes)) as api, running(folder, api) as extender:
+        before = _settled_mib(extender)
+        statuses = asyncio.run(_all_at_once(extender.url, number, size))
+        grown = peak_mib(extender.pid) - before
+        note = f"{statuses.count('200')} answered"
+        yield Row(f"growth with {number} bodies of {size} MiB at once, at most", grown, "MiB", BODIES_BAR_MIB, note)
+
+
+async def _all_at_once(url: str, number: int, size_mib: int) -> list[str]:
+    """Return the status of each body; none has an end before all others have arrived but for theirs."""
+    where = urlsplit(url)
+    head = f"POST {PREFIX}/filter HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Length: {size_mib << 20}\r\n\r\n"
+    left, all_sent = set(range(number)), asyncio.Event()
+
+    async def send(mine: int) -> str:
+        reader, writer = await asyncio.open_connection(where.hostname, where.port)
+        try:
+            writer.write(head.encode())
+            for _ in range(size_mib - 1):
+                writer.write(b" " * 2**20)
+                await writer.drain()
+        except ConnectionError:
+            pass  # refused meanwhile
+        left.remove(mine)
+        if not left:
+            all_sent.set()
+        await all_sent.wait()
+        try:
+            writer.write(b" " * 2**20)
+            await writer.drain()
+            return (await reader.readline()).decode().split()[1]
+        except ConnectionError:
+            return ""
+        finally:
+            writer.close()
+
+    return await asyncio.gather(*(send(each) for each in range(number)))
+
+
+async def wait_in_vain(api: str, number: int, characters: int) -> None:
+    """Create pods with lists of names of so many characters each."""
+    async with session() as http:
+        for begin in range(0, number, 50):
+            pods = [hostile.waiting(n, characters) for n in range(begin, min(number, begin + 50))]
+            await create(http, api, pods)
+
+
+def _waiting(extender: Extender) -> int:
+    found = re.findall(rb"^gpushare_extender_pods_waiting{.*} ([0-9.e+]+)$", _scrape(extender)[1], re.MULTILINE)
+    return sum(int(float(number)) for number in found)
+
+
+def _settled_mib(extender: Extender) -> float:
+    extender.quiet()
+    return memory.alone_mib([extender.pid])
+
+
 def _bound(extender: Extender) -> int:
     with urllib.request.urlopen(f"{extender.probes}/metrics", timeout=30) as answer:  # noqa: S310 - our own address
         found = re.search(rb'binds_total{outcome="bound"} ([0-9.e+]+)', answer.read())
@@ -376,6 +473,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--calls", type=int, default=400, help="calls of each kind")
     parser.add_argument("--events", type=int, default=100_000, help="watch events")
     parser.add_argument("--pods", type=int, default=1000, help="pods to schedule")
+    parser.add_argument("--waiting", type=int, default=2000, help="pods that wait, with much written on them")
+    parser.add_argument("--bodies", type=int, default=10, help="large bodies that are sent at once")
     parser.add_argument("--real-nodes", type=int, default=100, help="nodes where the API server is a real one")
     options = parser.parse_args(argv)
     print(machine(f"{synthetic.GPUS} GPUs of {synthetic.SHARES} GiB a node, 70 % full") + "\n")
@@ -386,6 +485,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             for nodes in options.nodes:
                 yield from followed(folder, nodes, options)
             yield from inside(options)
+            yield from flooded(folder, options)
+            yield from crowded(folder, options)
             yield from real(folder, options)
 
         show(rows())

@@ -15,6 +15,7 @@ from gpu_device_plugin.core.contract.keys import (
     AVOID_UUID,
     GPU_POLICY,
     INIT_ALLOCATION,
+    LONGEST,
     SPLIT_LABEL,
     USE_MODEL,
     USE_UUID,
@@ -144,3 +145,17 @@ CLEARLY_REFUSED: Mapping[str, str] = MappingProxyType(
     }
 )
 """Those of `PODS` that no node can ever serve, and why."""
+
+_WISHED = (USE_MODEL, AVOID_MODEL, USE_UUID, AVOID_UUID)
+WAITING = (62_500, LONGEST[USE_MODEL])
+"""Characters of each of the four annotations of `waiting`: as many as the API server takes, and as are read."""
+
+
+def waiting(number: int, characters: int) -> Json:
+    """Return a pod with four lists of so many characters, unlike those of any other pod."""
+    names = "".join(f"{n}-{number}," for n in range(64))
+    text = (names + f"{number}-q" * (characters // 3))[:characters]
+    made = pod(_FOUR, annotations={key: f"{key[-9:]}{text}"[:characters] for key in _WISHED})
+    made["metadata"] |= {"name": f"waiting-{number}", "uid": f"waiting-{number:028}"}
+    made["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    return made

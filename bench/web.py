@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from bench import memory, synthetic
-from bench.extender import cluster
+from bench import hostile, memory, synthetic
+from bench.extender import cluster, peak_mib, wait_in_vain, waiting_bar
 from bench.node_agent import Row, machine, percentiles, show
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.programs.web.local import LocalCallers
 from gpu_device_plugin.programs.web.routes import About
 from gpu_device_plugin.programs.web.server import PageServer
+from gpu_device_plugin.programs.web.waiting import MOST_WAITING
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.forms import Address
 
@@ -153,6 +154,37 @@ async def figures(api: str, nodes: int, options: argparse.Namespace) -> list[Row
         return rows
 
 
+async def flooded(api: str, characters: int, options: argparse.Namespace) -> list[Row]:
+    """Have many pods wait that are as large as the API server takes them; see `bench.extender.flooded`."""
+    what = f"growth with {options.waiting:,} pods that wait, four lists of {characters:,} characters"
+    bar = waiting_bar(characters)
+    async with reading(api) as reader:
+        before = await _settled_mib(reader)
+        await wait_in_vain(api, options.waiting, characters)
+        await _told(reader, options.waiting)
+        rows = [Row(what, await _settled_mib(reader) - before, "MiB", bar)]
+    async with reading(api) as reader:
+        await _told(reader, options.waiting)
+        grown, most = await _settled_mib(reader) - before, peak_mib(reader.pid) - before
+    return [*rows, Row(f"{what}, listed", grown, "MiB", bar, f"at most {most:,.0f} MiB")]
+
+
+async def _told(reader: Reader, number: int) -> None:
+    """Wait until the page shows as many waiting pods as it can."""
+    async with reader.stream() as stream:
+        while len(json.loads((await stream.next())[1]).get("waiting", ())) < min(number, MOST_WAITING):
+            pass
+
+
+async def _settled_mib(reader: Reader) -> float:
+    """Wait until the server has nothing to do, and return its memory."""
+    before = -1.0
+    while (now := memory.cpu_s([reader.pid])) - before > 0.015:
+        before = now
+        await asyncio.sleep(0.5)
+    return memory.alone_mib([reader.pid])
+
+
 async def waiting(reader: Reader, api: str, nodes: int, options: argparse.Namespace) -> list[Row]:
     """Measure how long others wait for an answer while waiting pods are explained."""
     for number in range(options.pods):
@@ -192,6 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--events", type=int, default=2000, help="pods that end or come")
     parser.add_argument("--seconds", type=float, default=5, help="for which changes are read")
     parser.add_argument("--pods", type=int, default=100, help="waiting pods")
+    parser.add_argument("--waiting", type=int, default=2000, help="pods that wait, with much written on them")
     parser.add_argument("--serve", metavar="API", help="only serve the page of this cluster")
     options = parser.parse_args(argv)
     if options.serve:
@@ -203,6 +236,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for nodes in options.nodes:
             with cluster(nodes) as api:
                 yield from asyncio.run(figures(api, nodes, options))
+        for characters in hostile.WAITING:
+            with cluster(min(options.nodes)) as api:
+                yield from asyncio.run(flooded(api, characters, options))
 
     show(rows())
     return 0

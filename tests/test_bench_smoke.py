@@ -14,8 +14,9 @@ from tests.patience import stretched
 AGENT = ["bench.node_agent", "--rounds", "1", "--calls", "20", "--warm", "2", "--pods", "4", "--settle", "0.1"]
 CLAIMS = ["bench.dra", "--only", "node", "--rounds", "1", "--pods", "3", "--wipes", "2", "--settle", "0.1"]
 INSTANCES = ["bench.mig", "--rounds", "1", "--calls", "20", "--warm", "2", "--settle", "0.1"]
-WEB = ["bench.web", "--nodes", "3", "--calls", "3", "--events", "20", "--seconds", "1", "--pods", "2"]
+WEB = ["bench.web", "--nodes", "3", "--calls", "3", "--events", "20", "--seconds", "1", "--pods", "2", "--waiting", "3"]
 EXTENDER = ["bench.extender", "--nodes", "3", "5", "--calls", "40", "--events", "100", "--pods", "6"]
+EXTENDER += ["--waiting", "3", "--bodies", "2"]
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,8 @@ EXTENDER = ["bench.extender", "--nodes", "3", "5", "--calls", "40", "--events", 
                 "filter, 5 nodes, p99",
                 "growth with scrapes, 5 nodes",
                 "preempt the most hostile pod, 5 nodes, CPU",
+                "growth with 3 pods that wait, four lists of 62,500 characters, listed",
+                "growth with 2 bodies of 60 MiB at once, at most",
             },
         ),
         (
@@ -61,7 +64,12 @@ EXTENDER = ["bench.extender", "--nodes", "3", "5", "--calls", "40", "--events", 
         (
             WEB,
             "8 GPUs of 16 GiB a node",
-            {"first answer, 3 nodes, p99", "2 waiting pods explained, 3 nodes", "memory, 3 nodes"},
+            {
+                "first answer, 3 nodes, p99",
+                "2 waiting pods explained, 3 nodes",
+                "memory, 3 nodes",
+                "growth with 3 pods that wait, four lists of 62,500 characters, listed",
+            },
         ),
     ],
     ids=["node_agent", "extender", "dra", "mig", "web"],

@@ -14,8 +14,8 @@ from gpu_device_plugin.cluster.pod_claims import ClaimStatuses, claims_of
 from gpu_device_plugin.cluster.quantity import RequestSums, allocatable_amounts, whole_quantity
 from gpu_device_plugin.cluster.requests import PodSpec, SharedAmounts, repels, requests_of
 from gpu_device_plugin.cluster.static_pods import Owner, static_uid
-from gpu_device_plugin.core.contract.keys import GPU_CONDITION
-from gpu_device_plugin.core.contract.promises import MOST_TEXT
+from gpu_device_plugin.core.contract.keys import GPU_CONDITION, kept
+from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.core.model.mig import is_mig_resource
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 
@@ -161,6 +161,10 @@ class PodReader:
                 ignored += bad[: _MOST_IGNORED - len(ignored)]
                 if limits:
                     containers.append(Container(container.name, kinds(container), index, limits))
+        if not spec.node_name:
+            # Enough to see that it has too many, so that no node will have it.
+            del containers[MOST_CONTAINERS + 1 :]
+        placed = len(containers) if spec.node_name else 0
         sums = self._sums if containers or self._every else None
         claims = claims_of(spec, pod.status) if self._claims else {}
         requests = {} if sums is None else requests_of(spec, sums)
@@ -178,8 +182,8 @@ class PodReader:
             priority=spec.priority or 0,
             created=meta.creation_timestamp or "",
             resource_version=meta.resource_version,
-            annotations=self._kept(meta.annotations),
-            labels=self._kept(meta.labels),
+            annotations=self._kept(meta.annotations, placed),
+            labels=self._kept(meta.labels, placed),
             containers=tuple(containers),
             container_ids=_container_ids(pod.status) if self._ids and (containers or claims) else {},
             claims=claims,
@@ -188,9 +192,9 @@ class PodReader:
         )
         return record, tuple(ignored)
 
-    def _kept(self, values: Mapping[str, str] | None) -> Mapping[str, str]:
-        # One character more than the longest valid value shows the reader that the value is too long.
-        return {sys.intern(key): value[: MOST_TEXT + 1] for key, value in (values or {}).items() if self._keep(key)}
+    def _kept(self, values: Mapping[str, str] | None, placed: int) -> Mapping[str, str]:
+        """Return the values that are kept of a pod of which `placed` containers may have devices."""
+        return {sys.intern(key): kept(key, value, placed) for key, value in (values or {}).items() if self._keep(key)}
 
     def _limits(self, container: ContainerSpec) -> tuple[dict[str, int], list[str]]:
         wanted = container.resources.limits if container.resources is not None else None

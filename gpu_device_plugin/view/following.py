@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.api import NodeReader, NodeRecord, PodReader
@@ -16,7 +16,7 @@ from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.contract.nodereport import STALE_S, NodeReport, node_report
 from gpu_device_plugin.core.model.claims import Claim
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.telling.nodechecks import Surroundings
+from gpu_device_plugin.core.telling.nodechecks import NO_TERMS, Surroundings
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.view.objects import Node, decoded
 from gpu_device_plugin.view.reading import NAMES_CLAIMS, by_name, occupants, pod_and_status, shares
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _OF_MIG = b"/mig-"
 """In the JSON of a pod that asks for MIG instances."""
+_MOST_KEPT = 100
+"""Terms, gates, resources and claims of a waiting pod. Its owner can write some ten thousand of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ class FollowedCluster:
         pod, _ = self._pod_reader.read(raw)
         if not claims and not pod.containers:
             return None
-        return FollowedPod(pod, None if pod.node_name else pod_and_status(raw, self.resources)[1])
+        return FollowedPod(pod, None if pod.node_name else _bounded(pod_and_status(raw, self.resources)[1]))
 
     # --- Reading ------------------------------------------------------------------------------------------------------
 
@@ -366,6 +368,25 @@ class FollowedCluster:
             if not on_node:
                 del self._claims_on[node]
             self._touched.add(node)
+
+
+def _bounded(status: SchedulingStatus) -> SchedulingStatus:
+    """Return a status with as much of the pod's spec as is kept of each of many pods."""
+    terms, ignored = status.terms, status.ignored
+    if terms.entries > _MOST_KEPT:
+        why = (
+            f"its tolerations, nodeSelector and node affinity have more than {_MOST_KEPT} entries together; "
+            "`kubectl inspect gpushare why` compares them with the nodes"
+        )
+        terms, ignored = NO_TERMS, (*ignored, why)
+    return replace(
+        status,
+        terms=terms,
+        ignored=ignored,
+        gates=status.gates[:_MOST_KEPT],
+        limits=tuple(dict.fromkeys(status.limits))[:_MOST_KEPT],
+        claims=status.claims[:_MOST_KEPT],
+    )
 
 
 def _waits_for(each: FollowedPod, claims: Container[tuple[str, str]]) -> bool:

@@ -18,12 +18,14 @@ from gpu_device_plugin.cluster.api import (
     version_number,
 )
 from gpu_device_plugin.cluster.quantity import whole_quantity
-from gpu_device_plugin.core.contract.promises import MOST_TEXT
+from gpu_device_plugin.core.contract.keys import ALLOCATION, AVOID_MODEL, READ_ON_PODS, TOO_LONG, USE_MODEL
+from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, mirror, node, pod
 
 READER = PodReader([GPU_MEM, GPU_COUNT], lambda key: key.startswith("ours/"))
+OURS = PodReader([GPU_MEM, GPU_COUNT], READ_ON_PODS.__contains__)
 
 
 def read(body: dict[str, Any]) -> tuple[Pod, tuple[str, ...]]:
@@ -225,9 +227,36 @@ def test_of_very_many_limits_that_make_no_sense_a_few_are_told() -> None:
     assert [sentence.split("'")[1] for sentence in ignored] == [f"c{n}" for n in range(8)]
 
 
-def test_of_a_very_long_annotation_no_more_is_kept_than_it_takes_to_see_that() -> None:
-    found, _ = read(pod("a", uid="u", annotations={"ours/a": "x" * MOST_TEXT, "ours/b": "x" * 262_000}))
-    assert found.annotations == {"ours/a": "x" * MOST_TEXT, "ours/b": "x" * (MOST_TEXT + 1)}
+def test_of_an_annotation_that_is_too_long_nothing_is_kept() -> None:
+    """Some thousand pods with 256 KiB of annotations each, as many as the API server takes, would fill our memory."""
+    body = pod("a", container(mem=1), annotations={USE_MODEL: "x" * 4096, AVOID_MODEL: "x" * 250_000}, uid="u")
+    found, _ = OURS.read(json.dumps(body).encode())
+    assert found.annotations == {USE_MODEL: "x" * 4096, AVOID_MODEL: TOO_LONG}
+
+
+@pytest.mark.parametrize("key", sorted(READ_ON_PODS))
+def test_nothing_that_an_owner_writes_on_a_waiting_pod_takes_more_than_4096_characters(key: str) -> None:
+    containers = [container(f"c{n}", mem=1) for n in range(MOST_CONTAINERS)]
+    found, _ = OURS.read(json.dumps(pod("a", *containers, annotations={key: "x" * 65_000}, uid="u")).encode())
+    assert found.annotations == {key: TOO_LONG}
+
+
+def test_a_bound_pod_keeps_a_promise_as_long_as_its_containers_can_need() -> None:
+    def of(number: int, length: int) -> Pod:
+        containers = [container(f"c{n}", mem=1) for n in range(number)]
+        body = pod("a", *containers, node="n", annotations={ALLOCATION: "x" * length}, uid="u")
+        return OURS.read(json.dumps(body).encode())[0]
+
+    assert of(3, 6144).annotations == {ALLOCATION: "x" * 6144}
+    assert of(3, 6145).annotations == {ALLOCATION: TOO_LONG}
+
+
+def test_of_a_waiting_pod_no_more_containers_are_kept_than_show_that_there_are_too_many() -> None:
+    """Those of a bound pod all count."""
+    containers = [container(f"c{n}", mem=1) for n in range(10 * MOST_CONTAINERS)]
+    waiting, _ = OURS.read(json.dumps(pod("a", *containers, uid="u")).encode())
+    bound, _ = OURS.read(json.dumps(pod("a", *containers, node="n", uid="u")).encode())
+    assert (len(waiting.containers), len(bound.containers)) == (MOST_CONTAINERS + 1, 10 * MOST_CONTAINERS)
 
 
 def test_a_pod_in_which_something_is_nested_without_end_is_refused() -> None:

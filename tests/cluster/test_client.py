@@ -75,6 +75,23 @@ async def test_a_list_comes_in_pages(server: ApiServer, client: Client) -> None:
     assert server.count("list", "pods") == 3
 
 
+async def test_a_page_that_would_fill_our_memory_is_given_up_and_listed_in_smaller_ones(
+    server: ApiServer, client: Client
+) -> None:
+    """70 pods with 250 KB each are 17 MB: pages of 500 and of 125 would hold all of them, pages of 31 do not."""
+    names = [f"p{number:02}" for number in range(70)]
+    for name in names:
+        server.add(pod(name, annotations={"a": "x" * 250_000}))
+    assert await listed(client) == names
+    assert server.count("list", "pods") == 2 + 3
+
+
+async def test_one_object_is_read_however_large_it_is(server: ApiServer, client: Client) -> None:
+    """As is the answer of a server that ignores the limit."""
+    server.add(pod("a", annotations={"a": "x" * (17 << 20)}))
+    assert await listed(client) == ["a"]
+
+
 async def test_a_list_is_selected_by_the_server(server: ApiServer, client: Client) -> None:
     server.add(pod("a", node="n"))
     server.add(pod("b", node="m", labels={"app": "x"}))

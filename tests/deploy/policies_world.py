@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from gpu_device_plugin.core.contract.keys import USE_MODEL
 from gpu_device_plugin.testing.builders import container, node, pod
 from tests.patience import REAL_S, eventually
 
@@ -227,6 +228,7 @@ async def furnish(world: PolicyWorld) -> None:
             "spec": {**older["spec"], "volumes": [{"name": "null", "hostPath": {"path": "/dev/null"}}]},
         },
         pod("noted", sharing, node="node-a", annotations=notes(1000)),
+        pod("wordy", sharing, node="node-a", annotations={USE_MODEL: "x" * 65_000}),
         pod("overloaded", sharing, node="node-a", annotations=notes(5000)),
         pod("endless", sharing, node="node-a", annotations=dict.fromkeys(SHORT_NAMES, "")),
         pod("labelled", sharing, node="node-a", labels=dict.fromkeys(SHORT_NAMES, "")),

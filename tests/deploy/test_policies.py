@@ -196,12 +196,18 @@ def test_variables_are_those_that_the_agent_sets() -> None:
     assert quoted(variable("gpushare-variables", "ours")) == set_by_us
 
 
+LISTS = (wire.USE_MODEL, wire.AVOID_MODEL, wire.USE_UUID, wire.AVOID_UUID)
+
+
 def test_annotations_are_those_of_the_wire_contract() -> None:
     changes = condition("gpushare-placement", "changes-a-placement")
     assert quoted(changes) == wire.POD_ANNOTATIONS | {wire.INSTANCES}
     assert changes.replace("exists(", "filter(") == variable("gpushare-placement", "changed")
     told = {wire.OVER_USE, wire.INSTANCES}
     assert quoted(variable("gpushare-size", "annotations")) == wire.POD_ANNOTATIONS | told
+    overlong = variable("gpushare-size", "overlong")
+    assert {key: wire.LONGEST[key] for key in quoted(overlong) if key} == dict.fromkeys(LISTS, 4096)
+    assert ".size() > 4096 &&" in overlong
     annotations, labels = (quoted(variable("gpushare-own-node", name)) - {"Node"} for name in ("annotations", "labels"))
     assert annotations - wire.POD_ANNOTATIONS - told == wire.AGENT_ANNOTATIONS
     assert set(our_annotations([*annotations, wire.CONFIG_LABEL])) == wire.AGENT_ANNOTATIONS
@@ -290,7 +296,7 @@ SHORT = (
     r"\[oldObject, object\]",
     r"\(oldObject == null \? \[object\] : \[oldObject, object\]\)",
     r"\(variables\.before \+ \[object\]\)",
-    r"variables\.(own|others|annotated|labelled|containers|foreign|asking|setting|mounting|limiting|statuses)",
+    r"variables\.(own|others|annotated|labelled|containers|foreign|asking|setting|mounting|limiting|overlong|statuses)",
     r"variables\.statuses\[[01]\]",  # the fields of a node's status are those of its type
 )
 """Of one or two entries, or what is left of a list that was short enough."""

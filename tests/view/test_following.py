@@ -12,6 +12,7 @@ from gpu_device_plugin.cluster.claims import read_claim
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.keys import ALLOCATION, INSTANCES, NODE_GPUS, NODE_USE
 from gpu_device_plugin.core.contract.nodegpus import NodeGpus, write_node_gpus
+from gpu_device_plugin.core.telling.nodechecks import NO_TERMS
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.testing.builders import container, node, pod
 from gpu_device_plugin.view.following import FollowedCluster, FollowedNode, FollowedPod
@@ -329,3 +330,27 @@ def test_reading_everything_shows_the_same_instances(world: World) -> None:
     assert names(world.followed.waiting) == ["w"]
     assert [(each.name, usage) for each, usage in gpu_pods(raw[1:], RESOURCES)] == [("a", Usage())]
     assert [each.name for each in waiting_pods(raw[1:], RESOURCES)] == ["w"]
+
+
+def test_of_what_an_owner_writes_into_a_waiting_pod_a_bounded_part_is_kept(world: World) -> None:
+    """A pod may have some ten thousand tolerations and labels to select; thousands of pods wait."""
+    body = pod("a", container(mem=1))
+    body["spec"] |= {
+        "tolerations": [{"key": f"k{n}", "operator": "Exists"} for n in range(40)],
+        "nodeSelector": {f"k{n}": "v" for n in range(60)},
+        "schedulingGates": [{"name": f"g{n}"} for n in range(1000)],
+    }
+    body["spec"]["containers"][0]["resources"]["limits"] |= {f"a.com/{n}": "1" for n in range(1000)}
+    status = world.pod(body).status
+    assert status is not None
+    assert (len(status.terms.tolerations), len(status.terms.selector), status.ignored) == (40, 60, ())
+    assert (len(status.gates), len(status.limits)) == (100, 100)
+
+    expression = {"key": "zone", "operator": "In", "values": ["a", "b"]}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    body["spec"]["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    status = world.pod(body).status
+    assert status is not None
+    assert status.terms == NO_TERMS
+    (why,) = status.ignored
+    assert why.startswith("its tolerations, nodeSelector and node affinity have more than 100 entries together; ")

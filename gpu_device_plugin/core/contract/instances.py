@@ -10,8 +10,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.keys import INSTANCES, MalformedAnnotationError
-from gpu_device_plugin.core.contract.promises import MOST_TEXT
+from gpu_device_plugin.core.contract.keys import INSTANCES, LONGEST, MalformedAnnotationError, too_long
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -23,12 +22,12 @@ _UUID = re.compile(r"MIG-[0-9A-Za-z/-]{1,92}", re.ASCII)
 def write(instances: Mapping[str, Collection[str]]) -> str:
     """Return the annotation for the UUIDs of each container's instances, by its name.
 
-    Containers without instances are left out. A text that no reader would accept, because it is longer than
-    `MOST_TEXT`, becomes ``{}``.
+    Containers without instances are left out. A text that no reader would accept, because it is too long, becomes
+    ``{}``.
     """
     held = {name: sorted(uuids) for name, uuids in sorted(instances.items()) if uuids}
     text = json.dumps(held, separators=(",", ":"))
-    return text if len(text) <= MOST_TEXT else "{}"
+    return "{}" if too_long(INSTANCES, text) else text
 
 
 def read(text: str) -> Mapping[str, tuple[str, ...]]:
@@ -37,8 +36,8 @@ def read(text: str) -> Mapping[str, tuple[str, ...]]:
     Raises:
         MalformedAnnotationError: the value is too long, or not what `write` writes.
     """
-    if len(text) > MOST_TEXT:
-        raise MalformedAnnotationError(f"{INSTANCES} is longer than {MOST_TEXT} characters")
+    if too_long(INSTANCES, text):
+        raise MalformedAnnotationError(f"{INSTANCES} is longer than {LONGEST[INSTANCES]} characters")
     try:
         parsed: Any = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -4,6 +4,14 @@ The pod annotations are those of Alibaba's gpushare, so that its extender can dr
 the annotations of this plugin; `ALLOCATION` is the one that its successor ACK writes and gpushare's inspect reads.
 """
 
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 # --- On a pod: its GPUs (`promises`) ----------------------------------------------------------------------------------
 
 IDX = "ALIYUN_COM_GPU_MEM_IDX"
@@ -60,6 +68,24 @@ OVER_USE = "gpu-device-plugin/over-use"
 READ_BY_AGENT = READ_ON_PODS | {FRAMEWORKS, INSTANCES, OVER_USE}
 """The annotations and labels of a pod that the agent of its node keeps, and the tools of people."""
 
+LONGEST: Mapping[str, int] = MappingProxyType(
+    {
+        # A promise for 64 containers with 64 GPUs each is shorter. No node has as many whole GPUs, and of MIG instances
+        # a container gets one.
+        **dict.fromkeys((ALLOCATION, INIT_ALLOCATION, INSTANCES), 1 << 16),
+        # The UUIDs of 64 GPUs take 2,623 characters.
+        **dict.fromkeys((USE_MODEL, AVOID_MODEL, USE_UUID, AVOID_UUID), 4096),
+        OVER_USE: 4096,
+        FRAMEWORKS: 256,
+    }
+)
+"""Most characters of the value of a key on a pod; `LONGEST_WORD` for the other keys. Longer values are not parsed."""
+LONGEST_WORD = 64
+LONGEST_OF_CONTAINER: Mapping[str, int] = MappingProxyType({ALLOCATION: 2048, INIT_ALLOCATION: 2048, INSTANCES: 8192})
+"""The same for each container, of the values that have an entry for each: 128 whole GPUs, or as many instances."""
+TOO_LONG = "(too long to be read)"
+"""Stands for a longer value: its text, for which the API server leaves 256 KiB, is not kept."""
+
 # --- On a node, written by its agent (`nodegpus`, `nodelabels`), and removed with it (`cleanup`) ----------------------
 
 NODE_GPUS = "gpu-device-plugin/gpus"
@@ -114,3 +140,20 @@ READ_BY_INSPECT = READ_ON_NODES | {NODE_LIMITS, NODE_USE}
 
 class MalformedAnnotationError(ValueError):
     """The value of one of these keys cannot be parsed; the message names key and fault, but no pod or node."""
+
+
+def too_long(key: str, text: str) -> bool:
+    """Return whether a value is too long to be parsed, or was."""
+    return text == TOO_LONG or len(text) > LONGEST.get(key, LONGEST_WORD)
+
+
+def kept(key: str, text: str, containers: int) -> str:
+    """Return a value as programs keep it, so that the owner of a pod cannot fill their memory.
+
+    Args:
+        key: of an annotation or label of a pod.
+        text: its value.
+        containers: the number of the pod's containers that may have devices: none without a node.
+    """
+    most = LONGEST_OF_CONTAINER[key] * containers if key in LONGEST_OF_CONTAINER else len(text)
+    return TOO_LONG if too_long(key, text) or len(text) > most else text

@@ -17,8 +17,11 @@ from gpu_device_plugin.core.contract.keys import (
     DEV,
     IDX,
     INIT_ALLOCATION,
+    LONGEST,
+    LONGEST_OF_CONTAINER,
     POD,
     MalformedAnnotationError,
+    too_long,
 )
 from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
@@ -29,10 +32,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Container, Pod
     from gpu_device_plugin.core.model.resources import Resource
 
-MOST_TEXT = 1 << 16
-"""Most characters of one of our annotations on a pod; a longer one is refused before it is parsed. The longest that we
-write ourselves is shorter: `MOST_CONTAINERS` containers with 64 GPUs each. No node has as many whole GPUs, and of MIG
-instances a container gets one."""
 MOST_CONTAINERS = 64
 """Most containers of one pod that request our resources. Each is placed, and has its entry in `ALLOCATION`."""
 
@@ -66,12 +65,12 @@ class Allocation:
 
 
 def write_allocation(allocation: Allocation) -> Mapping[str, str]:
-    """Return the annotations of an allocation. A text longer than `MOST_TEXT` is left out: every reader refuses it."""
+    """Return the annotations of an allocation. One that is too long is left out: every reader refuses it."""
     lists = {ALLOCATION: allocation.app, INIT_ALLOCATION: allocation.init}
     texts = {key: _compact(by_index) for key, by_index in lists.items() if by_index}
     if allocation.single is not None:
         texts[IDX] = str(allocation.single)
-    return {key: text for key, text in texts.items() if len(text) <= MOST_TEXT}
+    return {key: text for key, text in texts.items() if not too_long(key, text)}
 
 
 def read_allocation(annotations: Mapping[str, str]) -> Allocation:
@@ -90,8 +89,10 @@ def read_allocation(annotations: Mapping[str, str]) -> Allocation:
 def _by_index(key: str, annotations: Mapping[str, str]) -> Mapping[int, Mapping[int, int]]:
     if key not in annotations:
         return {}
-    if len(annotations[key]) > MOST_TEXT:
-        raise MalformedAnnotationError(f"{key} is longer than {MOST_TEXT} characters")
+    if too_long(key, annotations[key]):
+        raise MalformedAnnotationError(
+            f"{key} is longer than {LONGEST[key]} characters, or than {LONGEST_OF_CONTAINER[key]} for each container"
+        )
     try:
         parsed: Any = json.loads(annotations[key])
     except (ValueError, RecursionError) as error:

@@ -10,10 +10,12 @@ from gpu_device_plugin.core.contract.keys import (
     AVOID_MODEL,
     AVOID_UUID,
     GPU_POLICY,
+    LONGEST,
     NODE_POLICY,
     USE_MODEL,
     USE_UUID,
     MalformedAnnotationError,
+    too_long,
 )
 from gpu_device_plugin.core.model.policy import POLICIES
 
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 64
 """Most names in one annotation; every model of the cluster is compared with each."""
-_MOST_TEXT = 4096
-"""Most characters of one annotation. The UUIDs of 64 GPUs take 2,623."""
 _MOST_MODELS = 1000
 """Most models in the cache; a full cache is cleared. Clusters have a handful."""
 
@@ -121,8 +121,8 @@ def read_wishes(annotations: Mapping[str, str]) -> Wishes:
 def _list(annotations: Mapping[str, str], key: str) -> tuple[str, ...]:
     if key not in annotations:
         return ()
-    if len(annotations[key]) > _MOST_TEXT:
-        raise MalformedAnnotationError(f"the annotation {key} is longer than {_MOST_TEXT} characters; name fewer")
+    if too_long(key, annotations[key]):
+        raise MalformedAnnotationError(f"the annotation {key} is longer than {LONGEST[key]} characters; name fewer")
     named = tuple(dict.fromkeys(word.strip() for word in annotations[key].split(",") if word.strip()))
     if not named or not all(_words(name).strip() for name in named):
         raise MalformedAnnotationError(f"the annotation {key} names nothing; write names with commas between them")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import FRAMEWORKS
+from gpu_device_plugin.core.contract.keys import FRAMEWORKS, LONGEST, too_long
 from gpu_device_plugin.core.model.limits import Rung
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ would be a fraction of the part. Under `CUSTOM` that is unknown: HAMi-core shows
 
 _STEPS = 10_000
 """A fraction has four digits."""
-_MOST_TEXT = 256
-"""Most characters of the annotation that are read."""
 
 
 def read_frameworks(text: str) -> tuple[tuple[str, ...], str]:
@@ -40,9 +38,9 @@ def read_frameworks(text: str) -> tuple[tuple[str, ...], str]:
     The sentence does not repeat the annotation, which anyone who creates a pod can write. It is empty if none is
     ignored.
     """
-    words = [word.strip().lower() for word in text[:_MOST_TEXT].split(",")]
+    words = [word.strip().lower() for word in text[: LONGEST[FRAMEWORKS]].split(",")]
     known = tuple(name for name in VARIABLES if name in words)
-    ignored = len(text) > _MOST_TEXT or any(word and word not in VARIABLES for word in words)
+    ignored = too_long(FRAMEWORKS, text) or any(word and word not in VARIABLES for word in words)
     return known, (
         f"the annotation {FRAMEWORKS} names more than is known, which is ignored; known are {', '.join(VARIABLES)}"
         if ignored

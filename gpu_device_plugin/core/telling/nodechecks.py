@@ -127,6 +127,14 @@ class Terms:
     affinity: tuple[Alternative, ...] | None = None
     """The terms of its node affinity, of which one is enough; None: it has no node affinity."""
 
+    @property
+    def entries(self) -> int:
+        """The number of tolerations, selected labels, and conditions and values of the node affinity."""
+        conditions = [each for term in self.affinity or () for each in (*term.labels, *term.fields)]
+        return (
+            len(self.tolerations) + len(self.selector) + len(conditions) + sum(len(each.values) for each in conditions)
+        )
+
 
 NO_TERMS = Terms()
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract import instances
-from gpu_device_plugin.core.contract.keys import INSTANCES, READ_BY_AGENT, MalformedAnnotationError
-from gpu_device_plugin.core.contract.promises import MOST_TEXT
+from gpu_device_plugin.core.contract.keys import INSTANCES, LONGEST, READ_BY_AGENT, TOO_LONG, MalformedAnnotationError
 
 ONE = "MIG-5b696ac1-c323-589e-a082-e6045e980bf4"
 OLD = "MIG-GPU-c6d4f1ef-42e4-6de3-91c7-45d71c87eb3f/7/0"
@@ -36,7 +35,8 @@ def test_a_text_that_no_reader_accepts_is_not_written() -> None:
         ("", "is not JSON"),
         ("{", "is not JSON"),
         ("[" * 60_000, "is not JSON"),
-        (" " * (MOST_TEXT + 1), f"is longer than {MOST_TEXT} characters"),
+        (" " * (LONGEST[INSTANCES] + 1), f"is longer than {LONGEST[INSTANCES]} characters"),
+        (TOO_LONG, f"is longer than {LONGEST[INSTANCES]} characters"),
         ("[]", "is not of the form"),
         ('{"main": "MIG-1"}', "is not of the form"),
         ('{"main": [1]}', "is not of the form"),

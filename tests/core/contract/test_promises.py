@@ -18,12 +18,13 @@ from gpu_device_plugin.core.contract.keys import (
     DEV,
     IDX,
     INIT_ALLOCATION,
+    LONGEST,
     POD,
+    TOO_LONG,
     MalformedAnnotationError,
 )
 from gpu_device_plugin.core.contract.promises import (
     MOST_CONTAINERS,
-    MOST_TEXT,
     Allocation,
     Promise,
     assignment,
@@ -228,6 +229,7 @@ def test_a_promise_of_another_size_than_the_pods_own_request_is_malformed(
         promises(pod(wanted, **written), RESOURCES)
 
 
+TOO_LONG_TO_READ = "is longer than 65536 characters, or than 2048 for each container"
 NOT_A_NUMBER = "holds a value that is not a whole number from 0 to 1048576"
 
 
@@ -253,9 +255,10 @@ def test_a_position_is_a_whole_number(text: str, position: int) -> None:
         ("{", "is not JSON"),
         ("0:1", "is not JSON"),
         ('{"0":{"0":' + "1" * 5000 + "}}", "is not JSON"),
-        ("[" * MOST_TEXT, "is not JSON"),
-        ("[" * (MOST_TEXT + 1), f"is longer than {MOST_TEXT} characters"),
-        ('{"0":{"0":4}}' + " " * MOST_TEXT, f"is longer than {MOST_TEXT} characters"),
+        ("[" * LONGEST[ALLOCATION], "is not JSON"),
+        ("[" * (LONGEST[ALLOCATION] + 1), TOO_LONG_TO_READ),
+        (TOO_LONG, TOO_LONG_TO_READ),
+        ('{"0":{"0":4}}' + " " * LONGEST[ALLOCATION], TOO_LONG_TO_READ),
         ("null", 'is not of the form {"0": {"1": 4}}'),
         ("[]", 'is not of the form {"0": {"1": 4}}'),
         ("4", 'is not of the form {"0": {"1": 4}}'),
@@ -284,7 +287,7 @@ def test_the_longest_promise_that_a_scheduler_of_ours_writes_can_be_read() -> No
     """Every container that a pod may have with 64 GPUs of the highest positions, and these as large as they may be."""
     places = dict.fromkeys(range(MOST_GPUS - 64, MOST_GPUS), 1 << 20)
     text = json.dumps({str(n): places for n in range(MOST_CONTAINERS)}, separators=(",", ":"))
-    assert len(text) <= MOST_TEXT
+    assert len(text) <= LONGEST[ALLOCATION]
     containers = [container(f"c{n}", count=len(places), index=n) for n in range(MOST_CONTAINERS)]
     assert len(promises(pod(*containers, allocation=text), RESOURCES)) == MOST_CONTAINERS
 

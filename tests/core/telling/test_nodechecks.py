@@ -215,3 +215,13 @@ def test_what_says_nothing_allows_no_node() -> None:
     assert exclusions(there, around, Terms(affinity=())) == (
         "it matches none of the 0 terms of the pod's node affinity",
     )
+
+
+def test_the_terms_of_a_pod_are_counted_entry_by_entry() -> None:
+    """Two tolerations and one label; two conditions, one of them with two values, and a field with one."""
+    affinity = (
+        Alternative((Requirement("zone", "In", ("a", "b")), Requirement("gpus", "Exists"))),
+        Alternative(fields=(Requirement("metadata.name", "In", ("n1",)),)),
+    )
+    assert Terms().entries == 0
+    assert Terms((Toleration("a"), Toleration("b")), {"zone": "a"}, affinity).entries == 3 + 3 + 3
