@@ -11,6 +11,7 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.admitting import Refused, Why
 from gpu_device_plugin.core.node.health import Cause
 from gpu_device_plugin.hardware.beliefs import HealthChange
+from gpu_device_plugin.kubelet.checkpoint import Entry
 from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.reports import Reports
@@ -79,6 +80,22 @@ def test_a_run_of_refusals_is_told_in_memory_with_the_advice(caplog: pytest.LogC
         ("GPUMemoryFragmented", "Pods of 4 GiB are refused again and again: do this.", "Refuse", True)
     ]
     assert caplog.messages == ["refused", "pods of 4 GiB are refused again and again: do this"]
+
+
+def test_devices_that_the_kubelet_has_forgotten_are_told_with_the_pods_that_have_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    desk = Desk()
+    lost = [Entry(name, "main", "x.com/gpu-mem", frozenset({f"G::{name}", f"G::{name}2"})) for name in "abcde"]
+    desk.reports.allocations_lost(lost, {"a": "default/a", "e": "default/e"})
+    assert desk.counted == [("ledger_drift_total", "unknown_to_the_kubelet")] * 10
+    ((reason, note, _, warning),) = desk.events
+    assert (reason, warning) == ("DevicesForgotten", True)
+    assert note.startswith(
+        "The kubelet has lost its record of 10 devices of default/a, default/e, the pod with UID b and 2 more: its "
+        "checkpoint was deleted or damaged"
+    )
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
 def test_a_gpu_without_the_mps_daemon_that_it_needs_is_told_and_its_return_too(
