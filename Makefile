@@ -17,14 +17,19 @@ SEED   := $(or $(SEED),$(shell date +%s))
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+# What the programs need, and so the demo; those who change them need what follows too.
+$(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=/path/to/it")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
 	touch $@
 
-demo: $(VENV)/.ready  ## GPUs shared between pods, live in the terminal (ARGS=--once prints and exits; GPUS=nvml uses real GPUs)
+$(VENV)/.ready: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'  # which knows --group
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --group dev
+	touch $@
+
+demo: $(VENV)/.installed  ## GPUs shared between pods, live in the terminal (ARGS=--once prints and exits; GPUS=nvml uses real GPUs)
 	$(BIN)/gpu-device-plugin demo $(if $(GPUS),--gpus $(GPUS)) $(ARGS)
 
 test: check  ## run everything that CI runs

@@ -127,6 +127,18 @@ def test_the_demos_commands_run_the_demo(written: str, run: str) -> None:
     assert " ".join(make("--dry-run", *written.split()[1:]).splitlines()[-1].split()).endswith(f"/{run}")
 
 
+def test_the_demo_installs_what_the_programs_need_and_the_tests_the_rest() -> None:
+    """Linters and a generator of sites are no part of a first look; each command does all of its own set-up."""
+    installed = {
+        target: [line for line in make("--dry-run", "VENV=no-such", target).splitlines() if "pip install" in line]
+        for target in ("demo", "test")
+    }
+    assert ["--editable ." in line for line in installed["demo"]] == [True]
+    assert not any("--group" in line for line in installed["demo"])
+    assert installed["test"][0] == installed["demo"][0]
+    assert any("--group dev" in line for line in installed["test"])
+
+
 def test_ci_runs_the_two_commands_of_the_readme() -> None:
     ran = text_of(ROOT / ".ci" / "run")
     assert commands()[:2] == ["make demo", "make test"]
