@@ -651,6 +651,17 @@ async def test_where_only_allocation_is_known_no_use_is_shown(browser: Browser) 
         assert " used" not in await tab.text(".gpus")
 
 
+async def test_a_page_is_told_nothing_of_agents_that_had_no_time_to_answer_yet(browser: Browser) -> None:
+    early: dict[str, Any] = copy.deepcopy(small().cluster)
+    early["figures"] = {"source": "nodes"}
+    scene = Scene(early)
+    async with opened(browser, scene) as (tab, server):
+        await tab.until("document.querySelector('.card .part')")
+        assert await tab.run("document.querySelector('#notes').hidden")
+        server.change(figures={"source": "nodes", "why": "no node agent can be read"})
+        await tab.until("document.querySelector('#notes').innerText.includes('no node agent can be read')")
+
+
 async def test_a_single_figure_that_is_unknown_is_not_shown_as_zero(browser: Browser) -> None:
     scene = small()
     gpu = scene.node("t4-1")["gpus"][0]

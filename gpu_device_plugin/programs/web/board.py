@@ -101,6 +101,7 @@ class Board:
         """The number of the last change."""
         self.waiting = Waiting(watched.cluster, self._nodes, self.changed)
         self._dirty = asyncio.Event()
+        self._writing = False
 
     def __repr__(self) -> str:
         return f"<Board: {len(self._shown)} nodes, change {self.mark.value}>"
@@ -127,8 +128,20 @@ class Board:
         """Return when something has changed since the last `refresh`."""
         await self._dirty.wait()
 
+    @property
+    def current(self) -> bool:
+        """Whether all that is known is written and announced."""
+        return not self._writing and not self._dirty.is_set()
+
     async def refresh(self) -> None:
         """Write what has changed, in slices, and announce it."""
+        self._writing = True
+        try:
+            await self._refresh()
+        finally:
+            self._writing = False
+
+    async def _refresh(self) -> None:
         self._dirty.clear()
         cluster, known = self._watched.cluster, self._watched.known
         names = cluster.changed()

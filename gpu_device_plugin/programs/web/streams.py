@@ -123,9 +123,16 @@ class Streams:
         self._timing = timing
         self.readers = 0
         """The number of open streams."""
+        self._told: dict[str, int] = {}
 
     def __repr__(self) -> str:
         return f"<Streams: {self.readers} readers>"
+
+    @property
+    def told(self) -> int:
+        """The last change of the board that every reader has taken; -1 while one has taken nothing."""
+        marks = self._told.values()
+        return min(marks, default=-1) if len(marks) == self.readers else -1
 
     async def events(
         self, caller: Caller, again: Callable[[], Awaitable[Caller | None]]
@@ -144,6 +151,7 @@ class Streams:
                     yield part
         finally:
             self._views.close(stream)
+            self._told.pop(stream, None)
             self.readers -= 1
 
     async def _events(
@@ -158,6 +166,7 @@ class Streams:
         for chunk in self._whole(sight, stream):
             yield chunk
             await rights.hold(sight)
+        self._told[stream] = mark
         pulse_at = time.monotonic() + timing.pulse_s
         while True:
             await within(pulse_at - time.monotonic(), board.mark.after(mark))
@@ -170,6 +179,7 @@ class Streams:
                 for chunk in await self._changes(sight, since, stream):
                     yield chunk
                     await rights.hold(sight)
+                self._told[stream] = mark
                 await asyncio.sleep(timing.between_changes_s)
             if time.monotonic() >= pulse_at:
                 pulse_at = time.monotonic() + timing.pulse_s

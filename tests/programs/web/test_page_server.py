@@ -126,6 +126,25 @@ async def test_only_nodes_that_changed_are_told_again(api: ApiServer) -> None:
         assert sorted(shown["nodes"]) == ["gpu-1", "gpu-2"]
 
 
+async def test_the_server_knows_which_change_all_its_readers_were_told(api: ApiServer) -> None:
+    api.add(node("gpu-1", mem=30, count=2))
+    async with served(api) as page:
+        board, streams = page.server.board, page.server.streams
+        assert streams.told == -1, "there is no reader"
+        async with page.live() as stream, page.live() as other:
+            await stream.until(lambda page: "gpu-1" in page["nodes"])
+            await other.until(lambda page: "gpu-1" in page["nodes"])
+            await eventually(lambda: board.current and streams.told == board.mark.value)
+            before = board.mark.value
+            api.add(bound("a", 5))
+            await eventually(lambda: streams.told > before and board.current and streams.told == board.mark.value)
+            for reader in (stream, other):
+                await reader.until(lambda page: page["nodes"]["gpu-1"]["gpus"][0].get("pods"))
+            board.changed()
+            assert not board.current
+        await eventually(lambda: streams.told == -1)
+
+
 async def test_pulses_say_that_the_watches_deliver_or_why_not(api: ApiServer) -> None:
     api.add(node("gpu-1", mem=30, count=2))
     async with served(api) as page, page.live() as stream:

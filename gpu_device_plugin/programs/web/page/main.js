@@ -178,9 +178,10 @@ function isWritten(element, node) {
 }
 
 function showNotes() {
-  const source = cluster.figures?.source;
-  const figures = { none: t("figures_none"), nodes: t("figures_nodes") }[source];
-  const notes = [...cluster.notes, figures && [figures, cluster.figures.why].filter(Boolean).join(" ")].filter(Boolean);
+  const { source, why } = cluster.figures ?? {};
+  // Without a reason nothing is wrong: the first agents have not answered yet.
+  const figures = source === "none" ? t("figures_none") : source === "nodes" && why ? t("figures_nodes") : "";
+  const notes = [...cluster.notes, figures && [figures, why].filter(Boolean).join(" ")].filter(Boolean);
   reconcile($("notes"), cluster.nodes.size || cluster.notes.length ? notes : [], (note) => note, () => make("p"), setText);
   $("notes").hidden = !$("notes").childElementCount;
 }
