@@ -49,13 +49,23 @@ async def proxied(http: web.Request, pod: Json, name: str, network: Mapping[str,
     path = "/" + "/".join(http.path.strip("/").split("/")[7:])
     where = network.get(f"{address}:{port}")
     if where is None:
-        why = f"error trying to reach service: dial tcp {address}:{port}: connect: connection refused"
-        raise RefusedError(503, "ServiceUnavailable", why)
+        raise _unreachable(f"dial tcp {address}:{port}: connect: connection refused")
     headers = {key: value for key, value in http.headers.items() if key.lower() not in _KEPT_BACK}
-    async with (
-        aiohttp.ClientSession(auto_decompress=False) as session,
-        session.request(http.method, where + path, params=http.query, headers=headers, allow_redirects=False) as answer,
-    ):
-        body = await answer.read()
-        passed = {key: value for key, value in answer.headers.items() if key.lower() not in _KEPT_BACK}
-        return web.Response(status=answer.status, body=body, headers=passed)
+    try:
+        async with (
+            aiohttp.ClientSession(auto_decompress=False) as session,
+            session.request(
+                http.method, where + path, params=http.query, headers=headers, allow_redirects=False
+            ) as answer,
+        ):
+            body = await answer.read()
+    except aiohttp.ClientConnectorError:
+        raise _unreachable(f"dial tcp {address}:{port}: connect: connection refused") from None
+    except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
+        raise _unreachable("EOF") from None
+    passed = {key: value for key, value in answer.headers.items() if key.lower() not in _KEPT_BACK}
+    return web.Response(status=answer.status, body=body, headers=passed)
+
+
+def _unreachable(why: str) -> RefusedError:
+    return RefusedError(503, "ServiceUnavailable", f"error trying to reach service: {why}")
