@@ -311,7 +311,9 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
         description="Run the agent against a simulated kubelet, and show each step as a table.",
     )
     demo.add_argument("--once", action="store_true", help="print each scene once and exit, for scripts")
-    demo.add_argument("--page", action="store_true", help="also serve the page of this cluster, for your browser")
+    demo.add_argument(
+        "--page", action="store_true", help="also serve the page of this cluster, for your browser, until Ctrl-C"
+    )
     demo.add_argument(
         "--gpus", metavar="SOURCE", help="nvml for the GPUs of this machine, fake:4xT4, or the path of a .yaml file"
     )

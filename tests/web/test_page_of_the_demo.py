@@ -1,16 +1,50 @@
-"""The scenes of the demo come up on the page: the real agent, the real server of the page, a real browser."""
+"""The page shows each scene of the demo while it is played: the real agents, the page's server, a real browser."""
 
 from __future__ import annotations
 
+import asyncio
 import io
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.programs.demo.pace import Pace
 from gpu_device_plugin.programs.demo.program import Stage, play
-from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES
+from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, WITH_PAGE
+from tests.patience import eventually, patience
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.programs.demo.story import Story
+    from collections.abc import Callable
+
     from tests.web.browser import Browser, Tab
+
+# What is seen, after each change of the document. The browser keeps it, so that the demo waits for no test.
+RECORDER = """
+window.seen = [];
+const texts = (selector) => [...document.querySelectorAll(selector)].map((each) => each.innerText);
+const labels = (selector) => [...document.querySelectorAll(selector)].map((each) => each.getAttribute("aria-label"));
+const look = () => {
+  const hidden = (id) => document.getElementById(id)?.hidden ?? true;
+  const now = JSON.stringify({
+    nodes: Object.fromEntries([...document.querySelectorAll("#cards > *")].map((card) => [
+      card.dataset.node, [...card.querySelectorAll("[data-pod]")].map((part) => part.dataset.pod).sort(),
+    ])),
+    sums: document.getElementById("sums")?.innerText ?? "",
+    over: labels(".part-over"),
+    whole: labels(".part-whole"),
+    bad: texts(".note-bad").filter(Boolean),
+    waits: hidden("waiting") ? [] : texts("#waits > *"),
+    banner: hidden("notes") ? "" : document.getElementById("notes").innerText,
+    lost: !hidden("lost"),
+  });
+  if (window.seen.at(-1) !== now) window.seen.push(now);
+};
+addEventListener("DOMContentLoaded", () => {
+  const all = { subtree: true, childList: true, attributes: true, characterData: true };
+  new MutationObserver(look).observe(document, all);
+});
+"""
+
+Seen = dict[str, Any]
 
 
 class Output(io.StringIO):
@@ -18,52 +52,99 @@ class Output(io.StringIO):
 
     @property
     def address(self) -> str:
-        """Where the page is."""
-        return next(line for line in self.getvalue().splitlines() if line.startswith("http://"))
+        """Where the page is; empty: that is not printed yet."""
+        return next((line for line in self.getvalue().splitlines() if line.startswith("http://")), "")
 
 
-async def test_the_page_follows_the_demo(browser: Browser) -> None:
-    out = Output()
-    seen: list[str] = []
+class Frames(Pace):
+    """Pauses until the browser has drawn what it was told, for whoever reads."""
+
+    tab: Tab
+
+    async def pause(self, seconds: float) -> None:
+        """Let the browser draw some frames, each of which goes on with what the one before has begun."""
+        del seconds
+        frame = "new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
+        await self.tab.run(f"(async () => {{ for (let n = 0; n < 5; n += 1) await {frame}; }})()")
+
+
+def services(seen: Seen) -> int:
+    return sum("web-" in pod for pod in seen["nodes"].get("node-1", ()))
+
+
+SCENES: list[tuple[str, Callable[[Seen], bool]]] = [
+    ("The agent finds the GPUs", lambda seen: seen["nodes"] == {"node-1": []} and "of 49 GiB" in seen["sums"]),
+    ("Services share a GPU", lambda seen: services(seen) == 7 and not seen["over"]),
+    (
+        "A service takes more than it was given",
+        lambda seen: any("web-7 uses 1.4 GiB of 1 GiB" in note for note in seen["bad"]) and len(seen["over"]) == 1,
+    ),
+    (
+        "The GPU runs short",
+        lambda seen: any("web-7 uses 4.4 GiB of 1 GiB" in note for note in seen["bad"]) and len(seen["over"]) == 1,
+    ),
+    ("and the service goes", lambda seen: services(seen) == 6 and not seen["over"] and not seen["bad"]),
+    ("A pod gets a whole GPU", lambda seen: any("training" in label for label in seen["whole"])),
+    (
+        "A pod is refused, with the reason",
+        lambda seen: any("research/large" in wait and "no GPU has 8 GiB free" in wait for wait in seen["waits"]),
+    ),
+    ("A GPU fails", lambda seen: any("XID 48" in note for note in seen["bad"])),
+    ("The GPU recovers", lambda seen: not seen["bad"] and services(seen) == 6),
+    ("A GPU in MIG mode", lambda seen: "serving/chat-2" in seen["nodes"].get("node-2", ())),
+    ("divided anew", lambda seen: any("the MIG instance exists no more" in note for note in seen["bad"])),
+    (
+        "where the pod that was refused has room",
+        lambda seen: "research/large" in seen["nodes"].get("node-2", ()) and not seen["waits"],
+    ),
+    (
+        "A full cluster with troubles",
+        lambda seen: (
+            any("XID 95" in note for note in seen["bad"])
+            and any("research/notebook-1 uses" in note for note in seen["bad"])
+            and any("training/pretrain" in wait and "2 whole GPUs" in wait for wait in seen["waits"])
+        ),
+    ),
+]
+
+
+async def test_the_page_shows_each_scene_while_it_is_played_and_stays_after_the_last(browser: Browser) -> None:
+    out, pace = Output(), Frames()
     async with browser.tab() as tab:
-
-        async def look(_story: Story) -> None:
+        pace.tab = tab
+        await tab.call("Page.addScriptToEvaluateOnNewDocument", source=RECORDER)
+        stage = Stage(out, live=False, colour=False, pace=pace)
+        playing = asyncio.create_task(play(DEFAULT_GPUS, stage, page=True))
+        try:
+            await eventually(lambda: out.address or playing.done(), "the address of the page")
+            assert "1/12" not in out.getvalue(), "the scenes begin when somebody looks"
             await tab.open(out.address)
-            await text_has(tab, "Tesla P4")
-            seen.append("opened")
-
-        async def over(_story: Story) -> None:
-            await tab.until("document.querySelector('.part-over')?.getAttribute('aria-label').includes('web-7')")
-            await text_has(tab, "web-7 uses")
-            seen.append("over-use in red")
-
-        async def gone(_story: Story) -> None:
-            await tab.until("!document.querySelector('[data-pod=\"default/web-7\"]')")
-            await tab.until("!!document.querySelector('[data-pod=\"default/web-1\"]')")
-            seen.append("evicted")
-
-        async def whole(_story: Story) -> None:
-            await tab.until("!!document.querySelector('.part-whole')")
-            seen.append("whole")
-
-        async def failed(_story: Story) -> None:
-            await tab.until("!!document.querySelector('.bar-bad')")
-            await text_has(tab, "XID 48")
-            seen.append("failed")
-            await tab.call("Page.navigate", url="about:blank")  # the demo ends, and its server with it
-
-        titles = list(SCENES)
-        after = {2: look, 3: over, 4: gone, 5: whole, 7: failed}
-        scenes = {}
-        for number, title in enumerate(titles[:7], 1):
-            scenes[title] = SCENES[title]
-            if number in after:
-                scenes[f"(looked at after {title})"] = after[number]
-        code = await play(DEFAULT_GPUS, Stage(out, live=False, colour=False), scenes, page=True)
-    assert code == 0, out.getvalue()
-    assert seen == ["opened", "over-use in red", "evicted", "whole", "failed"]
+            await eventually(
+                lambda: "The page stays until Ctrl-C" in out.getvalue() or playing.done(), "the last scene", quiet_s=120
+            )
+            assert not playing.done(), out.getvalue()
+            seen: list[Seen] = [json.loads(each) for each in await tab.run("window.seen")]
+            await tab.call(
+                "Page.navigate", url="about:blank"
+            )  # what it complains of when the server has ended is right
+        finally:
+            playing.cancel()
+            async with patience("the demo ends", out):
+                (code,) = await asyncio.gather(playing, return_exceptions=True)
+    printed = out.getvalue()
+    assert code == 0, printed
+    assert printed.count("ok  The page shows it.") == len(WITH_PAGE), printed
+    assert_seen_in_order(seen)
+    assert {each["banner"] for each in seen} == {""}, "nothing has to be said of figures that are fresh"
+    assert not any(each["lost"] for each in seen)
+    last = seen[-1]
+    assert last["nodes"].keys() == {"node-1", "node-2"}
+    assert len(last["over"]) == 1
 
 
-async def text_has(tab: Tab, text: str) -> None:
-    """Wait until the page shows a text."""
-    await tab.until(f"document.body.innerText.includes({text!r})")
+def assert_seen_in_order(seen: list[Seen]) -> None:
+    at = 0
+    for scene, shows in SCENES:
+        found = next((n for n in range(at, len(seen)) if shows(seen[n])), None)
+        assert found is not None, f"{scene}: not seen after {at} of {len(seen)} views: {seen[at:][:40]}"
+        at = found

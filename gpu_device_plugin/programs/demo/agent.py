@@ -1,7 +1,7 @@
 """Run the node agent of the demo, which reads in a folder of the demo's making whose the processes on the GPUs are.
 
-The processes of the demo's pods are fake, and `/proc` knows none of them. All else is as `gpu-device-plugin node` does
-it.
+The processes of the demo's pods are fake, and `/proc` knows none of them. It writes who uses what on its node as often
+as that changes: a cluster would be asked too much. All else is as `gpu-device-plugin node` does it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PROGRAM = "gpu_device_plugin.programs.demo.agent"
+_SOON_S = 0.2
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,7 +43,13 @@ def _run(argv: Sequence[str]) -> int:
     texts = sources.texts()
     settings = sources.read(texts=texts)
     logs.configure(settings.log_level, settings.log_format, sys.stderr, colour=False)
-    return program.main(sources, texts, settings, agent=partial(NodeAgent, proc=arguments.proc))
+    return program.main(sources, texts, settings, agent=partial(_agent, arguments.proc))
+
+
+def _agent(proc: Path, settings: NodeSettings) -> NodeAgent:
+    agent = NodeAgent(settings, proc=proc)
+    agent.use_notes.soon_s = agent.use_notes.seldom_s = _SOON_S
+    return agent
 
 
 if __name__ == "__main__":

@@ -1,39 +1,119 @@
-"""Serve the page of the demo's cluster while its scenes are played."""
+"""Serve the page of the demo's cluster, and say whether it shows the cluster as it is."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.core.cluster.turns import Pace
+from gpu_device_plugin.core.model.shares import parse_id
+from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresTiming
 from gpu_device_plugin.programs.web.local import LocalCallers
 from gpu_device_plugin.programs.web.routes import About
 from gpu_device_plugin.programs.web.server import PageServer
 from gpu_device_plugin.settings.forms import Address
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.programs.demo.world import World
+    from gpu_device_plugin.testing.cluster import ApiServer
 
 _HOST = "127.0.0.1"
+_LOOK_S = 0.05
+_OFTEN = FiguresTiming(pace=Pace(every_s=0.3, longest_s=1.0), round_s=0.3, pods_s=1.0, idle_s=0.1)
+"""As often as the demo's agents read who uses what. A page asks its two agents alone, and not those of a cluster."""
+
+_Part = tuple[str, int, int | None, bool]
+"""A pod on a GPU: its name, its shares, the MiB that it uses (None: unknown), and whether it uses too much."""
+
+
+class DemoPage:
+    """The page, as its readers have it."""
+
+    def __init__(self, server: PageServer, url: str) -> None:
+        """Follow what `server` has told its readers; `url` is its address, with the token that it needs."""
+        self._server = server
+        self.url = url
+
+    def __repr__(self) -> str:
+        return f"<DemoPage: {self._server!r}>"
+
+    @property
+    def read(self) -> bool:
+        """Whether it is open in a browser."""
+        return self._server.streams.readers > 0
+
+    async def opened(self) -> None:
+        """Return once it is open in a browser."""
+        while not self.read:  # noqa: ASYNC110 - streams count their readers and tell nobody
+            await asyncio.sleep(_LOOK_S)
+
+    def shows(self, worlds: Iterable[World]) -> bool:
+        """Return whether all readers were told the newest, and this is how the nodes and the waiting pods are."""
+        server = self._server
+        waiting = {each["pod"] for each in server.board.waiting.documents(lambda _: True) if each.get("why")}
+        there = list(worlds)
+        return (
+            server.board.current
+            and server.streams.told >= server.board.mark.value
+            and waiting == {name for world in there for name in world.pods.waiting}
+            and all(map(self._shows_node, there))
+        )
+
+    def _shows_node(self, world: World) -> bool:
+        shown = self._server.board.node(world.kubelet.node)
+        if shown is None:
+            return False
+        gpus = {gpu["i"]: gpu for gpu in json.loads(shown.document)["gpus"]}
+        return all(
+            _parts_of(gpus[shared.position]) == _expected(world, shared)
+            and bool(gpus[shared.position].get("bad")) == (shared.gpu.uuid in world.node.unhealthy)
+            if shared.position in gpus
+            else shared.gone and not _expected(world, shared)
+            for shared in world.shares.gpus
+        )
+
+
+def _parts_of(gpu: Any) -> set[_Part]:
+    return {(part["pod"], part["shares"], part.get("usedMiB"), "over" in part) for part in gpu.get("pods", ())}
+
+
+def _expected(world: World, shared: SharedGpu) -> set[_Part]:
+    parts = set()
+    for pod in world.kubelet.running:
+        numbers = [number for uuid, number in map(parse_id, world.devices(pod)) if uuid == shared.gpu.uuid]
+        if numbers:
+            size = len(shared.shares) if None in numbers else len(numbers)
+            used = world.used.get((pod.name, shared.gpu.uuid), 0) if world.scripted and not shared.gone else None
+            over = used is not None and None not in numbers and world.over_use.exceeded(used, world.granted_mib(pod))
+            parts.add((pod.name, size, used, over))
+    return parts
 
 
 @asynccontextmanager
-async def page_of(world: World) -> AsyncIterator[str]:
+async def page_of(api: ApiServer, resources: Sequence[Resource], *, used: bool) -> AsyncIterator[DemoPage]:
     """Serve the page on this machine while the block runs.
 
-    Yields:
-        Its address, with the token that it needs.
+    Args:
+        api: the API server.
+        resources: those that the agents offer.
+        used: the agents know who uses what.
 
     Raises:
         ListenError: no port is free.
     """
     callers = LocalCallers("")
     about = About("kubeconfig", "demo")
-    async with Client(ClusterConfig(world.api.url)) as client:
-        server = PageServer(client, world.resources, callers, about=lambda: about)
+    async with Client(ClusterConfig(api.url)) as client:
+        figures = AgentFigures(client, timing=_OFTEN) if used else None
+        server = PageServer(client, resources, callers, about=lambda: about, figures=figures)
         async with server.serving(Address(_HOST, 0)) as port:
             about = About("kubeconfig", "demo", frozenset({f"{_HOST}:{port}", f"localhost:{port}"}))
-            yield f"http://{_HOST}:{port}/#token={callers.token}"
+            yield DemoPage(server, f"http://{_HOST}:{port}/#token={callers.token}")

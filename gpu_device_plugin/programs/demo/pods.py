@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import uuid
 from typing import TYPE_CHECKING
 
@@ -13,25 +15,37 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from typing import NoReturn
 
+    from gpu_device_plugin.testing.builders import Json
     from gpu_device_plugin.testing.cluster import ApiServer
+    from gpu_device_plugin.testing.device_manager import Amount
     from gpu_device_plugin.testing.kubelet import Kubelet
     from gpu_device_plugin.testing.pods import Pod
 
-_CONTAINER = "main"
+_NAMESPACE, _CONTAINER = "default", "main"
+_AGENTS = "gpushare"
+_METRICS = 9445
+"""The port of an agent's metrics, as in our manifests."""
+_SCHEDULER = "gpushare-scheduler"
+_PUBLISH_S = 0.2
 
 
 async def _at_once() -> None:
     pass
 
 
+def _nothing(_pod: Pod) -> None:
+    pass
+
+
 class Pods:
     """Starts pods and ends them, each of one container."""
 
-    def __init__(self, api: ApiServer, kubelet: Kubelet, on_end: Callable[[Pod], None]) -> None:
-        """Put the node of `kubelet` into `api`; `on_end` ends the processes of a pod."""
+    def __init__(self, api: ApiServer, kubelet: Kubelet) -> None:
+        """Put the node of `kubelet` into `api`."""
         self._api = api
         self._kubelet = kubelet
-        self._on_end = on_end
+        self.on_end: Callable[[Pod], None] = _nothing
+        """Ends the processes of a pod."""
         self.grace: Callable[[], Awaitable[None]] = _at_once
         """Waits until a pod that somebody deletes in the API server has ended its work."""
         api.add(builders.node(kubelet.node))
@@ -39,13 +53,64 @@ class Pods:
     def __repr__(self) -> str:
         return f"<Pods: {len(self._kubelet.pods)} on {self._kubelet.node}>"
 
-    async def admit(self, name: str, resource: str, amount: int) -> Pod:
-        """Bind a pod that requests `amount` of a resource to the node; return it once it runs or is refused."""
-        uid = str(uuid.uuid4())
-        limits = {resource: amount}
+    def add_agent(self) -> str:
+        """Add the pod of the node's agent; return the address at which the agent has to serve its metrics."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = "{}:{}".format(*free.getsockname())
+        inside = f"10.0.0.{len(self._api.all('nodes'))}"
+        self._api.network[f"{inside}:{_METRICS}"] = f"http://{address}"
+        container = {**builders.container("agent"), "ports": [{"name": "http", "containerPort": _METRICS}]}
+        pod = builders.pod(
+            f"gpushare-node-{self._kubelet.node}",
+            container,
+            namespace=_AGENTS,
+            node=self._kubelet.node,
+            phase="Running",
+            labels={"app.kubernetes.io/name": "gpushare", "app.kubernetes.io/component": "node"},
+        )
+        pod["status"]["podIP"] = inside
+        self._api.add(pod)
+        return address
+
+    def wait(self, name: str, resource: str, amount: int, namespace: str = _NAMESPACE) -> None:
+        """Add a pod that requests `amount` of a resource and has no node, until `admit` is called with its name."""
         container = builders.container(_CONTAINER, limits={resource: str(amount)})
-        self._api.add(builders.pod(name, container, uid=uid, node=self._kubelet.node))
-        pod = await self._kubelet.admit(PodSpec(name, (ContainerSpec(_CONTAINER, limits),), uid=uid))
+        pod = builders.pod(name, container, namespace=namespace)
+        pod["spec"]["schedulerName"] = _SCHEDULER
+        self._api.add(pod)
+
+    @property
+    def waiting(self) -> Mapping[str, int]:
+        """How much each pod of the cluster that has no node requests, by its name."""
+        return {
+            name: sum(map(int, pod["spec"]["containers"][0]["resources"]["limits"].values()))
+            for name, pod in self._without_node().items()
+        }
+
+    def give_up(self, name: str) -> None:
+        """Delete a pod that has no node."""
+        self._api.delete("pods", name, self._without_node()[name]["metadata"]["namespace"])
+
+    def _without_node(self) -> Mapping[str, Json]:
+        return {pod["metadata"]["name"]: pod for pod in self._api.all("pods") if "nodeName" not in pod["spec"]}
+
+    async def admit(self, name: str, resource: str, amount: int, namespace: str = _NAMESPACE) -> Pod:
+        """Bind a pod that requests `amount` of a resource to the node; return it once it runs or is refused.
+
+        One of this name that waits for a node is bound as it is.
+        """
+        limits = {resource: amount}
+        waiting = self._without_node().get(name)
+        if waiting is not None:
+            namespace, uid = waiting["metadata"]["namespace"], waiting["metadata"]["uid"]
+            binding = {"metadata": {"name": name}, "target": {"name": self._kubelet.node}}
+            self._api.store.bind((namespace, name), binding)
+        else:
+            uid = str(uuid.uuid4())
+            container = builders.container(_CONTAINER, limits={resource: str(amount)})
+            self._api.add(builders.pod(name, container, namespace=namespace, uid=uid, node=self._kubelet.node))
+        pod = await self._kubelet.admit(PodSpec(name, (ContainerSpec(_CONTAINER, limits),), namespace, uid))
         if pod.phase == "Running":
             running = {
                 "name": _CONTAINER,
@@ -53,16 +118,16 @@ class Pods:
                 "state": {"running": {}},
             }
             status = {"phase": "Running", "containerStatuses": [running]}
-            self._api.patch("pods", name, {"status": status}, subresource="status")
+            self._api.patch("pods", name, {"status": status}, namespace, "status")
         return pod
 
     async def end(self, pod: Pod) -> None:
         """End a pod, its grace period included, unless it has ended."""
         if pod.uid not in {known.uid for known in self._kubelet.pods}:
             return
-        self._on_end(pod)
+        self.on_end(pod)
         await self._kubelet.delete(pod)
-        self._api.delete("pods", pod.name)
+        self._api.delete("pods", pod.name, pod.spec.namespace)
 
     async def end_deleted(self) -> NoReturn:
         """End every pod that somebody deletes in the API server, as a kubelet does."""
@@ -70,9 +135,23 @@ class Pods:
         while True:
             version, _ = await self._api.store.changed.after(version)
             for pod in self._kubelet.pods:
-                if "deletionTimestamp" in self._api.get("pods", pod.name)["metadata"]:
+                if "deletionTimestamp" in self._api.get("pods", pod.name, pod.spec.namespace)["metadata"]:
                     await self.grace()
                     await self.end(pod)
+
+    async def publish_node(self) -> NoReturn:
+        """Keep the node's resources in the API server as the kubelet knows them, which a real one does less often."""
+        shown: Mapping[str, Amount] = {}
+        while True:
+            amounts = self._kubelet.publish() if self._kubelet.up else shown
+            if amounts != shown:
+                shown = dict(amounts)
+                status = {
+                    field: {name: str(getattr(amount, field)) for name, amount in shown.items()}
+                    for field in ("capacity", "allocatable")
+                }
+                self._api.patch("nodes", self._kubelet.node, {"status": status}, subresource="status")
+            await asyncio.sleep(_PUBLISH_S)
 
     def annotations(self, name: str) -> Mapping[str, str]:
         """Return the annotations of a pod, none if it has ended."""

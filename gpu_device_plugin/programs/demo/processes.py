@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 from itertools import count
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.kubelet.procfs import boot_time
@@ -50,16 +51,26 @@ class Processes:
             if uid not in self._pids:
                 self._pids[uid] = self._start(pod)
 
-    def events(self, used: Mapping[tuple[str, str], int]) -> list[dict[str, object]]:
+    def events(
+        self, used: Mapping[tuple[str, str], int], parents: Mapping[str, str] = MappingProxyType({})
+    ) -> list[dict[str, object]]:
         """Return the events of a description of GPUs that put the processes on them.
 
         Args:
-            used: MiB by UID of the pod and UUID of the GPU.
+            used: MiB by UID of the pod and UUID of the GPU or the MIG instance.
+            parents: the UUID of the GPU of each instance.
         """
         by_gpu: dict[str, list[dict[str, object]]] = {}
         for (uid, uuid), mib in used.items():
             by_gpu.setdefault(uuid, []).append({"pid": self._pids[uid], "used": f"{mib}MiB"})
-        return [{"at": 0, "gpu": uuid, "processes": listed} for uuid, listed in by_gpu.items()]
+        return [
+            {
+                "at": 0,
+                **({"gpu": parents[uuid], "instance": uuid} if uuid in parents else {"gpu": uuid}),
+                "processes": listed,
+            }
+            for uuid, listed in by_gpu.items()
+        ]
 
     def _start(self, pod: Pod) -> int:
         pid = next(self._free)

@@ -7,25 +7,32 @@ import os
 import shutil
 import signal
 import sys
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from textwrap import wrap
 from typing import TYPE_CHECKING, TextIO
 
+from gpu_device_plugin.programs.demo.pace import Pace, keys
 from gpu_device_plugin.programs.demo.report import Look, Tone, table
-from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES
+from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES, WITH_PAGE
 from gpu_device_plugin.programs.demo.story import Story
 from gpu_device_plugin.programs.demo.world import DemoError, world
 from gpu_device_plugin.programs.terminal import discard_output
+from gpu_device_plugin.settings.knobs import UsageError
+from gpu_device_plugin.testing.cluster import ApiServer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Iterator
 
+    from gpu_device_plugin.programs.demo.page import DemoPage
     from gpu_device_plugin.programs.demo.scenes import Scenes
     from gpu_device_plugin.programs.demo.story import Shown
+    from gpu_device_plugin.programs.demo.world import World
 
 _NARROWEST, _WIDEST = 80, 120
 _REDRAW_S = 0.1
 _READING_S = 3.0
+_GOING = "Space stops, Enter goes on, Ctrl-C ends."
+_STOPPED = "Stopped: Enter takes a step, Space goes on, Ctrl-C ends."
 
 
 def main(gpus: str | None, *, once: bool, page: bool = False) -> int:
@@ -34,16 +41,21 @@ def main(gpus: str | None, *, once: bool, page: bool = False) -> int:
     Args:
         gpus: the source of the GPUs, as in the agent's settings; None: fake ones.
         once: print every scene at its end, without pauses and without colour.
-        page: serve the page of the cluster too; without `once` the demo goes on after its last scene until a signal.
+        page: serve the page of the cluster too, from before the first scene until a signal.
 
     Returns:
         0 if every check held; 1 if not, if there are no GPUs, or if the demo was stopped.
 
     Raises:
-        UsageError: `gpus` names none.
+        UsageError: `gpus` names none, or `once` and `page` contradict each other.
     """
+    if once and page:
+        raise UsageError(
+            "--once ends after the last scene, and --page serves the page until Ctrl-C: leave one of them out"
+        )
     terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-    stage = Stage(sys.stdout, live=terminal and not once, colour="NO_COLOR" not in os.environ)
+    live = terminal and not once
+    stage = Stage(sys.stdout, live=live, colour="NO_COLOR" not in os.environ, pace=Pace(on=live or page))
     try:
         return asyncio.run(_play_until_stopped(gpus or DEFAULT_GPUS, stage, page=page))
     except DemoError as error:
@@ -67,53 +79,76 @@ async def _play_until_stopped(gpus: str, stage: Stage, *, page: bool) -> int:
     return await playing
 
 
-async def play(gpus: str, stage: Stage, scenes: Scenes = SCENES, *, page: bool = False) -> int:
-    """Play `scenes` on `stage` and return the exit code; see `main`.
+async def play(gpus: str, stage: Stage, scenes: Scenes | None = None, *, page: bool = False) -> int:
+    """Play `scenes`, by default all, on `stage` and return the exit code; see `main`.
 
     Raises:
         UsageError: `gpus` names none.
         DemoError: there is no GPU to share, or the agent ended by itself.
     """
+    scenes = (WITH_PAGE if page else SCENES) if scenes is None else scenes
     failed = []
-    async with AsyncExitStack() as stack:
-        made = await stack.enter_async_context(world(gpus))
-        story = Story(made, stage.pause, stack.enter_async_context)
-        stage.introduce(gpus)
-        if page:
-            from gpu_device_plugin.programs.demo.page import page_of  # noqa: PLC0415 - a tenth of a second
+    async with ApiServer() as api, AsyncExitStack() as nodes:
 
-            stage.point_to(await stack.enter_async_context(page_of(made)))
-        for number, (title, scene) in enumerate(scenes.items(), 1):
-            async with stage.showing(f"{number}/{len(scenes)}", story):
-                shown = await story.play(title, scene)
-            if not shown.passed:
-                failed.append(str(number))
-            await stage.pause(_READING_S)
-    stage.conclude(failed)
+        async def visit(node: str, gpus: str, **settings: str) -> World:
+            return await nodes.enter_async_context(world(api, node, gpus, metrics=page, **settings))
+
+        made = await visit("node-1", gpus)
+        stage.introduce(gpus)
+        with stage.listening():
+            async with _served(api, made) if page else nullcontext() as served:
+                if served is not None:
+                    await stage.point_to(served.url, served.opened())
+                story = Story(made, stage.pause, visit, served)
+                for number, (title, scene) in enumerate(scenes.items(), 1):
+                    async with stage.showing(f"{number}/{len(scenes)}", story):
+                        shown = await story.play(title, scene)
+                        await stage.pause(_READING_S)
+                    if not shown.passed:
+                        failed.append(str(number))
+                stage.conclude(failed)
+                if served is not None:
+                    await stage.stay(served.url)
     return 1 if failed else 0
+
+
+@asynccontextmanager
+async def _served(api: ApiServer, world: World) -> AsyncIterator[DemoPage]:
+    from gpu_device_plugin.programs.demo.page import page_of  # noqa: PLC0415 - a tenth of a second
+
+    async with page_of(api, world.resources, used=world.scripted) as served:
+        yield served
 
 
 class Stage:
     """The output of the scenes: redrawn in place on a terminal, printed once everywhere else."""
 
-    def __init__(self, stream: TextIO, *, live: bool, colour: bool) -> None:
+    def __init__(self, stream: TextIO, *, live: bool, colour: bool, pace: Pace | None = None) -> None:
         """Show on `stream`.
 
         Args:
             stream: the stream to write to.
-            live: it is a terminal: draw every change, and pause for the reader.
+            live: it is a terminal: draw every change.
             colour: use colours if `live`.
+            pace: the pauses for the reader; None: there are none.
         """
         self._stream = stream
         self._live = live
         self._colour = live and colour
+        self._pace = pace or Pace(on=False)
+        self._keys = False
         self._drawn: list[str] = []
         self._marks = ("█", "░") if _can_write(stream, "█░") else ("#", ".")
 
     async def pause(self, seconds: float) -> None:
-        """Pause for the reader of a terminal."""
-        if self._live:
-            await asyncio.sleep(seconds)
+        """Pause for the reader."""
+        await self._pace.pause(seconds)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take the keys of the terminal, if it is one, while the block runs."""
+        with keys(sys.stdin, self._pace.press) if self._live else nullcontext(False) as self._keys:
+            yield
 
     def introduce(self, gpus: str) -> None:
         """Describe the parts of the demo."""
@@ -126,16 +161,17 @@ class Stage:
         )
         self._write(*lines, "")
 
-    def point_to(self, url: str) -> None:
-        """Say where the page is, on a line of its own, so that terminals make it a link."""
-        self._write("The page of this cluster:", url, "")
+    async def point_to(self, url: str, opened: Awaitable[object]) -> None:
+        """Say where the page is, on a line of its own, so that terminals make it a link, and wait until it is open."""
+        otherwise = ", or with Enter" if self._keys else ""
+        self._write(f"The page of this cluster; the scenes begin when it is open in a browser{otherwise}:", url, "")
+        await self._pace.unless_stepped(opened)
 
-    async def stay(self) -> None:
-        """Keep the last scene for a person at a terminal, until the demo is cancelled."""
-        if self._live:
-            self._write("The page stays until Ctrl-C.")
-            with suppress(asyncio.CancelledError):
-                await asyncio.Event().wait()
+    async def stay(self, url: str) -> None:
+        """Leave the page served until the demo is cancelled."""
+        self._write("The page stays until Ctrl-C:", url)
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
 
     def conclude(self, failed: list[str]) -> None:
         """Summarize the checks."""
@@ -166,7 +202,8 @@ class Stage:
             lines = frame(number, story.look(), self._look())
             # A terminal wraps wider lines, and its cursor cannot move up into lines that have scrolled away.
             if size.columns >= _NARROWEST and len(lines) < size.lines:
-                self._draw(lines)
+                hint = [self._look().paint(_STOPPED if self._pace.stopped else _GOING, Tone.FAINT)]
+                self._draw(lines + hint * (self._keys and len(lines) + 1 < size.lines))
             await asyncio.sleep(_REDRAW_S)
 
     def _draw(self, lines: list[str]) -> None:
@@ -193,7 +230,7 @@ def frame(number: str, shown: Shown, look: Look) -> list[str]:
     lines += [*_paragraph(shown.caption, look.width), ""]
     if shown.left_out:
         return lines[:-1]
-    lines += [*table(shown.node, shown.held, look, shown.used), ""]
+    lines += [*table(shown.node, shown.held, look, shown.used, shown.unknown), ""]
     lines += _paragraph(f"Allocatable: {shown.allocatable}", look.width)
     for who, what in shown.quotes:
         lines += _paragraph(f"{who}: {what}", look.width, "    ")

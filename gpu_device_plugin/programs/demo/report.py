@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from textwrap import wrap
 from types import MappingProxyType
@@ -59,6 +59,7 @@ def table(
     holders: Mapping[str, frozenset[str]],
     look: Look,
     used: Mapping[tuple[str, str], int] = MappingProxyType({}),
+    unknown: frozenset[str] = frozenset(),
 ) -> list[str]:
     """Draw the GPUs of a node as lines of text, each with the reason below it if it is out of service.
 
@@ -67,16 +68,23 @@ def table(
         holders: the device IDs of pods, by pod name.
         look: the style.
         used: the MiB that pods use, by name of the pod and UUID of a GPU that it holds shares of.
+        unknown: the UUIDs of the GPUs whose health nobody has told yet, whatever the node says of it.
     """
+    node = replace(node, unhealthy={uuid: why for uuid, why in node.unhealthy.items() if uuid not in unknown})
     gpus = node.shares.gpus
     # The names of the holders get their columns first; a bar can be shorter.
-    beside = sum(_widths([_cells(node, shared, "") for shared in gpus])) - _SHORTEST_BAR + len(_GAP) * len(_HEADINGS)
+    beside = (
+        sum(_widths([_cells(node, shared, "", unknown) for shared in gpus]))
+        - _SHORTEST_BAR
+        + len(_GAP) * len(_HEADINGS)
+    )
     largest = max((len(shared.shares) for shared in gpus), default=1)
     roomy = _ROOMY_USERS if used else _ROOMY_HOLDERS
     longest = min(largest, max(look.width - beside - roomy, _SHORTEST_BAR), _LONGEST_BAR)
     lengths = [max(1, round(len(shared.shares) * longest / largest)) for shared in gpus]
     rows = [
-        _cells(node, shared, _bar(node, shared, length, look)) for shared, length in zip(gpus, lengths, strict=True)
+        _cells(node, shared, _bar(node, shared, length, look), unknown)
+        for shared, length in zip(gpus, lengths, strict=True)
     ]
     widths = _widths(rows)
     indent = beside + widths[_BAR]
@@ -104,7 +112,7 @@ def _used(node: Node, shared: SharedGpu) -> int:
     return len(shared.shares) if use.whole else len(use.shares)
 
 
-def _cells(node: Node, shared: SharedGpu, bar: str) -> list[tuple[str, Tone]]:
+def _cells(node: Node, shared: SharedGpu, bar: str, unknown: frozenset[str]) -> list[tuple[str, Tone]]:
     """Return the columns before the holders."""
     used, whole, unhealthy = _used(node, shared), node.use(shared).whole, shared.gpu.uuid in node.unhealthy
     tone = Tone.BAD if unhealthy else Tone.WHOLE if whole else Tone.SHARED if used else Tone.FAINT
@@ -114,7 +122,11 @@ def _cells(node: Node, shared: SharedGpu, bar: str) -> list[tuple[str, Tone]]:
         (f"{shared.gpu.total_mib / MIB_PER_GIB:.1f} GiB", Tone.PLAIN),
         (bar, tone),
         ("whole" if whole else f"{used}/{len(shared.shares)}", tone),
-        ("unhealthy", Tone.BAD) if unhealthy else ("healthy", Tone.GOOD),
+        ("unknown", Tone.FAINT)
+        if shared.gpu.uuid in unknown
+        else ("unhealthy", Tone.BAD)
+        if unhealthy
+        else ("healthy", Tone.GOOD),
     ]
 
 

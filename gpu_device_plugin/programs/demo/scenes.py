@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from gpu_device_plugin.core.contract.variables import MEMORY_LIMIT, VISIBLE_DEVICES
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.telling.printing import counted
-from gpu_device_plugin.programs.demo import instances, over_use
+from gpu_device_plugin.programs.demo import instances, over_use, troubles
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -19,9 +19,8 @@ DEFAULT_GPUS = "fake:1xP4,3xT4"
 """A card of 7 GiB (the part of a P4 that containers can use) and three larger ones."""
 
 _SERVICES = 7
+_RESEARCH = "research"
 _XID, _XID_MEANING = 48, "a memory error of two bits, which ECC cannot correct"
-_XID_ASKS = 154
-"""The XID with which drivers report that a GPU needs a recovery action."""
 
 
 async def _begin(story: Story) -> None:
@@ -63,12 +62,11 @@ async def _share(story: Story) -> None:
     )
     names = (VISIBLE_DEVICES, MEMORY_LIMIT)
     story.quote("environment of web-1", " ".join(f"{name}={envs[0].get(name, '')}" for name in names))
+    world.use({pod.name: world.granted_mib(pod) // 2 for pod in pods})
 
 
 async def _take_whole(story: Story) -> None:
     world = story.world
-    if world.used:
-        world.use({})  # the services are idle from here on
     if all(room.shared for room in world.node.rooms() if room.healthy):
         story.say(f"A pod requests {world.count}: 1. Every GPU is shared, so the services have to end first.")
         await story.end()
@@ -76,7 +74,7 @@ async def _take_whole(story: Story) -> None:
         story.say(f"A pod requests {world.count}: 1. It gets an unused GPU, which is not shared from then on.")
     await story.expect("An unused GPU is offered as a whole.", lambda: world.healthy(world.count) > 0)
     before = world.healthy(world.memory)
-    pod = await story.admit("training", world.count, 1)
+    pod = await story.admit("training", world.count, 1, "training", busy=0.9)
     story.check("The pod runs.", pod.phase == "Running")
     taken = sum(len(shared.shares) for shared in story.gpus_of(pod))
     await story.expect(
@@ -94,8 +92,11 @@ async def _refuse(story: Story) -> None:
     scattered = together > most
     asked = (most + together + 1) // 2 if scattered else most + 1
     though = f", though {story.gib(sum(free))} are free" if scattered else ""
-    story.say(f"{begun} pod requests {story.gib(asked)}{though}. Its status says why it cannot run:")
-    pod = await story.admit("large", story.world.memory, asked)
+    story.say(
+        f"{begun} pod requests {story.gib(asked)}{though}. Its status says why it cannot run, and its replacement "
+        "waits for room:"
+    )
+    pod = await story.admit("large", story.world.memory, asked, _RESEARCH)
     story.quote(f"status of large: {pod.phase}, {pod.reason}", pod.message)
     story.check("The pod is refused.", (pod.phase, pod.reason) == ("Failed", "UnexpectedAdmissionError"))
     if scattered:
@@ -103,6 +104,7 @@ async def _refuse(story: Story) -> None:
             f"The message names the requested {story.gib(asked)} and the {story.gib(most)} that one GPU has free.",
             f"{story.gib(asked)} asked" in pod.message and f"{story.gib(most)} free" in pod.message,
         )
+    await story.wait("large", story.world.memory, asked, _RESEARCH)
 
 
 async def _begin_notebooks(story: Story) -> str:
@@ -118,7 +120,8 @@ async def _begin_notebooks(story: Story) -> str:
     began = 0
     while any(room.free == largest for room in story.open()):
         story.say(f"Notebooks of {story.gib(size)} start.")
-        if (await story.admit(f"notebook-{began + 1}", story.world.memory, size)).phase != "Running":
+        pod = await story.admit(f"notebook-{began + 1}", story.world.memory, size, _RESEARCH, busy=0.6)
+        if pod.phase != "Running":
             break
         began += 1
     return f"After {counted(began, 'notebook')} of {story.gib(size)} a" if began else "A"
@@ -126,7 +129,7 @@ async def _begin_notebooks(story: Story) -> str:
 
 async def _fail(story: Story) -> None:
     world = story.world
-    if world.set_events is None:
+    if not world.scripted:
         story.leave_out("the demo breaks only fake GPUs whose description has no events of its own")
         return
     before, in_use = world.held(), story.gpus_of(*world.kubelet.running)
@@ -136,22 +139,10 @@ async def _fail(story: Story) -> None:
     broken = in_use[0]
     name = f"GPU {broken.position}"
     story.say(f"The driver reports XID {_XID} for {name}: {_XID_MEANING}. A new pod requests {world.memory}: 1.")
-
-    def why() -> str | None:
-        return world.agent.unhealthy(broken.gpu.uuid)
-
-    error = {"at": 0, "gpu": broken.gpu.uuid, "xid": _XID}
-    world.set_events(error)
-    await story.expect(
-        f"{name} is out of service, with all its devices.", lambda: world.node.unhealthy.keys() == {broken.gpu.uuid}
-    )
-    # Only now, so that the XID is the agent's first notice of the fault: a reading could come before the event.
-    asks = {"at": 0, "gpu": broken.gpu.uuid, "xid": _XID_ASKS, "ecc": 1, "recovery_action": "gpu-reset"}
-    world.set_events(error, asks)
-    await story.expect("The log says why.", lambda: None not in (world.agent.said(f"XID {_XID_ASKS}"), why()))
+    await troubles.fail(story, broken, _XID)
     story.check("Running pods keep their GPUs.", world.held() == before)
     others = bool(story.open())
-    pod = await story.admit("newcomer", world.memory, 1)
+    pod = await story.admit("newcomer", world.memory, 1, busy=0.5)
     if others:
         story.check("The new pod runs on another GPU.", bool(story.gpus_of(pod)) and broken not in story.gpus_of(pod))
     else:
@@ -161,14 +152,20 @@ async def _fail(story: Story) -> None:
 
 async def _recover(story: Story) -> None:
     world = story.world
-    if world.set_events is None:
+    if not world.scripted:
         story.leave_out("no GPU was broken")
         return
-    story.say("The GPU is reset. The agent reads it until it is proven healthy, and logs why; no process restarts.")
-    world.set_events()
+    story.say(
+        "The processes on the GPU end, and it is reset. The agent reads it until it is proven healthy, and logs why; "
+        "it does not restart."
+    )
+    used = {name: mib for (name, uuid), mib in world.used.items() if uuid in world.node.unhealthy}
+    world.use(dict.fromkeys(used, 0))  # no driver resets a GPU under its processes
+    world.strike()
     await story.expect("The GPU is offered again.", lambda: not world.node.unhealthy)
     await story.expect("The log says why.", lambda: world.agent.said("healthy again") is not None)
     story.quote("log of the agent", world.agent.said("healthy again"))
+    world.use(used)
 
 
 async def _crash(story: Story) -> None:
@@ -200,7 +197,7 @@ async def _restart_kubelet(story: Story) -> None:
 
 
 async def _end(story: Story) -> None:
-    world = story.world
+    world = story.world = story.home
     story.say("All pods end. No call notifies a device plugin of that: the agent reads the kubelet's records.")
     await story.end()
     await story.expect(
@@ -222,6 +219,11 @@ SCENES: Scenes = {
     "The GPU recovers": _recover,
     "The agent is killed": _crash,
     "The kubelet restarts": _restart_kubelet,
-    "All pods end": _end,
     "A GPU in MIG mode": instances.divide,
+    "All pods end": _end,
 }
+
+WITH_PAGE: Scenes = {title: scene for title, scene in SCENES.items() if scene is not _end} | {
+    "A full cluster with troubles": troubles.stay
+}
+"""The scenes beside which the page is served: they leave it something to show."""

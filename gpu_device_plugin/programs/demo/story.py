@@ -10,13 +10,20 @@ from gpu_device_plugin.core.model.shares import parse_id
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
-    from contextlib import AbstractAsyncContextManager
+    from typing import Protocol
 
     from gpu_device_plugin.core.model.placing import Room
     from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.node import Node
+    from gpu_device_plugin.programs.demo.page import DemoPage
     from gpu_device_plugin.programs.demo.world import World
     from gpu_device_plugin.testing.pods import Pod
+
+    class Visit(Protocol):
+        """Makes a further node, which lives to the end of the demo."""
+
+        async def __call__(self, node: str, gpus: str, **settings: str) -> World:
+            """Make it with this name, these GPUs and these settings of its agent."""
 
 
 @dataclass(slots=True)
@@ -30,6 +37,8 @@ class Shown:
     """The devices of every pod that ran at the last look, by pod name."""
     used: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """The MiB that the processes of pods used at the last look, by pod name and UUID of the GPU."""
+    unknown: frozenset[str] = frozenset()
+    """The UUIDs of the GPUs of which the kubelet had not been told anything at the last look."""
     allocatable: str = ""
     caption: str = ""
     quotes: list[tuple[str, str]] = field(default_factory=list)
@@ -45,25 +54,31 @@ class Shown:
 
 
 class Story:
-    """The events on one node, scene by scene."""
+    """The events on the nodes, scene by scene."""
 
     def __init__(
         self,
         world: World,
         pause: Callable[[float], Awaitable[None]],
-        enter: Callable[[AbstractAsyncContextManager[World]], Awaitable[World]],
+        visit: Visit,
+        page: DemoPage | None = None,
     ) -> None:
-        """Play in `world`.
+        """Begin on the node of `world`.
 
-        `pause` waits the given seconds for a reader, if there is one; `enter` enters another world, which is left at
-        the end of the demo.
+        Args:
+            world: the first node.
+            pause: waits the given seconds for a reader, if there is one.
+            visit: makes a further node.
+            page: the page of the cluster, if it is served; each scene stays until it shows the scene.
         """
-        self.world = world
+        self.home = self.world = world
         self.pause = pause
-        self._enter = enter
+        self.page = page
+        self._visit = visit
+        self._worlds = [world]
         self.now = Shown("", world.node)
         self.offered_at_first: Mapping[str, frozenset[str]] = {}
-        self._pods: dict[str, Pod] = {}
+        self._pods: dict[str, tuple[World, Pod]] = {}
 
     async def play(self, title: str, scene: Callable[[Story], Awaitable[None]]) -> Shown:
         """Play one scene and return what it showed."""
@@ -72,13 +87,15 @@ class Story:
         if not await self.world.until(self.world.settled):
             self.check("GPUs in use through one resource are fenced in the other.", held=False)
         self._expect_no_conflict()
+        if self.page is not None and self.page.read and not self.now.left_out:
+            await self.expect("The page shows it.", self._page_shows)
         return self.look()
 
     def look(self) -> Shown:
         """Return the scene with the node as it is at this moment."""
         world = self.world
         self.now.node, self.now.held = world.node, world.held()
-        self.now.used = world.used
+        self.now.used, self.now.unknown = world.used, world.unknown
         self.now.allocatable = ", ".join(
             f"{resource} {world.healthy(resource)} of {len(ids)}" for resource, ids in world.devices_listed.items()
         )
@@ -108,24 +125,44 @@ class Story:
         """Show a check, and whether `condition` comes to hold."""
         self.check(sentence, await self.world.until(condition))
 
-    async def visit(self, world: AbstractAsyncContextManager[World]) -> None:
-        """Go on in another world, for this scene and those after it."""
-        self.world = await self._enter(world)
+    async def linger(self) -> None:
+        """Stay for a moment, and until the page shows what there is."""
+        await self.world.until(self._page_shows)
+        await self.pause(1.5)
 
-    async def admit(self, name: str, resource: str, amount: int) -> Pod:
-        """Have the kubelet start a pod with one container that requests `amount` of a resource."""
-        pod = await self.world.pods.admit(name, resource, amount)
+    async def wait(self, name: str, resource: str, amount: int, namespace: str) -> None:
+        """Have a pod that requests `amount` of a resource wait for a node."""
+        await self.world.until(self._page_shows)  # else the page would look for room as there was before
+        self.world.pods.wait(name, resource, amount, namespace)
+
+    async def visit(self, node: str, gpus: str, **settings: str) -> None:
+        """Go on with a further node, for this scene and those after it."""
+        self.world = await self._visit(node, gpus, **settings)
+        self._worlds.append(self.world)
+
+    async def admit(
+        self, name: str, resource: str, amount: int, namespace: str = "default", *, busy: float = 0.0
+    ) -> Pod:
+        """Have the kubelet start a pod with one container that requests `amount` of a resource.
+
+        It uses the part `busy` of what it is given.
+        """
+        pod = await self.world.pods.admit(name, resource, amount, namespace)
         if pod.phase == "Running":
-            self._pods[name] = pod
+            self._pods[name] = self.world, pod
+            self.world.use({name: round(self.world.granted_mib(pod) * busy)})
         else:
             await self.world.pods.end(pod)  # as its controller would; its message was read
         await self.pause(0.4)
         return pod
 
     async def end(self) -> None:
-        """End all running pods."""
+        """End all running pods, and give up those that wait."""
+        for name in self.home.pods.waiting:
+            self.home.pods.give_up(name)
         for name in tuple(self._pods):
-            await self.world.pods.end(self._pods.pop(name))
+            world, pod = self._pods.pop(name)
+            await world.pods.end(pod)
             await self.pause(0.15)
 
     def open(self) -> list[Room]:
@@ -140,6 +177,9 @@ class Story:
         """Return the GPUs on which pods have devices."""
         uuids = {parse_id(name)[0] for pod in pods for name in self.world.devices(pod)}
         return [shared for shared in self.world.shares.gpus if shared.gpu.uuid in uuids]
+
+    def _page_shows(self) -> bool:
+        return self.page is None or not self.page.read or self.page.shows(self._worlds)
 
     def _expect_no_conflict(self) -> None:
         """Add a failed check if a device is allocated twice, or a GPU is in use both shared and whole."""

@@ -1,7 +1,4 @@
-"""A node in a folder: a simulated kubelet, the real agent as a process of its own, and GPUs that can be broken.
-
-Beside it stands a simulated API server, in which the agent finds the node's pods.
-"""
+"""A node in a folder: a simulated kubelet, the real agent as a process of its own, and GPUs that can be broken."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections import Counter
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -34,13 +32,13 @@ from gpu_device_plugin.programs.demo.processes import Processes
 from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, UsageError
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing.cluster import ApiServer
 from gpu_device_plugin.testing.kubelet import Kubelet
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
     from gpu_device_plugin.hardware.beliefs import HardwareView
+    from gpu_device_plugin.testing.cluster import ApiServer
     from gpu_device_plugin.testing.pods import Pod
 
 # Settings with short intervals, so that no scene waits long. The demo's containers run no program on a real GPU, so
@@ -147,31 +145,39 @@ class World:
     def __init__(
         self,
         kubelet: Kubelet,
-        api: ApiServer,
+        pods: Pods,
         agent: Agent,
         *,
         processes: Processes,
         settings: NodeSettings,
         shares: Shares,
         gpus: str,
-        set_events: Callable[..., None] | None,
+        describe: Callable[..., None] | None,
     ) -> None:
-        """Put `agent`, which has these settings and is not started, beside `kubelet` and `api`.
+        """Put `agent`, which has these settings and is not started, beside `kubelet`.
 
-        `gpus` is the source of its GPUs.
+        Args:
+            kubelet: of the node.
+            pods: the pods on it.
+            agent: of the node.
+            processes: of the pods.
+            settings: of the agent.
+            shares: the GPUs in shares.
+            gpus: the source of the GPUs.
+            describe: makes these the only events of the GPUs so far; the agent sees them at once. None if the GPUs are
+                real, or if their description has events of its own.
         """
         self.kubelet = kubelet
-        self.api = api
-        self.pods = Pods(api, kubelet, self._end_processes)
+        self.pods = pods
+        pods.on_end = self._end_processes
         self.agent = agent
         self.used: Mapping[tuple[str, str], int] = {}
         """The MiB that the processes of pods use, by name of the pod and UUID of the GPU; see `use`."""
         self._processes = processes
         self.shares = shares
         self.gpus = gpus
-        self.set_events = set_events
-        """Makes these the only events of the GPUs so far; the agent sees them at once. None if the GPUs are real, or
-        if their description has events of its own."""
+        self._describe = describe
+        self._faults: tuple[Mapping[str, object], ...] = ()
         self.resources = settings.offered
         self.memory, self.count = (resource.name for resource in settings.offered)
         self.settings = settings
@@ -196,32 +202,69 @@ class World:
         """Return the devices of every pod that runs, by its name."""
         return {pod.name: self.devices(pod) for pod in self.kubelet.running}
 
-    def use(self, amounts: Mapping[str, int]) -> None:
-        """Have a process of each of these pods use so many MiB of each of its GPUs, and no other pod use any.
+    @property
+    def scripted(self) -> bool:
+        """Whether the GPUs do what the demo says: they are fake, and their description has no events of its own."""
+        return self._describe is not None
 
-        All events of the GPUs so far are gone; to be called only if they can be set.
+    def use(self, amounts: Mapping[str, int]) -> None:
+        """Have a process of each of these pods use so many MiB of each of its GPUs; 0: it has none any more.
+
+        Other pods go on as before. Without effect on GPUs that are not `scripted`.
         """
-        pods = [pod for pod in self.kubelet.running if pod.name in amounts]
+        if not self.scripted:
+            return
+        wanted = {name: mib for (name, _), mib in self.used.items()} | dict(amounts)
+        pods = {pod.uid: pod for pod in self.kubelet.running if wanted.get(pod.name)}
+        # A process on an instance of MIG that exists no more cannot be described.
         by_uid = {
-            (pod.uid, parse_id(device)[0]): amounts[pod.name] for pod in pods for device in sorted(self.devices(pod))
+            (uid, uuid): wanted[pod.name]
+            for uid, pod in pods.items()
+            for uuid in sorted({parse_id(device)[0] for device in self.devices(pod)})
+            if (shared := self.shares.by_uuid(uuid)) is not None and not shared.gone
         }
-        names = {pod.uid: pod.name for pod in pods}
-        self.used = {(names[uid], uuid): mib for (uid, uuid), mib in by_uid.items()}
-        self._processes.keep({pod.uid: pod for pod in pods})
-        if self.set_events is not None:
-            self.set_events(*self._processes.events(by_uid))
+        self.used = {(pods[uid].name, uuid): mib for (uid, uuid), mib in by_uid.items()}
+        self._processes.keep(pods)
+        self._tell(by_uid)
+
+    def strike(self, *faults: Mapping[str, object]) -> None:
+        """Make these the only faults of the GPUs; without any all are well again."""
+        self._faults = faults
+        pods = {pod.name: pod.uid for pod in self.kubelet.running}
+        self._tell({(pods[name], uuid): mib for (name, uuid), mib in self.used.items()})
+
+    def _tell(self, used: Mapping[tuple[str, str], int]) -> None:
+        if self._describe is None:
+            raise DemoError("The GPUs of this node do not do what the demo says.")
+        parents = {
+            shared.gpu.uuid: shared.gpu.instance.parent
+            for shared in self.shares.gpus
+            if shared.gpu.instance is not None
+        }
+        self._describe(*self._faults, *self._processes.events(used, parents))
 
     async def divide(self, instances: str) -> None:
         """Divide GPU 0, which is fake and in MIG mode, into other instances."""
-        if self.set_events is None:
-            raise DemoError("The GPUs of this node cannot be divided.")
-        self.set_events({"at": "0s", "gpu": 0, "mig": instances})
+        used = {name: mib for (name, _), mib in self.used.items()}
+        self.use(dict.fromkeys(used, 0))  # no driver takes an instance away from a process
+        self.strike({"at": "0s", "gpu": 0, "mig": instances})
         view = await _look(self.gpus)
         self.shares = self.shares.with_inventory(view.inventory, mig=MigMode(self.settings.mig))
+        self.use(used)
+
+    def granted_mib(self, pod: Pod) -> int:
+        """Return the memory that a pod was given of each of its GPUs, all of a whole GPU."""
+        numbers: Counter[str] = Counter()
+        for uuid, number in map(parse_id, self.devices(pod)):
+            shared = self.shares.by_uuid(uuid)
+            if number is None and shared is not None:
+                return shared.gpu.total_mib - shared.gpu.reserved_mib
+            numbers[uuid] += 1
+        return max(numbers.values(), default=0) * self.shares.share_mib
 
     def _end_processes(self, pod: Pod) -> None:
         if any(name == pod.name for name, _ in self.used):
-            self.use({name: mib for (name, _), mib in self.used.items() if name != pod.name})
+            self.use({pod.name: 0})
 
     def devices(self, pod: Pod) -> frozenset[str]:
         """Return all devices of a pod, of both resources."""
@@ -260,15 +303,21 @@ class World:
         }
         return due == self.offered()
 
+    @property
+    def unknown(self) -> frozenset[str]:
+        """The UUIDs of the GPUs of which this kubelet, since it started, was told nothing."""
+        told = {parse_id(name)[0] for devices in self._health().values() for name in devices}
+        return frozenset(shared.gpu.uuid for shared in self.shares.gpus if shared.gpu.uuid not in told)
+
     def _out_of_service(self) -> dict[str, str]:
         # A GPU in use through one resource is fenced in the other, but its devices in use stay healthy: so a GPU
         # without any healthy device is out of service.
         alive = {parse_id(name)[0] for names in self.offered().values() for name in names}
-        unknown = "no agent reports its health" if self.kubelet.up else "the kubelet is down"
+        silent = "no agent reports its health" if self.kubelet.up else "the kubelet is down"
         return {
             shared.gpu.uuid: GONE
             if shared.gone
-            else (self.agent.running and self.agent.unhealthy(shared.gpu.uuid)) or unknown
+            else (self.agent.running and self.agent.unhealthy(shared.gpu.uuid)) or silent
             for shared in self.shares.gpus
             if shared.gpu.uuid not in alive
         }
@@ -289,11 +338,14 @@ class World:
 
 
 @asynccontextmanager
-async def world(gpus: str, **more: str) -> AsyncIterator[World]:
+async def world(api: ApiServer, node: str, gpus: str, *, metrics: bool = False, **more: str) -> AsyncIterator[World]:
     """Make a node with these GPUs and a running kubelet; its agent is prepared and not started.
 
     Args:
+        api: the API server of its cluster, which is stopped before the agent ends.
+        node: its name.
         gpus: their source, as in the agent's settings.
+        metrics: have the agent serve its metrics, to those who ask for them through the API server.
         more: further settings of the agent.
 
     Raises:
@@ -309,45 +361,51 @@ async def world(gpus: str, **more: str) -> AsyncIterator[World]:
     with TemporaryDirectory(prefix="gs") as folder:
         root = Path(folder)
         file, document = root / "gpus.json", _document(gpus)
-        set_events = None if document is None else partial(_describe, file, document)
-        if set_events is not None:
-            set_events()
+        describe = None if document is None else partial(_describe, file, document)
+        if describe is not None:
+            describe()
         try:
-            kubelet = Kubelet(root)
+            kubelet = Kubelet(root, node=node)
         except ValueError as error:
             raise UsageError(f"{error}; set TMPDIR=/tmp") from error
         processes = Processes(root / "proc")
-        async with ApiServer() as api, kubelet:
+        async with kubelet:
+            pods = Pods(api, kubelet)
             flags = {
                 **_QUICK,
-                **({} if set_events is None else _WITH_PROCESSES),
+                **({} if describe is None else _WITH_PROCESSES),
+                **({"http": pods.add_agent()} if metrics else {}),
                 "api": api.url,
-                "node_name": kubelet.node,
-                "gpus": gpus if set_events is None else str(file),
+                "node_name": node,
+                "gpus": gpus if describe is None else str(file),
                 "device_plugin_dir": str(kubelet.device_plugin_dir),
                 "pod_resources_socket": str(kubelet.pod_resources_socket),
                 **more,
             }
             made = World(
                 kubelet,
-                api,
+                pods,
                 Agent(flags, root / "agent.log", processes.proc),
                 processes=processes,
                 settings=settings,
                 shares=shares,
                 gpus=flags["gpus"],
-                set_events=set_events,
+                describe=describe,
             )
-            ending = asyncio.create_task(made.pods.end_deleted(), name="end deleted pods")
+            tasks = [
+                asyncio.create_task(pods.end_deleted(), name="end deleted pods"),
+                asyncio.create_task(pods.publish_node(), name="publish the node's status"),
+            ]
             try:
                 yield made
             finally:
                 # Without the API server the agent ends at once: it waits for no pod that a scheduler may still bind.
                 await api.stop()
                 await made.agent.end(signal.SIGTERM)
-                ending.cancel()
-                with suppress(asyncio.CancelledError):
-                    await ending
+                for task in tasks:
+                    task.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await task
 
 
 async def _look(gpus: str) -> HardwareView:

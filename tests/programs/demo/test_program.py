@@ -7,15 +7,17 @@ import io
 import os
 import pty
 import re
+import select
 import signal
 import struct
 import subprocess
 import sys
 import tempfile
 import termios
+import time
 from ctypes.util import find_library
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import pytest
 
@@ -81,7 +83,7 @@ def test_once_prints_every_scene_and_every_check_holds(usual: subprocess.Complet
     ("gpus", "shown"),
     [
         # 14 shares for 7 services are 2 each, and then nothing is left to be taken whole.
-        ("fake:1xT4", ["aliyun.com/gpu-mem: 2.", "Every GPU is shared", "web-1..7: 2 GiB each"]),
+        ("fake:1xT4", ["aliyun.com/gpu-mem: 2.", "Every GPU is shared", "web-1..7: 1.0 of 2 GiB each"]),
         # 139 shares for 7 services are 19 each; 89 of 139 are taken of all the others.
         ("fake:8xH200", ["133/139", "After 6 notebooks of 89 GiB a pod requests", "50 GiB free"]),
     ],
@@ -193,40 +195,111 @@ def test_a_reader_who_has_read_enough_ends_it_quietly(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+def test_a_page_that_is_to_stay_and_a_demo_that_is_to_end_contradict_each_other() -> None:
+    done = run("--once", "--page")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--once ends after the last scene, and --page serves the page until Ctrl-C" in done.stderr
+
+
+def test_a_pod_that_is_refused_waits_until_another_node_has_room(usual: subprocess.CompletedProcess[str]) -> None:
+    scenes = re.split(r"^(?=\d+/\d+ )", usual.stdout, flags=re.MULTILINE)
+    assert "and its replacement waits for room" in " ".join(scenes[6].split())
+    assert "ok  large, which waited for 8 GiB, runs here.\n" in scenes[11]
+
+
 # --- Live in a terminal ----------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A demo in a terminal of its own."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.ours, self.theirs = pty.openpty()
+        fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+        self.before = termios.tcgetattr(self.theirs)
+        environ = {name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "COLUMNS", "LINES"}}
+        self.process = subprocess.Popen(
+            [*DEMO, *arguments],
+            stdin=self.theirs,
+            stdout=self.theirs,
+            stderr=self.theirs,
+            env={**environ, "TERM": "xterm", "TMPDIR": str(folder), "PYTHONUTF8": "1"},
+        )
+        self.seen = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.theirs)
+        os.close(self.ours)
+
+    def until(self, text: str, *, after: int = 0) -> int:
+        """Read until `text` was written after the first `after` bytes; return how much there is by then."""
+        until_s = time.monotonic() + stretched(60)
+        while text.encode() not in self.seen[after:]:
+            assert time.monotonic() < until_s, self.seen[after:].decode()
+            if select.select([self.ours], [], [], 0.1)[0]:
+                self.seen += os.read(self.ours, 4096)
+        return len(self.seen)
+
+    def press(self, key: str) -> None:
+        os.write(self.ours, key.encode())
+
+    def end(self, number: signal.Signals) -> int:
+        """Send a signal, read the rest, and return the exit code."""
+        self.process.send_signal(number)
+        while self.process.poll() is None or select.select([self.ours], [], [], 0)[0]:
+            if select.select([self.ours], [], [], 0.1)[0]:
+                self.seen += os.read(self.ours, 4096)
+        return self.process.returncode
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 1)])
 def test_it_draws_in_place_in_a_terminal_and_leaves_nothing_behind(
     folder: Path, number: signal.Signals, code: int
 ) -> None:
-    ours, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    environ = {name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "COLUMNS", "LINES"}}
-    process = subprocess.Popen(
-        DEMO,
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        env={**environ, "TERM": "xterm", "TMPDIR": str(folder), "PYTHONUTF8": "1"},
-    )
-    os.close(terminal)
-    seen = b""
-    while f"2/{len(SCENES)}".encode() not in seen:
-        seen += os.read(ours, 4096)
-    process.send_signal(number)
-    try:
-        while more := os.read(ours, 4096):
-            seen += more
-    except OSError:
-        pass  # how Linux says that nobody has the other end open any more
-    os.close(ours)
-    assert process.wait(60) == code
+    with Terminal(folder) as terminal:
+        terminal.until(f"2/{len(SCENES)}")
+        assert not termios.tcgetattr(terminal.theirs)[3] & termios.ECHO, "a key would spoil the drawing"
+        assert terminal.end(number) == code
+        assert termios.tcgetattr(terminal.theirs) == terminal.before
+        seen = terminal.seen
     assert re.search(rb"\x1b\[\d+A\x1b\[J", seen), "it moves up and draws again"
     assert b"\x1b[32m" in seen, "what is healthy is green"
     assert b"Traceback" not in seen
     assert list(folder.iterdir()) == [], "the folder is removed after the agent has ended"
     assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if names(path, str(folder))]
+
+
+def test_space_stops_the_scenes_and_enter_takes_a_step(folder: Path) -> None:
+    """Stopped, the demo goes on only by Enter, and says so."""
+    with Terminal(folder) as terminal:
+        terminal.until("Space stops, Enter goes on")
+        terminal.press(" ")
+        at = terminal.until("Stopped: Enter takes a step")
+        for scene in (2, 3):
+            while f" {scene}/{len(SCENES)} ".encode() not in terminal.seen.replace(b"m", b" "):
+                terminal.press("\n")
+                at = terminal.until("Stopped: Enter takes a step", after=at)
+        terminal.press(" ")
+        terminal.until("Space stops, Enter goes on", after=at)
+        assert terminal.end(signal.SIGINT) == 130
+    assert b"Traceback" not in terminal.seen
+
+
+def test_the_scenes_beside_a_page_begin_with_its_first_reader_or_with_enter(folder: Path) -> None:
+    with Terminal(folder, "--page") as terminal:
+        terminal.until("the scenes begin when it is open in a browser, or with Enter")
+        at = terminal.until("#token=")
+        assert f"1/{len(SCENES)}".encode() not in terminal.seen
+        terminal.press("\n")
+        terminal.until(f"1/{len(SCENES)}", after=at)
+        assert terminal.end(signal.SIGINT) == 130
+    assert list(folder.iterdir()) == []
 
 
 def names(cmdline: Path, text: str) -> bool:
@@ -279,6 +352,19 @@ async def test_an_agent_that_ends_is_told_at_once(tmp_path: Path) -> None:
     scenes = {"Begin": SCENES_START, "Wait": wait}
     with pytest.raises(DemoError, match="systemctl daemon-reload"):
         await play(str(file), Stage(io.StringIO(), live=False, colour=False), scenes)
+
+
+async def test_gpus_of_which_the_kubelet_was_told_nothing_are_not_drawn_as_broken() -> None:
+    """Before its agent has registered, which takes some seconds on a busy machine."""
+    seen: list[str] = []
+
+    async def wait(story: Story) -> None:
+        seen.extend(frame("1/1", story.look(), Look()))
+        await SCENES_START(story)
+
+    assert await play("fake:1xT4", Stage(io.StringIO(), live=False, colour=False), {"Begin": wait}) == 0
+    assert any("0/14  unknown" in line for line in seen), seen
+    assert not any("no agent reports its health" in line or "unhealthy" in line for line in seen)
 
 
 async def test_a_terminal_that_knows_few_characters_gets_few() -> None:

@@ -55,6 +55,16 @@ def test_a_row_says_what_is_used_of_a_gpu_and_by_whom() -> None:
     ]
 
 
+def test_a_gpu_of_which_nobody_has_told_is_neither_healthy_nor_unhealthy() -> None:
+    there = node(4, 2, unhealthy={0: "no agent reports its health", 1: "too hot"})
+    assert table(there, {}, Look(), unknown=frozenset({uuid(0)})) == [
+        "GPU  MODEL      MEMORY  SHARES       HEALTH     HELD BY",
+        "  0  Tesla T4  4.0 GiB  ░░░░    0/4  unknown",
+        "  1  Tesla T4  2.0 GiB  ░░      0/2  unhealthy",
+        "     too hot",
+    ]
+
+
 def test_a_holder_of_two_gpus_is_named_on_both() -> None:
     both = {"train": frozenset({*ids(0, [0]), *ids(1, [0, 1])})}
     lines = table(node(2, 2, used={0: [0], 1: [0, 1]}), both, Look())
