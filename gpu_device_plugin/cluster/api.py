@@ -161,10 +161,8 @@ class PodReader:
                 ignored += bad[: _MOST_IGNORED - len(ignored)]
                 if limits:
                     containers.append(Container(container.name, kinds(container), index, limits))
-        if not spec.node_name:
-            # Enough to see that it has too many, so that no node will have it.
-            del containers[MOST_CONTAINERS + 1 :]
-        placed = len(containers) if spec.node_name else 0
+        if not (placed := len(containers) if spec.node_name else 0):
+            del containers[MOST_CONTAINERS + 1 :]  # enough to see that it has too many for any node
         sums = self._sums if containers or self._every else None
         claims = claims_of(spec, pod.status) if self._claims else {}
         requests = {} if sums is None else requests_of(spec, sums)
@@ -193,7 +191,6 @@ class PodReader:
         return record, tuple(ignored)
 
     def _kept(self, values: Mapping[str, str] | None, placed: int) -> Mapping[str, str]:
-        """Return the values that are kept of a pod of which `placed` containers may have devices."""
         return {sys.intern(key): kept(key, value, placed) for key, value in (values or {}).items() if self._keep(key)}
 
     def _limits(self, container: ContainerSpec) -> tuple[dict[str, int], list[str]]:

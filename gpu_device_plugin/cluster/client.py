@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 import msgspec
 
-from gpu_device_plugin.cluster.api import PODS, Page, selectors, version_number
+from gpu_device_plugin.cluster.answers import events, page_of, read
+from gpu_device_plugin.cluster.api import PODS, selectors, version_number
 from gpu_device_plugin.cluster.config import ClusterConfigError
 from gpu_device_plugin.cluster.credentials import Credentials
 from gpu_device_plugin.cluster.errors import ApiError, Call, UnauthorizedError, UnavailableError, error_from
 from gpu_device_plugin.cluster.transport import translated
-from gpu_device_plugin.cluster.watch_events import events
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from types import TracebackType
 
-    from gpu_device_plugin.cluster.api import Kind, WatchEvent
+    from gpu_device_plugin.cluster.api import Kind, Page, WatchEvent
     from gpu_device_plugin.cluster.config import ClusterConfig
 
 _US = "gpu-device-plugin"
@@ -149,7 +149,7 @@ class Client:
         call = Call("get", "pods/proxy", "", namespace, pod)
         url = PODS.path(namespace=namespace, name=f"{pod}:{port}", subresource="proxy") + path
         async with self._answer(call, "GET", url, timeout=self._limit(timeout_s)) as response:
-            answer = await _read(call, response, most)
+            answer = await read(call, response, most)
             if answer is None:
                 raise UnavailableError(call, f"the answer is longer than {most >> 10} KiB")
             return answer
@@ -176,7 +176,7 @@ class Client:
         It is the version of a list of at most one object, which the server reads consistently from etcd.
         """
         answer = await self._call("list", kind, params={"limit": "1"})
-        return version_number(_page(Call("list", kind.plural, kind.group), answer).metadata.resource_version)
+        return version_number(page_of(Call("list", kind.plural, kind.group), answer).metadata.resource_version)
 
     async def pages(
         self, kind: Kind, *, namespace: str = "", fields: str = "", labels: str = "", since: str = "", limit: int = 500
@@ -205,11 +205,11 @@ class Client:
             most = _LARGEST_PAGE if limit > 1 else None
             params = {"limit": str(limit), **selected, **wanted}
             async with self._answer(call, "GET", path, timeout=self._limit(), params=params) as response:
-                answer = await _read(call, response, most)
+                answer = await read(call, response, most)
             if answer is None:
                 limit = max(1, limit // 4)
                 continue
-            page = _page(call, answer)
+            page = page_of(call, answer)
             yield page
             if not page.metadata.continue_:
                 return
@@ -432,23 +432,3 @@ class Client:
             if isinstance(error.__cause__, (aiohttp.ClientSSLError, ClusterConfigError)):
                 self._credentials.forget_tls()
             raise
-
-
-def _page(call: Call, answer: bytes) -> Page:
-    try:
-        return msgspec.json.decode(answer, type=Page)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise UnavailableError(call, "the answer is not a list of objects") from None
-
-
-async def _read(call: Call, response: aiohttp.ClientResponse, most: int | None) -> bytes | None:
-    """Return the body of an answer; None, with the rest of it unread, if it has more than `most` bytes."""
-    parts: list[bytes] = []
-    size = 0
-    with translated(call):
-        while part := await response.content.readany():
-            parts.append(part)
-            size += len(part)
-            if most is not None and size > most:
-                return None
-    return b"".join(parts)

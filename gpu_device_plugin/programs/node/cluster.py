@@ -263,14 +263,7 @@ class NodeCluster:
         """Return namespace/name of our node's pods that have not ended, by the kubelet's UIDs; None: not known yet."""
         if not self.followed.reflector.synced:
             return None
-        return {
-            uid: f"{pod.namespace}/{pod.name}"
-            for pod in self.followed.pods.values()
-            # The annotation of a mirror pod may be forged. It is believed beside the pod's own UID, never in its place,
-            # and no UID of the API's form is taken from it.
-            for uid in (pod.uid, kubelet_uid(pod))
-            if not pod.ended and (uid == pod.uid or "-" not in uid)
-        }
+        return {pod.kubelet_uid: f"{pod.namespace}/{pod.name}" for pod in self.followed.pods.values() if not pod.ended}
 
     def pods_in_api(self) -> PodsInApi | None:
         """Return the pods of our node in the API, see `core.node.ended_pods.pods_in_api`."""

@@ -217,9 +217,8 @@ def test_shares_of_different_sizes_are_added_up_as_mib() -> None:
 
 
 def test_a_wide_row_tells_all_of_a_gpu() -> None:
-    view = node_view(
-        "a", (15, 15, 7), pod_on("web", {0: 5}), pod_on("ml/train", None, 1), unhealthy={2: "XID 79: off the bus"}
-    )
+    why = "XID 79: off the bus"
+    view = node_view("a", (15, 15, 7), pod_on("web", {0: 5}), pod_on("ml/train", None, 1), unhealthy={2: why})
     heading, *rows = wide([view])
     assert heading == (
         "NODE  GPU  UUID  MODEL     MEMORY  ALLOCATED    USED  LIMITS  SHARE  POLICY   DRIVER  HEALTH     PODS"
@@ -241,8 +240,7 @@ def test_a_wide_row_tells_all_of_a_gpu() -> None:
             "a",
             "2",
             "2",
-            "Tesla T4  7 GiB   0/7          -     -       1 GiB  binpack  580.95  unhealthy  -  "
-            "unhealthy: XID 79: off the bus",
+            f"Tesla T4  7 GiB   0/7          -     -       1 GiB  binpack  580.95  unhealthy  -  unhealthy: {why}",
         ],
     ]
 

@@ -1,4 +1,4 @@
-"""Read the events of a watch from its connection, line by line."""
+"""Read what the API server answers, a page of a list or the events of a watch, within bounds for our memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpu_device_plugin.cluster.api import WatchEvent
+from gpu_device_plugin.cluster.api import Page, WatchEvent
 from gpu_device_plugin.cluster.errors import UnavailableError, error_from
 from gpu_device_plugin.cluster.transport import translated
 
@@ -21,12 +21,37 @@ _LONGEST_EVENT = 16 << 20
 """Bytes. etcd stores no object above 1.5 MiB; a longer line of a watch is not an event."""
 
 
+def page_of(call: Call, answer: bytes) -> Page:
+    """Return a page of a list.
+
+    Raises:
+        UnavailableError: the answer is none.
+    """
+    try:
+        return msgspec.json.decode(answer, type=Page)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise UnavailableError(call, "the answer is not a list of objects") from None
+
+
+async def read(call: Call, response: aiohttp.ClientResponse, most: int | None) -> bytes | None:
+    """Return the body of an answer; None, with the rest of it unread, if it has more than `most` bytes."""
+    parts: list[bytes] = []
+    size = 0
+    with translated(call):
+        while part := await response.content.readany():
+            parts.append(part)
+            size += len(part)
+            if most is not None and size > most:
+                return None
+    return b"".join(parts)
+
+
 async def events(call: Call, response: aiohttp.ClientResponse) -> AsyncIterator[WatchEvent]:
     """Yield the events of a watch until the server ends it.
 
     Raises:
         ApiError: the server ended the watch by an error; GoneError if it no longer has the version.
-        UnavailableError: the connection broke, or what comes is no event.
+        UnavailableError: the connection broke, or a line is no event.
     """
     decoder = msgspec.json.Decoder(WatchEvent)
     rest = b""
