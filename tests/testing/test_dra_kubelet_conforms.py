@@ -147,6 +147,16 @@ async def test_what_is_not_prepared_is_told_and_tried_again(world: World) -> Non
     assert set(world.driver.calls) == {("prepare", "c1")}
 
 
+async def test_a_claim_that_was_not_prepared_is_unprepared_with_its_pod(world: World) -> None:
+    await world.claim("c1", "p1")
+    world.driver.errors["c1"] = "no room"
+    await world.registered()
+    assert (await world.kubelet.refusal("p1")).endswith("no room")
+    world.driver.errors.clear()
+    await world.kubelet.end("p1")
+    assert world.driver.calls[-1] == ("unprepare", "c1")
+
+
 async def test_what_is_not_unprepared_is_tried_again_and_keeps_its_pod(world: World) -> None:
     await world.claim("c1", "p1")
     await world.registered()
