@@ -1,4 +1,4 @@
-"""Write the files that pin what images and releases are built of, to the byte: `.venv/bin/python -m tests.deploy.locks`.
+"""Write the files that pin what images and releases are made of: `.venv/bin/python -m tests.deploy.locks`.
 
 Every package has the hashes of its wheels for each machine and each Python that may build them, and of nothing else, so
 that nothing is ever compiled.
