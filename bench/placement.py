@@ -144,7 +144,7 @@ def pod_json(number: int, kind: PodKind, scheduler: str) -> Json:
     """Return a pod of a kind."""
     gpus = {_MEM: str(kind.shares * kind.gpus)} if kind.shares else {_COUNT: str(kind.gpus)} if kind.gpus else {}
     amounts = {"cpu": f"{kind.cpu_milli}m", "memory": f"{kind.memory_mib}Mi", **gpus}
-    models = {USE_MODEL: ",".join(kind.models[0])} if kind.models[0] else {}
+    models = {USE_MODEL: ",".join(kind.wishes.use_models)} if kind.wishes.choosy else {}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -285,7 +285,7 @@ class Ledger:
             at
             for at, free in enumerate(frees)
             if (free >= kind.shares if kind.shares else free == shape.sizes[at])
-            and (not kind.models[0] or shape.models[at] in kind.models[0])
+            and (kind.wishes.allow_model(shape.models[at]))
         ]
         if len(fitting) < kind.gpus:
             return False

@@ -12,7 +12,7 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.fleet_index.gains import NEVER, Gains
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.fitting import Unfit
@@ -32,20 +32,21 @@ class Appraised:
     """The worth of all nodes of a table by tables that were learned, kept current."""
 
     def __init__(self, table: NodeTable, tables: Tables) -> None:
-        """Appraise all nodes."""
+        """Appraise no node yet: see `appraise`."""
         self._table = table
         self._tables = tables
-        self._begin()
 
-    def _begin(self) -> None:
+    def appraise(self) -> Generator[None, None, None]:
+        """Appraise all nodes, in steps of a millisecond or two."""
         self._begun = self._table.begun
         self._mark, _ = self._table.changed_since(0)
-        self.gains = Gains(self._table.rooms, self._tables)
+        self.gains = yield from Gains.in_steps(self._table.rooms, self._tables)
 
     def update(self) -> None:
         """Appraise the nodes again that have changed; the table is current."""
         if self._begun != self._table.begun:
-            self._begin()
+            for _ in self.appraise():
+                pass
             return
         self._mark, changed = self._table.changed_since(self._mark)
         self.gains.refresh(np.arange(len(self._table.rooms)) if changed is None else np.array(changed, np.int64))

@@ -8,9 +8,11 @@ import numpy as np
 
 from gpu_device_plugin.core.worth.appraising import ties_of
 from gpu_device_plugin.core.worth.learning import SCARCITY, STRANDED, cells
-from gpu_device_plugin.core.worth.shapes import needs_gpus, wishes_of
+from gpu_device_plugin.core.worth.shapes import needs_gpus
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from gpu_device_plugin.core.worth.learning import Tables
     from gpu_device_plugin.core.worth.mix import PodKind
     from gpu_device_plugin.fleet_index.rooms import Bools, Floats, Ints, Rooms
@@ -28,6 +30,17 @@ class Gains:
 
     def __init__(self, rooms: Rooms, tables: Tables) -> None:
         """Appraise `rooms`, which may change later; call `refresh` for the rows that did."""
+        for _ in self._begin(rooms, tables):
+            pass
+
+    @classmethod
+    def in_steps(cls, rooms: Rooms, tables: Tables) -> Generator[None, None, Gains]:
+        """Return the same in steps of a millisecond or two; call `refresh` for the rows that changed meanwhile too."""
+        gains = cls.__new__(cls)
+        yield from gains._begin(rooms, tables)
+        return gains
+
+    def _begin(self, rooms: Rooms, tables: Tables) -> Generator[None, None, None]:
         self.rooms = rooms
         # Shapes and kinds of GPUs that are first seen later have no table; they get the last row, which is empty.
         self._shapes, self._gpus = len(rooms.shapes), len(rooms.gpus)
@@ -35,20 +48,22 @@ class Gains:
         levels = len(tables.levels) + 1
         most = max((cells(gpu.size) for gpu in rooms.gpus), default=0)
         packed = np.zeros((self._gpus + 1, levels, most + 1))
-        for code, gpu in enumerate(rooms.gpus):
+        for code, gpu in enumerate(rooms.gpus[: self._gpus]):
             for level, values in enumerate(tables.packed.get(gpu, ())):
                 packed[code, level, : len(values)] = values
+            yield
         # One number finds an entry, three would take three times as long.
         self._packed, self._steps = packed.ravel(), (levels * (most + 1), most + 1)
         together = max((len(shape.sizes) for shape in rooms.shapes), default=0) + 1
         self._together = np.zeros((self._shapes + 1, levels, together))
         self._wanted = np.zeros(self._shapes + 1)
         self._known = np.zeros(self._shapes + 1, np.bool_)
-        for code, shape in enumerate(rooms.shapes):
+        for code, shape in enumerate(rooms.shapes[: self._shapes]):
             self._wanted[code] = tables.wanted.get(shape, 0.0)
             self._known[code] = shape in tables.wanted
             for level, worths in enumerate(tables.together.get(shape, ())):
                 self._together[code, level, : len(worths)] = worths
+            yield
         self._cpu_worth = np.array(tables.cpu_worth)
         per_cpu, per_memory = tables.cpu_per_share, tables.memory_per_share
         self._shares_per_cpu = [1 / (each * per_cpu) for each in SCARCITY] if per_cpu else []
@@ -57,7 +72,9 @@ class Gains:
         self._fine = all(cells(gpu.size) == gpu.size for gpu in rooms.gpus)
         self.worth = np.zeros(len(rooms))
         """Of the room of each row, in shares."""
-        self.refresh(np.arange(len(rooms)))
+        for first in range(0, len(rooms), _BLOCK):
+            self.refresh(np.arange(first, min(first + _BLOCK, len(rooms))))
+            yield
 
     def __repr__(self) -> str:
         return f"<Gains: {self.rooms!r}, {len(self._levels)} levels of CPU>"
@@ -189,10 +206,9 @@ class Gains:
 
 def allowed_gpus(kind: PodKind, rooms: Rooms, rows: Ints | slice) -> Bools:
     """Return which GPUs of rows the wishes of a kind allow."""
-    if kind.models == ((), ()):
+    if not kind.wishes.choosy:
         return np.ones((1, 1), np.bool_)
-    wishes = wishes_of(kind)
-    by_gpu = np.array([wishes.allow_model(gpu.model) for gpu in rooms.gpus])
+    by_gpu = np.array([kind.wishes.allow_model(gpu.model) for gpu in rooms.gpus])
     return by_gpu[rooms.gpu[rows]]
 
 

@@ -20,7 +20,7 @@ from gpu_device_plugin.fleet_index.table import NodeTable
 from gpu_device_plugin.fleet_index.verdicts import UNKNOWN, UNTRIED, verdicts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.fitting import Unfit
@@ -87,10 +87,14 @@ class Judge:
         found = pod.scores(node_policy, gpu_policy)
         return [0 if row is None else found[row] for row in map(self._table.index.get, names)]
 
-    def learned(self, tables: Tables) -> None:
-        """Score by these tables from now on, where the policy is `fit`."""
+    def learned(self, tables: Tables | None) -> Generator[None, None, None]:
+        """Score by these tables, where the policy is `fit`, from the end of these steps on; None: as without any."""
         self.prepare()
-        self._appraised = Appraised(self._table, tables)
+        appraised = None
+        if tables is not None:
+            appraised = Appraised(self._table, tables)
+            yield from appraised.appraise()
+        self._appraised = appraised
         for pod in self._pods.values():
             pod.forget_gains()
 

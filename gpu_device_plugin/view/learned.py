@@ -45,8 +45,7 @@ def lesson_of(
     shapes = [shape_of(node) for node in nodes.values()]
     mix = Mix()
     for created, kinds in sorted(_came(raw_pods, nodes, resources), key=lambda each: each[0]):
-        for kind in kinds:
-            mix.add(kind, created)
+        mix.add(kinds, created)
     return lesson(mix.came, mix.parts(), Counter(shapes))
 
 

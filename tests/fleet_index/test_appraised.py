@@ -24,6 +24,7 @@ from gpu_device_plugin.core.worth.learning import Tables, learn
 from gpu_device_plugin.core.worth.mix import PodKind, kinds_of
 from gpu_device_plugin.fleet_index.judge import Judge
 from tests.fleet_index.test_judge import Cluster, instance
+from tests.work import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -76,6 +77,11 @@ def asking(shares: int = 0, gpus: int = 1, wishes: Wishes | None = None) -> Ask:
     return Ask((Part(demand),), wishes or Wishes())
 
 
+def learn_at_once(judge: Judge, tables: Tables | None) -> None:
+    for _ in judge.learned(tables):
+        pass
+
+
 def learned(nodes: Iterable[Candidate], mix: Mapping[PodKind, float] = MIX) -> Tables:
     """Return what a mix teaches on these nodes."""
     shapes = [shape_of(each) for each in nodes]
@@ -84,7 +90,7 @@ def learned(nodes: Iterable[Candidate], mix: Mapping[PodKind, float] = MIX) -> T
 
 def judging(nodes: Sequence[Candidate], mix: Mapping[PodKind, float] = MIX) -> Judge:
     judge = Judge(Cluster(nodes))
-    judge.learned(learned(nodes, mix))
+    learn_at_once(judge, learned(nodes, mix))
     return judge
 
 
@@ -183,7 +189,7 @@ def test_every_node_is_scored_by_what_the_core_says_that_it_gains(
             cluster.remove(name)
         for each in nodes:
             cluster.put(each)
-        judge.learned(learned(nodes, mix))
+        learn_at_once(judge, learned(nodes, mix))
         for ask, amounts in pods:
             found = list(judge.scores(ask, [each.name for each in nodes], "fit", "fit", amounts))
             assert about(found, expected(nodes, ask, amounts, mix)), (found, expected(nodes, ask, amounts, mix))
@@ -233,14 +239,14 @@ def outdated(judge: Judge) -> bool:
 def test_a_node_of_a_new_shape_scores_nothing_until_it_is_learned() -> None:
     cluster = Cluster([node("a")])
     judge = Judge(cluster)
-    judge.learned(learned([node("a")]))
+    learn_at_once(judge, learned([node("a")]))
     assert not outdated(judge)
     large = node("large", sizes=(80, 80, 80), models=("H100",) * 3)
     cluster.put(large)
     assert scores(judge, asking(4), "a large") == [10, 0]
     assert outdated(judge)
     assert judge.shapes() == {shape_of(node("a")): 1, shape_of(large): 1}
-    judge.learned(learned([node("a"), large]))
+    learn_at_once(judge, learned([node("a"), large]))
     assert not outdated(judge)
     assert scores(judge, asking(40), "a large") == [0, 10]
 
@@ -248,7 +254,7 @@ def test_a_node_of_a_new_shape_scores_nothing_until_it_is_learned() -> None:
 def test_nodes_without_gpus_teach_nothing_and_are_no_reason_to_learn_again() -> None:
     cluster = Cluster([node("a")])
     judge = Judge(cluster)
-    judge.learned(learned([node("a")]))
+    learn_at_once(judge, learned([node("a")]))
     cluster.put(node("cpu", sizes=(), models=()))
     judge.prepare()
     assert (judge.outdated, len(judge.shapes())) == (False, 1)
@@ -270,7 +276,7 @@ def test_of_equal_nodes_the_one_with_the_closest_gpus_is_best() -> None:
 def test_the_tables_stay_when_the_index_is_built_anew() -> None:
     cluster = Cluster([node("a", {0: 8}), node("b")])
     judge = Judge(cluster)
-    judge.learned(learned(list(cluster.candidates.values())))
+    learn_at_once(judge, learned(list(cluster.candidates.values())))
     before = scores(judge, asking(4), "a b")
     cluster.forget()
     assert scores(judge, asking(4), "a b") == before
@@ -321,3 +327,42 @@ def test_nodes_that_serve_claims_are_in_the_middle_and_change_no_other_score() -
         assert scores(judge, ask, "a b c served") == [*scores(alone, ask, "a b c"), there]
     assert judge.shapes() == alone.shapes()
     assert not outdated(judge)
+
+
+def test_taking_over_what_was_learned_is_many_small_steps() -> None:
+    """300 nodes of 60 shapes, whose tables have 17 levels; until the last step the old tables are in force."""
+    nodes = [node(f"n{at}", sizes=(40 + at % 60,) * 4, models=(f"model {at % 60}",) * 4) for at in range(300)]
+    tables = learned(nodes, {PodKind(1 + at, 1, 1000 * at): 1.0 for at in range(17)})
+    judge = Judge(Cluster(nodes))
+    judge.prepare()
+    steps = judge.learned(tables)
+    taken = 0
+    while True:
+        with counted(5000):
+            try:
+                next(steps)
+            except StopIteration:
+                break
+        assert judge._appraised is None
+        taken += 1
+    assert taken > 60
+    assert judge._appraised is not None
+    assert judge._appraised.gains.complete
+
+
+def test_a_node_that_comes_while_tables_are_taken_over_is_appraised_too() -> None:
+    cluster = Cluster([node("a")])
+    judge, tables = Judge(cluster), learned([node("a")])
+    steps = judge.learned(tables)
+    next(steps)
+    cluster.put(node("b", {0: 11}))
+    cluster.put(node("new", sizes=(80, 80, 80), models=("H100",) * 3))
+    judge.prepare()
+    for _ in steps:
+        pass
+    assert judge.outdated
+    afterwards = Judge(cluster)
+    learn_at_once(afterwards, tables)
+    small = Ask((Part(Demand(Kind.MEMORY, 5)),))
+    both = [each.scores(small, ["a", "b", "new"], "fit", "fit") for each in (judge, afterwards)]
+    assert both == [[0, 10, 0]] * 2

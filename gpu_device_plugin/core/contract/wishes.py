@@ -58,15 +58,28 @@ class Wishes:
     _avoid: tuple[str, ...] = field(init=False, repr=False, compare=False)
     _models: dict[str, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
     """A cache: whether a model is allowed."""
+    _hash: int = field(init=False, repr=False, compare=False)
+    """Computed once: there may be 256 names."""
 
     def __post_init__(self) -> None:
+        named = self.use_models, self.avoid_models, self.use_uuids, self.avoid_uuids
+        object.__setattr__(self, "_hash", hash((*named, self.gpu_policy, self.node_policy)))
         object.__setattr__(self, "_use", tuple(map(_words, self.use_models)))
         object.__setattr__(self, "_avoid", tuple(map(_words, self.avoid_models)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def choosy(self) -> bool:
         """Whether they may exclude a GPU."""
         return bool(self.use_models or self.avoid_models or self.use_uuids or self.avoid_uuids)
+
+    @property
+    def of_models(self) -> Wishes:
+        """The same wishes for models, and no others."""
+        others = self.use_uuids or self.avoid_uuids or self.gpu_policy or self.node_policy
+        return Wishes(self.use_models, self.avoid_models) if others else self
 
     def allow_model(self, model: str) -> bool:
         """Return whether the pod may have GPUs of a model, which is empty on a node that does not name its GPUs.

@@ -9,7 +9,6 @@ from gpu_device_plugin.core.telling.printing import counted, printable
 from gpu_device_plugin.core.telling.tables import Layout, Row, table
 from gpu_device_plugin.core.telling.tones import Line
 from gpu_device_plugin.core.worth.learning import HOSTS, cells, learn
-from gpu_device_plugin.core.worth.shapes import wishes_of
 from gpu_device_plugin.core.worth.when import FEWEST
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def _priced(gpu: GpuKind, mix: Mapping[PodKind, float], nodes: Mapping[Shape, in
     size, model = gpu.size, gpu.model
     comes: dict[int, float] = {}
     for kind, part in mix.items():
-        if kind.gpus and gpu.serves(kind) and wishes_of(kind).allow_model(model):
+        if kind.gpus and gpu.serves(kind) and kind.wishes.allow_model(model):
             taken = kind.shares or size
             comes[taken] = comes.get(taken, 0.0) + part * kind.gpus
     everything = sum(part * kind.gpus for kind, part in mix.items())

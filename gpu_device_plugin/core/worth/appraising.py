@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.worth.learning import SCARCITY, STRANDED, cell
-from gpu_device_plugin.core.worth.shapes import GpuKind, needs_gpus, wishes_of
+from gpu_device_plugin.core.worth.shapes import GpuKind, needs_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,6 +35,13 @@ class Left:
         """Free shares of all GPUs."""
         return sum(free for free in self.frees if free > 0)
 
+    def after(self, kind: PodKind, gpus: Iterable[int]) -> Left:
+        """Return the room that is left once a pod has these GPUs."""
+        frees = list(self.frees)
+        for at in gpus:
+            frees[at] -= kind.shares or frees[at]
+        return Left(tuple(frees), self.cpu_milli - kind.cpu_milli, self.memory_mib - kind.memory_mib)
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -60,7 +67,7 @@ class Appraiser:
         return (
             sum(packed)
             + tables.wanted[shape] * left.shares
-            + tables.together[shape][level][len(_unused(shape, left.frees))]
+            + tables.together[shape][level][len(unused(shape, left.frees))]
             + tables.cpu_worth[level] * left.cpu_milli
             - STRANDED / len(SCARCITY) * sum(self._stranded(left))
         )
@@ -70,7 +77,7 @@ class Appraiser:
         cpu, memory = left.cpu_milli - kind.cpu_milli, left.memory_mib - kind.memory_mib
         if cpu < 0 or memory < 0:
             return None
-        allowed = tuple(map(wishes_of(kind).allow_model, shape.models))
+        allowed = tuple(map(kind.wishes.allow_model, shape.models))
         if kind.shares:
             only_gpus = needs_gpus(kind)
             may = [ok and not (only_gpus and shape.card(at) is not None) for at, ok in enumerate(allowed)]
@@ -79,13 +86,10 @@ class Appraiser:
             ties = ties_of(shape.cards or (None,) * len(left.frees), left.frees, allowed)
             taken = sorted(fitting, key=lambda at: (-changes[at], ties[at], at))[: kind.gpus]
         else:
-            taken = [at for at in _unused(shape, left.frees) if allowed[at]][: kind.gpus]
+            taken = [at for at in unused(shape, left.frees) if allowed[at]][: kind.gpus]
         if len(taken) < kind.gpus:
             return None
-        frees = list(left.frees)
-        for at in taken:
-            frees[at] -= kind.shares or frees[at]
-        after = Left(tuple(frees), cpu, memory)
+        after = left.after(kind, taken)
         idle = self.tables.idle_cpu * cpu + self.tables.idle_share * after.shares
         return Choice(self.worth(shape, after) - self.worth(shape, left) - idle, tuple(taken))
 
@@ -95,8 +99,8 @@ class Appraiser:
         change = self._packed(shape, at, level, free - shares) - self._packed(shape, at, level, free)
         if free == shape.sizes[at] and shape.card(at) is None:
             together = self.tables.together[shape][level]
-            unused = len(_unused(shape, frees))
-            change += together[unused - 1] - together[unused]
+            number = len(unused(shape, frees))
+            change += together[number - 1] - together[number]
         return change
 
     def _level(self, cpu_milli: int) -> int:
@@ -117,7 +121,7 @@ class Appraiser:
                     yield max(0.0, left.shares - amount / (each * per_share))
 
 
-def _unused(shape: Shape, frees: tuple[int, ...]) -> list[int]:
+def unused(shape: Shape, frees: tuple[int, ...]) -> list[int]:
     """Return the GPUs that no pod uses; MIG instances cannot be taken as GPUs."""
     whole = [at for at, (free, size) in enumerate(zip(frees, shape.sizes, strict=True)) if free == size]
     return [at for at in whole if shape.cards[at] is None] if shape.cards else whole

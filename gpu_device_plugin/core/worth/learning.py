@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.worth.packing import packed_values, prices_of_sizes
-from gpu_device_plugin.core.worth.shapes import needs_gpus, wishes_of
+from gpu_device_plugin.core.worth.shapes import needs_gpus
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.worth.mix import PodKind
     from gpu_device_plugin.core.worth.shapes import GpuKind, Shape
@@ -30,8 +34,16 @@ IDLE_GPUS = 0.01
 """The same of all its GPUs."""
 MOST_LEVELS = 48
 """The most amounts of CPU that the tables tell apart."""
+MOST_TABLES = 2048
+"""The most tables of what could be packed into a GPU, one for each kind of GPU and each of these amounts of CPU."""
+MOST_ROUNDS = 6400
+"""The most rounds by which prices are found, for all sizes of GPUs together."""
 MOST_CELLS = 128
 """The most amounts of free shares of one GPU that the tables tell apart."""
+_MODELS = 64
+"""So many models are compared with wishes, which may name 128, in one step."""
+_SHAPES = 256
+"""So many shapes are looked at in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,28 +103,32 @@ def learn(mix: Mapping[PodKind, float], nodes: Mapping[Shape, int]) -> Tables:
 
 
 def learning(mix: Mapping[PodKind, float], nodes: Mapping[Shape, int]) -> Generator[None, None, Tables]:
-    """Learn in steps of a few milliseconds at most, and return the tables.
+    """Learn in steps of a millisecond or two, and return the tables.
 
     Args:
         mix: how often each kind of pod comes; only ratios matter.
         nodes: how many nodes there are of each shape.
     """
     unit = mean_gpu(nodes)
-    demand = {kind: part * kind.gpus * (kind.shares or unit) for kind, part in mix.items()}
-    total = sum(demand.values()) or 1.0
-    with_gpus = [kind for kind in mix if kind.gpus]
-    cpu_per_share = sum(mix[kind] * kind.cpu_milli for kind in with_gpus) / total
-    all_cpu = sum(part * kind.cpu_milli for kind, part in mix.items()) or 1.0
-    levels = _levels(kind.cpu_milli for kind in mix)
-    of_several = {kind: demand[kind] / total for kind in with_gpus if kind.gpus > 1}
-    cpu_only = {kind: part * kind.cpu_milli / all_cpu for kind, part in mix.items() if not kind.gpus}
-    at = (0, *levels)
+    # Not as keys: with all their wishes kinds take microseconds to look up.
+    comes = list(mix.items())
+    with_gpus = [(kind, part) for kind, part in comes if kind.gpus]
+    total = sum(part * kind.gpus * (kind.shares or unit) for kind, part in with_gpus) or 1.0
+    cpu_per_share = sum(part * kind.cpu_milli for kind, part in with_gpus) / total
+    all_cpu = sum(part * kind.cpu_milli for kind, part in comes) or 1.0
+    cpu_only = [(kind.cpu_milli, part * kind.cpu_milli / all_cpu) for kind, part in comes if not kind.gpus]
     per_cpu = CPU_HOSTS / cpu_per_share if cpu_per_share else 0.0
-    prices, packed = yield from _packed(mix, nodes, at)
-    wanted = yield from _wanted(demand, nodes)
+    yield
+    gpus_of = yield from _gpus_of(nodes)
+    gpus = sorted({gpu for there in gpus_of.values() for gpu in there})
+    yield from _matched([kind for kind, _ in comes], {gpu.model for gpu in gpus})
+    levels = _levels(comes, MOST_TABLES // max(1, len(gpus)))
+    at = (0, *levels)
+    prices, packed = yield from _packed(with_gpus, gpus, at)
+    wanted, of_several = yield from _wanted(with_gpus, unit, nodes, gpus_of)
     together = {}
     for shape in nodes:
-        together[shape] = _together(of_several, shape, at, unit)
+        together[shape] = _together(of_several.pop(shape), shape, at, unit / total)
         yield
     return Tables(
         unit,
@@ -121,9 +137,9 @@ def learning(mix: Mapping[PodKind, float], nodes: Mapping[Shape, int]) -> Genera
         packed,
         wanted,
         together,
-        tuple(per_cpu * sum(part for kind, part in cpu_only.items() if kind.cpu_milli <= cpu) for cpu in at),
+        tuple(per_cpu * sum(part for asked, part in cpu_only if asked <= cpu) for cpu in at),
         cpu_per_share,
-        sum(mix[kind] * kind.memory_mib for kind in with_gpus) / total,
+        sum(part * kind.memory_mib for kind, part in with_gpus) / total,
         IDLE_CPU * unit / max((shape.cpu_milli for shape in nodes if shape.cpu_milli), default=1),
         IDLE_GPUS * unit / max((sum(shape.sizes) for shape in nodes if shape.sizes), default=1),
     )
@@ -138,48 +154,92 @@ def mean_gpu(nodes: Mapping[Shape, int]) -> float:
     return sum(sum(shape.sizes) * number for shape, number in nodes.items()) / instances if instances else 1.0
 
 
-def _levels(amounts: Iterable[int]) -> tuple[int, ...]:
-    found = sorted({amount for amount in amounts if amount})
-    if len(found) <= MOST_LEVELS:
-        return tuple(found)
-    return tuple(found[round(n * (len(found) - 1) / (MOST_LEVELS - 1))] for n in range(MOST_LEVELS))
+def _gpus_of(nodes: Iterable[Shape]) -> Generator[None, None, dict[Shape, Mapping[GpuKind, int]]]:
+    """Return how many GPUs of each kind a node of each shape has."""
+    found: dict[Shape, Mapping[GpuKind, int]] = {}
+    for shape in nodes:
+        found[shape] = Counter(shape.gpus)
+        yield
+    return found
+
+
+def _matched(mix: Iterable[PodKind], models: Collection[str]) -> Generator[None, None, None]:
+    """Compare the wishes with all models, once for each different wish: later it is known which ones they allow."""
+    for wishes in {id(kind.wishes): kind.wishes for kind in mix if kind.wishes.choosy}.values():
+        for at, model in enumerate(models):
+            wishes.allow_model(model)
+            if at % _MODELS == _MODELS - 1:
+                yield
+        yield
+
+
+def _levels(comes: Sequence[tuple[PodKind, float]], most: int) -> tuple[int, ...]:
+    """Return the amounts of CPU that pods ask for; of too many those that part the pods evenly, with the largest.
+
+    Pods without GPUs count as no more than those with GPUs, however many there are.
+    """
+    with_gpus = sum(part for kind, part in comes if kind.gpus)
+    without = sum(part for kind, part in comes if not kind.gpus)
+    scale = min(1.0, with_gpus / without) if with_gpus and without else 1.0
+    often: dict[int, float] = {}
+    for kind, part in comes:
+        if kind.cpu_milli:
+            often[kind.cpu_milli] = often.get(kind.cpu_milli, 0.0) + (part if kind.gpus else part * scale)
+    amounts, most = sorted(often), max(1, min(most, MOST_LEVELS))
+    if len(amounts) <= most:
+        return tuple(amounts)
+    sums = list(accumulate(often[amount] for amount in amounts))
+    places = [int(most * reached / (sums[-1] or 1.0)) for reached in sums[:-1]]
+    kept = [amount for amount, place, before in zip(amounts, places, (0, *places), strict=False) if place > before]
+    return (*kept[: most - 1], amounts[-1])
 
 
 def _packed(
-    mix: Mapping[PodKind, float], nodes: Mapping[Shape, int], levels: Sequence[int]
+    comes: Iterable[tuple[PodKind, float]], gpus: Sequence[GpuKind], levels: Sequence[int]
 ) -> Generator[
     None, None, tuple[dict[tuple[int, bool], dict[int, float]], dict[GpuKind, tuple[tuple[float, ...], ...]]]
 ]:
     """Return `Tables.prices` and `Tables.packed`."""
-    gpus = sorted({gpu for shape in nodes for gpu in shape.gpus})
-    singles = [(kind, part * kind.gpus) for kind, part in mix.items() if kind.gpus == 1 or (kind.gpus and kind.shares)]
+    singles = [(kind, part * kind.gpus) for kind, part in comes if kind.gpus == 1 or kind.shares]
+    rounds = MOST_ROUNDS // max(1, len({(gpu.size, gpu.instance) for gpu in gpus}))
     prices: dict[tuple[int, bool], dict[int, float]] = {}
     often: dict[tuple[int, bool], dict[int, float]] = {}
-    known: dict[tuple[int, tuple[tuple[int, float], ...]], tuple[float, ...]] = {}
+    served: dict[tuple[int, bool], list[tuple[PodKind, int, int, float]]] = {}
+    known: dict[tuple[int, bool, bytes], tuple[float, ...]] = {}
     found = {}
     for gpu in gpus:
         size, model, instance = gpu
         own = size, instance
-        served = [(kind, part) for kind, part in singles if not (instance and needs_gpus(kind))]
         if own not in prices:
+            served[own] = [
+                (kind, _taken(kind, size), bisect_left(levels, kind.cpu_milli), part)
+                for kind, part in singles
+                if not (instance and needs_gpus(kind))
+            ]
+            yield
             often[own] = {}
-            for kind, part in served:
-                taken = _taken(kind, size)
+            for _, taken, _, part in served[own]:
                 often[own][taken] = often[own].get(taken, 0.0) + part
-            prices[own] = yield from prices_of_sizes(often[own], cells(size))
-        allowed = [(kind, part) for kind, part in served if wishes_of(kind).allow_model(model)]
+            yield
+            prices[own] = yield from prices_of_sizes(often[own], cells(size), rounds)
+        fits = dict.fromkeys(prices[own], 0.0)
+        # By level, what comes with just so much CPU.
+        more: list[list[tuple[PodKind, int, int, float]]] = [[] for _ in levels]
+        for each in served[own]:
+            kind, taken, level, _ = each
+            if level < len(levels) and taken in fits and kind.wishes.allow_model(model):
+                more[level].append(each)
+        yield
         tables = []
-        for cpu in levels:
-            fits = dict.fromkeys(prices[own], 0.0)
-            for kind, part in allowed:
-                taken = _taken(kind, size)
-                if kind.cpu_milli <= cpu and taken in fits:
-                    fits[taken] += part
-            values = tuple((at, size * prices[own][at] * part / often[own][at]) for at, part in fits.items() if part)
-            if (size, values) not in known:
-                known[size, values] = tuple(packed_values(dict(values), cells(size)))
-                yield
-            tables.append(known[size, values])
+        for coming in more:
+            for _, taken, _, part in coming:
+                fits[taken] += part
+            key = (*own, array("d", fits.values()).tobytes())
+            if key not in known:
+                values = {at: size * prices[own][at] * part / often[own][at] for at, part in fits.items() if part}
+                known[key] = tuple(packed_values(values, cells(size)))
+            tables.append(known[key])
+            yield
         found[gpu] = tuple(tables)
     return prices, found
 
@@ -189,33 +249,49 @@ def _taken(kind: PodKind, size: int) -> int:
     return -(-kind.shares * cells(size) // size) if kind.shares else cells(size)
 
 
-def _wanted(demand: Mapping[PodKind, float], nodes: Mapping[Shape, int]) -> Generator[None, None, dict[Shape, float]]:
+def _wanted(
+    comes: Iterable[tuple[PodKind, float]],
+    unit: float,
+    nodes: Mapping[Shape, int],
+    gpus_of: Mapping[Shape, Mapping[GpuKind, int]],
+) -> Generator[None, None, tuple[dict[Shape, float], dict[Shape, list[tuple[PodKind, float]]]]]:
+    """Return `Tables.wanted`, and by shape the kinds of several GPUs that a node hosts, with the demand for them."""
     found = dict.fromkeys(nodes, 0.0)
+    of_several: dict[Shape, list[tuple[PodKind, float]]] = {shape: [] for shape in nodes}
     capacity = {shape: sum(shape.sizes) * number for shape, number in nodes.items()}
     part_of_gpus = {shape: shape.whole_shares / (sum(shape.sizes) or 1) for shape in nodes}
-    for kind, amount in demand.items():
-        hosts = [shape for shape in nodes if shape.hosts(kind)] if amount else []
+    for kind, part in comes:
+        amount = part * kind.gpus * (kind.shares or unit)
+        several = kind, amount
+        hosts = []
+        for at, shape in enumerate(nodes if amount else ()):
+            if shape.hosts_on(gpus_of[shape], kind):
+                hosts.append(shape)
+            if at % _SHAPES == _SHAPES - 1:
+                yield
         parts = {shape: part_of_gpus[shape] if needs_gpus(kind) else 1.0 for shape in hosts}
-        room = sum(capacity[shape] * part for shape, part in parts.items())
-        for shape, part in parts.items() if room else ():
-            found[shape] += amount / room * part
+        room = sum(capacity[shape] * usable for shape, usable in parts.items())
+        for shape, usable in parts.items() if room else ():
+            found[shape] += amount / room * usable
+            if kind.gpus > 1:
+                of_several[shape].append(several)
         yield
     mean = sum(found[shape] * capacity[shape] for shape in nodes) / (sum(capacity.values()) or 1)
-    return {shape: 1 + WANTED * (one / mean - 1) if mean else 1.0 for shape, one in found.items()}
+    return {shape: 1 + WANTED * (one / mean - 1) if mean else 1.0 for shape, one in found.items()}, of_several
 
 
 def _together(
-    parts: Mapping[PodKind, float], shape: Shape, levels: Iterable[int], unit: float
+    hosted: Iterable[tuple[PodKind, float]], shape: Shape, levels: Sequence[int], unit: float
 ) -> tuple[tuple[float, ...], ...]:
-    """Return `Tables.together` of a shape, given the part of the demand that is that of each kind of several GPUs."""
-    hosted = [(kind.cpu_milli, kind.gpus, part) for kind, part in parts.items() if shape.hosts(kind)]
+    """Return `Tables.together` of a shape, given the demand for each kind of several GPUs that it hosts."""
+    more: list[list[tuple[int, float]]] = [[] for _ in (*levels, None)]
+    for kind, amount in hosted:
+        more[bisect_left(levels, kind.cpu_milli)].append((kind.gpus, amount))
+    # By number of GPUs: the demand of the pods that fit beside so many unused ones.
+    fitting = [0.0] * (shape.whole + 1)
     found = []
-    for cpu in levels:
-        # By number of GPUs: the demand of the pods that fit beside so many unused ones.
-        fitting = [0.0] * (shape.whole + 1)
-        for asked, gpus, part in hosted:
-            if asked <= cpu:
-                fitting[gpus] += part
-        sums = [sum(fitting[: unused + 1]) for unused in range(len(fitting))]
-        found.append(tuple(HOSTS * unit * unused * part for unused, part in enumerate(sums)))
+    for coming in more[: len(levels)]:
+        for gpus, amount in coming:
+            fitting[gpus] += amount
+        found.append(tuple(HOSTS * unit * unused * part for unused, part in enumerate(accumulate(fitting))))
     return tuple(found)

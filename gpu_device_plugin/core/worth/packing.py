@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
-_ROUNDS = 400
-_FIRST = 100
-"""So many rounds only find the way; the prices are the mean of the others."""
+ROUNDS = 400
+_FIRST = 4
+"""One of so many rounds, the first ones, only finds the way; the prices are the mean of the others."""
 _STEEP = 2.0
 """How fast the price of a size falls with what has been packed of it."""
 
@@ -41,7 +41,9 @@ def _packed(items: Sequence[tuple[int, float]], capacity: int) -> tuple[list[flo
     return values, last
 
 
-def prices_of_sizes(demand: Mapping[int, float], capacity: int) -> Generator[None, None, dict[int, float]]:
+def prices_of_sizes(
+    demand: Mapping[int, float], capacity: int, rounds: int = ROUNDS
+) -> Generator[None, None, dict[int, float]]:
     """Return the price of each size as a part of a GPU, so that no packing is worth more than 1; yield between steps.
 
     Multiplicative weights: in each round the sizes that were packed least are dearest, and the packing that is best
@@ -52,25 +54,27 @@ def prices_of_sizes(demand: Mapping[int, float], capacity: int) -> Generator[Non
     Args:
         demand: how often each size comes, 1 to `capacity` shares; only ratios matter.
         capacity: shares of the GPU.
+        rounds: how many there are, at most `ROUNDS`.
     """
+    rounds = max(2 * _FIRST, min(rounds, ROUNDS))
     demand = {size: often for size, often in sorted(demand.items()) if often > 0 and 0 < size <= capacity}
     if not demand:
         return {}
     total = sum(demand.values())
     packed = dict.fromkeys(demand, 0.0)
     mean = dict.fromkeys(demand, 0.0)
-    for n in range(_ROUNDS):
+    for n in range(rounds):
         least = min(packed.values())
         tried = {size: exp(_STEEP * (least - packed[size])) / often for size, often in demand.items()}
         values, last = _packed(list(tried.items()), capacity)
-        if n >= _FIRST:
+        if n >= rounds // _FIRST:
             for size, price in tried.items():
                 mean[size] += price / values[capacity]
         room = capacity
         while room > 0:
             size = last[room]
             if size:
-                packed[size] += total / _ROUNDS / demand[size]
+                packed[size] += total / rounds / demand[size]
             room -= size or 1
         yield
     most = packed_values(mean, capacity)[capacity]

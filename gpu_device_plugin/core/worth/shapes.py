@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
-
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gpu_device_plugin.core.worth.mix import PodKind
 
 _BITS = 6
@@ -66,22 +67,19 @@ class Shape:
 
     def hosts(self, kind: PodKind) -> bool:
         """Return whether a pod fits on the empty node."""
+        return self.hosts_on(Counter(self.gpus), kind)
+
+    def hosts_on(self, gpus: Mapping[GpuKind, int], kind: PodKind) -> bool:
+        """Return `hosts`, given how many GPUs of each kind the node has: of a thousand pods one after the other."""
         if kind.cpu_milli > self.cpu_milli or kind.memory_mib > self.memory_mib:
             return False
-        wishes = wishes_of(kind)
-        fitting = (gpu.model for gpu in self.gpus if gpu.serves(kind))
-        return sum(map(wishes.allow_model, fitting)) >= kind.gpus
+        allow = kind.wishes.allow_model
+        return sum(there for gpu, there in gpus.items() if gpu.serves(kind) and allow(gpu.model)) >= kind.gpus
 
 
 def needs_gpus(kind: PodKind) -> bool:
     """Return whether no MIG instance can serve a pod: it asks for whole GPUs, or for memory of several."""
     return kind.gpus > 1 or (kind.gpus == 1 and not kind.shares)
-
-
-def wishes_of(kind: PodKind) -> Wishes:
-    """Return the wishes of a kind for models."""
-    use, avoid = kind.models
-    return Wishes(use_models=use, avoid_models=avoid) if use or avoid else NO_WISHES
 
 
 def rounded(amount: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 from gpu_device_plugin.core.cluster.asking import Ask, ask
 from gpu_device_plugin.core.worth.appraising import Appraiser
@@ -14,7 +14,7 @@ from gpu_device_plugin.core.worth.mix import Mix, PodKind, created_s, kinds_of
 from gpu_device_plugin.core.worth.when import due
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Generator, Iterable, Mapping
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.other_pods import OtherPod
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 class Nodes(Protocol):
     """The nodes that are scored by the tables."""
@@ -38,8 +40,8 @@ class Nodes(Protocol):
     def outdated(self) -> bool:
         """Whether there is a node of a shape that the tables do not know."""
 
-    def learned(self, tables: Tables) -> None:
-        """Score by these tables from now on."""
+    def learned(self, tables: Tables) -> Generator[None, None, None]:
+        """Score by these tables from the end of these steps on."""
 
 
 class Learner:
@@ -72,12 +74,12 @@ class Learner:
         """Count a pod with GPUs, once."""
         asked = ask(pod, self._resources)
         if isinstance(asked, Ask):
-            for kind in kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib):
-                self._mix.add(kind, created_s(pod.created))
+            kinds = kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib)
+            self._mix.add(kinds, created_s(pod.created))
 
     def other_came(self, pod: OtherPod) -> None:
         """Count a pod without GPUs that was bound to a node with GPUs, once."""
-        self._mix.add(PodKind(0, 0, pod.amounts.cpu_milli, pod.amounts.memory_mib), created_s(pod.created))
+        self._mix.add([PodKind(0, 0, pod.amounts.cpu_milli, pod.amounts.memory_mib)], created_s(pod.created))
 
     def ranks(self, node: Candidate, amounts: Amounts) -> Ranks | None:
         """Return what the policy `fit` prefers on a node for a pod that requests these amounts; None: unknown yet."""
@@ -94,16 +96,20 @@ class Learner:
     async def learn(self) -> None:
         """Learn now; the scheduler's calls are answered meanwhile."""
         came, shapes = self._mix.came, self._nodes.shapes()
-        steps = learning(self._mix.parts(), shapes)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                tables: Tables = end.value
-                break
-            await asyncio.sleep(0)
-        self._nodes.learned(tables)
+        tables = await _last(learning(self._mix.parts(), shapes))
+        await _last(self._nodes.learned(tables))
         self._appraiser = Appraiser(tables)
         said = _log.debug if self._learned_from else _log.info
         said("learned what room is worth", extra={"pods": came, "kinds": len(self._mix), "shapes": len(shapes)})
         self._learned_from, self._learned_at = came, self._clock()
+
+
+async def _last(steps: Generator[None, None, T]) -> T:
+    """Return the result of steps; others run between them."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+        await asyncio.sleep(0)

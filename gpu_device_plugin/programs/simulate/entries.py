@@ -8,6 +8,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpu_device_plugin.cluster.quantity import allocatable_amounts
+from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
 from gpu_device_plugin.core.model.mig import GPU_SLICES
 from gpu_device_plugin.core.worth.appraising import Left
@@ -129,7 +130,7 @@ def pods_of(entries: Iterable[Entry]) -> list[tuple[str, PodKind]]:
         models = tuple(model for model in str(words.get("model", "")).split("|") if model)
         gpus = split if mem else count
         _bounded(name, len(found) + number)
-        kind = PodKind(mem // split, gpus, asked.cpu_milli, asked.memory_mib, (models, ()))
+        kind = PodKind(mem // split, gpus, asked.cpu_milli, asked.memory_mib, Wishes(models))
         label = called or " ".join(f"{word}={value}" for word, value in words.items()) or told(kind)
         found += [(label, kind)] * number
     return found

@@ -11,7 +11,6 @@ from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, 
 from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.placing import Demand, Room
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.worth.shapes import wishes_of
 from gpu_device_plugin.fleet import View
 from gpu_device_plugin.fleet_index.judge import Judge
 
@@ -116,4 +115,4 @@ def asked(kind: PodKind) -> Ask:
     if not kind.gpus:
         return Ask()
     demand = Demand(Kind.MEMORY, kind.shares * kind.gpus, kind.gpus) if kind.shares else Demand(Kind.COUNT, kind.gpus)
-    return Ask((Part(demand),), wishes_of(kind))
+    return Ask((Part(demand),), kind.wishes)

@@ -125,7 +125,7 @@ def capacity_of(nodes: Sequence[Start]) -> float:
 
 def told(kind: PodKind) -> str:
     """Return what a pod asks for, in the words of the command line."""
-    use, avoid = kind.models
+    use, avoid = kind.wishes.use_models, kind.wishes.avoid_models
     cpu, memory = kind.cpu_milli, kind.memory_mib
     words = (
         f"mem={kind.shares * kind.gpus}" * bool(kind.shares and kind.gpus),

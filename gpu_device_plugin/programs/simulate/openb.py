@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
 from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.core.worth.mix import PodKind
@@ -72,7 +73,7 @@ def _kind(row: Mapping[str, str], number: int) -> PodKind:
         gpus,
         _number(row, "cpu_milli", number) or _UNASKED_CPU,
         _number(row, "memory_mib", number),
-        (models, ()),
+        Wishes(models),
     )
 
 

@@ -160,7 +160,7 @@ class _Learning:
         self._learned_from = 0
 
     def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
-        self._mix.add(self._kinds[kind], 0.0)
+        self._mix.add([self._kinds[kind]], 0.0)
         if due(self._mix.came, self._learned_from, 0.0, outdated=False):
             self._learned_from = self._mix.came
             self._columns.follow(self._scorer(self._columns.rooms, self._mix.parts()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.telling.prices import DISCLAIMER, lesson, price_document, price_lines
 from gpu_device_plugin.core.worth.mix import PodKind
 from gpu_device_plugin.core.worth.shapes import Shape
@@ -11,9 +12,9 @@ from gpu_device_plugin.core.worth.shapes import Shape
 A10 = Shape((24, 24), ("NVIDIA A10", "NVIDIA A10"), 32_000, 131_072)
 T4 = Shape((16,), ("Tesla T4",), 32_000, 131_072)
 MIX = {
-    PodKind(13, 1, 4000, 8192, (("A10",), ())): 2.0,
+    PodKind(13, 1, 4000, 8192, Wishes(("A10",))): 2.0,
     PodKind(8, 1, 2000, 8192): 5.0,
-    PodKind(0, 2, 16_000, 65_536, (("A10",), ())): 1.0,
+    PodKind(0, 2, 16_000, 65_536, Wishes(("A10",))): 1.0,
     PodKind(0, 0, 500, 512): 2.0,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import permutations
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import assume, given
@@ -14,16 +15,21 @@ from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
+from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.worth.appraising import CLOSED, Appraiser, Choice, Left
 from gpu_device_plugin.core.worth.candidates import UNKNOWN, left_on, ranks_on, shape_of
-from gpu_device_plugin.core.worth.learning import MOST_CELLS, MOST_LEVELS, WANTED, learn, learning
+from gpu_device_plugin.core.worth.learning import MOST_CELLS, MOST_LEVELS, MOST_TABLES, WANTED, Tables, learn, learning
 from gpu_device_plugin.core.worth.mix import PodKind
 from gpu_device_plugin.core.worth.shapes import GpuKind, Shape, rounded
 from gpu_device_plugin.fleet_index.gains import Gains
 from gpu_device_plugin.fleet_index.rooms import rooms_of
+from tests.work import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 T4 = Shape((16, 16), ("T4", "T4"), 32_000, 131_072)
 MIG = Shape((16, 8, 8, 8), ("H100",) * 4, 32_000, 131_072, (None, 1, 1, 3))
@@ -32,8 +38,8 @@ A10 = Shape((24,), ("A10",), 32_000, 131_072)
 MIB = 1024
 
 
-def of_model(*models: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return models, ()
+def of_model(*models: str) -> Wishes:
+    return Wishes(models)
 
 
 # --- tables
@@ -74,14 +80,14 @@ def test_gpus_that_more_pods_may_have_are_worth_more() -> None:
     A share of A10 is asked for 8/24 + 16/88 times, one of T4 16/88; the mean over all shares is 24/88. Half of the
     difference counts.
     """
-    tables = learn({PodKind(8, 1, models=of_model("A10")): 1.0, PodKind(16, 1): 1.0}, {T4: 2, A10: 1})
+    tables = learn({PodKind(8, 1, wishes=of_model("A10")): 1.0, PodKind(16, 1): 1.0}, {T4: 2, A10: 1})
     mean = 24 / 88
     assert tables.wanted[A10] == pytest.approx(1 + WANTED * ((8 / 24 + 16 / 88) / mean - 1))
     assert tables.wanted[T4] == pytest.approx(1 + WANTED * ((16 / 88) / mean - 1))
 
 
 def test_pods_that_no_node_can_host_teach_nothing_of_models() -> None:
-    tables = learn({PodKind(8, 1, models=of_model("H100")): 1.0}, {T4: 1, A10: 1})
+    tables = learn({PodKind(8, 1, wishes=of_model("H100")): 1.0}, {T4: 1, A10: 1})
     assert tables.wanted == {T4: 1.0, A10: 1.0}
 
 
@@ -102,7 +108,7 @@ def test_cpu_is_worth_something_to_pods_without_gpus() -> None:
 def test_many_amounts_of_cpu_are_a_few_levels() -> None:
     mix = {PodKind(1, 1, cpu): 1.0 for cpu in range(1, 1000)}
     levels = learn(mix, {T4: 1}).levels
-    assert (len(levels), levels[0], levels[-1]) == (MOST_LEVELS, 1, 999)
+    assert (len(levels), levels[0], levels[-1]) == (MOST_LEVELS, 21, 999)
 
 
 def test_a_gpu_of_many_shares_is_priced_in_cells() -> None:
@@ -148,7 +154,7 @@ def test_a_pod_that_does_not_fit_gets_nothing() -> None:
     assert there.choose(PodKind(0, 2), T4, left(16, 15)) is None
     assert there.choose(PodKind(8, 1, 2000), T4, left(16, 16, cpu=1999)) is None
     assert there.choose(PodKind(8, 1, 0, 64), T4, left(16, 16, memory=63)) is None
-    assert there.choose(PodKind(8, 1, models=of_model("A10")), T4, left(16, 16)) is None
+    assert there.choose(PodKind(8, 1, wishes=of_model("A10")), T4, left(16, 16)) is None
     assert there.choose(PodKind(8, 1), T4, left(CLOSED, CLOSED)) is None
 
 
@@ -157,8 +163,8 @@ def test_whole_gpus_are_the_first_unused_ones_that_are_allowed() -> None:
     there = appraiser({PodKind(0, 1): 1.0}, mixed)
     for kind, gpus in (
         (PodKind(0, 1), (0,)),
-        (PodKind(0, 2, models=of_model("A10")), (1, 2)),
-        (PodKind(0, 1, models=((), ("T4",))), (1,)),
+        (PodKind(0, 2, wishes=of_model("A10")), (1, 2)),
+        (PodKind(0, 1, wishes=Wishes((), ("T4",))), (1,)),
     ):
         found = there.choose(kind, mixed, left(16, 24, 24))
         assert found is not None
@@ -332,7 +338,7 @@ kinds = st.builds(
     st.integers(0, 2),
     st.sampled_from((0, 1000, 4000)),
     st.sampled_from((0, 4 * MIB)),
-    st.sampled_from((((), ()), of_model("T4"), of_model("A10"))),
+    st.sampled_from((NO_WISHES, of_model("T4"), of_model("A10"))),
 ).map(lambda kind: kind if kind.gpus else PodKind(0, 0, kind.cpu_milli, kind.memory_mib))
 mixes = st.dictionaries(kinds, st.floats(0.1, 10), min_size=1, max_size=5)
 
@@ -388,6 +394,73 @@ def test_the_gain_is_the_difference_of_the_worths(
     assert min(0, *after.frees) >= CLOSED
     idle = there.tables.idle_cpu * after.cpu_milli + there.tables.idle_share * after.shares
     assert found.gain == pytest.approx(there.worth(T4, after) - there.worth(T4, before) - idle)
+
+
+# --- how much work it is
+
+
+def hostile(number: int, names: int = 64) -> Wishes:
+    """As many and as long names as annotations may have; one of them is of every model."""
+    avoid = tuple(f"avoid-{number}-{at}-".ljust(60, "x") for at in range(names))
+    return Wishes((*avoid[1:], "model"), avoid)
+
+
+def steps(made: Generator[None, None, Tables]) -> tuple[Tables, int]:
+    """Return what steps make, and the most lines that one of them runs."""
+    most = 0
+    while True:
+        with counted(5_000_000) as work:
+            try:
+                next(made)
+            except StopIteration as end:
+                return end.value, max(most, work.done)
+        most = max(most, work.done)
+
+
+LINES = 60_000
+"""Two to three milliseconds."""
+
+
+def test_no_step_of_learning_is_much_work_whatever_the_pods_wish() -> None:
+    """512 kinds with wishes of 8 KB, half of them of several GPUs, on nodes of 24 models."""
+    nodes = {Shape((40,) * 4, (f"NVIDIA model {at}",) * 4, 32_000 + 4096 * at, 131_072): 5 for at in range(24)}
+    wishes = [hostile(number) for number in range(32)]
+    mix = {
+        PodKind(1 + at % 40, 1 + at % 2, 100 * at, 1000, wishes[at % 32] if at % 4 else hostile(at % 32)): 1.0
+        for at in range(512)
+    }
+    tables, most = steps(learning(mix, nodes))
+    assert len(tables.packed) == 24
+    assert most < LINES
+
+
+def test_the_largest_knapsack_is_one_step() -> None:
+    """A GPU of more cells than are told apart, and pods of every size."""
+    mix = {PodKind(80 * size, 1, wishes=hostile(0)): 1.0 for size in range(1, MOST_CELLS + 1)}
+    shape = Shape((80 * MOST_CELLS,), ("model",), 32_000, 131_072)
+    made = learning(mix, {shape: 1})
+    for _ in range(20):
+        with counted(LINES):
+            next(made)
+
+
+def test_many_kinds_of_gpus_share_the_tables_that_may_be_computed() -> None:
+    nodes = {Shape((8,), (f"model {at}",), 32_000, 131_072): 1 for at in range(MOST_TABLES // 4)}
+    tables = learn({PodKind(1, 1, cpu): 1.0 for cpu in range(1, 100)}, nodes)
+    assert len(tables.levels) == 4
+    assert tables.levels[-1] == 99
+
+
+def test_pods_without_gpus_do_not_push_out_the_amounts_of_cpu_that_others_ask_for() -> None:
+    """A pod of every amount of CPU up to 900 thousandths, and ten pods with GPUs."""
+    with_gpus = {PodKind(1, 1, 1000 * cpu): 1.0 for cpu in range(1, 11)}
+    levels = learn({**with_gpus, **{PodKind(cpu_milli=cpu): 1.0 for cpu in range(1, 901)}}, {T4: 1}).levels
+    assert len(levels) <= MOST_LEVELS
+    assert {1000 * cpu for cpu in range(1, 11)} <= set(levels)
+
+
+def test_pods_without_gpus_alone_have_amounts_of_cpu() -> None:
+    assert learn({PodKind(cpu_milli=cpu): 1.0 for cpu in range(1, 4)}, {T4: 1}).levels == (1, 2, 3)
 
 
 # --- nodes of a cluster
@@ -453,13 +526,13 @@ def test_a_shape_hosts_what_fits_on_it_empty() -> None:
     assert not mixed.hosts(PodKind(17, 2))
     assert not mixed.hosts(PodKind(0, 1, 8001))
     assert not mixed.hosts(PodKind(0, 1, 0, 1025))
-    assert not mixed.hosts(PodKind(20, 1, models=of_model("T4")))
-    assert mixed.hosts(PodKind(20, 1, models=((), ("T4",))))
+    assert not mixed.hosts(PodKind(20, 1, wishes=of_model("T4")))
+    assert mixed.hosts(PodKind(20, 1, wishes=Wishes((), ("T4",))))
 
 
 def test_gpus_of_one_size_share_their_prices_and_not_their_pods() -> None:
     """Of pods of 8 half may have an L4, and all a T4."""
     two = Shape((16, 16), ("L4", "T4"), 32_000, 131_072)
-    tables = learn({PodKind(8, 1): 1.0, PodKind(8, 1, models=of_model("T4")): 1.0}, {two: 1})
+    tables = learn({PodKind(8, 1): 1.0, PodKind(8, 1, wishes=of_model("T4")): 1.0}, {two: 1})
     assert tables.prices == {(16, False): {8: pytest.approx(0.5)}}
     assert [tables.packed[GpuKind(16, model)][0][16] for model in ("L4", "T4")] == pytest.approx([8.0, 16.0])

@@ -8,7 +8,7 @@ from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.worth.mix import HALF_LIFE_S, MOST_KINDS, Mix, PodKind, created_s, kinds_of
+from gpu_device_plugin.core.worth.mix import HALF_LIFE_S, MOST_KINDS, MOST_WISHES, Mix, PodKind, created_s, kinds_of
 from gpu_device_plugin.core.worth.when import due
 
 A, B = PodKind(4, 1), PodKind(8, 1)
@@ -17,7 +17,7 @@ A, B = PodKind(4, 1), PodKind(8, 1)
 def filled(kind: PodKind, number: int, every_s: float, mix: Mix | None = None, since: float = 0.0) -> Mix:
     mix = mix or Mix()
     for n in range(number):
-        mix.add(kind, since + n * every_s)
+        mix.add([kind], since + n * every_s)
     return mix
 
 
@@ -27,7 +27,7 @@ def test_a_mix_without_pods_has_no_parts() -> None:
 
 def test_pods_that_come_together_count_the_same() -> None:
     mix = filled(A, 3, 0.0)
-    mix.add(B, 0.0)
+    mix.add([B], 0.0)
     assert mix.parts() == {A: 0.75, B: 0.25}
     assert (len(mix), mix.came) == (2, 4)
 
@@ -55,14 +55,14 @@ def test_a_quiet_cluster_forgets_by_pods_and_not_by_time() -> None:
 
 def test_one_pod_after_a_long_time_does_not_outweigh_all_others() -> None:
     mix = filled(A, 50, 1.0)
-    mix.add(B, 10**9)
+    mix.add([B], 10**9)
     assert mix.parts()[B] < 0.03
 
 
 def test_a_pod_from_before_the_latest_counts_like_the_latest() -> None:
     mix = filled(A, 1, 0.0)
-    mix.add(A, 1000.0)
-    mix.add(B, 0.0)
+    mix.add([A], 1000.0)
+    mix.add([B], 0.0)
     latest = 2 ** min(1000.0 / HALF_LIFE_S, 0.01)
     assert mix.parts()[B] == pytest.approx(latest / (1 + 2 * latest))
 
@@ -78,17 +78,53 @@ def test_weights_never_grow_without_end() -> None:
 def test_the_rarest_kinds_are_forgotten_when_there_are_too_many() -> None:
     mix = filled(A, 10, 0.0)
     for number in range(2 * MOST_KINDS):
-        mix.add(PodKind(1, 1, number), 0.0)
+        mix.add([PodKind(1, 1, number)], 0.0)
     assert len(mix) == MOST_KINDS
     assert A in mix.parts()
     assert mix.came == 10 + 2 * MOST_KINDS
 
 
+def test_a_pod_of_sixteen_parts_counts_as_one_pod() -> None:
+    mix = Mix()
+    mix.add([PodKind(41, 1)] * 15 + [B], 0.0)
+    mix.add([A], 0.0)
+    assert mix.parts() == {PodKind(41, 1): 15 / 32, B: 1 / 32, A: 0.5}
+    assert mix.came == 2
+
+
+def test_a_namespace_with_ever_new_kinds_pushes_out_its_own() -> None:
+    """A team has twenty kinds; somebody else sends twice as many as are kept, each more often."""
+    mix = Mix()
+    team = [PodKind(1, 1, 10**6 + number) for number in range(20)]
+    for kind in team:
+        mix.add([kind], 0.0, "team")
+    for number in range(2 * MOST_KINDS):
+        for _ in range(3):
+            mix.add([PodKind(1, 1, number)], 0.0, "other")
+    assert len(mix) <= 2 * MOST_KINDS
+    assert set(mix.by_namespace()["team"]) == set(team)
+
+
+def test_few_different_wishes_are_kept_and_each_once() -> None:
+    """They are 8 KB each."""
+    mix = Mix()
+    for number in range(2 * MOST_WISHES):
+        mix.add([PodKind(4, 1, wishes=Wishes((f"model {number}",)))], 0.0, "other")
+    for shares in range(1, 4):
+        mix.add([PodKind(shares, 1, wishes=Wishes(("T4",)))], 0.0, "team")
+    kept = {id(kind.wishes): kind.wishes for kind in mix.parts()}
+    assert len(kept) <= 2 * MOST_WISHES
+    assert list(kept.values()).count(Wishes(("T4",))) == 1
+    assert len(mix.by_namespace()["team"]) == 3
+
+
 def test_a_pod_is_a_kind_for_each_part_that_gets_gpus_of_its_own() -> None:
     """The first has all CPU and memory of the pod, so that they count once."""
     parts = (Part(Demand(Kind.MEMORY, 8, 2)), Part(Demand(Kind.COUNT, 3)), Part(Demand(Kind.MEMORY, 5)))
-    models = (("T4",), ("A10",))
-    assert kinds_of(Ask(parts, Wishes(use_models=("T4",), avoid_models=("A10",))), 2000, 64) == (
+    models = Wishes(use_models=("T4",), avoid_models=("A10",))
+    wishes = Wishes(("T4",), ("A10",), frozenset({"GPU-1"}), frozenset(), "spread", "spread")
+    assert kinds_of(Ask(parts, wishes), 2000, 64) == kinds_of(Ask(parts, models), 2000, 64)
+    assert kinds_of(Ask(parts, models), 2000, 64) == (
         PodKind(4, 2, 2000, 64, models),
         PodKind(0, 3, 0, 0, models),
         PodKind(5, 1, 0, 0, models),

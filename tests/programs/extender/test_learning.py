@@ -16,6 +16,7 @@ from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.keys import USE_MODEL
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.worth.mix import PodKind
@@ -26,7 +27,7 @@ from tests.patience import patience
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.worth.learning import Tables
@@ -45,7 +46,8 @@ class Nodes:
     def shapes(self) -> Mapping[Shape, int]:
         return {SHAPE: 2}
 
-    def learned(self, tables: Tables) -> None:
+    def learned(self, tables: Tables) -> Generator[None, None, None]:
+        yield
         self.tables.append(tables)
         self.got.set()
 
@@ -201,4 +203,4 @@ def chosen(learner: Learner, node: Candidate, shares: int) -> int:
 
 
 def test_a_kind_is_what_decides_where_a_pod_fits() -> None:
-    assert PodKind(5, 1, 4000, 16_384, (("T4",), ())) != PodKind(5, 1, 4000, 16_384)
+    assert PodKind(5, 1, 4000, 16_384, Wishes(("T4",))) != PodKind(5, 1, 4000, 16_384)

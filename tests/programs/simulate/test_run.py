@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.worth.appraising import Appraiser, Left
 from gpu_device_plugin.core.worth.learning import learn
 from gpu_device_plugin.core.worth.mix import PodKind
@@ -33,7 +34,7 @@ KINDS = (
     PodKind(0, 1, 8000, 16_384),
     PodKind(0, 2, 8000, 16_384),
     PodKind(8, 2, 4000, 8192),
-    PodKind(20, 1, 4000, 8192, (("A10",), ())),
+    PodKind(20, 1, 4000, 8192, Wishes(("A10",))),
     PodKind(0, 0, 3000, 2048),
 )
 
@@ -162,7 +163,7 @@ def test_equal_instances_are_taken_of_one_gpu_after_the_other_or_of_all_evenly(p
 
 def test_a_pod_takes_what_its_models_cpu_and_memory_allow() -> None:
     picky = Workload(
-        (PodKind(20, 1, models=(("A10",), ())), PodKind(1, 1, 32_001), PodKind(1, 1, 0, 131_073)), (0, 0, 0, 1, 2)
+        (PodKind(20, 1, wishes=Wishes(("A10",))), PodKind(1, 1, 32_001), PodKind(1, 1, 0, 131_073)), (0, 0, 0, 1, 2)
     )
     for policy in POLICIES:
         assert run(policy, NODES, picky, as_listed(picky), 0).accepted.tolist() == [True, True, False, False, False]
