@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, TypeAlias
 from gpu_device_plugin.core.cluster.candidate import summary
 from gpu_device_plugin.core.cluster.fitting import allowed, by_claims, gpu_policy_of, unfit
 from gpu_device_plugin.core.model.gpus import Closeness
+from gpu_device_plugin.core.model.placing import closest
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.candidate import Candidate, Summary
@@ -31,8 +32,6 @@ they are healthy."""
 _FULLNESS = 6
 """The part of the `binpack` score that measures how full the node gets; the rest measures what the pod spoils."""
 _CLOSEST = max(Closeness) * 100
-_MOST_GROUPS = 70
-"""The most groups of GPUs that are compared: as many as there are of 4 in 8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,28 +121,12 @@ def score_for(policy: str, full: float, spared: float) -> int:
 
 
 def connected(links: Links, unused: Sequence[int], amount: int) -> float:
-    """Return how well the best connected group of `amount` GPUs is connected, 0 to 1; several NVLinks count as one.
+    """Return how well the group of `amount` GPUs that a pod would get is connected, 0 to 1; one GPU alone scores 1.
 
-    One GPU alone scores 1. Where there are too many groups, one is grown from the closest pair.
+    Several NVLinks between two GPUs count as one.
     """
     if amount == 1:
         return 1.0
-    if comb(len(unused), amount) > _MOST_GROUPS:
-        unused = _grown(links, unused, amount)
-    inside = max(_inside(links, group) for group in combinations(unused, amount))
+    group = closest(unused, amount, links.connection)
+    inside = sum(min(_CLOSEST, links.connection(a, b)) for a, b in combinations(group, 2))
     return inside / (_CLOSEST * comb(amount, 2))
-
-
-def _inside(links: Links, group: Iterable[int]) -> int:
-    return sum(min(_CLOSEST, links.connection(a, b)) for a, b in combinations(group, 2))
-
-
-def _grown(links: Links, unused: Sequence[int], amount: int) -> Sequence[int]:
-    group: tuple[int, ...] = max(combinations(unused, 2), key=lambda pair: _inside(links, pair))
-    gained = {gpu: sum(_inside(links, (gpu, member)) for member in group) for gpu in unused if gpu not in group}
-    while len(group) < amount:
-        best = max(gained, key=gained.__getitem__)
-        del gained[best]
-        group = (*group, best)
-        gained = {gpu: worth + _inside(links, (gpu, best)) for gpu, worth in gained.items()}
-    return group

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.model.policy import Rank
 
-# Up to this number of groups of whole GPUs, all are compared; beyond it, one group is grown greedily from each GPU, and
-# these are compared. 3 of 16 are 560 groups, 5 of 10 are 252; 8 of 16 would be 12,870.
-_MOST_GROUPS = 600
+# Up to this number of groups of whole GPUs, all are compared: 4 of 8 are 70. Beyond it, one is grown greedily from each
+# of the GPUs that are connected best, and these are compared: 8 of 16 would be 12,870 groups.
+_MOST_GROUPS = 70
+_MOST_SEEDS = 16
 
 TOGETHER = -1
 """The position of a `Room` that stands for all MIG instances of one GPU together: a rank is asked about it too."""
@@ -179,7 +180,7 @@ def place(
     if demand.kind is Kind.INSTANCE:
         group = _of_few_cards(fitting, wanted, must)
     else:
-        group = _closest([room.position for room in fitting], wanted, closeness, must)
+        group = closest([room.position for room in fitting], wanted, closeness, must)
     total = {room.position: room.total for room in fitting}
     return Placement(demand, tuple((position, total[position]) for position in group))
 
@@ -262,10 +263,17 @@ def _of_few_cards(rooms: Iterable[Room], size: int, must: frozenset[int]) -> tup
     return tuple(sorted(chosen))
 
 
-def _closest(
-    candidates: Sequence[int], size: int, closeness: Callable[[int, int], int], must: frozenset[int]
+def closest(
+    candidates: Iterable[int], size: int, closeness: Callable[[int, int], int], must: frozenset[int] = frozenset()
 ) -> tuple[int, ...]:
-    """Return the best connected group of `size` candidates; among equals, the one whose rest is best connected."""
+    """Return the best connected group of `size` GPUs; among equals, the one whose rest is best connected.
+
+    Args:
+        candidates: positions of at least so many GPUs.
+        size: how many.
+        closeness: how well two of them, the lower position first, are connected; more is better.
+        must: those that have to be part of the group.
+    """
     order = sorted(candidates)
     links = {a: {b: closeness(min(a, b), max(a, b)) for b in order if b != a} for a in order}
     sums = {a: sum(links[a].values()) for a in order}
@@ -287,5 +295,6 @@ def _closest(
 
     if comb(len(order), size) <= _MOST_GROUPS:
         return min((group for group in combinations(order, size) if must.issubset(group)), key=worth)
-    seeds = [seed for c in order if len(seed := must | {c}) <= size]
+    likely = sorted(order, key=lambda c: (-sums[c], c))[:_MOST_SEEDS]
+    seeds = [seed for c in (*must, *likely) if len(seed := must | {c}) <= size]
     return min(map(grown, seeds), key=worth)
