@@ -244,6 +244,16 @@ class ExtenderState:
     taken_bytes: int = _read_off(
         "gpushare_extender_memory_taken_bytes", "Allocated GPU memory, with all memory of whole GPUs.", default=0
     )
+    learned: bool = _read_off(
+        "gpushare_extender_learned",
+        "1 while the policy fit goes by what it learned; else it is binpack.",
+        default=0,
+    )
+    distrusted: int = _read_off(
+        "gpushare_extender_namespaces_distrusted",
+        "Namespaces whose pods count little in what the policy fit learns.",
+        default=0,
+    )
     watches: tuple[WatchState, ...] = ()
     oldest_s: float = _read_off(
         "gpushare_extender_pods_waiting_oldest_seconds", "Age of the oldest pod that waits for a GPU.", default=0

@@ -14,7 +14,9 @@ from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.prices import Lesson, lesson
 from gpu_device_plugin.core.worth.candidates import shape_of
+from gpu_device_plugin.core.worth.learning import mean_gpu
 from gpu_device_plugin.core.worth.mix import Mix, PodKind, created_s, kinds_of
+from gpu_device_plugin.core.worth.studying import studied
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,16 +45,21 @@ def lesson_of(
         if gpus.gpus:
             nodes[node.name] = candidate(node.name, gpus, (), node.cpu_and_memory)
     shapes = [shape_of(node) for node in nodes.values()]
-    mix = Mix()
-    for created, kinds in sorted(_came(raw_pods, nodes, resources), key=lambda each: each[0]):
-        mix.add(kinds, created)
-    return lesson(mix.came, mix.parts(), Counter(shapes))
+    counts = Counter(shapes)
+    unit = mean_gpu(counts)
+    mix, held = Mix(), Counter[str]()
+    for created, namespace, kinds in sorted(_came(raw_pods, nodes, resources), key=lambda each: each[0]):
+        mix.add(kinds, created, namespace)
+        for kind in kinds:
+            held[namespace] += kind.gpus * (kind.shares or unit)
+    mix.hold(held, 0.0)
+    return lesson(studied(mix, counts), counts)
 
 
 def _came(
     raw_pods: Iterable[msgspec.Raw], nodes: dict[str, Candidate], resources: Sequence[Resource]
-) -> Iterable[tuple[float, Sequence[PodKind]]]:
-    """Yield when each pod was created, and its kinds: with GPUs, or without them on a node that has some."""
+) -> Iterable[tuple[float, str, Sequence[PodKind]]]:
+    """Yield when each bound pod was created, its namespace and its kinds: it has GPUs, or is on a node with some."""
     reader = PodReader([resource.name for resource in resources], READ_ON_PODS.__contains__, sums=True)
     others = OtherPodReader()
     for raw in raw_pods:
@@ -64,9 +71,12 @@ def _came(
         if other is not None:
             if _counts(other, nodes):
                 amounts = other.amounts
-                yield created_s(other.created), [PodKind(0, 0, amounts.cpu_milli, amounts.memory_mib)]
-        elif not pod.ended and not pod.deleting and isinstance(asked := ask(pod, resources), Ask):
-            yield created_s(pod.created), kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib)
+                yield created_s(other.created), "", [PodKind(0, 0, amounts.cpu_milli, amounts.memory_mib)]
+        elif pod.node_name and not pod.ended and not pod.deleting:
+            asked = ask(pod, resources)
+            if isinstance(asked, Ask) and asked.parts:
+                kinds = kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib)
+                yield created_s(pod.created), pod.namespace, kinds
 
 
 def _counts(pod: OtherPod, nodes: dict[str, Candidate]) -> bool:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.core.telling.printing import counted, printable
 from gpu_device_plugin.core.telling.tables import Layout, Row, table
 from gpu_device_plugin.core.telling.tones import Line
-from gpu_device_plugin.core.worth.learning import HOSTS, cells, learn
+from gpu_device_plugin.core.worth.learning import HOSTS, cells
+from gpu_device_plugin.core.worth.studying import LITTLE
 from gpu_device_plugin.core.worth.when import FEWEST
 
 if TYPE_CHECKING:
@@ -17,13 +18,17 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.worth.learning import Tables
     from gpu_device_plugin.core.worth.mix import PodKind
     from gpu_device_plugin.core.worth.shapes import GpuKind, Shape
+    from gpu_device_plugin.core.worth.studying import Study
+    from gpu_device_plugin.core.worth.trial import Trial
 
 DISCLAIMER = (
-    "This is what the pods of now teach. The running extender may have learned from pods that have ended since, of "
-    "which the last hours count most."
+    "This is what the bound pods of now teach. The running extender may have learned from pods that have ended since, "
+    "of which the last hours count most."
 )
 _MOST_SIZES = 20
 """The most frequent sizes of one GPU that are shown."""
+_MOST_NAMED = 5
+"""The most namespaces that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,27 +73,31 @@ class Lesson:
     """MiB, likewise."""
     of_several: float
     """The part of the demand for GPUs that is for several at once."""
+    trial: Trial
+    distrusted: tuple[str, ...]
+    """Namespaces that count little; see `Study.distrusted`."""
+
+    @property
+    def in_force(self) -> bool:
+        """Whether the policy `fit` goes by it; it is `binpack` otherwise."""
+        return self.pods >= FEWEST and not self.trial.failed
 
 
-def lesson(pods: int, mix: Mapping[PodKind, float], nodes: Mapping[Shape, int]) -> Lesson:
-    """Return what a mix of pods teaches on some nodes.
-
-    Args:
-        pods: how many pods the mix was made of.
-        mix: how often each kind comes; only ratios matter.
-        nodes: how many nodes there are of each shape.
-    """
-    tables = learn(mix, nodes)
+def lesson(study: Study, nodes: Mapping[Shape, int]) -> Lesson:
+    """Return what a study found, on nodes of which there are so many of each shape."""
+    tables, mix = study.tables, study.mix
     demand = {kind: part * kind.gpus * (kind.shares or tables.unit) for kind, part in mix.items()}
     several = sum(amount for kind, amount in demand.items() if kind.gpus > 1)
     total = sum(demand.values())
     return Lesson(
-        pods,
+        study.pods,
         len(mix),
         tuple(_priced(gpu, mix, nodes, tables) for gpu in sorted(tables.packed, key=_by_model)),
         tables.cpu_per_share,
         tables.memory_per_share,
         several / total if total else 0.0,
+        study.trial,
+        study.distrusted,
     )
 
 
@@ -187,7 +196,22 @@ def _sentences(found: Lesson) -> list[str]:
             f"{found.of_several:.0%} of the demand is for several GPUs at once: an unused GPU is kept for them with up "
             f"to {HOSTS * found.of_several:.2f} of its worth."
         )
-    return [*told, DISCLAIMER]
+    return [*told, _of_trial(found), *_of_namespaces(found), DISCLAIMER]
+
+
+def _of_trial(found: Lesson) -> str:
+    fit, binpack = found.trial.fit, found.trial.binpack
+    told = f"Such pods got {fit:.1%} of the GPUs of a few empty nodes by these prices, and {binpack:.1%} by binpack"
+    return f"{told}, so that the policy fit is binpack." if found.trial.failed else f"{told}."
+
+
+def _of_namespaces(found: Lesson) -> list[str]:
+    if not found.distrusted:
+        return []
+    named = ", ".join(map(printable, found.distrusted[:_MOST_NAMED]))
+    more = f" and {len(found.distrusted) - _MOST_NAMED} more" if len(found.distrusted) > _MOST_NAMED else ""
+    told = f"Pods of {named}{more} count as no more than {LITTLE:.0%} of the demand"
+    return [f"{told}: what they teach would cost the pods of other namespaces GPUs."]
 
 
 def price_document(found: Lesson) -> dict[str, Any]:
@@ -197,6 +221,9 @@ def price_document(found: Lesson) -> dict[str, Any]:
         "pods": found.pods,
         "kinds": found.kinds,
         "learned": found.pods >= FEWEST,
+        "inForce": found.in_force,
+        "trial": {"fit": round(found.trial.fit, 4), "binpack": round(found.trial.binpack, 4)},
+        "distrusted": list(found.distrusted),
         "cpuMilliPerShare": round(found.cpu_per_share, 3),
         "memoryMiBPerShare": round(found.memory_per_share, 3),
         "ofSeveralGpus": round(found.of_several, 4),

@@ -26,7 +26,7 @@ _MOST_LINKS = 200
 
 
 class Comers(Protocol):
-    """Counts the pods that come, each once."""
+    """Counts the pods that were bound, each once. One that waits costs its owner nothing, and may never find room."""
 
     def came(self, pod: Pod) -> None:
         """Count a pod with GPUs."""
@@ -44,7 +44,7 @@ class PodStore(Store[Pod | OtherPod]):
         Args:
             fleet: gets the pods.
             clock: monotonic seconds.
-            comers: is told of each pod that was not there before.
+            comers: is told of each pod that was not bound before.
         """
         self._fleet = fleet
         self._clock = clock
@@ -76,13 +76,14 @@ class PodStore(Store[Pod | OtherPod]):
             self._fleet.remove_other(object)
 
     def _comes(self, pod: Pod | OtherPod) -> bool:
-        """Return whether the fleet does not know a pod yet that says something of what comes."""
+        """Return whether a pod is seen bound for the first time, and says something of what comes."""
         if self._comers is None or pod.ended:
             return False
         if isinstance(pod, OtherPod):
             # A pod that had no choice of its node says nothing of what comes to other nodes.
             return not pod.bound_to_node and self._fleet.gains_other(pod)
-        return not pod.deleting and self._fleet.pending(pod.uid) is None and pod.uid not in self._fleet.entries
+        entry = self._fleet.entries.get(pod.uid)
+        return bool(pod.node_name) and not pod.deleting and (entry is None or not entry.seen)
 
     def _count(self, pod: Pod | OtherPod) -> None:
         if self._comers is None:

@@ -185,7 +185,7 @@ class Extender:
             metrics=self._metrics,
             waiting=None if settings.http is None else self.waiting,
         )
-        self._learner = Learner(self.verbs.judge, resources, time.monotonic)
+        self._learner = Learner(self.verbs.judge, resources, time.monotonic, entries=self.fleet.entries.values)
         self._pods: Reflector[Pod | OtherPod] = Reflector(
             self._client,
             PODS,
@@ -391,6 +391,8 @@ class Extender:
             ),
             oldest_s=self.waiting.oldest_s(),
             waiting=self.waiting.counts(),
+            learned=self._learner.in_force,
+            distrusted=len(self._learner.distrusted),
             by_node=nodes,
         )
 

@@ -12,6 +12,7 @@ import numpy as np
 from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.core.worth.learning import learn
 from gpu_device_plugin.core.worth.mix import Mix
+from gpu_device_plugin.core.worth.studying import studied
 from gpu_device_plugin.core.worth.when import due
 from gpu_device_plugin.fleet_index.gains import Gains
 from gpu_device_plugin.fleet_index.rooms import rooms_of
@@ -23,7 +24,7 @@ from gpu_device_plugin.programs.simulate.judged import Judged
 from gpu_device_plugin.programs.simulate.model import Outcome, capacity_of, shares_of, unit_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from gpu_device_plugin.core.worth.mix import PodKind
     from gpu_device_plugin.fleet_index.rooms import Rooms
@@ -134,25 +135,26 @@ def _placer(policy: str, nodes: Sequence[Start], workload: Workload, *, cold: bo
     rooms = rooms_of([(node.shape, node.left) for node in nodes])
     if policy == "bestfit":
         return Columns(rooms, workload.kinds, BestFit(rooms))
-    scorer = {"fit": _fit, "fgd": Fgd}[policy]
     if cold:
-        return _Learning(rooms, workload.kinds, scorer)
-    return Columns(rooms, workload.kinds, scorer(rooms, workload.mix()))
+        return _Learning(rooms, workload.kinds, {"fit": _fit, "fgd": _fgd}[policy])
+    mix = workload.mix()
+    scorer = Gains(rooms, learn(mix, rooms.counts())) if policy == "fit" else Fgd(rooms, mix)
+    return Columns(rooms, workload.kinds, scorer)
 
 
-def _fit(rooms: Rooms, mix: Mapping[PodKind, float]) -> Scorer:
-    return Gains(rooms, learn(mix, rooms.counts()))
+def _fit(rooms: Rooms, mix: Mix) -> Scorer:
+    usable = studied(mix, rooms.counts()).usable
+    return BestFit(rooms) if usable is None else Gains(rooms, usable)
+
+
+def _fgd(rooms: Rooms, mix: Mix) -> Scorer:
+    return Fgd(rooms, mix.parts())
 
 
 class _Learning:
-    """Learns from the pods that came so far, at the same times as the scheduler extender."""
+    """Learns from the pods that found room so far, at the same times as the scheduler extender."""
 
-    def __init__(
-        self,
-        rooms: Rooms,
-        kinds: Sequence[PodKind],
-        scorer: Callable[[Rooms, Mapping[PodKind, float]], Scorer],
-    ) -> None:
+    def __init__(self, rooms: Rooms, kinds: Sequence[PodKind], scorer: Callable[[Rooms, Mix], Scorer]) -> None:
         self._columns = Columns(rooms, kinds, BestFit(rooms))
         self._kinds = kinds
         self._scorer = scorer
@@ -160,11 +162,13 @@ class _Learning:
         self._learned_from = 0
 
     def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
-        self._mix.add([self._kinds[kind]], 0.0)
         if due(self._mix.came, self._learned_from, 0.0, outdated=False):
             self._learned_from = self._mix.came
-            self._columns.follow(self._scorer(self._columns.rooms, self._mix.parts()))
-        return self._columns.place(kind)
+            self._columns.follow(self._scorer(self._columns.rooms, self._mix))
+        found = self._columns.place(kind)
+        if found is not None:
+            self._mix.add([self._kinds[kind]], 0.0)
+        return found
 
     def take(self, kind: int, row: int, gpus: Sequence[int]) -> None:
         self._columns.take(kind, row, gpus)

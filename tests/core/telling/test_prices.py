@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import pytest
 
 from gpu_device_plugin.core.contract.wishes import Wishes
-from gpu_device_plugin.core.telling.prices import DISCLAIMER, lesson, price_document, price_lines
-from gpu_device_plugin.core.worth.mix import PodKind
+from gpu_device_plugin.core.telling.prices import DISCLAIMER, Lesson, lesson, price_document, price_lines
+from gpu_device_plugin.core.worth.mix import Mix, PodKind
 from gpu_device_plugin.core.worth.shapes import Shape
+from gpu_device_plugin.core.worth.studying import studied
+from gpu_device_plugin.core.worth.trial import Trial
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 A10 = Shape((24, 24), ("NVIDIA A10", "NVIDIA A10"), 32_000, 131_072)
 T4 = Shape((16,), ("Tesla T4",), 32_000, 131_072)
@@ -19,9 +27,18 @@ MIX = {
 }
 
 
+def taught(pods: int, mix: Mapping[PodKind, float], nodes: Mapping[Shape, int]) -> Lesson:
+    """Return the lesson of so many pods whose kinds come so often."""
+    counted = Mix()
+    for kind, often in mix.items():
+        for _ in range(round(10 * often)):
+            counted.add([kind], 0.0)
+    return lesson(replace(studied(counted, nodes), pods=pods), nodes)
+
+
 def test_a_lesson_is_a_table_of_the_sizes_that_come_with_sentences() -> None:
     """Beside 13 of 24 shares one pod of 8 fits, and 3 stay free; 8 fill a GPU. Of 9 GPUs asked for, 2 are for 13."""
-    found = lesson(40, MIX, {A10: 1, T4: 2})
+    found = taught(40, MIX, {A10: 1, T4: 2})
     assert [(gpu.model, gpu.shares, gpu.number) for gpu in found.gpus] == [("NVIDIA A10", 24, 2), ("Tesla T4", 16, 2)]
     a10, t4 = found.gpus
     assert [(price.size, price.strands) for price in a10.sizes] == [(8, 0), (13, 3), (24, 0)]
@@ -42,38 +59,41 @@ def test_a_lesson_is_a_table_of_the_sizes_that_come_with_sentences() -> None:
 
 
 def test_few_pods_teach_nothing_yet() -> None:
-    (line,) = price_lines(lesson(1, MIX, {T4: 1}), 80)
+    (line,) = price_lines(taught(1, MIX, {T4: 1}), 80)
     assert line.text == "1 pod teaches too little: until 20 have come, the policy fit is binpack."
-    (line,) = price_lines(lesson(2, MIX, {T4: 1}), 80)
+    (line,) = price_lines(taught(2, MIX, {T4: 1}), 80)
     assert line.text == "2 pods teach too little: until 20 have come, the policy fit is binpack."
-    assert price_document(lesson(19, MIX, {T4: 1}))["learned"] is False
-    assert price_document(lesson(20, MIX, {T4: 1}))["learned"] is True
+    assert price_document(taught(19, MIX, {T4: 1}))["learned"] is False
+    assert price_document(taught(20, MIX, {T4: 1}))["learned"] is True
 
 
 def test_without_pods_or_gpus_there_are_no_prices() -> None:
-    assert lesson(0, {}, {}).gpus == ()
-    assert lesson(30, {}, {T4: 1}).gpus[0].sizes == ()
-    assert [line.text for line in price_lines(lesson(30, {PodKind(0, 0, 500): 1.0}, {T4: 1}), 80)][-1] == DISCLAIMER
+    assert taught(0, {}, {}).gpus == ()
+    assert taught(30, {}, {T4: 1}).gpus[0].sizes == ()
+    assert [line.text for line in price_lines(taught(30, {PodKind(0, 0, 500): 1.0}, {T4: 1}), 80)][-1] == DISCLAIMER
 
 
 def test_only_the_most_frequent_sizes_are_shown() -> None:
     mix = {PodKind(size, 1): 100.0 - size for size in range(1, 25)}
-    assert [price.size for price in lesson(30, mix, {A10: 1}).gpus[0].sizes] == list(range(1, 21))
+    assert [price.size for price in taught(30, mix, {A10: 1}).gpus[0].sizes] == list(range(1, 21))
 
 
 def test_hostile_names_do_not_reach_the_terminal() -> None:
     evil = Shape((16,), ("\x1b[31mred",), 32_000, 131_072)
-    lines = price_lines(lesson(30, {PodKind(13, 1): 1.0}, {evil: 1}), 80)
+    lines = price_lines(taught(30, {PodKind(13, 1): 1.0}, {evil: 1}), 80)
     assert not any("\x1b" in line.text for line in lines)
 
 
 def test_programs_get_the_same_as_json() -> None:
-    found = price_document(lesson(40, {PodKind(8, 1, 2000, 8192): 1.0}, {T4: 2}))
+    found = price_document(taught(40, {PodKind(8, 1, 2000, 8192): 1.0}, {T4: 2}))
     assert found == {
         "version": 1,
         "pods": 40,
         "kinds": 1,
         "learned": True,
+        "inForce": True,
+        "trial": {"fit": 1.0, "binpack": 1.0},
+        "distrusted": [],
         "cpuMilliPerShare": 250.0,
         "memoryMiBPerShare": 1024.0,
         "ofSeveralGpus": 0.0,
@@ -87,3 +107,28 @@ def test_programs_get_the_same_as_json() -> None:
             }
         ],
     }
+
+
+def test_a_lesson_says_how_it_did_beside_binpack_and_whether_it_is_in_force() -> None:
+    found = taught(40, MIX, {A10: 1, T4: 2})
+    good, bad = replace(found, trial=Trial(0.97, 0.951)), replace(found, trial=Trial(0.882, 0.974))
+    told = "Such pods got {} of the GPUs of a few empty nodes by these prices, and {} by binpack{}."
+    assert told.format("97.0%", "95.1%", "") in [line.text for line in price_lines(good, 300)]
+    why = ", so that the policy fit is binpack"
+    assert told.format("88.2%", "97.4%", why) in [line.text for line in price_lines(bad, 300)]
+    assert (price_document(good)["inForce"], price_document(bad)["inForce"]) == (True, False)
+    assert price_document(bad)["trial"] == {"fit": 0.882, "binpack": 0.974}
+    assert price_document(replace(good, pods=19))["inForce"] is False
+
+
+def test_a_lesson_names_the_namespaces_that_count_little() -> None:
+    found = taught(40, MIX, {A10: 1, T4: 2})
+    one = replace(found, distrusted=("\x1b[31mred",))
+    many = replace(found, distrusted=tuple(f"team-{number}" for number in range(7)))
+    told = "count as no more than 2% of the demand: what they teach would cost the pods of other namespaces GPUs."
+    (line,) = [line.text for line in price_lines(one, 300) if "count as" in line.text]
+    assert "\x1b" not in line
+    assert f"Pods of team-0, team-1, team-2, team-3, team-4 and 2 more {told}" in [
+        line.text for line in price_lines(many, 300)
+    ]
+    assert price_document(many)["distrusted"][6] == "team-6"

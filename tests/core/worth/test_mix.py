@@ -118,6 +118,19 @@ def test_few_different_wishes_are_kept_and_each_once() -> None:
     assert len(mix.by_namespace()["team"]) == 3
 
 
+def test_what_namespaces_hold_is_a_mean_in_which_the_last_hours_count_most() -> None:
+    """Six hours later what was held counts half."""
+    mix = Mix()
+    mix.hold({"a": 80.0, "b": 40.0}, 1000.0)
+    assert mix.held == {"a": 80.0, "b": 40.0}
+    mix.hold({"a": 80.0, "c": 10.0}, 1000.0 + HALF_LIFE_S)
+    assert mix.held == pytest.approx({"a": 80.0, "b": 20.0, "c": 5.0})
+    mix.hold({"a": 80.0}, 1000.0 + 60 * HALF_LIFE_S)
+    assert mix.held == pytest.approx({"a": 80.0})
+    mix.hold({"evil": 10.0**6}, 1000.0 + 60 * HALF_LIFE_S)
+    assert mix.held == pytest.approx({"a": 80.0})
+
+
 def test_a_pod_is_a_kind_for_each_part_that_gets_gpus_of_its_own() -> None:
     """The first has all CPU and memory of the pod, so that they count once."""
     parts = (Part(Demand(Kind.MEMORY, 8, 2)), Part(Demand(Kind.COUNT, 3)), Part(Demand(Kind.MEMORY, 5)))

@@ -112,7 +112,8 @@ def other(name: str, node_name: str, *, ended: bool = False, bound: bool = False
     return OtherPod(name, "1", node_name, Amounts(500, 64), ended, bound, created)
 
 
-def test_every_pod_that_may_take_room_for_gpus_is_counted_once_in_the_order_of_their_creation() -> None:
+def test_every_pod_that_takes_room_for_gpus_is_counted_once_when_it_is_bound() -> None:
+    """And those of a list in the order of their creation. A pod that waits costs its owner nothing."""
     made, comers = fleet(), Comers()
     NodeStore(made, RESOURCES).replace([node("a", 16, 2), node("cpu")])
     store = PodStore(made, lambda: 0.0, comers)
@@ -128,13 +129,18 @@ def test_every_pod_that_may_take_room_for_gpus_is_counted_once_in_the_order_of_t
             other("over", "a", ended=True),
         ]
     )
-    assert comers.said == ["first", "without", "waits"]
+    assert comers.said == ["first", "without"]
+    store.put(pod("waits", 1))
     store.put(pod("waits", 1, "a"))
     store.put(other("without", "a"))
-    store.put(pod("new", 2))
+    store.put(pod("waits in vain", 41))
+    made.put_pod(pod("new", 2))
+    made.claim(pod("new", 2, "a"))
+    made.confirm("uid-new")
+    store.put(pod("new", 2, "a"))
     store.put(replace(pod("ended", 2, "a"), phase="Succeeded"))
-    store.put(replace(pod("going", 2), deleting=True))
-    store.replace([pod("waits", 1, "a"), other("without", "a"), pod("new", 2)])
+    store.put(replace(pod("going", 2, "a"), deleting=True))
+    store.replace([pod("waits", 1, "a"), other("without", "a"), pod("new", 2, "a")])
     assert comers.said == ["first", "without", "waits", "new"]
     store.remove(other("without", "a"))
     store.put(replace(pod("waits", 1, "a"), phase="Failed"))
@@ -157,7 +163,7 @@ def test_pods_that_teach_nothing_do_not_push_others_out_of_the_count() -> None:
     """Two pods with GPUs are older than 10,000 pods on a node without GPUs."""
     made, comers = fleet(), Comers()
     NodeStore(made, RESOURCES).replace([node("a", 16, 2), node("cpu")])
-    old = [replace(pod(name, 1), created="2026-11-20T12:00:00Z") for name in ("p", "q")]
+    old = [replace(pod(name, 1, "a"), created="2026-11-20T12:00:00Z") for name in ("p", "q")]
     others = [other(f"o{number}", "cpu", created="2026-11-21T12:00:00Z") for number in range(10_000)]
     PodStore(made, lambda: 0.0, comers).replace([*others, *old])
     assert comers.said == ["p", "q"]

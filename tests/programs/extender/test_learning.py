@@ -20,7 +20,8 @@ from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.worth.mix import PodKind
-from gpu_device_plugin.core.worth.shapes import Shape
+from gpu_device_plugin.core.worth.shapes import GpuKind, Shape
+from gpu_device_plugin.fleet import Entry
 from gpu_device_plugin.programs.extender.learning import Learner
 from tests.names import COUNT, MEM
 from tests.patience import patience
@@ -40,13 +41,14 @@ class Nodes:
     """Two nodes of one shape, which keep the tables that they got."""
 
     outdated: bool = False
-    tables: list[Tables] = field(default_factory=list)
+    there: Mapping[Shape, int] = field(default_factory=lambda: {SHAPE: 2})
+    tables: list[Tables | None] = field(default_factory=list)
     got: asyncio.Event = field(default_factory=asyncio.Event)
 
     def shapes(self) -> Mapping[Shape, int]:
-        return {SHAPE: 2}
+        return self.there
 
-    def learned(self, tables: Tables) -> Generator[None, None, None]:
+    def learned(self, tables: Tables | None) -> Generator[None, None, None]:
         yield
         self.tables.append(tables)
         self.got.set()
@@ -60,12 +62,12 @@ class Clock:
         return self.now
 
 
-def pod(number: int, limits: Mapping[str, int], model: str = "") -> Pod:
+def pod(number: int, limits: Mapping[str, int], model: str = "", namespace: str = "default") -> Pod:
     containers = (Container("main", ContainerKind.APP, 0, limits),)
     annotations = {USE_MODEL: model} if model else {}
     created = f"2026-11-20T12:{number // 60:02}:{number % 60:02}Z"
     return Pod(
-        f"u{number}", "default", f"p{number}", created=created, containers=containers, annotations=annotations,
+        f"u{number}", namespace, f"p{number}", created=created, containers=containers, annotations=annotations,
         amounts=Amounts(4000, 16_384),
     )  # fmt: skip
 
@@ -87,7 +89,9 @@ async def test_after_twenty_pods_there_are_tables_and_again_after_thirty() -> No
     learner.came(pod(19, {MEM: 5}))
     async with patience():
         await nodes.got.wait()
-    assert nodes.tables[0].prices == {(16, False): {5: 1 / 3}}
+    (tables,) = nodes.tables
+    assert tables is not None
+    assert tables.prices == {(16, False): {5: 1 / 3}}
     nodes.got.clear()
     for number in range(20, 29):
         learner.came(pod(number, {MEM: 5}))
@@ -138,9 +142,11 @@ async def test_every_demand_counts_by_its_size_its_models_and_its_requests() -> 
     learner.came(pod(0, {MEM: 5}, "T4"))
     learner.came(pod(1, {COUNT: 2}))
     learner.came(pod(2, {MEM: 10**9}))  # impossible, so that it says nothing
+    learner.came(pod(3, {MEM: 0}))
     learner.other_came(OtherPod("o", "1", "n", Amounts(500, 64), created="2026-11-20T12:05:00Z"))
     await learner.learn()
     (tables,) = nodes.tables
+    assert tables is not None
     assert repr(learner) == "<Learner: 3 pods of 3 kinds, learned from 3>"
     assert tables.levels == (500, 4000)
     assert tables.prices == {(16, False): {5: 1 / 3}}
@@ -191,6 +197,99 @@ async def test_binding_takes_the_gpu_that_costs_least_once_something_is_learned(
     assert chosen(learner, other, 5) == 1
     larger = NodeGpus((ListedGpu(0, 80),), share_mib=1024)
     assert learner.ranks(candidate("m", larger, []), small.amounts) is None
+
+
+HONEST = (8, 16, 24, 40, 80)
+LARGE = Shape((80,) * 8, ("H100",) * 8, 256_000, 1 << 20)
+
+
+def entry(number: int, namespace: str, usage: Usage) -> Entry:
+    return Entry(f"u{number}", namespace, f"p{number}", "n", usage)
+
+
+async def test_pods_that_hold_little_teach_little_however_many_come(caplog: pytest.LogCaptureFixture) -> None:
+    """A team holds 99 GPUs; 800 pods of 41 of 80 shares came from elsewhere, of which one is left."""
+    entries = [entry(number, "team", Usage(((0, 40),), (1,))) for number in range(66)]
+    entries.append(entry(99, "other", Usage(((0, 41),))))
+    nodes = Nodes(there={LARGE: 60})
+    learner = Learner(nodes, RESOURCES, Clock(), entries=lambda: entries, look_s=0.0)
+    for number in range(800):
+        learner.came(pod(number, {MEM: 41}, namespace="other"))
+    for number in range(800, 1100):
+        learner.came(pod(number, {MEM: HONEST[number % 5]}, namespace="team"))
+    running = asyncio.create_task(learner.run())
+    async with patience():
+        await nodes.got.wait()
+    running.cancel()
+    assert nodes.tables[0] is not None
+    assert learner.in_force
+    assert learner.distrusted == ()
+    # As for the team alone, 39 shares are worth no more than the 24 and 8 that fit there, beside whatever is left.
+    alone = Nodes(there={LARGE: 60})
+    honest = Learner(alone, RESOURCES, Clock())
+    for number in range(800, 1100):
+        honest.came(pod(number, {MEM: HONEST[number % 5]}, namespace="team"))
+    await honest.learn()
+    assert alone.tables[0] is not None
+    worth = [each.packed[GpuKind(80, "H100")][-1] for each in (nodes.tables[0], alone.tables[0])]
+    assert worth[0] == pytest.approx(worth[1], abs=4)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_a_namespace_that_would_cost_the_others_gpus_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    nodes = Nodes(there={LARGE: 60})
+    learner = Learner(nodes, RESOURCES, Clock())
+    for number in range(200):
+        learner.came(pod(number, {MEM: 41}, namespace="other"))
+    for number in range(200, 500):
+        learner.came(pod(number, {MEM: HONEST[number % 5]}, namespace="team"))
+    for _ in range(2):
+        await learner.learn()
+    assert learner.distrusted == ("other",)
+    assert learner.in_force
+    (warned,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert vars(warned)["namespaces"] == "other"
+
+
+async def test_fit_is_binpack_where_that_gives_out_more_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """On nodes of one GPU, until other pods come."""
+    nodes = Nodes(there={Shape((80,), ("T4",), 128_000, 1 << 18): 61})
+    learner = Learner(nodes, RESOURCES, Clock())
+    for number in range(100):
+        learner.came(pod(number, ({COUNT: 1}, {MEM: 53}, {MEM: 24}, {COUNT: 1}, {MEM: 4})[number % 5]))
+    with caplog.at_level(logging.INFO):
+        await learner.learn()
+        await learner.learn()
+        assert nodes.tables == [None, None]
+        assert not learner.in_force
+        for number in range(3000):
+            learner.came(pod(number, {MEM: 40}))
+        await learner.learn()
+    assert learner.in_force
+    assert [record.message for record in caplog.records] == [
+        "learned what room is worth",
+        "the policy fit is binpack until it learns again: binpack gave out more GPUs to the pods that come",
+        "the policy fit goes by what it has learned again",
+    ]
+
+
+async def test_holdings_are_read_once_a_minute_and_others_run_meanwhile() -> None:
+    entries = [entry(number, "team", Usage(((0, 1),))) for number in range(2500)]
+    asked, clock = 0, Clock()
+
+    def all_entries() -> list[Entry]:
+        nonlocal asked
+        asked += 1
+        return entries
+
+    learner = Learner(Nodes(), RESOURCES, clock, entries=all_entries, look_s=0.0)
+    running = asyncio.create_task(learner.run())
+    await settled()
+    assert asked == 1
+    clock.now += 60
+    await settled()
+    assert asked == 2
+    running.cancel()
 
 
 def chosen(learner: Learner, node: Candidate, shares: int) -> int:

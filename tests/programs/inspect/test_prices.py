@@ -25,15 +25,18 @@ def without_gpus(name: str, owner: str, on: str) -> dict[str, Any]:
 
 
 def test_prices_are_learned_from_the_pods_that_are_there(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    """20 pods of 5 on GPUs of 15; of pods without GPUs that of a DaemonSet and that elsewhere do not count."""
+    """20 pods of 5 on GPUs of 15; those that wait do not count, nor of pods without GPUs that of a DaemonSet and that
+    elsewhere."""
     world.has(node("n", gpu(0), gpu(1)), node("cpu"))
-    world.has(*(pod(f"p{number}", 5, on="n" if number < 6 else "") for number in range(20)))
+    world.has(*(pod(f"p{number}", 5, on="n") for number in range(20)))
+    world.has(*(pod(f"w{number}", 8) for number in range(40)))
     world.has(
         without_gpus("d", "DaemonSet", "n"), without_gpus("r", "ReplicaSet", "n"), without_gpus("s", "Job", "cpu")
     )
     assert world.inspect("prices", "-o", "json") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["pods"], found["kinds"], found["learned"]) == (21, 2, True)
+    assert (found["inForce"], found["distrusted"]) == (True, [])
     (only,) = found["gpus"]
     assert (only["model"], only["number"]) == ("Tesla T4", 2)
     assert only["pods"] == [{"shares": 5, "comes": 1.0, "price": pytest.approx(1 / 3, abs=1e-4), "strands": 0}]

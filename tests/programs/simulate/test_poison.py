@@ -1,0 +1,86 @@
+"""What one namespace sends does not spoil the placement of everybody else's pods.
+
+60 nodes of 8 GPUs of 80 shares; an honest mix asks for all of them. Before the namespace counted, 400 entries of 41 of
+80 shares cost 7 to 14 % of the GPUs, and 800 cost 9 to 14 %.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_device_plugin.core.worth.appraising import Left
+from gpu_device_plugin.core.worth.mix import Mix, PodKind
+from gpu_device_plugin.core.worth.shapes import Shape
+from gpu_device_plugin.core.worth.studying import studied
+from gpu_device_plugin.fleet_index.gains import Gains
+from gpu_device_plugin.fleet_index.rooms import rooms_of
+from gpu_device_plugin.programs.simulate.arrivals import until
+from gpu_device_plugin.programs.simulate.bestfit import BestFit
+from gpu_device_plugin.programs.simulate.columns import Columns
+from gpu_device_plugin.programs.simulate.model import Start, Workload, capacity_of, shares_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpu_device_plugin.core.worth.learning import Tables
+
+MOST_LOST = 0.005
+H100 = Shape((80,) * 8, ("H100",) * 8, 128_000, 1 << 20)
+NODES = [Start(f"n{number}", H100, Left(H100.sizes, H100.cpu_milli, H100.memory_mib)) for number in range(60)]
+SIZES = {5: 10, 10: 20, 16: 15, 20: 15, 24: 10, 32: 10, 40: 10, 0: 10}
+"""How often each size comes in the honest mix; 0 is a whole GPU."""
+KINDS = tuple(PodKind(size, 1, 2000, 8192) for size in SIZES)
+HONEST = Workload(KINDS, tuple(at for at, often in enumerate(SIZES.values()) for _ in range(often)))
+COUNTS = Counter(node.shape for node in NODES)
+
+
+def learned(pods: int, sizes: Sequence[int], held: Mapping[str, float]) -> Tables | None:
+    """Learn from the honest mix, and from so many pods of another namespace that came before."""
+    mix = Mix()
+    for number in range(pods):
+        mix.add([PodKind(sizes[number % len(sizes)], 1, 2000, 8192)], 0.0, "other")
+    for pod in until(HONEST, NODES, 7, 1.0).pods:
+        mix.add([KINDS[pod]], 0.0, "team")
+    mix.hold(held, 0.0)
+    return studied(mix, COUNTS).usable
+
+
+def given_out(tables: Tables | None) -> float:
+    """Return the part of the GPUs that the honest mix gets when it has asked for all."""
+    given = 0.0
+    for seed in (0, 1):
+        rooms = rooms_of([(node.shape, node.left) for node in NODES])
+        columns = Columns(rooms, KINDS, BestFit(rooms) if tables is None else Gains(rooms, tables))
+        pods = until(HONEST, NODES, seed, 1.0).pods
+        given += sum(shares_of(KINDS[pod], 80) for pod in pods if columns.place(pod) is not None)
+    return given / capacity_of(NODES) / 2
+
+
+@pytest.fixture(scope="module")
+def unspoilt() -> float:
+    found = given_out(learned(0, [41], {}))
+    assert found > 0.98
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pods", "sizes", "held"),
+    [
+        (400, [41], {"team": 99, "other": 1}),
+        (800, [41], {"team": 99, "other": 1}),
+        (5000, [41], {"team": 99, "other": 1}),
+        (400, [3, 79], {"team": 99, "other": 1}),
+        (400, [41], {}),
+        (800, [41], {}),
+        (5000, [41], {"team": 60, "other": 40}),
+        (400, [41, 61, 71], {"team": 75, "other": 25}),
+        (400, [27], {"team": 75, "other": 25}),
+    ],
+)
+def test_no_namespace_costs_the_others_half_a_percent_of_the_gpus(
+    pods: int, sizes: Sequence[int], held: Mapping[str, float], unspoilt: float
+) -> None:
+    assert given_out(learned(pods, sizes, held)) > unspoilt - MOST_LOST
