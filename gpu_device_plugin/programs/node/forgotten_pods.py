@@ -31,8 +31,8 @@ class ForgottenPods:
     ) -> None:
         """Compare the readings of `records`.
 
-        A forgotten pod has ended once the API does not show it and no process of it runs. While neither is known, pods
-        live whose allocations the kubelet certainly has not restored.
+        A forgotten pod has ended once the API does not show it and no process of it runs. An agent that can see neither
+        takes pods for forgotten only if it has found the checkpoint missing or damaged itself.
 
         Args:
             records: the kubelet's records.
@@ -51,8 +51,8 @@ class ForgottenPods:
         self._remembered: Remembered[Entry] = Remembered()
         self._reported: frozenset[Entry] = frozenset()
         self._doubtful: frozenset[Entry] = frozenset()
-        """Allocations in a checkpoint that we could read. Either the kubelet could not, for its checksum, or it has
-        restored them, and all of their pods have ended since."""
+        """Allocations that another kubelet than before does not show in a checkpoint that can be read. It has lost
+        them, or all of their pods have ended since."""
 
     def __repr__(self) -> str:
         return f"<ForgottenPods: {len(self.entries)} allocations forgotten, {len(self._remembered.recorded)} recorded>"
@@ -92,7 +92,7 @@ class ForgottenPods:
         record = None if missing else [each for each in entries if each.resource in self._records.resources]
         before = self._remembered
         self._become(before.after(record, self._records.kubelet, its_own=its_own))
-        if its_own:
+        if record is not None:
             self._doubtful |= self._remembered.forgotten - before.forgotten
 
     async def forget_ended(self) -> None:
@@ -101,11 +101,11 @@ class ForgottenPods:
             return
         processes = await asyncio.to_thread(procfs.running_pods, self._proc)
         in_api = None if self._in_api is None else self._in_api()
-        if processes is None and in_api is None:
-            living = {each.pod_uid for each in self._remembered.forgotten - self._doubtful}
-        else:
-            living = {*(processes or ()), *(in_api or ())}
-        self._become(self._remembered.among(living))
+        if processes is not None or in_api is not None:
+            self._become(self._remembered.among({*(processes or ()), *(in_api or ())}))
+        elif self._in_api is None:
+            certain = self._remembered.forgotten - self._doubtful
+            self._become(self._remembered.among({each.pod_uid for each in certain}))
         if new := self._remembered.forgotten - self._reported:
             self._reported = self._remembered.forgotten
             self._lost(new, in_api or {})

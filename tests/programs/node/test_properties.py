@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ class Node:
     left: list[Pod] = field(default_factory=list)
     """Deleted by force while a process ran that still runs, under the eyes of the agent that is there now."""
     made: int = 0
+    pids: dict[str, int] = field(default_factory=dict)
+    """The process of each pod, by UID."""
 
     @property
     def alive(self) -> list[Pod]:
@@ -113,6 +116,7 @@ class Node:
 
     async def settle(self) -> None:
         """Show the processes of the pods that run now, and wait until the agent has looked."""
+        self.show_processes()
         running = [gpus_in(pod) for pod in self.world.kubelet.running]
         described: list[dict[str, Any]] = [
             gpu
@@ -128,6 +132,17 @@ class Node:
             await self.world.until(lambda: shown.items() <= load.value.processes.items())
             await self.world.until(lambda: set(agent.state.node.unhealthy) == broken)
 
+    def show_processes(self) -> None:
+        """Let each pod that runs have a process, as its sandbox is one."""
+        proc = self.world.proc
+        if not (proc / "self").exists():
+            self.world.show_processes()
+        running = {pod.uid: pod for pod in self.world.kubelet.running}
+        for uid, pod in running.items():
+            self.world.process(self.pids.setdefault(uid, len(self.pids) + 1), pod, "5ad9" * 16)
+        for uid in self.pids.keys() - running.keys():
+            shutil.rmtree(self.world.proc / str(self.pids[uid]), ignore_errors=True)
+
     async def quiet(self) -> None:
         """Our ledger is what the kubelet has, but for what ended too soon after its grant, or is kept for a process.
 
@@ -135,6 +150,7 @@ class Node:
         its looks at the kubelet's records came before the pod's end. Both are right.
         """
         await self.world.ready()
+        self.show_processes()
         kubelet = self.world.kubelet
 
         def is_settled() -> bool:
