@@ -1,8 +1,8 @@
 """Measure what a decision waits for while an extender learns from hostile pods: ``python -m bench.learning``.
 
-1,000 nodes of 200 shapes and as many models, and bound pods of 16 containers whose wishes for models take 8 KB. A harmless
-pod is scored again and again meanwhile, with as many turns of the event loop as a call over HTTP takes. All times are
-CPU time of the event loop: what else runs on the machine is not in them.
+1,000 nodes of 200 shapes and as many models, and bound pods of 16 containers whose wishes for models take 8 KB. A
+harmless pod is scored again and again meanwhile, with as many turns of the event loop as a call over HTTP takes. All
+times are CPU time of the event loop: what else runs on the machine is not in them.
 """
 
 from __future__ import annotations

@@ -62,8 +62,9 @@ class Wishes:
     """Computed once: there may be 256 names."""
 
     def __post_init__(self) -> None:
-        named = self.use_models, self.avoid_models, self.use_uuids, self.avoid_uuids
-        object.__setattr__(self, "_hash", hash((*named, self.gpu_policy, self.node_policy)))
+        uuids = frozenset(self.use_uuids), frozenset(self.avoid_uuids)
+        named = self.use_models, self.avoid_models, *uuids, self.gpu_policy, self.node_policy
+        object.__setattr__(self, "_hash", hash(named))
         object.__setattr__(self, "_use", tuple(map(_words, self.use_models)))
         object.__setattr__(self, "_avoid", tuple(map(_words, self.avoid_models)))
 

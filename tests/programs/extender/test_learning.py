@@ -261,11 +261,11 @@ async def test_fit_is_binpack_where_that_gives_out_more_and_says_so(caplog: pyte
         await learner.learn()
         await learner.learn()
         assert nodes.tables == [None, None]
-        assert not learner.in_force
+        before = learner.in_force
         for number in range(3000):
             learner.came(pod(number, {MEM: 40}))
         await learner.learn()
-    assert learner.in_force
+    assert (before, learner.in_force) == (False, True)
     assert [record.message for record in caplog.records] == [
         "learned what room is worth",
         "the policy fit is binpack until it learns again: binpack gave out more GPUs to the pods that come",
