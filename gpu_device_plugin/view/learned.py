@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.api import NodeReader, PodReader, UnreadableObjectError
@@ -47,11 +47,12 @@ def lesson_of(
     shapes = [shape_of(node) for node in nodes.values()]
     counts = Counter(shapes)
     unit = mean_gpu(counts)
-    mix, held = Mix(), defaultdict[str, float](float)
+    mix = Mix()
+    held: dict[str, float] = {}
     for created, namespace, kinds in sorted(_came(raw_pods, nodes, resources), key=lambda each: each[0]):
         mix.add(kinds, created, namespace)
         for kind in kinds:
-            held[namespace] += kind.gpus * (kind.shares or unit)
+            held[namespace] = held.get(namespace, 0.0) + kind.gpus * (kind.shares or unit)
     mix.hold(held, 0.0)
     return lesson(studied(mix, counts), counts)
 

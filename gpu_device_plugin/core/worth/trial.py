@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
-from random import Random
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.scoring import score_for
@@ -12,7 +12,7 @@ from gpu_device_plugin.core.worth.appraising import Appraiser, Choice, Left, tie
 from gpu_device_plugin.core.worth.shapes import needs_gpus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.worth.learning import Tables
     from gpu_device_plugin.core.worth.mix import PodKind
@@ -55,8 +55,7 @@ def trying(tables: Tables, mix: Mapping[PodKind, float], nodes: Mapping[Shape, i
     capacity = sum(sum(shape.sizes) for shape in sample)
     given = [0.0, 0.0]
     for seed in range(_ORDERS if mean else 0):
-        random = Random(seed)  # noqa: S311 - repeatable
-        pods = random.choices(range(len(kinds)), cum_weights=sums, k=_PODS)
+        pods = [bisect_right(sums, place * sums[-1], hi=len(sums) - 1) for place in _evenly(seed, _PODS)]
         came = accumulate(demand[pod] for pod in pods)
         pods = [pod for pod, asked in zip(pods, came, strict=True) if asked <= capacity]
         yield
@@ -64,6 +63,14 @@ def trying(tables: Tables, mix: Mapping[PodKind, float], nodes: Mapping[Shape, i
             accepted = yield from _accepted(choose, kinds, pods, sample)
             given[at] += sum(demand[pod] for pod in accepted)
     return Trial(*(each / _ORDERS / max(1, capacity) for each in given))
+
+
+def _evenly(seed: int, number: int) -> Iterator[float]:
+    """Yield so many numbers from 0 to 1, evenly spread and as if at random (Knuth's generator for MMIX)."""
+    state = seed
+    for _ in range(number):
+        state = (6364136223846793005 * state + 1442695040888963407) % (1 << 64)
+        yield state / (1 << 64)
 
 
 def _sample(nodes: Mapping[Shape, int], gpus: float) -> list[Shape]:

@@ -446,7 +446,7 @@ def test_the_largest_knapsack_is_one_step() -> None:
 
 def test_many_kinds_of_gpus_share_the_tables_that_may_be_computed() -> None:
     nodes = {Shape((8,), (f"model {at}",), 32_000, 131_072): 1 for at in range(MOST_TABLES // 4)}
-    tables = learn({PodKind(1, 1, cpu): 1.0 for cpu in range(1, 100)}, nodes)
+    tables = learn({PodKind(1, 1, cpu, wishes=of_model("model")): 1.0 for cpu in range(1, 100)}, nodes)
     assert len(tables.levels) == 4
     assert tables.levels[-1] == 99
 
