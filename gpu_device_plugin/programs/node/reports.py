@@ -98,9 +98,10 @@ class Reports:
         holders = sorted({names.get(each.pod_uid, f"the pod with UID {each.pod_uid}") for each in lost})
         more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
         why = (
-            f"the kubelet has lost its record of {len(devices)} devices of {', '.join(holders[:_NAMED])}{more}: its "
-            "checkpoint was deleted or damaged before it started; the devices stay in use until those pods end. "
-            "Delete the pods, one after another, to have them start again with devices that the kubelet knows"
+            f"the kubelet has lost its record of {len(devices)} devices of {', '.join(holders[:_NAMED])}{more}: before "
+            "it started its checkpoint was deleted or damaged, or those pods were deleted by force; the devices stay in "
+            "use until the pods end. Delete the pods, one after another, to have them start again with devices that the "
+            "kubelet knows"
         )
         _log.error("%s", why)
         self._event("DevicesForgotten", f"{why[0].upper()}{why[1:]}.", "Observe")

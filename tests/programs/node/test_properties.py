@@ -165,8 +165,9 @@ class Node:
 
     def _confirmed(self) -> set[str]:
         assert self.world.agent is not None
-        holds = self.world.agent.state.node.ledger.holds.items()
-        return {name for name, hold in holds if hold.granted_at is None and hold.freed_at is None}
+        ledger = self.world.agent.state.node.ledger
+        confirmed = {name for name, hold in ledger.holds.items() if hold.granted_at is None and hold.freed_at is None}
+        return confirmed - ledger.forgotten
 
     def check(self) -> None:
         assert self.world.kubelet.panics == []

@@ -92,8 +92,8 @@ def test_devices_that_the_kubelet_has_forgotten_are_told_with_the_pods_that_have
     ((reason, note, _, warning),) = desk.events
     assert (reason, warning) == ("DevicesForgotten", True)
     assert note.startswith(
-        "The kubelet has lost its record of 10 devices of default/a, default/e, the pod with UID b and 2 more: its "
-        "checkpoint was deleted or damaged"
+        "The kubelet has lost its record of 10 devices of default/a, default/e, the pod with UID b and 2 more: before "
+        "it started its checkpoint was deleted or damaged, or those pods were deleted by force"
     )
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
