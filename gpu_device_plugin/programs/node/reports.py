@@ -99,9 +99,9 @@ class Reports:
         more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
         why = (
             f"the kubelet has lost its record of {len(devices)} devices of {', '.join(holders[:_NAMED])}{more}: before "
-            "it started its checkpoint was deleted or damaged, or those pods were deleted by force; the devices stay in "
-            "use until the pods end. Delete the pods, one after another, to have them start again with devices that the "
-            "kubelet knows"
+            "it started its checkpoint was deleted or damaged, or those pods were deleted by force; the devices stay "
+            "in use until the pods end. Delete the pods, one after another, to have them start again with devices that "
+            "the kubelet knows"
         )
         _log.error("%s", why)
         self._event("DevicesForgotten", f"{why[0].upper()}{why[1:]}.", "Observe")
