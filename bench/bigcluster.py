@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,7 @@ class BigCluster:
         self._number = 10**7
         self._turn = 0
         self._away: deque[Placed] = deque()
+        self._reviewed: Counter[str] = Counter()
 
     def routes(self) -> list[web.RouteDef]:
         """Return what is answered."""
@@ -59,6 +60,9 @@ class BigCluster:
             web.get(pod + "/{name}", self._get),
             web.post(pod + "/{name}/binding", self._bind),
             web.delete(pod + "/{name}", self._delete),
+            web.post("/apis/authentication.k8s.io/v1/tokenreviews", self._review_token),
+            web.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", self._review_access),
+            web.get("/bench/reviews", self._reviews),
             web.post("/bench/status", self._status),
             web.post("/bench/churn", self._churn),
         ]
@@ -106,6 +110,27 @@ class BigCluster:
             return response
         finally:
             self._watches[kind].discard(lines)
+
+    # --- Reviews ------------------------------------------------------------------------------------------------------
+
+    async def _review_token(self, request: web.Request) -> web.Response:
+        """Know every token as that of a user of its name."""
+        token = (await request.json())["spec"]["token"]
+        self._reviewed[token] += 1
+        user = {"username": token, "groups": ["system:authenticated"]}
+        return web.json_response({"status": {"authenticated": True, "user": user}}, status=201)
+
+    async def _review_access(self, request: web.Request) -> web.Response:
+        """Let everybody list nodes and get the pods of a namespace of his name, and the user ``admin`` all pods."""
+        spec = (await request.json())["spec"]
+        user, asked = spec["user"], spec["resourceAttributes"]
+        self._reviewed[f"{user} {asked}"] += 1
+        allowed = asked["resource"] == "nodes" or user in {"admin", asked["namespace"]}
+        return web.json_response({"status": {"allowed": allowed}}, status=201)
+
+    async def _reviews(self, _request: web.Request) -> web.Response:
+        """Tell how many reviews there were, and how many of them were the same question."""
+        return web.json_response({"all": self._reviewed.total(), "most": max(self._reviewed.values(), default=0)})
 
     # --- Writing ------------------------------------------------------------------------------------------------------
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import resource
 import subprocess
 import sys
 import time
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,10 @@ from bench.extender import cluster, peak_mib, wait_in_vain, waiting_bar
 from bench.node_agent import Row, machine, percentiles, show
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.programs.web.local import LocalCallers
 from gpu_device_plugin.programs.web.routes import About
-from gpu_device_plugin.programs.web.server import PageServer
+from gpu_device_plugin.programs.web.server import CONNECTIONS, PageServer
 from gpu_device_plugin.programs.web.waiting import MOST_WAITING
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.forms import Address
@@ -34,18 +36,22 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
 FIRST_BAR_MS = 300.0
+OTHERS_BAR_MS = 500.0
+FILES = 1024
+"""File descriptors of the server, as many systems give a process."""
 _SHAPES = ("gpu-mem 16", "gpu-mem 12", "gpu-count 8", "gpu-mem 32 over 4 GPUs", "gpu-count 4")
 """What waiting pods ask."""
 
 
-async def serve(api: str) -> None:
-    """Serve until standard input ends; print the port and the token."""
-    callers = LocalCallers("bench")
-    about = About("kubeconfig")
-    async with Client(ClusterConfig(api)) as client:
+async def serve(api: str, *, reviewed: bool) -> None:
+    """Serve until standard input ends; print the port and the token. With `reviewed` tokens are the API server's."""
+    about = About("cluster" if reviewed else "kubeconfig")
+    async with Client(ClusterConfig(api), connections=CONNECTIONS) as client:
+        local = LocalCallers("bench")
+        callers = ReviewedCallers(client) if reviewed else local
         server = PageServer(client, ResourceSettings().offered, callers, about=lambda: about)
         async with server.serving(Address("127.0.0.1", 0)) as port:
-            print(port, callers.token, flush=True)
+            print(port, "admin" if reviewed else local.token, flush=True)
             await asyncio.to_thread(sys.stdin.read)
 
 
@@ -59,23 +65,27 @@ class Reader:
     ready_s: float
 
     @asynccontextmanager
-    async def stream(self) -> AsyncIterator[Events]:
+    async def stream(self, token: str = "") -> AsyncIterator[Events]:
         """Open a stream."""
-        async with self.http.get(f"{self.url}/api/v1/live", timeout=aiohttp.ClientTimeout(total=None)) as answer:
+        headers = {"Authorization": f"Bearer {token}"} if token else None
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with self.http.get(f"{self.url}/api/v1/live", headers=headers, timeout=timeout) as answer:
+            answer.raise_for_status()
             yield Events(answer.content)
 
 
 @asynccontextmanager
-async def reading(api: str) -> AsyncIterator[Reader]:
+async def reading(api: str, *more: str) -> AsyncIterator[Reader]:
     """Run a server, and have it know the cluster."""
-    command = [sys.executable, "-m", "bench.web", "--serve", api]
+    command = [sys.executable, "-m", "bench.web", "--serve", api, *more]
     began = time.monotonic()
     process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
         port, token = (await process.stdout.readline()).decode().split()
         url = f"http://127.0.0.1:{port}"
-        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}, read_bufsize=1 << 20) as http:
+        headers, connector = {"Authorization": f"Bearer {token}"}, aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(headers=headers, connector=connector, read_bufsize=1 << 20) as http:
             while True:
                 async with http.get(f"{url}/readyz") as answer:
                     if answer.status == 200:
@@ -216,6 +226,64 @@ async def waiting(reader: Reader, api: str, nodes: int, options: argparse.Namesp
     ]
 
 
+async def tenants(api: str, count: int) -> list[Row]:
+    """Measure `count` users who open the page at once, each with the right to one of as many namespaces."""
+    async with reading(api, "--reviewed") as reader, AsyncExitStack() as stack:
+        for number in range(count):
+            pod = synthetic.new_pod(2 * 10**8 + number, "gpu-mem 16")
+            async with reader.http.post(f"{api}/api/v1/namespaces/space-{number}/pods", json=pod) as answer:
+                assert answer.status == 201, answer.status
+        async with reader.stream() as admin:
+            found: set[str] = set()
+            while len(found) < count:
+                name, data = await admin.next()
+                told = json.loads(data).get("waiting", ()) if name != "pulse" else ()
+                found |= {each["ns"] for each in told if each["ns"].startswith("space-")}
+        began, cpu_s = time.perf_counter(), memory.cpu_s([reader.pid])
+        firsts: list[float] = []
+        named: list[float] = []
+
+        async def look(number: int) -> None:
+            events = await stack.enter_async_context(reader.stream(f"space-{number}"))
+            _, data = await events.next()
+            firsts.append((time.perf_counter() - began) * 1000)
+            mine = f'"ns":"space-{number}"'.encode()
+            while mine not in data:
+                _, data = await events.next()
+            named.append((time.perf_counter() - began) * 1000)
+
+        waited: list[float] = []
+
+        async def others() -> None:
+            while True:
+                asked = time.perf_counter()
+                headers = {"Authorization": f"Bearer other-{len(waited)}"}
+                async with reader.http.get(
+                    f"{reader.url}/api/v1/nodes/{synthetic.node_name(0)}", headers=headers
+                ) as got:
+                    got.raise_for_status()
+                waited.append((time.perf_counter() - asked) * 1000)
+                await asyncio.sleep(0.05)
+
+        asking = asyncio.create_task(others())
+        await asyncio.gather(*(look(number) for number in range(count)))
+        asking.cancel()
+        with suppress(asyncio.CancelledError):
+            await asking
+        async with reader.http.get(f"{api}/bench/reviews") as answer:
+            reviews = await answer.json()
+        what = f"{count} tenants of {count} namespaces at once"
+        return [
+            Row(
+                f"{what}, the last page", max(firsts), note=f"{len(firsts)} pages, p50 {percentiles(firsts)[0]:.0f} ms"
+            ),
+            Row(f"{what}, the last name", max(named), note="of pods that a tenant may see"),
+            Row(f"{what}, CPU", (memory.cpu_s([reader.pid]) - cpu_s) * 1000, note="of the server, until then"),
+            Row(f"{what}, somebody else meanwhile, worst", max(waited), bar=OTHERS_BAR_MS, note=f"{len(waited)} users"),
+            Row(f"{what}, reviews of one question", reviews["most"], "", bar=1, note=f"{reviews['all']} reviews"),
+        ]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure everything and print one table. The exit code says nothing of the verdicts: machines differ."""
     parser = argparse.ArgumentParser(prog="python -m bench.web", description=__doc__)
@@ -225,10 +293,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=5, help="for which changes are read")
     parser.add_argument("--pods", type=int, default=100, help="waiting pods")
     parser.add_argument("--waiting", type=int, default=2000, help="pods that wait, with much written on them")
+    parser.add_argument("--tenants", type=int, default=200, help="users who open the page at once")
     parser.add_argument("--serve", metavar="API", help="only serve the page of this cluster")
+    parser.add_argument("--reviewed", action="store_true", help="with --serve: ask the API server about tokens")
     options = parser.parse_args(argv)
     if options.serve:
-        asyncio.run(serve(options.serve))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
+        asyncio.run(serve(options.serve, reviewed=options.reviewed))
         return 0
     print(machine(f"{synthetic.GPUS} GPUs of {synthetic.SHARES} GiB a node, 70 % full") + "\n")
 
@@ -239,6 +310,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for characters in hostile.WAITING:
             with cluster(min(options.nodes)) as api:
                 yield from asyncio.run(flooded(api, characters, options))
+        with cluster(min(options.nodes)) as api:
+            yield from asyncio.run(tenants(api, options.tenants))
 
     show(rows())
     return 0

@@ -14,7 +14,8 @@ from tests.patience import stretched
 AGENT = ["bench.node_agent", "--rounds", "1", "--calls", "20", "--warm", "2", "--pods", "4", "--settle", "0.1"]
 CLAIMS = ["bench.dra", "--only", "node", "--rounds", "1", "--pods", "3", "--wipes", "2", "--settle", "0.1"]
 INSTANCES = ["bench.mig", "--rounds", "1", "--calls", "20", "--warm", "2", "--settle", "0.1"]
-WEB = ["bench.web", "--nodes", "3", "--calls", "3", "--events", "20", "--seconds", "1", "--pods", "2", "--waiting", "3"]
+WEB = ["bench.web", "--nodes", "3", "--calls", "3", "--events", "20", "--seconds", "1", "--pods", "2"]
+WEB += ["--waiting", "3", "--tenants", "3"]
 EXTENDER = ["bench.extender", "--nodes", "3", "5", "--calls", "40", "--events", "100", "--pods", "6"]
 EXTENDER += ["--waiting", "3", "--bodies", "2"]
 
@@ -69,6 +70,7 @@ EXTENDER += ["--waiting", "3", "--bodies", "2"]
                 "2 waiting pods explained, 3 nodes",
                 "memory, 3 nodes",
                 "growth with 3 pods that wait, four lists of 62,500 characters, listed",
+                "3 tenants of 3 namespaces at once, the last page",
             },
         ),
     ],

@@ -39,8 +39,9 @@ MOST_BODIES = 96 * _MIB
 STRANGERS = Limits(total=128, each=16, few=4)
 """Limits of a port that every client can reach. The kubelet has up to five connections, a Prometheus server one."""
 
-BROWSERS = Limits(total=256, each=128, few=8)
-"""Limits of a port for browsers. Each has up to six connections, and those behind one proxy come from one address."""
+BROWSERS = Limits(total=640, each=512, few=8)
+"""Limits of a port for browsers. Each keeps one connection for as long as it is open and has up to six, and all of them
+may come from the address of one proxy."""
 
 HANDSHAKES = Limits(total=256, each=256, few=16)
 """Limits of connections with an unfinished TLS handshake: 300 KiB each, so 75 MiB at most. Behind a Service all of them

@@ -94,9 +94,13 @@ class Client:
         *,
         timing: Timing = DEFAULT_TIMING,
         on_error: Callable[[ApiError], None] = lambda _error: None,
+        connections: int = 0,
     ) -> None:
-        """Connect to the server of `config`; `on_error` is called for every failed call, before its caller gets it."""
-        self._config = config
+        """Connect to the server of `config`, with `connections` at most (0: any number); further calls wait.
+
+        `on_error` is called for every failed call, before its caller gets it.
+        """
+        self._config, self._connections = config, connections
         self._on_error = on_error
         self._timing = timing
         self._credentials = Credentials(config, timing.token_s)
@@ -130,8 +134,8 @@ class Client:
             # A cancellation during the close must not hide `error`, which propagates.
 
     def _connector(self) -> aiohttp.BaseConnector:
-        socket = self._config.unix_socket
-        return aiohttp.TCPConnector(limit=0) if socket is None else aiohttp.UnixConnector(str(socket), limit=0)
+        socket, most = self._config.unix_socket, self._connections
+        return aiohttp.TCPConnector(limit=most) if socket is None else aiohttp.UnixConnector(str(socket), limit=most)
 
     async def get(self, kind: Kind, name: str, *, namespace: str = "", timeout_s: float = math.inf) -> bytes:
         """Return the current state of one object. `timeout_s`, here and below, can shorten the timeouts of `Timing`."""

@@ -281,18 +281,12 @@ class ApiServer:
         trouble = self._noted(request)
         if isinstance(trouble, Answer | Hang | Reset) and trouble.done:
             await self._do(http, served, request)
+        if (answer := await _suffered(trouble)) is not None:
+            return answer
         match trouble:
-            case Answer():
-                return _ordered(trouble)
-            case Hang():
-                await asyncio.Event().wait()
             case Reset():
                 reset(http.transport)
                 await asyncio.Event().wait()
-            case Slow(seconds):
-                await asyncio.sleep(seconds)
-            case Garbage(body):
-                return web.Response(body=body, content_type="application/json")
             case Late():
                 await http.read()  # keeps the body with the request, whose connection may be closed later
                 self._late.append((http, served, request))
@@ -300,13 +294,8 @@ class ApiServer:
         return await self._do(http, served, request)
 
     async def _proxy(self, http: web.Request, request: Request) -> web.Response:
-        match self._noted(request):
-            case Answer() as answer:
-                return _ordered(answer)
-            case Hang():
-                await asyncio.Event().wait()
-            case Garbage(body):
-                return web.Response(body=body, content_type="text/plain")
+        if (answer := await _suffered(self._noted(request), "text/plain")) is not None:
+            return answer
         self._admit(request)
         pod_name = request.name.partition(":")[0]
         found = self.store.get(PODS, (request.namespace, pod_name))
@@ -369,13 +358,8 @@ class ApiServer:
         _, _, group, _, plural = http.path.split("/")
         token = http.headers.get("Authorization", "").removeprefix("Bearer ")
         request = Request("create", plural, group, token=token)
-        match self._noted(request):
-            case Answer() as answer:
-                return _ordered(answer)
-            case Slow(seconds):
-                await asyncio.sleep(seconds)
-            case Garbage(body):
-                return web.Response(body=body, content_type="application/json")
+        if (answer := await _suffered(self._noted(request))) is not None:
+            return answer
         self._admit(request)
         review = await http.json()
         tokens = http.path == TOKEN_REVIEWS
@@ -443,6 +427,20 @@ class ApiServer:
 
     async def _do_watch(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
         return await self._reads.watch(http, served, request)
+
+
+async def _suffered(trouble: Trouble | None, content_type: str = "application/json") -> web.Response | None:
+    """Let a trouble happen that every kind of request can have; None: the request is executed nevertheless."""
+    match trouble:
+        case Answer():
+            return _ordered(trouble)
+        case Hang():
+            await asyncio.Event().wait()
+        case Slow(seconds):
+            await asyncio.sleep(seconds)
+        case Garbage(body):
+            return web.Response(body=body, content_type=content_type)
+    return None
 
 
 def _ordered(answer: Answer) -> web.Response:

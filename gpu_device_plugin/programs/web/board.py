@@ -19,7 +19,7 @@ from gpu_device_plugin.core.telling.redacting import redacted
 from gpu_device_plugin.programs.web.waiting import Nodes, Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.nodeview import NodeView
     from gpu_device_plugin.core.contract.nodeuse import NodeUse
@@ -32,13 +32,14 @@ _MOST_CHANGES = 10_000
 _SLICE_S = 0.01
 """After this time of uninterrupted work the event loop gets a turn."""
 _MOST_ALONE = 2000
-_MOST_SIGHTS = 4
-"""The most readers with a limited sight for whom nodes are kept as JSON."""
+_MOST_LIMITED = 4096
+"""The most documents that are kept of nodes without the names that some readers may not see: 10 MB of usual nodes."""
 
-_NO_NODES = (
+NO_NODES = (
     "You have no right to list nodes, so only pods of your namespaces are shown, without their GPUs; ask an "
     "administrator to bind the ClusterRole gpushare-viewer to you"
 )
+ASKING = "Names of pods follow: the API server has not yet said for all namespaces whether you may see their pods"
 PARTS = ("waiting", "alone", "notes", "figures")
 """The parts of the page beside its nodes, by their names in events."""
 
@@ -54,17 +55,6 @@ class Shown:
     """Its use was read from its agent."""
     document: bytes
     """Its JSON, with all names."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Limited:
-    """The nodes as JSON for one limited sight."""
-
-    sight: Sight
-    learned: int
-    """What the sight knew then."""
-    documents: dict[str, tuple[bytes, bytes]]
-    """By node: the JSON with all names, and without those that may not be seen."""
 
 
 class Board:
@@ -96,7 +86,8 @@ class Board:
         """Everything that may be read was read and written."""
         self._marks = dict.fromkeys(PARTS, 0)
         self._seen: dict[str, object] = {}
-        self._limited: OrderedDict[int, _Limited] = OrderedDict()
+        self._limited: OrderedDict[tuple[str, frozenset[str]], tuple[bytes, bytes]] = OrderedDict()
+        """By node and the namespaces there that are seen: the JSON with all names, and with theirs alone."""
         self.mark: Latest[int] = Latest(0)
         """The number of the last change."""
         self.waiting = Waiting(watched.cluster, self._nodes, self.changed)
@@ -224,17 +215,15 @@ class Board:
         """Return the JSON of a node for a reader."""
         if sight.everything or all(map(sight.may_see, shown.namespaces)):
             return shown.document
-        at = id(sight)
-        if at not in self._limited or self._limited[at].learned != sight.learned:
-            self._limited[at] = _Limited(sight, sight.learned, {})
-        known = self._limited[at].documents
-        self._limited.move_to_end(at)
-        if len(self._limited) > _MOST_SIGHTS:
-            self._limited.popitem(last=False)
-        whole, limited = known.get(shown.view.name, (b"", b""))
+        # Most readers see none of a node's namespaces, and share one document.
+        key = shown.view.name, frozenset(filter(sight.may_see, shown.namespaces))
+        whole, limited = self._limited.get(key, (b"", b""))
         if whole != shown.document:
-            limited = msgspec.json.encode(node_document(shown.view, sight.may_see, live=shown.live))
-            known[shown.view.name] = shown.document, limited
+            limited = msgspec.json.encode(node_document(shown.view, key[1].__contains__, live=shown.live))
+            self._limited[key] = shown.document, limited
+        self._limited.move_to_end(key)
+        if len(self._limited) > _MOST_LIMITED:
+            self._limited.popitem(last=False)
         return limited
 
     def shows_nodes(self, sight: Sight) -> bool:
@@ -252,6 +241,10 @@ class Board:
     def namespaces(self) -> frozenset[str]:
         """The namespaces of all pods with GPUs, as of the last `refresh`."""
         return self._namespaces
+
+    def with_pods_of(self, namespaces: Collection[str]) -> Sequence[str]:
+        """Return the names of the nodes with pods of any of these namespaces."""
+        return [name for name, shown in self._shown.items() if not shown.namespaces.isdisjoint(namespaces)]
 
     def _found_namespaces(self) -> frozenset[str]:
         found = frozenset[str]().union(*(shown.namespaces for shown in self._shown.values()))
@@ -271,7 +264,8 @@ class Board:
         if name == "alone":
             return self._alone(sight.may_see, anyway=not sight.nodes)
         if name == "notes":
-            return self.notes(sight.may_see) if sight.nodes else [_NO_NODES]
+            asking = [] if sight.knows(self._namespaces) else [ASKING]
+            return [*asking, *(self.notes(sight.may_see) if sight.nodes else [NO_NODES])]
         state = self._figures()
         if not sight.nodes:
             return {"source": "none"}

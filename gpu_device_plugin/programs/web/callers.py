@@ -1,4 +1,4 @@
-"""Ask the API server who a token belongs to, and which pods that user may see."""
+"""Ask the API server who a token belongs to."""
 
 from __future__ import annotations
 
@@ -7,71 +7,45 @@ import hashlib
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from gpu_device_plugin.cluster.api import Kind
-from gpu_device_plugin.cluster.errors import Call, UnavailableError
+from gpu_device_plugin.programs.web.reviews import KNOWN_S, AccessReviews, User, reviewed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from gpu_device_plugin.cluster.client import Client
 
 T = TypeVar("T")
 
 _TOKENS = Kind("tokenreviews", group="authentication.k8s.io")
-_ACCESS = Kind("subjectaccessreviews", group="authorization.k8s.io")
-_KNOWN_S = 30.0
-"""How long an answer of the API server is remembered: so long a revoked right lasts."""
 _REFUSED_S = 5.0
-"""The same for a token that is not valid: an account may just have been made."""
+"""How long a token is remembered that is not valid: an account may just have been made."""
 _MOST_TOKENS = 1024
-_MOST_ASKED = 64
-"""Tokens that are reviewed at a time. Whoever reaches the port can send any number of invented ones."""
+"""Valid ones that are remembered, and as many others: whoever reaches the port can send any number of invented ones."""
+_AT_ONCE = 8
 _NOBODY = frozenset({"", "system:anonymous"})
-_MOST_NAMESPACES = 4096
-"""Of one caller, whose answers are remembered."""
-
-
-class _User(msgspec.Struct):
-    username: str = ""
-    uid: str = ""
-    groups: tuple[str, ...] = ()
-    extra: dict[str, tuple[str, ...]] = {}
 
 
 class _Identity(msgspec.Struct):
     authenticated: bool = False
-    user: _User = msgspec.field(default_factory=_User)
+    user: User = msgspec.field(default_factory=User)
 
 
 class _TokenReview(msgspec.Struct):
     status: _Identity = msgspec.field(default_factory=_Identity)
 
 
-class _Verdict(msgspec.Struct):
-    allowed: bool = False
-
-
-class _AccessReview(msgspec.Struct):
-    status: _Verdict = msgspec.field(default_factory=_Verdict)
-
-
-@dataclass(eq=False)
+@dataclass(frozen=True, slots=True)
 class ReviewedCaller:
     """A user of the cluster, who may see the pods of a namespace where he may get pods."""
 
-    client: Client = field(repr=False)
-    identity: _User
-    clock: Callable[[], float]
-    _known: dict[tuple[str, str, str], tuple[float, bool]] = field(default_factory=dict, repr=False)
-
-    @property
-    def user(self) -> str:
-        """The user's name."""
-        return self.identity.username
+    user: str
+    identity: bytes = field(repr=False)
+    reviews: AccessReviews
 
     async def may_see(self, namespace: str) -> bool:
         """Return whether the user may get the pods of a namespace, or of all if it is empty.
@@ -79,7 +53,7 @@ class ReviewedCaller:
         Raises:
             ApiError: the API server did not say.
         """
-        return await self._may("get", "pods", namespace)
+        return await self.reviews.allowed(self.identity, ("get", "pods", namespace))
 
     async def may_see_nodes(self) -> bool:
         """Return whether the user may list nodes.
@@ -87,26 +61,17 @@ class ReviewedCaller:
         Raises:
             ApiError: the API server did not say.
         """
-        return await self._may("list", "nodes", "")
+        return await self.reviews.allowed(self.identity, ("list", "nodes", ""))
 
-    async def _may(self, verb: str, resource: str, namespace: str) -> bool:
-        question = verb, resource, namespace
-        asked_at, allowed = self._known.get(question, (0.0, False))
-        if question in self._known and self.clock() - asked_at < _KNOWN_S:
-            return allowed
-        user = self.identity
-        spec = {
-            "user": user.username,
-            "uid": user.uid,
-            "groups": list(user.groups),
-            "extra": {key: list(values) for key, values in user.extra.items()},
-            "resourceAttributes": {"verb": verb, "resource": resource, "namespace": namespace},
-        }
-        review = await _reviewed(self.client, _ACCESS, "SubjectAccessReview", spec, _AccessReview)
-        if len(self._known) >= _MOST_NAMESPACES:
-            self._known.clear()
-        self._known[question] = self.clock(), review.status.allowed
-        return review.status.allowed
+
+@dataclass(eq=False, slots=True)
+class _Asked:
+    """A question about a token."""
+
+    review: asyncio.Task[ReviewedCaller | None]
+    waiting: int = 0
+    """Callers that wait for the answer."""
+    sent: bool = False
 
 
 class ReviewedCallers:
@@ -116,13 +81,15 @@ class ReviewedCallers:
         """Ask through `client`; `clock` returns seconds."""
         self._client = client
         self._clock = clock
-        self._known: OrderedDict[bytes, tuple[float, ReviewedCaller | None]] = OrderedDict()
-        """By the digest of the token; tokens are not kept."""
-        self._asked: dict[bytes, asyncio.Task[ReviewedCaller | None]] = {}
-        """The questions that the API server has not answered yet."""
+        self._reviews = AccessReviews(client, clock)
+        # By the digest of the token; tokens are not kept. Invented ones push out no others.
+        self._known: OrderedDict[bytes, tuple[float, ReviewedCaller]] = OrderedDict()
+        self._refused: OrderedDict[bytes, tuple[float, None]] = OrderedDict()
+        self._asked: dict[bytes, _Asked] = {}
+        self._turns = asyncio.Semaphore(_AT_ONCE)
 
     def __repr__(self) -> str:
-        return f"<ReviewedCallers: {len(self._known)} tokens>"
+        return f"<ReviewedCallers: {len(self._known)} tokens, and {len(self._refused)} that are not valid>"
 
     async def caller(self, token: str) -> ReviewedCaller | None:
         """Return the user of a token; None: it is not valid, or nobody's.
@@ -133,38 +100,56 @@ class ReviewedCallers:
         if not token:
             return None
         digest = hashlib.sha256(token.encode()).digest()
-        asked_at, known = self._known.get(digest, (0.0, None))
-        lasts_s = _REFUSED_S if known is None else _KNOWN_S
-        if digest in self._known and self._clock() - asked_at < lasts_s:
-            return known
+        for known, lasts_s in ((self._known, KNOWN_S), (self._refused, _REFUSED_S)):
+            if digest in known and self._clock() - known[digest][0] < lasts_s:
+                return known[digest][1]
         # A page opens several connections at once: one question is enough for all of them.
-        if digest not in self._asked:
-            if len(self._asked) >= _MOST_ASKED:
-                raise UnavailableError(
-                    Call("create", _TOKENS.plural, _TOKENS.group), "too many tokens are reviewed now"
-                )
-            self._asked[digest] = asyncio.create_task(self._review(token, digest), name="review a token")
-            self._asked[digest].add_done_callback(lambda _: self._asked.pop(digest))
-        return await asyncio.shield(self._asked[digest])
+        asked = self._asked.get(digest) or self._ask(token, digest)
+        asked.waiting += 1
+        try:
+            return await asyncio.shield(asked.review)
+        finally:
+            asked.waiting -= 1
+            # A question that was sent goes on: to cancel it would break a connection to the API server.
+            if not asked.waiting and not asked.sent:
+                self._forget(digest, asked)
+                asked.review.cancel()
+
+    def _ask(self, token: str, digest: bytes) -> _Asked:
+        async def review() -> ReviewedCaller | None:
+            async with self._turns:
+                asked.sent = True
+                return await self._review(token, digest)
+
+        asked = self._asked[digest] = _Asked(asyncio.create_task(review(), name="review a token"))
+        asked.review.add_done_callback(lambda _: self._answered(digest, asked))
+        return asked
+
+    def _answered(self, digest: bytes, asked: _Asked) -> None:
+        self._forget(digest, asked)
+        if not asked.review.cancelled():
+            asked.review.exception()  # nobody may be waiting for it
+
+    def _forget(self, digest: bytes, asked: _Asked) -> None:
+        if self._asked.get(digest) is asked:
+            del self._asked[digest]
 
     async def _review(self, token: str, digest: bytes) -> ReviewedCaller | None:
-        review = await _reviewed(self._client, _TOKENS, "TokenReview", {"token": token}, _TokenReview)
-        identity, known = review.status.user, self._known.get(digest, (0.0, None))[1]
-        caller = None
-        if review.status.authenticated and identity.username not in _NOBODY:
-            # The same user keeps the answers about namespaces, which have an age of their own.
-            same = known is not None and known.identity == identity
-            caller = known if same else ReviewedCaller(self._client, identity, self._clock)
-        self._known[digest] = self._clock(), caller
-        self._known.move_to_end(digest)
-        if len(self._known) > _MOST_TOKENS:
-            self._known.popitem(last=False)
+        review = await reviewed(self._client, _TOKENS, "TokenReview", {"token": token}, _TokenReview)
+        user = review.status.user
+        now_s = self._clock()
+        if not review.status.authenticated or user.username in _NOBODY:
+            self._known.pop(digest, None)
+            _remember(self._refused, digest, (now_s, None))
+            return None
+        self._refused.pop(digest, None)
+        caller = ReviewedCaller(user.username, user.identity(), self._reviews)
+        _remember(self._known, digest, (now_s, caller))
         return caller
 
 
-async def _reviewed(client: Client, kind: Kind, name: str, spec: Mapping[str, Any], answer: type[T]) -> T:
-    body = {"apiVersion": f"{kind.group}/{kind.version}", "kind": name, "spec": spec}
-    try:
-        return msgspec.json.decode(await client.create(kind, body), type=answer)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise UnavailableError(Call("create", kind.plural, kind.group), "the answer is not a review") from None
+def _remember(known: OrderedDict[bytes, T], digest: bytes, answer: T) -> None:
+    known[digest] = answer
+    known.move_to_end(digest)
+    if len(known) > _MOST_TOKENS:
+        known.popitem(last=False)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.cluster.api import PODS, Kind, UnreadableObjectError
 from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError
 from gpu_device_plugin.core.telling.explaining import explain
@@ -37,6 +38,8 @@ _EVENTS, _CONFIGMAPS = Kind("events"), Kind("configmaps")
 _MOST_READ = 200
 """Events of one pod that are read."""
 _MOST_EXPLAINED = 10
+_AT_ONCE = 16
+"""Pods that are read at a time."""
 
 Fields = dict[str, Any]
 
@@ -49,6 +52,7 @@ class Details:
         self._watched = watched
         self._board = board
         self._resources = resources
+        self._turns = Turns(_AT_ONCE)
 
     def __repr__(self) -> str:
         return f"<Details of {self._watched!r}>"
@@ -62,13 +66,17 @@ class Details:
         (node,) = document([view])["nodes"]
         return {"node": node}
 
-    async def pod(self, namespace: str, name: str, sight: Sight) -> Fields:
-        """Return a pod of a namespace that the caller may see.
+    async def pod(self, namespace: str, name: str, sight: Sight, user: str) -> Fields:
+        """Return a pod of a namespace that the caller may see. Users take turns.
 
         Raises:
             ApiError: it cannot be read.
             UnreadableObjectError: it is no pod.
         """
+        async with self._turns.turn(user):
+            return await self._pod(namespace, name, sight)
+
+    async def _pod(self, namespace: str, name: str, sight: Sight) -> Fields:
         raw = msgspec.Raw(await self._client.get(PODS, name, namespace=namespace))
         pod, status = pod_and_status(raw, self._resources)
         raw_events, notes = await self._events(namespace, pod.uid)

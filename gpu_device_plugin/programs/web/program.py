@@ -19,7 +19,7 @@ from gpu_device_plugin.programs.rereading import Rereading
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures
 from gpu_device_plugin.programs.web.routes import About
-from gpu_device_plugin.programs.web.server import DEFAULT_TIMINGS, PageServer, Timings
+from gpu_device_plugin.programs.web.server import CONNECTIONS, DEFAULT_TIMINGS, PageServer, Timings
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class ClusterPage:
             )
         tls = _tls(settings)
         about = About("cluster")
-        async with Client(self._config, timing=self._timings.api) as client:
+        async with Client(self._config, timing=self._timings.api, connections=CONNECTIONS) as client:
             server = PageServer(
                 client,
                 settings.offered,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,6 +13,7 @@ import msgspec
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import JSON, Page, Route, Stream
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.api import UnreadableObjectError
 from gpu_device_plugin.cluster.errors import ApiError, Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.programs.web.sight import Sight
@@ -45,6 +47,9 @@ LARGEST_VIEW = 64 << 10
 """Bytes of a request that says what a reader looks at, the only one with a body."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 """A name of Kubernetes: nothing else is sent to the API server."""
+_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_LEARN_S = 1.0
+"""How long details wait to be told whose pods the caller may see. Names that are not known by then are left out."""
 
 
 class _View(msgspec.Struct):
@@ -80,8 +85,9 @@ class Routes:
         *,
         files: Mapping[str, Page],
         about: Callable[[], About],
+        within_s: float,
     ) -> None:
-        """Answer from these parts; `about` is called for each request."""
+        """Answer from these parts; `about` is called for each request, which waits `within_s` for the API server."""
         self._callers = callers
         self._board = board
         self._streams = streams
@@ -89,6 +95,7 @@ class Routes:
         self._views = views
         self._files = files
         self._about = about
+        self._within_s = within_s
 
     def __repr__(self) -> str:
         return f"<Routes: {len(self._files)} files>"
@@ -112,10 +119,11 @@ class Routes:
             if (refusal := self._wrong_host(request)) is not None:
                 return refusal
             try:
-                caller = await self._callers.caller(_token(request))
-                if caller is None:
-                    return self._unknown()
-                return await answer(request, caller)
+                async with asyncio.timeout(self._within_s):
+                    caller = await self._callers.caller(_token(request))
+                    return self._unknown() if caller is None else await answer(request, caller)
+            except TimeoutError:
+                return _error(502, f"The API server did not answer within {self._within_s:g} s; try again.")
             except (ApiError, UnreadableObjectError) as error:
                 return self._unread(error)
 
@@ -157,24 +165,30 @@ class Routes:
 
     async def _live(self, request: Request, caller: Caller) -> Stream:
         token = _token(request)
-        return Stream(self._streams.events(caller, lambda: self._callers.caller(token)), "text/event-stream")
+        parts = await self._streams.events(caller, lambda: self._callers.caller(token))
+        return Stream(parts, "text/event-stream")
 
     async def _node(self, request: Request, caller: Caller) -> Page:
         name = unquote(request.rest)
-        sight = await self._sight(caller)
+        sight = Sight(caller)
+        await sight.learn()
         if not self._board.shows_nodes(sight):
             return _error(403, "Nodes are not shown: the right to list nodes in the whole cluster is missing.")
+        if (node := self._board.node(name)) is not None:
+            await within(_LEARN_S, sight.learn(node.namespaces))
         shown = self._details.node(name, sight)
         return _error(404, "There is no such node that shares GPUs.") if shown is None else _json(shown)
 
     async def _pod(self, request: Request, caller: Caller) -> Page:
         namespace, _, name = unquote(request.rest).partition("/")
-        if not _NAME.fullmatch(namespace) or not _NAME.fullmatch(name):
+        if not _NAMESPACE.fullmatch(namespace) or not _NAME.fullmatch(name):
             return _error(400, "This is no name of a pod; write NAMESPACE/NAME.")
-        sight = await self._sight(caller, namespace)
+        sight = Sight(caller)
+        await sight.learn([namespace])
         if not sight.may_see(namespace):
             return _error(403, f"You have no right to get pods in the namespace {namespace}.")
-        return _json(await self._details.pod(namespace, name, sight))
+        await within(_LEARN_S, sight.learn(self._board.namespaces))  # why it waits names pods on nodes
+        return _json(await self._details.pod(namespace, name, sight, caller.user))
 
     async def _view(self, request: Request, caller: Caller) -> Page:
         try:
@@ -187,11 +201,6 @@ class Routes:
         if not self._views.show(view.stream, caller.user, known):
             return _error(404, "No such stream is open here; it has ended, or is another replica's.")
         return _json({})
-
-    async def _sight(self, caller: Caller, *more: str) -> Sight:
-        sight = Sight(caller)
-        await sight.learn({*self._board.namespaces, *more})
-        return sight
 
     # --- The rest -----------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _MOST_HEADERS = 48
 _LONGEST_HEADER = 32 << 10
 _BODY_WITHIN_S = 10.0
+CONNECTIONS = 64
+"""To the API server. Reviews take 24 at most, details 16, figures 8, and what follows the cluster 8, so none waits."""
 _SOON_S = 0.02
 """Until the cluster has been read the page shows nothing, and waits for it."""
 
@@ -47,6 +49,8 @@ class Timings:
     """Changes are batched for this long."""
     hear_s: float = 4.0
     """How often the API server is asked for its version while somebody looks."""
+    answer_s: float = 20.0
+    """How long a request may wait for the API server. A stream begins by then."""
     look_s: float = 1.0
     """How often what changes by time alone is looked at."""
 
@@ -86,7 +90,16 @@ class PageServer:
         self.views = Views()
         self.streams = Streams(self.board, self.watched, self.views, timings.stream)
         details = Details(client, self.watched, self.board, resources)
-        self.routes = Routes(callers, self.board, self.streams, details, self.views, files=static_files(), about=about)
+        self.routes = Routes(
+            callers,
+            self.board,
+            self.streams,
+            details,
+            self.views,
+            files=static_files(),
+            about=about,
+            within_s=timings.answer_s,
+        )
 
     def __repr__(self) -> str:
         return f"<PageServer: {self.board!r}, {self.streams!r}>"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.programs.web.ports import ALL_NAMESPACES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from gpu_device_plugin.programs.web.ports import Caller
 
@@ -17,31 +18,29 @@ _AT_ONCE = 16
 
 
 class Sight:
-    """What one caller may see; it learns of namespaces as they come."""
+    """What one caller may see; it learns of namespaces as they come. What the API server has not said is not seen."""
 
     def __init__(self, caller: Caller) -> None:
         """Begin without rights; see `learn`."""
         self._caller = caller
-        self._known: dict[str, bool] = {}
         self._nodes: bool | None = None
+        self._seen: set[str] = set()
+        self._unseen: set[str] = set()
+        self._again: set[str] = set()
+        """The namespaces among `_unseen` whose pods may be seen by now."""
 
     def __repr__(self) -> str:
-        return f"<Sight of {len(self._known)} namespaces>"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sight) and (self._nodes, self._known) == (other._nodes, other._known)
-
-    __hash__ = None  # type: ignore[assignment] # it changes
+        return f"<Sight of {len(self._seen)} of {len(self._seen) + len(self._unseen)} namespaces>"
 
     @property
     def everything(self) -> bool:
         """Whether the pods of all namespaces may be seen."""
-        return self._known.get(ALL_NAMESPACES, False)
+        return ALL_NAMESPACES in self._seen
 
     @property
-    def learned(self) -> int:
-        """Grows with what is known."""
-        return len(self._known)
+    def seen(self) -> frozenset[str]:
+        """The namespaces whose pods may be seen, if not all."""
+        return frozenset(self._seen)
 
     @property
     def nodes(self) -> bool:
@@ -50,29 +49,64 @@ class Sight:
 
     def may_see(self, namespace: str) -> bool:
         """Return whether the pods of a namespace may be seen; false before `learn` has asked about it."""
-        return self.everything or (namespace != ALL_NAMESPACES and self._known.get(namespace, False))
+        return self.everything or namespace in self._seen
+
+    def knows(self, namespaces: Collection[str]) -> bool:
+        """Return whether the API server has said which of these namespaces' pods may be seen."""
+        return self.everything or all(each in self._seen or each in self._unseen for each in namespaces)
+
+    def current(self, namespaces: Collection[str]) -> bool:
+        """Return whether there is nothing to `learn` of these namespaces."""
+        return self.everything or (self.knows(namespaces) and self._again.isdisjoint(namespaces))
 
     def still_granted(self, now: Sight) -> bool:
         """Return whether `now`, which may know fewer namespaces, takes nothing of this away."""
         if self.nodes and not now.nodes:
             return False
-        return all(now.may_see(each) for each, allowed in self._known.items() if allowed and each in now._known)
+        return all(now.may_see(each) for each in self._seen if each in now._seen or each in now._unseen)
 
-    async def learn(self, namespaces: Iterable[str]) -> bool:
-        """Ask about the namespaces that are not known yet; return whether any was unknown.
+    async def learn(self, namespaces: Iterable[str] = ()) -> None:
+        """Ask what is not known yet; each answer counts as soon as it is there.
 
         Raises:
             ApiError: the API server did not say.
         """
         if self._nodes is None:
-            self._nodes = await self._caller.may_see_nodes()
-        if ALL_NAMESPACES not in self._known:
-            self._known[ALL_NAMESPACES] = await self._caller.may_see(ALL_NAMESPACES)
-        if self.everything:
-            return False
-        unknown = sorted({*namespaces} - self._known.keys())
-        for first in range(0, len(unknown), _AT_ONCE):
-            some = unknown[first : first + _AT_ONCE]
-            allowed = await asyncio.gather(*(self._caller.may_see(each) for each in some))
-            self._known.update(zip(some, allowed, strict=True))
-        return bool(unknown)
+            self._nodes, everything = await asyncio.gather(
+                self._caller.may_see_nodes(), self._caller.may_see(ALL_NAMESPACES)
+            )
+            self._note(ALL_NAMESPACES, everything)
+        if not self.everything:
+            await self._ask({*namespaces})
+
+    async def renewed(self, caller: Caller, namespaces: Iterable[str], within_s: float) -> Sight:
+        """Return what `caller`, the same user, may see now of what this one sees; it can `learn` the rest.
+
+        Args:
+            caller: has forgotten answers that are too old.
+            namespaces: those that matter.
+            within_s: how long to wait for answers about namespaces. What is not confirmed by then is not seen.
+
+        Raises:
+            ApiError: the API server did not say.
+        """
+        wanted = {*namespaces}
+        now = Sight(caller)
+        await now.learn()
+        await within(within_s, now.learn(wanted & self._seen))
+        now._unseen |= wanted & (self._seen | self._unseen) - now._seen
+        now._again |= now._unseen - {ALL_NAMESPACES}
+        return now
+
+    async def _ask(self, namespaces: set[str]) -> None:
+        for some in (sorted(namespaces - self._seen - self._unseen), sorted(namespaces & self._again)):
+            for first in range(0, len(some), _AT_ONCE):
+                await asyncio.gather(*(self._ask_about(each) for each in some[first : first + _AT_ONCE]))
+
+    async def _ask_about(self, namespace: str) -> None:
+        self._note(namespace, await self._caller.may_see(namespace))
+
+    def _note(self, namespace: str, allowed: bool) -> None:  # noqa: FBT001 - an answer
+        self._again.discard(namespace)
+        self._unseen.discard(namespace)
+        (self._seen if allowed else self._unseen).add(namespace)

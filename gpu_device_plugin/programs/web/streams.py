@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -18,7 +18,7 @@ from gpu_device_plugin.programs.web.board import PARTS
 from gpu_device_plugin.programs.web.sight import Sight
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 
     from gpu_device_plugin.programs.web.board import Board
     from gpu_device_plugin.programs.web.ports import Caller
@@ -40,8 +40,13 @@ class StreamTiming:
     between_changes_s: float = 0.5
     first_s: float = 5.0
     """How long the first event waits for the cluster to be read."""
-    rights_s: float = 60.0
+    learn_s: float = 0.5
+    """How long the first event waits to be told whose pods the reader may see. Later answers are looked at as often."""
+    rights_s: float = 45.0
     """How often the reader's rights are looked at again."""
+    confirm_s: float = 8.0
+    """How long that may take. A right that was taken away lasts for both times and the one for which answers are
+    remembered, which together are less than a minute and a half."""
 
 
 DEFAULT_TIMING = StreamTiming()
@@ -55,40 +60,69 @@ class _Rights:
     """The rights of one reader, looked at again and again."""
 
     def __init__(
-        self, sight: Sight, again: Callable[[], Awaitable[Caller | None]], board: Board, every_s: float
+        self, sight: Sight, again: Callable[[], Awaitable[Caller | None]], board: Board, timing: StreamTiming
     ) -> None:
-        self._sight = sight
+        self.sight = sight
+        """What the reader may see."""
         self._again = again
         self._board = board
-        self._every_s = every_s
+        self._timing = timing
         self._confirmed_at = self._looked_at = time.monotonic()
+        self._learning: asyncio.Task[None] | None = None
+        self._learn_at = 0.0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stop_learning()
 
     @property
-    def due(self) -> bool:
-        """Whether it is time to look."""
-        return time.monotonic() >= self._looked_at + self._every_s
+    def known(self) -> bool:
+        """Whether the API server has said whose pods the reader may see."""
+        return self.sight.knows(self._board.namespaces)
 
-    async def look(self) -> Sight:
-        """Return what the reader may see now.
+    def learn(self) -> asyncio.Task[None] | None:
+        """Ask on about namespaces that are not known; None: there is nothing to ask now."""
+        if self._learning is not None and self._learning.done():
+            try:
+                self._learning.result()
+            except ApiError:  # what nothing is known of stays hidden
+                self._learn_at = time.monotonic() + self._timing.pulse_s
+            self._learning = None
+        namespaces = self._board.namespaces
+        if self._learning is None and time.monotonic() >= self._learn_at and not self.sight.current(namespaces):
+            self._learning = asyncio.create_task(self.sight.learn(namespaces), name="learn of namespaces")
+        return self._learning
+
+    def _stop_learning(self) -> None:
+        if self._learning is not None:
+            self._learning.cancel()
+            self._learning = None
+
+    async def look(self) -> None:
+        """Learn what the reader may see now, if it is time for that.
 
         Raises:
             _EndedError: its token is not valid any more, or nobody has said for long what it may see.
         """
+        if time.monotonic() < self._looked_at + self._timing.rights_s:
+            return
         self._looked_at = time.monotonic()
         try:
-            caller = await self._again()
-            if caller is None:
-                raise _EndedError
-            fresh = Sight(caller)
-            await fresh.learn(self._board.namespaces)
-        except ApiError:
+            async with asyncio.timeout(self._timing.confirm_s):
+                caller = await self._again()
+                if caller is None:
+                    raise _EndedError
+                fresh = await self.sight.renewed(caller, self._board.namespaces, self._timing.confirm_s / 2)
+        except (ApiError, TimeoutError):
             # The page says that the API server is not heard. But it may answer all except whose token this is.
-            if time.monotonic() - self._confirmed_at >= _MOST_UNSURE * self._every_s:
+            if time.monotonic() - self._confirmed_at >= _MOST_UNSURE * self._timing.rights_s:
                 raise _EndedError from None
-            return self._sight
+            return
         self._confirmed_at = time.monotonic()
-        self._sight = fresh
-        return fresh
+        self._stop_learning()
+        self.sight = fresh
 
     async def hold(self, sight: Sight) -> None:
         """Give others a turn, and look again if it is time, while an event is written that was begun for `sight`.
@@ -99,7 +133,8 @@ class _Rights:
             _EndedError: the event must not go on.
         """
         await asyncio.sleep(0)  # thousands of nodes are written anew for each reader who may not see all pods
-        if self.due and not sight.still_granted(await self.look()):
+        await self.look()
+        if self.sight is not sight and not sight.still_granted(self.sight):
             raise _EndedError
 
 
@@ -137,64 +172,85 @@ class Streams:
     async def events(
         self, caller: Caller, again: Callable[[], Awaitable[Caller | None]]
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the events for a caller, until its token is not valid any more.
+        """Return the events for a caller, until its token is not valid any more.
 
         Args:
             caller: the reader.
             again: returns the caller of the same token; None: it is not valid any more. May raise ApiError.
+
+        Raises:
+            ApiError: the API server did not say whether it may see nodes and all pods.
         """
+        sight = Sight(caller)
+        await sight.learn()
+        return self._open(caller, sight, again)
+
+    async def _open(
+        self, caller: Caller, sight: Sight, again: Callable[[], Awaitable[Caller | None]]
+    ) -> AsyncGenerator[bytes, None]:
         self.readers += 1
         stream = self._views.open(caller.user)
         try:
             with suppress(_EndedError):
-                async for part in self._events(caller, again, stream):
-                    yield part
+                async with aclosing(self._events(sight, again, stream)) as parts:
+                    async for part in parts:
+                        yield part
         finally:
             self._views.close(stream)
             self._told.pop(stream, None)
             self.readers -= 1
 
     async def _events(
-        self, caller: Caller, again: Callable[[], Awaitable[Caller | None]], stream: str
+        self, sight: Sight, again: Callable[[], Awaitable[Caller | None]], stream: str
     ) -> AsyncGenerator[bytes, None]:
         board, timing = self._board, self._timing
         await within(timing.first_s, self._until_complete())
-        sight = Sight(caller)
-        await sight.learn(board.namespaces)
-        rights = _Rights(sight, again, board, timing.rights_s)
-        mark = board.mark.value
-        for chunk in self._whole(sight, stream):
-            yield chunk
-            await rights.hold(sight)
-        self._told[stream] = mark
-        pulse_at = time.monotonic() + timing.pulse_s
-        while True:
-            await within(pulse_at - time.monotonic(), board.mark.after(mark))
-            if rights.due:
-                now = await rights.look()
-                if now != sight:
-                    sight, mark = now, -1
-            if board.mark.value > mark:
-                since, mark = mark, board.mark.value
-                for chunk in await self._changes(sight, since, stream):
-                    yield chunk
-                    await rights.hold(sight)
-                self._told[stream] = mark
-                await asyncio.sleep(timing.between_changes_s)
-            if time.monotonic() >= pulse_at:
-                pulse_at = time.monotonic() + timing.pulse_s
-                yield _message("pulse", b'{"read":' + self._read() + b"}")
+        async with _Rights(sight, again, board, timing) as rights:
+            if (learning := rights.learn()) is not None:
+                await asyncio.wait({learning}, timeout=timing.learn_s)
+            mark, seen, known = board.mark.value, sight.seen, rights.known
+            for chunk in self._whole(sight, stream):
+                yield chunk
+                await rights.hold(sight)
+            self._told[stream] = mark
+            pulse_at = time.monotonic() + timing.pulse_s
+            while True:
+                pause_s = timing.learn_s if rights.learn() is not None else timing.pulse_s
+                await within(min(pause_s, pulse_at - time.monotonic()), board.mark.after(mark))
+                await rights.look()
+                if rights.sight is not sight:
+                    sight, before = rights.sight, sight
+                    same = (sight.nodes, sight.everything) == (before.nodes, before.everything)
+                    mark = mark if same and sight.seen >= seen else -1
+                learned = sight.seen - seen
+                if board.mark.value > mark or learned or rights.known != known:
+                    rewritten = PARTS if learned or rights.known != known else ()
+                    since, mark, seen, known = mark, board.mark.value, sight.seen, rights.known
+                    for chunk in self._changes(sight, since, learned, rewritten, stream):
+                        yield chunk
+                        await rights.hold(sight)
+                    self._told[stream] = mark
+                    await asyncio.sleep(timing.between_changes_s)
+                if time.monotonic() >= pulse_at:
+                    pulse_at = time.monotonic() + timing.pulse_s
+                    yield _message("pulse", b'{"read":' + self._read() + b"}")
 
-    async def _changes(self, sight: Sight, since: int, stream: str) -> Iterator[bytes]:
-        """Return the event after a change: the whole cluster for a reader who lags too far behind."""
+    def _changes(
+        self, sight: Sight, since: int, learned: Collection[str], rewritten: Collection[str], stream: str
+    ) -> Iterator[bytes]:
+        """Return the event after a change: the whole cluster for a reader who lags too far behind.
+
+        Args:
+            sight: what the reader may see.
+            since: the change up to which it knows all of it.
+            learned: the namespaces whose pods are seen from now on.
+            rewritten: the `PARTS` to write even if they have not changed.
+            stream: the name of the stream.
+        """
         names, parts = self._board.changed_since(since)
-        try:
-            learned = await sight.learn(self._board.namespaces)
-        except ApiError:
-            learned = False  # pods in namespaces of which nothing is known stay hidden
         if names is None or not sight.nodes:
             return self._whole(sight, stream)
-        return self._change(sight, names, {*parts, "waiting", "alone"} if learned else parts)
+        return self._change(sight, sorted({*names, *self._board.with_pods_of(learned)}), {*parts, *rewritten})
 
     async def _until_complete(self) -> None:
         while not self._board.complete:

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 RESOURCES = ResourceSettings().offered
 QUICK = Timings(
     api=Timing(connect_s=20, request_s=20, watch_s=30, silence_s=30),
-    stream=StreamTiming(pulse_s=0.2, between_changes_s=0.01, first_s=QUIET_S, rights_s=0.1),
+    stream=StreamTiming(
+        pulse_s=0.2, between_changes_s=0.01, first_s=QUIET_S, learn_s=QUIET_S, rights_s=0.1, confirm_s=QUIET_S
+    ),
     refresh_s=0.01,
     look_s=0.05,
     hear_s=0.05,

@@ -6,24 +6,30 @@ import asyncio
 import json
 import logging
 import socket
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import aiohttp
 import pytest
 
+from gpu_device_plugin.cluster.client import Client
+from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.cluster.errors import Call, UnavailableError
 from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_GPUS
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu
+from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.programs.web.ports import FiguresState
 from gpu_device_plugin.programs.web.routes import HEADERS
+from gpu_device_plugin.programs.web.server import CONNECTIONS
 from gpu_device_plugin.programs.web.streams import Streams, StreamTiming
 from gpu_device_plugin.programs.web.views import Views
 from gpu_device_plugin.programs.web.waiting import MOST_WAITING
 from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
-from gpu_device_plugin.testing.cluster import Answer, ApiServer
+from gpu_device_plugin.testing.cluster import Account, Answer, ApiServer, Hang
 from tests.patience import eventually, stretched
-from tests.programs.web.harness import QUICK, served
+from tests.programs.web.harness import QUICK, Stream, served, served_by
 from tests.reports import part, written
 
 if TYPE_CHECKING:
@@ -82,6 +88,25 @@ class WithoutNodes(Users):
 
 def bearer(name: str) -> str:
     return f"Bearer {name}"
+
+
+class SlowUser(User):
+    """A user about whose namespaces the API server says nothing before it is told to."""
+
+    answers: asyncio.Event
+    fails = False
+
+    async def may_see(self, namespace: str) -> bool:
+        if namespace:
+            await self.answers.wait()
+        if namespace and SlowUser.fails:
+            raise UnavailableError(Call("create", "subjectaccessreviews"), "no answer in time")
+        return await super().may_see(namespace)
+
+
+class SlowUsers(Users):
+    async def caller(self, token: str) -> User | None:
+        return SlowUser(token, self.namespaces) if await super().caller(token) else None
 
 
 # --- The stream -------------------------------------------------------------------------------------------------------
@@ -480,6 +505,8 @@ async def test_a_node_is_told_as_inspect_tells_it(api: ApiServer) -> None:
         ("pods/default/..%2F..%2Fsecrets", 400),
         ("pods/..%2Fx/a", 400),
         ("pods/default/%3Cimg%20onerror%3E", 400),
+        (f"pods/{'n' * 64}/a", 400),
+        ("pods/name.space/a", 400),
         ("nodes/..%2F..", 404),
         ("secrets/default/a", 404),
     ],
@@ -774,7 +801,7 @@ async def test_a_stream_ends_when_nobody_says_for_long_what_its_reader_may_see(a
 
 async def test_a_right_that_ends_ends_the_stream_of_a_reader_who_is_slow(api: ApiServer) -> None:
     """The first event has many parts, of which the reader takes one."""
-    timing = StreamTiming(pulse_s=60, first_s=stretched(), rights_s=0)
+    timing = StreamTiming(pulse_s=60, first_s=stretched(), rights_s=0, confirm_s=stretched())
     for number in range(3):
         api.add(node(f"gpu-{number}", mem=15, count=1))
     users = Users(ann={""})
@@ -782,7 +809,7 @@ async def test_a_right_that_ends_ends_the_stream_of_a_reader_who_is_slow(api: Ap
         await eventually(lambda: page.server.board.complete)
         caller = await users.caller("ann")
         assert caller is not None
-        events = Streams(page.server.board, page.server.watched, Views(), timing, chunk=1).events(
+        events = await Streams(page.server.board, page.server.watched, Views(), timing, chunk=1).events(
             caller, lambda: users.caller("ann")
         )
         assert (await anext(events)).startswith(b"event: cluster")
@@ -800,7 +827,7 @@ async def test_others_have_their_turn_between_the_parts_of_an_event(api: ApiServ
         await eventually(lambda: page.server.board.complete)
         caller = await users.caller("ann")
         assert caller is not None
-        events = Streams(page.server.board, page.server.watched, Views(), chunk=1).events(
+        events = await Streams(page.server.board, page.server.watched, Views(), chunk=1).events(
             caller, lambda: users.caller("ann")
         )
         await anext(events)
@@ -809,3 +836,117 @@ async def test_others_have_their_turn_between_the_parts_of_an_event(api: ApiServ
         assert b"gpu-1" in await anext(events)
         assert turns
         await events.aclose()
+
+
+# --- Rights that are slow to be known ---------------------------------------------------------------------------------
+
+
+async def test_nobody_waits_for_the_page_until_all_namespaces_are_asked_about(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names of pods follow, on the nodes that have them, and a note says so."""
+    monkeypatch.setattr(SlowUser, "answers", asyncio.Event(), raising=False)
+    for name in ("gpu-1", "gpu-2"):
+        api.add(node(name, mem=30, count=2))
+    api.add(bound("mine", 5, "gpu-1", namespace="a"))
+    api.add(bound("theirs", 5, "gpu-2", namespace="b"))
+    timings = replace(QUICK, stream=replace(QUICK.stream, learn_s=0.01, rights_s=1000))
+    async with served(api, callers=SlowUsers(ann={"a"}), timings=timings) as page:
+        page.headers["Authorization"] = bearer("ann")
+        await eventually(lambda: page.server.board.complete)
+        async with page.live() as stream:
+            first = await stream.until(lambda known: known["nodes"])
+            assert set(first["nodes"]) == {"gpu-1", "gpu-2"}
+            assert "mine" not in json.dumps(first)
+            assert first["notes"][0].startswith("Names of pods follow")
+            SlowUser.answers.set()
+            told: list[str] = []
+            while stream.page["notes"]:
+                name, event = await stream.next()
+                told += [each["name"] for each in event["nodes"]] if name == "change" else []
+            assert told == ["gpu-1"]
+            assert "mine" in json.dumps(stream.page)
+            assert "theirs" not in json.dumps(stream.page)
+
+
+async def test_a_stream_goes_on_where_the_api_server_does_not_say_whose_pods_may_be_seen(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(SlowUser, "answers", asyncio.Event(), raising=False)
+    monkeypatch.setattr(SlowUser, "fails", True)
+    SlowUser.answers.set()
+    api.add(node("gpu-1", mem=30, count=2))
+    api.add(bound("mine", 5, "gpu-1", namespace="a"))
+    timings = replace(QUICK, stream=replace(QUICK.stream, rights_s=1000))
+    async with served(api, callers=SlowUsers(ann={"a"}), timings=timings) as page:
+        page.headers["Authorization"] = bearer("ann")
+        await eventually(lambda: page.server.board.complete)
+        async with page.live() as stream:
+            await stream.until(lambda known: known["nodes"])
+            assert "mine" not in json.dumps(stream.page)
+            monkeypatch.setattr(SlowUser, "fails", False)
+            await stream.until(lambda known: "mine" in json.dumps(known))
+    assert "error" not in caplog.text.lower()
+
+
+async def test_without_an_answer_about_the_reader_no_stream_begins(
+    api: ApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The browser gets the sentence, and the log no traceback."""
+    api.accounts["t"] = Account("ann", rights={("list", "nodes", "")})
+    api.fail(Answer(500), resources=["subjectaccessreviews"])
+    async with Client(ClusterConfig(api.url)) as client, served_by(client, callers=ReviewedCallers(client)) as page:
+        status, answer = await page.get("api/v1/live", Authorization=bearer("t"))
+    assert (status, answer["error"][:31]) == (502, "The API server does not answer:")
+    assert caplog.text == ""
+
+
+async def test_two_hundred_tenants_at_once_are_one_question_each_about_each_namespace(api: ApiServer) -> None:
+    """All get the page; some have two tabs."""
+    api.add(node("gpu-1", mem=240, count=8))
+    for number in range(5):
+        api.add(bound(f"pod-{number}", 1, position=number % 8, namespace=f"space-{number}"))
+    for number in range(200):
+        rights = {("list", "nodes", ""), ("get", "pods", f"space-{number}")}
+        api.accounts[f"tenant-{number}"] = Account(f"tenant-{number}", rights=rights)
+    api.accounts["admin"] = Account("admin", rights={("list", "nodes", ""), ("get", "pods", "")})
+    stream = replace(QUICK.stream, learn_s=0.5, rights_s=1000)
+    timings = replace(QUICK, stream=stream, answer_s=stretched())
+    async with (
+        Client(ClusterConfig(api.url), connections=CONNECTIONS) as client,
+        served_by(client, callers=ReviewedCallers(client), timings=timings) as page,
+        AsyncExitStack() as stack,
+    ):
+        await eventually(lambda: page.server.board.complete)
+        page.http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        before = api.count("create", "subjectaccessreviews")
+
+        async def tab(number: int) -> Stream:
+            return await stack.enter_async_context(page.live(Authorization=bearer(f"tenant-{number}")))
+
+        streams = await asyncio.gather(*map(tab, [*range(200), *range(10)]))
+        assert [name for name, _ in await asyncio.gather(*(each.next() for each in streams))] == ["cluster"] * 210
+        admin = await stack.enter_async_context(page.live(Authorization=bearer("admin")))
+        await admin.until(lambda known: "pod-4" in json.dumps(known))
+        for number in range(5):
+            mine = f"pod-{number}"
+            await streams[number].until(lambda known, mine=mine: mine in json.dumps(known))
+        for each in streams:
+            await each.until(lambda known: not known["notes"])
+    assert api.count("create", "tokenreviews") == 201
+    # Nodes, all namespaces, and each of them; the admin needs no more than the first two.
+    assert api.count("create", "subjectaccessreviews") - before == 200 * 7 + 2
+
+
+async def test_a_request_does_not_wait_for_ever_for_the_api_server(api: ApiServer) -> None:
+    api.accounts["t"] = Account("ann")
+    api.fail(Hang(), resources=["subjectaccessreviews"])
+    timings = replace(QUICK, answer_s=0.1)
+    async with (
+        Client(ClusterConfig(api.url)) as client,
+        served_by(client, callers=ReviewedCallers(client), timings=timings) as page,
+    ):
+        assert await page.get("api/v1/live", Authorization=bearer("t")) == (
+            502,
+            {"error": "The API server did not answer within 0.1 s; try again."},
+        )
