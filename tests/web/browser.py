@@ -158,6 +158,11 @@ class Tab:
             await self.call("Input.dispatchKeyEvent", type="keyDown", **code, **held, **text)
             await self.call("Input.dispatchKeyEvent", type="keyUp", **code, **held)
 
+    async def key(self, letter: str) -> None:
+        """Press the key of a letter or sign, which types it where the focus is in a field."""
+        await self.call("Input.dispatchKeyEvent", type="keyDown", key=letter, text=letter)
+        await self.call("Input.dispatchKeyEvent", type="keyUp", key=letter)
+
     async def type(self, text: str) -> None:
         """Type a text where the focus is."""
         await self.call("Input.insertText", text=text)

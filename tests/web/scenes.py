@@ -48,7 +48,8 @@ def said(document: Json) -> Json:
     return {
         key: value
         for key, value in document.items()
-        if value not in (None, False, 0, "", []) or (key in {"name", "i", "shares", "usedMiB"} and value is not None)
+        if value not in (None, False, 0, "", [])
+        or (key in {"name", "i", "shares", "usedMiB", "sm"} and value is not None)
     }
 
 
@@ -221,8 +222,8 @@ def small() -> Scene:
                 "asks": "2 whole GPUs",
                 "since": before(minutes=41),
                 "scheduler": "gpushare-scheduler",
-                "why": "3 nodes have no 2 GPUs that are free as a whole; l40s-1 is cordoned.",
-                "room": "There would be room on h100-1 if research/diffusion-xl (32 GiB, priority 0) ended.",
+                "why": "None of 4 nodes takes it: fewer than 2 GPUs are unused (3); it is cordoned (1).",
+                "room": "There would be room on h100-1 if this pod ended: research/diffusion-xl (32 GiB, priority 0).",
             }
         ),
         said(
@@ -232,7 +233,8 @@ def small() -> Scene:
                 "asks": "48 GiB of one GPU",
                 "since": before(minutes=3),
                 "scheduler": "gpushare-scheduler",
-                "why": "The last filter found h100-1; the pod waits for its volume chat-weights.",
+                "why": "1 node has room for it now; gpushare-scheduler says (Unschedulable): 0/4 nodes are available: "
+                "the pod waits for its volume chat-weights.",
                 "room": "",
             }
         ),

@@ -15,7 +15,7 @@ import pytest
 from tests.patience import eventually
 from tests.web import scenes
 from tests.web.page_server import TOKEN, PageServer
-from tests.web.scenes import HOSTILE, T4, Scene, gpu, many, node, part, parted, small
+from tests.web.scenes import HOSTILE, T4, Scene, cluster, gpu, many, node, part, parted, small
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -67,14 +67,14 @@ async def test_a_small_cluster_is_shown_whole(browser: Browser) -> None:
         cards = await tab.text("#cards")
         assert "Xid 79: GPU has fallen off the bus" in cards
         assert "default/web-0 uses 8.8 GiB of 5 GiB, for 7 min" in cards
-        assert "research/stray uses 2 GiB of it and was not given it" in cards
+        assert "research/stray uses 2 GiB of this GPU, which it was not given" in cards
         assert "312 MiB used by no pod" in cards
         assert "speech/tts-0: limit differs" in cards
         assert "cordoned" in cards
         assert "limits: advisory" in cards
         waiting = await tab.text("#waits")
         assert "training/finetune-70b" in waiting
-        assert "There would be room on h100-1 if research/diffusion-xl" in waiting
+        assert "There would be room on h100-1 if this pod ended: research/diffusion-xl" in waiting
         assert "prod-eu" in await tab.text("#where")
 
 
@@ -97,7 +97,7 @@ async def test_instances_are_bars_below_the_name_of_their_gpu(browser: Browser) 
         whole = await tab.run("document.querySelector('.part-whole').getAttribute('aria-label')")
         assert whole.startswith("training/tune-0, the whole MIG instance")
         cards = await tab.text("#cards")
-        assert "1 MIG instance is in use, and not known which" in cards
+        assert "1 MIG instance in use cannot be told apart yet" in cards
         assert "unhealthy: XID 94" in cards
         # Arrow keys pass the name of the GPU.
         await tab.run("document.querySelector('.part[data-pod=\"research/llm-eval-0\"]').focus()")
@@ -199,7 +199,7 @@ async def test_the_drawer_of_a_pod_opens_and_closes_by_the_keyboard(browser: Bro
         assert await tab.run("document.activeElement.id") == "drawer-title"
         said = await tab.text("#drawer")
         for expected in (
-            "web-0", "Running", "t4-1", "gpu-mem: 5", "8.8 GiB of 5 GiB", "limit not verified", "over its share since 7 min ago", "NVIDIA_VISIBLE_DEVICES",
+            "web-0", "Running", "t4-1", "gpu-mem: 5", "8.8 GiB of 5 GiB", "limit not verified", "over its share for 7 min", "NVIDIA_VISIBLE_DEVICES",
             "GPU-6f1c2f4e", "default/web-0 runs on t4-1, on GPU 0.", "GPUMemoryOverUse", "3 times", "sidecar",
         ):  # fmt: skip
             assert expected in said
@@ -271,9 +271,11 @@ async def test_the_drawer_of_a_pod_follows_it(browser: Browser) -> None:
 
 
 async def test_arrow_keys_move_along_a_bar_and_between_bars(browser: Browser) -> None:
-    """Each card is two stops of the Tab key: its name and its bars."""
+    """Each card is three stops of the Tab key: its name, the badge that explains its limits, and its bars."""
     async with opened(browser, small()) as (tab, _):
         await tab.run("document.querySelector('.card .node-name').focus()")
+        await tab.press("Tab")
+        assert await tab.text(":focus") == "limits: driver"
         await tab.press("Tab")
         focused = "document.activeElement.dataset.pod"
         assert await tab.run(focused) == "research/llm-eval-0"
@@ -302,12 +304,12 @@ async def test_over_use_turns_red_and_only_its_card_is_written(browser: Browser)
         await tab.until(f"document.querySelector('{part_of}').classList.contains('part-over')")
         assert await tab.run("[...window.written]") == ["a100-1"]
         assert await tab.run("document.activeElement.dataset.pod") == "serving/ranker-0"
-        assert "over its share since 60 s ago" in await tab.run(
+        assert "over its share for 60 s" in await tab.run(
             f"document.querySelector('{part_of}').getAttribute('aria-label')"
         )
-        assert "2 over their share" in await tab.text("[data-sum=attention]")
+        assert "2 pods over their shares" in await tab.text("[data-sum=attention]")
         red, green, blue = await tab.run(
-            f"getComputedStyle(document.querySelector('{part_of} .fill')).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)"
+            f"getComputedStyle(document.querySelector('{part_of} .excess')).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)"
         )
         assert red > 2 * max(green, blue)
 
@@ -400,7 +402,7 @@ async def test_data_that_the_server_itself_has_not_heard_of_lately_is_said(brows
         server.tell("pulse", {"read": scenes.read(live=False, age_s=47, why="the watch of pods ended: 500")})
         server.scene.cluster["read"] = scenes.read(live=False, age_s=47, why="the watch of pods ended: 500")
         await tab.until("document.querySelector('#status').innerText.includes('the watch of pods ended: 500')")
-        assert "last heard 47 s ago" in await tab.text("#status")
+        assert "last answered 47 s ago" in await tab.text("#status")
 
 
 @pytest.mark.parametrize("width", [1280, 400])
@@ -445,7 +447,7 @@ async def test_it_speaks_the_language_that_is_asked_for_or_preferred(browser: Br
         assert await tab.run("document.documentElement.lang") == "zh-Hans"
         assert await tab.text("[data-sum=given] h2") == "已分配"
         assert "超用" in await tab.text("[data-sum=attention]")
-        assert "There would be room on h100-1" in await tab.text("#waits")
+        assert "若此 Pod 结束\uff0ch100-1 将有余量" in await tab.text("#waits")
         await tab.choose("#lang", "en")
         await tab.until(
             "document.querySelector('[data-sum=given] h2').innerText === 'Given' && location.search === '?lang=en'"
@@ -644,9 +646,11 @@ async def test_where_only_allocation_is_known_no_use_is_shown(browser: Browser) 
         each.pop("use")
     plain["figures"] = {"source": "none", "why": "agents cannot be reached"}
     async with opened(browser, Scene(plain)) as (tab, _):
-        assert "Only allocation is known, not use. agents cannot be reached" in await tab.text("#notes")
+        assert "Usage is unknown; the page shows only what is given. Agents cannot be reached" in await tab.text(
+            "#notes"
+        )
         assert (await sums(tab))["used"] == "\u2013"
-        assert "only allocation is known" in await tab.text("[data-sum=used]")
+        assert "usage is unknown" in await tab.text("[data-sum=used]")
         assert await tab.run("[...document.querySelectorAll('.meter')].every((each) => each.hidden)")
         assert " used" not in await tab.text(".gpus")
 
@@ -682,12 +686,12 @@ async def test_the_sum_of_use_says_of_how_many_gpus_it_is_known(browser: Browser
     async with opened(browser, scene, "?node=t4-1") as (tab, server):
         used = await tab.text("[data-sum=used]")
         assert "13.3 GiB" in used
-        assert f"1 of {len(gpus)} GPUs known" in used
-        assert "of what is given" not in used
+        assert f"known for 1 of {len(gpus)} GPUs" in used
+        assert "of the given memory" not in used
         changed = copy.deepcopy(server.scene.node("t4-1"))
         changed["gpus"][1]["usedMiB"] = 0
         server.change(changed)
-        await tab.until("document.querySelector('[data-sum=used]').innerText.includes('of what is given')")
+        await tab.until("document.querySelector('[data-sum=used]').innerText.includes('of the given memory')")
         assert "13.3 GiB" in await tab.text("[data-sum=used]")
         for each in changed["gpus"]:
             each.pop("usedMiB")
@@ -706,14 +710,14 @@ async def test_the_use_of_a_namespace_is_summed_where_all_its_pods_are_known(bro
     first["pods"][1].pop("usedMiB")
     async with opened(browser, Scene(scenes.cluster(node("n", first, second))), "?ns=a") as (tab, server):
         assert (await sums(tab))["used"] == "4 GiB"
-        assert "50 % of what is given" in await tab.text("[data-sum=used]")
+        assert "50 % of the given memory" in await tab.text("[data-sum=used]")
         changed = copy.deepcopy(server.scene.node("n"))
         changed["gpus"][1]["pods"][0].pop("usedMiB")
         server.change(changed)
-        await tab.until("document.querySelector('[data-sum=used]').innerText.includes('1 of 2 GPUs known')")
+        await tab.until("document.querySelector('[data-sum=used]').innerText.includes('known for 1 of 2 GPUs')")
         assert (await sums(tab))["used"] == "3 GiB"
         await tab.choose("#f-ns", "b")
-        await tab.until("document.querySelector('[data-sum=used]').innerText.includes('only allocation is known')")
+        await tab.until("document.querySelector('[data-sum=used]').innerText.includes('usage is unknown')")
         assert (await sums(tab))["used"] == "\u2013"
 
 
@@ -724,7 +728,7 @@ async def test_the_drawer_says_where_use_is_not_known(browser: Browser) -> None:
     async with opened(browser, scene, "?pod=default/web-0") as (tab, _):
         await tab.until("document.querySelector('#drawer .use')")
         line = await tab.text("#drawer .use p")
-        assert "\u2013 of 5 GiB \u00b7 use not known" in line
+        assert "\u2013 of 5 GiB \u00b7 usage unknown" in line
         assert "0 GiB" not in line
         assert await tab.run("document.querySelector('#drawer .use .gauge-fill').style.width") == "0%"
 
@@ -809,7 +813,7 @@ async def test_the_newest_state_is_shown_however_changes_come_while_the_page_is_
         told = {
             each["name"]: [str(card.get("taken", 0)) for card in each["gpus"]] for each in server.scene.cluster["nodes"]
         }
-        shown = "Object.fromEntries([...document.querySelectorAll('#map .tile')].map((tile) => [tile.dataset.node, [...tile.querySelectorAll('.cell')].map((cell) => cell.getAttribute('aria-label').match(/: ([0-9]+) GiB of/)?.[1])]))"
+        shown = "Object.fromEntries([...document.querySelectorAll('#map .tile')].map((tile) => [tile.dataset.node, [...tile.querySelectorAll('.cell')].map((cell) => cell.getAttribute('aria-label').match(/[:,] ([0-9]+) GiB of/)?.[1])]))"
         await eventually(lambda: _equal(tab, shown, told), "all tiles are as their nodes")
         assert await tab.run("[...document.querySelectorAll('#map .tile')].map((tile) => tile.dataset.node)") == names
 
@@ -890,3 +894,201 @@ async def test_many_nodes_with_long_names_are_told_in_part(browser: Browser) -> 
         await eventually(lambda: server.views and len(server.views[-1]["nodes"]) > 200)
         assert len(server.views[-1]["nodes"]) < 300
         assert len(json.dumps(server.views[-1])) < 50_000
+
+
+# --- What a person looks for ------------------------------------------------------------------------------------------
+
+
+async def test_a_search_finds_things_and_changes_no_sum(browser: Browser) -> None:
+    """Namespace, node and model say what the tiles count. A search leaves them alone, and chooses what is listed."""
+    async with opened(browser, small(), "?q=web-0") as (tab, _):
+        everything = await sums(tab)
+        assert (everything["waiting"], everything["attention"]) == ("2", "4")
+        assert await tab.texts("#problems .pod-name") == ["default/web-0"]
+        assert await tab.run("document.querySelector('#waiting').hidden")
+    async with opened(browser, small(), "?ns=training") as (tab, _):
+        shown = await sums(tab)
+        assert (shown["waiting"], shown["attention"]) == ("1", "0")
+        assert "no problems" in await tab.text("[data-sum=attention]")
+        assert await tab.texts("#waits .pod-name") == ["training/finetune-70b"]
+    async with opened(browser, small(), "?ns=default") as (tab, _):
+        assert (await sums(tab))["attention"] == "1"
+        assert await tab.texts("#problems .pod-name") == ["default/web-0"]
+
+
+async def test_each_problem_leads_to_what_it_is_about(browser: Browser) -> None:
+    scene = small()
+    scene.cluster["nodes"].append(node("down-1", gpu(0, "down-1", T4), ready=False))
+    async with opened(browser, scene) as (tab, _):
+        assert await tab.texts("#problems .pod-name") == [
+            "default/web-0",
+            "research/stray",
+            "a100-1, GPU 3",
+            "speech/tts-0",
+            "down-1",
+        ]
+        assert await tab.texts("[data-sum=attention] .link") == [
+            "1 pod over its share",
+            "1 trespassing pod",
+            "1 GPU unhealthy",
+            "1 limit not in force",
+            "1 node with a problem",
+        ]
+        await tab.click("[data-sum=attention] li:nth-child(3) .link")
+        assert await tab.run("document.activeElement.innerText") == "a100-1, GPU 3"
+        await tab.press("Enter")
+        await tab.until("location.search === '?panel=a100-1'")
+        await tab.press("Escape")
+        await tab.click("#problems [data-kind=over] .pod-name")
+        await tab.until("location.search === '?pod=default/web-0'")
+
+
+async def test_the_title_of_the_tab_says_how_many_problems_there_are(browser: Browser) -> None:
+    async with opened(browser, small()) as (tab, server):
+        await tab.until("document.title === '(4) GPU shares · prod-eu'")
+        server.tell("cluster", cluster(node("t4-9", gpu(0, "t4-9", T4))))
+        await tab.until("document.title === 'GPU shares · prod-eu'")
+
+
+async def test_keys_lead_to_the_search_and_to_the_list_of_keys(browser: Browser) -> None:
+    async with opened(browser, small()) as (tab, _):
+        await tab.key("/")
+        assert await tab.run("document.activeElement.id") == "f-q"
+        await tab.key("a")
+        await tab.key("/")  # in a field it is a letter
+        assert await tab.run("document.querySelector('#f-q').value") == "a/"
+        await tab.run("document.activeElement.blur()")
+        await tab.key("?")
+        await tab.until("document.querySelector('#drawer:not([hidden])')?.innerText.includes('show this list')")
+        await tab.press("Escape")
+        await tab.until("document.querySelector('#drawer').hidden")
+
+
+async def test_nodes_are_sorted_as_it_is_asked(browser: Browser) -> None:
+    """Given: a100-1 98 of 160, h100-1 179 of 316, l40s-1 44 of 88, t4-1 17 of 30. Free for pods: 22, 137, 0, 13 GiB."""
+    async with opened(browser, small(), "?view=map&sort=full") as (tab, _):
+        tiles = "[...document.querySelectorAll('.tile-name')].map((each) => each.textContent)"
+        assert await tab.run(tiles) == ["a100-1", "t4-1", "h100-1", "l40s-1"]
+        await tab.choose("#f-sort", "free")
+        await tab.until(
+            "document.querySelector('.tile-name').textContent === 'h100-1' && location.search.includes('sort=free')"
+        )
+        assert await tab.run(tiles) == ["h100-1", "a100-1", "t4-1", "l40s-1"]
+        await tab.choose("#f-sort", "trouble")
+        await tab.until("document.querySelector('.tile-name').textContent === 't4-1'")
+        assert await tab.run(tiles) == ["t4-1", "a100-1", "l40s-1", "h100-1"]
+
+
+async def test_the_map_tells_a_cordoned_node_from_one_that_is_not_ready(browser: Browser) -> None:
+    """By a line and by a sign, in the legend too, and in words for whoever does not see them."""
+    scene = small()
+    scene.cluster["nodes"].append(node("down-1", gpu(0, "down-1", T4), ready=False))
+    async with opened(browser, scene, "?view=map") as (tab, _):
+        look = "getComputedStyle(document.querySelector('[data-node={}] .tile-name'){}).{}"
+        assert await tab.run(look.format('"l40s-1"', "", "textDecorationLine")) == "line-through"
+        assert await tab.run(look.format('"down-1"', "", "textDecorationLine")) == "none"
+        assert "✕" in await tab.run(look.format('"down-1"', ", '::before'", "content"))
+        assert await tab.texts(".on-map-only li:nth-last-child(-n+2)") == ["cordoned", "not ready"]
+        label = "document.querySelector('[data-node=\"{}\"] .cell').getAttribute('aria-label')"
+        assert (await tab.run(label.format("l40s-1"))).startswith("l40s-1, GPU 0: cordoned, ")
+        assert (await tab.run(label.format("down-1"))).startswith("down-1, GPU 0: not ready, ")
+
+
+async def test_one_card_is_as_wide_as_there_is_room(browser: Browser) -> None:
+    async with opened(browser, Scene(cluster(node("t4-9", gpu(0, "t4-9", T4))))) as (tab, _):
+        await tab.size(1800, 700)
+        width = "document.querySelector('{}').getBoundingClientRect().width"
+        assert await tab.run(width.format(".card")) == await tab.run(width.format("#cards"))
+
+
+async def test_a_long_name_keeps_its_beginning_and_its_end(browser: Browser) -> None:
+    """On one line where there is room, else on two: what does not fit is its middle."""
+    name = "ranker-7d9f8b6c5-x2x7k"
+    parts = (part(f"serving/{name}", 6, 900), part(f"serving/{name[:-1]}m", 73, 900))
+    async with opened(browser, Scene(cluster(node("h100-9", gpu(0, "h100-9", scenes.H100, *parts))))) as (tab, _):
+        await tab.size(600, 700)
+        lines = await tab.run(
+            "[...document.querySelectorAll('.part')].map((part) => ['.part-begin', '.part-end'].map((each) => {"
+            "const {top, width} = part.querySelector(each).getBoundingClientRect(); return [Math.round(top), width]; }))"
+        )
+        (narrow_begin, narrow_end), (begin, end) = lines
+        assert narrow_end[0] > narrow_begin[0]
+        assert min(narrow_begin[1], narrow_end[1]) > 15
+        assert begin[0] == end[0]
+        # The end is cut at its beginning.
+        left, right = await tab.run(
+            "(() => { const end = document.querySelector('.part-end'); const [of, it] = [end, end.firstChild].map((each) => each.getBoundingClientRect());"
+            "return [of.left - it.left, it.right - of.right]; })()"
+        )
+        assert left > 5
+        assert abs(right) < 1
+        assert await tab.texts(".part-end") == ["8b6c5-x2x7k", "8b6c5-x2x7m"]
+
+
+async def test_most_parts_of_a_usual_cluster_have_a_name_that_can_be_read(browser: Browser) -> None:
+    """So many letters are seen that pods of one bar are told apart: three at each end, or all."""
+    async with opened(browser, many(24), "?view=cards", clock=False) as (tab, _):
+        await tab.until(
+            "document.querySelectorAll('.card').length === 24 && document.querySelectorAll('.part').length > 400"
+        )
+        seen = await tab.run(
+            "[...document.querySelectorAll('.part')].map((part) => ['.part-begin', '.part-end'].every((each) => {"
+            "const it = part.querySelector(each); return getComputedStyle(part.querySelector('.part-name')).visibility === 'visible'"
+            " && (it.scrollWidth <= it.clientWidth || it.clientWidth >= 21 || !it.innerText); }))"
+        )
+        assert sum(seen) / len(seen) > 0.85
+
+
+async def test_the_badge_of_the_limits_explains_itself(browser: Browser) -> None:
+    """To the pointer, to the keyboard and to a screen reader."""
+    async with opened(browser, small()) as (tab, _):
+        badge = "[aria-label='t4-1'] .badge[data-tip]"
+        await tab.run(f'document.querySelector("{badge}").focus()')
+        assert await tab.run(f"document.querySelector(\"{badge}\").getAttribute('aria-description')") == (
+            "Containers are told how much memory they have, and nothing stops one that takes more."
+        )
+        await tab.run(
+            f"document.querySelector(\"{badge}\").dispatchEvent(new PointerEvent('pointerover', {{bubbles: true}}))"
+        )
+        assert "nothing stops one that takes more" in await tab.text(".tip:not([hidden])")
+
+
+async def test_what_is_used_beyond_a_share_is_drawn_past_its_limit(browser: Browser) -> None:
+    """web-0 uses 9,011 MiB of its 5,120: the limit stands at 57 % of the bar, and the rest is red."""
+    async with opened(browser, small()) as (tab, _):
+        begins, width = await tab.run(
+            f"(() => {{ const part = document.querySelector('{WEB_0}'); const of = part.getBoundingClientRect();"
+            "const it = part.querySelector('.excess').getBoundingClientRect(); return [(it.left - of.left) / of.width, it.width / of.width]; })()"
+        )
+        assert begins == pytest.approx(5120 / 9011, abs=0.01)
+        assert begins + width == pytest.approx(1, abs=0.01)
+        within = "document.querySelector('[data-pod=\"default/web-1\"] .excess').hidden"
+        assert await tab.run(within)
+
+
+async def test_processors_are_on_the_bar_and_a_pod_that_uses_none_is_idle(browser: Browser) -> None:
+    parts = (part("a/busy", 30, 9000, sm=40), part("a/lazy", 30, 9000, sm=0), part("a/unknown", 15, 9000))
+    async with opened(browser, Scene(cluster(node("h100-9", gpu(0, "h100-9", scenes.H100, *parts))))) as (tab, _):
+        await tab.size(1600, 700)
+        assert await tab.texts(".part .idle") == ["", "idle", ""]
+        share = await tab.run(
+            "(() => { const part = document.querySelector('.part'); const width = (each) => each.getBoundingClientRect().width;"
+            "return width(part.querySelector('.processors')) / width(part); })()"
+        )
+        assert share == pytest.approx(0.4, abs=0.01)
+        assert "40 %" in await tab.text(".part")
+        lazy = await tab.run("document.querySelector('[data-pod=\"a/lazy\"]').getAttribute('aria-label')")
+        assert "0 % of the processors" in lazy
+        assert "idle: it holds memory and computes nothing" in lazy
+
+
+async def test_on_a_phone_what_needs_somebody_comes_first(browser: Browser) -> None:
+    async with opened(browser, small()) as (tab, _):
+        await tab.size(390, 844)
+        tops = await tab.run(
+            "['[data-sum=attention]', '[data-sum=waiting]', '[data-sum=given]', '#attention', '#waiting', '#filters', '#cards']"
+            ".map((each) => document.querySelector(each).getBoundingClientRect().top)"
+        )
+        assert tops[0] == tops[1] < tops[2]
+        assert tops[2:] == sorted(tops[2:])
+        assert await wide(tab) <= 0

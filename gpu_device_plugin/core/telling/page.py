@@ -185,9 +185,10 @@ def _used(parts: Iterable[UsedPart]) -> Fields:
     known: Fields = {}
     if None not in amounts:
         known["usedMiB"] = sum(amount for amount in amounts if amount is not None)
+    if sum(percents) or len(percents) == len(listed):  # 0 is said only where it is known of all
+        known["sm"] = min(100, sum(percents))
     return known | _given(
         {
-            "sm": min(100, sum(percents)),
             "over": min((part.over_since for part in listed if part.over_since), default=""),
             "rung": None if weakest is None else weakest.value,
             "held": min(states, key=_WORST.index, default=None),

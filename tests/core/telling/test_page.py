@@ -176,3 +176,17 @@ def test_an_instance_that_is_given_whole_is_all_taken_or_all_free() -> None:
     assert (ill["bad"], ill.get("free")) == ("XID 94", None)
     stale = report(used("one", 2048), age_s=1e6)
     assert "usedMiB" not in node_document(replace(node, report=stale))["gpus"][0]["pods"][0]
+
+
+def test_processors_that_do_nothing_are_said_where_all_containers_are_known() -> None:
+    """0 is idle; what is not known of one container is not known of the pod."""
+
+    def shown(*percents: int | None) -> object:
+        parts = [replace(used("web", 10, container=f"c{n}"), sm_percent=each) for n, each in enumerate(percents)]
+        (gpu,) = node_document(node_view("a", (15,), pod_on("web", {0: 5}), report=report(*parts)))["gpus"]
+        return gpu["pods"][0].get("sm")
+
+    assert shown(0, 0) == 0
+    assert shown(0, None) is None
+    assert shown(5, None) == 5
+    assert shown(None) is None

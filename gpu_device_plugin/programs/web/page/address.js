@@ -1,6 +1,6 @@
 /** Keeps what the page shows in its address, so that it can be sent to somebody and gone back to. */
 
-const NAMES = ["ns", "node", "model", "q", "trouble", "view", "by", "pod", "panel", "lang"];
+const NAMES = ["ns", "node", "model", "q", "trouble", "sort", "view", "by", "pod", "panel", "lang"];
 
 /** What the address asks for; "" for what it does not name. */
 export function read() {

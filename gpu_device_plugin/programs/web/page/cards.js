@@ -1,17 +1,20 @@
 /** Shows nodes as cards: a bar for each GPU, on it a part for each pod. */
 
-import { amount, memory } from "./amounts.js";
-import { gpuUseKnown, partName, partUseKnown, podToOpen, sumsOf, takesPods, unheld } from "./cluster.js";
+import { amount, memory, percent } from "./amounts.js";
+import { gpuUseKnown, isIdle, partName, partUseKnown, podToOpen, sumsOf, takesPods, unheld } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { make, reconcile, setAttribute, setClass, setStyle, setText } from "./dom.js";
 import { oneStop } from "./keys.js";
-import { gpuName, gpuSaying, modelsSaying, notesOf, partSaying, podOf, rungSaying, staleSaying } from "./sayings.js";
+import { gpuName, gpuSaying, modelsSaying, notesOf, partSaying, podOf, rungHint, rungSaying, staleSaying } from "./sayings.js";
+import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
 // The rungs that keep a container within its part; all others only ask it to.
 const KEEPING = ["partition", "driver", "mps", "custom"];
 // The free part of a bar that has room for a word beside the number.
 const ROOMY = 0.34;
+// A name of so many letters is not cut.
+const WHOLE_NAME = 5;
 
 const pieces = new WeakMap();
 
@@ -54,10 +57,10 @@ export function updateCard(card, node, matches, { shallow = false } = {}) {
   setText(to.models, modelsSaying(node));
   updateBadges(to.badges, node);
   setText(to.sum, t("sum_of", { given: amount(node, sum.taken), total: amount(node, sum.shares) }));
-  setText(to.problem, node.problem ?? "");
+  setText(to.problem, serverSaying(node.problem));
   to.problem.hidden = !node.problem;
   const notes = [
-    node.use?.blind && (typeof node.use.blind === "string" ? node.use.blind : t("blind")),
+    node.use?.blind && (typeof node.use.blind === "string" ? serverSaying(node.use.blind) : t("blind")),
     node.loose && t("loose", { amount: amount(node, node.loose) }),
     node.looseMig && t("loose_mig", { n: node.looseMig }),
     staleSaying(node),
@@ -98,11 +101,15 @@ function updateBadges(element, node) {
     !node.ready && ["badge-bad", t("not_ready")],
     node.cordoned && ["badge-warn", t("cordoned")],
     node.claims && ["badge-claims", t("serves_claims")],
-    node.rung && [KEEPING.includes(node.rung) ? "badge-kept" : "badge-open", rungSaying(node.rung)],
+    node.rung && [KEEPING.includes(node.rung) ? "badge-kept" : "badge-open", rungSaying(node.rung), rungHint(node.rung)],
   ].filter(Boolean);
-  reconcile(element, badges, ([look]) => look, () => make("span"), (badge, [look, text]) => {
+  reconcile(element, badges, ([look]) => look, () => make("span"), (badge, [look, text, hint]) => {
     setClass(badge, "badge", look);
     setText(badge, text);
+    // A hint is read by the pointer, by the keyboard and aloud.
+    for (const [name, value] of [["data-tip", hint], ["aria-description", hint], ["tabindex", hint && "0"], ["role", hint && "note"]]) {
+      setAttribute(badge, name, value || null);
+    }
   });
 }
 
@@ -176,14 +183,21 @@ function partShares(gpu, part) {
 
 function makePart(on) {
   const parts = {
-    name: make("span", { class: "part-name" }),
+    // A name that is too long is cut in its middle: both its ends tell what it is.
+    begin: make("span", { class: "part-begin" }),
+    end: make("bdi", { dir: "ltr" }),
+    idle: make("span", { class: "idle" }),
     use: make("span", { class: "part-use" }),
+    sm: make("span", { class: "processors" }),
     meter: make("span", { class: "meter" }),
     fill: make("span", { class: "fill" }),
+    // What is used beyond the part; its beginning is the limit.
+    excess: make("span", { class: "excess" }),
     pod: null,
   };
-  parts.meter.append(parts.fill);
-  const element = make("button", { type: "button", tabindex: "-1" }, parts.name, parts.use, parts.meter);
+  parts.meter.append(parts.fill, parts.excess);
+  const name = make("span", { class: "part-name" }, parts.begin, make("span", { class: "part-end" }, parts.end));
+  const element = make("button", { type: "button", tabindex: "-1" }, name, parts.idle, parts.use, parts.sm, parts.meter);
   element.addEventListener("click", () => parts.pod && on.pod(...parts.pod));
   pieces.set(element, parts);
   return element;
@@ -202,8 +216,19 @@ function updatePart(element, node, gpu, part, matching) {
   setAttribute(element, "aria-disabled", to.pod === null && "true");
   element.dataset.pod = partName(part) ?? "";
   setStyle(element, "flex-grow", String(partShares(gpu, part)));
-  setText(to.name, part.pod ?? t("hidden"));
-  setText(to.use, known ? memory(part.usedMiB) : "");
+  const name = part.pod ?? t("hidden");
+  const half = name.length > WHOLE_NAME ? Math.ceil(name.length / 2) : name.length;
+  setText(to.begin, name.slice(0, half));
+  setText(to.end, name.slice(half));
+  setText(to.idle, isIdle(node, part) ? t("idle") : "");
+  setText(to.use, known ? [memory(part.usedMiB), part.sm && percent(part.sm / 100)].filter(Boolean).join(" · ") : "");
+  to.sm.hidden = !part.sm;
+  setStyle(to.sm, "width", `${Math.min(100, part.sm ?? 0)}%`);
   to.meter.hidden = !known;
-  if (known) setStyle(to.fill, "width", `${Math.min(100, (100 * part.usedMiB) / mine).toFixed(1)}%`);
+  if (!known) return;
+  const all = Math.max(mine, part.usedMiB);
+  const within = (100 * Math.min(mine, part.usedMiB)) / all;
+  setStyle(to.fill, "width", `${within.toFixed(1)}%`);
+  to.excess.hidden = part.usedMiB <= mine;
+  setStyle(to.excess, "left", `${within.toFixed(1)}%`);
 }

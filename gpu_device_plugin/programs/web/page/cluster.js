@@ -52,10 +52,38 @@ export function unheld(part) {
   return part.held === "differs" || part.held === "missing";
 }
 
+const problems = new WeakMap();
+
+/**
+ * What asks for attention on a node, as a list of {kind, node, gpu, part}; kept with the node, as its sums are.
+ *
+ * `kind` is "node", "bad" (a GPU), "over", "trespass" or "unheld" (a part). `namespaces` are those that it concerns.
+ */
+export function problemsOf(node) {
+  const known = problems.get(node);
+  if (known !== undefined) return known;
+  const found = [];
+  const namespacesOf = (gpus) => new Set(gpus.flatMap((gpu) => (gpu.pods ?? []).map((part) => part.ns ?? "")));
+  if (node.problem || !node.ready) found.push({ kind: "node", node, namespaces: namespacesOf(node.gpus) });
+  for (const gpu of node.gpus) {
+    if (gpu.bad) found.push({ kind: "bad", node, gpu, namespaces: namespacesOf([gpu]) });
+    for (const part of gpu.pods ?? []) {
+      const kinds = { over: part.over, trespass: part.trespass, unheld: unheld(part) };
+      for (const kind of Object.keys(kinds)) if (kinds[kind]) found.push({ kind, node, gpu, part, namespaces: new Set([part.ns ?? ""]) });
+    }
+  }
+  problems.set(node, found);
+  return found;
+}
+
 /** Whether anything on a node asks for attention. */
 export function isTroubled(node) {
-  const sum = sumsOf(node);
-  return Boolean(sum.over || sum.bad || sum.trespass || sum.unheld || node.problem || !node.ready);
+  return problemsOf(node).length > 0;
+}
+
+/** Whether a pod computes nothing with the memory that it holds, as far as that is known. */
+export function isIdle(node, part) {
+  return partUseKnown(node, part) && part.usedMiB > 0 && part.sm === 0;
 }
 
 /** Whether memory in use on a node is known. */
@@ -104,7 +132,7 @@ export function sumsOf(node) {
   const share = node.shareMiB ?? 0;
   const sum = {
     shares: 0, taken: 0, totalMiB: 0, givenMiB: 0, usedMiB: 0, usedOf: 0, freeMiB: 0, largestMiB: 0, largestGpu: null,
-    gpus: node.gpus.length, cards: 0, instances: 0, instancesFree: 0, whole: 0, over: 0, bad: 0, trespass: 0, unheld: 0, models: new Map(), namespaces: new Map(),
+    gpus: node.gpus.length, cards: 0, instances: 0, instancesFree: 0, whole: 0, models: new Map(), namespaces: new Map(),
   };
   for (const gpu of node.gpus) {
     const free = gpu.free ?? 0;
@@ -114,7 +142,6 @@ export function sumsOf(node) {
       sum.usedMiB += gpu.usedMiB;
       sum.usedOf += 1;
     }
-    sum.bad += gpu.bad ? 1 : 0;
     sum.models.set(gpu.model ?? "", (sum.models.get(gpu.model ?? "") ?? 0) + 1);
     sum.cards += gpu.mig ? 0 : 1;
     sum.instances += gpu.resource ? 1 : 0;
@@ -127,9 +154,6 @@ export function sumsOf(node) {
     }
     const used = new Map();
     for (const part of gpu.pods ?? []) {
-      sum.over += part.over ? 1 : 0;
-      sum.trespass += part.trespass ? 1 : 0;
-      sum.unheld += unheld(part) ? 1 : 0;
       const ns = part.ns ?? "";
       const of = sum.namespaces.get(ns) ?? { givenMiB: 0, usedMiB: 0, usedOf: 0, gpus: 0 };
       of.givenMiB += part.shares * share;

@@ -6,6 +6,7 @@ import { partName, podToOpen, sumsOf } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { make } from "./dom.js";
 import { modelsSaying, partSaying, placeOf, rungSaying } from "./sayings.js";
+import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
 /** A pod, as api/v1/pods tells it. */
@@ -21,7 +22,7 @@ export function podDetails(pod, open) {
       ["scheduler", pod.scheduler],
       ["uid", pod.uid],
     ]),
-    why.length > 0 && section("why", make("pre", { class: "lines", text: why.join("\n") })),
+    why.length > 0 && section("why", make("pre", { class: "lines", text: why.map(serverSaying).join("\n") })),
     section("containers", ...(pod.containers ?? []).map(container)),
     section("events", events(pod.events ?? [])),
   ];
@@ -56,7 +57,7 @@ function use(each) {
   const words = [
     given ? t("use_of", { used: used ?? "–", given: memory(given) }) : t("part_used", { amount: used ?? "–" }),
     used === null && t("used_unknown"),
-    each.smPercent && t("part_sm", { percent: percent(each.smPercent / 100) }),
+    each.smPercent !== undefined && t("part_sm", { percent: percent(each.smPercent / 100) }),
     each.rung && rungSaying(each.rung),
     each.held && t(`held_${each.held}`),
     each.foundMiB && t("found_limit", { amount: memory(each.foundMiB) }),
@@ -64,10 +65,16 @@ function use(each) {
     each.trespassing && t("part_trespass"),
     each.why,
   ].filter(Boolean).join(" · ");
+  // Beyond the limit the bar goes on in red.
+  const all = Math.max(given, each.usedMiB ?? 0);
+  const part = (mib) => `${all ? (100 * mib) / all : 0}%`;
   const fill = make("span", { class: "gauge-fill" });
-  fill.style.width = `${used === null ? 0 : Math.min(100, given ? (100 * each.usedMiB) / given : 100)}%`;
+  const excess = make("span", { class: "excess" });
+  fill.style.width = part(Math.min(given, each.usedMiB ?? 0));
+  excess.style.left = part(given);
+  excess.hidden = !(each.usedMiB > given);
   return make("div", { class: `use${over ? " use-over" : ""}` },
-    make("span", { class: "gauge", "aria-hidden": "true" }, fill),
+    make("span", { class: "gauge", "aria-hidden": "true" }, fill, excess),
     make("p", {}, make("b", { text: t("gpu_name", { i: each.index ?? "?" }) }), " ", make("span", { text: words })));
 }
 
@@ -114,6 +121,12 @@ export function nodeDetails(node, open, readAll) {
     ))) : make("p", { class: "quiet", text: t("no_pods") })),
     raw,
   ];
+}
+
+/** The keys that do something on the page. */
+export function keyDetails() {
+  const keys = [["/", "search"], ["?", "help"], ["← → ↑ ↓", "arrows"], ["Enter", "enter"], ["Esc", "close"]];
+  return [make("dl", { class: "facts" }, ...keys.flatMap(([key, what]) => [make("dt", {}, make("kbd", { text: key })), make("dd", { text: t(`keys_${what}`) })]))];
 }
 
 function facts(pairs) {

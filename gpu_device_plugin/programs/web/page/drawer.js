@@ -1,6 +1,7 @@
 /** The drawer at the side of the page: shows one pod or one node, and gives the focus back when it closes. */
 
 import { make, setText } from "./dom.js";
+import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
 /** The drawer of index.html. */
@@ -77,7 +78,7 @@ export class Drawer {
       content = await read(signal);
     } catch (error) {
       if (signal.aborted || again) return;
-      content = [make("p", { class: "note note-bad", text: error.message || t("unreachable") })];
+      content = [make("p", { class: "note note-bad", text: serverSaying(error.message) || t("unreachable") })];
     }
     if (!signal.aborted) this.#body.replaceChildren(...content.filter(Boolean));
   }

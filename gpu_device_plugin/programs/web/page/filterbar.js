@@ -33,6 +33,7 @@ export function showFilters(form, asked, { namespaces, models, nodes }, { typing
   for (const name of ["node", "q"]) if (!typing && form.elements[name].value !== asked[name]) form.elements[name].value = asked[name];
   form.querySelector("#clear").hidden = !(asked.ns || asked.node || asked.model || asked.q || asked.trouble);
   form.elements.trouble.checked = Boolean(asked.trouble);
+  form.elements.sort.value = asked.sort;
   form.querySelector("#by").hidden = asked.view !== "map";
   for (const name of ["view", "by"]) for (const radio of form.elements[name]) radio.checked = radio.value === asked[name];
 }

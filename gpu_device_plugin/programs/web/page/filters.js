@@ -1,11 +1,24 @@
 /** Decides which nodes and pods the filters of the address let through. */
 
-import { isTroubled, partName, sumsOf } from "./cluster.js";
+import { isTroubled, partName, problemsOf, sumsOf } from "./cluster.js";
 
 /** Whether a node is among those asked for by name and model. An exact name means this node only. */
 export function hasPlace(filters, node, names) {
   if (filters.node && (names.has(filters.node) ? node.name !== filters.node : !contains(node.name, filters.node))) return false;
   return !filters.model || sumsOf(node).models.has(filters.model);
+}
+
+/** Returns nodes in the order that is asked for; each order keeps the one by name among equals. */
+export function inOrder(sort, nodes) {
+  const full = (node) => sumsOf(node).taken / (sumsOf(node).shares || 1);
+  const keys = { full: (node) => -full(node), free: (node) => -(sumsOf(node).freeMiB), trouble: (node) => -problemsOf(node).length };
+  const key = keys[sort];
+  return key ? [...nodes].sort((a, b) => key(a) - key(b)) : nodes;
+}
+
+/** Whether a problem is what is searched for. */
+export function problemMatches(filters, { node, part }) {
+  return !filters.q || nodeMatches(filters.q, node) || (part !== undefined && contains(partName(part) ?? "", filters.q));
 }
 
 /** Whether a node is shown: it or a pod on it is what the filters ask for. */

@@ -2,7 +2,7 @@
 
 import { gpuUseKnown, takesPods } from "./cluster.js";
 import { make, reconcile, setAttribute, setClass, setStyle, setText } from "./dom.js";
-import { cellSaying } from "./sayings.js";
+import { cellSaying, stateSaying } from "./sayings.js";
 
 const names = new WeakMap();
 
@@ -19,8 +19,9 @@ export function makeTile() {
 export function updateTile(tile, node, by) {
   const to = names.get(tile);
   tile.dataset.node = node.name;
-  setAttribute(tile, "aria-label", node.name);
-  setClass(tile, "tile", !takesPods(node) && "tile-closed");
+  const state = stateSaying(node);
+  setAttribute(tile, "aria-label", state ? `${node.name} (${state})` : node.name);
+  setClass(tile, "tile", !takesPods(node) && "tile-closed", !node.ready && "tile-down");
   setText(to.name, node.name);
   reconcile(to.cells, node.gpus, (gpu) => gpu.uuid ?? String(gpu.i), makeCell, (cell, gpu) => updateCell(cell, node, gpu, by));
 }

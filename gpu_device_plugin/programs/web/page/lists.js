@@ -1,8 +1,11 @@
 /** Shows pods in lists: those that wait, with the reasons, and a person's own where nodes cannot be read. */
 
 import { age, secondsSince } from "./amounts.js";
+import { podToOpen } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { make, reconciling, setClass, setText } from "./dom.js";
+import { problemPlace, problemSaying, problemSubject } from "./sayings.js";
+import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
 const pieces = new WeakMap();
@@ -35,11 +38,49 @@ function updateWait(item, wait) {
   setClass(to.swatch, "swatch", lookOf(wait.ns));
   setText(to.pod, `${wait.ns}/${wait.pod}`);
   setText(to.asks, [wait.asks && t("asked_for", { asks: wait.asks }), wait.scheduler].filter(Boolean).join(" · "));
-  setText(to.why, wait.why ?? "");
-  setText(to.room, wait.room ?? "");
+  setText(to.why, serverSaying(wait.why));
+  setText(to.room, serverSaying(wait.room));
   to.room.hidden = !wait.room;
   const seconds = secondsSince(wait.since);
   setText(to.age, Number.isNaN(seconds) ? "" : t("waits_for", { age: age(seconds) }));
+}
+
+const MOST_PROBLEMS = 100;
+
+/** Shows what asks for attention, as a generator for `Slices`: each opens its pod, or its node. */
+export function* showProblems(list, problems, open) {
+  const keyOf = ({ kind, node, gpu, part }) => [kind, node?.name, gpu?.uuid ?? gpu?.i, part?.ns, part?.pod].join(" ");
+  const more = problems.length - MOST_PROBLEMS;
+  const shown = more > 0 ? [...problems.slice(0, MOST_PROBLEMS), { kind: "more", more }] : problems;
+  yield* reconciling(list, shown, keyOf, () => makeProblem(open), updateProblem);
+}
+
+function makeProblem(open) {
+  const to = {
+    subject: make("button", { class: "pod-name", type: "button" }),
+    place: make("span", { class: "wait-age" }),
+    saying: make("p", { class: "note note-bad" }),
+    problem: null,
+  };
+  to.subject.addEventListener("click", () => {
+    const pod = to.problem.part && podToOpen(to.problem.part);
+    if (pod) open.pod(...pod);
+    else open.node(to.problem.node.name);
+  });
+  const item = make("li", { class: "wait" }, make("div", { class: "wait-head" }, to.subject, to.place), to.saying);
+  pieces.set(item, to);
+  return item;
+}
+
+function updateProblem(item, problem) {
+  const to = pieces.get(item);
+  to.problem = problem;
+  item.dataset.kind = problem.kind;
+  const more = problem.kind === "more";
+  to.subject.hidden = to.place.hidden = more;
+  setText(to.subject, more ? "" : problemSubject(problem));
+  setText(to.place, more ? "" : problemPlace(problem));
+  setText(to.saying, more ? t("more", { n: problem.more }) : problemSaying(problem));
 }
 
 /** Shows the pods of a person who may not read nodes, as a generator for `Slices`. */

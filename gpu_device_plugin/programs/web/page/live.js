@@ -3,7 +3,7 @@
 import { parsed } from "./parsing.js";
 import { ask, Refused } from "./server.js";
 
-const SILENCE_MS = 10_000;
+export const SILENCE_MS = 10_000;
 const FIRST_MS = 1_000;
 const LONGEST_MS = 30_000;
 

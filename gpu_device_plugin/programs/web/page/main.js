@@ -4,21 +4,22 @@ import * as address from "./address.js";
 import { setClock } from "./amounts.js";
 import { isFilled, makeCard, updateCard } from "./cards.js";
 import { Cluster, hasPart, isTroubled, sumsOf } from "./cluster.js";
-import { nodeDetails, podDetails } from "./details.js";
+import { keyDetails, nodeDetails, podDetails } from "./details.js";
 import { make, reconcile, reconciling, setText } from "./dom.js";
 import { Drawer } from "./drawer.js";
 import { listenToFilters, showFilters } from "./filterbar.js";
-import { hasPlace, isShown, partMatches, waitMatches } from "./filters.js";
+import { hasPlace, inOrder, isShown, partMatches, problemMatches, waitMatches } from "./filters.js";
 import { makeTile, updateTile } from "./heatmap.js";
 import { moveOnBars, moveOnMap, oneStop } from "./keys.js";
-import { showAlone, showWaiting } from "./lists.js";
-import { Live } from "./live.js";
+import { showAlone, showProblems, showWaiting } from "./lists.js";
+import { Live, SILENCE_MS } from "./live.js";
 import { inWindow, Looking } from "./looking.js";
 import { staleSaying } from "./sayings.js";
+import { serverSaying } from "./sentences.js";
 import { ask, forgetToken, hasToken, Refused, setToken, takeToken } from "./server.js";
 import { Slices } from "./slices.js";
 import { Status } from "./status.js";
-import { showNamespaces, showSums, total } from "./summary.js";
+import { showNamespaces, showSums, total, worstFirst } from "./summary.js";
 import { showTips } from "./tip.js";
 import { speak, spoken, t, translate } from "./words.js";
 
@@ -53,6 +54,7 @@ const showing = new Slices(showAll, {
     performance.measure("gpushare:show", { start });
   },
 });
+let troubles = 0;
 const looking = new Looking(lookedAt);
 let filtered = [];
 const coming = new Set();
@@ -86,25 +88,33 @@ function* showAll() {
   const names = new Set(cluster.nodes.keys());
   const view = asked.view || (nodes.length > MANY_NODES ? "map" : "cards");
   const by = asked.by || "given";
-  const shown = [];
+  const found = [];
   for (const node of nodes) {
-    if (isShown(asked, node, names)) shown.push(node);
+    if (isShown(asked, node, names)) found.push(node);
     yield;
   }
+  const shown = inOrder(asked.sort, found);
   const all = total(nodes.filter((node) => hasPlace(asked, node, names)), asked.ns);
-  const waiting = cluster.waiting.filter((wait) => waitMatches(asked, wait));
+  // Namespace, node and model say what the tiles count; a search finds things in the lists and leaves the tiles alone.
+  const waiting = cluster.waiting.filter((wait) => !asked.ns || wait.ns === asked.ns);
+  const waits = waiting.filter((wait) => waitMatches(asked, wait));
+  const problems = worstFirst(all.problems.filter((problem) => problemMatches(asked, problem)));
   const every = asked.node || asked.model ? total(nodes, "") : all;
   const namespaces = [...new Set([...every.namespaces.keys(), ...cluster.waiting.map((wait) => wait.ns)])].filter(Boolean).sort();
   showFilters($("filters"), { ...asked, view, by }, { namespaces, models: [...every.models].sort(), nodes: nodes.map((node) => node.name) }, { typing: typing !== 0 });
   yield;
-  showSums($("sums"), all, waiting);
+  showSums($("sums"), all, waiting, showProblem);
+  troubles = all.problems.length;
+  showTitle();
   showNamespaces($("keys"), all, asked.ns, (ns) => go({ ns: asked.ns === ns ? "" : ns }));
   yield;
-  yield* showWaiting($("waits"), waiting, open.pod);
+  yield* showProblems($("problems"), problems, open);
+  yield* showWaiting($("waits"), waits, open.pod);
   yield* showAlone($("alones"), cluster.alone, open.pod);
-  $("waiting").hidden = !waiting.length;
+  $("attention").hidden = !problems.length;
+  $("waiting").hidden = !waits.length;
   $("alone").hidden = !cluster.alone.length;
-  document.body.classList.toggle("has-side", waiting.length > 0 || cluster.alone.length > 0);
+  document.body.classList.toggle("has-side", problems.length > 0 || waits.length > 0 || cluster.alone.length > 0);
   document.body.classList.toggle("on-map", view === "map");
   showNotes();
   look = { filters: `${asked.ns}\n${asked.q}`, language: spoken(), by, minute: Math.floor(Date.now() / 60_000) };
@@ -119,6 +129,18 @@ function* showAll() {
   // To a screen reader it is said as the answer to a person only.
   if (askedNow) status.say(saying);
   askedNow = false;
+}
+
+function showTitle() {
+  const title = [t("title"), session.context].filter(Boolean).join(" · ");
+  document.title = troubles ? t("title_problems", { n: troubles, title }) : title;
+}
+
+/** Leads to the first problem of a kind. */
+function showProblem(kind) {
+  const item = $("problems").querySelector(`[data-kind="${kind}"]`) ?? $("problems").firstElementChild;
+  item?.scrollIntoView({ block: "center" });
+  item?.querySelector("button").focus({ preventScroll: true });
 }
 
 function* showNodes(shown, view) {
@@ -181,7 +203,8 @@ function showNotes() {
   const { source, why } = cluster.figures ?? {};
   // Without a reason nothing is wrong: the first agents have not answered yet.
   const figures = source === "none" ? t("figures_none") : source === "nodes" && why ? t("figures_nodes") : "";
-  const notes = [...cluster.notes, figures && [figures, why].filter(Boolean).join(" ")].filter(Boolean);
+  const reason = why ? serverSaying(why).replace(/^./u, (first) => first.toUpperCase()) : "";
+  const notes = [...cluster.notes.map(serverSaying), figures && [figures, reason].filter(Boolean).join(" ")].filter(Boolean);
   reconcile($("notes"), cluster.nodes.size || cluster.notes.length ? notes : [], (note) => note, () => make("p"), setText);
   $("notes").hidden = !$("notes").childElementCount;
 }
@@ -205,7 +228,7 @@ async function readNode(name, to) {
     setText(to, JSON.stringify((await answer.json()).node, null, 2));
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
-    setText(to, error.message || t("unreachable"));
+    setText(to, serverSaying(error.message) || t("unreachable"));
   }
 }
 
@@ -222,7 +245,7 @@ const live = new Live({
     else if (name === "cluster" || concernsDrawer(data)) refreshDrawer();
   },
   lost(why, nextMs) {
-    status.lost(why instanceof Refused ? why.message : t(why), nextMs);
+    status.lost(why instanceof Refused ? serverSaying(why.message) : t(why, { n: SILENCE_MS / 1000 }), nextMs);
   },
   login: askForToken,
 });
@@ -282,6 +305,7 @@ function showSession() {
   const words = [session.context && t("in_context", { context: session.context }), session.user && t("as_user", { user: session.user })];
   setText($("where"), words.filter(Boolean).join(" · "));
   $("forget").hidden = session.mode !== "cluster" || !hasToken();
+  showTitle();
 }
 
 function setTheme(theme) {
@@ -294,7 +318,6 @@ function setLanguage(tag) {
   speak(tag);
   translate(document);
   $("lang").value = spoken();
-  document.title = t("title");
   status.show();
   showSession();
 }
@@ -344,6 +367,16 @@ function listen() {
     setToken($("token").value.trim());
     $("token").value = "";
     begin();
+  });
+  const showKeys = () => drawer.open(t("keys_title"), async () => keyDetails());
+  $("help").addEventListener("click", showKeys);
+  addEventListener("keydown", (event) => {
+    if (event.altKey || event.ctrlKey || event.metaKey || event.target.closest?.("input, select, textarea") || $("page").hidden) return;
+    if (event.key === "/") {
+      event.preventDefault(); // else the letter is typed there
+      $("f-q").focus();
+      $("f-q").select();
+    } else if (event.key === "?") showKeys();
   });
   $("cards").addEventListener("keydown", moveOnBars);
   $("drawer").addEventListener("keydown", moveOnBars);

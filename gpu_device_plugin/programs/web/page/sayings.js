@@ -1,8 +1,11 @@
 /** Says what a bar, a part or a cell shows: for screen readers, and for the pointer that rests on it. */
 
 import { age, ageOf, amount, memory, percent, secondsSince } from "./amounts.js";
-import { gpuUseKnown, partName, partUseKnown, sumsOf, useKnown } from "./cluster.js";
+import { gpuUseKnown, isIdle, partName, partUseKnown, sumsOf, useKnown } from "./cluster.js";
+import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
+
+const RUNGS = ["partition", "driver", "mps", "custom", "advisory"];
 
 function joined(...parts) {
   return parts.filter(Boolean).join(t("list_comma"));
@@ -21,7 +24,7 @@ export function gpuSaying(node, gpu) {
     (gpu.whole || whole) && t(gpu.mig ? "bar_whole_mig" : "bar_whole"),
     gpuUseKnown(node, gpu) && t("bar_used", { used: memory(gpu.usedMiB) }),
     t("bar_free", { free: amount(node, gpu.free ?? 0) }),
-    gpu.bad && t("bar_bad", { why: gpu.bad }),
+    gpu.bad && t("bar_bad", { why: serverSaying(gpu.bad) }),
     gpu.fenced === "whole" && !gpu.bad && t("bar_fenced_whole"),
     gpu.fenced === "shares" && t("bar_fenced_shares"),
     ...(gpu.pods ?? []).filter((part) => part.over).map((part) => `${podOf(part)}: ${overFor(part)}`),
@@ -43,7 +46,8 @@ export function partSaying(node, gpu, part) {
     podOf(part),
     part.trespass ? t("part_trespass") : part.whole ? t(gpu.mig ? "part_whole_mig" : "part_whole") : t("part_given", { amount: amount(node, part.shares) }),
     partUseKnown(node, part) && t("part_used", { amount: memory(part.usedMiB) }),
-    part.sm && t("part_sm", { percent: percent(part.sm / 100) }),
+    part.sm !== undefined && t("part_sm", { percent: percent(part.sm / 100) }),
+    isIdle(node, part) && t("part_idle"),
     part.over && overFor(part),
     part.rung && rungSaying(part.rung),
     part.held && !part.whole && t(`held_${part.held}`),
@@ -56,11 +60,41 @@ function overFor(part) {
 }
 
 export function rungSaying(rung) {
-  return ["partition", "driver", "mps", "custom", "advisory"].includes(rung) ? t(`rung_${rung}`) : t("rung_other", { rung });
+  return RUNGS.includes(rung) ? t(`rung_${rung}`) : t("rung_other", { rung });
 }
 
 export function cellSaying(node, gpu) {
-  return t("cell", { node: node.name, i: gpu.i, rest: gpuSaying(node, gpu) });
+  return t("cell", { node: node.name, i: gpu.i, rest: joined(stateSaying(node), gpuSaying(node, gpu)) });
+}
+
+/** What the means of limiting is worth; "" for one that this page does not know. */
+export function rungHint(rung) {
+  return RUNGS.includes(rung) ? t(`rung_hint_${rung}`) : "";
+}
+
+/** Whom a problem is about: a pod, a GPU or a node. */
+export function problemSubject({ node, gpu, part }) {
+  return part ? podOf(part) : gpu ? t("gpu_at", { node: node.name, gpu: placeOf(gpu) }) : node.name;
+}
+
+/** Where it is, if its subject does not say so. */
+export function problemPlace({ node, gpu, part }) {
+  return part ? t("gpu_at", { node: node.name, gpu: placeOf(gpu) }) : "";
+}
+
+/** What the problem is. */
+export function problemSaying({ kind, node, gpu, part }) {
+  const used = part && partUseKnown(node, part) ? memory(part.usedMiB) : "–";
+  if (kind === "node") return serverSaying(node.problem) || t("not_ready");
+  if (kind === "bad") return t("bar_bad", { why: serverSaying(gpu.bad) });
+  if (kind === "over") return t("problem_over", { used, given: amount(node, part.shares), age: ageOf(part.over) });
+  if (kind === "trespass") return part.usedMiB ? t("problem_trespass", { amount: memory(part.usedMiB) }) : t("part_trespass");
+  return t(`held_${part.held}`);
+}
+
+/** The state of a node in words; "" if it is as it should be. */
+export function stateSaying(node) {
+  return joined(!node.ready && t("not_ready"), node.cordoned && t("cordoned"));
 }
 
 /** The models of a node, counted. */
@@ -77,8 +111,8 @@ export function staleSaying(node) {
 /** What is to be said below a bar: a list of {tone, text}. */
 export function notesOf(node, gpu) {
   const notes = [];
-  if (gpu.bad) notes.push({ tone: "bad", text: t("bar_bad", { why: gpu.bad }) });
-  if (gpu.refusal) notes.push({ tone: "warn", text: t("note_refusal", { why: gpu.refusal }) });
+  if (gpu.bad) notes.push({ tone: "bad", text: t("bar_bad", { why: serverSaying(gpu.bad) }) });
+  if (gpu.refusal) notes.push({ tone: "warn", text: t("note_refusal", { why: serverSaying(gpu.refusal) }) });
   for (const part of gpu.pods ?? []) {
     const pod = podOf(part);
     if (part.over && !part.trespass) {

@@ -2,6 +2,7 @@
 
 import { age } from "./amounts.js";
 import { setClass, setText } from "./dom.js";
+import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
 const STALE_S = 15;
@@ -55,7 +56,7 @@ export class Status {
     setClass(status, "status", this.#lost || behind ? "status-bad" : known ? "status-live" : "");
     if (!known) setText(text, this.#lost ? t("lost") : t("connecting"));
     else if (this.#lost) setText(text, t("data_age", { age: age(ageS) }));
-    else if (behind) setText(text, `${t("behind", { age: age(ageS) })}${this.#read.why ? `: ${this.#read.why}` : ""}`);
+    else if (behind) setText(text, `${t("behind", { age: age(ageS) })}${this.#read.why ? `: ${serverSaying(this.#read.why)}` : ""}`);
     else setText(text, `${t("live")} · ${t("data_age", { age: age(ageS) })}`);
   }
 }

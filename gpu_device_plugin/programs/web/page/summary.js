@@ -1,30 +1,37 @@
 /** Shows the sums of the cluster, and what asks for attention in it. */
 
 import { age, memory, percent, secondsSince } from "./amounts.js";
-import { sumsOf } from "./cluster.js";
+import { problemsOf, sumsOf } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { make, reconcile, setAttribute, setClass, setStyle, setText } from "./dom.js";
 import { t } from "./words.js";
 
 const MOST_NAMESPACES = 14;
+// Of problems, the worst first.
+const KINDS = ["over", "trespass", "bad", "unheld", "node"];
+
+/** Sorts problems by kind, the worst first. */
+export function worstFirst(problems) {
+  return [...problems].sort((a, b) => KINDS.indexOf(a.kind) - KINDS.indexOf(b.kind));
+}
 
 /**
- * Returns the sums over `nodes`; of given and used those of one namespace, if `ns` names one. Memory in MiB. What is used
- * is known of `usedOf` of `usedGpus` GPUs.
+ * Returns the sums over `nodes`; of given, used and problems those of one namespace, if `ns` names one. Memory in MiB. What
+ * is used is known of `usedOf` of `usedGpus` GPUs.
  */
 export function total(nodes, ns) {
   const all = {
     nodes: 0, gpus: 0, cards: 0, instances: 0, instancesFree: 0, totalMiB: 0, givenMiB: 0, usedMiB: 0, freeMiB: 0, whole: 0, largestMiB: 0, largestAt: null,
-    usedOf: 0, usedGpus: 0, over: 0, bad: 0, trespass: 0, unheld: 0, troubled: 0, namespaces: new Map(), models: new Set(),
+    usedOf: 0, usedGpus: 0, problems: [], namespaces: new Map(), models: new Set(),
   };
   for (const node of nodes) {
     const sum = sumsOf(node);
     all.nodes += 1;
-    for (const key of ["gpus", "cards", "instances", "instancesFree", "totalMiB", "freeMiB", "whole", "over", "bad", "trespass", "unheld"]) all[key] += sum[key];
+    for (const key of ["gpus", "cards", "instances", "instancesFree", "totalMiB", "freeMiB", "whole"]) all[key] += sum[key];
     const of = ns ? sum.namespaces.get(ns) : sum;
     if (of) for (const key of ["givenMiB", "usedMiB", "usedOf"]) all[key] += of[key];
     all.usedGpus += of?.gpus ?? 0;
-    all.troubled += node.problem || !node.ready ? 1 : 0;
+    for (const problem of problemsOf(node)) if (!ns || problem.namespaces.has(ns)) all.problems.push(problem);
     if (sum.largestMiB > all.largestMiB) [all.largestMiB, all.largestAt] = [sum.largestMiB, { node: node.name, i: sum.largestGpu }];
     for (const [name, of] of sum.namespaces) all.namespaces.set(name, (all.namespaces.get(name) ?? 0) + of.givenMiB);
     for (const model of sum.models.keys()) if (model) all.models.add(model);
@@ -32,8 +39,8 @@ export function total(nodes, ns) {
   return all;
 }
 
-/** Writes the sums into the tiles of index.html. */
-export function showSums(root, all, waiting) {
+/** Writes the sums into the tiles of index.html. `chosen` (kind): a person wants to see the problems of this kind. */
+export function showSums(root, all, waiting, chosen) {
   const tile = (name) => root.querySelector(`[data-sum=${name}]`);
   const write = (name, value, detail, tone = "") => {
     const element = tile(name);
@@ -55,10 +62,13 @@ export function showSums(root, all, waiting) {
   write("whole", counted ? String(all.whole) : "–", counted ? [t("whole_of", { n: all.cards }), instances].filter(Boolean).join(t("list_comma")) : "");
   const oldest = Math.max(0, ...waiting.map((wait) => secondsSince(wait.since)).filter((seconds) => !Number.isNaN(seconds)));
   write("waiting", String(waiting.length), waiting.length ? t("waiting_oldest", { age: age(oldest) }) : t("waiting_none"), waiting.length && "warn");
-  const counts = ["over", "trespass", "bad", "unheld", "node"].map((key) => [key, key === "node" ? all.troubled : all[key]]);
-  const told = counts.filter(([, n]) => n).map(([key, n]) => t(`count_${key}`, { n }));
-  const troubles = String(counts.reduce((sum, [, n]) => sum + n, 0));
-  write("attention", counted ? troubles : "–", told.join(t("list_comma")) || (counted ? t("attention_none") : ""), told.length && "bad");
+  const counts = KINDS.map((kind) => [kind, all.problems.filter((problem) => problem.kind === kind).length]).filter(([, n]) => n);
+  setText(tile("attention").querySelector(".sum-value"), counted ? String(all.problems.length) : "–");
+  setClass(tile("attention"), "sum", counts.length && "sum-bad");
+  setText(tile("attention").querySelector(".sum-none"), counted && !counts.length ? t("attention_none") : "");
+  reconcile(tile("attention").querySelector(".sum-links"), counts, ([kind]) => kind,
+    ([kind]) => make("li", {}, make("button", { class: "link", type: "button", on: { click: () => chosen(kind) } })),
+    (item, [kind, n]) => setText(item.firstChild, t(`count_${kind}`, { n })));
   setStyle(tile("given").querySelector(".gauge-fill"), "width", `${100 * part(all.givenMiB)}%`);
   setStyle(tile("used").querySelector(".gauge-fill"), "width", `${100 * part(Math.min(all.usedMiB, all.totalMiB))}%`);
   setStyle(tile("free").querySelector(".gauge-fill"), "width", `${100 * part(all.freeMiB)}%`);

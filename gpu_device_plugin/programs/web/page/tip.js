@@ -1,8 +1,8 @@
-/** Shows the name of a part or a cell beside it while the pointer rests on it, or the keyboard's focus. */
+/** Shows the name of a part or a cell, or what a badge means, beside it while the pointer rests on it, or the keyboard's focus. */
 
 import { make, setText } from "./dom.js";
 
-const NAMED = ".part, .cell";
+const NAMED = ".part, .cell, [data-tip]";
 
 /** Begins to show names within `root`. */
 export function showTips(root) {
@@ -15,7 +15,7 @@ export function showTips(root) {
   const show = (event) => {
     const element = event.target.closest?.(NAMED);
     if (!element) return hide();
-    setText(tip, element.getAttribute("aria-label") ?? "");
+    setText(tip, element.dataset.tip ?? element.getAttribute("aria-label") ?? "");
     tip.hidden = false;
     const at = element.getBoundingClientRect();
     const own = tip.getBoundingClientRect();

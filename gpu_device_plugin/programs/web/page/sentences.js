@@ -1,0 +1,126 @@
+/** Says the server's sentences in the language of the page; one that is not known here stays as the server wrote it. */
+
+import { spoken } from "./words.js";
+
+/**
+ * Of every sentence: English, Chinese. `{name}` is copied, `{Name}` is a sentence itself, `{NAMES}` several of them with
+ * semicolons between. An earlier one wins. One entry a line, as a test reads them.
+ */
+const SENTENCES = [
+  // Why a pod waits.
+  ["None of {n} nodes takes it: {REASONS}.", "{n} 个节点均不接受它：{REASONS}。"],
+  ["The only node that shares GPUs, {node}, does not take it: {REASONS}.", "唯一共享 GPU 的节点 {node} 不接受它：{REASONS}。"],
+  ["1 node has room for it now; {Why}", "现在有 1 个节点有余量；{Why}"],
+  ["{n} nodes have room for it now; {Why}", "现在有 {n} 个节点有余量；{Why}"],
+  ["It is not known yet why it waits.", "尚不知道它为何等待。"],
+  ["{scheduler} has not looked at it yet; if this persists, no scheduler of this name runs.", "{scheduler} 尚未处理它；若持续如此，则没有运行此名称的调度器。"],
+  ["{scheduler} says ({reason}): no message", "{scheduler} 说（{reason}）：没有消息"],
+  ["{scheduler} says ({reason}): {message}", "{scheduler} 说（{reason}）：{message}"],
+  ["{scheduler} says: {message}", "{scheduler} 说：{message}"],
+  // What would make room for it.
+  ["The GPUs of {node} have room, but {REASONS}.", "{node} 的 GPU 有余量，但是{REASONS}。"],
+  ["There would be room on {node} if this pod ended: {Pods}, but for the pod: {REASONS}.", "若此 Pod 结束，{node} 将有余量：{Pods}；但对该 Pod 而言：{REASONS}。"],
+  ["There would be room on {node} if these {n} pods ended: {Pods}, but for the pod: {REASONS}.", "若这 {n} 个 Pod 结束，{node} 将有余量：{Pods}；但对该 Pod 而言：{REASONS}。"],
+  ["There would be room on {node} if this pod ended: {Pods}.", "若此 Pod 结束，{node} 将有余量：{Pods}。"],
+  ["There would be room on {node} if these {n} pods ended: {Pods}.", "若这 {n} 个 Pod 结束，{node} 将有余量：{Pods}。"],
+  ["Even if all pods of the nodes ended, none would have room.", "即使节点上的所有 Pod 都结束，也没有节点会有余量。"],
+  ["Pods would have to end; see the node's GPUs.", "需要有 Pod 结束；请查看节点的 GPU。"],
+  ["{pod} ({amount}, priority {n}, being deleted), {Pods}", "{pod}（{amount}，优先级 {n}，正在删除），{Pods}"],
+  ["{pod} ({amount}, priority {n}), {Pods}", "{pod}（{amount}，优先级 {n}），{Pods}"],
+  ["{n} other pods", "另外 {n} 个 Pod"],
+  ["1 other pod", "另外 1 个 Pod"],
+  ["{n} pods that you may not see", "{n} 个您无权查看的 Pod"],
+  ["1 pod that you may not see", "1 个您无权查看的 Pod"],
+  ["{pod} ({amount}, priority {n}, being deleted)", "{pod}（{amount}，优先级 {n}，正在删除）"],
+  ["{pod} ({amount}, priority {n})", "{pod}（{amount}，优先级 {n}）"],
+  // What keeps it from a node.
+  ["{Reason} ({n})", "{Reason}（{n}）"],
+  ["other reasons", "其他原因"],
+  ["{Reason}, among the GPUs that the pod's annotations allow", "{Reason}（在该 Pod 的注解允许的 GPU 中）"],
+  ["it is cordoned", "它已被封锁"],
+  ["it is not ready", "它未就绪"],
+  ["the pod does not tolerate its taint {taint}", "该 Pod 不容忍其污点 {taint}"],
+  ["the pod requires the node label {label}", "该 Pod 要求节点标签 {label}"],
+  ["the pod's node affinity requires {what}", "该 Pod 的节点亲和性要求 {what}"],
+  ["it matches none of the {n} terms of the pod's node affinity", "它不符合该 Pod 节点亲和性的 {n} 个条件中的任何一个"],
+  ["its kubelet knows no {resource}: no agent has registered there since it started", "其 kubelet 不知道 {resource}：自它启动以来没有代理在那里注册"],
+  ["its agent offers no {resource} at the moment; see the agent's log", "其代理目前不提供 {resource}；请查看代理的日志"],
+  ["its GPUs have room", "其 GPU 有余量"],
+  ["its GPUs have room, but {REASONS}", "其 GPU 有余量，但是{REASONS}"],
+  ["it shares no GPU", "它不共享 GPU"],
+  ["the pod's annotations allow none of its GPUs", "该 Pod 的注解不允许其任何 GPU"],
+  ["no {hardware} has {amount} free", "没有 {hardware} 有 {amount} 空闲"],
+  ["fewer than {n} {hardware}s have {amount} free", "有 {amount} 空闲的 {hardware} 少于 {n} 个"],
+  ["no GPU is unused", "没有未使用的 GPU"],
+  ["fewer than {n} GPUs are unused", "未使用的 GPU 少于 {n} 块"],
+  ["fewer than {n} GPUs are healthy", "正常的 GPU 少于 {n} 块"],
+  ["no {hardware} is healthy", "没有正常的 {hardware}"],
+  ["every {hardware} is in whole use", "每个 {hardware} 都已整体使用"],
+  ["the largest {hardware} in service has {amount} in all, and one of {more} is out of service", "可用的最大 {hardware} 共有 {amount}，另一个 {more} 的已停用"],
+  ["the largest {hardware} has {amount} in all", "最大的 {hardware} 共有 {amount}"],
+  ["fewer than {n} GPUs have {amount} in all", "总量达到 {amount} 的 GPU 少于 {n} 块"],
+  ["fewer than {n} GPUs in service have {amount} in all", "可用且总量达到 {amount} 的 GPU 少于 {n} 块"],
+  // What is not shown.
+  ["{Right}, so nodes and their GPUs are not shown; ask an administrator of the cluster for it.", "{Right}，因此不显示节点及其 GPU；请向集群管理员申请。"],
+  ["{Right}, so no pods are shown.", "{Right}，因此不显示 Pod。"],
+  ["{Right}, so only the pods of the namespace {namespace} are shown, and GPUs may be fuller than they seem.", "{Right}，因此只显示命名空间 {namespace} 的 Pod，GPU 的实际占用可能更高。"],
+  ["the right to {verb} {resource} in the whole cluster is missing", "缺少在整个集群中 {verb} {resource} 的权限"],
+  ["the right to {verb} {resource} in the namespace {namespace} is missing", "缺少在命名空间 {namespace} 中 {verb} {resource} 的权限"],
+  ["Some {kind} could not be understood, and are left out.", "有些 {kind} 无法解析，未予显示。"],
+  ["{n} more nodes have annotations that cannot be read.", "另有 {n} 个节点的注解无法读取。"],
+  ["1 more pod waits; the oldest {most} are shown.", "另有 1 个 Pod 在等待；只显示最早的 {most} 个。"],
+  ["{n} more pods wait; the oldest {most} are shown.", "另有 {n} 个 Pod 在等待；只显示最早的 {most} 个。"],
+  ["Names of pods follow: the API server has not yet said for all namespaces whether you may see their pods", "Pod 名称稍后显示：API 服务器尚未告知您可以查看哪些命名空间的 Pod"],
+  ["You have no right to list nodes, so only pods of your namespaces are shown, without their GPUs; ask an administrator to bind the ClusterRole gpushare-viewer to you", "您没有列出节点的权限，因此只显示您的命名空间中的 Pod，不显示其 GPU；请管理员为您绑定 ClusterRole gpushare-viewer"],
+  // Where figures of use come from.
+  ["no node agent can be read{rest}", "无法读取任何节点代理{rest}"],
+  ["{n} of {all} node agents cannot be read", "{all} 个节点代理中有 {n} 个无法读取"],
+  ["{n} nodes are too many to read all; {most} are read, those in view first", "{n} 个节点太多，无法全部读取；读取其中 {most} 个，优先读取可见的"],
+  ["nodes cannot be read", "无法读取节点"],
+  // Refusals.
+  ["There is no pod {pod} in the namespace {namespace}; it may be gone.", "命名空间 {namespace} 中没有 Pod {pod}；它可能已被删除。"],
+  ["There is no such node that shares GPUs.", "没有这样一个共享 GPU 的节点。"],
+  ["You have no right to get pods in the namespace {namespace}.", "您没有读取命名空间 {namespace} 中 Pod 的权限。"],
+  ["Nodes are not shown: {Right}.", "不显示节点：{Right}。"],
+  ["This is not shown: {Right}; ask an administrator of the cluster for it.", "不予显示：{Right}；请向集群管理员申请。"],
+  ["The API server does not answer: {why}.", "API 服务器没有响应：{why}。"],
+  ["The API server did not answer within {n} s; try again.", "API 服务器在 {n} 秒内没有响应；请重试。"],
+  ["The API server's answer cannot be understood: {why}.", "无法解析 API 服务器的响应：{why}。"],
+  ["the cluster is being read", "正在读取集群"],
+  // Health.
+  ["Xid {n}: {what}", "Xid {n}：{what}"],
+];
+
+let patterns = null;
+
+/** Returns a sentence of the server in the language of the page; "" for none. */
+export function serverSaying(text) {
+  return spoken() === "zh" && text ? translated(String(text)) : String(text ?? "");
+}
+
+/** Returns a sentence in Chinese. `depth`: how many sentences it stands in. */
+function translated(text, depth = 0) {
+  if (depth > 12 || text.length > 2_000) return text;
+  patterns ??= SENTENCES.map(([english, chinese]) => [pattern(english), chinese]);
+  for (const [expected, chinese] of patterns) {
+    const found = expected.exec(text);
+    if (!found) continue;
+    return chinese.replace(/\{(\w+)\}/g, (_, name) => {
+      const part = found.groups[name];
+      if (/^[A-Z]+$/.test(name)) return part.split("; ").map((each) => translated(each, depth + 1)).join("；");
+      return /^[A-Z]/.test(name) ? translated(part, depth + 1) : part;
+    });
+  }
+  return text;
+}
+
+function pattern(english) {
+  const literal = english.replace(/[.*+?^$()|[\]\\]/g, "\\$&");
+  // The first letter is a capital where it begins a line of the page.
+  const first = /^[a-z]/i.test(literal) ? `[${literal[0].toLowerCase()}${literal[0].toUpperCase()}]${literal.slice(1)}` : literal;
+  const kinds = { n: "\\d+", all: "\\d+", most: "\\d+", node: "\\S+", pod: "\\S+", namespace: "\\S+", verb: "\\S+", resource: "\\S+", scheduler: "\\S+", reason: "[^()]+", amount: "[^()]+?", hardware: "GPU or MIG instance|MIG instance|GPU" };
+  return new RegExp(`^${first.replace(/\{(\w+)\}/g, (_, name) => `(?<${name}>${kinds[name] ?? ".+"})`)}$`, "s");
+}
+
+/** For tests. */
+export const ENGLISH = SENTENCES.map(([english]) => english);

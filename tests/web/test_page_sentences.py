@@ -1,0 +1,112 @@
+"""The server's sentences in Chinese, each as the code of the server says it now."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.cluster.errors import Call
+from gpu_device_plugin.core.cluster.asking import Ask, ask
+from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.telling.explaining import Kept, answers
+from gpu_device_plugin.core.telling.podcauses import SchedulingStatus
+from gpu_device_plugin.core.telling.waiting import what_makes_room, why_waits
+from gpu_device_plugin.programs.web.board import ASKING, NO_NODES
+from gpu_device_plugin.programs.web.watched import missing_right
+from gpu_device_plugin.settings.common import ResourceSettings
+from tests.views import node_view, pod_on
+from tests.web.page_server import PageServer
+from tests.web.scenes import small
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.core.telling.explaining import NodeAnswer
+    from tests.web.browser import Browser
+
+NAMES = re.compile(
+    r"\b(GiB|GPU|MIG|Pod|API|ClusterRole|gpushare-\w+|default|list|pods|nodes|XID|x{3,}|Unschedulable)\b"
+)
+"""What stays as it is in every language."""
+RESOURCES = ResourceSettings().offered
+STATUS = SchedulingStatus("gpushare-scheduler")
+
+
+def found(mem: int, *mibs: int, count: int = 0, kept: Kept | None = None, **more: str) -> list[NodeAnswer]:
+    """Return what becomes of a pod on nodes with a GPU each that a pod uses half of."""
+    limits = {RESOURCES[0].name: mem} if mem else {RESOURCES[1].name: count}
+    pod = Pod("u", "default", "w", containers=(Container("main", ContainerKind.APP, 0, limits),))
+    asked = ask(pod, RESOURCES)
+    assert isinstance(asked, Ask)
+    nodes = [
+        node_view(f"n{number}", (size,), pod_on(f"p{number}", {0: size // 2}), **more)
+        for number, size in enumerate(mibs)
+    ]
+    return answers(asked, nodes, {} if kept is None else {"n0": kept}, "binpack", 1)
+
+
+def everybody(_namespace: str) -> bool:
+    return True
+
+
+def sentences() -> list[str]:
+    """Return sentences of the server, by the code that says them."""
+    many = node_view("n0", (16,), *(pod_on(f"p{n}", {0: 2}) for n in range(8)))
+    pod = Pod("u", "default", "w", containers=(Container("main", ContainerKind.APP, 0, {RESOURCES[0].name: 16}),))
+    asked = ask(pod, RESOURCES)
+    assert isinstance(asked, Ask)
+    crowd = answers(asked, [many], {}, "binpack", 1)
+    cordoned = Kept(excluded=("it is cordoned",))
+    waits = [
+        why_waits(STATUS, (), ()),
+        why_waits(STATUS, (), found(12, 16)),
+        why_waits(STATUS, (), found(12, 16, 16, 14)),
+        why_waits(STATUS, (), found(2, 16)),
+        why_waits(STATUS, (), found(2, 16, 16)),
+        why_waits(STATUS, (), found(40, 16, 16)),
+        why_waits(STATUS, (), found(0, 16, 16, count=1)),
+        why_waits(STATUS, (), found(0, 16, 16, count=2)),
+        why_waits(STATUS, (), found(2, 16, kept=cordoned)),
+        why_waits(STATUS, (), found(12, 16, kept=cordoned)),
+    ]
+    rooms = [
+        what_makes_room(found(12, 16), everybody),
+        what_makes_room(found(12, 16), lambda _: False),
+        what_makes_room(crowd, everybody),
+        what_makes_room(crowd, lambda _: False),
+        what_makes_room(found(12, 16, kept=cordoned), everybody),
+        what_makes_room(found(2, 16, kept=cordoned), everybody),
+        what_makes_room(found(40, 16), everybody),
+    ]
+    rights = [missing_right(Call("list", "pods")), missing_right(Call("list", "nodes", namespace="default"))]
+    notes = [f"{right[0].upper()}{right[1:]}, so no pods are shown." for right in rights]
+    return [*waits, *rooms, *notes, ASKING, NO_NODES]
+
+
+async def test_the_servers_sentences_are_said_in_chinese(browser: Browser) -> None:
+    server = PageServer(small())
+    async with server.serving(), browser.tab() as tab:
+        await tab.open(server.url("?lang=zh"))
+        await tab.until("document.documentElement.lang === 'zh-Hans'")
+        told = sentences()
+        said = await tab.run(
+            f"import('./sentences.js').then((it) => {json.dumps(told)}.map((each) => it.serverSaying(each)))"
+        )
+    left = {
+        each: words
+        for each, now in zip(told, said, strict=True)
+        if (words := re.findall("[a-z]{3,}", NAMES.sub("", now)))
+    }
+    assert left == {}
+    assert all(re.search("[\u4e00-\u9fff]", each) for each in said)
+
+
+async def test_a_sentence_that_is_not_known_stays_as_it_is(browser: Browser) -> None:
+    server = PageServer(small())
+    unknown = ["Something new happened.", "", "x" * 5000, "<b>no</b>", "None of many nodes takes it"]
+    async with server.serving(), browser.tab() as tab:
+        await tab.open(server.url("?lang=zh"))
+        await tab.until("document.documentElement.lang === 'zh-Hans'")
+        said = await tab.run(
+            f"import('./sentences.js').then((it) => {json.dumps(unknown)}.map((each) => it.serverSaying(each)))"
+        )
+    assert said == unknown
