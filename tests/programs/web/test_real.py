@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from gpu_device_plugin.cluster.api import NODES, PODS
+from gpu_device_plugin.cluster.api import NODES, PODS, Kind
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.config import ClusterConfig
     from tests.cluster.conftest import RealServer
+
+_TOKEN_REVIEWS = Kind("tokenreviews", group="authentication.k8s.io")
 
 pytestmark = pytest.mark.timeout(REAL_S * 3)
 
@@ -109,6 +111,26 @@ async def test_the_page_over_a_real_cluster(real: RealServer, home: Home, tmp_pa
 
         async with served_by(client, callers=ReviewedCallers(client), mode="cluster", timings=QUICK) as page:
             await tokens_of_the_cluster(page)
+
+
+async def test_all_tokens_of_an_account_are_one_user(real: RealServer) -> None:
+    """Each has a credential ID of its own, which is no part of the identity that is asked about."""
+    accounts = Kind("serviceaccounts")
+    async with Client(real.config) as client:
+        await client.create(accounts, {"metadata": {"name": "looks"}}, namespace="default")
+        callers, found = ReviewedCallers(client), []
+        for _ in range(2):
+            body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+            made = await client.create(accounts, body, namespace="default", name="looks", subresource="token")
+            review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview"}
+            spec = {"token": json.loads(made)["status"]["token"]}
+            answer = json.loads(await client.create(_TOKEN_REVIEWS, review | {"spec": spec}))
+            assert len(answer["status"]["user"]["extra"]["authentication.kubernetes.io/credential-id"]) == 1
+            found.append(await callers.caller(spec["token"]))
+        one, other = found
+        assert one is not None
+        assert one.user == "system:serviceaccount:default:looks"
+        assert one == other
 
 
 async def tokens_of_the_cluster(page: Page) -> None:
