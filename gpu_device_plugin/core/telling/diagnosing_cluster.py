@@ -42,6 +42,7 @@ ADMISSION_POLICIES = frozenset(
         "gpushare-units",
         "gpushare-node-name",
         "gpushare-placement",
+        "gpushare-mirror-pods",
         "gpushare-own-node",
         "gpushare-own-events",
     }

@@ -434,6 +434,13 @@ def test_no_step_of_learning_is_much_work_whatever_the_pods_wish() -> None:
     assert most < LINES
 
 
+def test_wishes_are_compared_with_the_models_of_a_large_cluster_step_by_step() -> None:
+    """64 names of a pod, and 200 models."""
+    nodes = {Shape((8,), (f"NVIDIA model {at}",), 32_000, 131_072): 1 for at in range(200)}
+    _, most = steps(learning({PodKind(1, 1, 1000, 1000, hostile(0)): 1.0}, nodes))
+    assert most < LINES
+
+
 def test_the_largest_knapsack_is_one_step() -> None:
     """A GPU of more cells than are told apart, and pods of every size."""
     mix = {PodKind(80 * size, 1, wishes=hostile(0)): 1.0 for size in range(1, MOST_CELLS + 1)}
