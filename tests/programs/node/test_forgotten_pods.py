@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.testing import builders
+from gpu_device_plugin.testing.builders import mirror
 from tests.names import COUNT, MEM
-from tests.programs.node.cluster_harness import cluster
+from tests.programs.node.cluster_harness import NODE, cluster
 from tests.programs.node.harness import gpus_of, pod, world
 
 if TYPE_CHECKING:
@@ -200,20 +202,19 @@ async def test_annotations_of_a_pods_owner_hold_nothing() -> None:
         assert there.node.held == made.devices(MEM)
 
 
-async def test_a_pod_that_poses_as_another_keeps_no_devices_of_that_one_and_loses_none_of_its_own() -> None:
-    """It has the annotation of a static pod's mirror, with the UID of the other."""
+async def test_a_pod_that_poses_as_the_mirror_of_another_keeps_no_devices_of_that_one() -> None:
     async with cluster() as there:
         await there.start_agent()
-        ended, forger = await there.run(pod("ended", mem=10)), await there.run(pod("forger", mem=2))
-        await there.assigned("ended", "forger")
-        there.api.patch("pods", "forger", {"metadata": {"annotations": {"kubernetes.io/config.mirror": ended.uid}}})
-        await there.node.until(lambda: len(there.cluster.living() or ()) == 2)
+        ended, other = await there.run(pod("ended", mem=10)), await there.run(pod("other", mem=2))
+        await there.assigned("ended", "other")
+        there.api.add(mirror(builders.pod("forger", node=NODE), ended.uid))
+        await there.seen("forger")
         await kubelet_loses(there.node, deleted)
-        assert there.node.held == ended.devices(MEM) | forger.devices(MEM)
+        assert there.node.held == ended.devices(MEM) | other.devices(MEM)
         await end(there, ended)
-        await there.node.until(lambda: there.node.held == forger.devices(MEM))
+        await there.node.until(lambda: there.node.held == other.devices(MEM))
         await there.node.rounds(2)
-        assert there.node.held == forger.devices(MEM)
+        assert there.node.held == other.devices(MEM)
 
 
 async def test_an_agent_that_offers_shares_of_another_size_keeps_the_size_while_forgotten_pods_have_some() -> None:
