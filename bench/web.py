@@ -279,8 +279,9 @@ async def tenants(api: str, count: int) -> list[Row]:
             ),
             Row(f"{what}, the last name", max(named), note="of pods that a tenant may see"),
             Row(f"{what}, CPU", (memory.cpu_s([reader.pid]) - cpu_s) * 1000, note="of the server, until then"),
-            Row(f"{what}, somebody else meanwhile, worst", max(waited), bar=OTHERS_BAR_MS, note=f"{len(waited)} users"),
-            Row(f"{what}, reviews of one question", reviews["most"], "", bar=1, note=f"{reviews['all']} reviews"),
+            Row(f"{what}, others meanwhile, p50", percentiles(waited)[0]),
+            Row(f"{what}, others meanwhile, worst", max(waited), bar=OTHERS_BAR_MS, note=f"{len(waited)} users"),
+            Row(f"{what}, reviews that repeat one", reviews["again"], "", bar=0, note=f"of {reviews['all']}"),
         ]
 
 

@@ -31,16 +31,13 @@ RESOURCES = ResourceSettings().offered
 STATUS = SchedulingStatus("gpushare-scheduler")
 
 
-def found(mem: int, *mibs: int, count: int = 0, kept: Kept | None = None, **more: str) -> list[NodeAnswer]:
+def found(mem: int, *mibs: int, count: int = 0, kept: Kept | None = None) -> list[NodeAnswer]:
     """Return what becomes of a pod on nodes with a GPU each that a pod uses half of."""
     limits = {RESOURCES[0].name: mem} if mem else {RESOURCES[1].name: count}
     pod = Pod("u", "default", "w", containers=(Container("main", ContainerKind.APP, 0, limits),))
     asked = ask(pod, RESOURCES)
     assert isinstance(asked, Ask)
-    nodes = [
-        node_view(f"n{number}", (size,), pod_on(f"p{number}", {0: size // 2}), **more)
-        for number, size in enumerate(mibs)
-    ]
+    nodes = [node_view(f"n{number}", (size,), pod_on(f"p{number}", {0: size // 2})) for number, size in enumerate(mibs)]
     return answers(asked, nodes, {} if kept is None else {"n0": kept}, "binpack", 1)
 
 

@@ -26,7 +26,7 @@ _REFUSED_S = 5.0
 """How long a token is remembered that is not valid: an account may just have been made."""
 _MOST_TOKENS = 1024
 """Valid ones that are remembered, and as many others: whoever reaches the port can send any number of invented ones."""
-_AT_ONCE = 8
+_AT_ONCE = 4
 _NOBODY = frozenset({"", "system:anonymous"})
 
 

@@ -23,7 +23,8 @@ KNOWN_S = 30.0
 MOST_ANSWERS = 1 << 16
 """Of all users together: 200 users who ask about 300 namespaces each."""
 _ACCESS = Kind("subjectaccessreviews", group="authorization.k8s.io")
-_AT_ONCE = 16
+_AT_ONCE = 8
+"""Enough to keep the API server busy, and few enough that the answers of one moment hold up nobody else."""
 _MOST_OF_ONE_USER = 256
 """Questions of one user that wait. His browsers ask the same ones, so only who invents namespaces has more."""
 _CREDENTIAL = "authentication.kubernetes.io/credential-id"

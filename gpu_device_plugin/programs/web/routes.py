@@ -48,7 +48,7 @@ LARGEST_VIEW = 64 << 10
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 """A name of Kubernetes: nothing else is sent to the API server."""
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_LEARN_S = 1.0
+_LEARN_S = 0.3
 """How long details wait to be told whose pods the caller may see. Names that are not known by then are left out."""
 
 

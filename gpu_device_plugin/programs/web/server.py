@@ -33,7 +33,7 @@ _MOST_HEADERS = 48
 _LONGEST_HEADER = 32 << 10
 _BODY_WITHIN_S = 10.0
 CONNECTIONS = 64
-"""To the API server. Reviews take 24 at most, details 16, figures 8, and what follows the cluster 8, so none waits."""
+"""To the API server. Reviews take 12 at most, details 16, figures 8, and what follows the cluster 8, so none waits."""
 _SOON_S = 0.02
 """Until the cluster has been read the page shows nothing, and waits for it."""
 
