@@ -20,7 +20,8 @@ async def picture(path: Path, *, dark: bool, width: int, height: int) -> None:
         )
         await tab.prefer(color_scheme="dark" if dark else "light")
         await tab.open(server.url())
-        await tab.until("document.querySelector('.card .fill') && document.querySelector('.status-live')")
+        drawn = "document.querySelector('.card .fill') && document.querySelector('#empty').hidden"
+        await tab.until(f"{drawn} && document.querySelector('.status-live')")
         await tab.picture(path)
 
 
@@ -29,6 +30,6 @@ if __name__ == "__main__":
     parser.add_argument("file", type=Path)
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--width", type=int, default=1440)
-    parser.add_argument("--height", type=int, default=760)
+    parser.add_argument("--height", type=int, default=900)
     given = parser.parse_args()
     asyncio.run(picture(given.file, dark=given.dark, width=given.width, height=given.height))

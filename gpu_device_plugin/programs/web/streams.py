@@ -125,14 +125,13 @@ class _Rights:
         self.sight = fresh
 
     async def hold(self, sight: Sight) -> None:
-        """Give others a turn, and look again if it is time, while an event is written that was begun for `sight`.
+        """Look again if it is time, while an event is written that was begun for `sight`.
 
         A reader may take its time for each chunk of it, and for all of them longer than rights last.
 
         Raises:
             _EndedError: the event must not go on.
         """
-        await asyncio.sleep(0)  # thousands of nodes are written anew for each reader who may not see all pods
         await self.look()
         if self.sight is not sight and not sight.still_granted(self.sight):
             raise _EndedError
@@ -156,6 +155,7 @@ class Streams:
         self._board = board
         self._watched = watched
         self._timing = timing
+        self._writing = asyncio.Semaphore(1)
         self.readers = 0
         """The number of open streams."""
         self._told: dict[str, int] = {}
@@ -209,7 +209,7 @@ class Streams:
             if (learning := rights.learn()) is not None:
                 await asyncio.wait({learning}, timeout=timing.learn_s)
             mark, seen, known = board.mark.value, sight.seen, rights.known
-            for chunk in self._whole(sight, stream):
+            async for chunk in self._one_by_one(self._whole(sight, stream)):
                 yield chunk
                 await rights.hold(sight)
             self._told[stream] = mark
@@ -226,7 +226,8 @@ class Streams:
                 if board.mark.value > mark or learned or rights.known != known:
                     rewritten = PARTS if learned or rights.known != known else ()
                     since, mark, seen, known = mark, board.mark.value, sight.seen, rights.known
-                    for chunk in self._changes(sight, since, learned, rewritten, stream):
+                    changes = self._changes(sight, since, learned, rewritten, stream)
+                    async for chunk in self._one_by_one(changes):
                         yield chunk
                         await rights.hold(sight)
                     self._told[stream] = mark
@@ -234,6 +235,19 @@ class Streams:
                 if time.monotonic() >= pulse_at:
                     pulse_at = time.monotonic() + timing.pulse_s
                     yield _message("pulse", b'{"read":' + self._read() + b"}")
+
+    async def _one_by_one(self, chunks: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+        """Yield the chunks of an event. Of all streams one writes at a time, and between two chunks others have a turn.
+
+        Thousands of nodes may be written anew for each reader who may not see all pods, and hundreds may come at once.
+        """
+        while True:
+            async with self._writing:
+                await asyncio.sleep(0)
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            yield chunk
 
     def _changes(
         self, sight: Sight, since: int, learned: Collection[str], rewritten: Collection[str], stream: str

@@ -34,7 +34,7 @@ from tests.programs.web.harness import QUICK, Stream, served, served_by
 from tests.reports import part, written
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 
 READABLE = {("list", "pods"), ("watch", "pods"), ("get", "pods"), ("list", "events")}
 
@@ -955,3 +955,29 @@ async def test_a_request_does_not_wait_for_ever_for_the_api_server(api: ApiServe
             502,
             {"error": "The API server did not answer within 0.1 s; try again."},
         )
+
+
+async def test_of_many_streams_that_begin_at_once_one_writes_at_a_time(api: ApiServer) -> None:
+    """Whoever else asks has a turn after each, not after all of them."""
+    api.add(node("gpu-1", mem=15, count=1))
+    users = Users(ann={""})
+    async with served(api, callers=users) as page:
+        await eventually(lambda: page.server.board.complete)
+        caller = await users.caller("ann")
+        assert caller is not None
+        streams = Streams(page.server.board, page.server.watched, Views())
+        events = [await streams.events(caller, lambda: users.caller("ann")) for _ in range(20)]
+        turn = 0
+        written: list[int] = []
+
+        async def read(parts: AsyncGenerator[bytes, None]) -> None:
+            await anext(parts)
+            written.append(turn)
+
+        reading = [asyncio.ensure_future(read(each)) for each in events]
+        while not all(each.done() for each in reading):
+            await asyncio.sleep(0)
+            turn += 1
+        assert len(set(written)) == 20
+        for each in events:
+            await each.aclose()
