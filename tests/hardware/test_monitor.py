@@ -273,7 +273,7 @@ async def test_b11_gpus_that_nobody_could_read_for_long_are_not_offered(
         ("no-library", "runtime class nvidia"),
         ("no-driver", "load the NVIDIA kernel module"),
         ("no-permission", "NVIDIA_VISIBLE_DEVICES=all"),
-        ("version-mismatch", "restart the container"),
+        ("version-mismatch", "restart it, and reboot the node"),
     ],
 )
 async def test_b1_a_driver_that_is_missing_is_told_with_advice_and_found_when_it_comes(
@@ -331,7 +331,7 @@ async def test_b5_a_library_left_behind_by_an_upgrade_ends_the_agent(described: 
     await hardware.view.after(0)
     gpus.now(failure="version-mismatch")
     async with patience(hardware):
-        with pytest.raises(HardwareContextLost, match="restart the container"):
+        with pytest.raises(HardwareContextLost, match="restart it, and reboot the node"):
             await run
     assert healthy(hardware.view.value) == [True, True]
 

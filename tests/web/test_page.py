@@ -663,7 +663,7 @@ async def test_a_page_is_told_nothing_of_agents_that_had_no_time_to_answer_yet(b
         await tab.until("document.querySelector('.card .part')")
         assert await tab.run("document.querySelector('#notes').hidden")
         server.change(figures={"source": "nodes", "why": "no node agent can be read"})
-        await tab.until("document.querySelector('#notes').innerText.includes('no node agent can be read')")
+        await tab.until("document.querySelector('#notes').innerText.includes('No node agent can be read')")
 
 
 async def test_a_single_figure_that_is_unknown_is_not_shown_as_zero(browser: Browser) -> None:

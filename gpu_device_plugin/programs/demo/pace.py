@@ -106,7 +106,7 @@ def keys(stream: TextIO, press: Callable[[str], None]) -> Iterator[bool]:
 
     def stop() -> None:
         leave()
-        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.raise_signal(signal.SIGSTOP)
 
     take()
     loop.add_reader(terminal, read)

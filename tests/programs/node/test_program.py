@@ -360,4 +360,4 @@ async def test_a_profile_that_cannot_be_written_down_is_no_reason_to_stop(caplog
 
 
 def test_what_is_remembered_shows_itself(tmp_path: Path) -> None:
-    assert repr(StateFile(tmp_path, PROFILE)) == "<StateFile gpushare/profile: None>"
+    assert repr(StateFile(tmp_path, PROFILE)) == "<StateFile gpushare/profile>"
