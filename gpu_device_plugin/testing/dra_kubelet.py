@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -269,11 +270,7 @@ class DraKubelet:
         while True:
             await self.looks.wait()
             # A kubelet is told of every new file; one with the name and the inode of an old one is new all the same.
-            there = {
-                str(path): path.stat().st_ctime_ns
-                for path in sorted(self.registry.glob("**/*.sock"))
-                if path.is_socket()
-            }
+            there = {str(path): made for path in sorted(self.registry.glob("**/*.sock")) if (made := _made(path))}
             for path in [path for path, made in seen.items() if there.get(path) != made]:
                 del seen[path]
                 self._deregister(path)
@@ -360,6 +357,15 @@ class DraKubelet:
             except aio.AioRpcError:
                 pass
             await asyncio.sleep(self.retry_s)
+
+
+def _made(path: Path) -> int:
+    """Return when a socket was made, in nanoseconds; 0 if it is none, or has gone since it was listed."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0
+    return found.st_ctime_ns if stat.S_ISSOCK(found.st_mode) else 0
 
 
 def _status(error: str) -> pluginregistration_pb2.RegistrationStatus:
