@@ -238,6 +238,7 @@ async def test_instances_that_an_owner_wrote_on_a_pod_are_taken_off_or_corrected
                 not any("gpu-device-plugin/mig-instances" in there.annotations(name) for name in ("plain", "waiting"))
             )
         )
+        await there.node.healthy_is(ONE_G, 3)
         there.create(asking("liar", ONE_G), annotations=forged)
         await there.bind("liar")
         made = await there.admit(there.known(asking("liar", ONE_G)))
