@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.core.worth.packing import packed_values, prices_of_sizes
 from gpu_device_plugin.core.worth.shapes import needs_gpus
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.worth.mix import PodKind
     from gpu_device_plugin.core.worth.shapes import GpuKind, Shape
+
+T = TypeVar("T")
 
 WANTED = 0.5
 """How much of the difference counts between GPUs that many pods may have and those that few may have."""
@@ -93,13 +95,17 @@ def cell(free: int, size: int) -> int:
 
 def learn(mix: Mapping[PodKind, float], nodes: Mapping[Shape, int]) -> Tables:
     """Return the tables for a mix of pods on these nodes; see `learning`."""
-    steps = learning(mix, nodes)
+    return finished(learning(mix, nodes))
+
+
+def finished(steps: Generator[None, None, T]) -> T:
+    """Take all steps at once, and return their result."""
     try:
         while True:
             next(steps)
     except StopIteration as end:
-        tables: Tables = end.value
-        return tables
+        found: T = end.value
+        return found
 
 
 def learning(mix: Mapping[PodKind, float], nodes: Mapping[Shape, int]) -> Generator[None, None, Tables]:

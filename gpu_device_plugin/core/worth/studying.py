@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.worth.learning import learning, mean_gpu
+from gpu_device_plugin.core.worth.learning import finished, learning, mean_gpu
 from gpu_device_plugin.core.worth.mix import joined
 from gpu_device_plugin.core.worth.trial import trying
 
@@ -45,13 +45,7 @@ class Study:
 
 def studied(mix: Mix, nodes: Mapping[Shape, int]) -> Study:
     """Return the study of a mix on these nodes; see `studying`."""
-    steps = studying(mix, nodes)
-    try:
-        while True:
-            next(steps)
-    except StopIteration as end:
-        found: Study = end.value
-        return found
+    return finished(studying(mix, nodes))
 
 
 def studying(mix: Mix, nodes: Mapping[Shape, int]) -> Generator[None, None, Study]:

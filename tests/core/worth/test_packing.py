@@ -8,17 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_device_plugin.core.worth.learning import finished
 from gpu_device_plugin.core.worth.packing import packed_values, prices_of_sizes
 
 
 def prices(demand: dict[int, float], capacity: int) -> dict[int, float]:
-    steps = prices_of_sizes(demand, capacity)
-    try:
-        while True:
-            next(steps)
-    except StopIteration as end:
-        found: dict[int, float] = end.value
-        return found
+    return finished(prices_of_sizes(demand, capacity))
 
 
 def test_one_size_costs_its_part_of_a_gpu_that_it_fills() -> None:

@@ -149,16 +149,22 @@ async def test_after_a_reboot_nothing_of_before_counts() -> None:
         assert there.node.held == set()
 
 
+async def one_deleted_while_nothing_runs(there: Cluster) -> tuple[Pod, Pod]:
+    """Stop agent and kubelet of two pods, and delete one of them in the API; return that one and the other."""
+    await there.start_agent()
+    gone, stays = await there.run(pod("gone", mem=10)), await there.run(pod("stays", mem=6))
+    await there.assigned("gone", "stays")
+    await there.node.confirmed()
+    await there.node.rounds(1)
+    await there.node.stop_agent()
+    await there.node.kubelet.stop()
+    there.api.delete("pods", "gone")
+    return gone, stays
+
+
 async def test_pods_that_were_deleted_while_neither_kubelet_nor_agent_ran_hold_nothing() -> None:
     async with cluster() as there:
-        await there.start_agent()
-        gone, stays = await there.run(pod("gone", mem=10)), await there.run(pod("stays", mem=6))
-        await there.assigned("gone", "stays")
-        await there.node.confirmed()
-        await there.node.rounds(1)
-        await there.node.stop_agent()
-        await there.node.kubelet.stop()
-        there.api.delete("pods", "gone")
+        gone, stays = await one_deleted_while_nothing_runs(there)
         await there.node.kubelet.delete(gone, force=True)
         there.node.kubelet.checkpoint.unlink()
         await there.node.kubelet.start()
@@ -168,14 +174,7 @@ async def test_pods_that_were_deleted_while_neither_kubelet_nor_agent_ran_hold_n
 
 async def test_while_the_api_is_away_all_of_them_count_until_it_is_back() -> None:
     async with cluster() as there:
-        await there.start_agent()
-        gone, stays = await there.run(pod("gone", mem=10)), await there.run(pod("stays", mem=6))
-        await there.assigned("gone", "stays")
-        await there.node.confirmed()
-        await there.node.rounds(1)
-        await there.node.stop_agent()
-        await there.node.kubelet.stop()
-        there.api.delete("pods", "gone")
+        gone, stays = await one_deleted_while_nothing_runs(there)
         await there.node.kubelet.delete(gone)
         there.node.kubelet.checkpoint.unlink()
         away = {"api": "http://127.0.0.1:9"}
