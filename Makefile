@@ -96,7 +96,7 @@ picture: $(VENV)/.ready  ## the picture of the page in README.md, by a headless 
 	$(BIN)/python -m tests.web.picture docs/img/page.png
 
 docs: $(VENV)/.ready  ## build the documentation as a site, in build/site
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 mutants: $(VENV)/.ready  ## mutation-test the core, for an hour; ARGS='gpu_device_plugin.core.cluster.asking.*' tests one module
 	rm -rf mutants  # mutmut would reuse its earlier results although tests have changed

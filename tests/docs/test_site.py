@@ -45,21 +45,21 @@ class Shapes(HTMLParser):
         self._main = 0
         self.feed(html)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag: str, _attrs: list[tuple[str, str | None]]) -> None:
         """Look at nothing outside the part of the page that is its text, if it says which that is."""
-        if tag == "div" and (self._main or dict(attrs).get("role") == "main"):
+        if tag == "article":
             self._main += 1
         if tag in self.counted and self._main:
             self.found[tag] += 1
 
     def handle_endtag(self, tag: str) -> None:
-        if tag == "div" and self._main:
+        if tag == "article":
             self._main -= 1
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_a_page_has_the_shape_that_it_has_on_github(page: Path, site: Path) -> None:
-    html = f'<div role="main">{MarkdownIt("commonmark").enable("table").render(text_of(page))}</div>'
+    html = f"<article>{MarkdownIt('commonmark').enable('table').render(text_of(page))}</article>"
     name = "index.html" if page.name == "README.md" else f"{page.stem}.html"
     made = site / page.parent.relative_to(DOCS) / name
     assert Shapes(text_of(made)).found == Shapes(html).found
