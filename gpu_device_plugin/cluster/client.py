@@ -21,8 +21,7 @@ import msgspec
 
 from gpu_device_plugin.cluster.answers import events, page_of, read
 from gpu_device_plugin.cluster.api import PODS, selectors, version_number
-from gpu_device_plugin.cluster.config import ClusterConfigError
-from gpu_device_plugin.cluster.credentials import Credentials
+from gpu_device_plugin.cluster.config import ClusterConfigError, Credentials
 from gpu_device_plugin.cluster.errors import ApiError, Call, UnauthorizedError, UnavailableError, error_from
 from gpu_device_plugin.cluster.transport import translated
 

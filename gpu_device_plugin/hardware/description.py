@@ -45,8 +45,8 @@ import re
 from itertools import combinations
 
 from gpu_device_plugin.hardware import driver, forms
+from gpu_device_plugin.hardware.forms import DescriptionError, Where
 from gpu_device_plugin.hardware.models import MODELS
-from gpu_device_plugin.hardware.places import DescriptionError, Where
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpu_device_plugin.hardware.driver import LinkRecord
-    from gpu_device_plugin.hardware.forms import Reader
-    from gpu_device_plugin.hardware.places import Fields, Readers
+    from gpu_device_plugin.hardware.forms import Fields, Reader, Readers
 
 _NO_MODEL = ("Fake GPU", 0, 0, 0, None)
 _DRIVER_VERSION = "580.65.06"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.hardware.mig_profiles import SIZES, gpu_instance, memory_slices, profiles_of
+from gpu_device_plugin.hardware.models import SIZES, gpu_instance, memory_slices, profiles_of
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gpu_device_plugin.hardware.mig_profiles import Profile
-    from gpu_device_plugin.hardware.places import Fields
+    from gpu_device_plugin.hardware.forms import Fields
+    from gpu_device_plugin.hardware.models import Profile
 
 _PART = re.compile(r"(?P<compute>[1-9])c\.(?P<profile>.+)", re.ASCII)
 # /proc/driver/nvidia-caps/mig-minors lists all that a GPU can ever have: 15 GPU instances of 8 compute instances each.

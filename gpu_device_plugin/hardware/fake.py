@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.description import read
 from gpu_device_plugin.hardware.driver import HardwareError
-from gpu_device_plugin.hardware.places import DescriptionError
+from gpu_device_plugin.hardware.forms import DescriptionError
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         UseRecord,
         XidRecord,
     )
-    from gpu_device_plugin.hardware.places import Fields
+    from gpu_device_plugin.hardware.forms import Fields
 
 _LOOK_EVERY_S = 0.02
 _NOT_FOUND, _FUNCTION_NOT_FOUND = 6, 13  # NVML's codes

@@ -1,18 +1,23 @@
-"""The forms of values in descriptions of fake hardware: each reader raises a ValueError that names the right form."""
+"""Values in descriptions of fake hardware: their forms, and the places that errors name.
+
+Each reader raises a ValueError that names the right form.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 
-from gpu_device_plugin.core.model.memory import parse_mib
+from gpu_device_plugin.core.model.memory import InvalidSizeError, parse_mib
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import Any, TypeAlias
 
+    Fields: TypeAlias = dict[str, Any]
     Reader: TypeAlias = Callable[[Any], Any]
+    Readers: TypeAlias = Mapping[str, Reader]
 
 _DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>ms|s|m|h)", re.ASCII)
 _MOST_PERCENT = 100
@@ -89,3 +94,47 @@ def level(names: Sequence[str]) -> Reader:
     """Read a name as its position among `names`."""
     name = one_of(names)
     return lambda value: names.index(name(value))
+
+
+class DescriptionError(ValueError):
+    """An invalid description. The message names the place in it and the accepted values."""
+
+
+class Where:
+    """One place of a description."""
+
+    def __init__(self, source: str, path: str = "") -> None:
+        self._source = source
+        self._path = path
+
+    def inside(self, name: str) -> Where:
+        """Return the place of a key within a mapping."""
+        return Where(self._source, f"{self._path}.{name}" if self._path else name)
+
+    def item(self, position: int) -> Where:
+        """Return the place of an item of a list."""
+        return Where(self._source, f"{self._path}[{position}]")
+
+    def error(self, message: str) -> DescriptionError:
+        """Return an error that names this place."""
+        return DescriptionError(": ".join(part for part in (self._source, self._path, message) if part))
+
+    def list(self, value: object) -> list[Any]:
+        """Read a list."""
+        if not isinstance(value, list):
+            raise self.error(f"{value!r} is not a list")
+        return value
+
+    def fields(self, value: object, known: Readers) -> Fields:
+        """Read a mapping with some of the `known` keys, each value by its reader."""
+        if not isinstance(value, dict):
+            raise self.error(f"{value!r} is not a mapping; it may have the keys {', '.join(known)}")
+        fields = {}
+        for key, raw in value.items():
+            if key not in known:
+                raise self.error(f"unknown key {key!r}; known are {', '.join(known)}")
+            try:
+                fields[key] = known[key](raw)
+            except (ValueError, InvalidSizeError) as error:
+                raise self.inside(key).error(str(error)) from error
+        return fields

@@ -105,7 +105,7 @@ class Hardware:
             version_files: files in which the kernel states its driver's version, in order of preference.
 
         Raises:
-            gpu_device_plugin.hardware.places.DescriptionError: `source` is an invalid description.
+            gpu_device_plugin.hardware.forms.DescriptionError: `source` is an invalid description.
         """
         if source != "nvml":
             from gpu_device_plugin.hardware.description import read  # noqa: PLC0415 - not needed on real hardware

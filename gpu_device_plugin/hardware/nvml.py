@@ -8,7 +8,7 @@ import time
 
 import pynvml
 
-from gpu_device_plugin.hardware import driver, library, nvml_calls, nvml_links, nvml_use
+from gpu_device_plugin.hardware import driver, nvml_calls, nvml_links, nvml_use
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.nvml_calls import LOST, MIB, NO_PERMISSION, text
 
@@ -412,7 +412,7 @@ def _address(handle: Any) -> int:
 def _opening_failed(error: Any) -> HardwareError:
     # pynvml reports a library that cannot be loaded as missing; the error's context is the loader's error.
     if error.value == _NO_LIBRARY and isinstance(error.__context__, OSError):
-        return library.failed(error.__context__)
+        return nvml_calls.failed(error.__context__)
     kind = _KINDS.get(error.value, driver.OTHER)
     return HardwareError(kind, f"opening NVML (libnvidia-ml.so.1) failed: {text(error)}")
 

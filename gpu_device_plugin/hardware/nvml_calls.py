@@ -1,9 +1,15 @@
-"""Call functions of NVML that a driver, a GPU or pynvml may lack, or answer in another version."""
+"""Call functions of NVML that a driver, a GPU or pynvml may lack, and explain why the library cannot be loaded."""
 
 from __future__ import annotations
 
+import os
+
+from gpu_device_plugin.hardware import driver
+from gpu_device_plugin.hardware.driver import HardwareError
+
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 NO_PERMISSION = 4
@@ -74,3 +80,62 @@ def process_count(nvml: Any, handle: Any) -> int | None:
 def text(error: Any) -> str:
     """Return an error in NVML's words, with its code."""
     return f"{error} ({error.value})"
+
+
+NAME = "libnvidia-ml.so.1"
+_NOT_FOUND = f"{NAME}: cannot open shared object file"
+"""The loader also raises this for a file that it skips because it was built for another machine."""
+_CONFIGURED = "/etc/ld.so.conf.d"
+# e_machine of <elf.h>
+_MACHINES = {3: "x86", 21: "ppc64le", 40: "arm", 62: "x86-64", 183: "aarch64", 243: "riscv"}
+
+
+def failed(loader: OSError) -> HardwareError:
+    """Translate the error that the loader raised for `NAME`."""
+    words = str(loader)
+    path = next((path for path in _candidates() if os.path.lexists(path)), None)
+    if path is None and words.startswith(_NOT_FOUND):
+        return HardwareError(driver.NO_LIBRARY, f"opening NVML ({NAME}) failed: {words}")
+    other = "" if path is None else _other_machine(path)
+    return HardwareError(
+        driver.UNUSABLE_LIBRARY, f"loading {path or NAME} failed: {words}{f' ({other})' if other else ''}"
+    )
+
+
+def _candidates() -> Iterator[str]:
+    """Yield the paths that the loader searches, in its order."""
+    machine = os.uname().machine
+    usual = (f"/lib/{machine}-linux-gnu", f"/usr/lib/{machine}-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
+    for folder in (*os.environ.get("LD_LIBRARY_PATH", "").split(":"), *_configured(), *usual):
+        if folder:
+            yield f"{folder}/{NAME}"
+
+
+def _configured() -> Iterator[str]:
+    try:
+        for name in sorted(os.listdir(_CONFIGURED)):  # noqa: PTH208 - pathlib costs 1 MB
+            with open(f"{_CONFIGURED}/{name}", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - as above
+                yield from (line.strip() for line in file if line.startswith("/"))
+    except OSError:
+        return
+
+
+def _other_machine(path: str) -> str:
+    """Describe the machine that a file was built for; empty if it is this one or unknown."""
+    built, ours = _machine(path), _machine("/proc/self/exe")
+    if built is None or built == ours:
+        return ""
+    names = (_MACHINES.get(each or 0, f"machine {each}") for each in (built, ours))
+    return "it was built for {}, and this image for {}".format(*names)
+
+
+def _machine(path: str) -> int | None:
+    """Return e_machine of an ELF file; None if the file cannot be read or is not ELF."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - as above
+            head = file.read(20)
+    except OSError:
+        return None
+    if head[:4] != b"\x7fELF" or len(head) < 20:
+        return None
+    return int.from_bytes(head[18:20], "little" if head[5] == 1 else "big")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.cluster.errors import ForbiddenError
-from gpu_device_plugin.cluster.node_condition import NodeCondition
+from gpu_device_plugin.cluster.node import NodeCondition
 from gpu_device_plugin.core.node.gpu_condition import GpuCondition
 from gpu_device_plugin.testing.builders import node
 from gpu_device_plugin.testing.cluster import Answer, Garbage

@@ -12,8 +12,8 @@ from gpu_device_plugin.core.node.health import RecoveryAction
 from gpu_device_plugin.hardware.description import ACTIONS, CLOSENESS, read
 from gpu_device_plugin.hardware.driver import CONTEXT_LOST, OTHER, HardwareError
 from gpu_device_plugin.hardware.fake import Fake
+from gpu_device_plugin.hardware.forms import DescriptionError
 from gpu_device_plugin.hardware.models import MODELS
-from gpu_device_plugin.hardware.places import DescriptionError
 
 if TYPE_CHECKING:
     from pathlib import Path

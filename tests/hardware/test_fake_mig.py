@@ -9,9 +9,8 @@ import pytest
 from gpu_device_plugin.core.model.mig import profile_name
 from gpu_device_plugin.hardware.description import read
 from gpu_device_plugin.hardware.fake import Fake
-from gpu_device_plugin.hardware.mig_profiles import SIZES, profiles_of
-from gpu_device_plugin.hardware.models import MODELS
-from gpu_device_plugin.hardware.places import DescriptionError
+from gpu_device_plugin.hardware.forms import DescriptionError
+from gpu_device_plugin.hardware.models import MODELS, SIZES, profiles_of
 from tests.hardware.test_fake import Clock, opened, written
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from gpu_device_plugin.core.node.health import Belief, Rules
 from gpu_device_plugin.core.node.use import GpuProcess, GpuReading
 from gpu_device_plugin.core.node.xids import Verdict
 from gpu_device_plugin.hardware.beliefs import HardwareView, HealthChange, State, XidSeen
+from gpu_device_plugin.hardware.forms import DescriptionError
 from gpu_device_plugin.hardware.messages import MOST_BYTES, CgroupLimit
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, Timings
-from gpu_device_plugin.hardware.places import DescriptionError
 from tests.patience import eventually, patience, stretched
 
 Watching = Callable[..., AbstractAsyncContextManager[Hardware]]

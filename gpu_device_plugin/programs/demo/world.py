@@ -24,8 +24,8 @@ from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.offers import offers
 from gpu_device_plugin.core.node.over_use import Rules
+from gpu_device_plugin.hardware.forms import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware
-from gpu_device_plugin.hardware.places import DescriptionError
 from gpu_device_plugin.kubelet.procfs import PROC
 from gpu_device_plugin.programs.demo.pods import Pods
 from gpu_device_plugin.programs.demo.processes import Processes

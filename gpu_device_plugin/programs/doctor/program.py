@@ -36,8 +36,8 @@ from gpu_device_plugin.core.telling.diagnosing import Unknown, examine, exit_cod
 from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
 from gpu_device_plugin.core.telling.node_symptoms import NO_PROFILES, ApiSeen, NodeSymptoms, Profiles
 from gpu_device_plugin.hardware.beliefs import HardwareView, State
+from gpu_device_plugin.hardware.forms import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, Timings
-from gpu_device_plugin.hardware.places import DescriptionError
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.listening import is_listened_to, listened_to
 from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, listed_pods

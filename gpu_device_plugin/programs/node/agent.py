@@ -30,8 +30,8 @@ from gpu_device_plugin.core.node.refusals import ADVICE
 from gpu_device_plugin.core.node.rungs import wanted
 from gpu_device_plugin.core.node.serving import Way
 from gpu_device_plugin.hardware.beliefs import State
+from gpu_device_plugin.hardware.forms import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware
-from gpu_device_plugin.hardware.places import DescriptionError
 from gpu_device_plugin.kubelet import cgroupfs, procfs
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from gpu_device_plugin.kubelet.records import KubeletRecords

@@ -8,8 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.errors import ApiError
-from gpu_device_plugin.cluster.node import NodeNotes
-from gpu_device_plugin.cluster.node_condition import NodeCondition
+from gpu_device_plugin.cluster.node import NodeCondition, NodeNotes
 from gpu_device_plugin.core.contract.cleanup import our_annotations, our_labels, switched_on
 from gpu_device_plugin.core.contract.keys import SWITCH_LABEL, SWITCHED_ON
 

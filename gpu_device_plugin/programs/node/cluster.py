@@ -19,8 +19,7 @@ from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.cluster.events import About, EventWriter, about_node
 from gpu_device_plugin.cluster.evictions import evict
-from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
-from gpu_device_plugin.cluster.node_condition import NodeCondition
+from gpu_device_plugin.cluster.node import NodeCondition, NodeNotes, NodeSelf
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.podwriter import PodWriter
 from gpu_device_plugin.core.contract import instances
