@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.nodeuse import write_node_use
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
+from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares, share_id
 from gpu_device_plugin.core.node.cgroups import CgroupOwner, owner_of_process
-from gpu_device_plugin.core.node.holdings import Allocated, holdings
+from gpu_device_plugin.core.node.holdings import holdings
 from gpu_device_plugin.core.node.use import GpuProcess, GpuReading, attribute
 from gpu_device_plugin.core.node.use_notes import node_use
 from gpu_device_plugin.hardware.beliefs import State
@@ -51,13 +52,13 @@ def sleeping(count: int) -> Iterator[Sequence[int]]:
             os.waitpid(pid, 0)
 
 
-def node() -> tuple[Shares, tuple[Allocated, ...], tuple[Pod, ...], dict[int, CgroupOwner | None]]:
+def node() -> tuple[Shares, tuple[DeviceHold, ...], tuple[Pod, ...], dict[int, CgroupOwner | None]]:
     """Return a node full of pods with one share each, and the owners of processes that are spread over them."""
     gpus = tuple(Gpu(f"GPU-{n}", n, "NVIDIA H200", 143_771) for n in range(GPUS))
     shares = Shares(1024).with_inventory(Inventory(gpus))
     ids = {f"uid-{n}": f"{n:064x}" for n in range(PODS)}
     given = tuple(
-        Allocated(uid, "main", Kind.MEMORY, frozenset({share_id(f"GPU-{n % GPUS}", n // GPUS)}))
+        DeviceHold(uid, "main", Kind.MEMORY, frozenset({share_id(f"GPU-{n % GPUS}", n // GPUS)}))
         for n, uid in enumerate(ids)
     )
     pods = tuple(Pod(uid, "default", uid, container_ids={"main": name}) for uid, name in ids.items())

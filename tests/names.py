@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from gpu_device_plugin.core.model.resources import Kind, Names
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 
 MEM = GPU_MEM
 COUNT = GPU_COUNT
+OURS = Names({MEM: Kind.MEMORY, COUNT: Kind.COUNT}, "aliyun.com")
+"""Of all resources that the agent may serve."""

@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpu_device_plugin import files
 from gpu_device_plugin.core.contract import variables
+from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.kubelet.sockets import advice
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
     from pathlib import Path
+
+    from gpu_device_plugin.core.model.resources import Names
 
 NAME = "kubelet_internal_checkpoint"
 _LARGEST = 64 << 20
@@ -40,37 +44,21 @@ class CheckpointUnreadableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """The devices of one resource that are allocated to one container."""
-
-    pod_uid: str
-    container: str
-    resource: str
-    device_ids: frozenset[str]
-    rung: str = ""
-    """The `core.model.limits.Rung` in the answer that the container got; empty: the answer names none. The rest of the
-    answer, with the container's variables, is not kept."""
-
-
-@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The content of the file. A missing file counts as empty: the kubelet creates it with the first device list."""
 
-    entries: tuple[Entry, ...] = ()
+    holds: tuple[DeviceHold, ...] = ()
+    """Of all resources."""
     registered: frozenset[str] = frozenset()
     """Resources that were registered by plugins when the file was written."""
     stamp: Stamp | None = None
 
-    def device_ids(self, resources: Container[str]) -> frozenset[str]:
-        """Return all allocated device IDs of these resources."""
-        return frozenset().union(*(entry.device_ids for entry in self.entries if entry.resource in resources))
-
-    def by_pod(self, resources: Container[str]) -> Mapping[str, frozenset[str]]:
-        """Return the device IDs of these resources that are allocated to each pod, by pod UID."""
+    def by_pod(self, kinds: Container[Kind | None] = frozenset(Kind)) -> Mapping[str, frozenset[str]]:
+        """Return the device IDs of our resources of these kinds that are allocated to each pod, by pod UID."""
         found: dict[str, frozenset[str]] = {}
-        for entry in self.entries:
-            if entry.resource in resources:
-                found[entry.pod_uid] = found.get(entry.pod_uid, frozenset()) | entry.device_ids
+        for hold in self.holds:
+            if hold.kind in kinds:
+                found[hold.pod_uid] = found.get(hold.pod_uid, frozenset()) | hold.device_ids
         return found
 
 
@@ -89,8 +77,8 @@ def stamp_of(path: Path) -> Stamp | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def read(path: Path) -> Checkpoint:
-    """Read the checkpoint, which lists device IDs by NUMA node.
+def read(path: Path, names: Names) -> Checkpoint:
+    """Read the checkpoint, which lists device IDs by NUMA node; `names` are those of our resources.
 
     Raises:
         CheckpointUnreadableError: the file exists and cannot be read or parsed.
@@ -110,26 +98,34 @@ def read(path: Path) -> Checkpoint:
         ) from error
     try:
         data: Any = json.loads(content)["Data"]
-        entries = tuple(_entry(each) for each in data.get("PodDeviceEntries") or ())
+        holds = tuple(_hold(entry, names) for entry in data.get("PodDeviceEntries") or ())
         registered = frozenset(data.get("RegisteredDevices") or ())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointUnreadableError(
             f"the kubelet's checkpoint {path} is damaged ({type(error).__name__}); the kubelet rewrites it after the "
             "next device list, and until then no further device is allocated"
         ) from error
-    return Checkpoint(entries, registered, (found.st_ino, found.st_mtime_ns, found.st_size))
+    return Checkpoint(holds, registered, (found.st_ino, found.st_mtime_ns, found.st_size))
 
 
-def _entry(found: Any) -> Entry:
-    by_numa_node: Any = found["DeviceIDs"] or {}
-    names: frozenset[Any] = frozenset().union(*(ids or () for ids in by_numa_node.values()))
-    if not set(map(type, names)) <= {str}:
+def _hold(entry: Any, names: Names) -> DeviceHold:
+    """Return an entry of the file. Of the answer that the container got, only the means of limiting is kept."""
+    by_numa_node: Any = entry["DeviceIDs"] or {}
+    device_ids: frozenset[Any] = frozenset().union(*(ids or () for ids in by_numa_node.values()))
+    if not set(map(type, device_ids)) <= {str}:
         raise TypeError("device IDs must be strings")
-    rung = _rung(found.get("AllocResp"))
-    return Entry(str(found["PodUID"]), str(found["ContainerName"]), str(found["ResourceName"]), names, rung)
+    resource = str(entry["ResourceName"])
+    return DeviceHold(
+        str(entry["PodUID"]),
+        str(entry["ContainerName"]),
+        names.kind_of(resource),
+        device_ids,
+        through=resource,
+        rung=_rung(entry.get("AllocResp")),
+    )
 
 
-def _rung(answer: Any) -> str:
+def _rung(answer: Any) -> Rung | None:
     """Find the means of limiting in a plugin's answer; parsing it whole would take twice as long.
 
     An older agent does not name it, and asks the driver for a limit by other variables.
@@ -137,8 +133,8 @@ def _rung(answer: Any) -> str:
     try:
         content = binascii.a2b_base64(answer)
     except (ValueError, TypeError):  # the answer is the kubelet's affair: we need no more of it than this word
-        return ""
+        return None
     if (found := content.find(_RUNG)) >= 0:
         value = found + len(_RUNG)
-        return _WORDS.get(content[value : value + 1 + sum(content[value : value + 1])], "")
-    return Rung.DRIVER if _LIMITED_BY_DRIVER in content else ""
+        return _WORDS.get(content[value : value + 1 + sum(content[value : value + 1])])
+    return Rung.DRIVER if _LIMITED_BY_DRIVER in content else None

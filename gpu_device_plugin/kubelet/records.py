@@ -13,9 +13,10 @@ from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError,
 from gpu_device_plugin.kubelet.sockets import KUBELET_SOCKET, identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
+    from gpu_device_plugin.core.model.resources import Names
     from gpu_device_plugin.core.node.ended_pods import PodsInApi
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint
 
@@ -30,7 +31,7 @@ class KubeletRecords:
         self,
         directory: Path,
         pod_resources: Path,
-        resources: Container[str],
+        names: Names,
         *,
         listener: Callable[[], int | None] = lambda: None,
         in_api: Callable[[], PodsInApi | None] = lambda: None,
@@ -40,14 +41,14 @@ class KubeletRecords:
         Args:
             directory: the kubelet's device-plugin directory.
             pod_resources: its PodResources socket.
-            resources: the names of our resources.
+            names: those of our resources.
             listener: returns a number for the kubelet process that listens to us, None while there is none.
             in_api: returns the pods of this node in the API; None where this kubelet's two records suffice.
         """
         self._checkpoint = directory / checkpoint.NAME
         self._registration = directory / KUBELET_SOCKET
         self._pod_resources = pod_resources
-        self.resources = resources
+        self.names = names
         self._listener = listener
         self._in_api = in_api
         self._endings = EndedPods()
@@ -59,7 +60,7 @@ class KubeletRecords:
 
     def recorded(self) -> Checkpoint:
         """Read the checkpoint. Raises CheckpointUnreadableError."""
-        return checkpoint.read(self._checkpoint)
+        return checkpoint.read(self._checkpoint, self.names)
 
     def stamp(self) -> checkpoint.Stamp | None:
         """Return the identity of the checkpoint's current version. Raises CheckpointUnreadableError."""
@@ -89,7 +90,7 @@ class KubeletRecords:
     def held(self, found: Checkpoint) -> frozenset[str]:
         """Return the IDs that a checkpoint shows for pods not known to have ended."""
         over = self.over
-        by_pod = found.by_pod(self.resources)
+        by_pod = found.by_pod()
         return frozenset().union(*(ids for uid, ids in by_pod.items() if uid not in over))
 
     async def listed(self) -> frozenset[str] | None:
@@ -110,11 +111,11 @@ class KubeletRecords:
         if found is None:
             return False
         self._look(listener, recorded, found)
-        return recorded.by_pod(self.resources).keys() <= self.named | self._endings.over
+        return recorded.by_pod().keys() <= self.named | self._endings.over
 
     async def _list(self) -> Mapping[str, frozenset[str]] | None:
         try:
-            return await listed_pods(self._pod_resources, self.resources)
+            return await listed_pods(self._pod_resources, self.names)
         except PodResourcesUnavailableError:
             return None
 
@@ -123,12 +124,12 @@ class KubeletRecords:
         before, in_api = self._shown(), self._in_api()
         self._endings, self._shown_by = EndedPods(), None
         if in_api is not None and listener is not None and listener == self._listener():
-            self._endings = before.after(recorded.by_pod(self.resources), listed, in_api)
+            self._endings = before.after(recorded.by_pod(), listed, in_api)
             self._shown_by = listener
 
     def _stale(self, recorded: Checkpoint, listed: Mapping[str, frozenset[str]]) -> frozenset[str]:
         in_api = self._in_api()
-        return frozenset() if in_api is None else self._shown().stale(recorded.by_pod(self.resources), listed, in_api)
+        return frozenset() if in_api is None else self._shown().stale(recorded.by_pod(), listed, in_api)
 
     def _shown(self) -> EndedPods:
         """Return the ended pods, as shown by the kubelet process that listens to us now."""
@@ -168,10 +169,10 @@ class KubeletRecords:
         written = await self._written_after(before, patience_s)
         # After a restart the kubelet lists nothing for a while. An empty List counts only together with a checkpoint
         # in which our resources are registered.
-        registered = written is not None and any(name in self.resources for name in written.registered)
+        registered = written is not None and any(name in self.names for name in written.registered)
         if written is None or not (listed or registered):
             return None
-        return Evidence(listed, began, written.device_ids(self.resources), self._stale(written, pods)), written
+        return Evidence(listed, began, _all(written.by_pod()), self._stale(written, pods)), written
 
     async def _written_after(self, before: checkpoint.Stamp | None, patience_s: float) -> Checkpoint | None:
         until = time.monotonic() + patience_s
@@ -183,4 +184,5 @@ class KubeletRecords:
 
 
 def _all(pods: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """Return the device IDs of all pods."""
     return frozenset().union(*pods.values())

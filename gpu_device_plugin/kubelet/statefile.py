@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin import files
+from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
+from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.node.remembered import Remembered
 from gpu_device_plugin.kubelet.sockets import OURS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
+
+    from gpu_device_plugin.core.model.resources import Names
 
 _log = logging.getLogger(__name__)
 
@@ -25,10 +32,12 @@ WAY = "serve"
 """The way in which pods got the node's GPUs, a `core.node.serving.Way`."""
 
 ALLOCATIONS = "allocations"
-"""The kubelet's record of allocated devices as last read, see `kubelet.saved_allocations`."""
+"""The kubelet's record of allocated devices as last read, see `SavedAllocations`."""
 
 _LONGEST = 1000
 """Bytes; the value of a label has at most 63."""
+_LONGEST_ALLOCATIONS = 4 << 20
+"""Bytes. 8,000 devices, each in use by another container, take 1.2 MB."""
 
 
 class StateFile:
@@ -77,3 +86,68 @@ class StateFile:
     def _warn(self, sentence: str, error: OSError) -> None:
         extra = {"path": str(self._directory / self._name), "why": str(error.strerror), "once_per_s": 3600}
         _log.warning("%s", sentence, extra=extra)
+
+
+class SavedAllocations:
+    """The kubelet's record of allocated devices, which holds until the node is rebooted."""
+
+    def __init__(self, directory: Path, boot_id: str, names: Names) -> None:
+        """Read and write below the device-plugin `directory`.
+
+        An empty `boot_id` is unknown, and nothing is saved. `names` are those of our resources.
+        """
+        # A power cut begins another boot, in which the file does not count: it need not last.
+        self._file = StateFile(directory, ALLOCATIONS, longest=_LONGEST_ALLOCATIONS, lasting=False)
+        self._boot_id = boot_id
+        self._names = names
+        self._saved: Remembered = Remembered()
+
+    def __repr__(self) -> str:
+        return f"<SavedAllocations of boot {self._boot_id or 'unknown'}>"
+
+    def load(self) -> Remembered:
+        """Return what was saved in this boot; nothing if there is no such file, or it is damaged."""
+        text = self._file.read() if self._boot_id else None
+        try:
+            found: Any = json.loads(text or "{}")
+            if found and found["boot"] == self._boot_id:
+                recorded = self._holds(found["recorded"], HoldSource.CHECKPOINT)
+                forgotten = self._holds(found["forgotten"], HoldSource.REMEMBERED)
+                self._saved = Remembered(str(found["kubelet"]), recorded, forgotten)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            why = type(error).__name__
+            _log.warning("the allocations that the previous agent of this node saved are damaged", extra={"why": why})
+        return self._saved
+
+    def save(self, allocations: Remembered) -> None:
+        """Save `allocations` for the next agent."""
+        if not self._boot_id or allocations == self._saved:
+            return
+        self._saved = allocations
+        content = {
+            "boot": self._boot_id,
+            "kubelet": allocations.kubelet,
+            "recorded": _rows(allocations.recorded),
+            "forgotten": _rows(allocations.forgotten),
+        }
+        self._file.write(json.dumps(content, separators=(",", ":")))
+
+    def _holds(self, rows: Any, source: HoldSource) -> frozenset[DeviceHold]:
+        return frozenset(
+            DeviceHold(
+                str(uid),
+                str(container),
+                self._names.kind_of(str(resource)),
+                frozenset(map(str, ids)),
+                source,
+                str(resource),
+                # A later version may know other means of limiting.
+                Rung(rung) if rung in list(Rung) else None,
+            )
+            for uid, container, resource, ids, rung in rows
+        )
+
+
+def _rows(holds: Iterable[DeviceHold]) -> list[list[object]]:
+    ordered = sorted(holds, key=lambda hold: (hold.pod_uid, hold.container, hold.through))
+    return [[h.pod_uid, h.container, h.through, sorted(h.device_ids), h.rung or ""] for h in ordered]

@@ -369,7 +369,7 @@ class NodeSettings(ProgramSettings):
     @property
     def names(self) -> Names:
         """The full names of our resources, those of MIG profiles that the node may have later included."""
-        return Names(frozenset(resource.name for resource in self.offered), self.domain_of_mig)
+        return Names({resource.name: resource.kind for resource in self.offered}, self.domain_of_mig)
 
     def of_profile(self, profile: str) -> Resource:
         """Return the resource of a MIG profile."""

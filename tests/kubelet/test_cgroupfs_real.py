@@ -9,6 +9,7 @@ import pytest
 
 from gpu_device_plugin.core.contract.variables import LIMITS
 from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.resources import Kind, Names
 from gpu_device_plugin.core.node.cgroups import CgroupOwner, owner_of_process
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse, Mount
@@ -75,8 +76,8 @@ async def test_the_containers_of_a_real_kubelet_are_found() -> None:
                 else:
                     assert inside.paths == {each: f"/proc/{pid}/root{path}" for each, path in leaves.paths.items()}
 
-            entries = checkpoint.read(kubelet.checkpoint).entries
-            told = {(entry.pod_uid, entry.container): entry.rung for entry in entries}
+            holds = checkpoint.read(kubelet.checkpoint, Names({RESOURCE: Kind.MEMORY})).holds
+            told = {(hold.pod_uid, hold.container): hold.rung for hold in holds}
             assert told == {(each.uid, name): Rung.DRIVER for each in given for name in ids[each.uid]}
 
             await kubelet.delete(given[0].uid)

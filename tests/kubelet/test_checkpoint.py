@@ -12,11 +12,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.variables import LIMITS
+from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse, Mount
-from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, Entry, read, stamp_of
+from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, read, stamp_of
 from gpu_device_plugin.testing import device_checkpoint
-from tests.names import COUNT, MEM
+from tests.names import COUNT, MEM, OURS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,8 +40,8 @@ def entry(device_ids: Any, resource: str = MEM) -> dict[str, Any]:
 
 def test_ids_are_read_from_every_numa_node(tmp_path: Path) -> None:
     path = written(tmp_path / "c", entry({"-1": ["a"], "0": ["b", "c"]}), registered={MEM: ["a", "d"], COUNT: []})
-    found = read(path)
-    assert found.entries == (Entry("p", "c", MEM, frozenset("abc")),)
+    found = read(path, OURS)
+    assert found.holds == (DeviceHold("p", "c", Kind.MEMORY, frozenset("abc"), through=MEM),)
     assert found.registered == {MEM, COUNT}
     assert found.stamp == stamp_of(path)
 
@@ -48,28 +50,25 @@ def test_what_the_double_writes_is_read(tmp_path: Path) -> None:
     """Nothing held is `null` there, as in Go."""
     path = tmp_path / "c"
     device_checkpoint.write(path, [], {MEM: []})
-    assert read(path).entries == ()
+    assert read(path, OURS).holds == ()
     held = device_checkpoint.Entry("p", "c", MEM, {-1: ("a",)}, ContainerAllocateResponse())
     device_checkpoint.write(path, [held], {MEM: ["a"]})
-    assert read(path).device_ids(frozenset({MEM})) == {"a"}
+    assert read(path, OURS).by_pod() == {"p": {"a"}}
 
 
-def test_only_the_devices_of_the_wanted_resources_count(tmp_path: Path) -> None:
-    found = read(written(tmp_path / "c", entry({"-1": ["a"]}), entry({"-1": ["g"]}, COUNT), entry({"0": ["x"]}, "x/y")))
-    assert found.device_ids(frozenset({MEM, COUNT})) == {"a", "g"}
-
-
-def test_the_devices_of_a_pod_are_those_of_all_its_containers(tmp_path: Path) -> None:
-    other = entry({"-1": ["d"]}) | {"PodUID": "q"}
-    ours, theirs = entry({"-1": ["g"]}, COUNT), entry({"-1": ["x"]}, "x/y")
-    found = read(written(tmp_path / "c", entry({"-1": ["a"]}), entry({"-1": ["b"]}), ours, theirs, other))
-    assert found.by_pod(frozenset({MEM, COUNT})) == {"p": {"a", "b", "g"}, "q": {"d"}}
-    assert found.by_pod(frozenset()) == {}
+def test_the_devices_of_a_pod_are_those_of_all_its_containers_and_of_our_resources(tmp_path: Path) -> None:
+    other, theirs = entry({"-1": ["d"]}) | {"PodUID": "q"}, entry({"-1": ["x"]}, "x/y")
+    instance = entry({"-1": ["MIG-0"]}, "aliyun.com/mig-1g.10gb")
+    ours = entry({"-1": ["a"]}), entry({"-1": ["b"]}), entry({"-1": ["g"]}, COUNT), instance
+    found = read(written(tmp_path / "c", *ours, theirs, other), OURS)
+    assert found.by_pod() == {"p": {"a", "b", "g", "MIG-0"}, "q": {"d"}}
+    assert found.by_pod({Kind.COUNT}) == {"p": {"g"}}
+    assert [hold.kind for hold in found.holds] == [*[Kind.MEMORY] * 2, Kind.COUNT, Kind.INSTANCE, None, Kind.MEMORY]
 
 
 @pytest.mark.parametrize("nothing", [{"-1": None}, {}, None, []])
 def test_a_record_without_devices_is_one(tmp_path: Path, nothing: Any) -> None:
-    assert read(written(tmp_path / "c", entry(nothing))).entries[0].device_ids == frozenset()
+    assert read(written(tmp_path / "c", entry(nothing)), OURS).holds[0].device_ids == frozenset()
 
 
 # --- The means of limiting in the answer that the container got -------------------------------------------------------
@@ -85,24 +84,24 @@ DRIVER_PAIR = {"NVIDIA_GPU_MEMORY_REQUEST": "0", "NVIDIA_GPU_MEMORY_LIMIT": "409
         *(({LIMITS: rung}, rung) for rung in Rung),
         ({LIMITS: "mps", **DRIVER_PAIR}, Rung.MPS),
         (DRIVER_PAIR, Rung.DRIVER),
-        ({"GPUSHARE_MEMORY_LIMIT_MIB": "4096"}, ""),
-        ({LIMITS: "of a newer agent", **DRIVER_PAIR}, ""),
-        ({LIMITS: "drivers"}, ""),
-        ({LIMITS: ""}, ""),
-        ({f"{LIMITS}_TOO": "driver"}, ""),
-        ({"OTHER": LIMITS}, ""),
-        ({}, ""),
+        ({"GPUSHARE_MEMORY_LIMIT_MIB": "4096"}, None),
+        ({LIMITS: "of a newer agent", **DRIVER_PAIR}, None),
+        ({LIMITS: "drivers"}, None),
+        ({LIMITS: ""}, None),
+        ({f"{LIMITS}_TOO": "driver"}, None),
+        ({"OTHER": LIMITS}, None),
+        ({}, None),
     ],
 )
-def test_the_means_of_limiting_is_read_from_the_answer(tmp_path: Path, envs: dict[str, str], rung: str) -> None:
+def test_the_means_of_limiting_is_read_from_the_answer(tmp_path: Path, envs: dict[str, str], rung: Rung | None) -> None:
     """Wherever it stands among the variables; an older agent does not name it. Nothing else of the answer is kept."""
     around = {"A": "x" * 200, **envs, "Z": "secret" * 300}
     response = ContainerAllocateResponse(envs=around, mounts=[Mount(container_path="/a", host_path="/b")])
     held = device_checkpoint.Entry("p", "c", MEM, {-1: ("a",)}, response)
     device_checkpoint.write(tmp_path / "c", [held], {MEM: ["a"]})
-    (found,) = read(tmp_path / "c").entries
+    (found,) = read(tmp_path / "c", OURS).holds
     assert found.rung == rung
-    assert found == Entry("p", "c", MEM, frozenset("a"), rung)
+    assert found == DeviceHold("p", "c", Kind.MEMORY, frozenset("a"), through=MEM, rung=rung)
     assert "secret" not in repr(found)
 
 
@@ -115,21 +114,21 @@ def test_a_damaged_answer_is_no_damaged_file(
 ) -> None:
     """The devices count all the same. It names one of the known means, or none."""
     path = written(tmp_path_factory.mktemp("c") / "c", entry({"-1": ["a"]}) | {"AllocResp": as_text(before + content)})
-    (found,) = read(path).entries
+    (found,) = read(path, OURS).holds
     assert found.device_ids == {"a"}
-    assert found.rung in {"", *Rung}
+    assert found.rung in {None, *Rung}
 
 
 @pytest.mark.parametrize("answer", ["x", "\N{SNOWMAN}", None, 7, ["a"], {}])
 def test_an_answer_that_is_no_answer_names_no_means(tmp_path: Path, answer: Any) -> None:
-    (found,) = read(written(tmp_path / "c", entry({"-1": ["a"]}) | {"AllocResp": answer})).entries
+    (found,) = read(written(tmp_path / "c", entry({"-1": ["a"]}) | {"AllocResp": answer}), OURS).holds
     assert found.device_ids == {"a"}
-    assert not found.rung
+    assert found.rung is None
 
 
 def test_a_missing_file_is_an_empty_one(tmp_path: Path) -> None:
     """So it is on a new node; the kubelet writes it with the first list of devices."""
-    assert read(tmp_path / "c") == Checkpoint()
+    assert read(tmp_path / "c", OURS) == Checkpoint()
     assert stamp_of(tmp_path / "c") is None
 
 
@@ -157,13 +156,13 @@ def test_a_missing_file_is_an_empty_one(tmp_path: Path) -> None:
 def test_a_damaged_file_is_never_an_empty_one(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "c").write_bytes(content)
     with pytest.raises(CheckpointUnreadableError, match=r"/c is damaged .* the kubelet rewrites it"):
-        read(tmp_path / "c")
+        read(tmp_path / "c", OURS)
 
 
 def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointUnreadableError, match=r"reading .*/file/c: Not a directory$"):
-        read(tmp_path / "file" / "c")
+        read(tmp_path / "file" / "c", OURS)
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a folder", "a link to a checkpoint", "a link to nothing"])
@@ -179,14 +178,14 @@ def test_what_is_not_the_kubelets_own_file_holds_nobody_up_and_is_not_believed(t
         case _:
             path.symlink_to(tmp_path / "missing")
     with pytest.raises(CheckpointUnreadableError, match=r"/c is not the kubelet's checkpoint: .*; remove it and rest"):
-        read(path)
+        read(path, OURS)
 
 
 def test_a_file_that_could_fill_our_memory_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "c").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(CheckpointUnreadableError, match="it has more than 67108864 bytes"):
-        read(tmp_path / "c")
+        read(tmp_path / "c", OURS)
 
 
 def test_a_file_that_cannot_be_looked_at_says_why(tmp_path: Path) -> None:

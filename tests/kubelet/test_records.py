@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.core.model.resources import Kind, Names
 from gpu_device_plugin.core.node.ended_pods import PodsInApi
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 from gpu_device_plugin.kubelet.records import KubeletRecords
@@ -61,7 +62,7 @@ async def desk(version: tuple[int, int] = (1, 36)) -> AsyncIterator[Desk]:
             records = KubeletRecords(
                 kubelet.device_plugin_dir,
                 kubelet.pod_resources_socket,
-                frozenset({MEM}),
+                Names({MEM: Kind.MEMORY}),
                 listener=lambda: made.listener,
                 in_api=lambda: made.in_api,
             )
@@ -86,7 +87,7 @@ async def test_an_id_is_free_when_both_books_omit_it_the_second_written_after_th
         one, two = await node.kubelet.admit(pod("one", {MEM: 1})), await node.kubelet.admit(pod("two", {MEM: 1}))
         node.held = set(one.devices(MEM) | two.devices(MEM))
         await node.kubelet.delete(one)
-        assert node.records.recorded().device_ids(frozenset({MEM})) == node.held, "the kubelet has not written since"
+        assert set().union(*node.records.recorded().by_pod().values()) == node.held, "the kubelet has not written since"
         assert await node.evidence() == (two.devices(MEM), two.devices(MEM), True)
         assert node.resent == 1
 

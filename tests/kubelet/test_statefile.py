@@ -8,54 +8,61 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, StateFile
+from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
+from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.remembered import Remembered
+from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, SavedAllocations, StateFile
+from tests.names import OURS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize("profile", ["", "big", "a.b_c-d"])
-def test_the_next_agent_reads_what_was_written(tmp_path: Path, profile: str) -> None:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
     (tmp_path / "gpushare").mkdir()
-    StateFile(tmp_path, PROFILE).write("another")
-    StateFile(tmp_path, PROFILE).write(profile)
-    assert StateFile(tmp_path, PROFILE).read() == profile
-    assert [path.name for path in (tmp_path / "gpushare").iterdir()] == ["profile"]
+    return tmp_path
+
+
+@pytest.mark.parametrize("profile", ["", "big", "a.b_c-d"])
+def test_the_next_agent_reads_what_was_written(folder: Path, profile: str) -> None:
+    StateFile(folder, PROFILE).write("another")
+    StateFile(folder, PROFILE).write(profile)
+    assert StateFile(folder, PROFILE).read() == profile
+    assert [path.name for path in (folder / "gpushare").iterdir()] == ["profile"]
 
 
 @pytest.mark.parametrize("damaged", [b"", b"\0\0\0\0", b"bi", b"big\nsmall\n", b"\xff\n", b"\x1b[2J\n"])
-def test_a_damaged_file_is_not_taken_for_no_profile(tmp_path: Path, damaged: bytes) -> None:
+def test_a_damaged_file_is_not_taken_for_no_profile(folder: Path, damaged: bytes) -> None:
     """After a power cut it may be empty, while the API server, which lost its power too, cannot be asked."""
-    (tmp_path / "gpushare").mkdir()
-    (tmp_path / "gpushare" / "profile").write_bytes(damaged)
-    assert StateFile(tmp_path, PROFILE).read() is None
+    (folder / "gpushare" / "profile").write_bytes(damaged)
+    assert StateFile(folder, PROFILE).read() is None
 
 
 @pytest.mark.parametrize("number", [b"9" * 5000, b"0", b"-1", "\u0661".encode(), b"1e3", b"9" * 13, b" 1"])
-def test_a_share_size_that_is_no_number_is_nobodys(tmp_path: Path, number: bytes) -> None:
+def test_a_share_size_that_is_no_number_is_nobodys(folder: Path, number: bytes) -> None:
     """Python refuses to read 5,000 digits as a number, with an exception of its own."""
-    (tmp_path / "gpushare").mkdir()
-    (tmp_path / "gpushare" / "share-size").write_bytes(number + b"\n")
-    assert StateFile(tmp_path, SHARE_SIZE).number() is None
+    (folder / "gpushare" / "share-size").write_bytes(number + b"\n")
+    assert StateFile(folder, SHARE_SIZE).number() is None
 
 
 def test_what_stands_in_the_place_of_a_file_holds_no_agent_up_and_is_replaced(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A pipe would hold up the start until somebody wrote into it; a link would have us write elsewhere."""
     caplog.set_level(logging.WARNING)
-    (tmp_path / "gpushare").mkdir()
-    precious = tmp_path / "precious"
+    precious = folder / "precious"
     precious.write_text("256\n")
-    path = tmp_path / "gpushare" / "share-size"
+    path = folder / "gpushare" / "share-size"
     os.mkfifo(path)
-    assert StateFile(tmp_path, SHARE_SIZE).number() is None
+    assert StateFile(folder, SHARE_SIZE).number() is None
     path.unlink()
     path.symlink_to(precious)
-    (tmp_path / "gpushare" / ".share-size.new").symlink_to(precious)
-    assert StateFile(tmp_path, SHARE_SIZE).number() is None
-    StateFile(tmp_path, SHARE_SIZE).write("1024")
-    assert StateFile(tmp_path, SHARE_SIZE).number() == 1024
+    (folder / "gpushare" / ".share-size.new").symlink_to(precious)
+    assert StateFile(folder, SHARE_SIZE).number() is None
+    StateFile(folder, SHARE_SIZE).write("1024")
+    assert StateFile(folder, SHARE_SIZE).number() == 1024
     assert precious.read_text() == "256\n"
     assert [str(vars(record)["why"]) for record in caplog.records][:2] == [
         "it is no regular file",
@@ -71,3 +78,72 @@ def test_a_word_that_cannot_be_kept_is_a_warning(tmp_path: Path, caplog: pytest.
     StateFile(tmp_path, PROFILE).write("big")
     assert list((tmp_path / "elsewhere").iterdir()) == []
     assert "the state for the next agent of this node cannot be written" in caplog.messages
+
+
+# --- Allocations -----------------------------------------------------------------------------------------------------
+
+A = DeviceHold(
+    "a", "main", Kind.MEMORY, frozenset({"GPU-0::0", "GPU-0::1"}), through="aliyun.com/gpu-mem", rung=Rung.DRIVER
+)
+B = DeviceHold("b", "main", Kind.COUNT, frozenset({"GPU-1"}), HoldSource.REMEMBERED, "aliyun.com/gpu-count")
+SAVED = Remembered("7.1", frozenset({A}), frozenset({B}))
+NOTHING = Remembered()
+
+
+def saved(folder: Path, boot_id: str = "boot") -> SavedAllocations:
+    return SavedAllocations(folder, boot_id, OURS)
+
+
+def test_the_next_agent_of_the_same_boot_knows_the_allocations(folder: Path) -> None:
+    saved(folder).save(SAVED)
+    assert saved(folder).load() == SAVED
+    assert (folder / "gpushare" / "allocations").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("boot_id", ["another", ""])
+def test_in_another_boot_or_an_unknown_one_no_allocation_counts(folder: Path, boot_id: str) -> None:
+    saved(folder).save(SAVED)
+    assert saved(folder, boot_id).load() == NOTHING
+
+
+def test_where_the_boot_is_unknown_nothing_is_saved(folder: Path) -> None:
+    saved(folder, "").save(SAVED)
+    assert list((folder / "gpushare").iterdir()) == []
+
+
+def test_allocations_that_have_not_changed_are_not_written_again(folder: Path) -> None:
+    allocations = saved(folder)
+    allocations.save(SAVED)
+    (folder / "gpushare" / "allocations").unlink()
+    allocations.save(Remembered("7.1", frozenset({A}), frozenset({B})))
+    assert list((folder / "gpushare").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "[1]",
+        "7",
+        '"boot"',
+        '{"boot": "boot"}',
+        '{"boot": "boot", "kubelet": 1, "recorded": 5, "forgotten": []}',
+        '{"boot": "boot", "kubelet": 1, "recorded": [["a", "b"]], "forgotten": []}',
+        '{"boot": "boot", "kubelet": 1, "recorded": [["a", "b", "c", Infinity, ""]], "forgotten": []}',
+        '{"boot": "boot", "kubelet": ' + "9" * 5000 + "}",
+        "[" * 100_000,
+    ],
+)
+def test_a_damaged_file_of_allocations_holds_no_agent_up(folder: Path, text: str) -> None:
+    (folder / "gpushare" / "allocations").write_text(f"{text}\n")
+    assert saved(folder).load() == NOTHING
+
+
+def test_a_means_of_limiting_that_this_version_does_not_know_is_left_out(folder: Path) -> None:
+    saved(folder).save(SAVED)
+    file = folder / "gpushare" / "allocations"
+    file.write_text(file.read_text().replace('"driver"', '["new"]'))
+    (found,) = saved(folder).load().recorded
+    assert (found.device_ids, found.rung) == (A.device_ids, None)

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.dra import is_instance
 from gpu_device_plugin.core.model.claims import Consumer
+from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from gpu_device_plugin.core.model.pods import Pod
 
 VERSION = 1
 """Of the file's format. A later agent may add fields, which an older one ignores."""
@@ -69,6 +72,30 @@ class PreparedClaim:
     def __str__(self) -> str:
         """Return ``namespace/name``."""
         return f"{self.namespace}/{self.name}"
+
+
+def claim_holds(prepared: Iterable[PreparedClaim], pods: Iterable[Pod]) -> tuple[DeviceHold, ...]:
+    """Return what the containers that use prepared claims hold of GPUs, with the name of each container if it is known.
+
+    A claim that no known pod uses counts for the pods that it was prepared for: their GPUs are in use.
+    """
+    claims = {(claim.namespace, claim.name): claim for claim in prepared if claim.device_ids}
+    users = [
+        (pod.uid, container, claims[pod.namespace, name])
+        for pod in pods
+        if not pod.ended
+        for container, names in pod.claims.items()
+        for name in names
+        if (pod.namespace, name) in claims
+    ]
+    used = {claim.uid for _, _, claim in users}
+    users += [
+        (consumer.uid, "", claim) for claim in claims.values() if claim.uid not in used for consumer in claim.consumers
+    ]
+    return tuple(
+        DeviceHold(pod_uid, container, claim.kind, claim.device_ids, HoldSource.CLAIM, claim.uid, claim.rung)
+        for pod_uid, container, claim in users
+    )
 
 
 class PreparedFileError(ValueError):

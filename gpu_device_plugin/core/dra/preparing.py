@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.dra.prepared import PreparedClaim
     from gpu_device_plugin.core.model.claims import Claim, Device
+    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.node import Node
 
@@ -69,6 +70,27 @@ def prepare(
     if closed is not None:
         return closed
     return _whole(node, gpus, before) if whole else _shares(node, claim, gpus, config, before)
+
+
+def two_claims(pod: Pod, claim: Claim, prepared: Iterable[PreparedClaim]) -> Refused | None:
+    """Refuse a claim of which a container would get the variables beside those of another claim.
+
+    Both say by the same variables which GPUs the container sees and how much it has, and either may win.
+
+    Args:
+        pod: a pod that uses the claim.
+        claim: the claim that is to be prepared.
+        prepared: those that were prepared before.
+    """
+    others = {one.name for one in prepared if one.namespace == claim.namespace and one.uid != claim.uid}
+    for container, names in pod.claims.items():
+        if claim.name in names and (both := sorted(others & set(names))):
+            return Refused(
+                Why.TWO_CLAIMS,
+                f"container {container!r} uses claim {both[0]} and claim {claim.name}, which set the same variables; "
+                "ask for both by two requests of one claim",
+            )
+    return None
 
 
 def _gpus(node: Node, claim: Claim, node_name: str, *, running: bool) -> list[tuple[Device, SharedGpu, bool]] | Refused:

@@ -33,6 +33,11 @@ class Container:
     limits: Mapping[str, int] = field(default_factory=dict)
     """Whole numbers of the resources that we manage; resources that it does not request are absent."""
 
+    @property
+    def hands_on(self) -> bool:
+        """Whether the containers after it reuse its devices: it is an ordinary init container."""
+        return self.kind is ContainerKind.INIT
+
 
 @dataclass(frozen=True, slots=True)
 class Pod:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.mig import is_mig_resource
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Kind(StrEnum):
@@ -43,12 +47,16 @@ class Resource:
 class Names:
     """The full names of our resources: some of them, and those of all MIG profiles in one domain."""
 
-    names: frozenset[str]
+    kinds: Mapping[str, Kind]
+    """By name the kinds of the resources that are no MIG profile's."""
     mig_domain: str = ""
     """Empty: no MIG profile's is ours."""
 
+    def kind_of(self, name: str) -> Kind | None:
+        """Return the kind of the resource of this full name; None: it is not ours."""
+        mig = bool(self.mig_domain) and is_mig_resource(name, self.mig_domain)
+        return self.kinds.get(name, Kind.INSTANCE if mig else None)
+
     def __contains__(self, name: object) -> bool:
         """Whether a resource of this full name is ours."""
-        return isinstance(name, str) and (
-            name in self.names or bool(self.mig_domain and is_mig_resource(name, self.mig_domain))
-        )
+        return isinstance(name, str) and self.kind_of(name) is not None

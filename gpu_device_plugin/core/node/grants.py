@@ -49,6 +49,12 @@ class Grant:
     cdi_devices: tuple[str, ...] = ()
     mounts: tuple[Mount, ...] = ()
 
+    @property
+    def rung(self) -> Rung | None:
+        """The means of limiting that the variables name; None: the container has no limit."""
+        rung = self.envs.get(variables.LIMITS)
+        return Rung(rung) if rung else None
+
 
 def grant(
     placement: Placement,

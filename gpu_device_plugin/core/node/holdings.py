@@ -1,34 +1,31 @@
-"""The parts of GPUs that each container of the node was granted: the kubelet's records joined with the API's pods."""
+"""What held devices come to: memory of GPUs, GPUs that other resources gave, MIG instances that exist no more."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.core.model.pods import ContainerKind
+from gpu_device_plugin.core.model.mig import is_mig_resource, resource_name
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
+from gpu_device_plugin.core.node.preferring import spread_over
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.limits import Rung
     from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.shares import Shares
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.model.shares import SharedGpu, Shares
+    from gpu_device_plugin.core.node.node import Node
 
+Slot: TypeAlias = tuple[str, str, Kind]
+"""One container's use of one resource: pod UID as in the kubelet's records, container name, kind."""
 
-@dataclass(frozen=True, slots=True)
-class Allocated:
-    """An entry of the kubelet's checkpoint: the devices of one kind that one container was given."""
-
-    pod_uid: str
-    """As the kubelet knows the pod."""
-    container: str
-    kind: Kind
-    device_ids: frozenset[str]
-    rung: Rung | None = None
-    """The means of limiting in the answer that the container got; None: the answer, of an older agent, does not say."""
+INSTANCE = "MIG-"
+"""The beginning of the UUID of an instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class Holding:
     whole: bool = False
     """It was given whole GPUs, or MIG instances, which have no limit of ours."""
     rung: Rung | None = None
-    """See `Allocated.rung`."""
+    """See `DeviceHold.rung`."""
     pod: Pod | None = None
     """The pod in the API; None: not known (yet), or the agent runs without the API."""
 
@@ -56,46 +53,140 @@ class Holding:
         return "" if self.pod is None else self.pod.container_ids.get(self.container, "")
 
 
-def holdings(allocated: Iterable[Allocated], pods: Iterable[Pod], shares: Shares) -> tuple[Holding, ...]:
-    """Return the GPUs of each container that holds some, but for containers that have ended as far as the API tells.
+def holdings(
+    holds: Iterable[DeviceHold], pods: Iterable[Pod], shares: Shares, ended: Collection[str] = frozenset()
+) -> tuple[Holding, ...]:
+    """Return the GPUs of each container that holds some, but for containers that have ended as far as is known.
+
+    A GPU that a container was given through a resource that is not ours, of another plugin or of former settings,
+    counts as given whole: the container has a right to it, and nothing that we granted limits it.
 
     Args:
-        allocated: the entries of the kubelet's checkpoint for our resources. It keeps those of ordinary init containers
-            as long as their pod.
+        holds: the devices of containers. The kubelet's checkpoint keeps those of ordinary init containers as long as
+            their pod.
         pods: the pods of this node in the API; none without the API.
         shares: the node's GPUs; devices of GPUs that are no longer among them are left out.
+        ended: the UIDs of ended pods that the checkpoint still shows.
     """
     known = {pod.kubelet_uid: pod for pod in pods}
-    kept = [entry for entry in allocated if not _ended(entry.container, known.get(entry.pod_uid))]
+    kept = [hold for hold in holds if hold.pod_uid not in ended and not _over(hold, known.get(hold.pod_uid))]
     ids: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for entry in kept:
-        for name in entry.device_ids:
-            ids[entry.pod_uid, parse_id(name)[0]].add(name)
+    for hold in kept:
+        for name in hold.device_ids:
+            ids[hold.pod_uid, parse_id(name)[0]].add(name)
     found = []
-    for entry in kept:
+    for hold in kept:
+        whole = hold.kind is not Kind.MEMORY
         granted = {
             uuid: mib
-            for uuid, count in Counter(parse_id(name)[0] for name in entry.device_ids).items()
-            if (mib := _mib(uuid, count, entry.kind, shares))
+            for uuid, count in Counter(parse_id(name)[0] for name in hold.device_ids).items()
+            if (mib := _mib(shares, uuid, count, whole=whole))
         }
-        together = {uuid: _mib(uuid, len(ids[entry.pod_uid, uuid]), entry.kind, shares) for uuid in granted}
+        together = {uuid: _mib(shares, uuid, len(ids[hold.pod_uid, uuid]), whole=whole) for uuid in granted}
         if granted:
-            whole, pod = entry.kind is not Kind.MEMORY, known.get(entry.pod_uid)
-            found.append(Holding(entry.pod_uid, entry.container, granted, together, whole, entry.rung, pod))
+            pod = known.get(hold.pod_uid)
+            found.append(Holding(hold.pod_uid, hold.container, granted, together, whole, hold.rung, pod))
     return tuple(found)
 
 
-def _ended(container: str, pod: Pod | None) -> bool:
-    """Return whether a container of a pod has ended, or is an ordinary init container that does not run (yet)."""
+def _over(hold: DeviceHold, pod: Pod | None) -> bool:
+    """Return whether a container has ended, or is an ordinary init container that does not run (yet)."""
     if pod is None:
         return False
-    init = {each.name for each in pod.containers if each.kind is ContainerKind.INIT}
-    return pod.ended or (container in init and container not in pod.container_ids)
+    init = {container.name for container in pod.containers if container.hands_on}
+    return pod.ended or (hold.container in init and hold.container not in pod.container_ids)
 
 
-def _mib(uuid: str, count: int, kind: Kind, shares: Shares) -> int:
+def _mib(shares: Shares, uuid: str, count: int, *, whole: bool) -> int:
     """Return the memory of `count` devices of a GPU, in MiB; 0 for a GPU that is not known."""
     shared = shares.by_uuid(uuid)
     if shared is None:
         return 0
-    return shared.gpu.total_mib if kind is not Kind.MEMORY else count * shares.share_mib
+    return shared.gpu.total_mib if whole else count * shares.share_mib
+
+
+def assigned_shares(
+    pod: Pod, records: Mapping[Slot, frozenset[str]], node: Node, resources: Sequence[Resource]
+) -> Mapping[tuple[str, Kind], Mapping[int, int]]:
+    """Return the shares by GPU position of each container and kind of a pod; empty unless all of them are known.
+
+    `records` are the device IDs in the kubelet's checkpoint.
+    """
+    found = {}
+    for container in pod.containers:
+        for resource in resources:
+            if container.limits.get(resource.name, 0) > 0:
+                ids = records.get((pod.kubelet_uid, container.name, resource.kind), frozenset())
+                places = spread_over(node, ids)
+                if not ids or sum(places.values()) < len(ids):
+                    return {}
+                whole = resource.kind is Kind.COUNT
+                found[container.name, resource.kind] = {
+                    position: len(node.shares.gpus[position].shares) if whole else count
+                    for position, count in places.items()
+                }
+    return found
+
+
+def held_through_others(holds: Iterable[DeviceHold], shares: Shares) -> dict[str, str]:
+    """Return the GPUs (by UUID) that containers hold through resources that are not ours, or not theirs any more.
+
+    Each with the name of the resource. The driver may give a MIG instance of another profile the UUID of an earlier
+    one, which a container may still hold: the kubelet counts the ID in each resource for itself.
+    """
+    held = ((shares.by_uuid(parse_id(name)[0]), hold) for hold in holds for name in hold.device_ids)
+    return {
+        shared.gpu.uuid: hold.through
+        for shared, hold in held
+        if shared is not None and (hold.kind is None or _is_of_another_profile(shared, hold))
+    }
+
+
+def _is_of_another_profile(shared: SharedGpu, hold: DeviceHold) -> bool:
+    instance = shared.gpu.instance
+    if instance is None or shared.gone or not is_mig_resource(hold.through):
+        return False
+    return hold.through.partition("/")[2] != resource_name(instance.profile)
+
+
+@dataclass(frozen=True, slots=True)
+class Stranded:
+    """A container that holds an instance which exists no more."""
+
+    pod_uid: str
+    container: str
+    uuid: str
+    """Of the instance."""
+    name: str
+    """The instance for people; empty: an earlier agent gave it, and nothing but its UUID is known."""
+    pod: Pod | None
+    """None: not known (yet), or the agent runs without the API."""
+
+    @property
+    def sentence(self) -> str:
+        """The finding, for the owner of the pod."""
+        which = f"{self.name} ({self.uuid})" if self.name else self.uuid
+        return (
+            f"container {self.container} was given {which}, a MIG instance that exists no more: "
+            "delete the pod, so that it gets another"
+        )
+
+
+def stranded(
+    holds: Iterable[DeviceHold], there: Collection[str], shares: Shares, pods: Mapping[str, Pod]
+) -> tuple[Stranded, ...]:
+    """Return the containers of a node that hold instances which exist no more.
+
+    Args:
+        holds: the devices of containers.
+        there: the UUIDs of all GPUs and instances of the node, those included that cannot be read.
+        shares: the GPUs and instances that the agent knows.
+        pods: those that have not ended, by the UID by which the kubelet knows them.
+    """
+    return tuple(
+        Stranded(hold.pod_uid, hold.container, uuid, "" if shared is None else shared.name, pods.get(hold.pod_uid))
+        for hold in holds
+        for uuid in sorted({parse_id(device)[0] for device in hold.device_ids})
+        if uuid.startswith(INSTANCE) and uuid not in there
+        for shared in (shares.by_uuid(uuid),)
+    )

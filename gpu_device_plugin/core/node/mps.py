@@ -14,6 +14,7 @@ from gpu_device_plugin.core.node.admitting import Refused, Why
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.limits import GpuRung
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.ledger import Ledger
@@ -51,15 +52,6 @@ def asked(shares: Shares, rungs: Mapping[str, GpuRung], want: Wanted) -> frozens
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """The devices of one resource that one container was given."""
-
-    device_ids: frozenset[str]
-    mps: bool
-    """It was started as a client of MPS."""
-
-
-@dataclass(frozen=True, slots=True)
 class Tenants:
     """The containers that hold one GPU, or parts of it."""
 
@@ -76,7 +68,7 @@ class Tenants:
 NOBODY = Tenants()
 
 
-def tenants(ledger: Ledger, given: Iterable[Given]) -> Mapping[str, Tenants]:
+def tenants(ledger: Ledger, given: Iterable[DeviceHold]) -> Mapping[str, Tenants]:
     """Return the containers on each GPU in use, by UUID.
 
     A container counts no longer once the kubelet's records call its devices free, although the GPU may not be released
@@ -84,14 +76,14 @@ def tenants(ledger: Ledger, given: Iterable[Given]) -> Mapping[str, Tenants]:
 
     Args:
         ledger: the devices in use.
-        given: what containers were given, in the order of time: for a device in several of them the last one counts.
+        given: the devices of containers in the order of time: for a device in several of them the last one counts.
     """
     held = {name for name, hold in ledger.holds.items() if hold.freed_at is None}
     means: dict[str, bool] = {}
     largest: dict[str, int] = {}
-    for each in given:
-        names = each.device_ids & held
-        means.update(dict.fromkeys(names, each.mps))
+    for hold in given:
+        names = hold.device_ids & held
+        means.update(dict.fromkeys(names, hold.rung is Rung.MPS))
         # The largest ever, since an init container that runs on beside its successor may have more.
         for uuid, count in Counter(parse_id(name)[0] for name in names).items():
             largest[uuid] = max(count, largest.get(uuid, 0))

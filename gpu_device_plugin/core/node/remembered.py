@@ -7,37 +7,25 @@ writes an empty record with the next device list, and allocates their devices ag
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.model.holds import HoldSource
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-
-class Allocated(Protocol):
-    """The devices of one resource that one container was given. Hashable."""
-
-    @property
-    def pod_uid(self) -> str: ...  # noqa: D102
-    @property
-    def container(self) -> str: ...  # noqa: D102
-    @property
-    def resource(self) -> str: ...  # noqa: D102
-    @property
-    def device_ids(self) -> frozenset[str]: ...  # noqa: D102
-
-
-T = TypeVar("T", bound=Allocated)
+    from gpu_device_plugin.core.model.holds import DeviceHold
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered(Generic[T]):
+class Remembered:
     """The allocations on a node since its boot. Each reading of the kubelet's record makes a new value."""
 
     kubelet: str = ""
     """The kubelet process whose own record was read last; empty: none was."""
-    recorded: frozenset[T] = field(default_factory=frozenset)
+    recorded: frozenset[DeviceHold] = field(default_factory=frozenset)
     """The allocations in the record that was read last."""
-    forgotten: frozenset[T] = field(default_factory=frozenset)
+    forgotten: frozenset[DeviceHold] = field(default_factory=frozenset)
     """Those that the kubelet has lost, of pods that may still run."""
 
     @property
@@ -45,7 +33,7 @@ class Remembered(Generic[T]):
         """The device IDs in use that the kubelet takes for free."""
         return _ids(self.forgotten) - _ids(self.recorded) if self.forgotten else frozenset()
 
-    def after(self, record: Collection[T] | None, kubelet: str, *, its_own: bool) -> Remembered[T]:
+    def after(self, record: Collection[DeviceHold] | None, kubelet: str, *, its_own: bool) -> Remembered:
         """Return the value after one more reading.
 
         The kubelet restores its checkpoint whole or, if the checksum is wrong, not at all. So another process that
@@ -58,25 +46,27 @@ class Remembered(Generic[T]):
             its_own: whether that process wrote or restored the record, which otherwise it may have refused to read.
         """
         lost = kubelet != self.kubelet and self.recorded.isdisjoint(record or ())
-        forgotten = self.forgotten | self.recorded if lost else self.forgotten
+        forgotten = self.forgotten
+        if lost:
+            forgotten |= {replace(hold, source=HoldSource.REMEMBERED) for hold in self.recorded}
         if record is None:
             return replace(self, recorded=frozenset() if lost else self.recorded, forgotten=forgotten)
         # The kubelet has allocated anew for a container that did not run.
-        again = {_slot(each) for each in record}
+        again = {_slot(hold) for hold in record}
         return Remembered(
             kubelet if its_own else self.kubelet,
             frozenset(record),
-            frozenset(each for each in forgotten if _slot(each) not in again),
+            frozenset(hold for hold in forgotten if _slot(hold) not in again),
         )
 
-    def among(self, living: Collection[str]) -> Remembered[T]:
+    def among(self, living: Collection[str]) -> Remembered:
         """Return the value without the forgotten allocations of all pods but these, by UID."""
-        return replace(self, forgotten=frozenset(each for each in self.forgotten if each.pod_uid in living))
+        return replace(self, forgotten=frozenset(hold for hold in self.forgotten if hold.pod_uid in living))
 
 
-def _slot(allocated: Allocated) -> tuple[str, str, str]:
-    return allocated.pod_uid, allocated.container, allocated.resource
+def _slot(hold: DeviceHold) -> tuple[str, str, str]:
+    return hold.pod_uid, hold.container, hold.through
 
 
-def _ids(allocated: Collection[Allocated]) -> frozenset[str]:
-    return frozenset().union(*(each.device_ids for each in allocated))
+def _ids(holds: Collection[DeviceHold]) -> frozenset[str]:
+    return frozenset().union(*(hold.device_ids for hold in holds))

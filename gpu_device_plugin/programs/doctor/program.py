@@ -267,7 +267,7 @@ async def examined(
         kubelet_listens=is_listened_to(folder / KUBELET_SOCKET),
         pod_resources_problem=held.result(),
         checkpoint_problem=_problem(
-            partial(checkpoint.read, folder / checkpoint.NAME), checkpoint.CheckpointUnreadableError
+            partial(checkpoint.read, folder / checkpoint.NAME, settings.names), checkpoint.CheckpointUnreadableError
         ),
         with_driver_limits=limiting.with_driver_limits(folder / checkpoint.NAME, names[Kind.MEMORY]),
         others=sightings(

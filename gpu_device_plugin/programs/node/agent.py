@@ -66,9 +66,9 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.cluster.config import ClusterConfig
+    from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.admitting import Refused
-    from gpu_device_plugin.kubelet.checkpoint import Entry
     from gpu_device_plugin.programs.node.cluster import NodeCluster
     from gpu_device_plugin.programs.node.dra import DraDriver
     from gpu_device_plugin.settings.node import NodeSettings
@@ -170,7 +170,7 @@ class NodeAgent:
             interval_s=settings.reconcile_interval_s,
             process_wait_s=settings.process_wait_s,
         )
-        self.entries: Latest[tuple[Entry, ...]] = Latest(())
+        self.entries: Latest[tuple[DeviceHold, ...]] = Latest(())
         """What each container holds: by the kubelet's checkpoint, and by the claims that were prepared."""
         self.mps = MpsLink(settings.mps_dir, self.state, self.entries, self.reports.mps_changed)
         self._answers = NodeAnswers(
@@ -187,7 +187,6 @@ class NodeAgent:
         self.use_watch = UseWatch(
             partial(self.hardware.use, utilisation=True),
             self.entries,
-            settings.offered,
             lambda: self.state.node.shares,
             interval_s=settings.usage_interval_s,
             pods=lambda: () if cluster is None else cluster.followed.pods.values(),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.core.contract.variables import LIMITS
+from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_request, refuse_unlimited
@@ -166,7 +166,8 @@ class NodeAnswers:
             owner=owner,
         )
         if mps is not None:
-            mps.granted(ids, made.envs.get(LIMITS, ""))
+            hold = DeviceHold(owner.pod_uid, owner.container, resource.kind, ids, HoldSource.ANSWER, rung=made.rung)
+            mps.granted(hold)
         return made
 
     def until_startable(self, _resource: Resource, device_ids: Sequence[str]) -> Awaitable[None] | None:

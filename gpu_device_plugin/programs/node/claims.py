@@ -15,13 +15,11 @@ from gpu_device_plugin.cluster.api import UnreadableObjectError
 from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.errors import TRANSIENT, ApiError
 from gpu_device_plugin.core.contract.dra import DRIVER
-from gpu_device_plugin.core.contract.variables import LIMITS
 from gpu_device_plugin.core.dra.cdi import cdi_spec, device_id
 from gpu_device_plugin.core.dra.claim_grants import claim_grant, refuse_limits
-from gpu_device_plugin.core.dra.holders import two_claims
 from gpu_device_plugin.core.dra.prepared import PreparedClaim
-from gpu_device_plugin.core.dra.preparing import prepare
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.dra.preparing import prepare, two_claims
+from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.admitting import Refused, Why
 from gpu_device_plugin.core.node.grants import CONTROL_NODES, OPTIONAL_NODES
@@ -254,7 +252,8 @@ class NodeClaims:
             return refused
         made = claim_grant(claim, preparation, node.shares, delivery, self._present())
         if mps is not None:
-            mps.granted(preparation.device_ids, made.envs.get(LIMITS, ""))
+            kind = placement.demand.kind
+            mps.granted(DeviceHold("", "", kind, preparation.device_ids, HoldSource.CLAIM, claim.uid, made.rung))
         return _made(claim, preparation, made)
 
     async def _keep(self, claim: PreparedClaim, before: PreparedClaim | None) -> None:
@@ -311,14 +310,13 @@ class NodeClaims:
 
 
 def _made(claim: Claim, preparation: Preparation, grant: Grant) -> PreparedClaim:
-    rung = grant.envs.get(LIMITS, "")
     return PreparedClaim(
         uid=claim.uid,
         namespace=claim.namespace,
         name=claim.name,
         devices=preparation.devices,
         device_ids=preparation.device_ids,
-        rung=Rung(rung) if rung else None,
+        rung=grant.rung,
         consumers=claim.consumers,
         cdi=cdi_spec(claim.uid, grant),
         cdi_names=(device_id(claim.uid), *grant.cdi_devices),

@@ -38,16 +38,17 @@ from gpu_device_plugin.core.contract.nodelabels import node_labels
 from gpu_device_plugin.core.contract.nodelimits import NO_LIMITS, write_node_limits
 from gpu_device_plugin.core.contract.promises import assignment
 from gpu_device_plugin.core.model.gpus import Inventory
-from gpu_device_plugin.core.model.mig import MigMode, is_mig_resource
+from gpu_device_plugin.core.model.mig import MigMode
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import TooManySharesError
-from gpu_device_plugin.core.node.assigned import assigned_shares
 from gpu_device_plugin.core.node.ended_pods import pods_in_api
+from gpu_device_plugin.core.node.holdings import assigned_shares
 from gpu_device_plugin.core.node.positions import listed_before
 from gpu_device_plugin.programs.node.cleanup import Cleanup
 from gpu_device_plugin.programs.node.waiting import WaitingPods
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from typing import NoReturn
 
     from gpu_device_plugin.cluster.api import NodeRecord
@@ -55,9 +56,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.evictions import Eviction
     from gpu_device_plugin.core.contract.nodelimits import NodeLimits
     from gpu_device_plugin.core.model.gpus import Gpu
+    from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.ended_pods import PodsInApi
-    from gpu_device_plugin.kubelet.checkpoint import Entry
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.settings.node import NodeSettings
 
@@ -247,15 +248,14 @@ class NodeCluster:
             self._readiness = _Readiness.READY
             self._note()
 
-    def learn(self, entries: Iterable[Entry]) -> None:
+    def learn(self, holds: Sequence[DeviceHold]) -> None:
         """Take over from the kubelet's checkpoint which container has which devices, and settle the promises by it."""
-        entries = tuple(entries)
-        self.waiting.learn(entries)
+        self.waiting.learn(holds)
         self._instances = {}
-        for entry in entries:
-            if is_mig_resource(entry.resource, self._settings.domain_of_mig):
-                held = self._instances.setdefault(entry.pod_uid, {})
-                held[entry.container] = held.get(entry.container, frozenset()) | entry.device_ids
+        for hold in holds:
+            if hold.kind is Kind.INSTANCE:
+                held = self._instances.setdefault(hold.pod_uid, {})
+                held[hold.container] = held.get(hold.container, frozenset()) | hold.device_ids
         self._settle()
 
     def living(self) -> Mapping[str, str] | None:

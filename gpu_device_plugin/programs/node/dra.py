@@ -14,12 +14,11 @@ from gpu_device_plugin.cluster.errors import ApiError, NotFoundError
 from gpu_device_plugin.cluster.slices import NodeSlices
 from gpu_device_plugin.core.contract.dra import DRIVER, device_name
 from gpu_device_plugin.core.dra.devices import Facts, held_otherwise
-from gpu_device_plugin.core.dra.holders import holders
 from gpu_device_plugin.core.dra.ordering import Order, reordered
 from gpu_device_plugin.core.dra.pool import contents, plain_contents
+from gpu_device_plugin.core.dra.prepared import claim_holds
 from gpu_device_plugin.core.model.limits import Held
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.kubelet.checkpoint import Entry
 from gpu_device_plugin.kubelet.claim_store import ClaimStore, ClaimStoreError
 from gpu_device_plugin.kubelet.dra_loop import DraDirectories, DraLoop
 from gpu_device_plugin.kubelet.dra_servicer import DeviceHealth, DraServicer, NotPreparedError
@@ -32,9 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
-    from gpu_device_plugin.core.dra.holders import Holder
     from gpu_device_plugin.core.dra.pool import Content
-    from gpu_device_plugin.core.dra.prepared import PreparedClaim
+    from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.limits import LimitState
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.grants import Delivery
@@ -112,8 +110,8 @@ class DraDriver:
         )
         self.health: Latest[tuple[DeviceHealth, ...]] = Latest(())
         """The health of all devices that are offered."""
-        self.entries: Latest[tuple[Entry, ...]] = Latest(())
-        """What containers hold by claims, as the kubelet's checkpoint has it for devices of plugins."""
+        self.entries: Latest[tuple[DeviceHold, ...]] = Latest(())
+        """What containers hold by claims."""
         self.sweep_s = 60.0
         """Seconds between two looks for claims that are prepared in vain."""
         self.again_s = 600.0
@@ -133,7 +131,6 @@ class DraDriver:
         self._needed = asyncio.Event()
         self._vain: frozenset[str] = frozenset()
         self._held: Mapping[Place, LimitState] = {}
-        self._holders: tuple[Holder, ...] = ()
         self._said: tuple[object, ...] = ()
         """What the slices that are wanted were made of."""
 
@@ -350,41 +347,21 @@ class DraDriver:
     # --- What claims hold -----------------------------------------------------------------------------------------
 
     def _holders_changed(self, _new: object = None) -> None:
-        found = holders(self.claims.prepared.value.values(), self._cluster.followed.pods.values())
-        entries = tuple(
-            Entry(
-                holder.pod_uid,
-                holder.container,
-                self._resource(holder.claim),
-                holder.claim.device_ids,
-                holder.claim.rung or "",
-            )
-            for holder in found
-        )
-        if entries != self.entries.value:
-            self.entries.set(entries)
-        self._holders = found
+        holds = claim_holds(self.claims.prepared.value.values(), self._cluster.followed.pods.values())
+        if holds != self.entries.value:
+            self.entries.set(holds)
         self._show()
-
-    def _resource(self, claim: PreparedClaim) -> str:
-        """Return the name of the resource that stands for what a claim holds."""
-        names = {resource.kind: resource.name for resource in self._settings.managed}
-        if claim.kind is not Kind.INSTANCE:
-            return names[claim.kind]
-        shared = self._state.node.shares.by_uuid(min(claim.device_ids))
-        instance = None if shared is None else shared.gpu.instance
-        # An instance that nobody knows any more counts as a GPU that was given whole.
-        return names[Kind.COUNT] if instance is None else self._settings.of_profile(instance.profile).name
 
     def _show(self) -> None:
         """Let the status of each claim say what it holds, and whether its limit does."""
         held: dict[str, dict[str, Held]] = {uid: {} for uid in self.claims.prepared.value}
-        for holder in self._holders if self._held else ():
-            for device in holder.claim.devices:
-                state = self._held.get((holder.pod_uid, holder.container, device.uuid))
-                if state is not None and holder.claim.uid in held:
-                    before = held[holder.claim.uid].get(device.uuid, state.held)
-                    held[holder.claim.uid][device.uuid] = min(before, state.held, key=_WORST.index)
+        for hold in self.entries.value if self._held else ():
+            claim = self.claims.prepared.value.get(hold.through)
+            for device in () if claim is None else claim.devices:
+                state = self._held.get((hold.pod_uid, hold.container, device.uuid))
+                if state is not None:
+                    before = held[hold.through].get(device.uuid, state.held)
+                    held[hold.through][device.uuid] = min(before, state.held, key=_WORST.index)
         shown = {
             uid: (claim, {uuid: state.value for uuid, state in held[uid].items()})
             for uid, claim in self.claims.prepared.value.items()

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.node.remembered import Remembered
 from gpu_device_plugin.kubelet import procfs
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
-from gpu_device_plugin.kubelet.saved_allocations import SavedAllocations
+from gpu_device_plugin.kubelet.statefile import SavedAllocations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Entry
+    from gpu_device_plugin.core.model.holds import DeviceHold
+    from gpu_device_plugin.kubelet.checkpoint import Checkpoint
     from gpu_device_plugin.kubelet.records import KubeletRecords
 
 
@@ -26,7 +27,7 @@ class ForgottenPods:
         records: KubeletRecords,
         directory: Path,
         in_api: Callable[[], Mapping[str, str] | None] | None,
-        lost: Callable[[Collection[Entry], Mapping[str, str]], None],
+        lost: Callable[[Collection[DeviceHold], Mapping[str, str]], None],
         proc: Path = procfs.PROC,
     ) -> None:
         """Compare the readings of `records`.
@@ -48,19 +49,19 @@ class ForgottenPods:
         self._in_api = in_api
         self._proc = proc
         self._lost = lost
-        self._remembered: Remembered[Entry] = Remembered()
-        self._reported: frozenset[Entry] = frozenset()
-        self._doubtful: frozenset[Entry] = frozenset()
+        self._remembered: Remembered = Remembered()
+        self._reported: frozenset[DeviceHold] = frozenset()
+        self._doubtful: frozenset[DeviceHold] = frozenset()
         """Allocations that another kubelet than before does not show in a checkpoint that can be read. It has lost
         them, or all of their pods have ended since."""
 
     def __repr__(self) -> str:
-        return f"<ForgottenPods: {len(self.entries)} allocations forgotten, {len(self._remembered.recorded)} recorded>"
+        return f"<ForgottenPods: {len(self.holds)} allocations forgotten, {len(self._remembered.recorded)} recorded>"
 
     @property
-    def entries(self) -> Collection[Entry]:
+    def holds(self) -> Collection[DeviceHold]:
         """The lost allocations, in the order of their pods' UIDs."""
-        return sorted(self._remembered.forgotten, key=lambda each: (each.pod_uid, each.container, each.resource))
+        return sorted(self._remembered.forgotten, key=lambda hold: (hold.pod_uid, hold.container, hold.through))
 
     @property
     def device_ids(self) -> frozenset[str]:
@@ -72,14 +73,14 @@ class ForgottenPods:
 
         Needs the node's lock. Nothing is saved before.
         """
-        self._saved = SavedAllocations(self._directory, procfs.boot_id(self._proc))
+        self._saved = SavedAllocations(self._directory, procfs.boot_id(self._proc), self._records.names)
         self._remembered = self._saved.load()
         try:
             found = self._records.recorded()
         except CheckpointUnreadableError:
             found = None
         self.learn(found, its_own=False)
-        return {each.pod_uid for each in self._remembered.forgotten}
+        return {hold.pod_uid for hold in self._remembered.forgotten}
 
     def learn(self, found: Checkpoint | None, *, its_own: bool) -> None:
         """Compare a reading of the checkpoint with those before; None: it cannot be read.
@@ -87,9 +88,8 @@ class ForgottenPods:
         `its_own`: the kubelet process that runs now has written it, or shows devices in it.
         """
         # Every kubelet that has allocated a device has written the file.
-        missing = found is None or found.stamp is None
-        entries = () if found is None else found.entries
-        record = None if missing else [each for each in entries if each.resource in self._records.resources]
+        readable = found is not None and found.stamp is not None
+        record = [hold for hold in found.holds if hold.kind is not None] if found and readable else None
         before = self._remembered
         self._become(before.after(record, self._records.kubelet, its_own=its_own))
         if record is not None:
@@ -105,12 +105,12 @@ class ForgottenPods:
             self._become(self._remembered.among({*(processes or ()), *(in_api or ())}))
         elif self._in_api is None:
             certain = self._remembered.forgotten - self._doubtful
-            self._become(self._remembered.among({each.pod_uid for each in certain}))
+            self._become(self._remembered.among({hold.pod_uid for hold in certain}))
         if new := self._remembered.forgotten - self._reported:
             self._reported = self._remembered.forgotten
             self._lost(new, in_api or {})
 
-    def _become(self, remembered: Remembered[Entry]) -> None:
+    def _become(self, remembered: Remembered) -> None:
         self._remembered = remembered
         if self._saved is not None:
             self._saved.save(remembered)

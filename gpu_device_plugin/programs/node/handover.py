@@ -60,8 +60,7 @@ class Handover:
 
     def _holders(self) -> Collection[str] | None:
         """Return the UIDs of the pods that hold shares in the kubelet's checkpoint, None if it cannot be read."""
-        names = frozenset(resource.name for resource in self._settings.offered if resource.kind is Kind.MEMORY)
         try:
-            return self._records.recorded().by_pod(names).keys()
+            return self._records.recorded().by_pod({Kind.MEMORY}).keys()
         except CheckpointUnreadableError:
             return None

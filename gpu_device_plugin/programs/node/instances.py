@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract.keys import MIG_LABEL
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.node.equipping import mig_mode
-from gpu_device_plugin.core.node.stranded import INSTANCE
+from gpu_device_plugin.core.node.holdings import INSTANCE
 from gpu_device_plugin.programs.node.stranding import Stranding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpu_device_plugin.core.model.resources import Resource
-    from gpu_device_plugin.core.node.stranded import Stranded
+    from gpu_device_plugin.core.node.holdings import Stranded
     from gpu_device_plugin.programs.node.agent import NodeAgent
 
 

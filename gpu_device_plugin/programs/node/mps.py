@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsState
+    from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.model.shares import SharedGpu, Shares
     from gpu_device_plugin.core.node.admitting import Refused
     from gpu_device_plugin.core.node.limit_grants import Means
-    from gpu_device_plugin.kubelet.checkpoint import Entry
     from gpu_device_plugin.node_state import NodeState
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class MpsLink:
         self,
         directory: Path,
         state: NodeState,
-        entries: Latest[tuple[Entry, ...]],
+        entries: Latest[tuple[DeviceHold, ...]],
         on_trouble: Callable[[str, str], None],
         *,
         clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
@@ -228,9 +228,9 @@ class MpsLink:
         rungs = {shared.gpu.uuid: GpuRung(choice, "") for shared in gpus}
         return replace(otherwise, rungs={**otherwise.rungs, **rungs}, mps=self._directories)
 
-    def granted(self, device_ids: frozenset[str], rung: str) -> None:
-        """Take note of a container's devices, which the ledger has by now; `rung`: by which means it is limited."""
-        self._given.granted(device_ids, rung)
+    def granted(self, hold: DeviceHold) -> None:
+        """Take note of a container's devices, which the ledger has by now."""
+        self._given.granted(hold)
         self.given_up()
 
     def given_up(self) -> None:
@@ -251,8 +251,8 @@ class MpsLink:
         if not self.on:
             return ""
         ids, node = frozenset(device_ids), self._state.node
-        given = [each for each in self._given.all() if each.device_ids & ids]
-        client = bool(given) and given[-1].mps
+        given = [hold for hold in self._given.all() if hold.device_ids & ids]
+        client = bool(given) and given[-1].rung is Rung.MPS
         for position in sorted(spread_over(node, ids)):
             uuid = node.shares.gpus[position].gpu.uuid
             why = mps.why_not_start(

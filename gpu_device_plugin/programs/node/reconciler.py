@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.core.node.foreign import held_through_others
+from gpu_device_plugin.core.node.holdings import held_through_others
 from gpu_device_plugin.core.node.ledger import SETTLING_S, Hold, Ledger
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
     from typing import NoReturn
 
+    from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.node.ledger import Reading
-    from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Entry, Stamp
+    from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Stamp
     from gpu_device_plugin.kubelet.records import KubeletRecords
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.forgotten_pods import ForgottenPods
@@ -73,9 +74,9 @@ class Reconciler:
         self._resend = resend
         self._readings = readings
         self._read_again = read_again
-        self.checkpoint_entries: Latest[tuple[Entry, ...]] = Latest(())
-        """The entries of the checkpoint that was read last, and those that the kubelet has lost; set with every reading
-        of the checkpoint."""
+        self.checkpoint_entries: Latest[tuple[DeviceHold, ...]] = Latest(())
+        """What containers hold by the checkpoint that was read last, or by the record that the kubelet has lost; set
+        with every reading of the checkpoint."""
         self.rounds: Latest[int] = Latest(0)
         """The number of rounds, whether they succeeded or failed."""
         self.interval_s = interval_s
@@ -221,9 +222,9 @@ class Reconciler:
             ids -= self._state.node.ledger.holds.keys()
         self._state.update(Ledger.seen, ids, certain=True)
         self._learn(found, its_own=found.stamp != self._at_start and self._records.heard)
-        entries = (*found.entries, *self._forgotten.entries)
-        self.find_foreign(entries)
-        self.checkpoint_entries.set(entries)
+        holds = (*found.holds, *self._forgotten.holds)
+        self.find_foreign(holds)
+        self.checkpoint_entries.set(holds)
 
     def _learn(self, found: Checkpoint | None, *, its_own: bool) -> None:
         """Find out whether the kubelet has lost allocations, by one more reading of the checkpoint."""
@@ -239,14 +240,13 @@ class Reconciler:
         ledger = self._state.node.ledger
         return ledger.holds.keys() - ledger.forgotten
 
-    def find_foreign(self, entries: Iterable[Entry] | None = None) -> None:
+    def find_foreign(self, holds: Iterable[DeviceHold] | None = None) -> None:
         """Find our GPUs that containers hold through other resources: of former settings, or of another plugin.
 
-        `entries` are those of the kubelet's checkpoint; None: as last read.
+        `holds` are those of the kubelet's checkpoint; None: as last read.
         """
-        entries = self.checkpoint_entries.value if entries is None else entries
-        held = ((name, entry.resource) for entry in entries for name in entry.device_ids)
-        foreign = held_through_others(held, self._state.node.shares, self._records.resources)
+        holds = self.checkpoint_entries.value if holds is None else holds
+        foreign = held_through_others(holds, self._state.node.shares)
         if foreign != self._state.node.ledger.foreign:
             for uuid in foreign.keys() - self._state.node.ledger.foreign.keys():
                 _log.error(

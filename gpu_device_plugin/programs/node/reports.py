@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from gpu_device_plugin.core.model.claims import Claim
+    from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.resources import Kind
     from gpu_device_plugin.core.node.admitting import Refused
+    from gpu_device_plugin.core.node.holdings import Stranded
     from gpu_device_plugin.core.node.others import Sighting
     from gpu_device_plugin.core.node.serving import Serving
-    from gpu_device_plugin.core.node.stranded import Stranded
     from gpu_device_plugin.hardware.beliefs import HealthChange, XidSeen
-    from gpu_device_plugin.kubelet.checkpoint import Entry
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.settings.knobs import Reload
     from gpu_device_plugin.settings.node import NodeSettings
@@ -91,7 +91,7 @@ class Reports:
             _log.info("this node serves by %s", serving.way)
             self._event("Serving", f"This node gives GPUs by {serving.way}.", "Serve", warning=False)
 
-    def allocations_lost(self, lost: Collection[Entry], names: Mapping[str, str]) -> None:
+    def allocations_lost(self, lost: Collection[DeviceHold], names: Mapping[str, str]) -> None:
         """The kubelet has lost its record of these allocations; `names` are those of pods by UID, as far as known."""
         devices = frozenset[str]().union(*(each.device_ids for each in lost))
         self._metrics.count(m.LEDGER_DRIFT, "unknown_to_the_kubelet", times=len(devices))

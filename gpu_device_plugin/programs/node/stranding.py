@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.node.stranded import stranded
+from gpu_device_plugin.core.node.holdings import stranded
 from gpu_device_plugin.hardware.beliefs import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpu_device_plugin.core.node.stranded import Stranded
+    from gpu_device_plugin.core.node.holdings import Stranded
     from gpu_device_plugin.programs.node.agent import NodeAgent
 
 
@@ -32,12 +32,7 @@ class Stranding:
         view, over = agent.equipment.views.value, agent.kubelet_records.over
         if view.state is not State.WATCHING:
             return
-        names = agent.settings.names
-        held = [
-            (entry.pod_uid, entry.container, entry.device_ids)
-            for entry in agent.entries.value
-            if entry.resource in names and entry.pod_uid not in over
-        ]
+        held = [hold for hold in agent.entries.value if hold.kind is not None and hold.pod_uid not in over]
         there = {gpu.uuid for gpu in view.inventory.gpus}
         pods = {} if agent.cluster is None else agent.cluster.followed.pods
         alive = {pod.kubelet_uid: pod for pod in pods.values() if not pod.ended}

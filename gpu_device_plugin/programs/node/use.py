@@ -9,47 +9,22 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.core.model.limits import Rung
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.holdings import Allocated, holdings
+from gpu_device_plugin.core.node.holdings import holdings
 from gpu_device_plugin.core.node.use import NOT_READ, UseReading, attribute, blindness
 from gpu_device_plugin.kubelet.procfs import Processes, boot_time, in_nodes_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
     from typing import NoReturn
 
+    from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.over_use import Place
     from gpu_device_plugin.core.node.use import GpuReading
-    from gpu_device_plugin.kubelet.checkpoint import Entry
 
 _log = logging.getLogger(__name__)
-
-
-def allocated(
-    entries: Iterable[Entry], resources: Iterable[Resource], ended: Collection[str] = frozenset()
-) -> tuple[Allocated, ...]:
-    """Return the entries of the kubelet's checkpoint, but for those of the pods (by UID) that have ended.
-
-    A GPU that a container was given through a resource that is not ours, of another plugin or of former settings,
-    counts as given whole: the container has a right to it, and nothing that we granted limits it.
-    """
-    kinds = {resource.name: resource.kind for resource in resources}
-    return tuple(
-        Allocated(
-            entry.pod_uid,
-            entry.container,
-            kinds.get(entry.resource, Kind.COUNT),
-            entry.device_ids,
-            Rung(entry.rung) if entry.rung else None,
-        )
-        for entry in entries
-        if entry.pod_uid not in ended
-    )
 
 
 class UseWatch:
@@ -58,8 +33,7 @@ class UseWatch:
     def __init__(
         self,
         read_use: Callable[[], Awaitable[tuple[GpuReading, ...] | None]],
-        entries: Latest[tuple[Entry, ...]],
-        resources: Sequence[Resource],
+        entries: Latest[tuple[DeviceHold, ...]],
         shares: Callable[[], Shares],
         *,
         interval_s: float,
@@ -75,8 +49,7 @@ class UseWatch:
 
         Args:
             read_use: reads the processes on all GPUs; None: no driver process answers now.
-            entries: the entries of the kubelet's checkpoint, as last read.
-            resources: ours.
+            entries: what containers hold, as last read.
             shares: returns the node's GPUs.
             interval_s: seconds between two readings; 0: the use is not read.
             pods: returns the pods of this node in the API; none without the API.
@@ -89,7 +62,6 @@ class UseWatch:
         """
         self._read_use = read_use
         self._entries = entries
-        self._resources = resources
         self._shares = shares
         self._interval_s = interval_s
         self._pods = pods
@@ -122,8 +94,7 @@ class UseWatch:
 
     def holdings(self) -> tuple[Holding, ...]:
         """Return which container holds how much of which GPU now."""
-        entries = allocated(self._entries.value, self._resources, self._ended())
-        return holdings(entries, self._pods(), self._shares())
+        return holdings(self._entries.value, self._pods(), self._shares(), self._ended())
 
     async def run(self) -> NoReturn:
         """Read until cancelled. No failure of a reading ends it."""

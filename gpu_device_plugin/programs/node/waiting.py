@@ -14,7 +14,7 @@ from gpu_device_plugin.core.contract.keys import FRAMEWORKS, MalformedAnnotation
 from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS, promises
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, read_wishes
 from gpu_device_plugin.core.model.pods import ContainerKind
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.core.node.frameworks import read_frameworks
 from gpu_device_plugin.core.node.ledger import SETTLING_S
 from gpu_device_plugin.core.node.matching import Matched, WaitingPod, Wanted, match
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.node_pods import NodePods
     from gpu_device_plugin.core.contract.promises import Promise
     from gpu_device_plugin.core.contract.wishes import Wishes
+    from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.model.shares import Shares
-    from gpu_device_plugin.core.node.assigned import Slot
+    from gpu_device_plugin.core.node.holdings import Slot
     from gpu_device_plugin.core.node.matching import Call, Match
-    from gpu_device_plugin.kubelet.checkpoint import Entry
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -130,12 +130,10 @@ class WaitingPods:
         """
         self._refused[match.pod.uid] = self._clock()
 
-    def learn(self, entries: Iterable[Entry]) -> None:
-        """Take over the entries of the kubelet's checkpoint, and correct the guesses by them."""
+    def learn(self, holds: Iterable[DeviceHold]) -> None:
+        """Take over what containers hold by the kubelet's checkpoint, and correct the guesses by it."""
         self.recorded = {
-            (entry.pod_uid, entry.container, self._kinds[entry.resource]): entry.device_ids
-            for entry in entries
-            if entry.resource in self._kinds
+            (hold.pod_uid, hold.container, hold.kind): hold.device_ids for hold in holds if hold.kind in OF_GPUS
         }
         now = self._clock()
         owners = {(slot[2], ids): slot for slot, ids in self.recorded.items()}

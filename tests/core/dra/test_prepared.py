@@ -14,12 +14,15 @@ from gpu_device_plugin.core.dra.prepared import (
     PreparedClaim,
     PreparedDevice,
     PreparedFileError,
+    claim_holds,
     overlapping,
     read_prepared,
     write_prepared,
 )
 from gpu_device_plugin.core.model.claims import Consumer
+from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Kind
 from tests.claims import ids, mig_uuid, uuid
 
@@ -153,3 +156,47 @@ def test_claims_that_hold_the_same_share_or_a_gpu_whole_and_in_part_overlap() ->
     assert overlapping([*apart, holding("e", "GPU-3")]) == {"d", "e"}
     assert overlapping([holding("a", "GPU-1", "GPU-1::0"), holding("b", "GPU-1::1")]) == {"a", "b"}
     assert overlapping([holding("a", "GPU-1", "GPU-1::0")]) == frozenset()
+
+
+# --- What containers hold by prepared claims --------------------------------------------------------------------------
+
+
+def prepared(name: str, *pods: str, namespace: str = "default") -> PreparedClaim:
+    consumers = tuple(Consumer(f"uid-of-{pod}", pod) for pod in pods)
+    return replace(CLAIM, uid=f"uid-of-{name}", namespace=namespace, name=name, consumers=consumers)
+
+
+def pod(name: str, **claims: tuple[str, ...]) -> Pod:
+    return Pod(f"uid-of-{name}", "default", name, claims=claims)
+
+
+def holds(claims: list[PreparedClaim], pods: list[Pod]) -> list[tuple[str, str, str]]:
+    """Return pod, container and claim of each hold."""
+    return [(hold.pod_uid, hold.container, hold.through) for hold in claim_holds(claims, pods)]
+
+
+def test_each_container_that_uses_a_claim_holds_it() -> None:
+    one, two = prepared("c1", "p1", "p2"), prepared("c2", "p1")
+    pods = [pod("p1", a=("c1",), b=("c2", "unknown")), pod("p2", a=("c1",))]
+    assert holds([one, two], pods) == [
+        ("uid-of-p1", "a", "uid-of-c1"),
+        ("uid-of-p1", "b", "uid-of-c2"),
+        ("uid-of-p2", "a", "uid-of-c1"),
+    ]
+    assert claim_holds([one], pods)[0] == DeviceHold(
+        "uid-of-p1", "a", Kind.MEMORY, CLAIM.device_ids, HoldSource.CLAIM, "uid-of-c1", Rung.MPS
+    )
+
+
+def test_a_claim_counts_for_its_pods_until_they_are_known() -> None:
+    ended = replace(pod("p1", a=("c1",)), phase="Succeeded")
+    for pods in ([], [ended]):
+        assert holds([prepared("c1", "p1", "p2")], pods) == [
+            ("uid-of-p1", "", "uid-of-c1"),
+            ("uid-of-p2", "", "uid-of-c1"),
+        ]
+
+
+def test_a_claim_of_the_same_name_elsewhere_and_one_that_holds_nothing_do_not_count() -> None:
+    beside = replace(prepared("c1", "p1"), device_ids=frozenset())
+    assert holds([beside, prepared("c1", namespace="other")], [pod("p1", a=("c1",))]) == []

@@ -14,10 +14,11 @@ from gpu_device_plugin.core.contract.dra import monitor_name
 from gpu_device_plugin.core.dra.devices import Facts
 from gpu_device_plugin.core.dra.pool import contents
 from gpu_device_plugin.core.dra.prepared import PreparedClaim
-from gpu_device_plugin.core.dra.preparing import Preparation, prepare
+from gpu_device_plugin.core.dra.preparing import Preparation, prepare, two_claims
 from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.placing import Demand, Placement
+from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.admitting import Refused, Why
 from gpu_device_plugin.core.node.ledger import Ledger
@@ -345,3 +346,19 @@ def allocatable(here: Node, held: dict[str, tuple[Preparation, str, int]], gib: 
             else each["name"] not in taken
         )
     ]
+
+
+def test_two_claims_of_one_container_are_refused() -> None:
+    """They would set the same variables."""
+    asked, other = claim(name="c2"), PreparedClaim("uid-of-c1", "default", "c1", ())
+
+    def refused_for(earlier: PreparedClaim, **claims: tuple[str, ...]) -> Refused | None:
+        return two_claims(Pod("u", "default", "p1", claims=claims), asked, [earlier])
+
+    found = refused_for(other, a=("c1", "c2"))
+    assert found is not None
+    assert found.why is Why.TWO_CLAIMS
+    assert "container 'a' uses claim c1 and claim c2" in found.sentence
+    assert refused_for(other, a=("c1",), b=("c2",)) is None
+    assert refused_for(replace(other, uid=asked.uid, name="c2"), a=("c1", "c2")) is None
+    assert refused_for(replace(other, namespace="other"), a=("c1", "c2")) is None

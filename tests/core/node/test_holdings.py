@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.holdings import Allocated, Holding, holdings
+from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.core.node.holdings import Holding, assigned_shares, held_through_others, holdings
+from gpu_device_plugin.core.node.offers import offers
+from tests.mig import inventory, mig_node
+from tests.names import COUNT, MEM, OURS
 from tests.nodes import ids, node, uuid
 
 if TYPE_CHECKING:
@@ -17,8 +23,8 @@ if TYPE_CHECKING:
 SHARES = node(16, 16).shares
 
 
-def entry(pod: str, container: str, device_ids: Iterable[str], kind: Kind = Kind.MEMORY) -> Allocated:
-    return Allocated(pod, container, kind, frozenset(device_ids))
+def entry(pod: str, container: str, device_ids: Iterable[str], kind: Kind | None = Kind.MEMORY) -> DeviceHold:
+    return DeviceHold(pod, container, kind, frozenset(device_ids))
 
 
 def pod(
@@ -52,8 +58,14 @@ def test_each_share_counts_its_size_and_a_whole_gpu_all_of_it() -> None:
     assert found == (Holding("a", "main", both, both), Holding("b", "main", whole, whole, whole=True))
 
 
+def test_a_gpu_that_another_resource_gave_counts_as_given_whole() -> None:
+    """Of other plugins' devices only those named like our GPUs are found among them."""
+    (found,) = holdings([entry("a", "main", [*ids(1, [3]), "other"], None)], [], SHARES)
+    assert (found.granted, found.whole) == ({uuid(1): 16 * MIB_PER_GIB}, True)
+
+
 def test_the_rung_of_the_answer_is_kept() -> None:
-    (found,) = holdings([Allocated("a", "main", Kind.MEMORY, frozenset(ids(0, [0])), Rung.MPS)], [], SHARES)
+    (found,) = holdings([replace(entry("a", "main", ids(0, [0])), rung=Rung.MPS)], [], SHARES)
     assert found.rung is Rung.MPS
 
 
@@ -83,8 +95,8 @@ def test_a_static_pod_is_known_by_the_hash_of_its_file() -> None:
 
 def test_pods_that_have_ended_hold_nothing() -> None:
     ended = [pod("a", "main", phase="Succeeded"), pod("b", "main", phase="Failed")]
-    entries = [entry(uid, "main", ids(0, [n])) for n, uid in enumerate("abc")]
-    assert [each.pod_uid for each in holdings(entries, ended, SHARES)] == ["c"]
+    entries = [entry(uid, "main", ids(0, [n])) for n, uid in enumerate("abcd")]
+    assert [each.pod_uid for each in holdings(entries, ended, SHARES, {"d"})] == ["c"]
 
 
 def test_an_init_container_holds_its_devices_while_it_runs() -> None:
@@ -107,3 +119,77 @@ def test_devices_that_are_handed_on_count_once_for_the_pod() -> None:
     found = holdings(entries, [], SHARES)
     assert [each.granted[uuid(0)] // MIB_PER_GIB for each in found] == [2, 3, 1, 1]
     assert [each.pod_granted[uuid(0)] // MIB_PER_GIB for each in found] == [4, 4, 4, 1]
+
+
+# --- The GPUs of a pod are known once the checkpoint shows all of its containers --------------------------------------
+
+RESOURCES = (Resource(Kind.MEMORY, MEM), Resource(Kind.COUNT, COUNT))
+
+
+def asking(*asked: tuple[str, int]) -> Pod:
+    """Return a pod with a container for each amount of a resource."""
+    containers = (Container(f"c{n}", ContainerKind.APP, n, {name: amount}) for n, (name, amount) in enumerate(asked))
+    return Pod("u", "default", "a", containers=tuple(containers))
+
+
+def test_every_container_has_its_shares_and_a_whole_gpu_has_all_of_them() -> None:
+    records = {
+        ("u", "c0", Kind.MEMORY): frozenset([*ids(0, [1, 2]), *ids(1, [3])]),
+        ("u", "c1", Kind.COUNT): frozenset([uuid(2)]),
+    }
+    assert assigned_shares(asking((MEM, 3), (COUNT, 1)), records, node(8, 8, 4), RESOURCES) == {
+        ("c0", Kind.MEMORY): {0: 2, 1: 1},
+        ("c1", Kind.COUNT): {2: 4},
+    }
+
+
+def test_a_container_missing_in_the_checkpoint_leaves_the_pod_unassigned() -> None:
+    records = {("u", "c0", Kind.MEMORY): frozenset(ids(0, [0]))}
+    assert assigned_shares(asking((MEM, 1), (MEM, 1)), records, node(8), RESOURCES) == {}
+
+
+def test_a_device_that_is_not_on_the_node_leaves_the_pod_unassigned() -> None:
+    records = {("u", "c0", Kind.MEMORY): frozenset([*ids(0, [0]), *ids(5, [0])])}
+    assert assigned_shares(asking((MEM, 2)), records, node(8), RESOURCES) == {}
+
+
+# --- GPUs that containers hold through resources that are not ours, or not theirs any more ----------------------------
+
+ONE_G, THREE_G = "aliyun.com/mig-1g.10gb", "aliyun.com/mig-3g.30gb"
+
+
+def through(resource: str, *device_ids: str) -> DeviceHold:
+    return DeviceHold("p", "main", OURS.kind_of(resource), frozenset(device_ids), through=resource)
+
+
+def test_gpus_that_another_plugin_gives_are_found() -> None:
+    shares = mig_node((10, 10), 4, mode=MigMode.WHOLE).shares
+    of_others = [through("nvidia.com/gpu", "GPU-1"), through("nvidia.com/mig-1g.10gb", "MIG-0-0")]
+    assert held_through_others([*of_others, through(ONE_G, "MIG-0-1"), through("x/y", "GPU-9")], shares) == {
+        "GPU-1": "nvidia.com/gpu",
+        "MIG-0-0": "nvidia.com/mig-1g.10gb",
+    }
+
+
+def test_shares_and_whole_gpus_of_ours_are_not_of_others() -> None:
+    shares = mig_node((10,), 4).shares
+    held = [through(COUNT, "GPU-1"), through(MEM, "MIG-0-0::3"), through(ONE_G, "MIG-0-0")]
+    assert held_through_others(held, shares) == {}
+
+
+def test_an_instance_that_was_made_again_as_another_profile_is_held_through_the_former_one() -> None:
+    """Both resources list its ID: neither gives it to anybody while the pod of the earlier instance is there."""
+    node = mig_node((10,), mode=MigMode.WHOLE, whole=["MIG-0-0"])
+    shares = node.shares.with_inventory(inventory((30,)), mig=MigMode.WHOLE)
+    found = held_through_others([through(ONE_G, "MIG-0-0")], shares)
+    assert found == {"MIG-0-0": ONE_G}
+    assert held_through_others([through(THREE_G, "MIG-0-0")], shares) == {}
+    held = replace(node, shares=shares, ledger=node.ledger.with_foreign(found))
+    for profile in ("1g.10gb", "3g.30gb"):
+        (offer,) = offers(held, (Kind.INSTANCE, profile))
+        assert list(offer.devices((Kind.INSTANCE, profile))) == [("MIG-0-0", False)]
+
+
+def test_who_holds_an_instance_that_exists_no_more_bars_nobody() -> None:
+    shares = mig_node((10, 10), mode=MigMode.WHOLE).shares.with_inventory(inventory((10,)), mig=MigMode.WHOLE)
+    assert held_through_others([through(THREE_G, "MIG-0-1")], shares) == {}

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.promises import Promise
+from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.limits import GpuRung, Rung
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.placing import Demand, Placement
@@ -23,14 +24,13 @@ from gpu_device_plugin.core.node.equipping import mig_mode, out_of_service
 from gpu_device_plugin.core.node.extra_grant import NOBODY
 from gpu_device_plugin.core.node.grants import Delivery, grant
 from gpu_device_plugin.core.node.health import Belief, Cause, Problem, with_cards
-from gpu_device_plugin.core.node.holdings import Allocated, Holding, holdings
+from gpu_device_plugin.core.node.holdings import Holding, holdings, stranded
 from gpu_device_plugin.core.node.limit_grants import Means
 from gpu_device_plugin.core.node.mps import asked
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.offers import offers
 from gpu_device_plugin.core.node.preferring import Question
 from gpu_device_plugin.core.node.rungs import Abilities, Wanted, rungs
-from gpu_device_plugin.core.node.stranded import stranded
 from gpu_device_plugin.core.node.verifying import by_kind
 from tests.mig import instance, inventory, mig_node
 
@@ -323,8 +323,8 @@ def test_the_limit_of_a_partition_holds_by_hardware() -> None:
 
 def test_a_container_with_a_whole_instance_holds_all_of_its_memory() -> None:
     node = mig_node((10,), mode=WHOLE)
-    entry = Allocated("uid", "main", INSTANCE, frozenset({"MIG-0-0"}), Rung.PARTITION)
-    (holding,) = holdings([entry], (), node.shares)
+    held = DeviceHold("uid", "main", INSTANCE, frozenset({"MIG-0-0"}), rung=Rung.PARTITION)
+    (holding,) = holdings([held], (), node.shares)
     assert (holding.granted, holding.whole) == ({"MIG-0-0": 10240}, True)
 
 
@@ -386,9 +386,9 @@ def test_containers_with_instances_that_exist_no_more_are_found() -> None:
     pod = Pod("uid-b", "default", "b")
     there = {"GPU-0", "MIG-0-0"}
     held = [
-        ("uid-a", "main", {"MIG-0-0", "GPU-7"}),
-        ("uid-b", "main", {"MIG-0-1::0", "MIG-0-1::1", "MIG-0-0::5"}),
-        ("uid-c", "main", {"MIG-former"}),
+        DeviceHold("uid-a", "main", Kind.COUNT, frozenset({"MIG-0-0", "GPU-7"})),
+        DeviceHold("uid-b", "main", Kind.MEMORY, frozenset({"MIG-0-1::0", "MIG-0-1::1", "MIG-0-0::5"})),
+        DeviceHold("uid-c", "main", INSTANCE, frozenset({"MIG-former"})),
     ]
     known, former = stranded(held, there, shares, {"uid-b": pod})
     assert (known.pod, known.uuid) == (pod, "MIG-0-1")
@@ -409,15 +409,16 @@ def test_containers_with_instances_that_exist_no_more_are_found() -> None:
 
 
 def test_resources_of_mig_profiles_are_ours_by_their_domain() -> None:
-    names = Names(frozenset({"aliyun.com/gpu-mem"}), "nvidia.com")
+    names = Names({"aliyun.com/gpu-mem": Kind.MEMORY}, "nvidia.com")
     assert "aliyun.com/gpu-mem" in names
+    assert names.kind_of("aliyun.com/gpu-mem") is Kind.MEMORY
     assert "nvidia.com/mig-1g.10gb" in names
-    assert "nvidia.com/mig-1g.10gb.me" in names
+    assert names.kind_of("nvidia.com/mig-1g.10gb.me") is INSTANCE
     assert "nvidia.com/mig-large" not in names
     assert "nvidia.com/gpu" not in names
     assert "aliyun.com/mig-1g.10gb" not in names
     assert 7 not in names
-    assert "nvidia.com/mig-1g.10gb" not in Names(frozenset())
+    assert "nvidia.com/mig-1g.10gb" not in Names({})
     assert Resource(INSTANCE, "nvidia.com/mig-1g.10gb", "1g.10gb").listing == ONE_G
 
 

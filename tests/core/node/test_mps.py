@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsState, MpsStatus, MpsWanted
 from gpu_device_plugin.core.model.gpus import Inventory
+from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.limits import GpuRung, Rung
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.admitting import Refused, Why
 from gpu_device_plugin.core.node.ledger import Evidence, Ledger
@@ -21,7 +23,6 @@ from gpu_device_plugin.core.node.mps import (
     NOT_THERE,
     SILENT,
     Await,
-    Given,
     Situation,
     Tenants,
     asked,
@@ -44,15 +45,19 @@ READY = MpsGpu(MpsStatus.READY, "", "/run/gpushare/mps/a")
 NOTHING = MpsWanted()
 
 
-def given(position: int, *numbers: int, mps: bool = True) -> Given:
-    return Given(frozenset(ids(position, numbers)), mps)
+def given(position: int, *numbers: int, mps: bool = True) -> DeviceHold:
+    """Return shares of a GPU that a container holds; without numbers all of it."""
+    kind, device_ids = (Kind.MEMORY, ids(position, numbers)) if numbers else (Kind.COUNT, [uuid(position)])
+    return DeviceHold("", "", kind, frozenset(device_ids), rung=Rung.MPS if mps else None)
 
 
-def holding(*each: Given) -> Ledger:
+def holding(*each: DeviceHold) -> Ledger:
     return Ledger().seen(name for one in each for name in one.device_ids)
 
 
-def wants(ledger: Ledger, *each: Given, asked: Mapping[str, int] | None = None, before: MpsWanted = NOTHING) -> object:
+def wants(
+    ledger: Ledger, *each: DeviceHold, asked: Mapping[str, int] | None = None, before: MpsWanted = NOTHING
+) -> object:
     return dict(wanted(ledger, tenants(ledger, each), asked or {}, before, 1024).gpus)
 
 
@@ -111,7 +116,7 @@ def test_a_gpu_for_a_container_that_is_being_allocated_is_wanted_before_it_has_d
 
 def test_a_daemon_is_never_put_under_a_container_that_is_no_client() -> None:
     """EXCLUSIVE_PROCESS would shut it out."""
-    other, whole = given(0, 0, mps=False), Given(frozenset({uuid(0)}), mps=False)
+    other, whole = given(0, 0, mps=False), given(0, mps=False)
     for one in (other, whole):
         assert wants(holding(one), one, asked={uuid(0): 3}) == {}
         assert wants(holding(one), one, before=MpsWanted({uuid(0): 1024})) == {}

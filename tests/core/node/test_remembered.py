@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
+from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.remembered import Remembered
 
 
-@dataclass(frozen=True)
-class Given:
-    pod_uid: str
-    device_ids: frozenset[str]
-    container: str = "main"
-    resource: str = "mem"
+def given(uid: str, *device_ids: str, container: str = "main") -> DeviceHold:
+    return DeviceHold(uid, container, Kind.MEMORY, frozenset(device_ids), through="mem")
 
 
-def given(uid: str, *device_ids: str, container: str = "main") -> Given:
-    return Given(uid, frozenset(device_ids), container)
+def lost(*holds: DeviceHold) -> frozenset[DeviceHold]:
+    return frozenset(replace(hold, source=HoldSource.REMEMBERED) for hold in holds)
 
 
 A, B = given("a", "G::0", "G::1"), given("b", "G::2")
-BEFORE: Remembered[Given] = Remembered("first", frozenset({A, B}))
+BEFORE = Remembered("first", frozenset({A, B}))
 
 
 def test_a_kubelet_that_shows_one_allocation_of_its_predecessor_has_restored_all_of_them() -> None:
@@ -32,16 +30,16 @@ def test_a_kubelet_that_shows_one_allocation_of_its_predecessor_has_restored_all
 
 def test_another_kubelet_that_shows_none_of_them_has_lost_all() -> None:
     after = BEFORE.after([], "second", its_own=True)
-    assert after == Remembered("second", frozenset(), frozenset({A, B}))
+    assert after == Remembered("second", frozenset(), lost(A, B))
     assert after.lost_ids == {"G::0", "G::1", "G::2"}
 
 
 def test_another_kubelet_whose_checkpoint_is_missing_or_damaged_has_lost_all() -> None:
     """It is asked for again until a kubelet's own record is there."""
     after = BEFORE.after(None, "second", its_own=False)
-    assert after == Remembered("first", frozenset(), frozenset({A, B}))
+    assert after == Remembered("first", frozenset(), lost(A, B))
     assert after.after(None, "second", its_own=False) == after
-    assert after.after([], "second", its_own=True) == Remembered("second", frozenset(), frozenset({A, B}))
+    assert after.after([], "second", its_own=True) == Remembered("second", frozenset(), lost(A, B))
 
 
 def test_the_same_kubelet_loses_nothing() -> None:
@@ -60,34 +58,34 @@ def test_a_record_of_the_predecessor_that_the_kubelet_refused_to_read_does_not_c
 def test_a_container_that_the_kubelet_allocated_for_anew_holds_no_more_than_that() -> None:
     """It did not run when the kubelet started; the other container of its pod did."""
     sidecar = given("a", "G::5", container="sidecar")
-    lost = Remembered("first", frozenset({A, sidecar})).after(None, "second", its_own=False)
-    after = lost.after([given("a", "G::7", "G::8")], "second", its_own=True)
-    assert after.forgotten == {sidecar}
+    after_loss = Remembered("first", frozenset({A, sidecar})).after(None, "second", its_own=False)
+    after = after_loss.after([given("a", "G::7", "G::8")], "second", its_own=True)
+    assert after.forgotten == lost(sidecar)
     assert after.lost_ids == {"G::5"}
 
 
 def test_a_device_that_the_kubelet_gave_again_is_in_its_record_and_no_longer_unknown_to_it() -> None:
     """As to a pod of the moment before anybody knew. Both pods have it."""
-    lost = BEFORE.after(None, "second", its_own=False).after([given("c", "G::1")], "second", its_own=True)
-    assert lost.forgotten == {A, B}
-    assert lost.lost_ids == {"G::0", "G::2"}
-    assert lost.after([], "second", its_own=True).lost_ids == {"G::0", "G::1", "G::2"}
+    after_loss = BEFORE.after(None, "second", its_own=False).after([given("c", "G::1")], "second", its_own=True)
+    assert after_loss.forgotten == lost(A, B)
+    assert after_loss.lost_ids == {"G::0", "G::2"}
+    assert after_loss.after([], "second", its_own=True).lost_ids == {"G::0", "G::1", "G::2"}
 
 
 def test_what_was_lost_stays_lost_for_later_kubelets_and_what_was_given_since_is_restored() -> None:
     new = given("c", "G::3")
-    lost = BEFORE.after(None, "second", its_own=False).after([new], "second", its_own=True)
-    assert lost.after([new], "third", its_own=True) == Remembered("third", frozenset({new}), frozenset({A, B}))
-    assert lost.after([], "third", its_own=True).forgotten == {A, B, new}
+    after_loss = BEFORE.after(None, "second", its_own=False).after([new], "second", its_own=True)
+    assert after_loss.after([new], "third", its_own=True) == Remembered("third", frozenset({new}), lost(A, B))
+    assert after_loss.after([], "third", its_own=True).forgotten == lost(A, B, new)
 
 
 def test_the_allocations_of_a_pod_that_has_ended_are_free() -> None:
-    lost = BEFORE.after(None, "second", its_own=False)
-    assert lost.among({"b", "x"}).lost_ids == {"G::2"}
-    assert lost.among(()).lost_ids == frozenset()
+    after_loss = BEFORE.after(None, "second", its_own=False)
+    assert after_loss.among({"b", "x"}).lost_ids == {"G::2"}
+    assert after_loss.among(()).lost_ids == frozenset()
 
 
 def test_on_a_node_of_which_nothing_is_remembered_nothing_was_lost() -> None:
-    nothing: Remembered[Given] = Remembered()
+    nothing = Remembered()
     assert nothing.after([], "first", its_own=True) == Remembered("first")
     assert nothing.after(None, "", its_own=False) == nothing

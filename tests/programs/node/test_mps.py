@@ -19,9 +19,11 @@ from gpu_device_plugin.core.contract.mpsfiles import (
     write_state,
     write_wanted,
 )
+from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
+from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.mps import NOT_MOUNTED, NOT_THERE, SILENT
-from gpu_device_plugin.kubelet.checkpoint import Entry
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.mps import MpsLink
 from tests.nodes import ids, node, uuid
@@ -37,13 +39,18 @@ NOW_S = 1000.0
 READY = MpsGpu(MpsStatus.READY, "", "/run/gpushare/mps/a")
 
 
+def hold(*numbers: int, rung: Rung = Rung.MPS, source: HoldSource = HoldSource.CHECKPOINT) -> DeviceHold:
+    """Return shares of GPU 0 that a container holds."""
+    return DeviceHold("uid", "main", Kind.MEMORY, frozenset(ids(0, numbers)), source, rung=rung)
+
+
 class Desk:
     """A link, and everything around it."""
 
     def __init__(self, directory: Path, *used: int) -> None:
         self.directory = directory
         self.state = NodeState(node(8, 8, used={0: used}))
-        self.entries = Latest[tuple[Entry, ...]](())
+        self.entries = Latest[tuple[DeviceHold, ...]](())
         self.told: list[tuple[str, str]] = []
         self.link = MpsLink(
             directory, self.state, self.entries, lambda *told: self.told.append(told), clock=lambda: NOW_S
@@ -54,10 +61,9 @@ class Desk:
         new.write_text(state if isinstance(state, str) else write_state(state))
         new.replace(self.directory / STATE_FILE)
 
-    def record(self, *numbers: int, rung: str = "mps") -> None:
+    def record(self, *numbers: int, rung: Rung = Rung.MPS) -> None:
         """Let the kubelet's checkpoint show a container with these shares of GPU 0."""
-        found = Entry("uid", "main", "aliyun.com/gpu-mem", frozenset(ids(0, numbers)), rung)
-        self.entries.set((*self.entries.value, found))
+        self.entries.set((*self.entries.value, hold(*numbers, rung=rung)))
 
     @property
     def wanted(self) -> MpsWanted:
@@ -180,8 +186,8 @@ async def test_clients_are_noticed_by_whichever_record_tells_of_them_last(tmp_pa
 async def test_without_clients_nobody_else_matters(tmp_path: Path) -> None:
     desk = Desk(tmp_path, 0)
     async with desk.running():
-        desk.record(0, rung="advisory")
-        desk.link.granted(frozenset(ids(0, [1])), "advisory")
+        desk.record(0, rung=Rung.ADVISORY)
+        desk.link.granted(hold(1, rung=Rung.ADVISORY, source=HoldSource.ANSWER))
         desk.state.update(Ledger.seen, ids(0, range(2)), certain=True)
         desk.link.ledger_complete()
         await eventually(lambda: desk.entries.version == 1)
@@ -196,7 +202,7 @@ async def test_grants_are_remembered_until_the_checkpoint_shows_them(tmp_path: P
         desk.link.ledger_complete()
         for _ in range(3):
             desk.state.update(Ledger.granted, ids(0, range(2)), 1.0)
-            desk.link.granted(frozenset(ids(0, range(2))), "mps")
+            desk.link.granted(hold(0, 1, source=HoldSource.ANSWER))
         assert desk.wanted == MpsWanted({uuid(0): 2048})
         assert desk.link.why_not_start(ids(0, [0])) == f"GPU 0 needs MPS: {NOT_THERE}"
         desk.record(0, 1)

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
+from gpu_device_plugin.core.model.holds import DeviceHold
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.ledger import Evidence, Ledger, Reading
-from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, Entry
+from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.forgotten_pods import ForgottenPods
 from gpu_device_plugin.programs.node.reconciler import Reconciler
-from tests.names import MEM
+from tests.names import MEM, OURS
 from tests.nodes import ids, node, uuid
 from tests.patience import eventually
 
@@ -26,16 +28,20 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from gpu_device_plugin.kubelet.checkpoint import Stamp
+from gpu_device_plugin.kubelet.checkpoint import Stamp
 
 DAMAGED = CheckpointUnreadableError("it is damaged")
+
+
+def held(*device_ids: str) -> DeviceHold:
+    return DeviceHold("p", "c", Kind.MEMORY, frozenset(device_ids), through=MEM)
 
 
 class Scripted(KubeletRecords):
     """KubeletRecords in which a test writes."""
 
     def __init__(self) -> None:
-        super().__init__(Path("/none"), Path("/none"), frozenset({MEM}))
+        super().__init__(Path("/none"), Path("/none"), OURS)
         self.checkpoint: Checkpoint | CheckpointUnreadableError = Checkpoint()
         self.list: frozenset[str] | None = frozenset()
         self.stamped: Stamp | None = None
@@ -46,7 +52,7 @@ class Scripted(KubeletRecords):
         """How many looks it takes until the kubelet has listed everybody."""
 
     def write(self, *device_ids: str) -> None:
-        self.checkpoint = Checkpoint((Entry("p", "c", MEM, frozenset(device_ids)),), frozenset({MEM}))
+        self.checkpoint = Checkpoint((held(*device_ids),), frozenset({MEM}))
 
     def recorded(self) -> Checkpoint:
         self.reads += 1
@@ -77,7 +83,8 @@ class Scripted(KubeletRecords):
             return Evidence(self.list, time.monotonic(), self.list), None
         resend()
         written = self.recorded()
-        return Evidence(self.list, time.monotonic(), written.device_ids(self.resources)), written
+        recorded = frozenset().union(*written.by_pod().values())
+        return Evidence(self.list, time.monotonic(), recorded), written
 
 
 @dataclass
@@ -154,7 +161,7 @@ async def test_what_either_book_shows_is_taken_over_before_registering() -> None
     desk.records.list = frozenset(ids(1, [5]))
     await desk.reconciler.prepare()
     assert desk.held == {*ids(0, [0]), *ids(1, [5])}
-    assert desk.reconciler.checkpoint_entries.value == (Entry("p", "c", MEM, frozenset(ids(0, [0]))),)
+    assert desk.reconciler.checkpoint_entries.value == (held(*ids(0, [0])),)
     assert desk.reconciler.checkpoint_entries.version == 1
     assert desk.certain
 
@@ -309,10 +316,7 @@ async def test_our_gpus_in_the_hands_of_another_resource_are_known_until_its_pod
     """A resource of former settings, or another plugin's; only the checkpoint shows them, which has to be asked for."""
     desk = Desk(NodeState(node(8, 8)))
     desk.records.checkpoint = Checkpoint(
-        (
-            Entry("p", "c", "old.com/gpu-mem", frozenset(ids(1, [2]))),
-            Entry("p", "c", "old.com/gpu-mem", frozenset("x")),
-        )
+        tuple(DeviceHold("p", "c", None, frozenset({name}), through="old.com/gpu-mem") for name in (*ids(1, [2]), "x"))
     )
     async with running(desk):
         await eventually(lambda: dict(desk.state.node.ledger.foreign) == {uuid(1): "old.com/gpu-mem"})
@@ -398,7 +402,7 @@ async def test_a_checkpoint_from_before_a_grant_does_not_confirm_it(tmp_path: Pa
     file = tmp_path / "kubelet_internal_checkpoint"
     file.write_text(json.dumps({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {MEM: []}}}))
     state = NodeState(node(4))
-    records = KubeletRecords(tmp_path, tmp_path / "none", frozenset({MEM}))
+    records = KubeletRecords(tmp_path, tmp_path / "none", OURS)
     reconciler = Reconciler(
         state,
         records,

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.admitting import Refused, Why
 from gpu_device_plugin.core.node.health import Cause
 from gpu_device_plugin.hardware.beliefs import HealthChange
-from gpu_device_plugin.kubelet.checkpoint import Entry
 from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.reports import Reports
@@ -86,7 +86,7 @@ def test_devices_that_the_kubelet_has_forgotten_are_told_with_the_pods_that_have
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     desk = Desk()
-    lost = [Entry(name, "main", "x.com/gpu-mem", frozenset({f"G::{name}", f"G::{name}2"})) for name in "abcde"]
+    lost = [DeviceHold(uid, "main", Kind.MEMORY, frozenset({f"G::{uid}", f"G::{uid}2"})) for uid in "abcde"]
     desk.reports.allocations_lost(lost, {"a": "default/a", "e": "default/e"})
     assert desk.counted == [("ledger_drift_total", "unknown_to_the_kubelet")] * 10
     ((reason, note, _, warning),) = desk.events

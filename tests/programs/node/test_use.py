@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.contract.nodeuse import read_node_use
+from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.limits import Held, LimitState, Rung
 from gpu_device_plugin.core.model.pods import Pod
-from gpu_device_plugin.core.model.resources import Kind, Resource
-from gpu_device_plugin.core.node.holdings import Allocated
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.over_use import Excess
 from gpu_device_plugin.core.node.use import NOT_READ, WITHOUT_HOST_PID, ContainerUse, GpuProcess, GpuReading, UseReading
 from gpu_device_plugin.core.node.use_notes import SELDOM_S, SOON_S
-from gpu_device_plugin.kubelet.checkpoint import Entry
 from gpu_device_plugin.kubelet.procfs import Processes
-from gpu_device_plugin.programs.node.use import UseWatch, allocated
+from gpu_device_plugin.programs.node.use import UseWatch
 from gpu_device_plugin.programs.node.use_notes import UseNotes
-from tests.names import COUNT, MEM
 from tests.nodes import ids, node, uuid
 from tests.patience import eventually
 
@@ -35,24 +33,13 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.nodeuse import NodeUse
     from gpu_device_plugin.core.node.over_use import Place
 
-RESOURCES = (Resource(Kind.MEMORY, MEM), Resource(Kind.COUNT, COUNT))
 SHARES = node(16, 16).shares
 UID = "0f5d3a31-9a3b-4c6e-8c5b-6a7b8c9d0e1f"
 ID = "5ad9" * 16
 
 
-def entry(pod_uid: str = UID, *device_ids: str, resource: str = MEM) -> Entry:
-    return Entry(pod_uid, "main", resource, frozenset(device_ids or ids(0, [0, 1])))
-
-
-def test_entries_of_our_resources_have_their_kind_and_all_others_are_whole() -> None:
-    """Of other plugins' devices only those named like our GPUs will be found among them."""
-    entries = [entry(), entry("b", uuid(1), resource=COUNT), entry("c", uuid(1), resource="nvidia.com/gpu"), entry("d")]
-    assert allocated(entries, RESOURCES, {"d"}) == (
-        Allocated(UID, "main", Kind.MEMORY, frozenset(ids(0, [0, 1]))),
-        Allocated("b", "main", Kind.COUNT, frozenset({uuid(1)})),
-        Allocated("c", "main", Kind.COUNT, frozenset({uuid(1)})),
-    )
+def entry(pod_uid: str = UID, *device_ids: str) -> DeviceHold:
+    return DeviceHold(pod_uid, "main", Kind.MEMORY, frozenset(device_ids or ids(0, [0, 1])))
 
 
 @dataclass
@@ -60,7 +47,7 @@ class World:
     """A node with scripted GPUs and a tree that stands for /proc."""
 
     proc: Path
-    entries: Latest[tuple[Entry, ...]] = field(default_factory=lambda: Latest(()))
+    entries: Latest[tuple[DeviceHold, ...]] = field(default_factory=lambda: Latest(()))
     readings: tuple[GpuReading, ...] | None = ()
     error: Exception | None = None
     host_pids: bool | None = True
@@ -91,7 +78,6 @@ class World:
         watch = UseWatch(
             self.read_use,
             self.entries,
-            RESOURCES,
             lambda: SHARES,
             interval_s=interval_s,
             pods=lambda: self.pods,
@@ -245,14 +231,14 @@ async def test_the_interval_may_change_and_0_switches_off(tmp_path: Path) -> Non
 
 async def test_the_kernels_proc_is_read_by_default() -> None:
     """This process runs in no pod that holds a GPU here, so nobody is charged for it."""
-    entries: Latest[tuple[Entry, ...]] = Latest(())
+    entries: Latest[tuple[DeviceHold, ...]] = Latest(())
     entries.set((entry(),))
 
     async def read_use() -> tuple[GpuReading, ...]:
         await asyncio.sleep(0)
         return (GpuReading(uuid(0), (GpuProcess(os.getpid(), 700),), 700),)
 
-    watch = UseWatch(read_use, entries, RESOURCES, lambda: SHARES, interval_s=3600, host_pids=lambda: True)
+    watch = UseWatch(read_use, entries, lambda: SHARES, interval_s=3600, host_pids=lambda: True)
     task = asyncio.create_task(watch.run())
     await eventually(lambda: watch.reading.version > 0, running=lambda: [task])
     assert watch.holdings()[0].granted == {uuid(0): 2048}

@@ -16,10 +16,10 @@ from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.core.contract.keys import POD_ANNOTATIONS
+from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.matching import Call, Match
-from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Entry
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.metrics import NoMetrics
 from gpu_device_plugin.node_state import NodeState
@@ -29,7 +29,7 @@ from gpu_device_plugin.programs.node.waiting import WaitingPods
 from gpu_device_plugin.testing.builders import container, pod
 from gpu_device_plugin.testing.cluster import ApiServer
 from tests import resources
-from tests.names import MEM
+from tests.names import MEM, OURS
 from tests.nodes import ids
 from tests.nodes import node as gpus
 from tests.patience import eventually, patience
@@ -38,6 +38,8 @@ from tests.programs.node.cluster_harness import promise
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from gpu_device_plugin.kubelet.checkpoint import Checkpoint
 
 SHARES = gpus(14, 14, 14).shares
 
@@ -77,7 +79,7 @@ class Node:
 
     def learn(self, **owners: str) -> None:
         """Read a checkpoint that says which devices each pod has."""
-        self.waiting.learn([Entry(uid, "main", MEM, frozenset({ids})) for uid, ids in owners.items()])
+        self.waiting.learn([DeviceHold(uid, "main", Kind.MEMORY, frozenset({ids})) for uid, ids in owners.items()])
 
     def left(self) -> dict[str, int]:
         """Return the GPU promised to each waiting pod."""
@@ -167,7 +169,7 @@ async def test_an_init_container_whose_devices_are_used_again_is_one_owner() -> 
         )
         await there.bound("c", 2)
         assert [there.ask("x"), there.ask("x")] == ["a", "b"]
-        there.waiting.learn([Entry("b", name, MEM, frozenset({"x"})) for name in ("init", "main")])
+        there.waiting.learn([DeviceHold("b", name, Kind.MEMORY, frozenset({"x"})) for name in ("init", "main")])
         assert there.left() == {"a": 1, "c": 2}
 
 
@@ -236,7 +238,7 @@ class CountingRecords(KubeletRecords):
 async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_path: Path) -> None:
     """The second grant comes while the first is waited for; the disk is slow. No round comes to help."""
     state = NodeState(gpus(8))
-    records = CountingRecords(tmp_path, tmp_path / "nobody", frozenset({MEM}))
+    records = CountingRecords(tmp_path, tmp_path / "nobody", OURS)
     reconciler = Reconciler(
         state,
         records,

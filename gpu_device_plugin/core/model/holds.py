@@ -1,0 +1,42 @@
+"""The devices that a container holds, whoever knows it: the kubelet's records, a ResourceClaim or our own answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.core.model.limits import Rung
+    from gpu_device_plugin.core.model.resources import Kind
+
+
+class HoldSource(StrEnum):
+    """Where a hold is known from."""
+
+    CHECKPOINT = "checkpoint"
+    """The kubelet's checkpoint shows it."""
+    REMEMBERED = "remembered"
+    """The checkpoint showed it before the kubelet lost its record."""
+    CLAIM = "claim"
+    """A ResourceClaim was prepared with it."""
+    ANSWER = "answer"
+    """We granted it, and the checkpoint does not show it yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHold:
+    """The devices of one resource, or of one claim, that one container holds."""
+
+    pod_uid: str
+    """As the kubelet knows the pod; empty: not known."""
+    container: str
+    """Empty: not known."""
+    kind: Kind | None
+    """None: the devices are those of a resource that is not ours."""
+    device_ids: frozenset[str]
+    source: HoldSource = HoldSource.CHECKPOINT
+    through: str = ""
+    """The name of the resource in the kubelet's records, or the UID of the claim."""
+    rung: Rung | None = None
+    """The means of limiting that the container was given; None: it was given none, or by an agent that did not say."""
