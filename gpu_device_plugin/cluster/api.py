@@ -10,10 +10,17 @@ from urllib.parse import quote
 
 import msgspec
 
-from gpu_device_plugin.cluster.pod_claims import ClaimStatuses, claims_of
 from gpu_device_plugin.cluster.quantity import RequestSums, allocatable_amounts, whole_quantity
-from gpu_device_plugin.cluster.requests import PodSpec, SharedAmounts, repels, requests_of
-from gpu_device_plugin.cluster.static_pods import Owner, static_uid
+from gpu_device_plugin.cluster.requests import (
+    ClaimStatuses,
+    Owner,
+    PodSpec,
+    SharedAmounts,
+    claims_of,
+    repels,
+    requests_of,
+    static_uid,
+)
 from gpu_device_plugin.core.contract.keys import GPU_CONDITION, kept
 from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.core.model.mig import is_mig_resource

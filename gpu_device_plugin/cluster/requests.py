@@ -1,16 +1,18 @@
-"""The part of a pod's spec that says what it requests, and the sum of that."""
+"""The parts of pods that their readers share: what a pod requests, the claims that it uses, and whose mirror it is."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from gpu_device_plugin.cluster.quantity import requested_amounts
+from gpu_device_plugin.core.contract.keys import STATIC_POD
 from gpu_device_plugin.core.model.amounts import NO_AMOUNTS, Amounts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from gpu_device_plugin.cluster.quantity import RequestSums
 
@@ -112,3 +114,75 @@ class SharedAmounts:
         if len(self._known) >= _MOST_REMEMBERED:
             self._known.clear()
         return self._known.setdefault(amounts, amounts)
+
+
+# --- The claims that containers use -----------------------------------------------------------------------------------
+
+
+class _ClaimStatus(msgspec.Struct, rename="camel", gc=False):
+    name: str = ""
+    resource_claim_name: str | None = None
+
+
+class _Mapping(msgspec.Struct, rename="camel", gc=False):
+    container_name: str = ""
+
+
+class _ExtendedClaim(msgspec.Struct, rename="camel", gc=False):
+    """The claim that kube-scheduler made for limits of extended resources."""
+
+    resource_claim_name: str = ""
+    request_mappings: list[_Mapping] | None = None
+
+
+class ClaimStatuses(msgspec.Struct, rename="camel", gc=False):
+    """The part of a pod's status that names the claims that were made for it."""
+
+    resource_claim_statuses: list[_ClaimStatus] | None = None
+    extended_resource_claim_status: _ExtendedClaim | None = None
+
+
+def claims_of(spec: PodSpec, status: ClaimStatuses) -> Mapping[str, tuple[str, ...]]:
+    """Return the names of the ResourceClaims of each container; those of templates are known once they were made."""
+    extended = status.extended_resource_claim_status
+    if not spec.resource_claims and extended is None:
+        return {}
+    made = {one.name: one.resource_claim_name for one in status.resource_claim_statuses or ()}
+    names = {one.name: one.resource_claim_name or made.get(one.name) for one in spec.resource_claims or ()}
+    found: dict[str, tuple[str, ...]] = {}
+    for container in (*(spec.init_containers or ()), *(spec.containers or ())):
+        used = () if container.resources is None else container.resources.claims or ()
+        own = tuple(dict.fromkeys(name for use in used if (name := names.get(use.name))))
+        if extended is not None and any(
+            each.container_name == container.name for each in extended.request_mappings or ()
+        ):
+            own = (*own, extended.resource_claim_name)
+        if own:
+            found[container.name] = own
+    return found
+
+
+# --- Mirror pods of static pods ---------------------------------------------------------------------------------------
+
+_HASH = re.compile(r"[0-9a-f]{32}", re.ASCII)
+"""The UID that a kubelet gives a static pod, a hash of its manifest. UIDs of the API have dashes."""
+
+
+class Owner(msgspec.Struct, rename="camel", gc=False):
+    """An owner of an object, without its UID."""
+
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    controller: bool | None = None
+
+
+def static_uid(annotations: Mapping[str, str], owners: Sequence[Owner], node_name: str) -> str:
+    """Return the UID by which a kubelet knows the static pod of which a pod is the mirror; empty if it is no mirror.
+
+    Any client can write the annotation on a pod that it creates, with the UID of another pod. A kubelet writes a hash,
+    and that its node owns the pod (Kubernetes, pkg/kubelet/pod/mirror_client.go and pkg/kubelet/config/common.go).
+    """
+    uid = annotations.get(STATIC_POD, "")
+    owned = len(owners) == 1 and owners[0] == Owner("v1", "Node", node_name, controller=True)
+    return uid if owned and node_name and _HASH.fullmatch(uid) else ""

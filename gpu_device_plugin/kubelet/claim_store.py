@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import files
-from gpu_device_plugin.core.dra.cdi import file_name, uid_of
+from gpu_device_plugin.core.dra.claim_grants import file_name, uid_of
 from gpu_device_plugin.core.dra.prepared import (
     PreparedClaim,
     PreparedFileError,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.node.ended_pods import EndedPods
 from gpu_device_plugin.core.node.ledger import Evidence
 from gpu_device_plugin.kubelet import checkpoint
-from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, listed_pods
+from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_pods
 from gpu_device_plugin.kubelet.sockets import KUBELET_SOCKET, identity
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class KubeletRecords:
             listener: returns a number for the kubelet process that listens to us, None while there is none.
             in_api: returns the pods of this node in the API; None where this kubelet's two records suffice.
         """
+        self.directory = directory
         self._checkpoint = directory / checkpoint.NAME
         self._registration = directory / KUBELET_SOCKET
         self._pod_resources = pod_resources

@@ -15,7 +15,7 @@ from gpu_device_plugin.aio.watching import watching
 from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.kubelet import sockets
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
-from gpu_device_plugin.kubelet.registration import NotRegisteredError, answers, register
+from gpu_device_plugin.kubelet.calls import NotRegisteredError, answers, register
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -19,7 +19,7 @@ from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.grants import Grant
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
-from gpu_device_plugin.kubelet.registration import answers
+from gpu_device_plugin.kubelet.calls import answers
 from gpu_device_plugin.kubelet.registration_loop import (
     DirectoryGoneError,
     Plugin,

@@ -1,4 +1,4 @@
-"""The device-plugin directory: whose it is, and what lies in it."""
+"""The directories of the kubelet: whose they are, what lies in them, and who listens there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,9 @@ from gpu_device_plugin.kubelet.sockets import (
     advice,
     check_directory,
     identity,
+    is_listened_to,
     links,
+    listened_to,
     new_socket,
     remove_stale_sockets,
 )
@@ -244,3 +247,38 @@ def test_the_lock_lies_where_an_old_kubelet_does_not_remove_it(folder: Path) -> 
     """Kubelets up to 1.20 remove every file beside their sockets, and no directory."""
     with held(folder):
         assert [path.name for path in folder.iterdir() if path.is_dir()] == ["gpushare"]
+
+
+@contextmanager
+def listener(path: Path, *, backlog: int = 8) -> Iterator[None]:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen(backlog)
+        yield
+
+
+def test_only_those_that_match_and_have_a_listener_are_named(folder: Path) -> None:
+    with listener(folder / "stale.sock"):
+        pass
+    (folder / "file.sock").write_text("")
+    with listener(folder / "b.sock"), listener(folder / "a.sock"), listener(folder / "a.other"):
+        assert listened_to(folder, ["*.sock"]) == ("a.sock", "b.sock")
+        assert listened_to(folder, ["a.*"]) == ("a.other", "a.sock")
+        assert listened_to(folder, []) == ()
+
+
+def test_a_directory_that_is_missing_has_none(folder: Path) -> None:
+    assert listened_to(folder / "none", ["*"]) == ()
+    assert not is_listened_to(folder / "none" / "a.sock")
+
+
+def test_a_listener_that_does_not_accept_is_one_all_the_same(folder: Path) -> None:
+    """It is never waited for, whatever it does with the call."""
+    with listener(folder / "busy.sock", backlog=0):
+        waiting = [socket.socket(socket.AF_UNIX) for _ in range(4)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(str(folder / "busy.sock"))
+        assert is_listened_to(folder / "busy.sock")
+        for one in waiting:
+            one.close()

@@ -1,4 +1,4 @@
-"""The claims that were prepared on a node: what each holds, and the file that tells the next agent of it."""
+"""The claims that were prepared on a node: what each holds, its file for the next agent, and its status in the API."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.dra import is_instance
+from gpu_device_plugin.core.contract.dra import DRIVER, is_instance
 from gpu_device_plugin.core.model.claims import Consumer
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.limits import Rung
@@ -214,3 +214,41 @@ def _object(value: Any) -> dict[str, Any]:
         raise TypeError("an object is expected")
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     return value
+
+
+# --- Its status in the API --------------------------------------------------------------------------------------------
+
+
+def device_status(claim: PreparedClaim, held: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the entries of ``status.devices`` for our devices of a claim.
+
+    Args:
+        claim: what was prepared.
+        held: by the GPU's UUID whether the limit was seen to hold, a `core.model.limits.Held`.
+    """
+    return [
+        {
+            "driver": DRIVER,
+            "pool": device.pool,
+            "device": device.device,
+            **({"shareID": device.share_id} if device.share_id else {}),
+            "data": {
+                "uuid": device.uuid,
+                "memoryMiB": device.mib,
+                **({"computePercent": device.compute} if device.compute else {}),
+                **({} if claim.rung is None else {"limitBy": claim.rung.value}),
+                **({"limit": held[device.uuid]} if device.uuid in held else {}),
+            },
+        }
+        for device in claim.devices
+    ]
+
+
+def status_body(claim: PreparedClaim, held: Mapping[str, str]) -> dict[str, Any]:
+    """Return the claim as a server-side apply of our part of its status."""
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid},
+        "status": {"devices": device_status(claim, held)},
+    }

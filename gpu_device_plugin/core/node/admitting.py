@@ -11,7 +11,7 @@ from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.placing import Demand, Placement, Refusal, place
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.grants import parts
+from gpu_device_plugin.core.node.grants import CONTROL_NODES, parts
 from gpu_device_plugin.core.node.limit_grants import refusal
 from gpu_device_plugin.core.node.preferring import spread_over
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.promises import Promise
     from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.extra_grant import Owner
+    from gpu_device_plugin.core.node.grants import Delivery
     from gpu_device_plugin.core.node.limit_grants import Means
     from gpu_device_plugin.core.node.matching import Match
     from gpu_device_plugin.core.node.node import Node
@@ -126,6 +127,18 @@ def refuse_request(match: Match | None) -> Refused | None:
             f"more than {MOST_CONTAINERS} containers of this pod ask for GPU memory or GPUs; let fewer ask",
         )
     return None
+
+
+def refuse_without_nodes(delivery: Delivery, present: Collection[str]) -> Refused | None:
+    """Refuse a container while device nodes that CUDA needs are missing; `present` are those of this node."""
+    missing = [path for path in CONTROL_NODES if path not in present] if delivery.device_specs else []
+    if not missing:
+        return None
+    return Refused(
+        Why.NO_DEVICE_NODE,
+        f"{missing[0]} is not on this node yet; run `nvidia-modprobe -u -c 0` there, or let the driver's persistence "
+        "daemon do it at boot",
+    )
 
 
 def refuse_unlimited(node: Node, kind: Kind, device_ids: Collection[str], means: Means, owner: Owner) -> Refused | None:

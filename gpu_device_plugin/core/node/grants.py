@@ -38,6 +38,11 @@ class Delivery:
     means: Means = NO_MEANS
     """What keeps containers within their parts."""
 
+    @property
+    def device_specs(self) -> bool:
+        """Whether containers are given device nodes by their paths."""
+        return "device-specs" in self.ways
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
@@ -106,7 +111,7 @@ def grant(
     elif placement.demand.kind is Kind.INSTANCE:
         envs[variables.LIMITS] = Rung.PARTITION.value
     nodes: list[str] = []
-    if "device-specs" in delivery.ways:
+    if delivery.device_specs:
         nodes = [*CONTROL_NODES, *(node for node in OPTIONAL_NODES if node in present)]
         nodes += _device_nodes(shared.gpu for shared in gpus)
     cdi = tuple(f"{delivery.cdi_kind}={uuid}" for uuid in uuids) if "cdi" in delivery.ways else ()

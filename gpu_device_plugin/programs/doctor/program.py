@@ -39,9 +39,14 @@ from gpu_device_plugin.hardware.beliefs import HardwareView, State
 from gpu_device_plugin.hardware.forms import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, Timings
 from gpu_device_plugin.kubelet import checkpoint
-from gpu_device_plugin.kubelet.listening import is_listened_to, listened_to
-from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, listed_pods
-from gpu_device_plugin.kubelet.sockets import KUBELET_SOCKET, DirectoryError, check_directory
+from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_pods
+from gpu_device_plugin.kubelet.sockets import (
+    KUBELET_SOCKET,
+    DirectoryError,
+    check_directory,
+    is_listened_to,
+    listened_to,
+)
 from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, StateFile
 from gpu_device_plugin.programs.doctor import limiting, runtime
 from gpu_device_plugin.programs.doctor.agent import ask

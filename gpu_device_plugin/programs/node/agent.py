@@ -156,9 +156,7 @@ class NodeAgent:
             in_api=PodsInApi if cluster is None else cluster.pods_in_api,
         )
         living = None if cluster is None else cluster.living
-        self._forgotten = ForgottenPods(
-            self.kubelet_records, settings.device_plugin_dir, living, self.reports.allocations_lost, proc
-        )
+        self._forgotten = ForgottenPods(self.kubelet_records, living, self.reports.allocations_lost, proc)
         self.reconciler = Reconciler(
             self.state,
             self.kubelet_records,
@@ -240,10 +238,24 @@ class NodeAgent:
             handover=self._handover,
             there=self.equipment.there,
             wanted=lambda: (self.settings.serve, None if self.node.value is None else self.node.value.labels),
-            looked=_at_once if cluster is None else cluster.looked,
-            pods=lambda: {} if cluster is None else cluster.followed.pods,
         )
-        self.dra = None if cluster is None else self._dra_driver(cluster, dev)
+        self.dra: DraDriver | None = None
+        if cluster is not None:
+            from gpu_device_plugin.programs.node.dra import DraDriver  # noqa: PLC0415 - see reach_api
+
+            self.dra = self.ways.dra = DraDriver(
+                settings,
+                self.state,
+                cluster,
+                self.metrics,
+                self.reports,
+                reconciler=self.reconciler,
+                coexistence=self.coexistence,
+                mps=self.mps,
+                delivery=lambda: self._answers.delivery,
+                dev=dev,
+                changed=self.ways.look,
+            )
 
     def __repr__(self) -> str:
         return f"<NodeAgent {self.settings.node_name or 'standalone'}: {self.state!r}>"
@@ -427,14 +439,7 @@ class NodeAgent:
             sentence, claims = self.equipment.why_none, serving.way is Way.DRA
             self.cluster.show(view.inventory, policy, sentence, withheld, self.limiting.node, claims=claims)
         if self.dra is not None:
-            from gpu_device_plugin.programs.node.dra_wiring import facts  # noqa: PLC0415 - see reach_api
-
-            self.dra.tell(policy, facts(self, means))
-
-    def _dra_driver(self, cluster: NodeCluster, dev: Path) -> DraDriver:
-        from gpu_device_plugin.programs.node.dra_wiring import wire  # noqa: PLC0415 - see reach_api
-
-        return wire(self, cluster, lambda: self._answers.delivery, dev)
+            self.dra.tell(settings, policy, means, view.inventory.driver_version)
 
     def _reach_cluster(self) -> NodeCluster | None:
         config = reach_api(self.settings)
@@ -443,7 +448,3 @@ class NodeAgent:
         from gpu_device_plugin.programs.node.cluster import NodeCluster  # noqa: PLC0415 - see reach_api
 
         return NodeCluster(config, self.settings, self.state, self.metrics)
-
-
-async def _at_once(_within_s: float) -> bool:
-    return True

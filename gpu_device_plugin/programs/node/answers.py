@@ -11,7 +11,14 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_request, refuse_unlimited
+from gpu_device_plugin.core.node.admitting import (
+    Refused,
+    Why,
+    admit,
+    refuse_request,
+    refuse_unlimited,
+    refuse_without_nodes,
+)
 from gpu_device_plugin.core.node.extra_grant import NOBODY, Owner
 from gpu_device_plugin.core.node.grants import CONTROL_NODES, OPTIONAL_NODES, grant
 from gpu_device_plugin.core.node.ledger import Ledger
@@ -50,7 +57,7 @@ class NodeAnswers:
         dev: Path,
         on_refusal: Callable[[Kind, int, Refused], None],
         on_grant: Callable[[], None],
-        mps: MpsLink | None = None,
+        mps: MpsLink,
     ) -> None:
         """Answer for the node in `state`.
 
@@ -63,7 +70,7 @@ class NodeAnswers:
             dev: the directory of the device nodes.
             on_refusal: called with kind, number of devices and reason after every refusal.
             on_grant: called after every grant.
-            mps: the node's MPS supervisor; None: none plays a part.
+            mps: the node's MPS supervisor.
         """
         self._state = state
         self._waiting = waiting
@@ -89,7 +96,7 @@ class NodeAnswers:
             if barred := self.delivery.means.barred:
                 # Who asks for all of an instance has it to itself, and needs no means of limiting.
                 barred -= self._instances_of(amount)
-            if self._mps is not None and self._mps.on:
+            if self._mps.on:
                 barred |= self._mps.barred
             available = not_on(available, barred)
         question = Question(node, resource.kind, available, must, amount)
@@ -108,7 +115,7 @@ class NodeAnswers:
 
         A container that would be refused needs none: its GPU may be in use as a whole.
         """
-        if self._mps is None or not self._mps.on or resource.kind is not Kind.MEMORY:
+        if not self._mps.on or resource.kind is not Kind.MEMORY:
             return None
         match = None if self._waiting is None else self._whose(self._waiting, resource.kind, frozenset(device_ids))
         owner = NOBODY if match is None else Owner(match.pod.uid, match.wanted.container, match.pod.frameworks)
@@ -129,7 +136,7 @@ class NodeAnswers:
         self._preferred = _NOTHING
         owner = NOBODY if match is None else Owner(match.pod.uid, match.wanted.container, match.pod.frameworks)
         verdict, delivery = self._judge(resource.kind, device_ids, match, owner), self.delivery
-        mps = self._mps if self._mps is not None and self._mps.on else None
+        mps = self._mps if self._mps.on else None
         means = None if mps is None or isinstance(verdict, Refused) else mps.means(verdict, node.shares, delivery.means)
         if isinstance(means, Refused):
             verdict = means
@@ -162,7 +169,7 @@ class NodeAnswers:
             node.shares,
             delivery,
             match.pod.total_shares if match is not None else None,
-            [path for path in OPTIONAL_NODES if self._on_node(path)] if "device-specs" in self.delivery.ways else (),
+            device_nodes(self._dev, self.delivery),
             owner=owner,
         )
         if mps is not None:
@@ -172,7 +179,7 @@ class NodeAnswers:
 
     def until_startable(self, _resource: Resource, device_ids: Sequence[str]) -> Awaitable[None] | None:
         """Return what waits until MPS runs, or no longer runs, the GPUs of a container; None: it need not wait."""
-        return None if self._mps is None else self._mps.until_startable(device_ids)
+        return self._mps.until_startable(device_ids)
 
     def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
         """Let a container start only on GPUs that are in service, and that MPS runs if and only if it is a client.
@@ -186,7 +193,7 @@ class NodeAnswers:
             if uuid in node.unhealthy:
                 self._metrics.count(m.REFUSALS, resource.name, Why.UNHEALTHY)
                 raise RefusedError(f"GPU {position} is out of service: {node.unhealthy[uuid]}")
-        if self._mps is not None and (why := self._mps.why_not_start(device_ids)):
+        if why := self._mps.why_not_start(device_ids):
             self._metrics.count(m.REFUSALS, resource.name, Why.MPS_NOT_READY)
             raise RefusedError(why)
 
@@ -217,7 +224,7 @@ class NodeAnswers:
         promise = match.wanted.promise if match is not None else None
         return (
             refuse_request(match)
-            or self._missing_device_node()
+            or refuse_without_nodes(self.delivery, device_nodes(self._dev, self.delivery))
             or self._unlimited(kind, device_ids, owner)
             or admit(
                 self._state.node, kind, device_ids, promise, after_init=None if match is None else match.after_init
@@ -227,22 +234,15 @@ class NodeAnswers:
     def _unlimited(self, kind: Kind, device_ids: Sequence[str], owner: Owner) -> Refused | None:
         """Refuse a container whose memory cannot be limited; what MPS decides is not known before it was waited for."""
         node, mps = self._state.node, self._mps
-        if mps is not None and mps.on and mps.decides_on(spread_over(node, device_ids), node.shares):
+        if mps.on and mps.decides_on(spread_over(node, device_ids), node.shares):
             return None
         return refuse_unlimited(node, kind, device_ids, self.delivery.means, owner)
 
-    def _missing_device_node(self) -> Refused | None:
-        """Look for the device nodes that CUDA needs, at each call: nvidia-uvm often appears late after a boot."""
-        if "device-specs" not in self.delivery.ways:
-            return None
-        for path in CONTROL_NODES:
-            if not self._on_node(path):
-                return Refused(
-                    Why.NO_DEVICE_NODE,
-                    f"{path} is not on this node yet; run `nvidia-modprobe -u -c 0` there, "
-                    "or let the driver's persistence daemon do it at boot",
-                )
-        return None
 
-    def _on_node(self, path: str) -> bool:
-        return (self._dev / path.removeprefix("/dev/")).exists()
+def device_nodes(dev: Path, delivery: Delivery) -> frozenset[str]:
+    """Return the device nodes, of those that every container needs or may have, that are on this node.
+
+    To be read at each call: nvidia-uvm often appears late after a boot. None where no container is given device nodes.
+    """
+    paths = (*CONTROL_NODES, *OPTIONAL_NODES) if delivery.device_specs else ()
+    return frozenset(path for path in paths if (dev / path.removeprefix("/dev/")).exists())

@@ -15,22 +15,23 @@ from gpu_device_plugin.cluster.api import UnreadableObjectError
 from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.errors import TRANSIENT, ApiError
 from gpu_device_plugin.core.contract.dra import DRIVER
-from gpu_device_plugin.core.dra.cdi import cdi_spec, device_id
-from gpu_device_plugin.core.dra.claim_grants import claim_grant, refuse_limits
+from gpu_device_plugin.core.dra.claim_grants import cdi_spec, claim_grant, device_id, refuse_limits
 from gpu_device_plugin.core.dra.prepared import PreparedClaim
 from gpu_device_plugin.core.dra.preparing import prepare, two_claims
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.admitting import Refused, Why
-from gpu_device_plugin.core.node.grants import CONTROL_NODES, OPTIONAL_NODES
+from gpu_device_plugin.core.node.admitting import Refused, Why, refuse_without_nodes
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.kubelet.claim_store import ClaimStoreError
 from gpu_device_plugin.kubelet.dra_servicer import ClaimRef, NotPreparedError, ReadyDevice
+from gpu_device_plugin.programs.node.answers import device_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from gpu_device_plugin.cluster.node_pods import NodePods
+    from gpu_device_plugin.cluster.slices import ClaimsApi
     from gpu_device_plugin.core.dra.preparing import Preparation
     from gpu_device_plugin.core.model.claims import Claim
     from gpu_device_plugin.core.model.pods import Pod
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.kubelet.claim_store import ClaimStore
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.mps import MpsLink
+    from gpu_device_plugin.programs.node.reports import Reports
 
 _log = logging.getLogger(__name__)
 
@@ -52,40 +54,40 @@ class NodeClaims:
         self,
         state: NodeState,
         store: ClaimStore,
-        read: Callable[[str, str], Awaitable[Claim | None]],
-        pods: Callable[[str, float], Awaitable[Pod | None]],
+        api: ClaimsApi,
+        followed: NodePods,
         metrics: m.Metrics,
         *,
         node_name: str,
         delivery: Callable[[], Delivery],
         mps: MpsLink,
         dev: Path,
-        on_refusal: Callable[[Claim, Refused], None],
+        reports: Reports,
     ) -> None:
         """Answer for the node in `state`.
 
         Args:
             state: the node, with our ledger.
             store: the files of prepared claims.
-            read: reads a claim, by namespace and name, in the API; None: there is none.
-            pods: returns the pod of this UID on our node, within some seconds; None: it is not known by then.
+            api: reads claims.
+            followed: the pods of our node.
             metrics: where to count.
             node_name: the name of our node and its pool.
             delivery: returns how GPUs reach containers now.
             mps: the node's MPS supervisor.
             dev: the directory of the device nodes.
-            on_refusal: called after every refusal.
+            reports: where to report.
         """
         self._state = state
         self._store = store
-        self._read = read
-        self._pods = pods
+        self._api = api
+        self._followed = followed
         self._metrics = metrics
+        self._reports = reports
         self._node_name = node_name
         self._delivery = delivery
         self._mps = mps
         self._dev = dev
-        self._on_refusal = on_refusal
         self._lock = asyncio.Lock()
         self.pod_within_s = 1.0
         """How long a pod may take to reach us after it reached the kubelet, in seconds."""
@@ -123,13 +125,13 @@ class NodeClaims:
         until = time.monotonic() + self.wait_s
         while True:
             found = await self._found(claim, until)
-            known = await asyncio.gather(*(self._pods(one.uid, self.pod_within_s) for one in found.consumers))
+            known = await asyncio.gather(*(self._pod(consumer.uid) for consumer in found.consumers))
             made = await self._prepare(found, [pod for pod in known if pod is not None])
             if not isinstance(made, Refused):
                 return made
             if not await self._passes(found, made, until):
                 self._metrics.count(m.REFUSALS, DRIVER, made.why)
-                self._on_refusal(found, made)
+                self._reports.claim_refused(found, made)
                 raise NotPreparedError(made.sentence)
 
     async def _passes(self, claim: Claim, refused: Refused, until: float) -> bool:
@@ -173,7 +175,8 @@ class NodeClaims:
             if isinstance(found, Refused):
                 _log.error("a prepared claim holds nothing here", extra={"claim": str(claim), "why": found.sentence})
                 return
-            made = claim_grant(claim, found, node.shares, self._delivery(), self._present())
+            delivery = self._delivery()
+            made = claim_grant(claim, found, node.shares, delivery, device_nodes(self._dev, delivery))
             await self._keep(_made(claim, found, made), None)
 
     async def unprepare(self, claim: ClaimRef) -> None:
@@ -199,12 +202,16 @@ class NodeClaims:
             self._state.update(Ledger.without, claim.device_ids)
             _log.info("unprepared", extra={"claim": str(claim)})
 
+    async def _pod(self, uid: str) -> Pod | None:
+        """Return a pod of our node once it is known; None: it is not known in time."""
+        return await self._followed.wait_for(lambda pods: pods.get(uid), self.pod_within_s)
+
     async def _found(self, ref: ClaimRef, until: float) -> Claim:
         """Read a claim, again until `until` (monotonic seconds) while the API server fails."""
         name, backoff = f"{ref.namespace}/{ref.name}", Backoff(0.5)
         while True:
             try:
-                found = await self._read(ref.namespace, ref.name)
+                found = await self._api.read(ref.namespace, ref.name)
                 break
             except (ApiError, UnreadableObjectError) as error:
                 pause_s = backoff.next_s()
@@ -219,12 +226,14 @@ class NodeClaims:
         self, claim: Claim, preparation: Preparation, before: PreparedClaim | None, owners: Sequence[Pod]
     ) -> PreparedClaim | Refused:
         """Return what the containers of a claim get, once MPS has done its part; or why they cannot have it."""
-        if missing := self._missing_device_node():
+        delivery = self._delivery()
+        present = device_nodes(self._dev, delivery)
+        if missing := refuse_without_nodes(delivery, present):
             return missing
         for pod in owners:
             if (refused := two_claims(pod, claim, self.prepared.value.values())) is not None:
                 return refused
-        node, placement, delivery = self._state.node, preparation.placement, self._delivery()
+        node, placement = self._state.node, preparation.placement
         mps = self._mps if self._mps.on and not preparation.admin else None
         if mps is not None:
             gpus = [node.shares.gpus[position] for position in placement.positions]
@@ -250,7 +259,7 @@ class NodeClaims:
         refused = refuse_limits(claim, preparation, node.shares, delivery)
         if refused is not None:
             return refused
-        made = claim_grant(claim, preparation, node.shares, delivery, self._present())
+        made = claim_grant(claim, preparation, node.shares, delivery, present)
         if mps is not None:
             kind = placement.demand.kind
             mps.granted(DeviceHold("", "", kind, preparation.device_ids, HoldSource.CLAIM, claim.uid, made.rung))
@@ -286,27 +295,6 @@ class NodeClaims:
             raise NotPreparedError(f"{error}; this is tried again") from error
         finally:
             self._metrics.took(m.RPCS, time.perf_counter() - began, "files of a claim")
-
-    def _missing_device_node(self) -> Refused | None:
-        if "device-specs" not in self._delivery().ways:
-            return None
-        for path in CONTROL_NODES:
-            if not self._on_node(path):
-                return Refused(
-                    Why.NO_DEVICE_NODE,
-                    f"{path} is not on this node yet; run `nvidia-modprobe -u -c 0` there, "
-                    "or let the driver's persistence daemon do it at boot",
-                )
-        return None
-
-    def _present(self) -> list[str]:
-        """Return the device nodes that containers get where this node has them."""
-        if "device-specs" not in self._delivery().ways:
-            return []
-        return [path for path in OPTIONAL_NODES if self._on_node(path)]
-
-    def _on_node(self, path: str) -> bool:
-        return (self._dev / path.removeprefix("/dev/")).exists()
 
 
 def _made(claim: Claim, preparation: Preparation, grant: Grant) -> PreparedClaim:

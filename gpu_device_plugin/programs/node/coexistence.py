@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.node.others import DRIVER_SOCKETS, PLUGIN_SOCKETS, Sighting, sightings
-from gpu_device_plugin.kubelet.listening import listened_to
+from gpu_device_plugin.kubelet.sockets import listened_to
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,51 +1,50 @@
-"""The DRA driver of a node: offer its GPUs in ResourceSlices, and prepare the claims that get them."""
+"""The DRA driver of a node: give its GPUs to ResourceClaims, until nobody holds or can come to hold them that way."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.errors import ApiError, NotFoundError
-from gpu_device_plugin.cluster.slices import NodeSlices
-from gpu_device_plugin.core.contract.dra import DRIVER, device_name
-from gpu_device_plugin.core.dra.devices import Facts, held_otherwise
-from gpu_device_plugin.core.dra.ordering import Order, reordered
-from gpu_device_plugin.core.dra.pool import contents, plain_contents
+from gpu_device_plugin.cluster.slices import ClaimsApi
+from gpu_device_plugin.core.contract.dra import DRIVER
+from gpu_device_plugin.core.dra.devices import Facts
 from gpu_device_plugin.core.dra.prepared import claim_holds
 from gpu_device_plugin.core.model.limits import Held
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_claims
 from gpu_device_plugin.kubelet.claim_store import ClaimStore, ClaimStoreError
 from gpu_device_plugin.kubelet.dra_loop import DraDirectories, DraLoop
-from gpu_device_plugin.kubelet.dra_servicer import DeviceHealth, DraServicer, NotPreparedError
-from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, listed_claims
+from gpu_device_plugin.kubelet.dra_servicer import DraServicer, NotPreparedError
 from gpu_device_plugin.kubelet.sockets import DirectoryError
 from gpu_device_plugin.programs.node.claims import NodeClaims
-from gpu_device_plugin.programs.node.dra_api import ClaimsApi
+from gpu_device_plugin.programs.node.dra_offer import DeviceOffer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.core.dra.pool import Content
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.limits import LimitState
-    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.grants import Delivery
-    from gpu_device_plugin.core.node.node import Node
+    from gpu_device_plugin.core.node.limit_grants import Means
     from gpu_device_plugin.core.node.over_use import Place
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.cluster import NodeCluster
+    from gpu_device_plugin.programs.node.coexistence import Coexistence
     from gpu_device_plugin.programs.node.mps import MpsLink
+    from gpu_device_plugin.programs.node.reconciler import Reconciler
     from gpu_device_plugin.programs.node.reports import Reports
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
 
+UNKNOWN = "a claim that may be allocated here"
 _SETTLE_S = 0.02
 """How long a change of claims or pods waits for others, in seconds: a node may prepare a hundred claims at once, and
 the kubelet gets its answers before we work out who holds what."""
@@ -62,11 +61,14 @@ class DraDriver:
         state: NodeState,
         cluster: NodeCluster,
         metrics: m.Metrics,
+        reports: Reports,
         *,
+        reconciler: Reconciler,
+        coexistence: Coexistence,
         mps: MpsLink,
         delivery: Callable[[], Delivery],
         dev: Path,
-        reports: Reports,
+        changed: Callable[[], None],
     ) -> None:
         """Prepare; no file, socket or connection is opened yet.
 
@@ -75,145 +77,116 @@ class DraDriver:
             state: the node, with our ledger.
             cluster: our side of the Kubernetes API.
             metrics: where to count.
+            reports: where to report.
+            reconciler: reads the kubelet's records.
+            coexistence: looks for others who hand out GPUs of the node.
             mps: the node's MPS supervisor.
             delivery: returns how GPUs reach containers now.
             dev: the directory of the device nodes.
-            reports: where to report.
+            changed: called when `holders` may have changed.
         """
         self._settings = settings
         self._state = state
-        self._cluster = cluster
+        self.cluster = cluster
         self._metrics = metrics
         self._reports = reports
+        self._reconciler = reconciler
+        self._coexistence = coexistence
+        self._mps = mps
+        self._changed = changed
         self.directories = DraDirectories(settings.kubelet_root)
         self.store = ClaimStore(self.directories.claims, settings.cdi_dir)
         self.api = ClaimsApi(cluster.client, settings.node_name)
         self.loop = DraLoop(self.directories, self._servicer, reports.dra_registration)
-        self.slices = NodeSlices(
-            cluster.client,
-            settings.node_name,
-            reached=self.loop.reached,
-            on_dropped=self._fields_dropped,
-            on_problem=self._not_published,
-        )
+        self.offer = DeviceOffer(state, cluster.client, settings.node_name, reports, self.loop.reached)
         self.claims = NodeClaims(
             state,
             self.store,
-            self.api.read,
-            self._pod,
+            self.api,
+            cluster.followed,
             metrics,
             node_name=settings.node_name,
             delivery=delivery,
             mps=mps,
             dev=dev,
-            on_refusal=reports.claim_refused,
+            reports=reports,
         )
-        self.health: Latest[tuple[DeviceHealth, ...]] = Latest(())
-        """The health of all devices that are offered."""
         self.entries: Latest[tuple[DeviceHold, ...]] = Latest(())
         """What containers hold by claims."""
+        self.closing = Latest(value=False)
+        """The node waits to serve in another way: nothing new is offered."""
         self.sweep_s = 60.0
         """Seconds between two looks for claims that are prepared in vain."""
-        self.again_s = 600.0
-        """Seconds until an API server that did not know our fields is tried again."""
         self.retry_s = 10.0
         """Seconds until the kubelet's directories are tried again."""
-        self._facts = Facts(())
-        self._policy = "binpack"
-        self._order = Order()
-        self._offering = False
-        self._dropped: tuple[str, ...] = ()
-        self._dropped_at = 0.0
-        self._problem = ""
+        self.withdrawn_s = 10.0
+        """How long a scheduler may still allocate devices of slices that are gone, in seconds."""
+        self.list_s = 5.0
+        """Seconds between two looks at the claims of the cluster while the node waits to serve in another way."""
+        self._unrecovered = ""
+        """Why the claims of earlier agents are not known yet."""
         self._unusable = ""
         """What was wrong with the kubelet's directories when the driver last tried to register; of use until it has."""
-        self._look = asyncio.Event()
         self._needed = asyncio.Event()
         self._vain: frozenset[str] = frozenset()
-        self._held: Mapping[Place, LimitState] = {}
-        self._said: tuple[object, ...] = ()
-        """What the slices that are wanted were made of."""
+        self._limits: Mapping[Place, LimitState] = {}
+        self._allocated: frozenset[str] | None = frozenset()
+        """The names of the claims that are allocated here; None: not known."""
 
     def __repr__(self) -> str:
         return f"<DraDriver of {self._settings.node_name}: {self.claims!r}>"
 
-    def tell(self, policy: str, facts: Facts) -> None:
-        """Take over what the devices say; the order within `facts` is ours to choose."""
-        if (policy, facts) != (self._policy, self._facts):
-            self._policy, self._facts = policy, facts
-            self._look.set()
-
-    def offer(self, *, offering: bool) -> None:
-        """Offer the GPUs, or withdraw the offer: then nothing new is allocated here, and claims go on."""
-        self._needed.set()
-        if offering is not self._offering:
-            self._offering = offering
-            self._look.set()
+    def tell(self, settings: NodeSettings, policy: str, means: Means, driver_version: str | None) -> None:
+        """Take over what the devices say beside the GPUs and their health."""
+        facts = Facts(
+            order=(),
+            driver_version=driver_version,
+            rungs={uuid: gpu.rung for uuid, gpu in means.rungs.items()},
+            barred=means.barred | (self._mps.barred if self._mps.on else frozenset()),
+            evict=settings.on_gpu_failure == "evict",
+            kinds=frozenset(settings.resources),
+        )
+        self.offer.tell(policy, facts)
 
     def holders_of_shares(self) -> frozenset[str]:
         """Return the UIDs of the claims that an earlier agent prepared with shares; damaged files count."""
         try:
             found, damaged = self.store.load()
         except ClaimStoreError:
-            return frozenset()  # `recover` reports it
+            return frozenset()  # `take_over` reports it
         return damaged | {uid for uid, claim in found.items() if claim.kind is Kind.MEMORY and claim.device_ids}
 
     @property
-    def withdrawn(self) -> bool:
-        """Whether the API server has no slice of ours, as far as we know."""
-        if isinstance(self.slices.reflector.problem, NotFoundError):
-            return True  # the API server knows no ResourceSlices
-        published = self.slices.published.value
-        return published is not None and not published and not self.slices.there
+    def holders(self) -> frozenset[str]:
+        """The names of the claims that hold devices here, or may come to hold some."""
+        prepared = frozenset(f"claim {claim}" for claim in self.claims.prepared.value.values())
+        if self._allocated is None:
+            return prepared or frozenset({UNKNOWN})
+        return prepared | self._allocated
+
+    @property
+    def device_ids(self) -> frozenset[str]:
+        """What prepared claims hold in the ledger."""
+        return frozenset().union(*(claim.device_ids for claim in self.claims.prepared.value.values()))
 
     def unmet(self) -> tuple[str, ...]:
         """Return the reasons why claims cannot get the GPUs of this node yet, as sentences; empty if they can."""
-        unregistered, published = self.loop.unmet(), self.slices.published.value
-        unusable = (self._unusable,) if unregistered and self._unusable else ()
-        if not self._look.is_set() and published is not None and published == self.slices.wanted.value:
-            return (*unregistered, *unusable)
-        why = self._problem or self.slices.problem or "the ResourceSlices of this node are not published yet"
-        return (*unregistered, *unusable, why)
+        unregistered, unpublished = self.loop.unmet(), self.offer.unpublished
+        unusable = self._unusable if unregistered else ""
+        why = (self._unrecovered or unpublished) if unpublished else ""
+        return (*unregistered, *(sentence for sentence in (unusable, why) if sentence))
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Remarks for people, as sentences."""
-        if not self._dropped:
-            return ()
-        fields = ", ".join(self._dropped)
-        return (
-            f"the API server does not know {fields} of ResourceSlices, so claims get whole GPUs only: it needs 1.36",
-        )
+        return self.offer.remarks
 
-    async def run_api(self) -> NoReturn:
-        """Publish the slices and the status of claims, from the first moment that the driver is needed."""
-        await self._needed.wait()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.slices.run(), name="ResourceSlices")
-            tasks.create_task(self.api.run(), name="write the status of claims")
-        raise AssertionError  # pragma: no cover (the tasks never return)
+    # --- Serving --------------------------------------------------------------------------------------------------
 
-    async def run(self) -> NoReturn:
-        """Serve the kubelet until cancelled. `recover` has to be done."""
-        self._needed.set()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._registered(), name="DRA driver")
-            tasks.create_task(self._keep_offering(), name="offer devices")
-            tasks.create_task(self._sweep(), name="look for claims that are prepared in vain")
-        raise AssertionError  # pragma: no cover (the tasks never return)
-
-    async def follow(self) -> NoReturn:
-        """Keep `entries` in step with claims and pods, in whichever way the node serves. Ends only by cancellation."""
-        prepared, pods = self.claims.prepared, self._cluster.followed.changes
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(prepared.follow(self._holders_changed, settle_s=_SETTLE_S), name="follow the claims")
-            tasks.create_task(pods.follow(self._holders_changed, settle_s=_SETTLE_S), name="follow their pods")
-        raise AssertionError  # pragma: no cover (the tasks never return)
-
-    async def recover(self) -> None:
+    async def take_over(self, *, served: bool) -> None:
         """Take over the claims of earlier agents; what a damaged file does not tell is read from the API.
 
-        Returns only when everything that claims hold is known.
+        Returns only when everything that claims hold is known. `served`: the previous agent served claims.
         """
         while True:
             try:
@@ -221,45 +194,14 @@ class DraDriver:
                 if damaged:
                     await self._read_again(damaged)
             except (ClaimStoreError, NotPreparedError, ApiError) as error:
-                self._problem = f"the claims that were prepared on this node are not known yet: {error}"
-                _log.error("%s", self._problem)
+                self._unrecovered = f"the claims that were prepared on this node are not known yet: {error}"
+                _log.error("%s", self._unrecovered)
                 await asyncio.sleep(self.retry_s)
             else:
-                self._problem = ""
-                return
-
-    async def claims_allocated(self) -> frozenset[str] | None:
-        """Return the names of the claims of the cluster that are allocated on our node; None: they cannot be listed."""
-        try:
-            return frozenset(str(claim) for claim in (await self.api.allocated()).values())
-        except NotFoundError:
-            return frozenset()  # the API server knows no ResourceClaims
-        except ApiError as error:
-            _log.warning("the claims of the cluster cannot be listed: %s; trying again", error)
-            return None
-
-    def limits_read(self, states: Mapping[Place, LimitState]) -> None:
-        """Take over which limits were seen to hold, for the status of claims."""
-        self._held = states
-        self._show()
-
-    # --- For the kubelet ------------------------------------------------------------------------------------------
-
-    def _servicer(self) -> DraServicer:
-        return DraServicer(self.claims, self.health, lambda rpc, seconds: self._metrics.took(m.RPCS, seconds, rpc))
-
-    async def _registered(self) -> NoReturn:
-        while True:
-            try:
-                await self.loop.run()
-            except DirectoryError as error:
-                if self._unusable != str(error):
-                    _log.error("claims cannot be served: %s", error)
-                self._unusable = str(error)
-                await asyncio.sleep(self.retry_s)
-
-    async def _pod(self, uid: str, within_s: float) -> Pod | None:
-        return await self._cluster.followed.wait_for(lambda pods: pods.get(uid), within_s)
+                self._unrecovered = ""
+                break
+        if served:
+            self._allocated = None
 
     async def _read_again(self, damaged: Collection[str]) -> None:
         """Adopt the claims whose files are damaged, and drop those that hold nothing here any more.
@@ -278,93 +220,133 @@ class DraDriver:
             except NotPreparedError as error:
                 _log.error("the damaged file of a claim stays: %s", error.__cause__)
 
-    # --- The offer ------------------------------------------------------------------------------------------------
+    def serve(self, *, closing: bool) -> None:
+        """Serve, and offer GPUs unless the node waits to serve in another way."""
+        if closing is not self.closing.value:
+            self.closing.set(closing)
+        self._offer()
 
-    async def _keep_offering(self) -> NoReturn:
+    async def run(self) -> NoReturn:
+        """Serve the kubelet until cancelled. `take_over` has to be done."""
+        self._allocated = None
+        self._coexistence.look()
+        self._offer()
+        self._mps.ledger_complete()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._registered(), name="DRA driver")
+            tasks.create_task(self.offer.run(), name="offer devices")
+            tasks.create_task(self._sweep(), name="look for claims that are prepared in vain")
+            tasks.create_task(self._coexistence.others.follow(self._others_changed), name="follow other plugins")
+            tasks.create_task(self._leave(), name="look who would have to end")
+            tasks.create_task(self._announce_ready(), name="tell that claims are served")
+            tasks.create_task(self._read_records(), name="look who holds GPUs otherwise")
+        raise AssertionError  # pragma: no cover (the tasks never return)
+
+    async def run_api(self) -> NoReturn:
+        """Publish the slices and the status of claims, from the first moment that the driver is needed."""
+        await self._needed.wait()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.offer.slices.run(), name="ResourceSlices")
+            tasks.create_task(self.api.run(), name="write the status of claims")
+        raise AssertionError  # pragma: no cover (the tasks never return)
+
+    def _servicer(self) -> DraServicer:
+        observe = lambda rpc, seconds: self._metrics.took(m.RPCS, seconds, rpc)  # noqa: E731
+        return DraServicer(self.claims, self.offer.health, observe)
+
+    async def _registered(self) -> NoReturn:
         while True:
-            version = self._state.nodes.version
-            self._look.clear()
-            pause_s = self._publish(time.monotonic())
-            node = asyncio.create_task(self._state.nodes.after(version), name="changed node")
-            look = asyncio.create_task(self._look.wait(), name="changed facts")
             try:
-                await asyncio.wait({node, look}, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                node.cancel()
-                look.cancel()
+                await self.loop.run()
+            except DirectoryError as error:
+                if self._unusable != str(error):
+                    _log.error("claims cannot be served: %s", error)
+                self._unusable = str(error)
+                await asyncio.sleep(self.retry_s)
 
-    def _publish(self, now: float) -> float | None:
-        """Decide what the slices offer now; return the seconds until that has to be looked at again."""
-        node = self._state.node
-        self._order = reordered(self._order, node, self._policy, now)
-        facts = replace(self._facts, order=self._order.uuids)
-        if self._dropped and now - self._dropped_at >= self.again_s:
-            self._dropped = ()
-        # All that they are made of. Most changes of the node are claims that come and go, and change none of it.
-        held = held_otherwise(node, facts.kinds)
-        said = node.shares, node.unhealthy, node.links, held, facts, self._offering, self._dropped
-        if said != self._said:
-            self._said = said
-            self._say(node, facts)
-        due = [] if self._order.due is None else [self._order.due]
-        if self._dropped:
-            due.append(self._dropped_at + self.again_s)
-        return max(0.0, min(due) - now) if due else None
+    def _offer(self) -> None:
+        self._needed.set()
+        self.offer.offer(offering=not self.closing.value and not self._coexistence.others.value)
 
-    def _say(self, node: Node, facts: Facts) -> None:
-        wanted: Sequence[Content] = ()
-        if self._offering:
-            wanted = plain_contents(node, facts) if self._dropped else contents(node, facts)
-        if wanted != self.slices.wanted.value:
-            self.slices.wanted.set(wanted)
-        healths = self._healths()
-        if healths != self.health.value:
-            self.health.set(healths)
+    def _others_changed(self, _new: object) -> None:
+        self._reports.not_alone(self._coexistence.others.value)
+        self._offer()
 
-    def _healths(self) -> tuple[DeviceHealth, ...]:
-        node, pool = self._state.node, self._settings.node_name
-        return tuple(
-            DeviceHealth(
-                pool,
-                device_name(shared.gpu.uuid, whole=whole),
-                shared.gpu.uuid not in node.unhealthy,
-                node.unhealthy.get(shared.gpu.uuid, ""),
-            )
-            for shared in node.shares.gpus
-            for whole in (False, True)
-        )
+    async def _announce_ready(self) -> None:
+        published = self.offer.slices.published
+        while self.unmet():  # a registration is no change of the slices
+            await within(0.5, published.after(published.version))
+        self.cluster.announce_ready()
 
-    def _fields_dropped(self, fields: tuple[str, ...]) -> None:
-        self._dropped, self._dropped_at = fields, time.monotonic()
-        self._reports.shares_unknown_to_api(fields)
-        self._look.set()
+    async def _read_records(self) -> NoReturn:
+        """Read the kubelet's records again while a container holds a GPU through a resource that is not ours."""
+        while True:
+            await asyncio.sleep(self._reconciler.interval_s)
+            ledger = self._state.node.ledger
+            if ledger.foreign or not ledger.certain:
+                await self._reconciler.prepare()
 
-    def _not_published(self, why: str) -> None:
-        self._problem = why
-        if why:
-            _log.warning("%s; trying again", why)
+    async def _leave(self) -> NoReturn:
+        """While the way is to be left, find the claims that are allocated here and not prepared yet."""
+        since: float | None = None
+        while True:
+            if not self.closing.value:
+                since, self._allocated = None, None
+                await self.closing.after(self.closing.version)
+                continue
+            if not self.offer.withdrawn:
+                since = None
+            elif since is None:
+                since = time.monotonic()
+            elif time.monotonic() - since >= self.withdrawn_s:
+                self._allocated = await self._claims_allocated()
+                self._changed()
+            await within(min(self.list_s, self.withdrawn_s), self.closing.after(self.closing.version))
+
+    async def _claims_allocated(self) -> frozenset[str] | None:
+        """Return the names of the claims of the cluster that are allocated on our node; None: they cannot be listed."""
+        try:
+            return frozenset(f"claim {claim}" for claim in (await self.api.allocated()).values())
+        except NotFoundError:
+            return frozenset()  # the API server knows no ResourceClaims
+        except ApiError as error:
+            _log.warning("the claims of the cluster cannot be listed: %s; trying again", error)
+            return None
 
     # --- What claims hold -----------------------------------------------------------------------------------------
 
+    async def follow(self) -> NoReturn:
+        """Keep `entries` in step with claims and pods, in whichever way the node serves. Ends only by cancellation."""
+        prepared, pods = self.claims.prepared, self.cluster.followed.changes
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(prepared.follow(self._holders_changed, settle_s=_SETTLE_S), name="follow the claims")
+            tasks.create_task(pods.follow(self._holders_changed, settle_s=_SETTLE_S), name="follow their pods")
+        raise AssertionError  # pragma: no cover (the tasks never return)
+
+    def limits_read(self, states: Mapping[Place, LimitState]) -> None:
+        """Take over which limits were seen to hold, for the status of claims."""
+        self._limits = states
+        self._show()
+
     def _holders_changed(self, _new: object = None) -> None:
-        holds = claim_holds(self.claims.prepared.value.values(), self._cluster.followed.pods.values())
+        holds = claim_holds(self.claims.prepared.value.values(), self.cluster.followed.pods.values())
         if holds != self.entries.value:
             self.entries.set(holds)
         self._show()
 
     def _show(self) -> None:
         """Let the status of each claim say what it holds, and whether its limit does."""
-        held: dict[str, dict[str, Held]] = {uid: {} for uid in self.claims.prepared.value}
-        for hold in self.entries.value if self._held else ():
-            claim = self.claims.prepared.value.get(hold.through)
+        prepared = self.claims.prepared.value
+        held: dict[str, dict[str, Held]] = {uid: {} for uid in prepared}
+        for hold in self.entries.value if self._limits else ():
+            claim = prepared.get(hold.through)
             for device in () if claim is None else claim.devices:
-                state = self._held.get((hold.pod_uid, hold.container, device.uuid))
+                state = self._limits.get((hold.pod_uid, hold.container, device.uuid))
                 if state is not None:
                     before = held[hold.through].get(device.uuid, state.held)
                     held[hold.through][device.uuid] = min(before, state.held, key=_WORST.index)
         shown = {
-            uid: (claim, {uuid: state.value for uuid, state in held[uid].items()})
-            for uid, claim in self.claims.prepared.value.items()
+            uid: (claim, {uuid: state.value for uuid, state in held[uid].items()}) for uid, claim in prepared.items()
         }
         if shown != self.api.shown.value:
             self.api.shown.set(shown)

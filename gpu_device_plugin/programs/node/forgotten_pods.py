@@ -25,7 +25,6 @@ class ForgottenPods:
     def __init__(
         self,
         records: KubeletRecords,
-        directory: Path,
         in_api: Callable[[], Mapping[str, str] | None] | None,
         lost: Callable[[Collection[DeviceHold], Mapping[str, str]], None],
         proc: Path = procfs.PROC,
@@ -37,14 +36,12 @@ class ForgottenPods:
 
         Args:
             records: the kubelet's records.
-            directory: the device-plugin directory, for what the next agent has to know.
             in_api: returns the names of the node's pods that have not ended in the Kubernetes API, by UID; None: not
                 known now. None for an agent without the API.
             lost: called once with each allocation that the kubelet has lost, and the names of pods by UID.
             proc: where the node's processes are seen.
         """
         self._records = records
-        self._directory = directory
         self._saved: SavedAllocations | None = None
         self._in_api = in_api
         self._proc = proc
@@ -73,7 +70,7 @@ class ForgottenPods:
 
         Needs the node's lock. Nothing is saved before.
         """
-        self._saved = SavedAllocations(self._directory, procfs.boot_id(self._proc), self._records.names)
+        self._saved = SavedAllocations(self._records.directory, procfs.boot_id(self._proc), self._records.names)
         self._remembered = self._saved.load()
         try:
             found = self._records.recorded()

@@ -12,13 +12,12 @@ from gpu_device_plugin.core.node.serving import Serving, Wanted, Way, serving, w
 from gpu_device_plugin.programs.node.coexistence import serve_while_alone
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Callable, Mapping
 
-    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.kubelet.registration_loop import RegistrationLoop
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.coexistence import Coexistence
-    from gpu_device_plugin.programs.node.dra_way import DraWay
+    from gpu_device_plugin.programs.node.dra import DraDriver
     from gpu_device_plugin.programs.node.handover import Handover
     from gpu_device_plugin.programs.node.reconciler import Reconciler
     from gpu_device_plugin.programs.node.reports import Reports
@@ -45,8 +44,6 @@ class Ways:
         handover: Handover,
         there: asyncio.Event,
         wanted: Callable[[], tuple[str, Mapping[str, str] | None]],
-        looked: Callable[[float], Awaitable[bool]],
-        pods: Callable[[], Mapping[str, Pod]],
     ) -> None:
         """Serve the node in `state`.
 
@@ -59,8 +56,6 @@ class Ways:
             handover: remembers the way for the next agent.
             there: set once there is a GPU; without one nothing is registered as a device plugin.
             wanted: returns the setting `serve`, and the labels of our node; None: it was not read yet.
-            looked: returns whether the labels are known, within some seconds.
-            pods: returns the pods of our node by UID, for their names.
         """
         self._state = state
         self._registration = registration
@@ -70,9 +65,7 @@ class Ways:
         self._handover = handover
         self._there = there
         self._wanted = wanted
-        self._looked = looked
-        self._pods = pods
-        self.dra: DraWay | None = None
+        self.dra: DraDriver | None = None
         """To be set before `run`; None: the agent runs without the Kubernetes API."""
         self.serving: Latest[Serving] = Latest(Serving(Way.DEVICE_PLUGIN))
         """The way in force. Not set before the first decision."""
@@ -125,7 +118,7 @@ class Ways:
         """Find out who holds GPUs, and return the way in which the previous agent served; None if unknown."""
         if self.dra is None:
             return None
-        known, before = await self._looked(_LABEL_S), self._handover.way
+        known, before = await self.dra.cluster.looked(_LABEL_S), self._handover.way
         if not known and before is not None:
             _log.warning("our node could not be read yet: it is served as by the previous agent, by %s", before)
         await self.dra.take_over(served=before is Way.DRA)
@@ -153,7 +146,7 @@ class Ways:
             raise error
         # Without a registered plugin nothing can be allocated, so these records are complete.
         await self._reconciler.prepare()
-        return not self._holders_of_plugin()
+        return self.dra is not None and not self._holders_of_plugin(self.dra)
 
     async def _registered_since(self, before: Mapping[str, int]) -> None:
         registrations = self._registration.registrations
@@ -165,7 +158,7 @@ class Ways:
         if self.dra is None:
             return Serving(Way.DEVICE_PLUGIN)
         wanted = self._asked(before)
-        holders = {Way.DEVICE_PLUGIN: self._holders_of_plugin(), Way.DRA: self.dra.holders}
+        holders = {Way.DEVICE_PLUGIN: self._holders_of_plugin(self.dra), Way.DRA: self.dra.holders}
         found = serving(wanted.way, before, holders)
         if (found, wanted.ignored) != self._reported:
             self._reports.serving_changed(found, wanted.ignored)
@@ -178,12 +171,12 @@ class Ways:
             return Wanted(before) if before is not None else wanted_way(setting, {})
         return wanted_way(setting, labels)
 
-    def _holders_of_plugin(self) -> frozenset[str]:
+    def _holders_of_plugin(self, dra: DraDriver) -> frozenset[str]:
         """Return the names of the pods that hold devices of the plugin."""
-        held = self._state.node.ledger.holds.keys() - (frozenset() if self.dra is None else self.dra.device_ids)
+        held = self._state.node.ledger.holds.keys() - dra.device_ids
         if not held:
             return frozenset()
-        pods = self._pods()
+        pods = dra.cluster.followed.pods
         names = {
             f"pod {pods[entry.pod_uid].namespace}/{pods[entry.pod_uid].name}"
             if entry.pod_uid in pods

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
-from gpu_device_plugin.core.dra.claim_grants import claim_grant, refuse_limits
+from gpu_device_plugin.core.dra.claim_grants import cdi_spec, claim_grant, device_id, file_name, refuse_limits, uid_of
 from gpu_device_plugin.core.dra.preparing import Preparation, prepare
 from gpu_device_plugin.core.model.limits import GpuRung, Rung
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.node.admitting import Why
-from gpu_device_plugin.core.node.extra_grant import ExtraGrant
-from gpu_device_plugin.core.node.grants import OPTIONAL_NODES, Delivery
+from gpu_device_plugin.core.node.extra_grant import ExtraGrant, Mount
+from gpu_device_plugin.core.node.grants import OPTIONAL_NODES, Delivery, Grant
 from gpu_device_plugin.core.node.limit_grants import Means
 from tests.claims import NODE, claim, config, device, instance, mig_node, mig_uuid, node, uuid
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.model.claims import Claim
-    from gpu_device_plugin.core.node.grants import Grant
     from gpu_device_plugin.core.node.node import Node
+
 
 HERE = node(16, 16)
 
@@ -172,3 +172,40 @@ def test_all_of_an_instance_meets_every_wish_for_limits(gib: int, *, refused: bo
 def test_access_beside_others_shows_the_instance_and_names_no_limit() -> None:
     expected = {"NVIDIA_VISIBLE_DEVICES": mig_uuid(0, 1), "NVIDIA_DRIVER_CAPABILITIES": "utility"}
     assert granted(claim(instance(0, 1, whole=True, admin=True)), ADVISORY, SHARED).envs == expected
+
+
+def test_variables_device_nodes_and_mounts_are_one_device_of_the_claim() -> None:
+    grant = Grant(
+        {"B": "2", "A": "1"},
+        ("/dev/nvidia0",),
+        mounts=(Mount("/run/x", "/dev/shm", read_only=False), Mount("/lib/y", "/y")),
+    )
+    assert cdi_spec("u-1", grant) == {
+        "cdiVersion": "0.5.0",
+        "kind": "gpu-device-plugin/claim",
+        "devices": [
+            {
+                "name": "u-1",
+                "containerEdits": {
+                    "env": ["A=1", "B=2"],
+                    "deviceNodes": [{"path": "/dev/nvidia0", "permissions": "rw"}],
+                    "mounts": [
+                        {
+                            "hostPath": "/run/x",
+                            "containerPath": "/dev/shm",
+                            "options": ["rw", "nosuid", "nodev", "rbind"],
+                        },
+                        {"hostPath": "/lib/y", "containerPath": "/y", "options": ["ro", "nosuid", "nodev", "rbind"]},
+                    ],
+                },
+            }
+        ],
+    }
+    assert cdi_spec("u-1", Grant({"A": "1"}))["devices"][0]["containerEdits"] == {"env": ["A=1"]}
+
+
+def test_names_lead_from_the_claim_to_its_file_and_back() -> None:
+    assert device_id("u-1") == "gpu-device-plugin/claim=u-1"
+    assert uid_of(file_name("u-1")) == "u-1"
+    for other in ("nvidia.yaml", "gpu-device-plugin-claim_u-1.json.new", "x-gpu-device-plugin-claim_u-1.json"):
+        assert uid_of(other) == ""

@@ -17,6 +17,7 @@ from gpu_device_plugin.core.dra.prepared import (
     claim_holds,
     overlapping,
     read_prepared,
+    status_body,
     write_prepared,
 )
 from gpu_device_plugin.core.model.claims import Consumer
@@ -200,3 +201,41 @@ def test_a_claim_counts_for_its_pods_until_they_are_known() -> None:
 def test_a_claim_of_the_same_name_elsewhere_and_one_that_holds_nothing_do_not_count() -> None:
     beside = replace(prepared("c1", "p1"), device_ids=frozenset())
     assert holds([beside, prepared("c1", namespace="other")], [pod("p1", a=("c1",))]) == []
+
+
+def test_it_names_the_gpu_the_memory_and_whether_the_limit_holds() -> None:
+    shared = PreparedDevice("gpu", "gpu-1", "gpu-x", "share", uuid(0), 4096, 20)
+    claim = PreparedClaim("u-1", "default", "c1", (shared,), rung=Rung.DRIVER)
+    assert status_body(claim, {uuid(0): "held"}) == {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "c1", "namespace": "default", "uid": "u-1"},
+        "status": {
+            "devices": [
+                {
+                    "driver": "gpu-device-plugin",
+                    "pool": "gpu-1",
+                    "device": "gpu-x",
+                    "shareID": "share",
+                    "data": {
+                        "uuid": uuid(0),
+                        "memoryMiB": 4096,
+                        "computePercent": 20,
+                        "limitBy": "driver",
+                        "limit": "held",
+                    },
+                }
+            ]
+        },
+    }
+
+
+def test_a_whole_gpu_has_no_share_and_no_limit() -> None:
+    whole = PreparedDevice("gpu", "gpu-1", "gpu-x-whole", "", uuid(0), 8192)
+    (device,) = status_body(PreparedClaim("u", "n", "c", (whole,)), {})["status"]["devices"]
+    assert device == {
+        "driver": "gpu-device-plugin",
+        "pool": "gpu-1",
+        "device": "gpu-x-whole",
+        "data": {"uuid": uuid(0), "memoryMiB": 8192},
+    }

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.programs.node.dra import DraDriver
-    from gpu_device_plugin.programs.node.dra_way import DraWay
 
 DRA_RIGHTS = {
     ("get", "resourceclaims"),
@@ -51,7 +50,7 @@ class Claims(Cluster):
         agent.dra.claims.pod_within_s = 0.05
         agent.dra.claims.wait_s = 0.0
         self.cluster.look_s = 0.05
-        self.way.withdrawn_s, self.way.list_s = 0.05, 0.05
+        agent.dra.withdrawn_s, agent.dra.list_s = 0.05, 0.05
 
     async def start(self, **changed: str) -> None:
         """Start an agent, and wait until claims can get its GPUs."""
@@ -70,13 +69,6 @@ class Claims(Cluster):
         assert self.node.agent is not None
         assert self.node.agent.dra is not None
         return self.node.agent.dra
-
-    @property
-    def way(self) -> DraWay:
-        """Its way of serving."""
-        assert self.node.agent is not None
-        assert self.node.agent.ways.dra is not None
-        return self.node.agent.ways.dra
 
     def slices(self) -> list[dict[str, Any]]:
         """Return the spec of every slice, by name."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.contract.promises import Promise
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.admitting import Refused, Why
@@ -16,6 +17,7 @@ from gpu_device_plugin.core.node.preferring import UNMATCHED
 from gpu_device_plugin.kubelet.servicer import RefusedError
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.answers import NodeAnswers
+from gpu_device_plugin.programs.node.mps import MpsLink
 from tests import names
 from tests.nodes import ids, node, uuid
 from tests.programs.node.harness import T4, gpus_of, pod, world
@@ -102,6 +104,7 @@ class Desk:
             dev=self.dev,
             on_refusal=lambda kind, amount, refused: self.refusals.append((kind, amount, refused)),
             on_grant=self._granted,
+            mps=MpsLink(self.dev / "no supervisor", self.state, Latest(()), lambda *_: None),
         )
 
     def _granted(self) -> None:

@@ -150,7 +150,9 @@ async def test_no_device_is_offered_before_the_kubelet_can_call_the_driver() -> 
     async with claims() as here:
         here.kubelet.looks.clear()
         here.launch()
-        await here.node.until(lambda: bool(here.dra.slices.reflector.lists and here.dra.slices.wanted.value))
+        await here.node.until(
+            lambda: bool(here.dra.offer.slices.reflector.lists and here.dra.offer.slices.wanted.value)
+        )
         await unchanged_slices(here, 0)
         here.kubelet.looks.set()
         await here.serves()
@@ -164,7 +166,7 @@ async def test_slices_that_a_kubelet_removed_at_its_start_wait_until_it_knows_th
         await here.node.until(lambda: not here.dra.loop.reached.value)
         here.kubelet.looks.clear()
         await here.kubelet.start()
-        await here.node.until(lambda: not here.dra.slices.there)
+        await here.node.until(lambda: not here.dra.offer.slices.there)
         await unchanged_slices(here, 0)
         here.kubelet.looks.set()
         await here.serves()

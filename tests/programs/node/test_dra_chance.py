@@ -11,7 +11,7 @@ import pytest
 from gpu_device_plugin.core.contract.dra import DRIVER, parse_device_name
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.node.serving import Way
-from gpu_device_plugin.programs.node.dra_way import UNKNOWN
+from gpu_device_plugin.programs.node.dra import UNKNOWN
 from gpu_device_plugin.testing.cluster import Answer
 from gpu_device_plugin.testing.dra_scheduler import Wish
 from tests.names import COUNT, MEM

@@ -243,7 +243,7 @@ async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_p
         state,
         records,
         NoMetrics(),
-        ForgottenPods(records, tmp_path, None, lambda *_: None),
+        ForgottenPods(records, None, lambda *_: None),
         resend=lambda: None,
         readings=dict,
         read_again=lambda: asyncio.sleep(0),

@@ -161,8 +161,8 @@ async def test_a_node_is_not_ready_for_claims_while_its_offer_is_to_be_published
 ) -> None:
     async with claims() as here:
         await here.start()
-        offer = here.dra.offer
-        monkeypatch.setattr(here.dra, "offer", lambda **_: None)  # the agent offers whenever it looks; here we do
+        offer = here.dra.offer.offer
+        monkeypatch.setattr(here.dra.offer, "offer", lambda **_: None)  # the agent offers whenever it looks; here we do
         offer(offering=False)
         assert here.dra.unmet() == ("the ResourceSlices of this node are not published yet",)
         await here.node.until(lambda: not here.slices() and not here.dra.unmet())
