@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 T = TypeVar("T")
 
@@ -54,6 +54,27 @@ class Latest(Generic[T]):
         while True:
             yield value
             version, value = await self.after(version)
+
+    async def until(self, over: asyncio.Event, repeat_s: float | None = None) -> AsyncGenerator[T]:
+        """Yield values like `values` until `over` is set, and the last one again after `repeat_s` seconds without one.
+
+        For streams of a server, which have to end before it can stop.
+        """
+        end = asyncio.create_task(over.wait(), name="end of the stream")
+        version, value = self._version, self._value
+        try:
+            while True:
+                yield value
+                newer = asyncio.create_task(self.after(version), name="next value")
+                try:
+                    await asyncio.wait({end, newer}, timeout=repeat_s, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    newer.cancel()
+                if end.done():
+                    return
+                version, value = self._version, self._value
+        finally:
+            end.cancel()
 
     async def follow(self, act: Callable[[T], None], *, settle_s: float = 0.0) -> NoReturn:
         """Call `act` with the newest value that was set, then with each newer one, like `values`.

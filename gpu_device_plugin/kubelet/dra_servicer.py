@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from gpu_device_plugin.kubelet._proto import (
     dra_health_pb2,
@@ -119,8 +120,10 @@ class DraServicer:
 
     def register(self, server: aio.Server) -> None:
         """Add all services to a server."""
-        dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(_V1(self), server)
-        dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(_V1beta1(self), server)
+        v1: Any = _Plugin(self, dra_v1_pb2)
+        v1beta1: Any = _Plugin(self, dra_v1beta1_pb2)
+        dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(v1, server)
+        dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(v1beta1, server)
         dra_health_pb2_grpc.add_DRAResourceHealthServicer_to_server(_Health(self), server)
 
     async def prepared(self, claims: Sequence[ClaimRef]) -> Mapping[str, Sequence[ReadyDevice] | str]:
@@ -150,109 +153,46 @@ class DraServicer:
 
     async def healths(self) -> AsyncIterator[tuple[DeviceHealth, ...]]:
         """Yield the health of all devices: now, after every change, and every `REPEAT_S` seconds."""
-        closing = asyncio.create_task(self._closing.wait(), name="end of the stream of health")
         self.streams += 1
         self.listened = True
         self.streams_changed()
         try:
-            version, found = self._health.version, self._health.value
-            while True:
-                yield found
-                newer = asyncio.create_task(self._health.after(version), name="next health")
-                try:
-                    await asyncio.wait({closing, newer}, timeout=REPEAT_S, return_when=asyncio.FIRST_COMPLETED)
-                    if closing.done():
-                        return
-                    if newer.done():
-                        version, found = newer.result()
-                finally:
-                    newer.cancel()
+            async with aclosing(self._health.until(self._closing, REPEAT_S)) as healths:
+                async for found in healths:
+                    yield found
         finally:
             self.streams -= 1
-            closing.cancel()
             self.streams_changed()
 
 
-class _V1(dra_v1_pb2_grpc.DRAPluginServicer):
-    def __init__(self, servicer: DraServicer) -> None:
-        self._servicer = servicer
+class _Plugin:
+    """One version of the service, by the module of its messages. Before 1.34 (v1beta1) devices have no share IDs."""
 
-    async def NodePrepareResources(
-        self,
-        request: dra_v1_pb2.NodePrepareResourcesRequest,
-        context: aio.ServicerContext[dra_v1_pb2.NodePrepareResourcesRequest, dra_v1_pb2.NodePrepareResourcesResponse],
-    ) -> dra_v1_pb2.NodePrepareResourcesResponse:
+    def __init__(self, servicer: DraServicer, messages: Any) -> None:
+        self._servicer = servicer
+        self._messages = messages
+
+    async def NodePrepareResources(self, request: Any, context: object) -> Any:
         claims = [ClaimRef(one.uid, one.namespace, one.name) for one in request.claims]
-        answer = dra_v1_pb2.NodePrepareResourcesResponse()
+        answer = self._messages.NodePrepareResourcesResponse()
         for uid, found in (await self._servicer.prepared(claims)).items():
             if isinstance(found, str):
                 answer.claims[uid].error = found
                 continue
-            answer.claims[uid].devices.extend(
-                dra_v1_pb2.Device(
-                    request_names=device.requests,
-                    pool_name=device.pool,
-                    device_name=device.device,
-                    cdi_device_ids=device.cdi_ids,
-                    share_id=device.share_id or None,
+            for ready in found:
+                device = answer.claims[uid].devices.add(
+                    request_names=ready.requests,
+                    pool_name=ready.pool,
+                    device_name=ready.device,
+                    cdi_device_ids=ready.cdi_ids,
                 )
-                for device in found
-            )
+                if ready.share_id and self._messages is dra_v1_pb2:
+                    device.share_id = ready.share_id
         return answer
 
-    async def NodeUnprepareResources(
-        self,
-        request: dra_v1_pb2.NodeUnprepareResourcesRequest,
-        context: aio.ServicerContext[
-            dra_v1_pb2.NodeUnprepareResourcesRequest, dra_v1_pb2.NodeUnprepareResourcesResponse
-        ],
-    ) -> dra_v1_pb2.NodeUnprepareResourcesResponse:
+    async def NodeUnprepareResources(self, request: Any, context: object) -> Any:
         claims = [ClaimRef(one.uid, one.namespace, one.name) for one in request.claims]
-        answer = dra_v1_pb2.NodeUnprepareResourcesResponse()
-        for uid, why in (await self._servicer.unprepared(claims)).items():
-            answer.claims[uid].error = why or ""
-        return answer
-
-
-class _V1beta1(dra_v1beta1_pb2_grpc.DRAPluginServicer):
-    """The same for kubelets before 1.34, whose devices have no share IDs."""
-
-    def __init__(self, servicer: DraServicer) -> None:
-        self._servicer = servicer
-
-    async def NodePrepareResources(
-        self,
-        request: dra_v1beta1_pb2.NodePrepareResourcesRequest,
-        context: aio.ServicerContext[
-            dra_v1beta1_pb2.NodePrepareResourcesRequest, dra_v1beta1_pb2.NodePrepareResourcesResponse
-        ],
-    ) -> dra_v1beta1_pb2.NodePrepareResourcesResponse:
-        claims = [ClaimRef(one.uid, one.namespace, one.name) for one in request.claims]
-        answer = dra_v1beta1_pb2.NodePrepareResourcesResponse()
-        for uid, found in (await self._servicer.prepared(claims)).items():
-            if isinstance(found, str):
-                answer.claims[uid].error = found
-                continue
-            answer.claims[uid].devices.extend(
-                dra_v1beta1_pb2.Device(
-                    request_names=device.requests,
-                    pool_name=device.pool,
-                    device_name=device.device,
-                    cdi_device_ids=device.cdi_ids,
-                )
-                for device in found
-            )
-        return answer
-
-    async def NodeUnprepareResources(
-        self,
-        request: dra_v1beta1_pb2.NodeUnprepareResourcesRequest,
-        context: aio.ServicerContext[
-            dra_v1beta1_pb2.NodeUnprepareResourcesRequest, dra_v1beta1_pb2.NodeUnprepareResourcesResponse
-        ],
-    ) -> dra_v1beta1_pb2.NodeUnprepareResourcesResponse:
-        claims = [ClaimRef(one.uid, one.namespace, one.name) for one in request.claims]
-        answer = dra_v1beta1_pb2.NodeUnprepareResourcesResponse()
+        answer = self._messages.NodeUnprepareResourcesResponse()
         for uid, why in (await self._servicer.unprepared(claims)).items():
             answer.claims[uid].error = why or ""
         return answer

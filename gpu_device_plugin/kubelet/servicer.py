@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
@@ -12,7 +13,7 @@ from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
     from grpc import aio
 
@@ -42,19 +43,11 @@ class Answers(Protocol):
         """Return the preferred IDs; never raises. Only with `waits` it may wait until the API shows the pod."""
         ...
 
-    def until_allocatable(self, resource: Resource, device_ids: Sequence[str]) -> Awaitable[None] | None:
-        """Return what has to be awaited before `allocate`; None, as a rule: nothing."""
-        ...
-
-    def allocate(self, resource: Resource, device_ids: Sequence[str]) -> Grant:
+    async def allocate(self, resource: Resource, device_ids: Sequence[str]) -> Grant:
         """Allocate these IDs to a container. Raises RefusedError."""
         ...
 
-    def until_startable(self, resource: Resource, device_ids: Sequence[str]) -> Awaitable[None] | None:
-        """Return what has to be awaited before `before_start`; None, as a rule: nothing."""
-        ...
-
-    def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
+    async def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
         """Check the devices of a container that is about to start. Raises RefusedError."""
         ...
 
@@ -84,7 +77,7 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
         lists: Latest[pb.ListAndWatchResponse],
         *,
         pre_start: bool = True,
-        observe: Callable[[Resource, str, float], None] = lambda _resource, _rpc, _seconds: None,
+        observe: Callable[[Resource, str, float], None],
     ) -> None:
         """Serve `resource`.
 
@@ -119,23 +112,13 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
     async def ListAndWatch(
         self, request: pb.Empty, context: aio.ServicerContext[pb.Empty, pb.ListAndWatchResponse]
     ) -> AsyncIterator[pb.ListAndWatchResponse]:
-        closing = asyncio.create_task(self._closing.wait(), name=f"{self._resource.name} stream end")
         self._count(1)
         try:
-            version, devices = self._lists.version, self._lists.value
-            while True:
-                yield devices
-                newer = asyncio.create_task(self._lists.after(version), name=f"{self._resource.name} next list")
-                try:
-                    await asyncio.wait({closing, newer}, return_when=asyncio.FIRST_COMPLETED)
-                    if closing.done():
-                        return
-                    version, devices = newer.result()
-                finally:
-                    newer.cancel()
+            async with aclosing(self._lists.until(self._closing)) as lists:
+                async for devices in lists:
+                    yield devices
         finally:
             self._count(-1)
-            closing.cancel()
 
     def _count(self, change: int) -> None:
         self.streams += change
@@ -173,12 +156,7 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
         wanted = request.container_requests
         await _check_size(context, len(wanted), (len(each.devices_ids) for each in wanted))
         try:
-            grants = []
-            for asked in wanted:
-                device_ids = tuple(asked.devices_ids)
-                if (until := self._answers.until_allocatable(self._resource, device_ids)) is not None:
-                    await until
-                grants.append(self._answers.allocate(self._resource, device_ids))
+            grants = [await self._answers.allocate(self._resource, tuple(asked.devices_ids)) for asked in wanted]
         except RefusedError as refused:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(refused))
         finally:
@@ -193,10 +171,7 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
         began = time.perf_counter()
         await _check_size(context, 1, (len(request.devices_ids),))
         try:
-            device_ids = tuple(request.devices_ids)
-            if (until := self._answers.until_startable(self._resource, device_ids)) is not None:
-                await until
-            self._answers.before_start(self._resource, device_ids)
+            await self._answers.before_start(self._resource, tuple(request.devices_ids))
         except RefusedError as refused:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refused))
         finally:

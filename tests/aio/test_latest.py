@@ -158,3 +158,15 @@ async def test_a_follower_that_lets_changes_settle_is_called_once_for_many_and_n
     await asyncio.sleep(0.03)
     assert seen == [3, 4]
     following.cancel()
+
+
+async def test_a_stream_of_values_repeats_the_last_one_and_ends_when_it_is_over() -> None:
+    latest, over = Latest(0), asyncio.Event()
+    seen = []
+    async for value in latest.until(over, repeat_s=0.001):
+        seen.append(value)
+        if len(seen) == 2:
+            latest.set(1)
+        if len(seen) == 4:
+            over.set()
+    assert seen == [0, 0, 1, 1]

@@ -61,16 +61,10 @@ class Answers:
         await self.gate.passed()
         return list(available)[:amount]
 
-    def allocate(self, _resource: Resource, _device_ids: Sequence[str]) -> Grant:
+    async def allocate(self, _resource: Resource, _device_ids: Sequence[str]) -> Grant:
         return Grant()
 
-    def until_allocatable(self, resource: Resource, device_ids: Sequence[str]) -> None:
-        """Wait for nothing."""
-
-    def until_startable(self, resource: Resource, device_ids: Sequence[str]) -> None:
-        """Wait for nothing."""
-
-    def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
+    async def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
         """Let it start."""
 
 
@@ -78,7 +72,7 @@ class Deaf(PluginServicer):
     """Sometimes answers nobody but the streams it has: a server out of file descriptors is like that."""
 
     def __init__(self, *arguments: Any, node: Node) -> None:
-        super().__init__(*arguments)
+        super().__init__(*arguments, observe=lambda *_: None)
         self._node = node
 
     async def GetDevicePluginOptions(  # noqa: N802 (gRPC's name)

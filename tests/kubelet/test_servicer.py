@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from tests.patience import eventually
 from tests.resources import COUNT, MEM
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     from gpu_device_plugin.core.model.resources import Resource
 
@@ -35,8 +34,6 @@ class Scripted:
     given: Grant = field(default_factory=Grant)
     refusal: str = ""
     asked: list[tuple[Any, ...]] = field(default_factory=list)
-    first: asyncio.Event | None = None
-    """What has to happen before an answer; None: nothing."""
 
     async def prefer(
         self, resource: Resource, available: Iterable[str], must: Iterable[str], amount: int, *, waits: bool
@@ -44,26 +41,13 @@ class Scripted:
         self.asked.append((resource, list(available), list(must), amount, waits))
         return [*must, *available][:amount]
 
-    def allocate(self, resource: Resource, device_ids: Sequence[str]) -> Grant:
+    async def allocate(self, resource: Resource, device_ids: Sequence[str]) -> Grant:
         self.asked.append((resource, device_ids))
         if self.refusal:
             raise RefusedError(self.refusal)
         return self.given
 
-    def until_allocatable(self, resource: Resource, device_ids: Sequence[str]) -> Awaitable[None] | None:
-        return self._waits(resource, device_ids)
-
-    def until_startable(self, resource: Resource, device_ids: Sequence[str]) -> Awaitable[None] | None:
-        return self._waits(resource, device_ids)
-
-    def _waits(self, *asked: object) -> Awaitable[None] | None:
-        async def wait(until: asyncio.Event) -> None:
-            self.asked.append(("waits", *asked))
-            await until.wait()
-
-        return None if self.first is None else wait(self.first)
-
-    def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
+    async def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
         self.asked.append((resource, device_ids))
         if self.refusal:
             raise RefusedError(self.refusal)
@@ -291,39 +275,3 @@ async def test_a_container_may_start_or_waits_with_a_reason() -> None:
         assert caught.value.details() == "GPU 0 is out of service"
         assert plugin.answers.asked == [(MEM, ("a", "b"))] * 2
         await plugin.observed_are("PreStartContainer", "PreStartContainer")
-
-
-async def test_an_answer_that_has_to_wait_is_decided_afterwards() -> None:
-    """The world may have changed meanwhile."""
-    async with served() as plugin:
-        for call, request in (
-            (
-                plugin.stub.Allocate,
-                pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=["a"])]),
-            ),
-            (plugin.stub.PreStartContainer, pb.PreStartContainerRequest(devices_ids=["a"])),
-        ):
-            plugin.answers.first, plugin.answers.refusal = asyncio.Event(), ""
-            plugin.answers.asked.clear()
-            answer = asyncio.ensure_future(call(request))
-            await eventually(lambda: plugin.answers.asked == [("waits", MEM, ("a",))])
-            plugin.answers.refusal = "not any more"
-            plugin.answers.first.set()
-            with pytest.raises(aio.AioRpcError, match="not any more"):
-                await answer
-            assert plugin.answers.asked[1:] == [(MEM, ("a",))]
-
-
-async def test_nobody_has_to_observe() -> None:
-    servicer = PluginServicer(MEM, Scripted(), Latest(listing()))
-    with short_folder() as folder:
-        server = aio.server()
-        deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(servicer, server)
-        server.add_insecure_port(f"unix:{folder}/s")
-        await server.start()
-        async with aio.insecure_channel(f"unix:{folder}/s") as channel:
-            stub: deviceplugin_pb2_grpc.DevicePluginStub[Any, Any, Any, Any, Any]
-            stub = deviceplugin_pb2_grpc.DevicePluginStub(channel)
-            assert (await stub.Allocate(pb.AllocateRequest())).container_responses == []
-            await stub.ListAndWatch(pb.Empty()).read()
-        await server.stop(1)

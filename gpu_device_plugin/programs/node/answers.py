@@ -27,7 +27,7 @@ from gpu_device_plugin.core.node.preferring import UNMATCHED, Question, not_on, 
 from gpu_device_plugin.kubelet.servicer import RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from gpu_device_plugin.core.model.placing import Placement
@@ -110,27 +110,13 @@ class NodeAnswers:
         self._preferred = frozenset(ids), matched.match
         return ids
 
-    def until_allocatable(self, resource: Resource, device_ids: Sequence[str]) -> Awaitable[None] | None:
-        """Return what waits for the MPS daemon that a container with these IDs needs; None: it needs none, or has it.
-
-        A container that would be refused needs none: its GPU may be in use as a whole.
-        """
-        if not self._mps.on or resource.kind is not Kind.MEMORY:
-            return None
-        match = None if self._waiting is None else self._whose(self._waiting, resource.kind, frozenset(device_ids))
-        owner = NOBODY if match is None else Owner(match.pod.uid, match.wanted.container, match.pod.frameworks)
-        verdict = self._judge(resource.kind, device_ids, match, owner)
-        if isinstance(verdict, Refused):
-            return None
-        gpus = [self._state.node.shares.gpus[position] for position in verdict.positions]
-        return self._mps.until_ready(gpus, dict(verdict.shares))
-
-    def allocate(self, resource: Resource, device_ids: Sequence[str]) -> Grant:
+    async def allocate(self, resource: Resource, device_ids: Sequence[str]) -> Grant:
         """Allocate these IDs to a container.
 
         Raises:
             RefusedError: the container cannot have them; the message says why.
         """
+        await self._mps_ready(resource, device_ids)
         ids, node, waiting = frozenset(device_ids), self._state.node, self._waiting_for(resource)
         match = None if waiting is None else self._whose(waiting, resource.kind, ids)
         self._preferred = _NOTHING
@@ -177,16 +163,14 @@ class NodeAnswers:
             mps.granted(hold)
         return made
 
-    def until_startable(self, _resource: Resource, device_ids: Sequence[str]) -> Awaitable[None] | None:
-        """Return what waits until MPS runs, or no longer runs, the GPUs of a container; None: it need not wait."""
-        return self._mps.until_startable(device_ids)
-
-    def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
+    async def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
         """Let a container start only on GPUs that are in service, and that MPS runs if and only if it is a client.
 
         Raises:
             RefusedError: a GPU is out of service, or MPS is not ready or not gone; the kubelet tries again later.
         """
+        if (startable := self._mps.until_startable(device_ids)) is not None:
+            await startable
         node = self._state.node
         for position in sorted(spread_over(node, device_ids)):
             uuid = node.shares.gpus[position].gpu.uuid
@@ -196,6 +180,22 @@ class NodeAnswers:
         if why := self._mps.why_not_start(device_ids):
             self._metrics.count(m.REFUSALS, resource.name, Why.MPS_NOT_READY)
             raise RefusedError(why)
+
+    async def _mps_ready(self, resource: Resource, device_ids: Sequence[str]) -> None:
+        """Wait for the MPS daemon that a container with these IDs needs, for a while.
+
+        A container that would be refused needs none: its GPU may be in use as a whole.
+        """
+        if not self._mps.on or resource.kind is not Kind.MEMORY:
+            return
+        match = None if self._waiting is None else self._whose(self._waiting, resource.kind, frozenset(device_ids))
+        owner = NOBODY if match is None else Owner(match.pod.uid, match.wanted.container, match.pod.frameworks)
+        verdict = self._judge(resource.kind, device_ids, match, owner)
+        if isinstance(verdict, Refused):
+            return
+        gpus = [self._state.node.shares.gpus[position] for position in verdict.positions]
+        if (ready := self._mps.until_ready(gpus, dict(verdict.shares))) is not None:
+            await ready
 
     def _instances_of(self, shares: int) -> frozenset[str]:
         """Return the UUIDs of the MIG instances that have so many shares in all."""

@@ -113,9 +113,9 @@ class Desk:
     async def prefer(self, amount: int, *, must: Sequence[str] = (), free: Sequence[str] = FREE) -> set[str]:
         return set(await self.answers.prefer(MEM, free, must, amount))
 
-    def refused(self, device_ids: Sequence[str], resource: Resource = MEM) -> str:
+    async def refused(self, device_ids: Sequence[str], resource: Resource = MEM) -> str:
         with pytest.raises(RefusedError) as caught:
-            self.answers.allocate(resource, device_ids)
+            await self.answers.allocate(resource, device_ids)
         return str(caught.value)
 
 
@@ -142,9 +142,9 @@ async def test_where_no_gpu_fits_the_answer_is_short_and_never_an_error(tmp_path
 # --- Grants and refusals ----------------------------------------------------------------------------------------------
 
 
-def test_a_grant_is_held_counted_and_told(tmp_path: Path) -> None:
+async def test_a_grant_is_held_counted_and_told(tmp_path: Path) -> None:
     desk = Desk(node(8, 8), tmp_path)
-    given = desk.answers.allocate(MEM, ids(0, range(3)))
+    given = await desk.answers.allocate(MEM, ids(0, range(3)))
     assert given.envs["NVIDIA_VISIBLE_DEVICES"] == uuid(0)
     assert given.envs["ALIYUN_COM_GPU_MEM_POD"] == "3"
     assert set(desk.state.node.ledger.holds) == set(ids(0, range(3)))
@@ -152,60 +152,60 @@ def test_a_grant_is_held_counted_and_told(tmp_path: Path) -> None:
     assert (desk.grants, desk.refusals) == (1, [])
 
 
-def test_a_refusal_is_told_counted_and_takes_nothing(tmp_path: Path) -> None:
+async def test_a_refusal_is_told_counted_and_takes_nothing(tmp_path: Path) -> None:
     desk = Desk(node(8, 8, whole=[0]), tmp_path)
-    assert desk.refused(ids(0, range(3))) == "GPU 0 is in whole use by another container"
+    assert await desk.refused(ids(0, range(3))) == "GPU 0 is in whole use by another container"
     assert desk.metrics.counted == [("refusals_total", "aliyun.com/gpu-mem", "in_whole_use")]
     ((kind, amount, refused),) = desk.refusals
     assert (kind, amount, refused.why) == (Kind.MEMORY, 3, Why.IN_WHOLE_USE)
     assert (desk.grants, set(desk.state.node.ledger.holds)) == (0, {uuid(0)})
 
 
-def test_shares_of_several_gpus_are_refused_with_what_would_help(tmp_path: Path) -> None:
-    assert "the kubelet chose shares of several GPUs although one GPU has room" in Desk(node(8, 8), tmp_path).refused(
-        [*ids(0, [0]), *ids(1, [0])]
-    )
+async def test_shares_of_several_gpus_are_refused_with_what_would_help(tmp_path: Path) -> None:
+    assert "the kubelet chose shares of several GPUs although one GPU has room" in await Desk(
+        node(8, 8), tmp_path
+    ).refused([*ids(0, [0]), *ids(1, [0])])
 
 
-def test_whole_gpus_are_granted_several_at_a_time(tmp_path: Path) -> None:
+async def test_whole_gpus_are_granted_several_at_a_time(tmp_path: Path) -> None:
     desk = Desk(node(8, 8), tmp_path)
-    given = desk.answers.allocate(COUNT, [uuid(1), uuid(0)])
+    given = await desk.answers.allocate(COUNT, [uuid(1), uuid(0)])
     assert given.envs == {"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1"}
-    assert "cannot be taken whole" in Desk(node(8, used={0: [1]}), tmp_path).refused([uuid(0)], COUNT)
+    assert "cannot be taken whole" in await Desk(node(8, used={0: [1]}), tmp_path).refused([uuid(0)], COUNT)
 
 
-def test_a_container_starts_only_on_gpus_that_are_in_service(tmp_path: Path) -> None:
+async def test_a_container_starts_only_on_gpus_that_are_in_service(tmp_path: Path) -> None:
     desk = Desk(node(8, 8, unhealthy={1: "it is lost"}), tmp_path)
-    desk.answers.before_start(MEM, ids(0, range(2)))
+    await desk.answers.before_start(MEM, ids(0, range(2)))
     with pytest.raises(RefusedError, match="GPU 1 is out of service: it is lost"):
-        desk.answers.before_start(COUNT, [uuid(0), uuid(1)])
+        await desk.answers.before_start(COUNT, [uuid(0), uuid(1)])
     assert desk.metrics.counted == [("refusals_total", "aliyun.com/gpu-count", "unhealthy")]
 
 
 # --- Device nodes -----------------------------------------------------------------------------------------------------
 
 
-def test_f8_a_missing_device_node_is_told_with_the_command_that_makes_it(tmp_path: Path) -> None:
+async def test_f8_a_missing_device_node_is_told_with_the_command_that_makes_it(tmp_path: Path) -> None:
     """nvidia-uvm often appears late after a boot; a container without it would start and then fail."""
     (tmp_path / "nvidiactl").touch()
     desk = Desk(node(8), tmp_path, ways=("device-specs",))
-    said = desk.refused(ids(0, [0]))
+    said = await desk.refused(ids(0, [0]))
     assert said.startswith("/dev/nvidia-uvm is not on this node yet; run `nvidia-modprobe -u -c 0` there")
     assert desk.metrics.counted == [("refusals_total", "aliyun.com/gpu-mem", "no_device_node")]
     (tmp_path / "nvidia-uvm").touch()
-    assert desk.answers.allocate(MEM, ids(0, [0])).device_nodes == ("/dev/nvidiactl", "/dev/nvidia-uvm")
+    assert (await desk.answers.allocate(MEM, ids(0, [0]))).device_nodes == ("/dev/nvidiactl", "/dev/nvidia-uvm")
 
 
-def test_f7_a_node_that_not_every_machine_has_is_given_where_it_is(tmp_path: Path) -> None:
+async def test_f7_a_node_that_not_every_machine_has_is_given_where_it_is(tmp_path: Path) -> None:
     """A container with a device node that the host lacks would not start."""
     for name in ("nvidiactl", "nvidia-uvm", "nvidia-modeset"):
         (tmp_path / name).touch()
-    given = Desk(node(8), tmp_path, ways=("device-specs",)).answers.allocate(MEM, ids(0, [0]))
+    given = await Desk(node(8), tmp_path, ways=("device-specs",)).answers.allocate(MEM, ids(0, [0]))
     assert given.device_nodes == ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-modeset")
 
 
-def test_without_device_specs_nobody_looks_for_nodes(tmp_path: Path) -> None:
-    assert Desk(node(8), tmp_path, ways=("cdi",)).answers.allocate(MEM, ids(0, [0])).device_nodes == ()
+async def test_without_device_specs_nobody_looks_for_nodes(tmp_path: Path) -> None:
+    assert (await Desk(node(8), tmp_path, ways=("cdi",)).answers.allocate(MEM, ids(0, [0]))).device_nodes == ()
 
 
 # --- Whose call is it? ------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ async def test_who_was_thought_of_when_the_kubelet_asked_is_who_is_served(tmp_pa
     desk.waiting.matches = [Matched(match_of("a", 4, Promise(((1, 4),))), {}), Matched(match_of("b", 4), {})]
     chosen = await desk.prefer(4)
     assert chosen == set(ids(1, range(4)))
-    given = desk.answers.allocate(MEM, sorted(chosen))
+    given = await desk.answers.allocate(MEM, sorted(chosen))
     assert desk.waiting.told == [("served", "a 4")]
     assert given.envs["ALIYUN_COM_GPU_MEM_POD"] == "6", "of all containers of the pod"
     assert len(desk.waiting.calls) == 1
@@ -236,46 +236,46 @@ async def test_an_answer_is_remembered_for_the_next_allocation_only(tmp_path: Pa
     desk = Desk(node(8, 8), tmp_path)
     desk.waiting.matches = [Matched(match_of("a", 4), {}), Matched(match_of("b", 4), {}), Matched(match_of("c", 4), {})]
     chosen = sorted(await desk.prefer(4))
-    desk.answers.allocate(MEM, ids(1, range(4)))
-    desk.answers.allocate(MEM, chosen)
+    await desk.answers.allocate(MEM, ids(1, range(4)))
+    await desk.answers.allocate(MEM, chosen)
     assert desk.waiting.told == [("served", "b 4"), ("served", "c 4")]
 
 
-def test_a_container_that_uses_the_ids_of_an_init_container_is_found_without_a_question(tmp_path: Path) -> None:
+async def test_a_container_that_uses_the_ids_of_an_init_container_is_found_without_a_question(tmp_path: Path) -> None:
     desk = Desk(node(8, 8), tmp_path)
     desk.waiting.matches = [Matched(match_of("a", 2), {})]
-    desk.answers.allocate(MEM, ids(1, range(2)))
+    await desk.answers.allocate(MEM, ids(1, range(2)))
     assert desk.waiting.calls == [Call(Kind.MEMORY, 2, {1: 2})]
     assert desk.waiting.told == [("served", "a 2")]
 
 
-def test_a_pod_that_is_refused_waits_no_longer(tmp_path: Path) -> None:
+async def test_a_pod_that_is_refused_waits_no_longer(tmp_path: Path) -> None:
     desk = Desk(node(8, unhealthy={0: "it is lost"}), tmp_path)
     desk.waiting.matches = [Matched(match_of("a", 2), {})]
-    desk.refused(ids(0, range(2)))
+    await desk.refused(ids(0, range(2)))
     assert desk.waiting.told == [("refused", "a")]
 
 
-def test_a_container_that_asks_for_both_resources_is_told_that_it_cannot_have_both(tmp_path: Path) -> None:
+async def test_a_container_that_asks_for_both_resources_is_told_that_it_cannot_have_both(tmp_path: Path) -> None:
     wanted = Wanted("main", Kind.MEMORY, 2), Wanted("main", Kind.COUNT, 1)
     desk = Desk(node(8, 8), tmp_path)
     desk.waiting.matches = [Matched(Match(WaitingPod("a", "default/a", wanted), wanted[0]), {})]
-    assert "'main' asks for GPU memory and for whole GPUs at once" in desk.refused(ids(0, range(2)))
+    assert "'main' asks for GPU memory and for whole GPUs at once" in await desk.refused(ids(0, range(2)))
     assert desk.metrics.counted == [("refusals_total", "aliyun.com/gpu-mem", "both_resources")]
 
 
-def test_a_pod_with_more_containers_than_a_scheduler_takes_is_refused_at_its_first(tmp_path: Path) -> None:
+async def test_a_pod_with_more_containers_than_a_scheduler_takes_is_refused_at_its_first(tmp_path: Path) -> None:
     desk = Desk(node(8, 8), tmp_path)
     for containers, refused in ((64, False), (65, True)):
         wanted = tuple(Wanted(f"c{n}", Kind.MEMORY, 2) for n in range(containers))
         desk.waiting.matches = [Matched(Match(WaitingPod("a", "default/a", wanted), wanted[0]), {})]
         if refused:
-            assert desk.refused(ids(1, range(2))) == (
+            assert await desk.refused(ids(1, range(2))) == (
                 "more than 64 containers of this pod ask for GPU memory or GPUs; let fewer ask"
             )
             assert desk.metrics.counted[-1] == ("refusals_total", "aliyun.com/gpu-mem", "too_many_containers")
         else:
-            desk.answers.allocate(MEM, ids(0, range(2)))
+            await desk.answers.allocate(MEM, ids(0, range(2)))
 
 
 async def test_without_an_api_server_the_policy_decides_alone(tmp_path: Path) -> None:
@@ -283,8 +283,8 @@ async def test_without_an_api_server_the_policy_decides_alone(tmp_path: Path) ->
     desk = Desk(node(8), tmp_path, alone=True)
     preferred = await desk.prefer(2)
     assert preferred == set(ids(0, range(2)))
-    assert desk.answers.allocate(MEM, sorted(preferred)).envs["ALIYUN_COM_GPU_MEM_POD"] == "2"
-    assert "is not on this node" in desk.refused(ids(1, [0]))
+    assert (await desk.answers.allocate(MEM, sorted(preferred))).envs["ALIYUN_COM_GPU_MEM_POD"] == "2"
+    assert "is not on this node" in await desk.refused(ids(1, [0]))
 
 
 # --- In the whole agent -----------------------------------------------------------------------------------------------
