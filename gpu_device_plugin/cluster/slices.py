@@ -102,15 +102,11 @@ class NodeSlices(Store[StoredSlice]):
         on_dropped: Callable[[tuple[str, ...]], None],
         on_problem: Callable[[str], None] = lambda _why: None,
     ) -> None:
-        """Publish for the node of this name.
+        """Publish for the node of this name, which is also that of its pool, once the kubelet can reach the driver.
 
-        Args:
-            client: of the API server.
-            node: the name of our node and of its pool.
-            reached: whether the kubelet can call the driver.
-            on_dropped: called with the names of fields that the API server does not know, before anything is stored;
-                `wanted` should then be set without them.
-            on_problem: called with a sentence when the slices cannot be published, and with an empty one when they can.
+        `on_dropped` is called with the names of fields that the API server does not know, before anything is stored;
+        `wanted` should then be set without them. `on_problem` is called with a sentence when the slices cannot be
+        published, and with an empty one when they can.
         """
         self._client = client
         self._node = node

@@ -110,13 +110,9 @@ class DraLoop:
         on_event: Callable[[str, dict[str, object]], None],
         timings: DraTimings | None = None,
     ) -> None:
-        """Serve in `directories`.
+        """Serve in `directories`, each round by a new `servicer`.
 
-        Args:
-            directories: of the kubelet.
-            servicer: makes the services for each round.
-            on_event: called with a sentence and details when a registration succeeded, failed or ended, for the log.
-            timings: intervals and timeouts.
+        `on_event` is called with a sentence and details when a registration succeeded, failed or ended, for the log.
         """
         self._directories = directories
         self._servicer = servicer

@@ -91,13 +91,7 @@ class DraServicer:
         health: Latest[tuple[DeviceHealth, ...]],
         observe: Callable[[str, float], None] = lambda _rpc, _seconds: None,
     ) -> None:
-        """Serve.
-
-        Args:
-            answers: makes the decisions.
-            health: of all devices.
-            observe: called with the name of a call and the seconds that it took.
-        """
+        """Serve; `observe` is called with the name of a call and the seconds that it took."""
         self._answers = answers
         self._health = health
         self._observe = observe

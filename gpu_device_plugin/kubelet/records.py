@@ -38,12 +38,8 @@ class KubeletRecords:
     ) -> None:
         """Read the checkpoint in the device-plugin `directory` and call the socket `pod_resources`.
 
-        Args:
-            directory: the kubelet's device-plugin directory.
-            pod_resources: its PodResources socket.
-            names: those of our resources.
-            listener: returns a number for the kubelet process that listens to us, None while there is none.
-            in_api: returns the pods of this node in the API; None where this kubelet's two records suffice.
+        `names` are those of our resources. `listener` returns a number for the kubelet process that listens to us, None
+        while there is none; `in_api` the pods of this node in the API, None where this kubelet's two records suffice.
         """
         self.directory = directory
         self._checkpoint = directory / checkpoint.NAME
@@ -141,13 +137,8 @@ class KubeletRecords:
     ) -> tuple[Evidence, Checkpoint | None] | None:
         """Find out which IDs are free: first List, then a checkpoint that was written after it.
 
-        Only a device list makes the kubelet write a checkpoint, so the unchanged list is sent once more where List
-        omits an ID that we hold.
-
-        Args:
-            held: returns the IDs that we hold now.
-            resend: sends the device list once more.
-            patience_s: how long to wait for the checkpoint, in seconds.
+        Only a device list makes the kubelet write a checkpoint, so `resend` sends the unchanged list once more where
+        List omits an ID that we hold. The checkpoint is waited for `patience_s` seconds.
 
         Returns:
             The evidence and the checkpoint behind it, or None for the checkpoint where List shows every ID that we

@@ -79,15 +79,10 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
         pre_start: bool = True,
         observe: Callable[[Resource, str, float], None],
     ) -> None:
-        """Serve `resource`.
+        """Serve `resource`; `observe` is called with (resource, RPC, seconds) after each call.
 
-        Args:
-            resource: the advertised resource.
-            answers: makes the decisions.
-            lists: the newest list of devices.
-            pre_start: make the kubelet call PreStartContainer. Then it does not start a container whose devices it has
-                forgotten (callPreStartContainerIfNeeded); otherwise it starts that container without its variables.
-            observe: called with (resource, RPC, seconds) after every call.
+        With `pre_start` the kubelet calls PreStartContainer. Then it does not start a container whose devices it has
+        forgotten (callPreStartContainerIfNeeded); otherwise it starts that container without its variables.
         """
         self._resource = resource
         self._answers = answers

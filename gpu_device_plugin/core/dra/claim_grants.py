@@ -52,15 +52,7 @@ def claim_grant(
     delivery: Delivery,
     present: Collection[str] = OPTIONAL_NODES,
 ) -> Grant:
-    """Return what every container of a claim gets.
-
-    Args:
-        claim: the claim.
-        preparation: what it has of the node.
-        shares: the node's GPUs.
-        delivery: the ways in which containers of this node get their GPUs.
-        present: see `grants.grant`.
-    """
+    """Return what every container of a claim gets; `present` as for `grants.grant`."""
     made = grant(preparation.placement, shares, delivery, present=present, owner=_owner(claim, preparation))
     if preparation.admin:
         # For programs that look: they see the GPU, and no part of it is theirs to compute on.

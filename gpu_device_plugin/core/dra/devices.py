@@ -81,12 +81,7 @@ def devices(node: Node, facts: Facts, sets: Mapping[str, str]) -> list[dict[str,
     Whole GPUs are taken from the end at which shares are taken last; MIG instances that are only given whole are taken
     in the given order. Monitors take no counter: kube-scheduler asks claims with access beside others for one, too
     (1.36.2). Nor does any device where only one kind is offered: with counters the scheduler's work for a pod grows
-    with the square of the number of nodes.
-
-    Args:
-        node: the node.
-        facts: what else they say.
-        sets: by UUID the name of the set with the GPU's counter; none where only one kind is offered.
+    with the square of the number of nodes. Otherwise `sets` has, by UUID, the name of the set with the GPU's counter.
     """
     groups = nvlink_groups(node.links)
     held = held_otherwise(node, facts.kinds)
@@ -330,14 +325,7 @@ def _whole_only(shared: SharedGpu) -> bool:
 
 
 def reordered(order: Order, node: Node, policy: str, now: float) -> Order:
-    """Return the order to publish now.
-
-    Args:
-        order: the one in force.
-        node: the present state of the node.
-        policy: the node's policy for choosing a GPU, a name in `POLICIES`.
-        now: monotonic seconds.
-    """
+    """Return the order to publish `now` (monotonic seconds), where `order` is in force."""
     wanted = wanted_order(node, policy)
     if set(wanted) != set(order.uuids):
         return Order(wanted, now)

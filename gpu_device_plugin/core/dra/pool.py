@@ -104,15 +104,10 @@ def slice_name(node: str, number: int) -> str:
 
 
 def writes(node: str, wanted: Sequence[Content], present: Iterable[Present]) -> Writes:
-    """Return the writes that bring the pool of a node from `present` to `wanted`.
+    """Return the writes that bring the pool of a node from `present`, all slices of our driver on it, to `wanted`.
 
     The scheduler uses a pool only when as many slices of its newest generation are there as each of them says. So a
     change of one slice keeps the generation, and any other raises it on all slices.
-
-    Args:
-        node: the name of the node, and of its pool.
-        wanted: what the slices shall offer.
-        present: all slices of our driver on the node.
     """
     there = {found.name: found for found in present}
     names = [slice_name(node, number) for number in range(len(wanted))]

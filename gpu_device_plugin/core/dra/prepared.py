@@ -222,9 +222,7 @@ def _object(value: Any) -> dict[str, Any]:
 def device_status(claim: PreparedClaim, held: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the entries of ``status.devices`` for our devices of a claim.
 
-    Args:
-        claim: what was prepared.
-        held: by the GPU's UUID whether the limit was seen to hold, a `core.model.limits.Held`.
+    `held` says by the GPU's UUID whether the limit was seen to hold, with a `core.model.limits.Held`.
     """
     return [
         {

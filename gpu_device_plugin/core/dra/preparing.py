@@ -48,12 +48,8 @@ def prepare(
     A pod that was deleted by force may still run when the scheduler gives its part away, and an agent may have changed
     the share size. The answer is the same however often it is asked for.
 
-    Args:
-        node: the present state of the node.
-        claim: the claim, as the API server has it now.
-        node_name: the name of our node, and of its pool.
-        before: what was prepared for a claim with this uid.
-        running: its containers may run: what it holds counts, whatever has become of its GPU.
+    `before` is what was prepared for a claim with this UID. If its containers may be `running`, what it holds counts,
+    whatever has become of its GPU.
     """
     gpus = _gpus(node, claim, node_name, running=running)
     if isinstance(gpus, Refused):
@@ -73,14 +69,9 @@ def prepare(
 
 
 def two_claims(pod: Pod, claim: Claim, prepared: Iterable[PreparedClaim]) -> Refused | None:
-    """Refuse a claim of which a container would get the variables beside those of another claim.
+    """Refuse a claim of which a container of `pod` would get the variables beside those of one `prepared` before.
 
     Both say by the same variables which GPUs the container sees and how much it has, and either may win.
-
-    Args:
-        pod: a pod that uses the claim.
-        claim: the claim that is to be prepared.
-        prepared: those that were prepared before.
     """
     others = {one.name for one in prepared if one.namespace == claim.namespace and one.uid != claim.uid}
     for container, names in pod.claims.items():

@@ -69,17 +69,13 @@ def admit(
     *,
     after_init: bool | None = None,
 ) -> Placement | Refused:
-    """Decide on one container.
+    """Decide on one container, for which the kubelet chose `device_ids` (at least one).
 
     Within one resource the kubelet is trusted to allocate every ID once, and to reuse only the IDs of an init container
     of the same pod. It knows neither the use of the other resource nor which IDs lie on the same GPU.
 
-    Args:
-        node: the present state of the node.
-        kind: the resource of the call.
-        device_ids: the kubelet's choice; not empty.
-        promise: a scheduler's promise to this container, if the container of the call is known.
-        after_init: whether an init container of the same pod was served before; None if unknown.
+    `promise` is a scheduler's promise to this container, `after_init` whether an init container of its pod was served
+    before; None if that is unknown.
     """
     whole = kind is not Kind.MEMORY
     places = {name: node.shares.place_of(name) for name in device_ids}
@@ -144,12 +140,7 @@ def refuse_without_nodes(delivery: Delivery, present: Collection[str]) -> Refuse
 def refuse_unlimited(node: Node, kind: Kind, device_ids: Collection[str], means: Means, owner: Owner) -> Refused | None:
     """Refuse a container whose memory cannot be limited although the administrator requires it.
 
-    Args:
-        node: the present state of the node.
-        kind: the resource of the call; whole GPUs have no limits.
-        device_ids: the kubelet's choice.
-        means: what keeps containers of this node within their parts.
-        owner: the container, as far as it is known.
+    Whole GPUs have no limits. `owner` is the container, as far as it is known.
     """
     if kind is not Kind.MEMORY or not means.may_refuse:
         return None

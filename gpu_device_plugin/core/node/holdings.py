@@ -59,14 +59,11 @@ def holdings(
     """Return the GPUs of each container that holds some, but for containers that have ended as far as is known.
 
     A GPU that a container was given through a resource that is not ours, of another plugin or of former settings,
-    counts as given whole: the container has a right to it, and nothing that we granted limits it.
+    counts as given whole: the container has a right to it, and nothing that we granted limits it. Devices of GPUs that
+    are not among `shares` (any more) are left out.
 
-    Args:
-        holds: the devices of containers. The kubelet's checkpoint keeps those of ordinary init containers as long as
-            their pod.
-        pods: the pods of this node in the API; none without the API.
-        shares: the node's GPUs; devices of GPUs that are no longer among them are left out.
-        ended: the UIDs of ended pods that the checkpoint still shows.
+    `pods` are those of this node in the API; none without the API. The kubelet's checkpoint keeps what an ordinary init
+    container was given as long as its pod, and may still show pods that have `ended` (UIDs).
     """
     known = {pod.kubelet_uid: pod for pod in pods}
     kept = [hold for hold in holds if hold.pod_uid not in ended and not _over(hold, known.get(hold.pod_uid))]
@@ -177,11 +174,8 @@ def stranded(
 ) -> tuple[Stranded, ...]:
     """Return the containers of a node that hold instances which exist no more.
 
-    Args:
-        holds: the devices of containers.
-        there: the UUIDs of all GPUs and instances of the node, those included that cannot be read.
-        shares: the GPUs and instances that the agent knows.
-        pods: those that have not ended, by the UID by which the kubelet knows them.
+    `there` are the UUIDs of all GPUs and instances of the node, those included that cannot be read; `pods` those that
+    have not ended, by the UID by which the kubelet knows them.
     """
     return tuple(
         Stranded(hold.pod_uid, hold.container, uuid, "" if shared is None else shared.name, pods.get(hold.pod_uid))

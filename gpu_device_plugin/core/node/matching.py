@@ -103,10 +103,8 @@ class Matched:
 def match(call: Call, waiting: Sequence[WaitingPod], begun: str | None = None) -> Matched:
     """Find the container that a call belongs to.
 
-    Args:
-        call: the kubelet's call.
-        waiting: the pods in the order in which they were bound to the node.
-        begun: UID of the pod that last got devices and may still need more.
+    `waiting` are the pods in the order in which they were bound to the node; `begun` is the UID of the pod that last
+    got devices and may still need more.
     """
     ordered = sorted(waiting, key=lambda pod: pod.uid != begun)
     candidates = [Match(pod, wanted) for pod in ordered if (wanted := _next(pod, call)) is not None]

@@ -59,18 +59,11 @@ class NodeAnswers:
         on_grant: Callable[[], None],
         mps: MpsLink,
     ) -> None:
-        """Answer for the node in `state`.
+        """Answer for the node in `state` by its `policy`, a key of `POLICIES`.
 
-        Args:
-            state: the node.
-            waiting: the pods that a call may be for; None: every call is answered by policy alone.
-            metrics: where to count.
-            policy: the node's policy for choosing a GPU, a key of `POLICIES`.
-            delivery: how GPUs reach containers.
-            dev: the directory of the device nodes.
-            on_refusal: called with kind, number of devices and reason after every refusal.
-            on_grant: called after every grant.
-            mps: the node's MPS supervisor.
+        `waiting` are the pods that a call may be for; None: every call is answered by policy alone. `dev` is the
+        directory of the device nodes. `on_refusal` is called with kind, number of devices and reason after every
+        refusal, `on_grant` after every grant.
         """
         self._state = state
         self._waiting = waiting

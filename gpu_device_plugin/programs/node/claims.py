@@ -64,19 +64,9 @@ class NodeClaims:
         dev: Path,
         reports: Reports,
     ) -> None:
-        """Answer for the node in `state`.
+        """Answer for the node in `state`, whose name is also that of its pool.
 
-        Args:
-            state: the node, with our ledger.
-            store: the files of prepared claims.
-            api: reads claims.
-            followed: the pods of our node.
-            metrics: where to count.
-            node_name: the name of our node and its pool.
-            delivery: returns how GPUs reach containers now.
-            mps: the node's MPS supervisor.
-            dev: the directory of the device nodes.
-            reports: where to report.
+        `delivery` returns how GPUs reach containers now; `dev` is the directory of the device nodes.
         """
         self._state = state
         self._store = store

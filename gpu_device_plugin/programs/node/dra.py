@@ -72,18 +72,8 @@ class DraDriver:
     ) -> None:
         """Prepare; no file, socket or connection is opened yet.
 
-        Args:
-            settings: of the agent.
-            state: the node, with our ledger.
-            cluster: our side of the Kubernetes API.
-            metrics: where to count.
-            reports: where to report.
-            reconciler: reads the kubelet's records.
-            coexistence: looks for others who hand out GPUs of the node.
-            mps: the node's MPS supervisor.
-            delivery: returns how GPUs reach containers now.
-            dev: the directory of the device nodes.
-            changed: called when `holders` may have changed.
+        `delivery` returns how GPUs reach containers now, `dev` is the directory of the device nodes, and `changed` is
+        called when `holders` may have changed.
         """
         self._settings = settings
         self._state = state

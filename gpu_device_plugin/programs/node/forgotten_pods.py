@@ -31,15 +31,12 @@ class ForgottenPods:
     ) -> None:
         """Compare the readings of `records`.
 
-        A forgotten pod has ended once the API does not show it and no process of it runs. An agent that can see neither
-        takes pods for forgotten only if it has found the checkpoint missing or damaged itself.
+        A forgotten pod has ended once the API does not show it and no process of it runs below `proc`. An agent that
+        can see neither takes pods for forgotten only if it has found the checkpoint missing or damaged itself.
 
-        Args:
-            records: the kubelet's records.
-            in_api: returns the names of the node's pods that have not ended in the Kubernetes API, by UID; None: not
-                known now. None for an agent without the API.
-            lost: called once with each allocation that the kubelet has lost, and the names of pods by UID.
-            proc: where the node's processes are seen.
+        `in_api` returns the names of the node's pods that have not ended in the Kubernetes API, by UID, None: not known
+        now; it is None for an agent without the API. `lost` is called once with each allocation that the kubelet has
+        lost, and the names of pods by UID.
         """
         self._records = records
         self._saved: SavedAllocations | None = None

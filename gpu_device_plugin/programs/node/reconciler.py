@@ -54,18 +54,10 @@ class Reconciler:
         interval_s: float,
         process_wait_s: float,
     ) -> None:
-        """Reconcile `state` with `records`.
+        """Reconcile `state` with `records`, every `interval_s` seconds and when something happens.
 
-        Args:
-            state: the node's state, with our ledger.
-            records: the kubelet's records.
-            metrics: where to count.
-            forgotten: the pods that the kubelet has forgotten.
-            resend: sends a device list again.
-            readings: returns the newest reading of each GPU, by UUID.
-            read_again: returns when all GPUs were read again, or cannot be.
-            interval_s: seconds between two rounds.
-            process_wait_s: see `Ledger.reconciled`.
+        `resend` sends a device list again. `readings` returns the newest reading of each GPU, by UUID, and `read_again`
+        returns when all GPUs were read again, or cannot be; `process_wait_s` as for `Ledger.reconciled`.
         """
         self._state = state
         self._records = records
