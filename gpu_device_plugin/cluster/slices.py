@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -55,16 +54,7 @@ class _Slice(msgspec.Struct, gc=False):
 _DECODER = msgspec.json.Decoder(_Slice)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredSlice:
-    """A slice as the API server has it."""
-
-    uid: str
-    resource_version: str
-    present: Present
-
-
-def read_slice(raw: bytes | msgspec.Raw) -> StoredSlice:
+def read_slice(raw: bytes | msgspec.Raw) -> Present:
     """Return a ResourceSlice.
 
     Raises:
@@ -77,15 +67,15 @@ def read_slice(raw: bytes | msgspec.Raw) -> StoredSlice:
     content: Content = (
         {"sharedCounters": spec.shared_counters} if spec.shared_counters else {"devices": spec.devices or []}
     )
-    present = Present(meta.name, meta.resource_version, spec.pool.generation, spec.pool.resource_slice_count, content)
-    return StoredSlice(meta.uid, meta.resource_version, present)
+    pool = spec.pool
+    return Present(meta.name, meta.resource_version, pool.generation, pool.resource_slice_count, content, meta.uid)
 
 
 class FieldsDroppedError(Exception):
     """The API server does not know fields that we need; the message names them."""
 
 
-class NodeSlices(Store[StoredSlice]):
+class NodeSlices(Store[Present]):
     """Publishes what is wanted, and publishes it again when another client, or the kubelet at its start, removes it.
 
     `wanted` None: nothing is touched. An empty sequence: our slices are removed. New slices wait until the kubelet can
@@ -113,7 +103,7 @@ class NodeSlices(Store[StoredSlice]):
         self._reached = reached
         self._on_dropped = on_dropped
         self._on_problem = on_problem
-        self._found: dict[str, StoredSlice] = {}
+        self._found: dict[str, Present] = {}
         self._changed = asyncio.Event()
         self._known: frozenset[str] = frozenset()
         """The names of fields that the API server is known to store."""
@@ -122,7 +112,7 @@ class NodeSlices(Store[StoredSlice]):
         """What the slices shall offer, see `core.dra.pool.contents`."""
         self.published: Latest[Sequence[Content] | None] = Latest(None)
         """What they offer, as far as we know; None: that is not known."""
-        self.reflector: Reflector[StoredSlice] = Reflector(
+        self.reflector: Reflector[Present] = Reflector(
             client,
             SLICES,
             read_slice,
@@ -148,27 +138,27 @@ class NodeSlices(Store[StoredSlice]):
 
     # --- The reflector's store ------------------------------------------------------------------------------------
 
-    def replace(self, objects: Sequence[StoredSlice]) -> None:
+    def replace(self, objects: Sequence[Present]) -> None:
         """Hold exactly these."""
-        self._found = {one.present.name: one for one in objects}
+        self._found = {one.name: one for one in objects}
         self._changed.set()
 
-    def put(self, object: StoredSlice) -> None:  # noqa: A002 - the API's word
+    def put(self, object: Present) -> None:  # noqa: A002 - the API's word
         """Hold this state of a slice."""
         self._keep(object)
         self._changed.set()
 
-    def remove(self, object: StoredSlice) -> None:  # noqa: A002
+    def remove(self, object: Present) -> None:  # noqa: A002
         """Remove a deleted slice, unless another one has its name by now."""
-        held = self._found.get(object.present.name)
+        held = self._found.get(object.name)
         if held is not None and held.uid == object.uid:
-            del self._found[object.present.name]
+            del self._found[object.name]
             self._changed.set()
 
-    def _keep(self, found: StoredSlice) -> None:
-        held = self._found.get(found.present.name)
+    def _keep(self, found: Present) -> None:
+        held = self._found.get(found.name)
         if held is None or _version(found) >= _version(held):
-            self._found[found.present.name] = found
+            self._found[found.name] = found
 
     # --- Publishing -----------------------------------------------------------------------------------------------
 
@@ -228,7 +218,7 @@ class NodeSlices(Store[StoredSlice]):
         wanted = self.wanted.value
         if wanted is None or not self.reflector.lists:
             return
-        todo = writes(self._node, wanted, (one.present for one in self._found.values()))
+        todo = writes(self._node, wanted, self._found.values())
         if not self._reached.value and any(present is None for _, _, present in todo.put):
             if self.published.value is not None:
                 self.published.set(None)
@@ -309,7 +299,7 @@ def _fields(value: Any) -> frozenset[str]:
     return frozenset().union(*map(_fields, value)) if isinstance(value, list) else frozenset()
 
 
-def _version(found: StoredSlice) -> int:
+def _version(found: Present) -> int:
     return int(found.resource_version) if found.resource_version.isdigit() else 0
 
 

@@ -77,8 +77,8 @@ class ClaimAnswers(Protocol):
         """Prepare a claim. Raises NotPreparedError; the kubelet tries again."""
         ...
 
-    async def unprepare(self, claim: ClaimRef) -> None:
-        """Undo it; a claim that was not prepared needs nothing. Raises NotPreparedError; the kubelet tries again."""
+    async def unprepare(self, uid: str) -> None:
+        """Undo it for the claim with this UID, which needs nothing if it was not prepared. Raises NotPreparedError."""
         ...
 
 
@@ -126,7 +126,7 @@ class DraServicer:
 
     async def unprepared(self, claims: Sequence[ClaimRef]) -> Mapping[str, str | None]:
         """Return by UID why a claim is still prepared; None: it is not."""
-        return await self._each("NodeUnprepareResources", claims, self._answers.unprepare)
+        return await self._each("NodeUnprepareResources", claims, lambda claim: self._answers.unprepare(claim.uid))
 
     async def _each(
         self, rpc: str, claims: Sequence[ClaimRef], act: Callable[[ClaimRef], Awaitable[T]]

@@ -65,9 +65,9 @@ async def test_what_we_publish_comes_back_as_it_was_sent(api: Api, name: str) ->
         stored = await api.client.create(SLICES, body(name, spec, number))
         found = read_slice(stored)
         assert not dropped(spec, {"driver": spec["driver"], **_spec(stored)})
-        assert found.present.generation == 1
+        assert found.generation == 1
         taints = [taint for device in spec.get("devices", ()) for taint in device.get("taints", ())]
-        kept = [taint for device in found.present.content.get("devices", ()) for taint in device.get("taints", ())]
+        kept = [taint for device in found.content.get("devices", ()) for taint in device.get("taints", ())]
         assert [taint["timeAdded"].endswith("Z") for taint in kept] == [True] * len(taints)
 
 
@@ -211,7 +211,7 @@ async def test_slices_are_selected_by_driver_and_node(api: Api, name: str) -> No
     found = {}
     for fields in (f"spec.driver=gpu-device-plugin,spec.nodeName={name}", "spec.driver=other", "spec.nodeName=nowhere"):
         pages = [page async for page in api.client.pages(SLICES, fields=fields)]
-        found[fields] = [read_slice(raw).present.name for page in pages for raw in page.items or ()]
+        found[fields] = [read_slice(raw).name for page in pages for raw in page.items or ()]
     assert list(found.values()) == [[f"{name}-0"], [], []]
 
 

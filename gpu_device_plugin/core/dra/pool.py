@@ -41,6 +41,7 @@ class Present:
     """The number of slices that its pool is said to have."""
     content: Content
     """With the times that the API server adds to taints."""
+    uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

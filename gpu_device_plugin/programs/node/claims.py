@@ -169,16 +169,8 @@ class NodeClaims:
             made = claim_grant(claim, found, node.shares, delivery, device_nodes(self._dev, delivery))
             await self._keep(_made(claim, found, made), None)
 
-    async def unprepare(self, claim: ClaimRef) -> None:
-        """Take back what a claim was given, if it was given anything.
-
-        Raises:
-            NotPreparedError: its files are still there.
-        """
-        await self.drop(claim.uid)
-
-    async def drop(self, uid: str) -> None:
-        """Forget the claim with this UID.
+    async def unprepare(self, uid: str) -> None:
+        """Take back what the claim with this UID was given, if it was given anything.
 
         Raises:
             NotPreparedError: its files are still there.

@@ -206,7 +206,7 @@ class DraDriver:
                 if uid in there:
                     await self.claims.adopt(there[uid])
                 if uid not in self.claims.prepared.value:
-                    await self.claims.drop(uid)
+                    await self.claims.unprepare(uid)
             except NotPreparedError as error:
                 _log.error("the damaged file of a claim stays: %s", error.__cause__)
 
@@ -370,5 +370,5 @@ class DraDriver:
                     vain.add(uid)
         for uid in sorted(vain & self._vain):
             _log.warning("a claim is prepared in vain, and dropped", extra={"uid": uid})
-            await self.claims.drop(uid)
+            await self.claims.unprepare(uid)
         self._vain = frozenset(vain - self._vain)

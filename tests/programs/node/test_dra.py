@@ -253,7 +253,7 @@ async def test_a_call_that_is_given_up_while_it_writes_leaves_nothing_to_the_nex
         call = asyncio.create_task(here.dra.claims.prepare(ClaimRef(uid, "default", "c1")))
         await here.node.until(writing.is_set)
         call.cancel()
-        end = asyncio.create_task(here.dra.claims.drop(uid))
+        end = asyncio.create_task(here.dra.claims.unprepare(uid))
         await unchanged_slices(here, 2)
         may.set()
         await asyncio.gather(call, end, return_exceptions=True)
