@@ -12,8 +12,16 @@ from gpu_device_plugin.core.contract.promises import Promise
 from gpu_device_plugin.core.model.limits import GpuRung, Rung
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
-from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_request, refuse_unlimited
+from gpu_device_plugin.core.node.admitting import (
+    Refused,
+    Why,
+    admit,
+    refuse_request,
+    refuse_unlimited,
+    refuse_without_nodes,
+)
 from gpu_device_plugin.core.node.extra_grant import NOBODY, ExtraGrant, Owner
+from gpu_device_plugin.core.node.grants import CONTROL_NODES, Delivery
 from gpu_device_plugin.core.node.limit_grants import NO_MEANS, Means
 from gpu_device_plugin.core.node.matching import Match, WaitingPod, Wanted
 from tests.nodes import ids, node, uuid
@@ -44,65 +52,45 @@ def test_within_one_resource_the_kubelet_is_trusted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "device_ids", "culprit"),
+    ("there", "kind", "device_ids", "why", "part"),
     [
-        (MEMORY, ["GPU-7::0"], "GPU-7::0"),
-        (MEMORY, [*ids(0, [7]), *ids(0, [8]), "GPU-7::0"], "GPU-0::8"),
-        (COUNT, ["GPU-0", "GPU-7"], "GPU-7"),
+        (node(8), MEMORY, ["GPU-7::0"], Why.UNKNOWN_DEVICE, "device GPU-7::0 is not on this node"),
+        (node(8), MEMORY, [*ids(0, [7, 8]), "GPU-7::0"], Why.UNKNOWN_DEVICE, "device GPU-0::8 is"),
+        (node(8), COUNT, ["GPU-0", "GPU-7"], Why.UNKNOWN_DEVICE, "device GPU-7 is"),
         # An ID of the other resource is none of this one.
-        (MEMORY, ["GPU-0"], "GPU-0"),
-        (COUNT, ["GPU-0::0"], "GPU-0::0"),
+        (node(8), MEMORY, ["GPU-0"], Why.UNKNOWN_DEVICE, "device GPU-0 is"),
+        (node(8), COUNT, ["GPU-0::0"], Why.UNKNOWN_DEVICE, "device GPU-0::0 is"),
+        (node(8, 8, unhealthy={1: "XID 79"}), MEMORY, ids(1, [0]), Why.UNHEALTHY, "GPU 1 is out of service: XID 79"),
+        (node(8, 8, unhealthy={1: "XID 79"}), COUNT, [uuid(0), uuid(1)], Why.UNHEALTHY, "GPU 1 is out of service"),
+        (node(8, 8, whole=[1]), MEMORY, ids(1, [0]), Why.IN_WHOLE_USE, "GPU 1 is in whole use"),
+        (node(8, 8, used={1: [0, 5, 6]}), COUNT, [uuid(0), uuid(1)], Why.SHARES_IN_USE, "3 GiB of its memory"),
+        # Of several barred GPUs the first is named.
+        (
+            node(8, 8, 8, used={1: [0]}, unhealthy={2: "too hot"}),
+            COUNT,
+            [uuid(2), uuid(1), uuid(0)],
+            Why.SHARES_IN_USE,
+            "GPU 1 cannot be taken whole: 1 GiB",
+        ),
+        # While the checkpoint is unreadable only held IDs are allocated again.
+        (node(8, used={0: [0, 1]}, certain=False), MEMORY, ids(0, [2]), Why.RECORDS_UNREADABLE, "cannot be read"),
+        (node(8, used={0: [0, 1]}, certain=False), MEMORY, ids(0, [1, 2]), Why.RECORDS_UNREADABLE, "cannot be read"),
+        (node(8, certain=False), COUNT, [uuid(0)], Why.RECORDS_UNREADABLE, "cannot be read"),
     ],
 )
-def test_a_device_that_is_not_ours_is_refused(kind: Kind, device_ids: Sequence[str], culprit: str) -> None:
-    assert admit(node(8), kind, device_ids) == Refused(
-        Why.UNKNOWN_DEVICE,
-        f"device {culprit} is not on this node (any more), although the kubelet still knows it; "
-        "delete the pod so that it is scheduled again",
-    )
+def test_devices_that_cannot_be_given_are_refused_with_the_reason(
+    there: Node, kind: Kind, device_ids: Sequence[str], why: Why, part: str
+) -> None:
+    refused = admit(there, kind, device_ids)
+    assert isinstance(refused, Refused)
+    assert refused.why is why
+    assert part in refused.sentence
 
 
-@pytest.mark.parametrize(("kind", "device_ids"), [(MEMORY, ids(1, [0])), (COUNT, [uuid(0), uuid(1)])])
-def test_a_gpu_out_of_service_is_refused_with_its_reason(kind: Kind, device_ids: Sequence[str]) -> None:
-    there = node(8, 8, unhealthy={1: "it fell off the bus (XID 79)"})
-    assert admit(there, kind, device_ids) == Refused(
-        Why.UNHEALTHY, "GPU 1 is out of service: it fell off the bus (XID 79)"
-    )
-
-
-def test_shares_of_a_gpu_in_whole_use_are_refused() -> None:
-    assert admit(node(8, 8, whole=[1]), MEMORY, ids(1, [0])) == Refused(
-        Why.IN_WHOLE_USE, "GPU 1 is in whole use by another container"
-    )
-
-
-def test_a_gpu_with_shares_in_use_is_not_given_whole() -> None:
-    assert admit(node(8, 8, used={1: [0, 5, 6]}), COUNT, [uuid(0), uuid(1)]) == Refused(
-        Why.SHARES_IN_USE, "GPU 1 cannot be taken whole: 3 GiB of its memory are in use"
-    )
-
-
-def test_of_several_barred_gpus_the_first_is_named() -> None:
-    there = node(8, 8, 8, used={1: [0]}, unhealthy={2: "too hot"})
-    refused = admit(there, COUNT, [uuid(2), uuid(1), uuid(0)])
-    assert refused == Refused(Why.SHARES_IN_USE, "GPU 1 cannot be taken whole: 1 GiB of its memory are in use")
-
-
-UNREADABLE = Refused(
-    Why.RECORDS_UNREADABLE,
-    "the kubelet's checkpoint cannot be read, so nothing proves that these devices are free; "
-    "the log of the GPU device plugin on this node says what to do",
-)
-
-
-def test_while_the_checkpoint_is_unreadable_only_held_ids_are_allocated_again() -> None:
+def test_while_the_checkpoint_is_unreadable_held_ids_are_allocated_again() -> None:
     there = node(8, 8, used={0: [0, 1]}, whole=[1], certain=False)
-    assert admit(there, MEMORY, ids(0, [2])) == UNREADABLE
-    assert admit(there, MEMORY, ids(0, [1, 2])) == UNREADABLE
     assert isinstance(admit(there, MEMORY, ids(0, [0, 1])), Placement)
     assert isinstance(admit(there, COUNT, [uuid(1)]), Placement)
-    assert isinstance(admit(node(8, used={0: [0, 1]}, certain=False), MEMORY, ids(0, [0, 1])), Placement)
-    assert admit(node(8, certain=False), COUNT, [uuid(0)]) == UNREADABLE
 
 
 # --- several GPUs
@@ -115,70 +103,9 @@ def test_shares_of_several_gpus_are_allocated_if_exactly_they_were_promised() ->
     assert admit(there, MEMORY, device_ids, promise) == Placement(Demand(MEMORY, 4, gpus=2), ((0, 2), (2, 2)))
 
 
-@pytest.mark.parametrize(
-    "promise",
-    [None, Promise(((0, 4),)), Promise(((0, 1), (1, 3))), Promise(((0, 3), (2, 3))), Promise(())],
-    ids=["none", "one GPU", "other sizes", "of more", "nothing"],
-)
-def test_shares_of_several_gpus_are_refused_without_that_very_promise(promise: Promise | None) -> None:
-    refused = admit(node(8, 8, 8), MEMORY, (*ids(0, [0, 1]), *ids(1, [0, 1])), promise)
-    assert refused == Refused(
-        Why.SCATTERED,
-        "GPU memory: 4 GiB asked, and the kubelet chose shares of several GPUs although one GPU has room; "
-        "delete the pod to try again",
-    )
-
-
-@pytest.mark.parametrize(
-    ("sizes", "used", "refused"),
-    [
-        (
-            (8, 8, 8),
-            {},
-            Refused(
-                Why.SCATTERED,
-                "GPU memory: 12 GiB asked, and the kubelet chose shares that are not equal parts of 2 GPUs; "
-                "delete the pod to try again",
-            ),
-        ),
-        (
-            (8, 8, 8),
-            {0: [5, 6, 7], 2: [5, 6, 7]},
-            Refused(Why.NO_ROOM, "GPU memory: 12 GiB asked from 2 GPUs, healthy GPUs with 6 GiB free: 1"),
-        ),
-        (
-            (5, 5, 5),
-            {},
-            Refused(Why.TOO_LARGE, "GPU memory: 12 GiB asked from 2 GPUs, healthy GPUs with 6 GiB free: 0"),
-        ),
-    ],
-)
-def test_a_refusal_of_equal_parts_of_several_gpus_names_the_parts(
-    sizes: tuple[int, ...], used: dict[int, list[int]], refused: Refused
-) -> None:
-    """6 GiB each of GPUs 0 and 2 were promised."""
-    device_ids = (*ids(0, range(5)), *ids(1, range(5)), *ids(2, range(2)))
-    assert admit(node(*sizes, used=used), MEMORY, device_ids, Promise(((0, 6), (2, 6)))) == refused
-
-
 def test_equal_parts_of_gpus_other_than_the_promised_ones_serve_as_well() -> None:
     found = admit(node(8, 8, 8), MEMORY, (*ids(1, [0, 1]), *ids(2, [0, 1])), Promise(((0, 2), (1, 2))))
     assert found == Placement(Demand(MEMORY, 4, gpus=2), ((1, 2), (2, 2)))
-
-
-def test_a_promise_of_two_gpus_is_not_met_by_one() -> None:
-    refused = admit(node(8, 8), MEMORY, ids(0, range(4)), Promise(((0, 2), (1, 2))))
-    assert refused == Refused(
-        Why.SCATTERED,
-        "GPU memory: 4 GiB asked, and the kubelet chose shares that are not equal parts of 2 GPUs; "
-        "delete the pod to try again",
-    )
-
-
-def test_a_gpu_twice_the_size_does_not_stand_for_two() -> None:
-    """GPU 1 is in whole use: no container can get 2 of each of two GPUs."""
-    refused = admit(node(8, 8, whole=[1]), MEMORY, ids(0, range(4)), Promise(((0, 2), (1, 2))))
-    assert refused == Refused(Why.NO_ROOM, "GPU memory: 4 GiB asked from 2 GPUs, healthy GPUs with 2 GiB free: 1")
 
 
 def test_shares_of_one_gpu_are_given_though_others_were_promised() -> None:
@@ -186,26 +113,70 @@ def test_shares_of_one_gpu_are_given_though_others_were_promised() -> None:
     assert isinstance(admit(node(8, 8), MEMORY, ids(1, [0, 1]), Promise(((0, 2),))), Placement)
 
 
-def test_shares_of_several_gpus_are_refused_because_no_single_one_has_room() -> None:
-    there = node(8, 8, used={0: range(3), 1: range(5)})
-    assert admit(there, MEMORY, (*ids(0, [4, 5, 6, 7]), *ids(1, [5, 6]))) == Refused(
-        Why.NO_ROOM, "GPU memory: 6 GiB asked, the emptiest healthy GPU has 5 GiB free"
-    )
+TWO = (*ids(0, [0, 1]), *ids(1, [0, 1]))
+PARTS = (*ids(0, range(5)), *ids(1, range(5)), *ids(2, range(2)))
+SIX_EACH = Promise(((0, 6), (2, 6)))
+TWO_EACH = Promise(((0, 2), (1, 2)))
 
 
-def test_a_request_larger_than_every_gpu_is_too_large() -> None:
-    there = node(4, 8, used={1: range(4)})
-    assert admit(there, MEMORY, (*ids(0, range(4)), *ids(1, range(3, 8)))) == Refused(
-        Why.TOO_LARGE,
-        "GPU memory: 9 GiB asked, the largest GPU of this node has 8 GiB in all, so it can never run here",
-    )
-
-
-def test_a_request_as_large_as_the_largest_gpu_is_not_too_large() -> None:
-    there = node(8, 8, used={0: [0], 1: [0]})
-    assert admit(there, MEMORY, (*ids(0, range(1, 8)), *ids(1, [1]))) == Refused(
-        Why.NO_ROOM, "GPU memory: 8 GiB asked, the emptiest healthy GPU has 7 GiB free"
-    )
+@pytest.mark.parametrize(
+    ("there", "device_ids", "promise", "why", "sentence"),
+    [
+        # Shares of several GPUs need that very promise.
+        (node(8, 8, 8), TWO, None, Why.SCATTERED, "4 GiB asked, and the kubelet chose shares of several GPUs although"),
+        (node(8, 8, 8), TWO, Promise(((0, 4),)), Why.SCATTERED, "shares of several GPUs although one GPU has room"),
+        (node(8, 8, 8), TWO, Promise(((0, 1), (1, 3))), Why.SCATTERED, "shares of several GPUs although"),
+        (node(8, 8, 8), TWO, Promise(((0, 3), (2, 3))), Why.SCATTERED, "shares of several GPUs although"),
+        (node(8, 8, 8), TWO, Promise(()), Why.SCATTERED, "shares of several GPUs although"),
+        # Equal parts were promised.
+        (
+            node(8, 8, 8),
+            PARTS,
+            SIX_EACH,
+            Why.SCATTERED,
+            "the kubelet chose shares that are not equal parts of 2 GPUs",
+        ),
+        (node(8, 8), ids(0, range(4)), TWO_EACH, Why.SCATTERED, "shares that are not equal parts of 2 GPUs"),
+        (
+            node(8, 8, 8, used={0: [5, 6, 7], 2: [5, 6, 7]}),
+            PARTS,
+            SIX_EACH,
+            Why.NO_ROOM,
+            "12 GiB asked from 2 GPUs, healthy GPUs with 6 GiB free: 1",
+        ),
+        (node(5, 5, 5), PARTS, SIX_EACH, Why.TOO_LARGE, "from 2 GPUs, healthy GPUs with 6 GiB free: 0"),
+        # A GPU twice the size does not stand for two, of which one is in whole use.
+        (node(8, 8, whole=[1]), ids(0, range(4)), TWO_EACH, Why.NO_ROOM, "healthy GPUs with 2 GiB free: 1"),
+        # No single GPU has room.
+        (
+            node(8, 8, used={0: range(3), 1: range(5)}),
+            (*ids(0, [4, 5, 6, 7]), *ids(1, [5, 6])),
+            None,
+            Why.NO_ROOM,
+            "6 GiB asked, the emptiest healthy GPU has 5 GiB free",
+        ),
+        (
+            node(8, 8, used={0: [0], 1: [0]}),
+            (*ids(0, range(1, 8)), *ids(1, [1])),
+            None,
+            Why.NO_ROOM,
+            "8 GiB asked, the emptiest healthy GPU has 7 GiB free",
+        ),
+        (
+            node(4, 8, used={1: range(4)}),
+            (*ids(0, range(4)), *ids(1, range(3, 8))),
+            None,
+            Why.TOO_LARGE,
+            "9 GiB asked, the largest GPU of this node has 8 GiB in all",
+        ),
+    ],
+)
+def test_scattered_shares_are_refused_with_what_there_is(
+    there: Node, device_ids: Sequence[str], promise: Promise | None, why: Why, sentence: str
+) -> None:
+    refused = admit(there, MEMORY, device_ids, promise)
+    assert isinstance(refused, Refused)
+    assert (refused.why, sentence in refused.sentence) == (why, True)
 
 
 MEND = "GPU 0, which has less; let the init container ask as much as the largest container"
@@ -313,6 +284,18 @@ def test_devices_that_the_kubelet_has_forgotten_are_refused_until_their_pods_end
     )
     assert isinstance(admit(there, kind, there.shares.gpus[1].ids((kind, ""))[:1]), Placement)
     assert isinstance(admit(there.with_ledger(there.ledger.with_forgotten(frozenset())), kind, asked), Placement)
+
+
+# --- Device nodes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_container_waits_for_the_device_nodes_that_every_container_needs() -> None:
+    by_path = Delivery(frozenset({"device-specs"}))
+    missing = refuse_without_nodes(by_path, {"/dev/nvidiactl"})
+    assert missing is not None
+    assert (missing.why, missing.sentence.split()[0]) == (Why.NO_DEVICE_NODE, "/dev/nvidia-uvm")
+    assert refuse_without_nodes(by_path, CONTROL_NODES) is None
+    assert refuse_without_nodes(Delivery(frozenset({"cdi"})), ()) is None
 
 
 # --- The requests of a pod --------------------------------------------------------------------------------------------

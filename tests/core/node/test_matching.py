@@ -44,45 +44,57 @@ def asking(amount: int, *free: int, must: int | None = None) -> Call:
     return Call(MEMORY, amount, dict(enumerate(free)), frozenset() if must is None else frozenset({must}))
 
 
+def choosy(wanted: Wanted, *allowed: int) -> Wanted:
+    """The same container of a pod whose wishes allow only these GPUs."""
+    return replace(wanted, allowed=frozenset(allowed))
+
+
 def whose(found: Matched) -> tuple[str, str] | None:
     """The pod and the container."""
     return None if found.match is None else (found.match.pod.uid, found.match.wanted.container)
+
+
+def one_each(*wanted: Wanted) -> list[WaitingPod]:
+    """Return the pods a, b and so on, each with one of these containers, in the order of their admission."""
+    return [pod(name, container) for name, container in zip("abde", wanted, strict=False)]
 
 
 def test_without_waiting_pods_there_is_no_match() -> None:
     assert match(asking(4, 8), []) == Matched(None, {})
 
 
-def test_a_call_belongs_to_the_container_that_requests_its_amount() -> None:
-    waiting = [pod("a", app("c", 2)), pod("b", app("c", 4)), pod("d", whole("c", 4))]
-    assert match(asking(4, 8), waiting).match == Match(waiting[1], waiting[1].wanted[0])
-    assert whose(match(Call(COUNT, 4, {0: 1}), waiting)) == ("d", "c")
-    assert whose(match(asking(3, 8), waiting)) is None
+AMOUNTS = one_each(app("c", 2), app("c", 4), whole("c", 4))
+BEGUN = [pod("a", app("c", 4)), pod("b", app("first", 4, served=True), app("second", 4))]
+CHAIN = [pod("a", init("setup", 2), app("c", 4)), pod("b", app("c", 4))]
 
 
-def test_among_equals_the_call_belongs_to_the_pod_bound_first() -> None:
-    waiting = [pod("z", app("c", 4)), pod("a", app("c", 4))]
-    assert whose(match(asking(4, 8), waiting)) == ("z", "c")
-
-
-def test_a_pod_once_begun_is_finished_first() -> None:
-    """The kubelet calls for the containers of one pod consecutively."""
-    waiting = [pod("a", app("c", 4)), pod("b", app("first", 4, served=True), app("second", 4))]
-    assert whose(match(asking(4, 8), waiting, begun="b")) == ("b", "second")
-    assert whose(match(asking(4, 8), waiting, begun="a")) == ("a", "c")
-    assert whose(match(asking(4, 8), waiting)) == ("a", "c")
-    assert whose(match(asking(4, 8), waiting, begun="an ended pod")) == ("a", "c")
-
-
-def test_a_begun_pod_that_needs_another_amount_is_passed_over() -> None:
-    waiting = [pod("a", app("c", 4)), pod("b", app("first", 4, served=True), app("second", 2))]
-    assert whose(match(asking(4, 8), waiting, begun="b")) == ("a", "c")
-
-
-def test_a_call_belongs_to_the_next_container_of_a_pod() -> None:
-    waiting = [pod("a", init("setup", 2), app("c", 4)), pod("b", app("c", 4))]
-    assert whose(match(asking(4, 8), waiting)) == ("b", "c")
-    assert whose(match(asking(2, 8), waiting)) == ("a", "setup")
+@pytest.mark.parametrize(
+    ("call", "waiting", "begun", "expected"),
+    [
+        # The container that requests the amount.
+        (asking(4, 8), AMOUNTS, None, ("b", "c")),
+        (Call(COUNT, 4, {0: 1}), AMOUNTS, None, ("d", "c")),
+        (asking(3, 8), AMOUNTS, None, None),
+        # Among equals that of the pod bound first.
+        (asking(4, 8), [pod("z", app("c", 4)), pod("a", app("c", 4))], None, ("z", "c")),
+        # A pod once begun is finished first: the kubelet calls for the containers of one pod consecutively.
+        (asking(4, 8), BEGUN, "b", ("b", "second")),
+        (asking(4, 8), BEGUN, "a", ("a", "c")),
+        (asking(4, 8), BEGUN, None, ("a", "c")),
+        (asking(4, 8), BEGUN, "an ended pod", ("a", "c")),
+        # It is passed over if it needs another amount.
+        (asking(4, 8), [BEGUN[0], pod("b", app("first", 4, served=True), app("second", 2))], "b", ("a", "c")),
+        # The next container of a pod.
+        (asking(4, 8), CHAIN, None, ("b", "c")),
+        (asking(2, 8), CHAIN, None, ("a", "setup")),
+        # No pod that is fully served.
+        (asking(4, 8), one_each(app("c", 4, served=True), app("c", 4)), None, ("b", "c")),
+    ],
+)
+def test_a_call_belongs_to_the_next_container_with_its_amount(
+    call: Call, waiting: list[WaitingPod], begun: str | None, expected: tuple[str, str] | None
+) -> None:
+    assert whose(match(call, waiting, begun)) == expected
 
 
 def test_the_resources_of_one_container_are_asked_for_in_any_order() -> None:
@@ -119,128 +131,68 @@ def test_a_match_shows_whether_an_init_container_of_its_pod_was_served_before(
 
 # --- promises
 
-
-def test_a_fitting_promise_takes_precedence_over_others() -> None:
-    waiting = [pod("a", app("c", 4, on((0, 4)))), pod("b", app("c", 4, on((1, 4))))]
-    assert whose(match(asking(4, 3, 4), waiting)) == ("b", "c")
-    assert whose(match(asking(4, 4, 4), waiting)) == ("a", "c")
-    assert whose(match(asking(4, 4), waiting)) == ("a", "c")
-
-
-def test_a_promise_without_the_gpu_that_must_be_used_does_not_fit() -> None:
-    waiting = [pod("a", app("c", 4, on((0, 4)))), pod("b", app("c", 4, on((1, 4))))]
-    assert whose(match(asking(4, 8, 8, must=1), waiting)) == ("b", "c")
+OF_0, OF_1, OF_2 = (app("c", 4, on((position, 4))) for position in range(3))
+OF_BOTH, OF_NEXT = app("c", 4, on((0, 2), (1, 2))), app("c", 4, on((1, 2), (2, 2)))
+UNEVEN = app("c", 4, on((1, 3), (2, 1)))
+WHOLE = one_each(whole("c", 2, on((0, 8), (1, 8))), whole("c", 2, on((1, 8), (2, 8))))
+ONE_OF_0, ONE_OF_1 = (app("c", 1, on((position, 1))) for position in range(2))
 
 
-def test_a_promise_of_several_gpus_fits_where_all_of_them_have_room() -> None:
-    waiting = [pod("a", app("c", 4, on((0, 2), (1, 2)))), pod("b", app("c", 4, on((1, 2), (2, 2))))]
-    assert whose(match(asking(4, 2, 8, 8), waiting)) == ("a", "c")
-    assert whose(match(asking(4, 1, 8, 8), waiting)) == ("b", "c")
-    assert whose(match(asking(4, 2, 8, 8, must=1), waiting)) == ("a", "c")
-
-
-def test_a_promise_of_two_gpus_is_not_swapped_with_a_promise_of_one() -> None:
-    """The same amount of one GPU is another request. Three quarters of one and a quarter of another are one demand."""
-    two, one, uneven = on((0, 2), (1, 2)), on((1, 4)), on((1, 3), (2, 1))
-    for first, second, expected in ((two, one, "a"), (one, two, "a"), (one, uneven, "b"), (two, None, "a")):
-        waiting = [pod("a", app("c", 4, first)), pod("b", app("c", 4, second))]
-        assert whose(match(asking(4, 1, 3, 8), waiting)) == (expected, "c")
-
-
-def test_a_promise_of_whole_gpus_fits_where_they_are_there() -> None:
-    waiting = [pod("a", whole("c", 2, on((0, 8), (1, 8)))), pod("b", whole("c", 2, on((1, 8), (2, 8))))]
-    assert whose(match(Call(COUNT, 2, {1: 1, 2: 1}), waiting)) == ("b", "c")
-    assert whose(match(Call(COUNT, 2, {0: 1, 1: 1, 2: 1}), waiting)) == ("a", "c")
-    assert whose(match(Call(COUNT, 2, {0: 1, 1: 1, 2: 1}, frozenset({2})), waiting)) == ("b", "c")
-
-
-def test_a_promise_of_a_gpu_that_is_not_among_those_with_room_does_not_fit() -> None:
-    waiting = [pod("a", app("c", 1, on((0, 1)))), pod("b", app("c", 1, on((1, 1))))]
-    assert whose(match(Call(MEMORY, 1, {1: 4}), waiting)) == ("b", "c")
-    # Nor where the fitting one takes shares that were promised to a third.
-    waiting.append(pod("d", app("c", 1, on((1, 1)))))
-    assert whose(match(Call(MEMORY, 1, {1: 1}), waiting)) == ("b", "c")
-
-
-def test_whole_gpus_are_matched_in_order_despite_promised_shares() -> None:
-    """Shares of GPU 0 were promised to the last one. That is the scheduler's contradiction, and not solved here."""
-    waiting = [
-        pod("a", whole("c", 1, on((0, 8)))),
-        pod("b", whole("c", 1, on((1, 8)))),
-        pod("d", whole("c", 1)),
-        pod("e", app("c", 4, on((0, 4)))),
-    ]
-    assert whose(match(Call(COUNT, 1, {0: 1, 1: 1}), waiting)) == ("a", "c")
-
-
-def test_a_call_does_not_belong_to_a_pod_that_is_fully_served() -> None:
-    waiting = [pod("a", app("c", 4, served=True)), pod("b", app("c", 4))]
-    assert whose(match(asking(4, 8), waiting)) == ("b", "c")
-
-
-def test_a_call_that_fits_no_promise_still_belongs_to_a_container() -> None:
-    waiting = [pod("a", app("c", 4, on((0, 4)))), pod("b", app("c", 4, on((0, 4))))]
-    assert whose(match(asking(4, 3, 8), waiting)) == ("a", "c")
-
-
-def test_without_a_promise_the_order_alone_decides() -> None:
-    waiting = [pod("a", app("c", 4)), pod("b", app("c", 4, on((0, 4))))]
-    assert whose(match(asking(4, 8), waiting)) == ("a", "c")
-
-
-def test_the_choice_leaves_every_other_promise_satisfiable() -> None:
-    """Of GPU 0 six shares are left. If the call were the first one's, the third one's promise were lost."""
-    waiting = [
-        pod("a", app("c", 4, on((0, 4)))),
-        pod("b", app("c", 4, on((1, 4)))),
-        pod("d", app("c", 3, on((0, 3)))),
-    ]
-    assert whose(match(asking(4, 6, 4), waiting)) == ("b", "c")
-    assert whose(match(asking(4, 7, 4), waiting)) == ("a", "c")
-
-
-def test_a_promise_that_is_lost_anyway_is_ignored() -> None:
-    """The third one's promise on GPU 2 cannot be kept in either case."""
-    waiting = [pod("a", app("c", 4, on((0, 4)))), pod("b", app("c", 4, on((1, 4)))), pod("d", app("c", 3, on((2, 3))))]
-    assert whose(match(asking(4, 4, 4, 0), waiting)) == ("a", "c")
-
-
-def test_when_no_choice_leaves_all_promises_satisfiable_the_order_decides() -> None:
-    waiting = [pod("a", app("c", 4, on((0, 4)))), pod("b", app("d", 4, on((0, 4))))]
-    assert whose(match(asking(4, 7), waiting)) == ("a", "c")
-
-
-def choosy(wanted: Wanted, *allowed: int) -> Wanted:
-    """The same container of a pod whose wishes allow only these GPUs."""
-    return replace(wanted, allowed=frozenset(allowed))
-
-
-def test_a_pod_with_wishes_is_not_swapped_for_one_with_an_unwanted_gpu() -> None:
-    """A asks. It was promised GPU 0, which is full, and excludes GPU 1; B's promise has the right size."""
-    waiting = [pod("a", choosy(app("c", 4, on((0, 4))), 0, 2)), pod("b", app("c", 4, on((1, 4))))]
-    assert whose(match(asking(4, 0, 4, 4), waiting)) == ("a", "c")
-
-
-def test_a_pod_with_wishes_inherits_no_unwanted_gpu() -> None:
-    """If A were chosen for B, B would inherit the promise of GPU 0, which its owner excludes."""
-    waiting = [pod("a", app("c", 4, on((0, 4)))), pod("b", choosy(app("c", 4, on((1, 4))), 1))]
-    assert whose(match(asking(4, 0, 4), waiting)) == ("a", "c")
-
-
-def test_among_several_candidates_one_whose_gpus_suit_both_is_chosen() -> None:
-    waiting = [
-        pod("a", choosy(app("c", 4, on((0, 4))), 0, 2)),
-        pod("b", app("c", 4, on((1, 4)))),
-        pod("d", app("c", 4, on((2, 4)))),
-    ]
-    assert whose(match(asking(4, 0, 4, 4), waiting)) == ("d", "c")
-    unpromised = [pod("a", choosy(app("c", 4), 0)), pod("b", choosy(app("c", 4), 1))]
-    assert whose(match(asking(4, 4, 4), unpromised)) == ("a", "c")
-
-
-def test_wishes_that_both_promises_meet_change_nothing() -> None:
-    waiting = [pod("a", choosy(app("c", 4, on((0, 4))), 0, 1)), pod("b", choosy(app("c", 4, on((1, 4))), 0, 1))]
-    assert whose(match(asking(4, 0, 4), waiting)) == ("b", "c")
+@pytest.mark.parametrize(
+    ("call", "waiting", "expected"),
+    [
+        # A fitting promise takes precedence over others.
+        (asking(4, 3, 4), one_each(OF_0, OF_1), "b"),
+        (asking(4, 4, 4), one_each(OF_0, OF_1), "a"),
+        (asking(4, 4), one_each(OF_0, OF_1), "a"),
+        # One without the GPU that must be used does not fit, nor one of a GPU that is not among those with room.
+        (asking(4, 8, 8, must=1), one_each(OF_0, OF_1), "b"),
+        (Call(MEMORY, 1, {1: 4}), one_each(ONE_OF_0, ONE_OF_1), "b"),
+        (Call(MEMORY, 1, {1: 1}), one_each(ONE_OF_0, ONE_OF_1, ONE_OF_1), "b"),
+        # One of several GPUs fits where all of them have room.
+        (asking(4, 2, 8, 8), one_each(OF_BOTH, OF_NEXT), "a"),
+        (asking(4, 1, 8, 8), one_each(OF_BOTH, OF_NEXT), "b"),
+        (asking(4, 2, 8, 8, must=1), one_each(OF_BOTH, OF_NEXT), "a"),
+        # One of two GPUs is not swapped with one of one: the same amount of one GPU is another request. Three quarters
+        # of one and a quarter of another are one demand.
+        (asking(4, 1, 3, 8), one_each(OF_BOTH, OF_1), "a"),
+        (asking(4, 1, 3, 8), one_each(OF_1, OF_BOTH), "a"),
+        (asking(4, 1, 3, 8), one_each(OF_1, UNEVEN), "b"),
+        (asking(4, 1, 3, 8), one_each(OF_BOTH, app("c", 4)), "a"),
+        # One of whole GPUs fits where they are there.
+        (Call(COUNT, 2, {1: 1, 2: 1}), WHOLE, "b"),
+        (Call(COUNT, 2, {0: 1, 1: 1, 2: 1}), WHOLE, "a"),
+        (Call(COUNT, 2, {0: 1, 1: 1, 2: 1}, frozenset({2})), WHOLE, "b"),
+        # Shares of GPU 0 were promised to the last one. That is the scheduler's contradiction, and not solved here.
+        (
+            Call(COUNT, 1, {0: 1, 1: 1}),
+            one_each(whole("c", 1, on((0, 8))), whole("c", 1, on((1, 8))), whole("c", 1), OF_0),
+            "a",
+        ),
+        # A call that fits no promise still belongs to a container; without a promise the order alone decides.
+        (asking(4, 3, 8), one_each(OF_0, OF_0), "a"),
+        (asking(4, 8), one_each(app("c", 4), OF_0), "a"),
+        # The choice leaves every other promise satisfiable: of GPU 0 six shares are left, and three are promised.
+        (asking(4, 6, 4), one_each(OF_0, OF_1, app("c", 3, on((0, 3)))), "b"),
+        (asking(4, 7, 4), one_each(OF_0, OF_1, app("c", 3, on((0, 3)))), "a"),
+        # One that is lost in any case is ignored; if no choice leaves all satisfiable the order decides.
+        (asking(4, 4, 4, 0), one_each(OF_0, OF_1, app("c", 3, on((2, 3)))), "a"),
+        (asking(4, 7), one_each(OF_0, OF_0), "a"),
+        # A asks. It was promised GPU 0, which is full, and excludes GPU 1: it is not swapped for B.
+        (asking(4, 0, 4, 4), one_each(choosy(OF_0, 0, 2), OF_1), "a"),
+        # If A were chosen for B, B would inherit the promise of GPU 0, which its owner excludes.
+        (asking(4, 0, 4), one_each(OF_0, choosy(OF_1, 1)), "a"),
+        # Among several candidates one whose GPUs suit both is chosen.
+        (asking(4, 0, 4, 4), one_each(choosy(OF_0, 0, 2), OF_1, OF_2), "d"),
+        (asking(4, 4, 4), one_each(choosy(app("c", 4), 0), choosy(app("c", 4), 1)), "a"),
+        # Wishes that both promises meet change nothing.
+        (asking(4, 0, 4), one_each(choosy(OF_0, 0, 1), choosy(OF_1, 0, 1)), "b"),
+    ],
+)
+def test_of_containers_with_one_amount_the_promises_and_wishes_decide(
+    call: Call, waiting: list[WaitingPod], expected: str
+) -> None:
+    assert whose(match(call, waiting)) == (expected, "c")
 
 
 def test_a_chain_of_init_containers_counts_in_full() -> None:

@@ -39,9 +39,24 @@ def count(there: Node, positions: Iterable[int], amount: int, *must: int) -> Que
     return Question(there, Kind.COUNT, map(uuid, positions), map(uuid, must), amount)
 
 
-def promised(amount: int, *shares: tuple[int, int], kind: Kind = Kind.MEMORY) -> Match:
-    wanted = Wanted("c", kind, amount, promise=Promise(shares) if shares else None)
-    return Match(WaitingPod("u", "default/a", (wanted,)), wanted)
+def promised(*shares: tuple[int, int], allowed: Iterable[int] | None = None) -> Matched:
+    """Return the match of a container that was promised shares by position, and whose owner allows some GPUs."""
+    amount, permitted = sum(number for _, number in shares), None if allowed is None else frozenset(allowed)
+    wanted = Wanted("c", Kind.MEMORY, amount, promise=Promise(shares) if shares else None, allowed=permitted)
+    return Matched(Match(WaitingPod("u", "default/a", (wanted,)), wanted), {})
+
+
+def forgotten(there: Node, *device_ids: str) -> Node:
+    return there.with_ledger(there.ledger.with_forgotten(frozenset(device_ids)))
+
+
+def shares(*numbers: Iterable[int]) -> tuple[str, ...]:
+    """Return the IDs of these shares of GPU 0, GPU 1 and so on."""
+    return tuple(name for position, some in enumerate(numbers) for name in ids(position, some))
+
+
+def gpus(*positions: int) -> tuple[str, ...]:
+    return tuple(map(uuid, positions))
 
 
 def test_shares_come_from_one_gpu_chosen_by_policy() -> None:
@@ -51,220 +66,165 @@ def test_shares_come_from_one_gpu_chosen_by_policy() -> None:
     assert memory(there, free(there), 4).answer(there, SPREAD) == ids(0, [0, 1, 2, 3])
 
 
-def test_the_lowest_numbers_are_taken_in_whatever_order_the_kubelet_lists_them() -> None:
-    there = node(16)
-    assert memory(there, ids(0, [12, 2, 10, 1, 9]), 3).answer(there, BINPACK) == ids(0, [1, 2, 9])
-
-
-def test_shares_of_an_init_container_are_reused_and_extended_on_its_gpu() -> None:
-    """Binpack would prefer GPU 1, which has just enough."""
-    there = node(8, 4, used={0: [5, 6]})
-    available = [*ids(0, [7, 6, 5, 3, 2]), *ids(1, range(4))]
-    assert memory(there, available, 4, *ids(0, [6, 5])).answer(there, BINPACK) == ids(0, [5, 6, 2, 3])
-
-
-def wishing(amount: int, promise: tuple[int, int] | None, *allowed: int) -> Match:
-    wanted = Wanted("c", Kind.MEMORY, amount, promise=Promise((promise,)) if promise else None)
-    return Match(WaitingPod("u", "default/a", (wanted,)), replace(wanted, allowed=frozenset(allowed)))
+NONE = range(0)
+FOUR = range(4)
+ALL = range(8)
+EIGHTS = node(8, 8)
+BUSY = node(4, 5, 8, 8, used={3: ALL})
+"""Free are 4, 5, 8 and none."""
 
 
 @pytest.mark.parametrize(
-    ("promise", "allowed", "position"),
+    ("there", "available", "amount", "must", "expected"),
     [
-        (None, (1, 2), 1),  # the fullest of those that the owner wants
-        ((2, 4), (1, 2), 2),  # as promised
-        ((0, 4), (1, 2), 1),  # the promise of another, after a swap
-        ((0, 4), (3,), 0),  # where no wanted GPU has room, at least the promise
-        (None, (3,), 0),  # any, before none
+        # The lowest numbers are taken in whatever order the kubelet lists them.
+        (node(16), ids(0, [12, 2, 10, 1, 9]), 3, (), shares([1, 2, 9])),
+        # Shares of an init container are reused and extended on its GPU, though GPU 1 has just enough.
+        (node(8, 4, used={0: [5, 6]}), shares([7, 6, 5, 3, 2], FOUR), 4, ids(0, [6, 5]), shares([5, 6, 2, 3])),
+        # If they cannot be extended only they are answered: Allocate refuses the kubelet's completion with a sentence.
+        (node(4, 8, used={0: FOUR}), shares([3], ALL), 4, ids(0, [3]), shares([3])),
+        # Shares that must be used and are not available are no answer. No kubelet asks this.
+        (node(4, 4), ids(1, FOUR), 2, ids(0, [3]), ()),
+        # Without room on one GPU nothing is preferred.
+        (node(4, 4, used={0: [0], 1: [0]}), shares([1, 2, 3], [1, 2, 3]), 4, (), ()),
+        # GPUs out of service or in whole use, of which the kubelet does not know yet, are not preferred.
+        (node(4, 4, 8, whole=[0], unhealthy={1: "lost"}), shares(FOUR, FOUR, ALL), 2, (), ids(2, [0, 1])),
+        # Devices that the kubelet has forgotten are never preferred, even where nothing else is left.
+        (forgotten(node(4), *shares([0, 2])), shares(FOUR), 1, (), shares([1])),
+        (forgotten(node(4), *shares([0, 2])), shares(FOUR), 2, (), shares([1, 3])),
+        (forgotten(node(4), *shares([0, 2])), shares(FOUR), 3, (), ()),
+        # The kubelet's available IDs count and not our ledger: a pod has ended, and we do not know it yet.
+        (node(4, used={0: FOUR}), shares(FOUR), 4, (), shares(FOUR)),
+        # IDs that are not ours are ignored.
+        (node(4), ["GPU-9::0", "GPU-0::4", "GPU-0", "nonsense", *ids(0, [2, 3])], 2, (), shares([2, 3])),
+        # IDs that we still hold come last on a GPU: their container may run on after a forced deletion.
+        (node(8, used={0: range(3)}), shares(ALL), 4, (), shares([3, 4, 5, 6])),
+        (node(8, used={0: range(3)}), shares(ALL), 6, (), shares([3, 4, 5, 6, 7, 0])),
+        # And so does a GPU that has room for the kubelet only: binpack would take GPU 0.
+        (node(8, 16, used={0: range(6)}), shares(ALL, range(16)), 4, (), ids(1, FOUR)),
     ],
 )
-def test_a_gpu_that_the_pods_owner_excludes_comes_last(
-    promise: tuple[int, int] | None, allowed: tuple[int, ...], position: int
+def test_which_shares_are_preferred(
+    there: Node, available: Iterable[str], amount: int, must: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
-    """Free are 4, 5, 8 and none."""
-    there = node(4, 5, 8, 8, used={3: range(8)})
-    matched = Matched(wishing(4, promise, *allowed), {})
-    assert memory(there, free(there), 4).answer(there, BINPACK, matched) == ids(position, range(4))
+    assert memory(there, available, amount, *must).answer(there, BINPACK) == expected
 
 
-def test_shares_promised_to_others_are_used_before_an_excluded_gpu() -> None:
-    there = node(8, 4)
-    matched = Matched(wishing(4, None, 1), {1: 4})
-    assert memory(there, free(there), 4).answer(there, BINPACK, matched) == ids(1, range(4))
+@pytest.mark.parametrize(
+    ("there", "positions", "amount", "must", "expected"),
+    [
+        # Those close to each other.
+        (node(4, 4, 4, 4, closeness={(0, 2): 7, (1, 3): 5}), FOUR, 2, (), gpus(0, 2)),
+        (node(4, 4, 4, 4, closeness={(0, 2): 7, (1, 3): 5}), [1, 2, 3], 2, (), gpus(1, 3)),
+        # Only those that are completely free.
+        (node(4, 4, 4, used={0: [1]}, unhealthy={1: "too hot"}), range(3), 1, (), gpus(2)),
+        (node(4, 4, 4, used={0: [1]}, unhealthy={1: "too hot"}), range(3), 2, (), ()),
+        # That of an init container is used again, and joined by its neighbour.
+        (node(4, 4, 4, whole=[1], closeness={(1, 2): 7, (0, 1): 5}), range(3), 2, (1,), gpus(1, 2)),
+        (node(4, 4, 4, whole=[1], closeness={(1, 2): 7, (0, 1): 5}), range(3), 1, (1,), gpus(1)),
+        # One that we do not know to be free is the second choice: its pod was deleted a moment ago.
+        (node(4, 4, 4, whole=[0], closeness={(0, 1): 7}), range(3), 2, (), gpus(1, 2)),
+        (node(4, 4, 4, whole=[0], closeness={(0, 1): 7}), range(3), 3, (), gpus(0, 1, 2)),
+        # One that the kubelet has forgotten is never preferred.
+        (forgotten(node(4, 4), uuid(0)), [0, 1], 1, (), gpus(1)),
+        (forgotten(node(4, 4), uuid(0)), [0], 1, (), ()),
+    ],
+)
+def test_which_whole_gpus_are_preferred(
+    there: Node, positions: Iterable[int], amount: int, must: tuple[int, ...], expected: tuple[str, ...]
+) -> None:
+    assert count(there, positions, amount, *must).answer(there, BINPACK) == expected
 
 
-def test_if_reused_shares_cannot_be_extended_only_they_are_answered() -> None:
-    """Allocate will refuse the kubelet's completion with a sentence."""
-    there = node(4, 8, used={0: range(4)})
-    available = [*ids(0, [3]), *ids(1, range(8))]
-    assert memory(there, available, 4, *ids(0, [3])).answer(there, BINPACK) == ids(0, [3])
+def test_ids_of_the_other_resource_are_no_whole_gpus() -> None:
+    question = Question(node(4), Kind.COUNT, ["GPU-0::0", "GPU-0", "GPU-1"], [], 1)
+    assert question.answer(node(4), BINPACK) == gpus(0)
 
 
-def test_shares_that_must_be_used_and_are_unavailable_are_no_answer() -> None:
-    """No kubelet asks this; it counts the devices to be reused among the available ones."""
-    there = node(4, 4)
-    assert memory(there, ids(1, range(4)), 2, *ids(0, [3])).answer(there, BINPACK) == ()
+# --- Promises ---------------------------------------------------------------------------------------------------------
 
 
-def test_without_room_on_one_gpu_nothing_is_preferred() -> None:
-    there = node(4, 4, used={0: [0], 1: [0]})
-    assert memory(there, free(there), 4).answer(there, BINPACK) == ()
+@pytest.mark.parametrize(
+    ("there", "available", "must", "matched", "expected"),
+    [
+        # A promise takes precedence over the policy, also one of several GPUs.
+        (node(8, 4), shares(ALL, FOUR), (), promised((0, 4)), shares(FOUR)),
+        (node(8, 4, 8), shares(ALL, FOUR, ALL), (), promised((0, 2), (2, 2)), shares([0, 1], NONE, [0, 1])),
+        # If it cannot be kept the policy chooses: of GPU 0 three shares or none are left.
+        (node(8, 4), shares(range(3), FOUR), (), promised((0, 4)), ids(1, FOUR)),
+        (node(8, 4), ids(1, FOUR), (), promised((0, 4)), ids(1, FOUR)),
+        # So does it without the GPU that must be used, or with fewer of its shares than must be used.
+        (node(8, 8, used={1: [0]}), shares(ALL, ALL), ids(1, [0]), promised((0, 4)), ids(1, FOUR)),
+        (
+            node(8, 8, used={1: range(3)}),
+            shares(ALL, ALL),
+            ids(1, range(3)),
+            promised((0, 2), (1, 2)),
+            ids(1, range(3)),
+        ),
+        (
+            node(8, 8, used={1: [0, 1]}),
+            shares(ALL, ALL),
+            ids(1, [0, 1]),
+            promised((0, 2), (1, 2)),
+            shares([0, 1], [0, 1]),
+        ),
+        # A broken promise of two GPUs becomes two others, and never one although that has room for all.
+        (
+            node(8, 8, 8, used={0: range(7)}),
+            shares([7], ALL, ALL),
+            (),
+            promised((0, 2), (1, 2)),
+            shares(NONE, [0, 1], [0, 1]),
+        ),
+        (EIGHTS, ids(1, ALL), (), promised((0, 2), (1, 2)), ()),
+        # Without a promise the policy chooses.
+        (node(8, 4), shares(ALL, FOUR), (), promised(), ids(1, FOUR)),
+        # Room promised to others is left alone while anything else fits, though GPU 0 would be filled exactly.
+        (node(4, 8), shares(FOUR, ALL), (), Matched(None, {0: 1}), ids(1, FOUR)),
+        (node(4, 8), shares(FOUR, ALL), (), Matched(None, {}, frozenset({0})), ids(1, FOUR)),
+        (node(5, 8), shares(range(5), ALL), (), Matched(None, {0: 1}), shares(FOUR)),
+        # It is used where nothing else fits.
+        (node(4, 8, used={1: range(6)}), shares(FOUR, [6, 7]), (), Matched(None, {0: 1}), shares(FOUR)),
+        (node(4, 8, used={1: range(6)}), shares(FOUR, [6, 7]), (), Matched(None, {}, frozenset({0})), shares(FOUR)),
+        (node(4, used={0: FOUR}), shares(FOUR), (), Matched(None, {0: 4}), shares(FOUR)),
+        # Room that is free for the kubelet only comes before it.
+        (node(4, 4, used={1: FOUR}), shares(FOUR, FOUR), (), Matched(None, {0: 4}), ids(1, FOUR)),
+        # A GPU that the pod's owner excludes comes last: the fullest of the allowed ones, or the promised one of them.
+        (BUSY, free(BUSY), (), promised(allowed=(1, 2)), ids(1, FOUR)),
+        (BUSY, free(BUSY), (), promised((2, 4), allowed=(1, 2)), ids(2, FOUR)),
+        # The promise of another, after a swap; if no wanted GPU has room, at least that; and any GPU before none.
+        (BUSY, free(BUSY), (), promised((0, 4), allowed=(1, 2)), ids(1, FOUR)),
+        (BUSY, free(BUSY), (), promised((0, 4), allowed=(3,)), ids(0, FOUR)),
+        (BUSY, free(BUSY), (), promised(allowed=(3,)), ids(0, FOUR)),
+        # Room promised to others comes before an excluded GPU.
+        (node(8, 4), shares(ALL, FOUR), (), replace(promised(allowed=(1,)), reserved={1: 4}), ids(1, FOUR)),
+    ],
+)
+def test_promises_and_wishes_come_before_the_policy(
+    there: Node, available: Iterable[str], must: tuple[str, ...], matched: Matched, expected: tuple[str, ...]
+) -> None:
+    """Four shares are asked for."""
+    assert memory(there, available, 4, *must).answer(there, BINPACK, matched) == expected
 
 
-def test_gpus_out_of_service_and_in_whole_use_are_not_preferred() -> None:
-    """The kubelet does not know it yet."""
-    there = node(4, 4, 8, whole=[0], unhealthy={1: "it fell off the bus"})
-    available = [*ids(0, range(4)), *ids(1, range(4)), *ids(2, range(8))]
-    assert memory(there, available, 2).answer(there, BINPACK) == ids(2, [0, 1])
+WHOLE = promised((0, 4), (2, 4))
 
 
-@pytest.mark.parametrize("amount", [1, 2, 3])
-def test_devices_that_the_kubelet_has_forgotten_are_never_preferred(amount: int) -> None:
-    """Not even where nothing else is left: the kubelet takes them for free, and running containers use them."""
-    there = node(4, whole=[])
-    there = there.with_ledger(there.ledger.with_forgotten(frozenset(ids(0, [0, 2]))))
-    expected = ids(0, [1, 3])[:amount] if amount <= 2 else ()
-    assert memory(there, ids(0, range(4)), amount).answer(there, BINPACK) == expected
-
-
-def test_a_whole_gpu_that_the_kubelet_has_forgotten_is_never_preferred() -> None:
-    there = node(4, 4)
-    there = there.with_ledger(there.ledger.with_forgotten(frozenset({uuid(0)})))
-    question = Question(there, Kind.COUNT, [uuid(0), uuid(1)], (), 1)
-    assert question.answer(there, BINPACK) == (uuid(1),)
-    assert Question(there, Kind.COUNT, [uuid(0)], (), 1).answer(there, BINPACK) == ()
-
-
-def test_the_kubelets_available_ids_count_and_not_our_ledger() -> None:
-    """A pod has ended; the kubelet knows it and we do not yet."""
-    there = node(4, used={0: range(4)})
-    assert memory(there, ids(0, range(4)), 4).answer(there, BINPACK) == ids(0, range(4))
-
-
-def test_ids_that_are_not_ours_are_ignored() -> None:
-    there = node(4)
-    available = ["GPU-9::0", "GPU-0::4", "GPU-0", "nonsense", *ids(0, [2, 3])]
-    assert memory(there, available, 2).answer(there, BINPACK) == ids(0, [2, 3])
-    whole = Question(there, Kind.COUNT, ["GPU-0::0", "GPU-0", "GPU-1"], [], 1)
-    assert whole.answer(there, BINPACK) == ("GPU-0",)
-
-
-def test_whole_gpus_are_those_close_to_each_other() -> None:
-    there = node(4, 4, 4, 4, closeness={(0, 2): 7, (1, 3): 5})
-    assert count(there, range(4), 2).answer(there, BINPACK) == (uuid(0), uuid(2))
-    assert count(there, [1, 2, 3], 2).answer(there, BINPACK) == (uuid(1), uuid(3))
-
-
-def test_whole_gpus_are_completely_free_ones() -> None:
-    there = node(4, 4, 4, used={0: [1]}, unhealthy={1: "too hot"})
-    assert count(there, range(3), 1).answer(there, BINPACK) == (uuid(2),)
-    assert count(there, range(3), 2).answer(there, BINPACK) == ()
-
-
-def test_a_whole_gpu_of_an_init_container_is_used_again_and_joined_by_its_neighbour() -> None:
-    there = node(4, 4, 4, whole=[1], closeness={(1, 2): 7, (0, 1): 5})
-    assert count(there, range(3), 2, 1).answer(there, BINPACK) == (uuid(1), uuid(2))
-    assert count(there, range(3), 1, 1).answer(there, BINPACK) == (uuid(1),)
-
-
-def test_a_whole_gpu_that_we_do_not_know_free_yet_is_the_second_choice() -> None:
-    """The kubelet offers GPU 0, which is still in whole use by our ledger: a pod was deleted a moment ago."""
-    there = node(4, 4, 4, whole=[0], closeness={(0, 1): 7})
-    assert count(there, range(3), 2).answer(there, BINPACK) == (uuid(1), uuid(2))
-    assert count(there, range(3), 3).answer(there, BINPACK) == (uuid(0), uuid(1), uuid(2))
-
-
-# --- promises
-
-
-def test_a_promise_takes_precedence_over_the_policy() -> None:
-    there = node(8, 4)
-    matched = Matched(promised(4, (0, 4)), {})
-    assert memory(there, free(there), 4).answer(there, BINPACK, matched) == ids(0, range(4))
-
-
-def test_a_promise_may_be_of_several_gpus() -> None:
-    there = node(8, 4, 8)
-    matched = Matched(promised(6, (0, 2), (2, 4)), {})
-    assert memory(there, free(there), 6).answer(there, BINPACK, matched) == (*ids(0, [0, 1]), *ids(2, range(4)))
-
-
-def test_whole_gpus_may_be_promised_too() -> None:
+@pytest.mark.parametrize(
+    ("positions", "amount", "matched", "expected"),
+    [
+        (range(3), 2, WHOLE, gpus(0, 2)),
+        ([1, 2], 1, promised((0, 4)), gpus(1)),  # what was promised is in use
+        (range(3), 1, Matched(None, {0: 1}, frozenset({1})), gpus(2)),
+        (range(3), 2, Matched(None, {0: 1}, frozenset({1})), gpus(0, 1)),
+    ],
+)
+def test_whole_gpus_are_promised_too_and_keep_off_what_others_were_promised(
+    positions: Iterable[int], amount: int, matched: Matched, expected: tuple[str, ...]
+) -> None:
     there = node(4, 4, 4, closeness={(0, 1): 7})
-    matched = Matched(promised(2, (0, 4), (2, 4), kind=Kind.COUNT), {})
-    assert count(there, range(3), 2).answer(there, BINPACK, matched) == (uuid(0), uuid(2))
-
-
-@pytest.mark.parametrize("gone", [[*ids(0, range(3)), *ids(1, range(4))], ids(1, range(4))])
-def test_a_promise_that_cannot_be_kept_leaves_the_choice_to_the_policy(gone: list[str]) -> None:
-    """Of GPU 0, promised with 4 shares, 3 or none are left."""
-    there = node(8, 4)
-    assert memory(there, gone, 4).answer(there, BINPACK, Matched(promised(4, (0, 4)), {})) == ids(1, range(4))
-
-
-def test_a_promised_whole_gpu_in_use_leaves_the_choice_to_the_policy() -> None:
-    there = node(4, 4)
-    matched = Matched(promised(1, (0, 4), kind=Kind.COUNT), {})
-    assert count(there, [1], 1).answer(there, BINPACK, matched) == (uuid(1),)
-
-
-def test_a_promise_without_the_gpu_that_must_be_used_cannot_be_kept() -> None:
-    there = node(8, 8, used={1: [0]})
-    question = memory(there, [*ids(0, range(8)), *ids(1, range(8))], 4, *ids(1, [0]))
-    assert question.answer(there, BINPACK, Matched(promised(4, (0, 4)), {})) == ids(1, [0, 1, 2, 3])
-
-
-def test_a_promise_too_small_for_the_shares_that_must_be_used_cannot_be_kept() -> None:
-    """Two shares of each GPU are promised, three of GPU 1 must be reused."""
-    there = node(8, 8, used={1: [0, 1, 2]})
-    question = memory(there, [*ids(0, range(8)), *ids(1, range(8))], 4, *ids(1, [0, 1, 2]))
-    assert question.answer(there, BINPACK, Matched(promised(4, (0, 2), (1, 2)), {})) == ids(1, [0, 1, 2])
-
-
-def test_a_broken_promise_of_two_gpus_becomes_two_others() -> None:
-    """Of GPU 0, promised, one share is left. GPU 2 has room for all 4, and is not two GPUs."""
-    there = node(8, 8, 8, used={0: range(7)})
-    answer = memory(there, free(there), 4).answer(there, BINPACK, Matched(promised(4, (0, 2), (1, 2)), {}))
-    assert answer == (*ids(1, [0, 1]), *ids(2, [0, 1]))
-
-
-def test_a_promise_of_two_gpus_is_not_kept_by_one() -> None:
-    question = memory(node(8, 8), ids(1, range(8)), 4)
-    assert question.answer(node(8, 8), BINPACK, Matched(promised(4, (0, 2), (1, 2)), {})) == ()
-
-
-def test_a_promise_just_as_large_as_the_shares_that_must_be_used_is_kept() -> None:
-    there = node(8, 8, used={1: [0, 1]})
-    question = memory(there, [*ids(0, range(8)), *ids(1, range(8))], 4, *ids(1, [0, 1]))
-    answer = question.answer(there, BINPACK, Matched(promised(4, (0, 2), (1, 2)), {}))
-    assert answer == (*ids(0, [0, 1]), *ids(1, [0, 1]))
-
-
-def test_a_match_without_a_promise_leaves_the_choice_to_the_policy() -> None:
-    there = node(8, 4)
-    assert memory(there, free(there), 4).answer(there, BINPACK, Matched(promised(4), {})) == ids(1, range(4))
-
-
-def test_room_promised_to_others_is_not_used_while_anything_else_fits() -> None:
-    """GPU 0 would be filled exactly, but one of its shares is promised."""
-    there = node(4, 8)
-    assert memory(there, free(there), 4).answer(there, BINPACK, Matched(None, {0: 1})) == ids(1, range(4))
-    assert memory(there, free(there), 3).answer(there, BINPACK, Matched(None, {0: 1})) == ids(0, range(3))
-    assert memory(there, free(there), 1).answer(there, BINPACK, Matched(None, {}, frozenset({0}))) == ids(1, [0])
-
-
-def test_room_promised_to_others_is_used_where_nothing_else_fits() -> None:
-    there = node(4, 8, used={1: range(6)})
-    assert memory(there, free(there), 4).answer(there, BINPACK, Matched(None, {0: 1})) == ids(0, range(4))
-    whole = Matched(None, {}, frozenset({0}))
-    assert memory(there, free(there), 4).answer(there, BINPACK, whole) == ids(0, range(4))
-
-
-def test_whole_gpus_avoid_promised_shares_and_promised_whole_gpus() -> None:
-    there = node(4, 4, 4)
-    matched = Matched(None, {0: 1}, frozenset({1}))
-    assert count(there, range(3), 1).answer(there, BINPACK, matched) == (uuid(2),)
-    assert count(there, range(3), 2).answer(there, BINPACK, matched) == (uuid(0), uuid(1))
+    assert count(there, positions, amount).answer(there, BINPACK, matched) == expected
 
 
 # --- the call for matching
@@ -366,23 +326,21 @@ def worlds_and_what_is_available(draw: st.DrawFn) -> tuple[Node, list[str]]:
 @example((node(1, 2, 2), [*ids(1, [0, 1]), *ids(2, [0, 1])]), {0: 2, 1: 2})  # GPU 0 has no two; GPUs 1 and 2 have
 @example((node(4, 4), ids(1, range(4))), {0: 2, 1: 2})  # GPU 0 has none; GPU 1 alone is not two GPUs
 @example((node(4, 4), ids(1, range(4))), {0: 3, 1: 1})  # unequal parts are one demand: GPU 1 has all of it
-def test_a_promise_is_kept_exactly_whenever_it_can_be(world: tuple[Node, list[str]], shares: Mapping[int, int]) -> None:
+def test_a_promise_is_kept_exactly_whenever_it_can_be(world: tuple[Node, list[str]], parts: Mapping[int, int]) -> None:
     """Else the same number of equal parts comes from other GPUs, or all from one if the parts were unequal, or none."""
     there, available = world
-    amount = sum(shares.values())
-    answer = memory(there, available, amount).answer(
-        there, BINPACK, Matched(promised(amount, *sorted(shares.items())), {})
-    )
+    amount = sum(parts.values())
+    answer = memory(there, available, amount).answer(there, BINPACK, promised(*sorted(parts.items())))
     room = Counter(parse_id(name)[0] for name in available)
     found = spread_over(there, answer)
-    if all(room[uuid(position)] >= n for position, n in shares.items()):
-        assert found == shares
+    if all(room[uuid(position)] >= n for position, n in parts.items()):
+        assert found == parts
         return
-    gpus = len(shares) if len(set(shares.values())) == 1 else 1
-    part = amount // gpus
+    several = len(parts) if len(set(parts.values())) == 1 else 1
+    part = amount // several
     good = fitting(there, available, [], part, UNMATCHED)
-    if len(good) >= gpus:
-        assert sorted(found.values()) == [part] * gpus
+    if len(good) >= several:
+        assert sorted(found.values()) == [part] * several
         assert {uuid(position) for position in found} <= good
     else:
         assert not answer
@@ -395,31 +353,6 @@ def test_the_order_in_which_the_kubelet_lists_ids_does_not_matter(there: Node, d
     one = memory(there, available, amount, *must).answer(there, BINPACK, matched)
     two = memory(there, sorted(available), amount, *sorted(must)).answer(there, BINPACK, matched)
     assert one == two
-
-
-def test_ids_still_held_in_our_ledger_are_the_last_choice_on_a_gpu() -> None:
-    """The kubelet calls 0 to 7 free; we still hold 0 to 2: their container may run on after a forced deletion."""
-    there = node(8, used={0: range(3)})
-    assert memory(there, ids(0, range(8)), 4).answer(there, BINPACK) == ids(0, [3, 4, 5, 6])
-    assert memory(there, ids(0, range(8)), 6).answer(there, BINPACK) == ids(0, [3, 4, 5, 6, 7, 0])
-
-
-def test_a_gpu_with_room_in_our_ledger_comes_before_one_that_is_free_for_the_kubelet_only() -> None:
-    """By the kubelet both fit and binpack would take GPU 0, the smaller; 6 of its 8 shares are still held by us."""
-    there = node(8, 16, used={0: range(6)})
-    question = memory(there, [*ids(0, range(8)), *ids(1, range(16))], 4)
-    assert question.answer(there, BINPACK) == ids(1, [0, 1, 2, 3])
-
-
-def test_room_free_for_the_kubelet_only_comes_before_room_promised_to_others() -> None:
-    there = node(4, 4, used={1: range(4)})
-    question = memory(there, [*ids(0, range(4)), *ids(1, range(4))], 4)
-    assert question.answer(there, BINPACK, Matched(None, {0: 4})) == ids(1, range(4))
-
-
-def test_promised_room_that_is_free_for_the_kubelet_only_is_better_than_none() -> None:
-    there = node(4, used={0: range(4)})
-    assert memory(there, ids(0, range(4)), 4).answer(there, BINPACK, Matched(None, {0: 4})) == ids(0, range(4))
 
 
 def test_shares_of_gpus_that_may_not_be_used_are_left_out() -> None:

@@ -130,15 +130,6 @@ async def test_the_policy_chooses_between_gpus_that_fit(tmp_path: Path, policy: 
     assert {name.partition("::")[0] for name in await desk.prefer(4, free=free)} == {uuid(chosen)}
 
 
-async def test_what_an_init_container_had_is_used_again_and_added_to_on_the_same_gpu(tmp_path: Path) -> None:
-    desk = Desk(node(8, 8, used={1: range(2)}), tmp_path)
-    assert await desk.prefer(4, must=ids(1, range(2))) == set(ids(1, range(4)))
-
-
-async def test_where_no_gpu_fits_the_answer_is_short_and_never_an_error(tmp_path: Path) -> None:
-    assert await Desk(node(8, 8), tmp_path).prefer(9) == set()
-
-
 # --- Grants and refusals ----------------------------------------------------------------------------------------------
 
 
@@ -159,12 +150,6 @@ async def test_a_refusal_is_told_counted_and_takes_nothing(tmp_path: Path) -> No
     ((kind, amount, refused),) = desk.refusals
     assert (kind, amount, refused.why) == (Kind.MEMORY, 3, Why.IN_WHOLE_USE)
     assert (desk.grants, set(desk.state.node.ledger.holds)) == (0, {uuid(0)})
-
-
-async def test_shares_of_several_gpus_are_refused_with_what_would_help(tmp_path: Path) -> None:
-    assert "the kubelet chose shares of several GPUs although one GPU has room" in await Desk(
-        node(8, 8), tmp_path
-    ).refused([*ids(0, [0]), *ids(1, [0])])
 
 
 async def test_whole_gpus_are_granted_several_at_a_time(tmp_path: Path) -> None:
@@ -202,10 +187,6 @@ async def test_f7_a_node_that_not_every_machine_has_is_given_where_it_is(tmp_pat
         (tmp_path / name).touch()
     given = await Desk(node(8), tmp_path, ways=("device-specs",)).answers.allocate(MEM, ids(0, [0]))
     assert given.device_nodes == ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-modeset")
-
-
-async def test_without_device_specs_nobody_looks_for_nodes(tmp_path: Path) -> None:
-    assert (await Desk(node(8), tmp_path, ways=("cdi",)).answers.allocate(MEM, ids(0, [0]))).device_nodes == ()
 
 
 # --- Whose call is it? ------------------------------------------------------------------------------------------------
@@ -264,20 +245,6 @@ async def test_a_container_that_asks_for_both_resources_is_told_that_it_cannot_h
     assert desk.metrics.counted == [("refusals_total", "aliyun.com/gpu-mem", "both_resources")]
 
 
-async def test_a_pod_with_more_containers_than_a_scheduler_takes_is_refused_at_its_first(tmp_path: Path) -> None:
-    desk = Desk(node(8, 8), tmp_path)
-    for containers, refused in ((64, False), (65, True)):
-        wanted = tuple(Wanted(f"c{n}", Kind.MEMORY, 2) for n in range(containers))
-        desk.waiting.matches = [Matched(Match(WaitingPod("a", "default/a", wanted), wanted[0]), {})]
-        if refused:
-            assert await desk.refused(ids(1, range(2))) == (
-                "more than 64 containers of this pod ask for GPU memory or GPUs; let fewer ask"
-            )
-            assert desk.metrics.counted[-1] == ("refusals_total", "aliyun.com/gpu-mem", "too_many_containers")
-        else:
-            await desk.answers.allocate(MEM, ids(0, range(2)))
-
-
 async def test_without_an_api_server_the_policy_decides_alone(tmp_path: Path) -> None:
     """GPU 0 has 8 free shares, and nobody is asked whose call it is."""
     desk = Desk(node(8), tmp_path, alone=True)
@@ -298,14 +265,6 @@ async def test_several_whole_gpus_are_the_best_connected_ones() -> None:
         await one.start_agent()
         made = await one.kubelet.admit(pod("p", count=2))
         assert gpus_of(made, names.COUNT) == {one.uuids[1], one.uuids[3]}
-
-
-async def test_whole_gpus_are_those_that_are_completely_free() -> None:
-    async with world("fake:3xT4", policy="spread") as one:
-        await one.start_agent()
-        await one.kubelet.admit(pod("shared", mem=1))
-        made = await one.kubelet.admit(pod("p", count=2))
-        assert gpus_of(made, names.COUNT) == set(one.uuids[1:])
 
 
 @pytest.mark.parametrize("devices", ["device-specs", "cdi", "envvar,device-specs,cdi"])

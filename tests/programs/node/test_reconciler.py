@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-from gpu_device_plugin.kubelet.checkpoint import Stamp
+    from gpu_device_plugin.kubelet.checkpoint import Stamp
 
 DAMAGED = CheckpointUnreadableError("it is damaged")
 
