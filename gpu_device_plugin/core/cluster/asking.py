@@ -16,7 +16,6 @@ from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes, read_wishes
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
 from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
@@ -156,11 +155,7 @@ def _parts(pod: Pod, resource: Resource) -> Iterable[tuple[int, Sequence[tuple[C
         if amount < 1:
             continue
         members.append((container, amount))
-        if container.kind is ContainerKind.INIT:
-            handed_on = max(handed_on, amount)
-        else:
-            kept += amount
-            handed_on = max(0, handed_on - amount)
+        kept, handed_on = container.allocated(kept, handed_on, amount)
         if not handed_on:
             yield kept, members
             members, kept = [], 0

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.keys import ASSIGNED, ASSUME_TIME, DEV, POD
 from gpu_device_plugin.core.contract.promises import Allocation, write_allocation
-from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def _members(part: Part, placement: Placement) -> list[dict[int, int]]:
     for container, amount in part.members:
         # The containers after an init container reuse its GPUs; any other container keeps its own.
         start = first
-        if container.kind is not ContainerKind.INIT:
+        if not container.hands_on:
             first += amount
         promised.append(dict(placement.shares[start : start + amount]))
     return promised

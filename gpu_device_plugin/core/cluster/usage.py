@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.asking import amount_of, parts_of
 from gpu_device_plugin.core.contract.promises import readable_promises
-from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
@@ -154,16 +153,10 @@ def _held(part: Part, promised: Mapping[tuple[str, Kind], Promise]) -> Mapping[i
     The rule is that of the part's size (`asking`). A promise of more than that size is discarded.
     """
     memory = part.demand.kind is Kind.MEMORY
-    kept: dict[int, int] = {}
-    handed_on: dict[int, int] = {}
+    held: dict[int, tuple[int, int]] = {}  # the shares that containers keep, and those left for reuse
     for container, _ in part.members:
         promise = promised.get((container.name, part.demand.kind))
         for position, shares in () if promise is None else promise.shares:
-            amount = shares if memory else 1
-            if container.kind is ContainerKind.INIT:
-                handed_on[position] = max(handed_on.get(position, 0), amount)
-            else:
-                kept[position] = kept.get(position, 0) + amount
-                handed_on[position] = max(0, handed_on.get(position, 0) - amount)
-    held = {position: kept.get(position, 0) + left for position, left in handed_on.items()}
-    return held if sum(held.values()) <= part.demand.amount else {}
+            held[position] = container.allocated(*held.get(position, (0, 0)), shares if memory else 1)
+    totals = {position: sum(amounts) for position, amounts in held.items()}
+    return totals if sum(totals.values()) <= part.demand.amount else {}

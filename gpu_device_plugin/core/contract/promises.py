@@ -253,7 +253,7 @@ def _held_at_once(pod: Pod, actual: Mapping[tuple[str, Kind], Mapping[int, int]]
     for container in pod.containers:
         now = kept + held[container.name]
         most = max(most, now)
-        if container.kind is not ContainerKind.INIT:
+        if not container.hands_on:
             kept = now
     return most
 

@@ -38,6 +38,13 @@ class Container:
         """Whether the containers after it reuse its devices: it is an ordinary init container."""
         return self.kind is ContainerKind.INIT
 
+    def allocated(self, kept: int, reusable: int, amount: int) -> tuple[int, int]:
+        """Return the devices that containers keep, and those left for reuse, once this one was allocated `amount`.
+
+        The kubelet reuses the devices of an ordinary init container for the containers after it, before any others.
+        """
+        return (kept, max(reusable, amount)) if self.hands_on else (kept + amount, max(0, reusable - amount))
+
 
 @dataclass(frozen=True, slots=True)
 class Pod:

@@ -185,7 +185,7 @@ class WaitingPods:
                     container=container.name,
                     kind=kind,
                     amount=amount,
-                    init=container.kind is ContainerKind.INIT,
+                    init=container.hands_on,
                     promise=self._swapped.get((uid, container.name, kind), promised.get((container.name, kind))),
                     served=self._is_served((uid, container.name, kind)),
                     allowed=frozenset(allowed) if wishes.choosy else None,
