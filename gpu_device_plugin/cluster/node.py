@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -23,6 +23,7 @@ from gpu_device_plugin.cluster.errors import (
     UnavailableError,
 )
 from gpu_device_plugin.core.contract.keys import GPU_CONDITION
+from gpu_device_plugin.core.model.times import rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -199,7 +200,7 @@ class NodeCondition:
             if before is None:
                 return False
             return await self._patch({"type": GPU_CONDITION, "$patch": "delete"})
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = rfc3339(time.time())
         moved = {} if before == condition.status else {"lastTransitionTime": now}
         return await self._patch(
             {

@@ -5,9 +5,10 @@ The rules are those of Kubernetes 1.36 (pkg/registry/core/pod/storage/eviction.g
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import time
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.testing.cluster_kinds import BUDGETS, PODS
 from gpu_device_plugin.testing.cluster_served import RefusedError
 from gpu_device_plugin.testing.selectors import label_selector
@@ -50,7 +51,7 @@ def _targeted(found: Json) -> Json:
         "status": "True",
         "reason": "EvictionByEvictionAPI",
         "message": "Eviction API: evicting",
-        "lastTransitionTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lastTransitionTime": rfc3339(time.time()),
     }
     others = [one for one in found["status"].get("conditions", ()) if one["type"] != target["type"]]
     found["status"]["conditions"] = [*others, target]

@@ -6,10 +6,11 @@ The limits are those of ``pkg/apis/resource/validation``; expressions in CEL are
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+import time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.testing.cluster_served import Served, invalid
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _check_slice(new: Json) -> None:
     name, spec = new["metadata"]["name"], new.setdefault("spec", {})
     for where, why in _wrong_slice(spec):
         raise invalid(SLICES, name, f"spec.{where}", "FieldValueInvalid", why)
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    now = rfc3339(time.time())
     for device in spec.get("devices") or ():
         for taint in device.get("taints") or ():
             taint.setdefault("timeAdded", now)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import copy
 import math
 import secrets
+import time
 import uuid
 from bisect import bisect_right
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.core.model.times import epoch_s, rfc3339
 from gpu_device_plugin.testing.cluster_kinds import BUDGETS, KINDS, PODS
 from gpu_device_plugin.testing.cluster_served import RefusedError, Served, invalid
 
@@ -137,7 +138,7 @@ class Store:
             if served in {PODS, BUDGETS}:
                 new.pop("status", None)
         meta.setdefault("uid", str(uuid.uuid4()))
-        meta.setdefault("creationTimestamp", _time(datetime.now(UTC)))
+        meta.setdefault("creationTimestamp", rfc3339(time.time()))
         new.update(apiVersion=served.api_version, kind=served.kind)
         served.on_create(new)
         return self._commit(served, key, None, new) if keep else new
@@ -191,10 +192,10 @@ class Store:
                 f"the {what} in the precondition ({wanted}) does not match the {what} in record ({there}). "
                 "The object might have been deleted and then recreated",
             )
-        grace, until = _deletion(before, grace_s) if served is PODS else (0, datetime.now(UTC))
+        grace, until_s = _deletion(before, grace_s) if served is PODS else (0, time.time())
         marked = served is PODS or meta.get("finalizers")
         if marked and meta.get("deletionGracePeriodSeconds", math.inf) > grace:
-            marks = {"deletionTimestamp": _time(until), "deletionGracePeriodSeconds": grace}
+            marks = {"deletionTimestamp": rfc3339(until_s), "deletionGracePeriodSeconds": grace}
             before = self._commit(served, key, before, {**before, "metadata": {**meta, **marks}})
         return before if grace or meta.get("finalizers") else self._commit(served, key, before, None)
 
@@ -223,7 +224,7 @@ class Store:
         for what in ("annotations", "labels"):
             if meta.get(what):
                 bound["metadata"][what] = {**bound["metadata"].get(what, {}), **meta[what]}
-        scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": _time(datetime.now(UTC))}
+        scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": rfc3339(time.time())}
         others = [one for one in bound["status"].get("conditions", []) if one["type"] != "PodScheduled"]
         bound["status"]["conditions"] = [*others, scheduled]
         self._commit(PODS, key, found, bound)
@@ -244,10 +245,6 @@ class Store:
         return kept
 
 
-def _time(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def _preconditions(uid: str | None, version: str | None, found: Json) -> Iterator[tuple[str, str, str]]:
     """Yield name, expected value and found value of each failed precondition."""
     for what, wanted, key in (("UID", uid, "uid"), ("ResourceVersion", version, "resourceVersion")):
@@ -255,23 +252,24 @@ def _preconditions(uid: str | None, version: str | None, found: Json) -> Iterato
             yield what, wanted, found["metadata"][key]
 
 
-def _deletion(found: Json, asked_s: int | None) -> tuple[int, datetime]:
+def _deletion(found: Json, asked_s: int | None) -> tuple[int, float]:
     """Return how many seconds a pod has to end, and until when, if its deletion is requested with `asked_s`.
 
     Another request can only shorten a deletion, and not into the past (BeforeDelete in apiserver's
     pkg/registry/rest/delete.go, CheckGracefulDelete in Kubernetes' pkg/registry/core/pod/strategy.go).
     """
-    meta, spec, now = found["metadata"], found["spec"], datetime.now(UTC)
+    meta, spec, now_s = found["metadata"], found["spec"], time.time()
     asked_s = 1 if asked_s is not None and asked_s < 0 else asked_s
     if before_s := meta.get("deletionGracePeriodSeconds"):
+        until_s = epoch_s(meta["deletionTimestamp"]) or now_s
         if asked_s is None or asked_s >= before_s:
-            return before_s, datetime.fromisoformat(meta["deletionTimestamp"])
-        until = datetime.fromisoformat(meta["deletionTimestamp"]) - timedelta(seconds=before_s - asked_s)
-        return (asked_s, until) if until >= now else (min(1, asked_s), now)
+            return before_s, until_s
+        until_s -= before_s - asked_s
+        return (asked_s, until_s) if until_s >= now_s else (min(1, asked_s), now_s)
     if not spec.get("nodeName") or found["status"].get("phase") in _ENDED:
-        return 0, now
+        return 0, now_s
     grace_s = spec["terminationGracePeriodSeconds"] if asked_s is None else asked_s
-    return grace_s, now + timedelta(seconds=grace_s)
+    return grace_s, now_s + grace_s
 
 
 def _conflict(served: Served, key: Key, why: str, subresource: str = "") -> RefusedError:

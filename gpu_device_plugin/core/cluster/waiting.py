@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.model.times import epoch_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,8 +55,5 @@ def oldest_s(created: Iterable[str], now: float) -> float:
         created: when they were created, in RFC 3339 and UTC; texts that are not are ignored.
         now: seconds since the epoch, by our clock. That of the API server may be ahead: then the age is 0.
     """
-    first = min((text for text in created if text.endswith("Z")), default="")
-    try:
-        return max(0.0, now - datetime.fromisoformat(first).timestamp())
-    except ValueError:
-        return 0.0
+    first_s = epoch_s(min((text for text in created if text.endswith("Z")), default=""))
+    return 0.0 if first_s is None else max(0.0, now - first_s)

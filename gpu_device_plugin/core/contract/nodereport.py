@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.keys import NODE_LIMITS, NODE_USE, MalformedAnnotationError
 from gpu_device_plugin.core.contract.nodelimits import read_node_limits
 from gpu_device_plugin.core.contract.nodeuse import UsedGpu, read_node_use
 from gpu_device_plugin.core.model.limits import Held
+from gpu_device_plugin.core.model.times import epoch_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,11 +89,8 @@ def node_report(annotations: Mapping[str, str], now_s: float) -> tuple[NodeRepor
 
 def _age_s(moment: str, now_s: float) -> float | None:
     """Return the age of an RFC 3339 time; the clocks of node and reader may differ, so it is never negative."""
-    try:
-        at = datetime.fromisoformat(moment)
-    except ValueError:
-        return None
-    return max(0.0, now_s - (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
+    at_s = epoch_s(moment)
+    return None if at_s is None else max(0.0, now_s - at_s)
 
 
 def exceeds(part: UsedPart) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu, UsedPart
+from gpu_device_plugin.core.model.times import rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,10 +55,10 @@ def node_use(
         if shared is not None:
             place = use.pod_uid, use.container, use.uuid
             excess = over.get(place)
-            since = "" if excess is None else _rfc3339(epoch + excess.since)
+            since = "" if excess is None else rfc3339(epoch + excess.since)
             parts.append(_part(use, shared.position, limits.get(place), since))
     parts.sort(key=_name)
-    return NodeUse(_rfc3339(epoch + reading.at), gpus, tuple(parts), reading.blind)
+    return NodeUse(rfc3339(epoch + reading.at), gpus, tuple(parts), reading.blind)
 
 
 def _part(use: ContainerUse, position: int, limit: LimitState | None, over_since: str) -> UsedPart:
@@ -81,10 +81,6 @@ def _part(use: ContainerUse, position: int, limit: LimitState | None, over_since
 def _rung(use: ContainerUse) -> Rung | None:
     """Return by which means a container is limited of which no state is known: `advisory` has none to be known."""
     return None if use.holding is None or use.holding.whole else use.holding.rung
-
-
-def _rfc3339(seconds: float) -> str:
-    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def due_in_s(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.asking import Ask, Impossible, ask
@@ -11,6 +10,7 @@ from gpu_device_plugin.core.cluster.instances import asked_instances
 from gpu_device_plugin.core.cluster.usage import usage_of
 from gpu_device_plugin.core.contract.keys import ASSIGNED, ASSUME_TIME, MalformedAnnotationError
 from gpu_device_plugin.core.contract.promises import promises
+from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.telling.explaining_mig import held_instances, out_of_service
 from gpu_device_plugin.core.telling.mistakes import asks_for_others, asks_for_several, asks_in_mib
 from gpu_device_plugin.core.telling.nodechecks import NO_TERMS, Terms
@@ -226,4 +226,4 @@ def _moment(nanoseconds: str) -> str:
     """Format the timestamp of an annotation in UTC; empty if it is malformed."""
     if not (nanoseconds.isascii() and nanoseconds.isdigit() and len(nanoseconds) < 20):
         return ""
-    return datetime.fromtimestamp(int(nanoseconds) // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return rfc3339(int(nanoseconds) // 10**9)

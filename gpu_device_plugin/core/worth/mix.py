@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.core.model.resources import Kind as Resource
+from gpu_device_plugin.core.model.times import epoch_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -149,7 +149,4 @@ def kinds_of(ask: Ask, cpu_milli: int, memory_mib: int) -> tuple[PodKind, ...]:
 
 def created_s(created: str) -> float:
     """Return a time of the API as seconds since the epoch; 0 if there is none, so that it counts like the latest."""
-    try:
-        return datetime.fromisoformat(created).timestamp()
-    except ValueError:
-        return 0.0
+    return epoch_s(created) or 0.0

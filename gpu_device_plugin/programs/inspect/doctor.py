@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -28,6 +27,7 @@ from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.core.contract.variables import VISIBLE_DEVICES
 from gpu_device_plugin.core.model.mig import is_mig_resource
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.core.node.others import sightings
 from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
 from gpu_device_plugin.core.telling.diagnosing import Unknown
@@ -301,10 +301,8 @@ def _meddles(pod: _Pod) -> bool:
 
 
 def _age_s(moment: str) -> float:
-    try:
-        return time.time() - datetime.fromisoformat(moment).astimezone(UTC).timestamp()
-    except ValueError:
-        return 0.0
+    at_s = epoch_s(moment)
+    return 0.0 if at_s is None else time.time() - at_s
 
 
 def _seen(pod: _Pod, asked: int | None = None) -> PartSeen:

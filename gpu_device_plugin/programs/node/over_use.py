@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.contract.keys import OVER_USE
+from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.node.over_use import Response, Rules, Watch, ended
 from gpu_device_plugin.core.telling.over_use import annotation, event_note, outlook, use_of
 
@@ -128,8 +128,9 @@ class OverUse:
     ) -> None:
         """Write the sentence on the pods about which something is new, or remove it."""
         for uid in changed & pods.keys():
+            booted_s = time.time() - time.monotonic()
             told = [
-                (excess, self._gpu(place[2]), _clock_time(excess.since))
+                (excess, self._gpu(place[2]), rfc3339(booted_s + excess.since))
                 for place, excess in excesses.items()
                 if place[0] == uid
             ]
@@ -171,8 +172,3 @@ class OverUse:
 def rules_of(settings: NodeSettings) -> Rules:
     """Return the rules that the settings make."""
     return Rules(settings.over_use_slack_mib, settings.over_use_grace_s, Response(settings.over_use))
-
-
-def _clock_time(monotonic_s: float) -> str:
-    moment = datetime.fromtimestamp(time.time() - (time.monotonic() - monotonic_s), UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -6,7 +6,6 @@ import asyncio
 import math
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -17,6 +16,7 @@ from gpu_device_plugin.core.cluster.agentpods import HOME, AgentPod, Agents, age
 from gpu_device_plugin.core.cluster.turns import DEFAULT_PACE, NEVER, Attempt, due, shared
 from gpu_device_plugin.core.contract.samples import MalformedMetricsError
 from gpu_device_plugin.core.contract.scrapeduse import scraped_use
+from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.programs.web.ports import FiguresState
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class AgentFigures:
             page = await self._client.from_pod(
                 agent.namespace, agent.name, agent.port or 0, "/metrics", most=_MOST_BYTES, timeout_s=timing.answer_s
             )
-            at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            at = rfc3339(time.time())
             # A page of many containers takes longer than others should wait.
             use = await asyncio.to_thread(lambda: scraped_use(page.decode("utf-8", "replace"), at))
             if use is None:

@@ -6,13 +6,13 @@ import asyncio
 import time
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.errors import ApiError
+from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.telling.page import VERSION
 from gpu_device_plugin.programs.web.board import PARTS
 from gpu_device_plugin.programs.web.sight import Sight
@@ -277,7 +277,7 @@ class Streams:
             read["ageS"] = round(reading.age_s, 1)
         if reading.why:
             read["why"] = reading.why
-        read["now"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        read["now"] = rfc3339(time.time())
         return msgspec.json.encode(read)
 
     def _whole(self, sight: Sight, stream: str) -> Iterator[bytes]:

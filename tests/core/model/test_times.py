@@ -1,0 +1,28 @@
+"""Times are written as Kubernetes writes them, and read with any zone."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_device_plugin.core.model.times import epoch_s, rfc3339
+
+
+def test_a_time_is_written_in_utc_and_whole_seconds() -> None:
+    assert rfc3339(1_795_341_600.9) == "2026-11-22T10:00:00Z"
+    assert rfc3339(0) == "1970-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2026-11-22T10:00:00Z", 1_795_341_600.0),
+        ("2026-11-22T10:00:00.250000Z", 1_795_341_600.25),
+        ("2026-11-22T12:00:00+02:00", 1_795_341_600.0),
+        ("2026-11-22T10:00:00", 1_795_341_600.0),
+        ("yesterday", None),
+        ("", None),
+        ("0001-01-01T00:00:00+23:59", -62_135_683_140.0),
+    ],
+)
+def test_a_time_is_read_with_its_zone(text: str, expected: float | None) -> None:
+    assert epoch_s(text) == expected
