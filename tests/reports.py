@@ -7,9 +7,16 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import NODE_LIMITS, NODE_USE
-from gpu_device_plugin.core.contract.nodelimits import NodeLimits, write_node_limits
-from gpu_device_plugin.core.contract.nodereport import NodeReport, node_report
-from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu, UsedPart, write_node_use
+from gpu_device_plugin.core.contract.nodereport import (
+    NodeLimits,
+    NodeReport,
+    NodeUse,
+    UsedGpu,
+    UsedPart,
+    node_report,
+    write_node_limits,
+    write_node_use,
+)
 from gpu_device_plugin.core.model.limits import GpuRung, Rung
 
 if TYPE_CHECKING:

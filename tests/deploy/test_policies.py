@@ -20,7 +20,7 @@ from gpu_device_plugin.core.contract.cleanup import our_annotations, our_labels
 from gpu_device_plugin.core.contract.keys import SWITCH_LABEL
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.core.contract.nodelabels import node_labels
-from gpu_device_plugin.core.contract.nodelimits import NodeLimits
+from gpu_device_plugin.core.contract.nodereport import NodeLimits
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.limits import GpuRung, Rung
 from gpu_device_plugin.core.model.mig import MigMode

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.nodeuse import UsedGpu
+from gpu_device_plugin.core.contract.nodereport import UsedGpu
 from gpu_device_plugin.core.model.limits import GpuRung, Held, Rung
 from gpu_device_plugin.core.telling.folded import folded
 from gpu_device_plugin.core.telling.top import NODE_SORTS

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.contract.keys import NODE_LIMITS, NODE_USE, OVER_USE, PLACEMENT_LABEL
-from gpu_device_plugin.core.contract.nodelimits import read_node_limits
-from gpu_device_plugin.core.contract.nodeuse import read_node_use
+from gpu_device_plugin.core.contract.nodereport import read_node_limits, read_node_use
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from tests.docs.guide_world import EXAMPLES, documents
 from tests.docs.pages import DOCS, blocks, sections, text_of
@@ -33,7 +32,7 @@ from tests.patience import REAL_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from gpu_device_plugin.core.contract.nodeuse import NodeUse
+    from gpu_device_plugin.core.contract.nodereport import NodeUse
     from tests.docs.guide_world import Json
     from tests.e2e.cluster import Cluster, Given
 

@@ -96,9 +96,9 @@ MODEL_LABELS = f"{NODE_LABELS}product."
 """Prefix of the labels that name one GPU model each."""
 NODE_LIMITS = "gpu-device-plugin/limits"
 """Label: the means by which the memory limits of this node hold (`core.model.limits.Rung`), the weakest of its GPUs'.
-Annotation: the means of each GPU with its reason, as JSON (`nodelimits`)."""
+Annotation: the means of each GPU with its reason, as JSON (`nodereport`)."""
 NODE_USE = "gpu-device-plugin/use"
-"""Annotation: who uses what on the node's GPUs, as JSON (`nodeuse`)."""
+"""Annotation: who uses what on the node's GPUs, as JSON (`nodereport`)."""
 GPU_CONDITION = "GPUHealthy"
 """The type of the node condition that the agent keeps where the setting `node_condition` asks for it."""
 AGENT_LABELS = tuple(

@@ -6,14 +6,14 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.keys import MODEL_LABELS, NODE_LABELS, NODE_LIMITS
-from gpu_device_plugin.core.contract.nodelimits import NO_LIMITS
+from gpu_device_plugin.core.contract.nodereport import NO_LIMITS
 from gpu_device_plugin.core.model.mig import resource_name
 from gpu_device_plugin.core.model.shares import WHOLE_GPUS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpu_device_plugin.core.contract.nodelimits import NodeLimits
+    from gpu_device_plugin.core.contract.nodereport import NodeLimits
     from gpu_device_plugin.core.model.gpus import Inventory
     from gpu_device_plugin.core.model.shares import Shares
 

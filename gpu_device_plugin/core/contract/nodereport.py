@@ -1,34 +1,266 @@
-"""What the agent of a node reports for people: the limits that hold there, and who uses what, with its age."""
+"""What the agent of a node reports for people: the limits that hold there, and who uses what.
+
+Limits and use are annotations of the node, which the agent writes when something changes (`core.node.use_report` says
+when). It also serves the use as it is now, the same document, at the path `USE_PATH` of its HTTP port.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpu_device_plugin.core.contract.keys import NODE_LIMITS, NODE_USE, MalformedAnnotationError
-from gpu_device_plugin.core.contract.nodelimits import read_node_limits
-from gpu_device_plugin.core.contract.nodeuse import UsedGpu, read_node_use
-from gpu_device_plugin.core.model.limits import Held
+from gpu_device_plugin.core.model.gpus import MOST_GPUS
+from gpu_device_plugin.core.model.limits import GpuRung, Held, Rung
 from gpu_device_plugin.core.model.times import epoch_s
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from gpu_device_plugin.core.contract.nodelimits import NodeLimits
-    from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedPart
-    from gpu_device_plugin.core.model.limits import GpuRung
-
+VERSION = 1
+"""Version of both formats. A minor release of the agent may add fields, which older readers ignore."""
+USE_PATH = "/use"
 OLD_S = 180.0
 """The age of older figures is told. They may be right: an agent writes them again when they have changed by much."""
 STALE_S = 900.0
 """Older figures show nothing of the present: an agent writes them again after some minutes even if nothing changed."""
 
-_NOT_HELD = frozenset({Held.DIFFERS, Held.MISSING})
+
+class Bounds(NamedTuple):
+    """How long a report of the use may be; the containers with the most use are kept."""
+
+    containers: int
+    size: int
+    """Characters of all containers, which are ASCII."""
+
+
+ANNOTATED = Bounds(512, 96 << 10)
+"""All annotations of an object together may have 256 KiB in Kubernetes."""
+SERVED = Bounds(4096, 1 << 20)
+_MOST_VALUES = 1 << 17
+"""In one document: JSON of few characters can become very many objects."""
+_LONGEST_WHY = 400
+_LARGEST = 1 << 40
+"""MiB; a larger number is a mistake."""
+
+
+# --- Limits -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLimits:
+    """The means of limiting on each GPU of a node, by position."""
+
+    gpus: Mapping[int, GpuRung]
+
+    @property
+    def rung(self) -> Rung:
+        """The weakest of them: the one that every container of the node gets at least."""
+        return min((gpu.rung for gpu in self.gpus.values()), key=lambda rung: rung.strength, default=Rung.ADVISORY)
+
+    @property
+    def why(self) -> str:
+        """The reason of the weakest, as a sentence without a full stop."""
+        return next((gpu.why for gpu in self.gpus.values() if gpu.rung is self.rung), "there is no GPU")
+
+
+NO_LIMITS = NodeLimits({})
+"""Of a node without GPUs, or of an agent that does not tell."""
+
+
+def write_node_limits(limits: NodeLimits) -> str:
+    """Return the value of the annotation `NODE_LIMITS`, as compact JSON."""
+    gpus = [
+        {"index": position, "rung": gpu.rung, "why": gpu.why} | ({"refusal": gpu.refusal} if gpu.refusal else {})
+        for position, gpu in sorted(limits.gpus.items())
+    ]
+    return _compact({"version": VERSION, "gpus": gpus})
+
+
+def read_node_limits(text: str) -> NodeLimits:
+    """Parse the annotation `NODE_LIMITS` of a node.
+
+    Raises:
+        MalformedAnnotationError: it cannot be parsed; the message names the fault.
+    """
+    with _reading(NODE_LIMITS):
+        return NodeLimits(
+            {
+                gpu["index"]: GpuRung(Rung(gpu["rung"]), _text(gpu, "why"), _text(gpu, "refusal"))
+                for gpu in json.loads(text)["gpus"]
+                if type(gpu["index"]) is int
+            }
+        )
+
+
+# --- Use --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class UsedGpu:
+    """The memory in use on one GPU, in MiB."""
+
+    used_mib: int | None = None
+    """By anybody; None: unknown."""
+    unattributed_mib: int | None = None
+    """By processes of no pod; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsedPart:
+    """One container on one GPU."""
+
+    namespace: str
+    """Empty if the agent does not know the pod's name."""
+    pod: str
+    """Its name; its UID where the agent does not know the name."""
+    container: str
+    """Empty if only the pod is known."""
+    gpu: int
+    """The GPU's position."""
+    granted_mib: int
+    """0: the pod was not given this GPU. Without a container's name: what all containers of the pod have of it."""
+    used_mib: int | None = None
+    sm_percent: int | None = None
+    """Its use of the GPU's multiprocessors, 0 to 100."""
+    rung: Rung | None = None
+    """None for a container with whole GPUs, or one that was given none."""
+    held: Held | None = None
+    found_mib: int | None = None
+    """The limit that the driver has."""
+    why: str = ""
+    """Why the limit is not held, as a sentence."""
+    over_since: str = ""
+    """RFC 3339: since when it has used more than it was granted, beyond the slack; empty: it does not."""
+
+    @property
+    def place(self) -> tuple[int, str, str, str]:
+        """What tells it from the others on its node, and their order."""
+        return self.gpu, self.namespace, self.pod, self.container
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """The use of a node's GPUs."""
+
+    at: str
+    """RFC 3339: when it was read."""
+    gpus: Mapping[int, UsedGpu] = field(default_factory=dict)
+    """By position."""
+    parts: tuple[UsedPart, ...] = ()
+    blind: str = ""
+    """Why the use by container is not known, as a sentence; empty if it is."""
+    left_out: int = 0
+    """Containers beyond the `Bounds`."""
+
+
+# The keys of JSON by field; fields with their default value are left out.
+_PART = {
+    "namespace": "namespace",
+    "pod": "pod",
+    "container": "container",
+    "gpu": "gpu",
+    "granted_mib": "granted",
+    "used_mib": "used",
+    "sm_percent": "sm",
+    "rung": "rung",
+    "held": "limit",
+    "found_mib": "found",
+    "why": "why",
+    "over_since": "over",
+}
+# A value that is not known here is of a newer agent.
+_RUNGS: Mapping[Any, Rung] = {rung.value: rung for rung in Rung}
+_HELD: Mapping[Any, Held] = {held.value: held for held in Held}
+_WHOLE = ("gpu", "granted_mib", "used_mib", "sm_percent", "found_mib")
+
+
+def write_node_use(use: NodeUse, bounds: Bounds = ANNOTATED) -> str:
+    """Return the value of the annotation `NODE_USE`, or with other bounds the same for `USE_PATH`, as compact JSON."""
+    by_use = sorted(use.parts, key=lambda part: -(part.used_mib or 0))
+    kept: list[tuple[UsedPart, Mapping[str, object]]] = []
+    left = bounds.size
+    for part in by_use[: bounds.containers]:
+        fields = _given({key: getattr(part, name) for name, key in _PART.items()} | {"why": part.why[:_LONGEST_WHY]})
+        left -= len(_compact(fields)) + 1
+        if left < 0:
+            break
+        kept.append((part, fields))
+    kept.sort(key=lambda each: each[0].place)
+    document = {
+        "version": VERSION,
+        "at": use.at,
+        "gpus": [
+            _given({"index": position, "used": gpu.used_mib, "unattributed": gpu.unattributed_mib})
+            for position, gpu in sorted(use.gpus.items())
+        ],
+        "containers": [fields for _, fields in kept],
+        "blind": use.blind,
+        "leftOut": use.left_out + len(by_use) - len(kept) or None,
+    }
+    return _compact(_given(document))
+
+
+def read_node_use(text: str, bounds: Bounds = ANNOTATED) -> NodeUse:
+    """Parse the use of a node's GPUs. Unknown fields are ignored: the agent may be newer than the reader.
+
+    Args:
+        text: the annotation `NODE_USE`, or what an agent serves at `USE_PATH`. It costs no more than its length.
+        bounds: with which the agent wrote it.
+
+    Raises:
+        MalformedAnnotationError: it cannot be parsed; the message names the annotation.
+    """
+    with _reading(NODE_USE):
+        if sum(map(text.count, ",[{")) > _MOST_VALUES:
+            raise ValueError
+        document: Any = json.loads(text)
+        fields = {VERSION: document}[document["version"]]
+        return NodeUse(
+            at=_text(fields, "at"),
+            gpus={
+                _whole(each, "index") or 0: UsedGpu(_whole(each, "used"), _whole(each, "unattributed"))
+                for each in fields.get("gpus", ())[:MOST_GPUS]
+            },
+            parts=tuple(_part(each) for each in fields.get("containers", ())[: bounds.containers]),
+            blind=_text(fields, "blind"),
+            left_out=_whole(fields, "leftOut") or 0,
+        )
+
+
+def _part(fields: Mapping[str, Any]) -> UsedPart:
+    whole: Any = {name: _whole(fields, _PART[name]) for name in _WHOLE}
+    texts: Any = {name: _text(fields, key) for name, key in _PART.items() if name not in (*_WHOLE, "rung", "held")}
+    return UsedPart(
+        **{**texts, **whole, "gpu": whole["gpu"] or 0, "granted_mib": whole["granted_mib"] or 0},
+        rung=_RUNGS.get(fields.get("rung")),
+        held=_HELD.get(fields.get("limit")),
+    )
+
+
+def exceeds(part: UsedPart) -> bool:
+    """Return whether a container has used more than it was granted, beyond the slack and for the whole grace."""
+    return bool(part.over_since)
+
+
+def trespasses(part: UsedPart) -> bool:
+    """Return whether a container uses a GPU that it was not given, however little of it."""
+    return not part.granted_mib and bool(part.used_mib)
+
+
+def not_held(part: UsedPart) -> bool:
+    """Return whether the driver was asked to limit a container and does not, or not as asked."""
+    return part.held in {Held.DIFFERS, Held.MISSING}
+
+
+# --- Both -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """The two annotations of a node; an older agent writes neither."""
+    """The limits and the use of one node; an older agent reports neither."""
 
     limits: NodeLimits | None = None
     use: NodeUse | None = None
@@ -73,36 +305,47 @@ def node_report(annotations: Mapping[str, str], now_s: float) -> tuple[NodeRepor
         annotations: those of the node.
         now_s: seconds since the epoch.
     """
-    problems: list[str] = []
-    limits: NodeLimits | None = None
-    use: NodeUse | None = None
+    report, problems = NO_REPORT, list[str]()
     try:
-        limits = read_node_limits(annotations[NODE_LIMITS]) if NODE_LIMITS in annotations else None
+        if NODE_LIMITS in annotations:
+            report = NodeReport(read_node_limits(annotations[NODE_LIMITS]))
     except MalformedAnnotationError as error:
         problems.append(str(error))
     try:
-        use = read_node_use(annotations[NODE_USE]) if NODE_USE in annotations else None
+        if NODE_USE in annotations:
+            use = read_node_use(annotations[NODE_USE])
+            at_s = epoch_s(use.at)
+            # The clocks of node and reader may differ.
+            report = NodeReport(report.limits, use, None if at_s is None else max(0.0, now_s - at_s))
     except MalformedAnnotationError as error:
         problems.append(str(error))
-    return NodeReport(limits, use, None if use is None else _age_s(use.at, now_s)), tuple(problems)
+    return report, tuple(problems)
 
 
-def _age_s(moment: str, now_s: float) -> float | None:
-    """Return the age of an RFC 3339 time; the clocks of node and reader may differ, so it is never negative."""
-    at_s = epoch_s(moment)
-    return None if at_s is None else max(0.0, now_s - at_s)
+@contextmanager
+def _reading(annotation: str) -> Iterator[None]:
+    """Translate whatever a text of another kind raises."""
+    try:
+        yield
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise MalformedAnnotationError(
+            f"the node's annotation {annotation} is not of version {VERSION}; upgrade the older of agent and reader"
+        ) from error
 
 
-def exceeds(part: UsedPart) -> bool:
-    """Return whether a container has used more than it was granted, beyond the slack and for the whole grace."""
-    return bool(part.over_since)
+def _compact(document: object) -> str:
+    return json.dumps(document, separators=(",", ":"))
 
 
-def trespasses(part: UsedPart) -> bool:
-    """Return whether a container uses a GPU that it was not given, however little of it."""
-    return not part.granted_mib and bool(part.used_mib)
+def _given(fields: Mapping[str, object]) -> Mapping[str, object]:
+    return {key: value for key, value in fields.items() if value not in (None, "", [])}
 
 
-def not_held(part: UsedPart) -> bool:
-    """Return whether the driver was asked to limit a container and does not, or not as asked."""
-    return part.held in _NOT_HELD
+def _whole(fields: Mapping[str, Any], key: str) -> int | None:
+    value = fields.get(key)
+    return value if type(value) is int and 0 <= value <= _LARGEST else None
+
+
+def _text(fields: Mapping[str, Any], key: str) -> str:
+    value = fields.get(key)
+    return value if isinstance(value, str) and value.isprintable() else ""

@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu, UsedPart
+from gpu_device_plugin.core.contract.nodereport import NodeUse, UsedGpu, UsedPart
 from gpu_device_plugin.core.contract.samples import MalformedMetricsError, samples
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
 from gpu_device_plugin.core.model.limits import Held, Rung

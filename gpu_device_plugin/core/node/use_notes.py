@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu, UsedPart
+from gpu_device_plugin.core.contract.nodereport import NodeUse, UsedGpu, UsedPart
 from gpu_device_plugin.core.model.times import rfc3339
 
 if TYPE_CHECKING:

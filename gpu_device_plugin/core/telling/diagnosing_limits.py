@@ -15,8 +15,7 @@ from gpu_device_plugin.core.telling.reported import age, container, does_not_hol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from gpu_device_plugin.core.contract.nodereport import NodeReport
-    from gpu_device_plugin.core.contract.nodeuse import UsedPart
+    from gpu_device_plugin.core.contract.nodereport import NodeReport, UsedPart
     from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms
 
 _GUIDE = "docs/guide.md says what each means needs (What holds on my node)"

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.nodeview import GpuView, NodeView
     from gpu_device_plugin.core.cluster.usage import Occupant
     from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance
-    from gpu_device_plugin.core.contract.nodereport import NodeReport
-    from gpu_device_plugin.core.contract.nodeuse import UsedPart
+    from gpu_device_plugin.core.contract.nodereport import NodeReport, UsedPart
 
 VERSION = 1
 """Increases when a field changes its meaning or is removed. Fields may be added at any time."""

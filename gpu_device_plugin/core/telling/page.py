@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.instances import Instances
     from gpu_device_plugin.core.cluster.nodeview import GpuView, NodeView
     from gpu_device_plugin.core.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.core.contract.nodereport import NodeReport
-    from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedPart
+    from gpu_device_plugin.core.contract.nodereport import NodeReport, NodeUse, UsedPart
 
 VERSION = 1
 

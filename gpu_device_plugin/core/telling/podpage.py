@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.nodeview import NodeView
-    from gpu_device_plugin.core.contract.nodeuse import UsedPart
+    from gpu_device_plugin.core.contract.nodereport import UsedPart
     from gpu_device_plugin.core.model.pods import Container, Pod
     from gpu_device_plugin.core.model.resources import Resource
 

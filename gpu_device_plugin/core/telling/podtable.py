@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.instances import Instances
     from gpu_device_plugin.core.cluster.nodeview import NodeView
     from gpu_device_plugin.core.cluster.usage import Usage
-    from gpu_device_plugin.core.contract.nodeuse import UsedPart
+    from gpu_device_plugin.core.contract.nodereport import UsedPart
     from gpu_device_plugin.core.model.claims import Claim
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource

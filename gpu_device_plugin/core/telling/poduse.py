@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.nodeview import NodeView
     from gpu_device_plugin.core.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.core.contract.nodereport import NodeReport
-    from gpu_device_plugin.core.contract.nodeuse import UsedPart
+    from gpu_device_plugin.core.contract.nodereport import NodeReport, UsedPart
     from gpu_device_plugin.core.model.pods import Pod
 
 _MOST_NEIGHBOURS = 5

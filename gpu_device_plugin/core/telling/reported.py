@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from gpu_device_plugin.core.cluster.nodeview import NodeView
-    from gpu_device_plugin.core.contract.nodereport import NodeReport
-    from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedPart
+    from gpu_device_plugin.core.contract.nodereport import NodeReport, NodeUse, UsedPart
 
 _NOTHING = "-"
 _UNKNOWN = "unknown"

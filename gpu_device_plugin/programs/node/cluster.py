@@ -35,7 +35,7 @@ from gpu_device_plugin.core.contract.keys import (
 )
 from gpu_device_plugin.core.contract.nodegpus import node_gpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodelabels import node_labels
-from gpu_device_plugin.core.contract.nodelimits import NO_LIMITS, write_node_limits
+from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, write_node_limits
 from gpu_device_plugin.core.contract.promises import assignment
 from gpu_device_plugin.core.model.gpus import Inventory
 from gpu_device_plugin.core.model.mig import MigMode
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.cluster.config import ClusterConfig
     from gpu_device_plugin.cluster.evictions import Eviction
-    from gpu_device_plugin.core.contract.nodelimits import NodeLimits
+    from gpu_device_plugin.core.contract.nodereport import NodeLimits
     from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.pods import Pod

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.mpsfiles import SHM_DIRECTORY
-from gpu_device_plugin.core.contract.nodelimits import NO_LIMITS, NodeLimits
+from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, NodeLimits
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.limit_grants import Means
 from gpu_device_plugin.core.node.mps import NOT_THERE

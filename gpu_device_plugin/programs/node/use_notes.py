@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.core.contract.nodeuse import write_node_use
+from gpu_device_plugin.core.contract.nodereport import write_node_use
 from gpu_device_plugin.core.node.use_notes import SELDOM_S, SOON_S, due_in_s, node_use
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.aio.latest import Latest
-    from gpu_device_plugin.core.contract.nodeuse import NodeUse
+    from gpu_device_plugin.core.contract.nodereport import NodeUse
     from gpu_device_plugin.core.model.limits import LimitState
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.over_use import Excess, Place

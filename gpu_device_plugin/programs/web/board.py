@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.nodeview import NodeView
-    from gpu_device_plugin.core.contract.nodeuse import NodeUse
+    from gpu_device_plugin.core.contract.nodereport import NodeUse
     from gpu_device_plugin.programs.web.ports import FiguresState
     from gpu_device_plugin.programs.web.sight import Sight
     from gpu_device_plugin.programs.web.watched import Watched

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.client import Client
     from gpu_device_plugin.core.cluster.turns import Pace
-    from gpu_device_plugin.core.contract.nodeuse import NodeUse
+    from gpu_device_plugin.core.contract.nodereport import NodeUse
 
     Deliver = Callable[[str, NodeUse | None], None]
 

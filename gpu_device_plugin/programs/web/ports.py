@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from gpu_device_plugin.core.contract.nodeuse import NodeUse
+    from gpu_device_plugin.core.contract.nodereport import NodeUse
 
 ALL_NAMESPACES = ""
 """In place of a namespace: all of them, as in the Kubernetes API."""

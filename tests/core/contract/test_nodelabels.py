@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.nodelabels import label_value, node_labels
-from gpu_device_plugin.core.contract.nodelimits import NodeLimits
+from gpu_device_plugin.core.contract.nodereport import NodeLimits
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.limits import GpuRung, Rung
 from gpu_device_plugin.core.model.mig import MigMode

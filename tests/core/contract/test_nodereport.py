@@ -1,18 +1,274 @@
-"""The report of a node's agent: two annotations, read with the age of their figures."""
+"""The report of a node's agent: the limits and the use of its GPUs, written, read, and read with their age."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.keys import NODE_LIMITS, NODE_USE
-from gpu_device_plugin.core.contract.nodelimits import NodeLimits, write_node_limits
-from gpu_device_plugin.core.contract.nodereport import NO_REPORT, exceeds, node_report, not_held, trespasses
-from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu, UsedPart, write_node_use
+from gpu_device_plugin.core.contract.cleanup import our_annotations
+from gpu_device_plugin.core.contract.keys import NODE_LIMITS, NODE_USE, MalformedAnnotationError
+from gpu_device_plugin.core.contract.nodereport import (
+    ANNOTATED,
+    NO_LIMITS,
+    NO_REPORT,
+    SERVED,
+    NodeLimits,
+    NodeUse,
+    UsedGpu,
+    UsedPart,
+    exceeds,
+    node_report,
+    not_held,
+    read_node_limits,
+    read_node_use,
+    trespasses,
+    write_node_limits,
+    write_node_use,
+)
+from gpu_device_plugin.core.model.gpus import MOST_GPUS
 from gpu_device_plugin.core.model.limits import GpuRung, Held, Rung
 
 AT = "2026-11-22T10:00:00Z"
+
+# --- Limits -----------------------------------------------------------------------------------------------------------
+
+MIXED = NodeLimits({1: GpuRung(Rung.ADVISORY, "no daemon", "none is there"), 0: GpuRung(Rung.DRIVER, "r615")})
+
+
+def test_limits_are_written_by_position_and_compactly() -> None:
+    assert write_node_limits(MIXED) == (
+        '{"version":1,"gpus":[{"index":0,"rung":"driver","why":"r615"},'
+        '{"index":1,"rung":"advisory","why":"no daemon","refusal":"none is there"}]}'
+    )
+
+
+def test_of_a_node_the_weakest_counts_with_its_reason() -> None:
+    assert (MIXED.rung, MIXED.why) == (Rung.ADVISORY, "no daemon")
+    assert (NO_LIMITS.rung, NO_LIMITS.why) == (Rung.ADVISORY, "there is no GPU")
+
+
+PRINTABLE = st.text(st.characters(categories=["L", "N", "P", "Zs"]).filter(str.isprintable), max_size=20)
+RUNGS = st.builds(GpuRung, st.sampled_from(Rung), PRINTABLE, PRINTABLE)
+
+
+@given(st.dictionaries(st.integers(0, 63), RUNGS))
+def test_limits_that_are_written_are_read(gpus: dict[int, GpuRung]) -> None:
+    assert read_node_limits(write_node_limits(NodeLimits(gpus))) == NodeLimits(gpus)
+
+
+@pytest.mark.parametrize("why", [None, 5, "a\nb", "\u202e"])
+def test_a_reason_that_cannot_be_printed_is_left_out(why: Any) -> None:
+    text = json.dumps({"version": 1, "more": 1, "gpus": [{"index": 0, "rung": "mps", "why": why, "new": True}]})
+    assert read_node_limits(text) == NodeLimits({0: GpuRung(Rung.MPS, "")})
+
+
+@pytest.mark.parametrize("index", [True, "0", 0.0, None])
+def test_a_gpu_without_a_number_is_left_out(index: Any) -> None:
+    text = json.dumps({"version": 1, "gpus": [{"index": index, "rung": "mps", "why": ""}]})
+    assert read_node_limits(text) == NO_LIMITS
+
+
+# --- Use --------------------------------------------------------------------------------------------------------------
+
+
+def test_every_field_is_written_under_its_key_and_defaults_are_not() -> None:
+    use = NodeUse(
+        AT,
+        {1: UsedGpu(9_000, 120), 0: UsedGpu()},
+        (
+            UsedPart("shop", "web-1", "main", 1, 4096, 6120, 35, Rung.MPS, Held.DIFFERS, 8192, "because", AT),
+            UsedPart("shop", "web-0", "", 0, 0),
+        ),
+    )
+    assert json.loads(write_node_use(use)) == {
+        "version": 1,
+        "at": AT,
+        "gpus": [{"index": 0}, {"index": 1, "used": 9_000, "unattributed": 120}],
+        "containers": [
+            {"namespace": "shop", "pod": "web-0", "gpu": 0, "granted": 0},
+            {
+                "namespace": "shop",
+                "pod": "web-1",
+                "container": "main",
+                "gpu": 1,
+                "granted": 4096,
+                "used": 6120,
+                "sm": 35,
+                "rung": "mps",
+                "limit": "differs",
+                "found": 8192,
+                "why": "because",
+                "over": AT,
+            },
+        ],
+    }
+
+
+_NAMES = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,10}[a-z0-9])?", fullmatch=True)
+_MIB = st.none() | st.integers(0, 200_000)
+_SENTENCES = st.text(st.characters(categories=["L", "N", "P"], include_characters=" "), max_size=60)
+_USES = st.builds(
+    NodeUse,
+    at=st.just(AT),
+    gpus=st.dictionaries(st.integers(0, 63), st.builds(UsedGpu, _MIB, _MIB), max_size=8),
+    parts=st.lists(
+        st.builds(
+            UsedPart,
+            namespace=_NAMES,
+            pod=_NAMES,
+            container=_NAMES | st.just(""),
+            gpu=st.integers(0, 63),
+            granted_mib=st.integers(0, 200_000),
+            used_mib=_MIB,
+            sm_percent=st.none() | st.integers(0, 100),
+            rung=st.none() | st.sampled_from(Rung),
+            held=st.none() | st.sampled_from(Held),
+            found_mib=_MIB,
+            why=_SENTENCES,
+            over_since=st.sampled_from(["", AT]),
+        ),
+        max_size=6,
+        unique_by=lambda part: (part.gpu, part.namespace, part.pod, part.container),
+    ).map(lambda parts: tuple(sorted(parts, key=lambda p: (p.gpu, p.namespace, p.pod, p.container)))),
+    blind=_SENTENCES,
+    left_out=st.integers(0, 1000),
+)
+
+
+@given(_USES)
+def test_use_that_is_written_is_read(use: NodeUse) -> None:
+    assert read_node_use(write_node_use(use)) == use
+
+
+def _crowd(count: int, **fields: Any) -> NodeUse:
+    part = replace(UsedPart("namespace", "", "main", 0, 1024), **fields)
+    return NodeUse(AT, parts=tuple(replace(part, pod=f"pod-{n:05}", used_mib=n) for n in range(count)))
+
+
+def test_of_too_many_containers_those_with_the_most_use_are_kept() -> None:
+    read = read_node_use(write_node_use(_crowd(ANNOTATED.containers + 100)))
+    assert read.left_out == 100
+    assert [part.used_mib for part in read.parts] == list(range(100, ANNOTATED.containers + 100))
+    crowd = _crowd(SERVED.containers + 7)
+    assert len(read_node_use(write_node_use(crowd, SERVED), SERVED).parts) == SERVED.containers
+    assert len(write_node_use(_crowd(SERVED.containers, pod="p" * 253), SERVED)) < SERVED.size + 2000
+
+
+@pytest.mark.parametrize("why", ["a" * 10_000, "ß" * 10_000, "\U0001f600" * 10_000])
+def test_long_texts_do_not_make_an_annotation_that_kubernetes_refuses(why: str) -> None:
+    """Names of 253 characters, on 16 GPUs, with a reason each."""
+    use = replace(
+        _crowd(ANNOTATED.containers, namespace="n" * 63, container="c" * 63, why=why),
+        gpus={n: UsedGpu(80_000, 80_000) for n in range(16)},
+    )
+    text = write_node_use(use)
+    assert len(text.encode()) < ANNOTATED.size + 2000
+    read = read_node_use(text)
+    assert len(read.parts) + read.left_out == ANNOTATED.containers
+    assert read.parts[-1].used_mib == ANNOTATED.containers - 1
+    assert 0 < len(read.parts[0].why) < len(why)
+
+
+def test_it_is_removed_with_the_agent() -> None:
+    assert our_annotations({NODE_USE: "{}", "gpu-device-plugin/useful": "1"}) == (NODE_USE,)
+
+
+def part(**fields: Any) -> UsedPart:
+    (read,) = read_node_use(json.dumps({"version": 1, "containers": [{"gpu": 1, "granted": 5, **fields}]})).parts
+    return read
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "7", None, [], 1 << 41, 10**4000])
+def test_a_number_that_is_none_is_not_known(value: object) -> None:
+    assert part(used=value).used_mib is None
+    assert part(granted=value).granted_mib == 0
+
+
+@pytest.mark.parametrize("value", [7, None, [], "two\nlines", "\x1b[31mred"])
+def test_a_text_that_could_harm_a_terminal_is_left_out(value: object) -> None:
+    read = part(pod=value, why=value, over=value)
+    assert (read.pod, read.why, read.over_since) == ("", "", "")
+
+
+def test_a_newer_agent_may_tell_more() -> None:
+    read = part(rung="hypervisor", limit="guessed", colour="red")
+    assert (read.rung, read.held, read.gpu, read.granted_mib) == (None, None, 1, 5)
+    assert read_node_use('{"version":1,"at":"","mood":"good"}') == NodeUse("")
+
+
+def test_more_than_an_agent_writes_is_not_read() -> None:
+    many = [{"index": n} for n in range(1000)]
+    read = read_node_use(json.dumps({"version": 1, "gpus": many, "containers": many}))
+    assert (len(read.gpus), len(read.parts)) == (MOST_GPUS, ANNOTATED.containers)
+
+
+NO_JSON = ("", "{", "[" * 100_000, "[" * 2_000_000, "{}", "[]", "7", "null", '{"gpus": 1}')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(*NO_JSON, '{"gpus": [1]}', '{"gpus": {"a": 1}}', '{"gpus": [{"index": 0}]}', '{"gpus": [{"rung": "mps"}]}'),
+        '{"gpus": [{"index": 0, "rung": "iron", "why": ""}]}',
+    ],
+)
+def test_limits_of_another_form_are_refused_by_name(text: str) -> None:
+    with pytest.raises(MalformedAnnotationError, match=f"{NODE_LIMITS} is not of version 1; upgrade the older"):
+        read_node_limits(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *NO_JSON,
+        '{"version":2}',
+        '{"version":[]}',
+        '{"version":1,"gpus":7}',
+        '{"version":1,"gpus":{"index":0}}',
+        '{"version":1,"gpus":[7]}',
+        '{"version":1,"containers":[[]]}',
+        '{"version":1,"containers":[{"rung":[]}]}',
+        '{"version":1,"containers":[{"gpu":' + "9" * 5000 + "}]}",
+    ],
+)
+def test_use_of_another_form_is_refused_by_name(text: str) -> None:
+    with pytest.raises(MalformedAnnotationError, match=NODE_USE):
+        read_node_use(text, SERVED)
+
+
+@pytest.mark.parametrize("value", ["{}", "[]", "0", '"ab"'])
+def test_a_text_of_very_many_values_is_refused_before_it_takes_their_memory(value: str) -> None:
+    """Two characters of JSON may be 64 bytes in memory."""
+    with pytest.raises(MalformedAnnotationError):
+        read_node_use('{"version":1,"gpus":[],"more":[' + f"{value}," * (1 << 17) + "0]}", SERVED)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(
+    st.fixed_dictionaries({"version": st.just(1), "gpus": _JSON, "containers": _JSON, "at": _JSON, "leftOut": _JSON})
+)
+def test_nothing_else_is_raised(document: dict[str, Any]) -> None:
+    try:
+        read = read_node_use(json.dumps(document))
+    except MalformedAnnotationError:
+        return
+    assert isinstance(read, NodeUse)
+
+
+# --- Both -------------------------------------------------------------------------------------------------------------
+
 NOW_S = datetime(2026, 11, 22, 10, 0, 0, tzinfo=UTC).timestamp()
 LIMITS = NodeLimits({1: GpuRung(Rung.MPS, "the label wants it")})
 PART = UsedPart("default", "web", "main", gpu=1, granted_mib=4096, used_mib=100)

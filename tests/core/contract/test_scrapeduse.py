@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.nodereport import trespasses
-from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu, UsedPart
+from gpu_device_plugin.core.contract.nodereport import NodeUse, UsedGpu, UsedPart, trespasses
 from gpu_device_plugin.core.contract.samples import MalformedMetricsError
 from gpu_device_plugin.core.contract.scrapeduse import MOST_PARTS, NAMES, completed, scraped_use
 from gpu_device_plugin.core.model.limits import Held, Rung

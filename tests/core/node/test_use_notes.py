@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.core.contract.nodereport import STALE_S
-from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu, UsedPart
+from gpu_device_plugin.core.contract.nodereport import STALE_S, NodeUse, UsedGpu, UsedPart
 from gpu_device_plugin.core.model.limits import Held, LimitState, Rung
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.holdings import Holding

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_device_plugin.core.contract.nodelimits import NodeLimits
-from gpu_device_plugin.core.contract.nodereport import NodeReport
-from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu, UsedPart
+from gpu_device_plugin.core.contract.nodereport import NodeLimits, NodeReport, NodeUse, UsedGpu, UsedPart
 from gpu_device_plugin.core.model.limits import GpuRung, Held, Rung
 from gpu_device_plugin.core.telling.page import node_document
 from tests.views import WHOLE, mig_view, node_view, pod_on, with_instances

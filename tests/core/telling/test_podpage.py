@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from gpu_device_plugin.core.contract.keys import ALLOCATION, FRAMEWORKS, IDX, INSTANCES, POD
-from gpu_device_plugin.core.contract.nodeuse import UsedPart
+from gpu_device_plugin.core.contract.nodereport import UsedPart
 from gpu_device_plugin.core.model.limits import GpuRung, Rung
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.telling.podpage import containers_of

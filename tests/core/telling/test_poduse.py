@@ -8,7 +8,7 @@ import pytest
 
 from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.contract.keys import ALLOCATION, OVER_USE
-from gpu_device_plugin.core.contract.nodeuse import UsedGpu
+from gpu_device_plugin.core.contract.nodereport import UsedGpu
 from gpu_device_plugin.core.model.limits import GpuRung, Held, Rung
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from gpu_device_plugin.core.contract.nodereport import NodeReport
-from gpu_device_plugin.core.contract.nodeuse import UsedGpu, UsedPart
+from gpu_device_plugin.core.contract.nodereport import NodeReport, UsedGpu, UsedPart
 from gpu_device_plugin.core.model.limits import GpuRung, Held, Rung
 from gpu_device_plugin.core.telling.overview import details, summary
 from gpu_device_plugin.core.telling.overview_document import document

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_device_plugin.core.contract.nodeuse import UsedGpu
+from gpu_device_plugin.core.contract.nodereport import UsedGpu
 from gpu_device_plugin.core.telling.podtable import SORTS
 from gpu_device_plugin.core.telling.tones import Tone, columns
 from gpu_device_plugin.core.telling.top import NODE_SORTS, Picture, Wishes, frame

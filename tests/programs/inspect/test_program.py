@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from gpu_device_plugin.core.contract.nodeuse import UsedGpu
+from gpu_device_plugin.core.contract.nodereport import UsedGpu
 from gpu_device_plugin.core.model.limits import GpuRung, Rung
 from gpu_device_plugin.programs.inspect.program import main
 from tests.patience import stretched, until
@@ -24,7 +24,7 @@ from tests.reports import SINCE, part, written
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.core.contract.nodeuse import UsedPart
+    from gpu_device_plugin.core.contract.nodereport import UsedPart
     from gpu_device_plugin.core.model.resources import Resource
 
 PROG = "kubectl inspect gpushare"

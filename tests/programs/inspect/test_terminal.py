@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.contract.nodeuse import UsedGpu
+from gpu_device_plugin.core.contract.nodereport import UsedGpu
 from gpu_device_plugin.core.telling.tones import columns
 from gpu_device_plugin.programs.inspect.program import main
 from tests.patience import stretched, until

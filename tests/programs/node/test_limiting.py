@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
-from gpu_device_plugin.core.contract.nodelimits import NodeLimits, read_node_limits
+from gpu_device_plugin.core.contract.nodereport import NodeLimits, read_node_limits
 from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.programs.node.limiting import Limiting

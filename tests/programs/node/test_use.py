@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.core.contract.nodeuse import read_node_use
 from gpu_device_plugin.core.model.holds import DeviceHold
+from gpu_device_plugin.core.contract.nodereport import read_node_use
 from gpu_device_plugin.core.model.limits import Held, LimitState, Rung
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Kind
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from gpu_device_plugin.core.contract.nodeuse import NodeUse
+    from gpu_device_plugin.core.contract.nodereport import NodeUse
     from gpu_device_plugin.core.node.over_use import Place
 
 SHARES = node(16, 16).shares

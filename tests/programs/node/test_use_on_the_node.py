@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import NODE_USE
-from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu, UsedPart, read_node_use
+from gpu_device_plugin.core.contract.nodereport import NodeUse, UsedGpu, UsedPart, read_node_use
 from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.node.use import NOT_READ, WITHOUT_HOST_PID
 from gpu_device_plugin.settings.node import NodeSettings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu, UsedPart
+from gpu_device_plugin.core.contract.nodereport import NodeUse, UsedGpu, UsedPart
 from gpu_device_plugin.core.contract.scrapeduse import NAMES, scraped_use
 from gpu_device_plugin.core.model.limits import Held, Rung
 from gpu_device_plugin.core.node.use_series import ContainerSeries, GpuSeries

@@ -19,7 +19,7 @@ from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.cluster.errors import Call, UnavailableError
 from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_GPUS
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
-from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu
+from gpu_device_plugin.core.contract.nodereport import NodeUse, UsedGpu
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.programs.web.ports import FiguresState
 from gpu_device_plugin.programs.web.routes import HEADERS
