@@ -22,7 +22,7 @@ from gpu_device_plugin.core.model.shares import Shares, share_id
 from gpu_device_plugin.core.node.cgroups import CgroupOwner, owner_of_process
 from gpu_device_plugin.core.node.holdings import holdings
 from gpu_device_plugin.core.node.use import GpuProcess, GpuReading, attribute
-from gpu_device_plugin.core.node.use_notes import node_use
+from gpu_device_plugin.core.node.use_report import names, node_use
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet.procfs import Processes
@@ -128,7 +128,8 @@ def attributing() -> tuple[float, float, int]:
         for n in range(GPUS)
     ]
     began = time.perf_counter()
-    found = attribute(readings, owners, holdings(given, pods, shares), pods=pods)
+    held = holdings(given, pods, shares)
+    reading = attribute(readings, owners, held, pods=pods)
     middle = time.perf_counter()
-    text = write_node_use(node_use(found, {}, {}, shares, epoch=0.0))
+    text = write_node_use(node_use(held, reading, {}, {}, shares, named=names({}, held, reading), epoch=0.0))
     return (middle - began) * 1000, (time.perf_counter() - middle) * 1000, len(text)

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import Page
-from gpu_device_plugin.core.telling.cluster_gauges import node_gauges, waiting_gauges
 from gpu_device_plugin.core.telling.exposition import Gauge, family
-from gpu_device_plugin.core.telling.node_gauges import container_gauges, gpu_gauges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from prometheus_client.metrics_core import Metric
     from prometheus_client.registry import CollectorRegistry
 
-    from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.cluster.waiting import Reason
-    from gpu_device_plugin.core.node.use_series import ContainerSeries, GpuSeries
     from gpu_device_plugin.core.telling.exposition import Gauges
 
 
@@ -115,163 +108,14 @@ EXTENDER_COUNTS = (VERDICTS, BINDS, DRIFT, MALFORMED_ANNOTATIONS, API_ERRORS)
 EXTENDER_DURATIONS = (VERBS,)
 
 
-# --- Gauges. They are read at every scrape, so they cannot be out of date. --------------------------------------------
+# --- The protocols, and two implementations --------------------------------------------------------------------------
 
 
 class Shown(Protocol):
-    """The state of a program at one moment."""
+    """The state of a program at one moment, like `core.telling.gauges.NodeMetrics`."""
 
     def gauges(self) -> Gauges:
         """Return its gauges with their values; values may be read as they are written, some lines at a time."""
-
-
-def _read_off(name: str, help: str, *labels: str, grows: bool = False, default: Any = MISSING) -> Any:  # noqa: A002
-    """Declare a field of a state as a gauge; its labels are other fields of the state."""
-    return field(metadata={"gauge": Gauge(name, help, labels, grows)}, default=default)
-
-
-def _gauges(kind: type, states: Iterable[object]) -> Gauges:
-    """Yield every gauge of one class of states, with its value in each of `states`."""
-    for gauge, value_of in _readers(kind):
-        yield gauge, [(tuple([getattr(state, name) for name in gauge.labels]), value_of(state)) for state in states]
-
-
-@cache
-def _readers(kind: type) -> Sequence[tuple[Gauge, Callable[[object], float]]]:
-    """Return every gauge of one kind of state, with what reads its value off; found once for each kind."""
-    shown = ((each.metadata.get("gauge"), attrgetter(each.name)) for each in fields(kind))
-    return [(gauge, value_of) for gauge, value_of in shown if gauge is not None]
-
-
-@dataclass(frozen=True, slots=True)
-class GpuState:
-    """One GPU, in shares."""
-
-    gpu: str
-    """Its UUID."""
-    healthy: bool = _read_off("gpushare_gpu_healthy", "1 while the GPU is healthy.", "gpu")
-    shares: int = _read_off("gpushare_gpu_shares", "Shares that the GPU is cut into.", "gpu")
-    allocated: int = _read_off("gpushare_gpu_shares_allocated", "Shares in use.", "gpu")
-    unhealthy: int = _read_off(
-        "gpushare_gpu_shares_unhealthy", "Shares not offered because the GPU is unhealthy.", "gpu"
-    )
-    fenced: int = _read_off("gpushare_gpu_shares_fenced", "Shares not offered because the whole GPU is in use.", "gpu")
-
-
-@dataclass(frozen=True, slots=True)
-class StreamState:
-    """The kubelet's ListAndWatch stream for one resource."""
-
-    resource: str
-    up: bool = _read_off("gpushare_stream_up", "1 while the kubelet's ListAndWatch stream is open.", "resource")
-    without_s: float = _read_off(
-        "gpushare_without_stream_seconds", "Time without a ListAndWatch stream of the kubelet.", "resource", grows=True
-    )
-    """Seconds, since the agent started."""
-
-
-@dataclass(frozen=True, slots=True)
-class MpsDaemonState:
-    """The MPS daemon that one GPU needs."""
-
-    gpu: str
-    """Its UUID."""
-    ready: bool = _read_off(
-        "gpushare_mps_ready", "1 while the MPS daemon that containers on the GPU need serves new ones.", "gpu"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """The node at one moment."""
-
-    gpus: tuple[GpuState, ...] = ()
-    streams: tuple[StreamState, ...] = ()
-    limits: Mapping[str, int] = field(default_factory=dict)
-    """The number of memory limits by what was read back, a `core.model.limits.Held`."""
-    containers_over: int = 0
-    """Containers on one GPU each that have used more than they were granted, for the grace."""
-    mps: tuple[MpsDaemonState, ...] = ()
-    memory: tuple[GpuSeries, ...] = ()
-    """The GPUs, in bytes."""
-    containers: tuple[ContainerSeries, ...] = ()
-
-    def gauges(self) -> Gauges:
-        """Return its gauges with their values."""
-        yield _OVER, [((), self.containers_over)]
-        healthy = sum(gpu.healthy for gpu in self.gpus)
-        yield _GPUS, [(("healthy",), healthy), (("unhealthy",), len(self.gpus) - healthy)]
-        yield from _gauges(GpuState, self.gpus)
-        yield from _gauges(StreamState, self.streams)
-        yield _LIMITS, [((held,), count) for held, count in self.limits.items()]
-        yield from _gauges(MpsDaemonState, self.mps)
-        yield from gpu_gauges(self.memory)
-        yield from container_gauges(self.containers)
-
-
-_OVER = Gauge("gpushare_containers_over", "Containers that use more GPU memory than they were granted.")
-_GPUS = Gauge("gpushare_gpus", "GPUs of this node by health.", ("health",))
-_LIMITS = Gauge("gpushare_limit_states", "Memory limits of running containers by what was read back.", ("state",))
-
-
-@dataclass(frozen=True, slots=True)
-class WatchState:
-    """The watch of one kind of object."""
-
-    kind: str
-    """For example ``pods``."""
-    live: bool = _read_off("gpushare_extender_watch_live", "1 while the API server sends changes.", "kind")
-    silent_s: float = _read_off(
-        "gpushare_extender_watch_silent_seconds", "Time since the API server last sent data.", "kind"
-    )
-    lists: int = _read_off("gpushare_extender_lists", "Lists of all objects of a kind.", "kind", grows=True)
-    unreadable: int = _read_off("gpushare_extender_unreadable", "Objects that could not be parsed.", "kind", grows=True)
-
-
-@dataclass(frozen=True, slots=True)
-class ExtenderState:
-    """The cluster at one moment, as the extender sees it."""
-
-    leader: bool = _read_off("gpushare_extender_leader", "1 while this extender may bind pods.", default=0)
-    nodes: int = _read_off("gpushare_extender_nodes", "Nodes with GPUs.", default=0)
-    pods: int = _read_off("gpushare_extender_pods", "Pods that hold GPUs or GPU memory.", default=0)
-    pending: int = _read_off("gpushare_extender_pods_pending", "Pods that wait for a GPU.", default=0)
-    claims: int = _read_off("gpushare_extender_claims", "Pods that are being bound.", default=0)
-    in_doubt: int = _read_off(
-        "gpushare_extender_claims_in_doubt", "Pods whose binding has an unknown outcome.", default=0
-    )
-    memory_bytes: int = _read_off("gpushare_extender_memory_bytes", "GPU memory of all nodes.", default=0)
-    taken_bytes: int = _read_off(
-        "gpushare_extender_memory_taken_bytes", "Allocated GPU memory, with all memory of whole GPUs.", default=0
-    )
-    learned: bool = _read_off(
-        "gpushare_extender_learned",
-        "1 while the policy fit goes by what it learned; else it is binpack.",
-        default=0,
-    )
-    distrusted: int = _read_off(
-        "gpushare_extender_namespaces_distrusted",
-        "Namespaces whose pods count little in what the policy fit learns.",
-        default=0,
-    )
-    watches: tuple[WatchState, ...] = ()
-    oldest_s: float = _read_off(
-        "gpushare_extender_pods_waiting_oldest_seconds", "Age of the oldest pod that waits for a GPU.", default=0
-    )
-    waiting: Mapping[Reason, int] = field(default_factory=dict)
-    """The number of pods that wait, by reason."""
-    by_node: tuple[Candidate, ...] = ()
-    """All nodes."""
-
-    def gauges(self) -> Gauges:
-        """Return its gauges with their values."""
-        yield from _gauges(ExtenderState, [self])
-        yield from _gauges(WatchState, self.watches)
-        yield from waiting_gauges(self.waiting)
-        yield from node_gauges(self.by_node)
-
-
-# --- The protocol and its two implementations ------------------------------------------------------------------------
 
 
 class Metrics(Protocol):

@@ -17,14 +17,10 @@ from gpu_device_plugin.aio.http import ListenError, Page, serving
 from gpu_device_plugin.core.cluster.candidate import Candidate
 from gpu_device_plugin.core.contract.nodegpus import NodeGpus
 from gpu_device_plugin.core.model.placing import Room
+from gpu_device_plugin.core.telling.gauges import ExtenderMetrics, NodeMetrics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
-
-GPU_A = metrics.GpuState("GPU-a", healthy=True, shares=15, allocated=8, unhealthy=0, fenced=0)
-GPU_B = metrics.GpuState("GPU-b", healthy=False, shares=7, allocated=2, unhealthy=7, fenced=0)
-DAEMON = metrics.MpsDaemonState("GPU-a", ready=True)
-STREAM = metrics.StreamState("aliyun.com/gpu-mem", up=True, without_s=1.5)
 
 
 def lines(page: Page) -> set[str]:
@@ -33,7 +29,7 @@ def lines(page: Page) -> set[str]:
 
 async def test_nothing_is_said_of_when_counting_began() -> None:
     """prometheus_client would add a series `_created` for each counter and histogram."""
-    seen = metrics.PrometheusMetrics(metrics.State)
+    seen = metrics.PrometheusMetrics(NodeMetrics)
     seen.count(metrics.ALLOCATIONS, "aliyun.com/gpu-mem")
     seen.took(metrics.RPCS, 0.1, "Allocate")
     assert "_created" not in str((await seen.page()).body)
@@ -42,7 +38,7 @@ async def test_nothing_is_said_of_when_counting_began() -> None:
 async def test_others_run_while_a_long_page_is_written() -> None:
     """Of 20,000 nodes; one page is written after the other."""
     nodes = tuple(Candidate(f"node-{n}", NodeGpus(share_mib=1024), (Room(0, total=8, free=8),)) for n in range(20_000))
-    seen = extender(lambda: metrics.ExtenderState(by_node=nodes))
+    seen = extender(lambda: ExtenderMetrics(nodes=nodes))
     turns = 0
 
     async def count_turns() -> None:
@@ -60,7 +56,7 @@ async def test_others_run_while_a_long_page_is_written() -> None:
 
 
 async def test_what_happened_is_counted_by_label() -> None:
-    seen = metrics.PrometheusMetrics(metrics.State)
+    seen = metrics.PrometheusMetrics(NodeMetrics)
     seen.count(metrics.ALLOCATIONS, "aliyun.com/gpu-mem")
     seen.count(metrics.ALLOCATIONS, "aliyun.com/gpu-mem")
     seen.count(metrics.REFUSALS, "aliyun.com/gpu-count", "too little room")
@@ -74,7 +70,7 @@ async def test_what_happened_is_counted_by_label() -> None:
 
 async def test_how_long_answers_took_falls_into_buckets() -> None:
     """0.3 ms and 7 ms: one is within 0.5 ms, both within 10 ms."""
-    seen = metrics.PrometheusMetrics(metrics.State)
+    seen = metrics.PrometheusMetrics(NodeMetrics)
     for seconds in (0.0003, 0.007):
         seen.took(metrics.RPCS, seconds, "Allocate")
     assert lines(await seen.page()) >= {
@@ -85,37 +81,24 @@ async def test_how_long_answers_took_falls_into_buckets() -> None:
 
 
 async def test_the_state_is_the_one_at_the_moment_of_the_question() -> None:
-    state = metrics.State()
+    state = NodeMetrics()
     seen = metrics.PrometheusMetrics(lambda: state)
-    assert 'gpushare_gpus{health="healthy"} 0.0' in lines(await seen.page())
-    state = metrics.State((GPU_A, GPU_B), (STREAM,), {"held": 3, "missing": 0}, mps=(DAEMON,))
     assert lines(await seen.page()) >= {
         f'gpushare_build_info{{version="{__version__}"}} 1.0',
-        'gpushare_gpus{health="healthy"} 1.0',
-        'gpushare_gpus{health="unhealthy"} 1.0',
-        'gpushare_gpu_healthy{gpu="GPU-b"} 0.0',
-        'gpushare_gpu_shares{gpu="GPU-a"} 15.0',
-        'gpushare_gpu_shares_allocated{gpu="GPU-a"} 8.0',
-        'gpushare_gpu_shares_unhealthy{gpu="GPU-b"} 7.0',
-        'gpushare_gpu_shares_fenced{gpu="GPU-a"} 0.0',
-        'gpushare_mps_ready{gpu="GPU-a"} 1.0',
-        'gpushare_stream_up{resource="aliyun.com/gpu-mem"} 1.0',
-        'gpushare_without_stream_seconds_total{resource="aliyun.com/gpu-mem"} 1.5',
-        'gpushare_limit_states{state="held"} 3.0',
-        'gpushare_limit_states{state="missing"} 0.0',
+        "gpushare_containers_over 0.0",
     }
-    state = metrics.State((GPU_A,))
-    assert not [line for line in lines(await seen.page()) if "GPU-b" in line]
+    state = NodeMetrics(containers_over=2)
+    assert "gpushare_containers_over 2.0" in lines(await seen.page())
 
 
 async def test_two_agents_in_one_process_count_apart() -> None:
-    one, other = metrics.PrometheusMetrics(metrics.State), metrics.PrometheusMetrics(metrics.State)
+    one, other = metrics.PrometheusMetrics(NodeMetrics), metrics.PrometheusMetrics(NodeMetrics)
     one.count(metrics.MALFORMED_ANNOTATIONS)
     assert "gpushare_malformed_annotations_total 0.0" in lines(await other.page())
 
 
 async def test_the_process_shows_its_memory_and_open_files() -> None:
-    body = (await metrics.PrometheusMetrics(metrics.State).page()).body
+    body = (await metrics.PrometheusMetrics(NodeMetrics).page()).body
     assert "process_resident_memory_bytes" in body
     assert "process_open_fds" in body
 
@@ -123,13 +106,13 @@ async def test_the_process_shows_its_memory_and_open_files() -> None:
 # --- The extender's --------------------------------------------------------------------------------------------------
 
 
-def extender(state: Callable[[], metrics.ExtenderState]) -> metrics.PrometheusMetrics:
+def extender(state: Callable[[], ExtenderMetrics]) -> metrics.PrometheusMetrics:
     return metrics.PrometheusMetrics(state, metrics.EXTENDER_COUNTS, metrics.EXTENDER_DURATIONS)
 
 
 async def test_what_the_extender_does_is_counted() -> None:
     """4 ms: within 5 ms, not within 2.5."""
-    seen = extender(metrics.ExtenderState)
+    seen = extender(ExtenderMetrics)
     seen.took(metrics.VERBS, 0.004, "bind", "ok")
     seen.count(metrics.BINDS, "bound")
     seen.count(metrics.VERDICTS, "fits", times=12)
@@ -146,37 +129,6 @@ async def test_what_the_extender_does_is_counted() -> None:
     }
 
 
-async def test_the_cluster_is_shown_as_it_stands() -> None:
-    """3 GiB are 3221225472 bytes."""
-    pods = metrics.WatchState("pods", live=True, silent_s=0.5, lists=2, unreadable=1)
-    state = metrics.ExtenderState(
-        leader=True,
-        nodes=3,
-        pods=7,
-        pending=2,
-        claims=1,
-        in_doubt=1,
-        memory_bytes=3072 << 20,
-        taken_bytes=1 << 20,
-        watches=(pods,),
-    )
-    assert lines(await extender(lambda: state).page()) >= {
-        f'gpushare_build_info{{version="{__version__}"}} 1.0',
-        "gpushare_extender_leader 1.0",
-        "gpushare_extender_nodes 3.0",
-        "gpushare_extender_pods 7.0",
-        "gpushare_extender_pods_pending 2.0",
-        "gpushare_extender_claims 1.0",
-        "gpushare_extender_claims_in_doubt 1.0",
-        "gpushare_extender_memory_bytes 3.221225472e+09",
-        "gpushare_extender_memory_taken_bytes 1.048576e+06",
-        'gpushare_extender_watch_live{kind="pods"} 1.0',
-        'gpushare_extender_watch_silent_seconds{kind="pods"} 0.5',
-        'gpushare_extender_lists_total{kind="pods"} 2.0',
-        'gpushare_extender_unreadable_total{kind="pods"} 1.0',
-    }
-
-
 # --- Every name ------------------------------------------------------------------------------------------------------
 
 
@@ -187,8 +139,8 @@ async def explained(seen: metrics.PrometheusMetrics) -> dict[str, str]:
 
 
 async def test_every_metric_explains_itself_and_stands_in_the_documentation() -> None:
-    agent = await explained(metrics.PrometheusMetrics(metrics.State))
-    other = await explained(extender(metrics.ExtenderState))
+    agent = await explained(metrics.PrometheusMetrics(NodeMetrics))
+    other = await explained(extender(ExtenderMetrics))
     assert [name for name, text in (agent | other).items() if not text[0].isalnum() or not text.endswith(".")] == []
     page = Path(__file__).parents[1] / "docs" / "operations.md"
     documented = set(re.findall(r"`(gpushare_[a-z_]+)`", page.read_text(encoding="utf-8")))
@@ -196,8 +148,8 @@ async def test_every_metric_explains_itself_and_stands_in_the_documentation() ->
 
 
 async def test_each_program_shows_its_own_and_no_others() -> None:
-    agent = await explained(metrics.PrometheusMetrics(metrics.State))
-    other = await explained(extender(metrics.ExtenderState))
+    agent = await explained(metrics.PrometheusMetrics(NodeMetrics))
+    other = await explained(extender(ExtenderMetrics))
     assert agent.keys() & other.keys() == {
         *("gpushare_build_info", "gpushare_api_errors_total", "gpushare_malformed_annotations_total")
     }
@@ -256,7 +208,7 @@ async def test_a_probe_says_what_is_missing(http: aiohttp.ClientSession) -> None
 
 
 async def test_metrics_are_served_in_prometheus_format(http: aiohttp.ClientSession) -> None:
-    seen = metrics.PrometheusMetrics(metrics.State)
+    seen = metrics.PrometheusMetrics(NodeMetrics)
     async with serving("127.0.0.1", 0, {"/metrics": seen.page}) as port:
         answer = await http.get(f"http://127.0.0.1:{port}/metrics")
         assert answer.status == 200

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics
+from gpu_device_plugin.core.telling.gauges import ExtenderMetrics, NodeMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +26,7 @@ _OTHERS = {
 
 def labels_by_metric() -> dict[str, set[str]]:
     """Return every metric of both programs and of kube-state-metrics, as Prometheus shows it."""
-    read_off = [gauge for state in (metrics.State(), metrics.ExtenderState()) for gauge, _ in state.gauges()]
+    read_off = [gauge for state in (NodeMetrics(), ExtenderMetrics()) for gauge, _ in state.gauges()]
     counts = (*metrics.COUNTS, *metrics.EXTENDER_COUNTS)
     durations = (*metrics.DURATIONS, *metrics.EXTENDER_DURATIONS)
     return {

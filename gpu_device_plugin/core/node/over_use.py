@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.node.evicting import Candidate
 
@@ -18,10 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.node.use import ContainerUse, UseReading
-
-Place: TypeAlias = tuple[str, str, str]
-"""One container on one GPU: pod UID as the kubelet knows it, container name, UUID of the GPU."""
+    from gpu_device_plugin.core.node.use import ContainerUse, Place, UseReading
 
 SLACK_PERCENT = 5
 """The least slack, in percent of what was granted."""

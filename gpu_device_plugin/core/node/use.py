@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.cgroups import CgroupOwner
     from gpu_device_plugin.core.node.holdings import Holding
-    from gpu_device_plugin.core.node.over_use import Place
+
+Place: TypeAlias = tuple[str, str, str]
+"""One container on one GPU: pod UID as the kubelet knows it, container name, UUID of the GPU."""
 
 
 @dataclass(frozen=True, slots=True)

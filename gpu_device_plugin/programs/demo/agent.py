@@ -48,7 +48,7 @@ def _run(argv: Sequence[str]) -> int:
 
 def _agent(proc: Path, settings: NodeSettings) -> NodeAgent:
     agent = NodeAgent(settings, proc=proc)
-    agent.use_notes.soon_s = agent.use_notes.seldom_s = _SOON_S
+    agent.use_reports.soon_s = agent.use_reports.seldom_s = _SOON_S
     return agent
 
 

@@ -27,7 +27,7 @@ from gpu_device_plugin.cluster.other_pods import OtherPodReader
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.core.contract.keys import READ_ON_NODES, READ_ON_PODS, MalformedAnnotationError
 from gpu_device_plugin.core.contract.promises import promises
-from gpu_device_plugin.core.telling.cluster_gauges import sums
+from gpu_device_plugin.core.telling.gauges import ExtenderMetrics, WatchMetrics
 from gpu_device_plugin.fleet import Entry, Fleet
 from gpu_device_plugin.programs.extender.binding import Binding
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
@@ -371,29 +371,24 @@ class Extender:
     def _count_error(self, error: ApiError) -> None:
         self._metrics.count(m.API_ERRORS, error.call.verb, type(error).__name__)
 
-    def state(self) -> m.ExtenderState:
+    def state(self) -> ExtenderMetrics:
         """Return the state that the metrics export."""
-        # Of GPUs that kube-scheduler allocates we do not know which are in use.
-        nodes = tuple([node for node in self.fleet.candidates.values() if not node.gpus.claims])
-        with_gpus, memory_bytes, taken_bytes = sums(nodes)
-        return m.ExtenderState(
+        return ExtenderMetrics(
             leader=self.readiness.leading,
-            nodes=with_gpus,
             pods=len(self.fleet.entries),
             pending=self.fleet.waiting,
+            oldest_s=self.waiting.oldest_s(),
             claims=self.fleet.claims,
             in_doubt=self.binding.doubts,
-            memory_bytes=memory_bytes,
-            taken_bytes=taken_bytes,
-            watches=tuple(
-                m.WatchState(kind, watch.live, watch.silent_s, watch.lists, watch.unreadable)
-                for kind, watch in self.watches.items()
-            ),
-            oldest_s=self.waiting.oldest_s(),
-            waiting=self.waiting.counts(),
             learned=self._learner.in_force,
             distrusted=len(self._learner.distrusted),
-            by_node=nodes,
+            watches={
+                kind: WatchMetrics(watch.live, watch.silent_s, watch.lists, watch.unreadable)
+                for kind, watch in self.watches.items()
+            },
+            waiting=self.waiting.counts(),
+            # Of GPUs that kube-scheduler allocates we do not know which are in use.
+            nodes=[node for node in self.fleet.candidates.values() if not node.gpus.claims],
         )
 
 

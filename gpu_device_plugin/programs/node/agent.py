@@ -53,9 +53,7 @@ from gpu_device_plugin.programs.node.mps import MpsLink
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.programs.node.reports import Reports
 from gpu_device_plugin.programs.node.responses import Responses
-from gpu_device_plugin.programs.node.use import UseWatch
-from gpu_device_plugin.programs.node.use_notes import UseNotes
-from gpu_device_plugin.programs.node.use_series import UseSeries
+from gpu_device_plugin.programs.node.use import UseReports, UseWatch
 from gpu_device_plugin.programs.node.verification import Verification
 from gpu_device_plugin.programs.node.ways import Ways
 from gpu_device_plugin.settings.extra_grant import read_extra_grant
@@ -187,7 +185,7 @@ class NodeAgent:
             self.entries,
             lambda: self.state.node.shares,
             interval_s=settings.usage_interval_s,
-            pods=lambda: () if cluster is None else cluster.followed.pods.values(),
+            pods=None if cluster is None else lambda: tuple(cluster.followed.pods.values()),
             ended=lambda: self.kubelet_records.over,
             mps_servers=lambda: frozenset(pid for gpu in self.mps.gpus.values() for pid in gpu.server_pids),
             measured=lambda: self.verification.measured,
@@ -205,20 +203,11 @@ class NodeAgent:
         )
         self.responses = Responses(self, self.use_watch.reading)
         self.over_use = self.responses.over_use
-        self.use_notes = UseNotes(
-            self.use_watch.reading,
-            self.verification.states,
-            self.over_use.excesses,
-            lambda: self.state.node.shares,
-            (lambda _: None) if cluster is None else cluster.show_use,
-        )
-        self.use_series = UseSeries(
+        self.use_reports = UseReports(
             self.use_watch,
             self.verification.states,
-            self.state,
-            rungs=lambda: self.limiting.node.gpus,
-            driver=lambda: self.hardware.view.value.inventory.driver_version,
-            pods=None if cluster is None else lambda: tuple(cluster.followed.pods.values()),
+            self.over_use.excesses,
+            (lambda _: None) if cluster is None else cluster.show_use,
         )
         self.registration = RegistrationLoop(
             settings.device_plugin_dir,
@@ -277,7 +266,8 @@ class NodeAgent:
                     partial(probes.alive, self),
                     partial(probes.ready, self),
                     lambda: (*self.equipment.remarks, *self.limiting.remarks),
-                    self.metrics,
+                    metrics=self.metrics,
+                    use=self.use_reports.page,
                 ),
                 asyncio.TaskGroup() as tasks,
             ):
@@ -304,7 +294,7 @@ class NodeAgent:
                 )
                 tasks.create_task(self.ways.serving.follow(self._apply), name="publish the way of serving")
                 if self.cluster is not None and self.dra is not None:
-                    tasks.create_task(self.use_notes.run(), name="publish the use of the GPUs")
+                    tasks.create_task(self.use_reports.run(), name="publish the use of the GPUs")
                     tasks.create_task(self.dra.entries.follow(self._holders_changed), name="follow those with claims")
                     tasks.create_task(self.dra.follow(), name="follow claims")
                     tasks.create_task(self.verification.states.follow(self.dra.limits_read), name="status of claims")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.limits import LimitState
     from gpu_device_plugin.core.node.grants import Delivery
     from gpu_device_plugin.core.node.limit_grants import Means
-    from gpu_device_plugin.core.node.over_use import Place
+    from gpu_device_plugin.core.node.use import Place
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.cluster import NodeCluster
     from gpu_device_plugin.programs.node.coexistence import Coexistence

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.node.over_use import Excess, Place
-    from gpu_device_plugin.core.node.use import UseReading
+    from gpu_device_plugin.core.node.over_use import Excess
+    from gpu_device_plugin.core.node.use import Place, UseReading
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.evictor import Evictor
     from gpu_device_plugin.settings.node import NodeSettings

@@ -1,4 +1,4 @@
-"""The agent's HTTP endpoints: liveness, readiness and metrics."""
+"""The agent's HTTP endpoints: liveness, readiness, metrics, and the use of its GPUs as JSON."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import ListenError, serving
 from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
+from gpu_device_plugin.core.contract.nodereport import USE_PATH
 from gpu_device_plugin.core.model.shares import SHARES
 from gpu_device_plugin.core.node.serving import Way
-from gpu_device_plugin.core.node.use_series import counted
+from gpu_device_plugin.core.telling.gauges import NodeMetrics
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.programs import frugal
 from gpu_device_plugin.settings.knobs import UsageError
@@ -29,9 +30,13 @@ async def serving_probes(
     alive: m.Check,
     ready: m.Check,
     notes: Callable[[], Iterable[str]] = tuple,
+    *,
     metrics: m.Metrics | None = None,
+    use: Callable[[], Awaitable[Page]] | None = None,
 ) -> AsyncIterator[None]:
-    """Serve /healthz, /readyz with `notes`, and /metrics if there are metrics, while the block runs; None: nowhere.
+    """Serve /healthz, /readyz with `notes`, and /metrics and /use if there are any, while the block runs.
+
+    Without an address nothing is served.
 
     Raises:
         UsageError: the address cannot be listened on.
@@ -39,6 +44,8 @@ async def serving_probes(
     pages: dict[str, Callable[[], Awaitable[Page]]] = {"/healthz": m.probe(alive), "/readyz": m.probe(ready, notes)}
     if isinstance(metrics, m.PrometheusMetrics):
         pages["/metrics"] = metrics.page
+    if use is not None:
+        pages[USE_PATH] = use
     async with AsyncExitStack() as stack:
         if address is not None:
             frugal.import_aiohttp()
@@ -72,35 +79,19 @@ async def ready(agent: NodeAgent) -> tuple[str, ...]:
     return (*unseen, *agent.coexistence.unmet(), *unread, *waits, *unmet)
 
 
-def metrics_state(agent: NodeAgent) -> m.State:
+def metrics_state(agent: NodeAgent) -> NodeMetrics:
     """Return the state of the node for the metrics."""
-    node = agent.state.node
-    fenced = {offer.shared.gpu.uuid: len(offer.fenced) for offer in agent.advertiser.offers.get(SHARES, ())}
-    return m.State(
-        gpus=tuple(
-            m.GpuState(
-                gpu=shared.gpu.uuid,
-                healthy=shared.gpu.uuid not in node.unhealthy,
-                shares=len(shared.shares),
-                allocated=len(shared.shares) if node.use(shared).whole else len(node.use(shared).shares),
-                unhealthy=len(shared.shares) if shared.gpu.uuid in node.unhealthy else 0,
-                fenced=fenced.get(shared.gpu.uuid, 0),
-            )
-            for shared in counted(node)
-        ),
+    return NodeMetrics(
+        node=agent.state.node,
+        use=agent.use_reports.now(),
+        limits=agent.limiting.node,
+        driver=agent.hardware.view.value.inventory.driver_version or "",
+        fenced={offer.shared.gpu.uuid: len(offer.fenced) for offer in agent.advertiser.offers.get(SHARES, ())},
+        limit_states=agent.verification.counts,
         containers_over=len(agent.over_use.excesses.value),
-        limits=agent.verification.counts,
-        streams=tuple(
-            m.StreamState(resource=name, up=up, without_s=without)
-            for name, (up, without) in agent.registration.outages().items()
-        ),
-        mps=tuple(
-            m.MpsDaemonState(
-                gpu=uuid,
-                ready=(daemon := agent.mps.gpus.get(uuid)) is not None and daemon.status is MpsStatus.READY,
-            )
+        streams=agent.registration.outages(),
+        mps={
+            uuid: uuid in agent.mps.gpus and agent.mps.gpus[uuid].status is MpsStatus.READY
             for uuid in agent.mps.wanted.gpus
-        ),
-        memory=agent.use_series.gpus(),
-        containers=agent.use_series.containers(),
+        },
     )

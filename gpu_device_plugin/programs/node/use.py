@@ -1,16 +1,19 @@
-"""Read at intervals who uses what on the node's GPUs."""
+"""Read at intervals who uses what on the node's GPUs, and report it: on the node, to the page, in the metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.aio.http import JSON, Page
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.core.node.holdings import holdings
+from gpu_device_plugin.core.contract.nodereport import SERVED, write_node_use
 from gpu_device_plugin.core.node.use import NOT_READ, UseReading, attribute, blindness
+from gpu_device_plugin.core.node.use_report import SELDOM_S, SOON_S, due_in_s, fresh, names, node_use
 from gpu_device_plugin.kubelet.procfs import Processes, boot_time, in_nodes_namespace
 
 if TYPE_CHECKING:
@@ -18,11 +21,14 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.core.model.holds import DeviceHold
+    from gpu_device_plugin.core.contract.nodereport import NodeUse
+    from gpu_device_plugin.core.model.limits import LimitState
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.holdings import Holding
-    from gpu_device_plugin.core.node.over_use import Place
-    from gpu_device_plugin.core.node.use import GpuReading
+    from gpu_device_plugin.core.node.over_use import Excess
+    from gpu_device_plugin.core.node.use import GpuReading, Place
+    from gpu_device_plugin.core.node.use_report import Names
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +43,7 @@ class UseWatch:
         shares: Callable[[], Shares],
         *,
         interval_s: float,
-        pods: Callable[[], Iterable[Pod]] = tuple,
+        pods: Callable[[], Iterable[Pod]] | None = None,
         ended: Callable[[], Collection[str]] = frozenset,
         mps_servers: Callable[[], Collection[int]] = frozenset,
         measured: Callable[[], Mapping[Place, int]] = dict,
@@ -52,7 +58,7 @@ class UseWatch:
             entries: what containers hold, as last read.
             shares: returns the node's GPUs.
             interval_s: seconds between two readings; 0: the use is not read.
-            pods: returns the pods of this node in the API; none without the API.
+            pods: returns the pods of this node in the API; None: there is no API.
             ended: returns the UIDs of ended pods that the checkpoint still shows.
             mps_servers: returns the PIDs of MPS servers.
             measured: returns what the driver itself says that containers use, see `attribute`.
@@ -62,9 +68,9 @@ class UseWatch:
         """
         self._read_use = read_use
         self._entries = entries
-        self._shares = shares
+        self.shares = shares
         self._interval_s = interval_s
-        self._pods = pods
+        self.pods = pods
         self._ended = ended
         self._mps_servers = mps_servers
         self._measured = measured
@@ -94,7 +100,10 @@ class UseWatch:
 
     def holdings(self) -> tuple[Holding, ...]:
         """Return which container holds how much of which GPU now."""
-        return holdings(self._entries.value, self._pods(), self._shares(), self._ended())
+        return holdings(self._entries.value, self._pods(), self.shares(), self._ended())
+
+    def _pods(self) -> Iterable[Pod]:
+        return () if self.pods is None else self.pods()
 
     async def run(self) -> NoReturn:
         """Read until cancelled. No failure of a reading ends it."""
@@ -129,7 +138,7 @@ class UseWatch:
         found = await self._read_use()
         if found is None:
             return  # the newest reading stays, and its time tells its age
-        shares = self._shares()
+        shares = self.shares()
         # GPUs that are not shared are other plugins' to give.
         readings = [reading for reading in found if shares.by_uuid(reading.uuid) is not None]
         pids = {process.pid for reading in readings for process in reading.processes or ()}
@@ -154,3 +163,90 @@ class UseWatch:
                 complete=complete,
             )
         )
+
+
+class UseReports:
+    """Reports who holds and who uses the GPUs now, with the state of each container's limit.
+
+    Nothing is kept between two reports but the names of the pods that the last one showed.
+    """
+
+    def __init__(
+        self,
+        watch: UseWatch,
+        limits: Latest[Mapping[Place, LimitState]],
+        over: Latest[Mapping[Place, Excess]],
+        publish: Callable[[str], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Join what these know when asked; `publish` puts a text on the node, `clock` is in seconds."""
+        self._watch = watch
+        self._limits = limits
+        self._over = over
+        self._publish = publish
+        self._clock = clock
+        self.soon_s = SOON_S
+        self.seldom_s = SELDOM_S
+        self._names: Names = {}
+        self._changed = asyncio.Event()
+        self._written: NodeUse | None = None
+        self._written_at = 0.0
+        self._answering = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<UseReports: {self._written}>"
+
+    def now(self) -> NodeUse:
+        """Return the report of this moment: without figures while they are not read."""
+        return self._report(fresh=fresh(self._watch.reading.value, self._clock(), self._watch.interval_s))
+
+    async def page(self) -> Page:
+        """Return the report of this moment as JSON. One is written after the other, however many clients ask."""
+        async with self._answering:
+            # In a thread: the kubelet would wait for its answers meanwhile.
+            return Page(await asyncio.to_thread(write_node_use, self.now(), SERVED), content_type=JSON)
+
+    async def run(self) -> NoReturn:
+        """Publish until cancelled, see `due_in_s`; nothing before the first reading."""
+        await self._watch.reading.after(0)
+        async with asyncio.TaskGroup() as tasks:
+            for source in (self._watch.reading, self._limits, self._over):
+                tasks.create_task(self._follow(source), name="follow the use")
+            while True:
+                self._changed.clear()
+                await within(self._write_if_due(), self._changed.wait())
+        raise AssertionError  # pragma: no cover (the tasks never return)
+
+    async def _follow(self, source: Latest[Any]) -> NoReturn:
+        version = source.version
+        while True:
+            version, _ = await source.after(version)
+            self._changed.set()
+
+    def _report(self, *, fresh: bool) -> NodeUse:
+        watch = self._watch
+        held, reading = watch.holdings(), watch.reading.value
+        self._names = names(self._names, held, reading)
+        return node_use(
+            held,
+            reading,
+            self._limits.value,
+            self._over.value,
+            watch.shares(),
+            named=self._names,
+            epoch=time.time() - time.monotonic(),
+            fresh=fresh,
+            there=None if watch.pods is None else {pod.kubelet_uid for pod in watch.pods() if not pod.ended},
+        )
+
+    def _write_if_due(self) -> float:
+        """Publish if that is due; return in how many seconds it will be due if nothing changes."""
+        now = self._clock()
+        use = self._report(fresh=True)  # with their time, so that readers know their age
+        due_s = due_in_s(self._written, use, now - self._written_at, self.soon_s, self.seldom_s)
+        if due_s == 0.0:
+            self._written, self._written_at = use, now
+            self._publish(write_node_use(use))
+            due_s = due_in_s(use, use, 0.0)
+        return due_s

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.limits import LimitState
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.holdings import Holding
-    from gpu_device_plugin.core.node.over_use import Place
+    from gpu_device_plugin.core.node.use import Place
     from gpu_device_plugin.hardware.messages import CgroupLimit
     from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
     from gpu_device_plugin.node_state import NodeState

@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.holdings import Holding
-from gpu_device_plugin.core.node.over_use import Excess, Place, Response, Rules, Watch, ended, is_short
-from gpu_device_plugin.core.node.use import ContainerUse, UseReading
+from gpu_device_plugin.core.node.over_use import Excess, Response, Rules, Watch, ended, is_short
+from gpu_device_plugin.core.node.use import ContainerUse, Place, UseReading
 
 RULES = Rules(slack_mib=512, grace_s=180)
 PLACE: Place = ("u", "main", "GPU-0")

@@ -19,6 +19,7 @@ import aiohttp
 import pytest
 
 from gpu_device_plugin.aio.listeners import who_listens
+from gpu_device_plugin.core.contract.nodereport import SERVED, read_node_use
 from gpu_device_plugin.core.model.shares import SHARES
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
@@ -309,9 +310,20 @@ async def test_probes_and_metrics_show_what_the_agent_does() -> None:
         assert 'gpushare_allocations_total{resource="aliyun.com/gpu-mem"} 1.0' in lines
         assert 'gpushare_kubelet_registrations_total{outcome="registered",resource="aliyun.com/gpu-mem"} 1.0' in lines
         assert [offer.unhealthy for offer in agent.advertiser.offers[SHARES]] == [False, False]
-        state = probes.metrics_state(agent)
-        assert [(gpu.shares, gpu.allocated, gpu.fenced) for gpu in state.gpus] == [(14, 3, 0), (14, 14, 14)]
-        assert [(stream.resource, stream.up) for stream in state.streams] == [(MEM, True), (COUNT, True)]
+        for name, values in {"": (14, 14), "_allocated": (3, 14), "_fenced": (0, 14)}.items():
+            shown = [
+                f'gpushare_gpu_shares{name}{{gpu="{uuid}"}} {value}.0'
+                for uuid, value in zip(node.uuids, values, strict=True)
+            ]
+            assert set(shown) <= set(lines)
+        assert {resource: up for resource, (up, _) in probes.metrics_state(agent).streams.items()} == {
+            MEM: True,
+            COUNT: True,
+        }
+        await node.until(lambda: len(agent.use_reports.now().parts) == 2)
+        status, text = await page(port, "/use")
+        assert status == 200
+        assert (0, 3072) in [(part.gpu, part.granted_mib) for part in read_node_use(text, SERVED).parts]
         node.kubelet.drop_streams(MEM)
         await node.until(lambda: bool(agent.registration.unmet()))
         status, text = await page(port, "/readyz")
@@ -324,7 +336,10 @@ async def test_metrics_are_there_where_whole_gpus_alone_are_offered() -> None:
     async with world([T4], resources="count") as node:
         agent = node.launch()
         await node.until(lambda: not agent.registration.unmet())
-        assert [(gpu.shares, gpu.fenced) for gpu in probes.metrics_state(agent).gpus] == [(14, 0)]
+        values = {gauge.name: list(values) for gauge, values in probes.metrics_state(agent).gauges()}
+        (uuid,) = node.uuids
+        for name, value in (("gpushare_gpu_shares", 14), ("gpushare_gpu_shares_fenced", 0)):
+            assert values[name] == [((uuid,), value)]
 
 
 @pytest.mark.parametrize(

@@ -199,8 +199,7 @@ async def test_a_daemon_that_fails_is_reported_takes_nobody_and_recovers(
         supervisor.broken[gpu] = MpsGpu(status, "a client was killed")
         await seen(node, gpu, status)
         await node.until(lambda: f"MPS does not serve GPU 0 ({gpu})" in caplog.text)
-        (shown,) = metrics_state(agent).mps
-        assert (shown.gpu, shown.ready) == (gpu, False)
+        assert metrics_state(agent).mps == {gpu: False}
         refused = await node.kubelet.admit(pod("q", mem=3))
         assert f"does not serve new clients ({status}: a client was killed)" in refused.message
         agent.mps.stop_s = 0.1
@@ -209,8 +208,7 @@ async def test_a_daemon_that_fails_is_reported_takes_nobody_and_recovers(
         del supervisor.broken[gpu]
         await seen(node, gpu, MpsStatus.READY)
         await node.until(lambda: f"MPS serves GPU 0 ({gpu}) again" in caplog.text)
-        (shown,) = metrics_state(agent).mps
-        assert shown.ready
+        assert metrics_state(agent).mps == {gpu: True}
         assert (await node.kubelet.restart_container(client, "main")).only.running
         assert (await node.kubelet.admit(pod("r", mem=3))).only.running
 

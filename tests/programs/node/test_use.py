@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.model.holds import DeviceHold
-from gpu_device_plugin.core.contract.nodereport import read_node_use
+from gpu_device_plugin.core.contract.nodereport import SERVED, UsedGpu, read_node_use
 from gpu_device_plugin.core.model.limits import Held, LimitState, Rung
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.holdings import Allocated, Holding
 from gpu_device_plugin.core.node.over_use import Excess
 from gpu_device_plugin.core.node.use import NOT_READ, WITHOUT_HOST_PID, ContainerUse, GpuProcess, GpuReading, UseReading
-from gpu_device_plugin.core.node.use_notes import SELDOM_S, SOON_S
+from gpu_device_plugin.core.node.use_report import FRESH_S, SELDOM_S, SOON_S
 from gpu_device_plugin.kubelet.procfs import Processes
 from gpu_device_plugin.programs.node.use import UseWatch
-from gpu_device_plugin.programs.node.use_notes import UseNotes
+from gpu_device_plugin.programs.node.use import UseReports, UseWatch, allocated
 from tests.nodes import ids, node, uuid
 from tests.patience import eventually
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     import pytest
 
     from gpu_device_plugin.core.contract.nodereport import NodeUse
-    from gpu_device_plugin.core.node.over_use import Place
+    from gpu_device_plugin.core.node.use import Place
 
 SHARES = node(16, 16).shares
 UID = "0f5d3a31-9a3b-4c6e-8c5b-6a7b8c9d0e1f"
@@ -247,41 +248,48 @@ async def test_the_kernels_proc_is_read_by_default() -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-# --- On the node ------------------------------------------------------------------------------------------------------
+# --- Reports ----------------------------------------------------------------------------------------------------------
 
-WEB = ContainerUse(UID, "main", uuid(0), 2048, 700, pod=Pod(UID, "shop", "web-0"))
+WEB = ContainerUse(UID, "main", uuid(0), 2048, 700, holding=Holding(UID, "main"), pod=Pod(UID, "shop", "web-0"))
 PLACE = (UID, "main", uuid(0))
 
 
 @dataclass
-class Notes:
-    """What the annotation has said, one after the other, by a clock that the test turns."""
+class Reported:
+    """A pod on the first GPU, and what was written of it on the node, by a clock that the test turns."""
 
-    reading: Latest[UseReading] = field(default_factory=lambda: Latest(UseReading()))
+    entries: Latest[tuple[Entry, ...]] = field(default_factory=lambda: Latest((entry(),)))
     limits: Latest[Mapping[Place, LimitState]] = field(default_factory=lambda: Latest({}))
     over: Latest[Mapping[Place, Excess]] = field(default_factory=lambda: Latest({}))
     now: float = 1000.0
     written: list[str] = field(default_factory=list)
 
-    def read(self, *uses: ContainerUse, used: int = 700) -> None:
-        self.reading.set(UseReading(self.now, uses, {uuid(0): used}, {uuid(0): 0}))
+    def __post_init__(self) -> None:
+        self.watch = UseWatch(
+            _unread, self.entries, RESOURCES, lambda: SHARES, interval_s=15.0, pods=lambda: (Pod(UID, "shop", "web-0"),)
+        )
+        self.reports = UseReports(self.watch, self.limits, self.over, self.written.append, clock=lambda: self.now)
+
+    def read(self, used: int = 700) -> None:
+        self.watch.reading.set(UseReading(self.now, (WEB,), {uuid(0): used}, {uuid(0): 0}))
 
     @property
     def said(self) -> list[NodeUse]:
         return [read_node_use(text) for text in self.written]
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[UseNotes]:
-        notes = UseNotes(
-            self.reading, self.limits, self.over, lambda: SHARES, self.written.append, clock=lambda: self.now
-        )
-        task = asyncio.create_task(notes.run())
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.reports.run())
         try:
-            yield notes
+            yield
         finally:
             assert not task.done()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+async def _unread() -> None:
+    """Read no GPU: the test says what was read."""
 
 
 async def settled() -> None:
@@ -290,53 +298,68 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_nothing_is_said_before_the_first_reading() -> None:
-    notes = Notes()
-    async with notes.running() as made:
-        notes.limits.set({})
+async def test_nothing_is_written_before_the_first_reading() -> None:
+    node = Reported()
+    async with node.running():
+        node.limits.set({})
         await settled()
-        assert notes.written == []
-        notes.read(WEB)
+        assert node.written == []
+        node.read()
         await settled()
-        assert [part.pod for said in notes.said for part in said.parts] == ["web-0"]
-        assert "web-0" in repr(made)
+        assert [part.pod for said in node.said for part in said.parts] == ["web-0"]
+        assert "web-0" in repr(node.reports)
 
 
-async def test_figures_are_told_after_their_minute_and_states_after_seconds() -> None:
-    notes = Notes()
-    notes.read(WEB)
-    async with notes.running():
+async def test_figures_are_written_after_their_minute_and_states_after_seconds() -> None:
+    node = Reported()
+    node.read()
+    async with node.running():
         await settled()
-        assert len(notes.written) == 1
-        notes.now += SELDOM_S - 1
-        notes.read(WEB, used=9000)
+        assert len(node.written) == 1
+        node.now += SELDOM_S - 1
+        node.read(used=9000)
         await settled()
-        assert len(notes.written) == 1
-        notes.limits.set({PLACE: LimitState(Rung.MPS, Held.HELD)})
+        assert len(node.written) == 1
+        node.limits.set({PLACE: LimitState(Rung.MPS, Held.HELD)})
         await settled()
-        assert [(said.gpus[0].used_mib, said.parts[0].held) for said in notes.said[1:]] == [(9000, Held.HELD)]
-        notes.now += SOON_S
-        notes.over.set({PLACE: Excess(PLACE, 700, 100, since=notes.now)})
+        assert [(said.gpus[0].used_mib, said.parts[0].held) for said in node.said[1:]] == [(9000, Held.HELD)]
+        node.now += SOON_S
+        node.over.set({PLACE: Excess(PLACE, 700, 100, since=node.now)})
         await settled()
-        assert bool(notes.said[2].parts[0].over_since)
-        notes.now += SELDOM_S
-        notes.read(WEB, used=9100)
+        assert bool(node.said[2].parts[0].over_since)
+        node.now += SELDOM_S
+        node.read(used=9100)
         await settled()
-        assert len(notes.written) == 3
-        notes.read(WEB, used=10_000)
+        assert len(node.written) == 3
+        node.read(used=10_000)
         await settled()
-        assert len(notes.written) == 4
+        assert len(node.written) == 4
 
 
-async def test_what_was_too_early_is_told_later_without_another_reading() -> None:
-    notes = Notes()
-    notes.read(WEB)
-    async with notes.running():
+async def test_what_was_too_early_is_written_later_without_another_reading() -> None:
+    node = Reported()
+    node.read()
+    async with node.running():
         await settled()
-        notes.now += SOON_S - 0.01
-        notes.read()
+        node.now += SOON_S - 0.01
+        node.entries.set(())
+        node.read()
         await settled()
-        assert len(notes.written) == 1
-        notes.now += 1
-        await eventually(lambda: len(notes.written) == 2)
-        assert notes.said[1].parts == ()
+        assert len(node.written) == 1
+        node.now += 1
+        await eventually(lambda: len(node.written) == 2)
+        assert node.said[1].parts == ()
+
+
+async def test_the_page_has_the_report_of_this_moment_and_no_figures_that_are_old() -> None:
+    node = Reported()
+    node.read()
+    pages = await asyncio.gather(*(node.reports.page() for _ in range(3)))
+    assert {page.content_type for page in pages} == {"application/json"}
+    use = read_node_use(str(pages[0].body), SERVED)
+    assert ([part.used_mib for part in use.parts], use.gpus) == ([700], {0: UsedGpu(700, 0)})
+    node.now += FRESH_S + 1
+    use = node.reports.now()
+    assert ([part.used_mib for part in use.parts], use.gpus) == ([None], {})
+    node.entries.set(())
+    assert node.reports.now().parts == ()

@@ -38,7 +38,7 @@ def using(*processes: dict[str, Any], used: str) -> dict[str, Any]:
 async def start(there: Cluster) -> None:
     """Start an agent that reads and tells often."""
     there.node.settings["usage_interval"] = QUICK
-    notes = there.node.launch().use_notes
+    notes = there.node.launch().use_reports
     notes.soon_s = notes.seldom_s = 0.05
     await there.node.ready()
 
