@@ -131,7 +131,7 @@ class Cluster:
 
 @asynccontextmanager
 async def agent_page(text: str) -> AsyncIterator[tuple[str, int]]:
-    """Serve an agent's metrics where API servers proxy to."""
+    """Serve what an agent tells where API servers proxy to."""
     address = own_address()
     if not address:
         pytest.skip("this machine has no address but loopback, to which API servers do not proxy")
@@ -140,7 +140,7 @@ async def agent_page(text: str) -> AsyncIterator[tuple[str, int]]:
         return web.Response(text=text)
 
     app = web.Application()
-    app.router.add_get("/metrics", answer)
+    app.router.add_get("/use", answer)
     runner = web.AppRunner(app)
     await runner.setup()
     try:

@@ -1,6 +1,7 @@
-"""Say which pod is the agent of each node.
+"""Say which pod is the agent of each node, and which agents are read next.
 
-Anybody who may create pods may give them the agent's labels. So only pods of one namespace count.
+Anybody who may create pods may give them the agent's labels. So only pods of one namespace count. Agents are read in
+turn, none too often, and a silent one rarely.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 HOME = "gpushare"
 """The namespace of our manifests."""
@@ -24,7 +25,7 @@ class AgentPod:
     node: str
     """Empty before it is scheduled."""
     port: int | None
-    """Of its metrics; None: it has none."""
+    """Of its HTTP server; None: it has none."""
     running: bool = True
     """Neither ended nor being deleted."""
     created: str = ""
@@ -47,10 +48,62 @@ def agents(pods: Iterable[AgentPod]) -> Agents:
     usable = [pod for pod in pods if pod.node and pod.running and pod.port is not None]
     places = sorted({pod.namespace for pod in usable})
     if not places:
-        return Agents({}, "no node agent with metrics runs")
+        return Agents({}, "no node agent that serves HTTP runs")
     if len(places) > 1 and HOME not in places:
         why = "pods in several namespaces have the labels of node agents, and those of one alone can be right"
         return Agents({}, why, tuple(places[:3]))
     trusted = places[0] if len(places) == 1 else HOME
     chosen = sorted((pod for pod in usable if pod.namespace == trusted), key=lambda pod: (pod.created, pod.name))
     return Agents({pod.node: pod for pod in chosen})
+
+
+# --- Turns ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often one is read; times in seconds."""
+
+    every_s: float = 10.0
+    longest_s: float = 300.0
+    """The longest time between two attempts at one that does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The last attempt at one."""
+
+    at_s: float
+    failures: int = 0
+    """In a row."""
+
+
+DEFAULT_PACE = Pace()
+NEVER = Attempt(float("-inf"))
+
+
+def due(wanted: Iterable[str], last: Mapping[str, Attempt], now_s: float, pace: Pace, most: int) -> list[str]:
+    """Return whom to read now, at most `most`: those waiting longest first, then by name."""
+    ripe = [
+        (attempt.at_s, name)
+        for name in wanted
+        if now_s - (attempt := last.get(name, NEVER)).at_s >= _pause_s(attempt.failures, pace)
+    ]
+    return [name for _, name in sorted(ripe)[:most]]
+
+
+def shared(first: Sequence[str], others: Sequence[str], kept: int, most: int) -> list[str]:
+    """Divide `most` turns between two groups in the order of their need, all of one where the other needs less.
+
+    Args:
+        first: those who come first.
+        others: all others.
+        kept: so many turns are for the others, if they need them.
+        most: the turns.
+    """
+    own = max(most - min(kept, len(others)), 0)
+    return [*first[:own], *others[: most - min(own, len(first))]]
+
+
+def _pause_s(failures: int, pace: Pace) -> float:
+    return float(min(pace.longest_s, pace.every_s * 2 ** min(failures, 16)))

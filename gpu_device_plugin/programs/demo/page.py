@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.core.cluster.turns import Pace
+from gpu_device_plugin.core.cluster.agentpods import Pace
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresTiming
 from gpu_device_plugin.programs.web.local import LocalCallers

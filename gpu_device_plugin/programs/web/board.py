@@ -13,7 +13,6 @@ import msgspec
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.contract.nodereport import NodeReport
-from gpu_device_plugin.core.contract.scrapeduse import completed
 from gpu_device_plugin.core.telling.page import everyone, node_document
 from gpu_device_plugin.core.telling.redacting import redacted
 from gpu_device_plugin.programs.web.waiting import Nodes, Waiting
@@ -174,8 +173,7 @@ class Board:
                 return False
         else:
             if use is not None:
-                now = completed(use, view.report.use)
-                view = replace(view, report=NodeReport(view.report.limits, now, 0.0))
+                view = replace(view, report=NodeReport(view.report.limits, use, 0.0))
             spaces = {pod.namespace for pod in view.pods} | {part.namespace for part in view.report.current}
             spaces |= {pod.namespace for pod in view.instance_pods}
             document = msgspec.json.encode(node_document(view, live=use is not None))

@@ -1,21 +1,30 @@
-"""Read the use of nodes from their agents' metrics through the API server, for as long as somebody looks."""
+"""Read the use of nodes from their agents through the API server, for as long as somebody looks."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
 from gpu_device_plugin.cluster.api import PODS, ObjectMeta
-from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError
-from gpu_device_plugin.core.cluster.agentpods import HOME, AgentPod, Agents, agents
-from gpu_device_plugin.core.cluster.turns import DEFAULT_PACE, NEVER, Attempt, due, shared
-from gpu_device_plugin.core.contract.samples import MalformedMetricsError
-from gpu_device_plugin.core.contract.scrapeduse import scraped_use
+from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError, NotFoundError
+from gpu_device_plugin.core.cluster.agentpods import (
+    DEFAULT_PACE,
+    HOME,
+    NEVER,
+    AgentPod,
+    Agents,
+    Attempt,
+    agents,
+    due,
+    shared,
+)
+from gpu_device_plugin.core.contract.keys import MalformedAnnotationError
+from gpu_device_plugin.core.contract.nodereport import SERVED, USE_PATH, read_node_use
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.programs.web.ports import FiguresState
 
@@ -23,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from gpu_device_plugin.cluster.client import Client
-    from gpu_device_plugin.core.cluster.turns import Pace
+    from gpu_device_plugin.core.cluster.agentpods import Pace
     from gpu_device_plugin.core.contract.nodereport import NodeUse
 
     Deliver = Callable[[str, NodeUse | None], None]
@@ -31,9 +40,9 @@ if TYPE_CHECKING:
 _LABELS = "app.kubernetes.io/name=gpushare,app.kubernetes.io/component=node"
 """Of an agent's pod, in our manifests."""
 _PORT = "http"
-"""The name of the port with its metrics."""
-_MOST_BYTES = 4 << 20
-"""Of one page. A node with 1,000 containers has less than 1 MiB."""
+"""The name of the port where it tells its use."""
+_MOST_BYTES = 2 << 20
+"""Of one agent. It writes at most `SERVED`, and a node with 1,000 containers has 200 KiB."""
 _MOST_PODS = 20_000
 _SPARED = 2 / 3
 """In this part of the time that figures last they are read again, also where others come first."""
@@ -184,31 +193,33 @@ class AgentFigures:
     async def _read(self, name: str) -> NodeUse | ForbiddenError | None:
         """Read one agent; None: it does not say who uses what."""
         agent, timing = self._agents.by_node[name], self._timing
-        before = self._last.get(name, NEVER)
-        use, why, failures = None, "", before.failures + 1
+        failures = self._last.get(name, NEVER).failures + 1
+        use, why = None, ""
         try:
-            page = await self._client.from_pod(
-                agent.namespace, agent.name, agent.port or 0, "/metrics", most=_MOST_BYTES, timeout_s=timing.answer_s
+            body = await self._client.from_pod(
+                agent.namespace, agent.name, agent.port or 0, USE_PATH, most=_MOST_BYTES, timeout_s=timing.answer_s
             )
-            at = rfc3339(time.time())
-            # A page of many containers takes longer than others should wait.
-            use = await asyncio.to_thread(lambda: scraped_use(page.decode("utf-8", "replace"), at))
-            if use is None:
-                why = "its agent does not tell who uses what; it may be older than this program"
+            # Many containers take longer than others should wait.
+            use = await asyncio.to_thread(lambda: read_node_use(body.decode("utf-8", "replace"), SERVED))
+            if not (use.gpus or use.blind or any(part.used_mib is not None for part in use.parts)):
+                use, why = None, "its agent does not know at present who uses what"
         except ForbiddenError as error:
             return error
-        except MalformedMetricsError as error:
-            why = f"its agent's page of metrics cannot be read: {error}"
+        except NotFoundError:
+            why = f"its agent has no {USE_PATH}: it is older than this program, or has just ended"
+        except MalformedAnnotationError:
+            why = f"what its agent says at {USE_PATH} cannot be read"
         except ApiError as error:
             why = str(error)
             if not error.sent:  # no agent was asked
-                failures = before.failures
+                failures -= 1
         if why:
             self._problems[name] = why
         else:
             self._problems.pop(name, None)
         self._last[name] = Attempt(time.monotonic(), failures if why else 0)
-        return use
+        # It is of now, whatever the clock of its node says.
+        return None if use is None else replace(use, at=rfc3339(time.time()))
 
     def _give_up(self, names: Collection[str], deliver: Deliver) -> None:
         """Forget figures that were not read again, and nodes that are not there any more."""

@@ -12,7 +12,8 @@ from aiohttp import web
 
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.core.cluster.turns import Pace
+from gpu_device_plugin.core.cluster.agentpods import Pace
+from gpu_device_plugin.core.contract.nodereport import SERVED, NodeUse, UsedGpu, write_node_use
 from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresTiming
 from gpu_device_plugin.testing.builders import node, pod
 from gpu_device_plugin.testing.cluster import Answer, ApiServer, Hang
@@ -24,25 +25,17 @@ from tests.reports import SINCE, part, written
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
-    from gpu_device_plugin.core.contract.nodereport import NodeUse
 
-MIB = 1 << 20
 LABELS = {"app.kubernetes.io/name": "gpushare", "app.kubernetes.io/component": "node"}
 QUICK = FiguresTiming(
     pace=Pace(every_s=0.01, longest_s=0.05), round_s=0.01, lasts_s=0.3, pods_s=0.05, refused_s=0.05, idle_s=0.01
 )
 
 
-def page(used: int = 3000, name: str = "a", more: str = "") -> str:
-    """Return the page of an agent with one GPU, whose pod was given 5 GiB, memory in MiB."""
-    who = f'container="main",gpu="GPU-0",namespace="default",pod="{name}"'
-    return (
-        'gpushare_build_info{version="0.1.0"} 1\n'
-        'gpushare_gpu_info{driver="",gpu="GPU-0",index="0",model="",rung="",share_bytes="1"} 1\n'
-        f'gpushare_gpu_memory_used_bytes{{gpu="GPU-0"}} {(used + 100) * MIB}\n'
-        f"gpushare_container_gpu_memory_allocated_bytes{{{who}}} {5120 * MIB}\n"
-        f"gpushare_container_gpu_memory_used_bytes{{{who}}} {used * MIB}\n{more}"
-    )
+def page(used: int | None = 3000, name: str = "a", **more: Any) -> str:
+    """Return what an agent with one GPU says, whose pod was given 5 GiB, memory in MiB. Its clock is wrong."""
+    gpus = {} if used is None else {0: UsedGpu(used + 100)}
+    return write_node_use(NodeUse(SINCE, gpus, (part(name, granted=5120, used=used, **more),)), SERVED)
 
 
 @dataclass
@@ -78,7 +71,7 @@ class World:
         try:
             for _ in range(3):
                 await asyncio.sleep(0)
-            return web.Response(text=self.pages[name])
+            return web.Response(text=self.pages[name], status=200 if self.pages[name] else 404)
         finally:
             self.at_once -= 1
 
@@ -112,7 +105,7 @@ async def world() -> AsyncIterator[World]:
     async with ApiServer() as api:
         made = World(api)
         app = web.Application()
-        app.router.add_get("/{node}/metrics", made.answer)
+        app.router.add_get("/{node}/use", made.answer)
         runner = web.AppRunner(app)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -121,11 +114,11 @@ async def world() -> AsyncIterator[World]:
         await runner.cleanup()
 
 
-async def test_the_page_shows_what_agents_say_and_the_annotation_adds_since_when(world: World) -> None:
+async def test_the_page_shows_what_agents_say_and_else_the_annotation(world: World) -> None:
     annotations = written(part("a", granted=5120, used=6000, over_since=SINCE), age_s=100)
     world.api.add(node("gpu-1", mem=30, count=2, annotations=annotations))
     world.api.add(bound("a", 5))
-    world.agent("gpu-1", page(6500))
+    world.agent("gpu-1", page(6500, over_since=SINCE))
     async with (
         Client(ClusterConfig(world.api.url)) as client,
         served_by(client, figures=AgentFigures(client, timing=QUICK)) as shown,
@@ -144,6 +137,16 @@ async def test_the_page_shows_what_agents_say_and_the_annotation_adds_since_when
         world.pages["gpu-1"] = "<html>"
         now = await stream.until(lambda known: not known["nodes"]["gpu-1"]["use"].get("live"))
         assert now["nodes"]["gpu-1"]["gpus"][0]["pods"][0]["usedMiB"] == 6000
+
+
+async def test_an_agent_that_does_not_read_says_why(world: World) -> None:
+    world.agent("gpu-1", write_node_use(NodeUse(SINCE, blind="the use is not read"), SERVED))
+    async with world.following(lambda: ["gpu-1"]) as figures:
+        await eventually(lambda: (use := world.latest("gpu-1")) is not None and use.blind == "the use is not read")
+        assert figures.state.why == ""
+        use = world.latest("gpu-1")
+        assert use is not None
+        assert use.at != SINCE, "when it was read by our clock"
 
 
 async def test_nothing_is_asked_while_nobody_looks_and_old_figures_are_given_up(world: World) -> None:
@@ -258,11 +261,13 @@ async def test_pods_that_pretend_to_be_agents_elsewhere_are_not_asked(world: Wor
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("<html>", "its agent's page of metrics cannot be read: line 1 is none of Prometheus' text format"),
-        ("go_goroutines 7\n", "its agent's page of metrics cannot be read: it has no metrics of a node agent"),
-        ('gpushare_build_info{version="0"} 1\n', "its agent does not tell who uses what"),
-        ("#" * (5 << 20), "the answer is longer than 4096 KiB"),
+        ("<html>", "what its agent says at /use cannot be read"),
+        ("[" * (1 << 20), "what its agent says at /use cannot be read"),
+        ("", "its agent has no /use: it is older than this program, or has just ended"),
+        (page(None), "its agent does not know at present who uses what"),
+        (" " * (5 << 20), "the answer is longer than 2048 KiB"),
     ],
+    ids=["no JSON", "too deep", "an older agent", "unknown use", "too long"],
 )
 async def test_nonsense_of_one_agent_concerns_its_node_alone(world: World, text: str, why: str) -> None:
     world.agent("gpu-1", text)
@@ -299,7 +304,7 @@ async def test_without_agents_it_says_so(world: World) -> None:
     async with world.following(lambda: ["gpu-1"]) as figures:
         await eventually(lambda: figures.state.why)
         assert figures.state.source == "nodes"
-        assert figures.state.why.startswith("no node agent with metrics runs; the figures are those of the nodes'")
+        assert figures.state.why.startswith("no node agent that serves HTTP runs; the figures are those of the nodes'")
 
 
 async def test_an_api_server_that_is_away_ends_nothing(world: World) -> None:
@@ -334,7 +339,7 @@ async def test_who_does_not_see_everything_is_told_no_name_of_an_agent(world: Wo
     ):
         async with shown.live(Authorization=bearer("all")) as stream:
             known = await stream.until(lambda known: "why" in known["figures"])
-            assert "; node gpu-1: its agent's page of metrics cannot be read" in known["figures"]["why"]
+            assert "; node gpu-1: what its agent says at /use cannot be read" in known["figures"]["why"]
         async with shown.live(Authorization=bearer("some")) as stream:
             known = await stream.until(lambda known: "why" in known["figures"])
             assert known["figures"]["why"].startswith("no node agent can be read; the figures are those of the nodes'")
