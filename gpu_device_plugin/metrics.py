@@ -108,7 +108,7 @@ EXTENDER_COUNTS = (VERDICTS, BINDS, DRIFT, MALFORMED_ANNOTATIONS, API_ERRORS)
 EXTENDER_DURATIONS = (VERBS,)
 
 
-# --- The protocols, and two implementations --------------------------------------------------------------------------
+# --- Counting, and the page ------------------------------------------------------------------------------------------
 
 
 class Shown(Protocol):
@@ -118,8 +118,11 @@ class Shown(Protocol):
         """Return its gauges with their values; values may be read as they are written, some lines at a time."""
 
 
-class Metrics(Protocol):
-    """The counters and histograms to which the rest of the program adds."""
+class Metrics:
+    """The counters and histograms to which the rest of the program adds.
+
+    These count nothing, for a program without /metrics; prometheus-client (5 MB) is not even imported.
+    """
 
     def count(self, what: Count, *labels: str, times: int = 1) -> None:
         """Add to a counter; `labels` in the order of ``what.labels``."""
@@ -128,17 +131,7 @@ class Metrics(Protocol):
         """Add to a histogram; `labels` in the order of ``what.labels``."""
 
 
-class NoMetrics:
-    """Counts nothing, for a program without /metrics; prometheus-client (5 MB) is not even imported."""
-
-    def count(self, what: Count, *labels: str, times: int = 1) -> None:
-        """Do nothing."""
-
-    def took(self, what: Duration, seconds: float, *labels: str) -> None:
-        """Do nothing."""
-
-
-class PrometheusMetrics:
+class PrometheusMetrics(Metrics):
     """Keeps counters and histograms in a registry of its own, and serves them with the program's state as a page."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Put the report of a node's agent in words: who uses how much GPU memory, and which limit holds."""
+"""Put the use of GPU memory in words: who uses how much, since when it is too much, and which limit holds."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
 from gpu_device_plugin.core.model.limits import Held, Rung
+from gpu_device_plugin.core.node.evicting import spared
+from gpu_device_plugin.core.node.over_use import Response
 from gpu_device_plugin.core.telling.columns import aligned
-from gpu_device_plugin.core.telling.printing import counted
+from gpu_device_plugin.core.telling.printing import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from gpu_device_plugin.core.cluster.nodeview import NodeView
     from gpu_device_plugin.core.contract.nodereport import NodeReport, NodeUse, UsedPart
+    from gpu_device_plugin.core.node.over_use import Excess
 
 _NOTHING = "-"
 _UNKNOWN = "unknown"
 _HEADING = ("  GPU", "CONTAINER", "USED", "GRANTED", "LIMIT", "")
 _UNITS = ((86400, "days"), (3600, "h"), (60, "min"))
-"""Seconds of a unit, the largest first; an age is told in the largest of which it has two."""
+"""Seconds of a unit, the largest first."""
+MOST_TOLD = 4
+"""The most containers in the sentence about one pod."""
 
 
 def mib(amount: int | None) -> str:
@@ -27,12 +32,15 @@ def mib(amount: int | None) -> str:
     return _UNKNOWN if amount is None else f"{amount:,} MiB"
 
 
+def duration(seconds: float) -> str:
+    """Format a duration in the largest unit of which it has two, rounded down: ``119 s``, ``3 min``, ``2 h``."""
+    size, unit = next((each for each in _UNITS if seconds >= 2 * each[0]), (1, "s"))
+    return f"{int(max(0.0, seconds) // size)} {unit}"
+
+
 def age(seconds: float | None) -> str:
     """Format how long ago something was read; None: unknown."""
-    if seconds is None:
-        return "at an unknown time"
-    size, unit = next((each for each in _UNITS if seconds >= 2 * each[0]), (1, "s"))
-    return f"{seconds / size:.0f} {unit} ago"
+    return "at an unknown time" if seconds is None else f"{duration(seconds)} ago"
 
 
 def container(part: UsedPart) -> str:
@@ -133,3 +141,39 @@ def _remark(part: UsedPart) -> str:
         return "was not given this GPU"
     said = [f"over since {part.over_since}"] if part.over_since else []
     return "; ".join([*said, *([part.why] if part.why else [])])
+
+
+# --- What an agent writes on a pod that exceeds -----------------------------------------------------------------------
+
+
+def outlook(excess: Excess, response: Response) -> str:
+    """Return what will happen to the pod, as a clause. It does not depend on what others use at the moment."""
+    if response is Response.REPORT:
+        return "this is only reported (setting over_use)"
+    if why := spared(excess.pod):
+        return f"it is not evicted: {why}"
+    if excess.pod is not None and excess.pod.deleting:
+        return "the pod is ending"
+    if response is Response.EVICT:
+        return "the pod is evicted, one of its GPU at a time"
+    return "the pod is evicted as soon as the GPU has too little free memory for what others were granted"
+
+
+def use_of(excess: Excess, gpu: str) -> str:
+    """Return the numbers, as a clause; `gpu` is the GPU as people call it, like ``GPU 0``."""
+    container = f"container {printable(excess.place[1])}" if excess.place[1] else "a container"
+    granted = f"was given {excess.granted_mib:,} MiB" if excess.granted_mib else "was not given that GPU"
+    return f"{container} uses {excess.used_mib:,} MiB of {gpu}, {granted}"
+
+
+def event_note(excess: Excess, gpu: str, now: float, response: Response) -> str:
+    """Return the note of the Event about one container; `now` in monotonic seconds."""
+    return f"{use_of(excess, gpu)}, for {duration(now - excess.since)}; {outlook(excess, response)}"
+
+
+def annotation(told: Iterable[tuple[Excess, str, str]], response: Response) -> str:
+    """Return the sentence about one pod: for each of its containers the excess, its GPU and RFC 3339 since when."""
+    told = sorted(told, key=lambda each: (-each[0].excess_mib, each[0].place))
+    parts = [f"{use_of(excess, gpu)}, since {since}" for excess, gpu, since in told[:MOST_TOLD]]
+    more = [f"and {len(told) - MOST_TOLD} more"] if len(told) > MOST_TOLD else []
+    return "; ".join([*parts, *more, outlook(told[0][0], response)])

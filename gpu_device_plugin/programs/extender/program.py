@@ -154,7 +154,7 @@ class Extender:
         self._metrics: m.Metrics = (
             m.PrometheusMetrics(self.state, m.EXTENDER_COUNTS, m.EXTENDER_DURATIONS)
             if settings.http is not None
-            else m.NoMetrics()
+            else m.Metrics()
         )
         self._client = Client(config, timing=timings.api, on_error=self._count_error)
         self._pod_reader = PodReader(names, READ_ON_PODS.__contains__, sums=True)

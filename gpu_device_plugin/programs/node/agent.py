@@ -117,7 +117,7 @@ class NodeAgent:
         self.settings = settings
         self.state = NodeState(Node(Shares(settings.share_size_mib, settings.reserve_mib)))
         self.metrics: m.Metrics = (
-            m.PrometheusMetrics(partial(probes.metrics_state, self)) if settings.http is not None else m.NoMetrics()
+            m.PrometheusMetrics(partial(probes.metrics_state, self)) if settings.http is not None else m.Metrics()
         )
         self.cluster = cluster = self._reach_cluster()
         self.node: Latest[NodeRecord | None] = Latest(None) if cluster is None else cluster.node

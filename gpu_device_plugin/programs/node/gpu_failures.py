@@ -9,7 +9,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.core.node.gpu_failure import Failures, on_failed
 from gpu_device_plugin.core.node.health import with_cards
-from gpu_device_plugin.core.telling.over_use import duration
+from gpu_device_plugin.core.telling.reported import duration
 from gpu_device_plugin.hardware.beliefs import State
 
 if TYPE_CHECKING:

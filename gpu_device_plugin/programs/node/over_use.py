@@ -11,7 +11,7 @@ from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.node.over_use import Response, Rules, Watch, ended
-from gpu_device_plugin.core.telling.over_use import annotation, event_note, outlook, use_of
+from gpu_device_plugin.core.telling.reported import annotation, event_note, outlook, use_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -27,6 +27,7 @@ from gpu_device_plugin.core.contract.keys import MalformedAnnotationError
 from gpu_device_plugin.core.contract.nodereport import SERVED, USE_PATH, read_node_use
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.programs.web.ports import FiguresState
+from gpu_device_plugin.programs.web.watched import missing_right
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -185,7 +186,7 @@ class AgentFigures:
         return shared(first, others, kept, timing.at_once)
 
     def _refuse(self, error: ForbiddenError) -> None:
-        self._nothing = _missing(error)
+        self._nothing = missing_right(error.call)
         self._refused_s, self._listed_s = time.monotonic(), float("-inf")
         self._last.clear()
         self._problems.clear()
@@ -264,12 +265,6 @@ class AgentFigures:
             if len(found) > _MOST_PODS:
                 break
         return found
-
-
-def _missing(error: ForbiddenError) -> str:
-    call = error.call
-    where = f"in the namespace {call.namespace}" if call.namespace else "in the whole cluster"
-    return f"the right to {call.verb} {call.resource} {where} is missing"
 
 
 class _Port(msgspec.Struct, rename="camel"):

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from gpu_device_plugin.core.contract.nodereport import NodeReport, UsedGpu, UsedPart
 from gpu_device_plugin.core.model.limits import GpuRung, Held, Rung
+from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.core.node.over_use import Excess, Response
 from gpu_device_plugin.core.telling.overview import details, summary
 from gpu_device_plugin.core.telling.overview_document import document
 from gpu_device_plugin.core.telling.overview_wide import wide
-from gpu_device_plugin.core.telling.reported import age, container, does_not_hold, limit, memory_in_use, mib, uses
+from gpu_device_plugin.core.telling.reported import (
+    age,
+    annotation,
+    container,
+    does_not_hold,
+    duration,
+    event_note,
+    limit,
+    memory_in_use,
+    mib,
+    outlook,
+    use_of,
+    uses,
+)
 from tests.reports import NO_LIMITS, SINCE, part, report
 from tests.views import node_view, pod_on
 
@@ -24,19 +40,15 @@ HELD = part("good", 1, rung=Rung.DRIVER, held=Held.HELD, found_mib=4096)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "told"),
     [
-        (None, "at an unknown time"),
-        (0.4, "0 s ago"),
-        (119, "119 s ago"),
-        (120, "2 min ago"),
-        (7199, "120 min ago"),
-        (7200, "2 h ago"),
-        (400_000, "5 days ago"),
+        *((-1, "0 s"), (59.9, "59 s"), (119, "119 s"), (120, "2 min"), (185, "3 min"), (7199, "119 min")),
+        *((7200, "2 h"), (400_000, "4 days")),
     ],
 )
-def test_an_age_is_told_in_a_unit_of_which_it_has_two(seconds: float | None, said: str) -> None:
-    assert age(seconds) == said
+def test_a_duration_is_told_in_a_unit_of_which_it_has_two(seconds: float, told: str) -> None:
+    assert (duration(seconds), age(seconds)) == (told, f"{told} ago")
+    assert age(None) == "at an unknown time"
 
 
 def test_amounts_that_are_compared_have_one_unit() -> None:
@@ -220,3 +232,51 @@ def test_figures_without_a_time_and_without_limits_are_nulls() -> None:
     read = report(WEB)
     (node,) = document([node_view("a", (15,), report=NodeReport(None, read.use, None))])["nodes"]
     assert (node["limits"], node["use"]["ageSeconds"], node["gpus"][0]["refusal"]) == (None, None, None)
+
+
+# --- Of a pod that exceeds --------------------------------------------------------------------------------------------
+
+EXCESS = Excess(("u", "main", "GPU-0"), 6120, 4096, 100, Pod("u", "default", "p"))
+
+
+def test_an_event_has_the_numbers_the_time_and_the_outlook() -> None:
+    assert event_note(EXCESS, "GPU 0", 280, Response.REPORT) == (
+        "container main uses 6,120 MiB of GPU 0, was given 4,096 MiB, for 3 min; "
+        "this is only reported (setting over_use)"
+    )
+
+
+def test_a_trespasser_was_given_nothing_and_may_have_no_name() -> None:
+    found = replace(EXCESS, place=("u", "", "GPU-0"), granted_mib=0)
+    assert use_of(found, "GPU 0") == "a container uses 6,120 MiB of GPU 0, was not given that GPU"
+
+
+def test_a_name_cannot_control_a_terminal() -> None:
+    assert "\x1b" not in use_of(replace(EXCESS, place=("u", "\x1b[2J", "g")), "GPU 0")
+
+
+@pytest.mark.parametrize(
+    ("pod", "response", "told"),
+    [
+        (EXCESS.pod, Response.REPORT, "this is only reported (setting over_use)"),
+        (EXCESS.pod, Response.EVICT, "the pod is evicted, one of its GPU at a time"),
+        (
+            EXCESS.pod,
+            Response.EVICT_WHEN_SHORT,
+            "the pod is evicted as soon as the GPU has too little free memory for what others were granted",
+        ),
+        (None, Response.EVICT, "it is not evicted: it is not known in the API"),
+        (Pod("u", "kube-system", "p"), Response.EVICT, "it is not evicted: it is in the namespace kube-system"),
+        (Pod("u", "default", "p", deleting=True), Response.EVICT, "the pod is ending"),
+    ],
+)
+def test_what_will_happen(pod: Pod | None, response: Response, told: str) -> None:
+    assert outlook(replace(EXCESS, pod=pod), response) == told
+
+
+def test_an_annotation_has_the_largest_excesses_of_its_pod() -> None:
+    told = [(replace(EXCESS, used_mib=6000 + n, place=("u", f"c{n}", "g")), "GPU 0", "then") for n in range(6)]
+    found = annotation(told, Response.REPORT)
+    assert found.startswith("container c5 uses 6,005 MiB of GPU 0, was given 4,096 MiB, since then; container c4 uses")
+    assert found.endswith("; and 2 more; this is only reported (setting over_use)")
+    assert annotation(told[:1], Response.REPORT).count(";") == 1

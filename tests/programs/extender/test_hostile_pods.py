@@ -34,7 +34,7 @@ from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.matching import Call
 from gpu_device_plugin.fleet import Fleet
-from gpu_device_plugin.metrics import NoMetrics
+from gpu_device_plugin.metrics import Metrics
 from gpu_device_plugin.programs.extender.verbs import Verbs
 from gpu_device_plugin.programs.node.waiting import WaitingPods
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
@@ -89,7 +89,7 @@ def extender() -> Verbs:
         gpu_policy=lambda: "binpack",
         node_policy=lambda: "binpack",
         ready=lambda: "",
-        metrics=NoMetrics(),
+        metrics=Metrics(),
     )
     verbs.prepare()
     return verbs
@@ -232,7 +232,7 @@ def test_pods_that_wait_on_a_node_hold_no_other_one_up(what: str) -> None:
     waiting = WaitingPods(
         cast("NodePods", Followed(on_a_node([*strangers, innocent]))),
         RESOURCES,
-        NoMetrics(),
+        Metrics(),
         lambda: nodes.node(14, 14, 14).shares,
     )
     with counted(400_000):

@@ -16,7 +16,7 @@ from gpu_device_plugin.cluster.api import PodReader
 from gpu_device_plugin.core.contract.keys import ALLOCATION, ASSIGNED, IDX, NODE_GPUS, POD, USE_MODEL
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.fleet import Fleet
-from gpu_device_plugin.metrics import VERDICTS, Count, NoMetrics
+from gpu_device_plugin.metrics import VERDICTS, Count, Metrics
 from gpu_device_plugin.programs.extender.verbs import Verbs
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, Json, container, pod
 from tests.resources import RESOURCES
@@ -38,7 +38,7 @@ def _nothing_secret_in_logs(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert all(SECRET not in repr(record.__dict__) for record in caplog.records)
 
 
-class Counted(NoMetrics):
+class Counted(Metrics):
     """Keeps what was counted."""
 
     def __init__(self) -> None:

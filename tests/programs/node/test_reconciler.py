@@ -406,7 +406,7 @@ async def test_a_checkpoint_from_before_a_grant_does_not_confirm_it(tmp_path: Pa
     reconciler = Reconciler(
         state,
         records,
-        m.NoMetrics(),
+        m.Metrics(),
         ForgottenPods(records, None, lambda *_: None),
         resend=lambda: None,
         readings=dict,

@@ -21,7 +21,7 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.matching import Call, Match
 from gpu_device_plugin.kubelet.records import KubeletRecords
-from gpu_device_plugin.metrics import NoMetrics
+from gpu_device_plugin.metrics import Metrics
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.forgotten_pods import ForgottenPods
 from gpu_device_plugin.programs.node.reconciler import Reconciler
@@ -54,7 +54,7 @@ class Node:
     now: float = 1000.0
 
     def __post_init__(self) -> None:
-        self.waiting = WaitingPods(self.followed, (resources.MEM,), NoMetrics(), lambda: SHARES, clock=lambda: self.now)
+        self.waiting = WaitingPods(self.followed, (resources.MEM,), Metrics(), lambda: SHARES, clock=lambda: self.now)
 
     async def bound(self, name: str, gpu: int, amount: int = 4) -> None:
         """Bind a pod with a promise of one GPU."""
@@ -242,7 +242,7 @@ async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_p
     reconciler = Reconciler(
         state,
         records,
-        NoMetrics(),
+        Metrics(),
         ForgottenPods(records, None, lambda *_: None),
         resend=lambda: None,
         readings=dict,
