@@ -61,15 +61,6 @@ def agents(pods: Iterable[AgentPod]) -> Agents:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """How often one is read; times in seconds."""
-
-    every_s: float = 10.0
-    longest_s: float = 300.0
-    """The longest time between two attempts at one that does not answer."""
-
-
-@dataclass(frozen=True, slots=True)
 class Attempt:
     """The last attempt at one."""
 
@@ -78,18 +69,27 @@ class Attempt:
     """In a row."""
 
 
-DEFAULT_PACE = Pace()
 NEVER = Attempt(float("-inf"))
 
 
-def due(wanted: Iterable[str], last: Mapping[str, Attempt], now_s: float, pace: Pace, most: int) -> list[str]:
-    """Return whom to read now, at most `most`: those waiting longest first, then by name."""
-    ripe = [
-        (attempt.at_s, name)
-        for name in wanted
-        if now_s - (attempt := last.get(name, NEVER)).at_s >= _pause_s(attempt.failures, pace)
-    ]
-    return [name for _, name in sorted(ripe)[:most]]
+def due(
+    wanted: Iterable[str], last: Mapping[str, Attempt], now_s: float, *, every_s: float, longest_s: float
+) -> list[str]:
+    """Return whom to read now: those waiting longest first, then by name.
+
+    Args:
+        wanted: those who are read.
+        last: the last attempt at each.
+        now_s: seconds on the clock of the attempts.
+        every_s: the time between two attempts at one that answers. After each failure in a row it doubles.
+        longest_s: the longest time between two attempts.
+    """
+    ripe = []
+    for name in wanted:
+        attempt = last.get(name, NEVER)
+        if now_s - attempt.at_s >= min(longest_s, every_s * 2 ** min(attempt.failures, 16)):
+            ripe.append((attempt.at_s, name))
+    return [name for _, name in sorted(ripe)]
 
 
 def shared(first: Sequence[str], others: Sequence[str], kept: int, most: int) -> list[str]:
@@ -103,7 +103,3 @@ def shared(first: Sequence[str], others: Sequence[str], kept: int, most: int) ->
     """
     own = max(most - min(kept, len(others)), 0)
     return [*first[:own], *others[: most - min(own, len(first))]]
-
-
-def _pause_s(failures: int, pace: Pace) -> float:
-    return float(min(pace.longest_s, pace.every_s * 2 ** min(failures, 16)))

@@ -56,7 +56,6 @@ class ContainerUse:
     used_mib: int | None
     """None: not known, see `UseReading.blind`, or the driver does not tell it of this GPU."""
     sm_percent: int | None = None
-    processes: int = 0
     holding: Holding | None = None
     """None for a container that was not given this GPU."""
     pod: Pod | None = None
@@ -206,7 +205,6 @@ def _uses(
                 granted,
                 used,
                 None if percent is None else min(100, percent),
-                len(processes),
                 holding,
                 known.get(uid),
             )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from gpu_device_plugin.core.cluster.nodeview import NodeView
-    from gpu_device_plugin.core.contract.nodereport import NodeReport, NodeUse, UsedPart
+    from gpu_device_plugin.core.contract.nodereport import NodeUse, UsedPart
     from gpu_device_plugin.core.node.over_use import Excess
 
 _NOTHING = "-"
@@ -85,16 +85,13 @@ def at_a_glance(nodes: Iterable[NodeView]) -> list[str]:
     parts = [part for node in nodes for part in node.report.current]
     strangers = sum(exceeds(part) and trespasses(part) for part in parts)
     over, loose = sum(map(exceeds, parts)) - strangers, sum(map(not_held, parts))
-    said = [
-        *([f"{counted(over, 'container uses', 'containers use')} more than granted"] if over else []),
-        *(
-            [f"{counted(strangers, 'container uses', 'containers use')} a GPU that was not given to it"]
-            if strangers
-            else []
-        ),
-        *([f"{counted(loose, 'limit does', 'limits do')} not hold"] if loose else []),
-    ]
-    return ["", f"{'; '.join(said)}: kubectl inspect gpushare -d has the names."] if said else []
+    faults = (
+        (over, "container uses", "containers use", "more than granted"),
+        (strangers, "container uses", "containers use", "a GPU that was not given to it"),
+        (loose, "limit does", "limits do", "not hold"),
+    )
+    said = "; ".join(f"{counted(number, one, many)} {what}" for number, one, many, what in faults if number)
+    return ["", f"{said}: kubectl inspect gpushare -d has the names."] if said else []
 
 
 def memory_in_use(nodes: Iterable[NodeView]) -> list[str]:
@@ -113,8 +110,8 @@ def _table(node: NodeView, use: NodeUse) -> Iterator[str]:
         used, rung = report.used(gpu.position), report.rung(gpu.position)
         place = f"  {gpu.position}"
         rows += [
-            (place, container(part), *_amounts(part), limit(part), _remark(part))
-            for part in _listed(report, gpu.position)
+            (place, container(part), mib(part.used_mib), mib(part.granted_mib), limit(part), _remark(part))
+            for part in sorted(report.parts(gpu.position), key=lambda part: (-(part.used_mib or 0), container(part)))
         ]
         if used.unattributed_mib:
             rows.append((place, "(processes of no pod)", mib(used.unattributed_mib), _NOTHING, _NOTHING, ""))
@@ -127,20 +124,10 @@ def _table(node: NodeView, use: NodeUse) -> Iterator[str]:
         yield f"  {counted(use.left_out, 'more container is', 'more containers are')} not listed."
 
 
-def _listed(report: NodeReport, position: int) -> list[UsedPart]:
-    """Return the containers on one GPU, those with the most use first."""
-    return sorted(report.parts(position), key=lambda part: (-(part.used_mib or 0), container(part)))
-
-
-def _amounts(part: UsedPart) -> tuple[str, str]:
-    return mib(part.used_mib), mib(part.granted_mib)
-
-
 def _remark(part: UsedPart) -> str:
     if trespasses(part):
         return "was not given this GPU"
-    said = [f"over since {part.over_since}"] if part.over_since else []
-    return "; ".join([*said, *([part.why] if part.why else [])])
+    return "; ".join(filter(None, (part.over_since and f"over since {part.over_since}", part.why)))
 
 
 # --- What an agent writes on a pod that exceeds -----------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.core.cluster.agentpods import Pace
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresTiming
 from gpu_device_plugin.programs.web.local import LocalCallers
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 _HOST = "127.0.0.1"
 _LOOK_S = 0.05
-_OFTEN = FiguresTiming(pace=Pace(every_s=0.3, longest_s=1.0), round_s=0.3, pods_s=1.0, idle_s=0.1)
+_OFTEN = FiguresTiming(every_s=0.3, longest_s=1.0, round_s=0.3, pods_s=1.0, idle_s=0.1)
 """As often as the demo's agents read who uses what. A page asks its two agents alone, and not those of a cluster."""
 
 _Part = tuple[str, int, int | None, bool]

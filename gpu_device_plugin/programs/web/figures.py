@@ -13,7 +13,6 @@ import msgspec
 from gpu_device_plugin.cluster.api import PODS, ObjectMeta
 from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.core.cluster.agentpods import (
-    DEFAULT_PACE,
     HOME,
     NEVER,
     AgentPod,
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from gpu_device_plugin.cluster.client import Client
-    from gpu_device_plugin.core.cluster.agentpods import Pace
     from gpu_device_plugin.core.contract.nodereport import NodeUse
 
     Deliver = Callable[[str, NodeUse | None], None]
@@ -54,7 +52,10 @@ _OURS = "; the figures are those of the nodes' annotations, which are up to some
 class FiguresTiming:
     """The intervals of reading, in seconds."""
 
-    pace: Pace = DEFAULT_PACE
+    every_s: float = 10.0
+    """The time between two readings of an agent."""
+    longest_s: float = 300.0
+    """The longest time between two attempts at one that does not answer."""
     at_once: int = 8
     """Agents that are read at the same time."""
     round_s: float = 0.8
@@ -159,7 +160,7 @@ class AgentFigures:
             return
         except ApiError as error:
             # Those that are known are read on; soon the list is asked for again.
-            self._listed_s = time.monotonic() - timing.pods_s + timing.pace.every_s
+            self._listed_s = time.monotonic() - timing.pods_s + timing.every_s
             if not self._agents.by_node:
                 self._nothing = f"the pods of the node agents cannot be listed ({error})"
                 return
@@ -182,7 +183,9 @@ class AgentFigures:
         others = [name for name in sorted(there) if name not in ahead][: self._most - len(first)]
         kept = math.ceil(len(others) * timing.round_s / (_SPARED * timing.lasts_s))
         groups = ([name for name in group if name in self._agents.by_node] for group in (first, others))
-        first, others = (due(group, self._last, now_s, timing.pace, timing.at_once) for group in groups)
+        first, others = (
+            due(group, self._last, now_s, every_s=timing.every_s, longest_s=timing.longest_s) for group in groups
+        )
         return shared(first, others, kept, timing.at_once)
 
     def _refuse(self, error: ForbiddenError) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_device_plugin.core.cluster.agentpods import HOME, AgentPod, Agents, Attempt, Pace, agents, due, shared
+from gpu_device_plugin.core.cluster.agentpods import HOME, AgentPod, Agents, Attempt, agents, due, shared
 
 OURS = AgentPod("ours", "agent-1", "node-1", 9445, created="2026-01-01T00:00:00Z")
 
@@ -40,24 +40,23 @@ def test_between_two_other_namespaces_nothing_is_believed() -> None:
 
 # --- Turns ----------------------------------------------------------------------------------------------------------
 
-PACE = Pace(every_s=10, longest_s=300)
+PACE = {"every_s": 10.0, "longest_s": 300.0}
 
 
 def test_who_was_never_read_comes_first_then_who_waits_longest() -> None:
     last = {"a": Attempt(85), "b": Attempt(80), "c": Attempt(91)}
-    assert due("abcd", last, 100, PACE, 9) == ["d", "b", "a"]
-    assert due("abcd", last, 100, PACE, 2) == ["d", "b"]
+    assert due("abcd", last, 100, **PACE) == ["d", "b", "a"]
 
 
 def test_equal_ones_come_by_name() -> None:
-    assert due(("z", "x", "y"), {}, 0, PACE, 2) == ["x", "y"]
+    assert due(("z", "x", "y"), {}, 0, **PACE) == ["x", "y", "z"]
 
 
 def test_who_does_not_answer_is_asked_ever_more_rarely_up_to_a_bound() -> None:
     pauses = []
     for failures in (0, 1, 2, 3, 4, 5, 10_000):
         last = {"a": Attempt(0, failures)}
-        pauses.append(next(second for second in range(1000) if due("a", last, second, PACE, 1)))
+        pauses.append(next(second for second in range(1000) if due("a", last, second, **PACE)))
     assert pauses == [10, 20, 40, 80, 160, 300, 300]
 
 

@@ -80,7 +80,6 @@ def test_a_process_belongs_to_the_container_whose_id_its_cgroup_names() -> None:
         at=7.5,
     )
     assert parts(found) == {("a", "main"): (1024, 750), ("a", "side"): (2048, 300)}
-    assert [use.processes for use in found.containers] == [2, 1]
     assert [use.pod for use in found.containers] == [api, api]
     assert (found.unattributed_mib, found.used_mib, found.at, found.blind) == ({GPU: 50}, {GPU: 1100}, 7.5, "")
 
@@ -328,7 +327,6 @@ def test_nothing_is_counted_twice_and_nothing_is_lost(
             assert each.uuid not in found.unattributed_mib
             continue
         of_pods = [p for p in each.processes if owners.get(p.pid) is not None and p.pid not in servers]
-        assert sum(use.processes for use in uses) == len(of_pods)
         for uid in "abc":
             mine = [p for p in of_pods if (owner := owners[p.pid]) is not None and owner.pod_uid == uid]
             own = [use for use in uses if use.pod_uid == uid]

@@ -40,8 +40,8 @@ EPOCH = 1_795_169_580.25
 WEB = Pod("uid-web", "shop", "web-0")
 HELD = Holding("uid-web", "main", {uuid(1): 4096}, {uuid(1): 4096}, rung=Rung.DRIVER, pod=WEB)
 PLACE = ("uid-web", "main", uuid(1))
-USE = ContainerUse("uid-web", "main", uuid(1), 4096, 6144, 35, 2, HELD, WEB)
-STRANGER = ContainerUse("uid-x", "job", uuid(0), 0, 512, 5, 1, None, Pod("uid-x", "lab", "stranger"))
+USE = ContainerUse("uid-web", "main", uuid(1), 4096, 6144, 35, HELD, WEB)
+STRANGER = ContainerUse("uid-x", "job", uuid(0), 0, 512, 5, None, Pod("uid-x", "lab", "stranger"))
 
 
 def shown(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.contract.promises import Promise
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.admitting import Refused, Why
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from gpu_device_plugin import metrics as m
     from gpu_device_plugin.core.node.node import Node
     from gpu_device_plugin.programs.node.waiting import WaitingPods
 
@@ -65,16 +65,13 @@ class Queue:
 
 
 @dataclass
-class Counts:
+class Counts(m.Metrics):
     """What was counted."""
 
     counted: list[tuple[str, ...]] = field(default_factory=list)
 
     def count(self, what: m.Count, *labels: str, times: int = 1) -> None:
         self.counted += [(what.name.removeprefix("gpushare_"), *labels)] * times
-
-    def took(self, what: m.Duration, seconds: float, *labels: str) -> None:
-        """Measure nothing."""
 
 
 @dataclass

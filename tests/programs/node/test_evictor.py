@@ -24,7 +24,7 @@ GPUS = frozenset({"GPU-0"})
 
 
 @dataclass
-class Desk:
+class Desk(m.Metrics):
     """An API that answers as it is told, and what it was asked and told."""
 
     answers: list[Eviction]
@@ -54,9 +54,6 @@ class Desk:
 
     def count(self, what: m.Count, *labels: str, times: int = 1) -> None:
         self.counted += [(what.name, *labels)] * times
-
-    def took(self, what: m.Duration, seconds: float, *labels: str) -> None:
-        """Measure nothing."""
 
     def order(self, pod: Pod = POD) -> None:
         self.evictor.order(pod, GPUS, "GPUMemoryEvicted", "it uses too much", m.OVER_USE_EVICTIONS)

@@ -117,7 +117,7 @@ async def test_it_is_told_once_and_marked_until_it_is_over() -> None:
             its.read({"big": 6120, "small": 100})
             await its.taken()
         await its.it.node.until(lambda: bool(its.told("GPUMemoryExceeded") and its.marked()))
-        note = "container main uses 6,120 MiB of GPU 0, was given 4,096 MiB, for 1 min; this is only reported"
+        note = "container main uses 6,120 MiB of GPU 0, was given 4,096 MiB, for 61 s; this is only reported"
         assert its.told("GPUMemoryExceeded") == [("big", f"{note} (setting over_use)")]
         assert its.marked().startswith("container main uses 6,120 MiB of GPU 0, was given 4,096 MiB, since 20")
         assert "gpushare_containers_over 1.0" in await its.it.metrics()
@@ -140,7 +140,7 @@ async def test_a_trespasser_is_told_by_that_name() -> None:
             await its.it.node.until(lambda at=at: agent.over_use.seen == at)  # type: ignore[misc]
         await its.it.node.until(lambda: bool(its.told("GPUTrespass")))
         (told,) = its.told("GPUTrespass")
-        assert told[1].startswith("container main uses 900 MiB of GPU 1, was not given that GPU, for 1 min")
+        assert told[1].startswith("container main uses 900 MiB of GPU 1, was not given that GPU, for 61 s")
 
 
 async def test_it_is_evicted_where_the_settings_say_so() -> None:

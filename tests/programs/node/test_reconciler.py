@@ -88,7 +88,7 @@ class Scripted(KubeletRecords):
 
 
 @dataclass
-class Desk:
+class Desk(m.Metrics):
     """A reconciler and everything it speaks to."""
 
     state: NodeState
@@ -121,9 +121,6 @@ class Desk:
     def count(self, what: m.Count, *labels: str, times: int = 1) -> None:
         assert (what, labels) == (m.LEDGER_DRIFT, ("unknown_to_us",))
         self.drift += times
-
-    def took(self, what: m.Duration, seconds: float, *labels: str) -> None:
-        """Measure nothing."""
 
     def _resend(self) -> None:
         self.resent += 1

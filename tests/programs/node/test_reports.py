@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.core.model.holds import DeviceHold
+from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.admitting import Refused, Why
 from gpu_device_plugin.core.node.health import Cause
@@ -20,12 +20,9 @@ from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests.nodes import node, uuid
 
-if TYPE_CHECKING:
-    from gpu_device_plugin import metrics as m
-
 
 @dataclass
-class Desk:
+class Desk(m.Metrics):
     """Reports, and what they say."""
 
     counted: list[tuple[str, ...]] = field(default_factory=list)
@@ -39,9 +36,6 @@ class Desk:
 
     def count(self, what: m.Count, *labels: str, times: int = 1) -> None:
         self.counted += [(what.name.removeprefix("gpushare_"), *labels)] * times
-
-    def took(self, what: m.Duration, seconds: float, *labels: str) -> None:
-        """Measure nothing."""
 
 
 @pytest.mark.parametrize(("healthy", "reason"), [(True, "GPUHealthy"), (False, "GPUUnhealthy")])

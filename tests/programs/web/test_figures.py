@@ -12,7 +12,6 @@ from aiohttp import web
 
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.core.cluster.agentpods import Pace
 from gpu_device_plugin.core.contract.nodereport import SERVED, NodeUse, UsedGpu, write_node_use
 from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresTiming
 from gpu_device_plugin.testing.builders import node, pod
@@ -27,9 +26,7 @@ if TYPE_CHECKING:
 
 
 LABELS = {"app.kubernetes.io/name": "gpushare", "app.kubernetes.io/component": "node"}
-QUICK = FiguresTiming(
-    pace=Pace(every_s=0.01, longest_s=0.05), round_s=0.01, lasts_s=0.3, pods_s=0.05, refused_s=0.05, idle_s=0.01
-)
+QUICK = FiguresTiming(every_s=0.01, longest_s=0.05, round_s=0.01, lasts_s=0.3, pods_s=0.05, refused_s=0.05, idle_s=0.01)
 
 
 def page(used: int | None = 3000, name: str = "a", **more: Any) -> str:
@@ -205,7 +202,7 @@ async def test_those_in_view_are_read_more_often_and_the_others_before_they_are_
     view = names[:30]
     for name in names:
         world.agent(name, page())
-    timing = replace(QUICK, at_once=4, round_s=0.02, lasts_s=0.45, pace=Pace(every_s=0.01, longest_s=0.05))
+    timing = replace(QUICK, at_once=4, round_s=0.02, lasts_s=0.45, every_s=0.01, longest_s=0.05)
     async with world.following(lambda: names, timing, in_view=lambda: view):
         await eventually(lambda: len(world.asked) > 300)
     seen, others = (sum(map(world.asked.count, some)) / len(some) for some in (view, names[30:]))
