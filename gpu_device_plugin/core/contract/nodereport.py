@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpu_device_plugin.core.contract.keys import NODE_LIMITS, NODE_USE, MalformedAnnotationError
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
-from gpu_device_plugin.core.model.limits import GpuRung, Held, Rung
+from gpu_device_plugin.core.model.limits import NOT_HELD, GpuRung, Held, Rung
 from gpu_device_plugin.core.model.times import epoch_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 VERSION = 1
 """Version of both formats. A minor release of the agent may add fields, which older readers ignore."""
@@ -33,7 +33,7 @@ class Bounds(NamedTuple):
 
     containers: int
     size: int
-    """Characters of all containers, which are ASCII."""
+    """Characters, which are ASCII."""
 
 
 ANNOTATED = Bounds(512, 96 << 10)
@@ -180,15 +180,13 @@ _WHOLE = ("gpu", "granted_mib", "used_mib", "sm_percent", "found_mib")
 def write_node_use(use: NodeUse, bounds: Bounds = ANNOTATED) -> str:
     """Return the value of the annotation `NODE_USE`, or with other bounds the same for `USE_PATH`, as compact JSON."""
     by_use = sorted(use.parts, key=lambda part: -(part.used_mib or 0))
-    kept: list[tuple[UsedPart, Mapping[str, object]]] = []
-    left = bounds.size
-    for part in by_use[: bounds.containers]:
-        fields = _given({key: getattr(part, name) for name, key in _PART.items()} | {"why": part.why[:_LONGEST_WHY]})
-        left -= len(_compact(fields)) + 1
-        if left < 0:
-            break
-        kept.append((part, fields))
-    kept.sort(key=lambda each: each[0].place)
+    kept = by_use[: bounds.containers]
+    while len(text := _written(use, kept, len(by_use) - len(kept))) > bounds.size and kept:
+        kept = kept[: len(kept) * bounds.size // len(text)]
+    return text
+
+
+def _written(use: NodeUse, parts: Iterable[UsedPart], left_out: int) -> str:
     document = {
         "version": VERSION,
         "at": use.at,
@@ -196,9 +194,12 @@ def write_node_use(use: NodeUse, bounds: Bounds = ANNOTATED) -> str:
             _given({"index": position, "used": gpu.used_mib, "unattributed": gpu.unattributed_mib})
             for position, gpu in sorted(use.gpus.items())
         ],
-        "containers": [fields for _, fields in kept],
+        "containers": [
+            _given({key: getattr(part, name) for name, key in _PART.items()} | {"why": part.why[:_LONGEST_WHY]})
+            for part in sorted(parts, key=lambda part: part.place)
+        ],
         "blind": use.blind,
-        "leftOut": use.left_out + len(by_use) - len(kept) or None,
+        "leftOut": use.left_out + left_out or None,
     }
     return _compact(_given(document))
 
@@ -252,7 +253,7 @@ def trespasses(part: UsedPart) -> bool:
 
 def not_held(part: UsedPart) -> bool:
     """Return whether the driver was asked to limit a container and does not, or not as asked."""
-    return part.held in {Held.DIFFERS, Held.MISSING}
+    return part.held in NOT_HELD
 
 
 # --- Both -------------------------------------------------------------------------------------------------------------

@@ -43,6 +43,11 @@ class Held(StrEnum):
     """The limit cannot be read back: by its kind, or for the reason given."""
 
 
+NOT_HELD = frozenset({Held.DIFFERS, Held.MISSING})
+"""The driver was asked for a limit, and has none, or another."""
+WORST_FIRST = (Held.MISSING, Held.DIFFERS, Held.UNVERIFIED, Held.HELD)
+
+
 @dataclass(frozen=True, slots=True)
 class LimitState:
     """Whether the limit of one container on one GPU holds."""

@@ -15,7 +15,7 @@ from gpu_device_plugin.cluster.slices import ClaimsApi
 from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.core.dra.devices import Facts
 from gpu_device_plugin.core.dra.prepared import claim_holds
-from gpu_device_plugin.core.model.limits import Held
+from gpu_device_plugin.core.model.limits import WORST_FIRST
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_claims
 from gpu_device_plugin.kubelet.claim_store import ClaimStore, ClaimStoreError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.core.model.holds import DeviceHold
-    from gpu_device_plugin.core.model.limits import LimitState
+    from gpu_device_plugin.core.model.limits import Held, LimitState
     from gpu_device_plugin.core.node.grants import Delivery
     from gpu_device_plugin.core.node.limit_grants import Means
     from gpu_device_plugin.core.node.use import Place
@@ -48,8 +48,6 @@ UNKNOWN = "a claim that may be allocated here"
 _SETTLE_S = 0.02
 """How long a change of claims or pods waits for others, in seconds: a node may prepare a hundred claims at once, and
 the kubelet gets its answers before we work out who holds what."""
-_WORST = (*tuple(Held)[1:], Held.HELD)
-"""The states of a limit; of several containers of a claim the first of these counts."""
 
 
 class DraDriver:
@@ -334,7 +332,7 @@ class DraDriver:
                 state = self._limits.get((hold.pod_uid, hold.container, device.uuid))
                 if state is not None:
                     before = held[hold.through].get(device.uuid, state.held)
-                    held[hold.through][device.uuid] = min(before, state.held, key=_WORST.index)
+                    held[hold.through][device.uuid] = min(before, state.held, key=WORST_FIRST.index)
         shown = {
             uid: (claim, {uuid: state.value for uuid, state in held[uid].items()}) for uid, claim in prepared.items()
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.http import JSON, Page
 from gpu_device_plugin.aio.latest import Latest
@@ -204,25 +204,24 @@ class UseReports:
     async def page(self) -> Page:
         """Return the report of this moment as JSON. One is written after the other, however many clients ask."""
         async with self._answering:
-            # In a thread: the kubelet would wait for its answers meanwhile.
-            return Page(await asyncio.to_thread(write_node_use, self.now(), SERVED), content_type=JSON)
+            use = self.now()
+            # Others run in between: each half takes some milliseconds for a thousand containers.
+            await asyncio.sleep(0)
+            return Page(write_node_use(use, SERVED), content_type=JSON)
 
     async def run(self) -> NoReturn:
         """Publish until cancelled, see `due_in_s`; nothing before the first reading."""
         await self._watch.reading.after(0)
         async with asyncio.TaskGroup() as tasks:
             for source in (self._watch.reading, self._limits, self._over):
-                tasks.create_task(self._follow(source), name="follow the use")
+                tasks.create_task(source.follow(self._wake), name="follow the use")
             while True:
                 self._changed.clear()
                 await within(self._write_if_due(), self._changed.wait())
         raise AssertionError  # pragma: no cover (the tasks never return)
 
-    async def _follow(self, source: Latest[Any]) -> NoReturn:
-        version = source.version
-        while True:
-            version, _ = await source.after(version)
-            self._changed.set()
+    def _wake(self, _: object) -> None:
+        self._changed.set()
 
     def _report(self, *, fresh: bool) -> NodeUse:
         watch = self._watch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.core.model.limits import Held
+from gpu_device_plugin.core.model.limits import NOT_HELD, Held
 from gpu_device_plugin.core.node import verifying
 from gpu_device_plugin.core.node.cgroups import CgroupOwner
 from gpu_device_plugin.core.telling.printing import printable
@@ -43,7 +43,6 @@ _SETTLE_S = 0.1
 """Seconds in which several changes become one round; a pod's containers start one after another."""
 _RETRY_S = 1.0
 """Seconds until limits that could not be read are read again; doubles up to the interval."""
-_NOT_HELD = frozenset({Held.DIFFERS, Held.MISSING})
 _MOST_AT_ONCE = 128
 """Limits in one question to the driver, which answers no other in between."""
 
@@ -255,7 +254,7 @@ class Verification:
         faults = []
         for state, names in gpus.items():
             extra = {"pod": f"{pod.namespace}/{pod.name}", "container": holding.container, "gpus": sorted(names)}
-            wrong = state.held in _NOT_HELD
+            wrong = state.held in NOT_HELD
             level = logging.WARNING if wrong else logging.INFO
             _log.log(level, "the memory limit of a container is %s", state.held, extra={**extra, "why": state.why})
             if wrong:
