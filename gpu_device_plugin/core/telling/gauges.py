@@ -126,7 +126,7 @@ class NodeMetrics:
         yield _MPS, [((uuid,), ready) for uuid, ready in self.mps.items()]
         places = [(self._place(part), part) for part in self.use.parts]
         yield from _columns(_CONTAINER, [(place, _container(part)) for place, part in places])
-        yield _LIMIT, [((*place, *state), limit) for place, part in places for state, limit in _limit(part)]
+        yield _LIMIT, [_limit(place, part) for place, part in places if part.rung is not None]
 
     def _counted(self) -> Sequence[SharedGpu]:
         """Return the GPUs and MIG instances that containers can get, or have.
@@ -181,11 +181,10 @@ def _container(part: UsedPart) -> Sequence[float | None]:
     return _mib(given_mib), _mib(part.used_mib), None if part.sm_percent is None else part.sm_percent / 100
 
 
-def _limit(part: UsedPart) -> Iterator[tuple[tuple[str, str], float]]:
-    """Yield means and state of a container's limit with its bytes: those that the driver has, else those asked for."""
-    if part.rung is not None:
-        mib = part.granted_mib if part.found_mib is None else part.found_mib
-        yield (part.rung.value, (part.held or Held.UNVERIFIED).value), mib << 20
+def _limit(place: Sequence[str], part: UsedPart) -> Value:
+    """Return the limit that the driver has; where it was not read back, the one that was asked for."""
+    mib = part.granted_mib if part.found_mib is None else part.found_mib
+    return (*place, part.rung or "", part.held or Held.UNVERIFIED), mib << 20
 
 
 # --- The extender -----------------------------------------------------------------------------------------------------
