@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics
 from gpu_device_plugin.core.telling.gauges import ExtenderMetrics, NodeMetrics
+from tests.nodes import node
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +27,7 @@ _OTHERS = {
 
 def labels_by_metric() -> dict[str, set[str]]:
     """Return every metric of both programs and of kube-state-metrics, as Prometheus shows it."""
-    read_off = [gauge for state in (NodeMetrics(), ExtenderMetrics()) for gauge, _ in state.gauges()]
+    read_off = [gauge for state in (NodeMetrics(node(8)), ExtenderMetrics()) for gauge, _ in state.gauges()]
     counts = (*metrics.COUNTS, *metrics.EXTENDER_COUNTS)
     durations = (*metrics.DURATIONS, *metrics.EXTENDER_DURATIONS)
     return {

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.waiting import Reason
 from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, NodeLimits, NodeUse, UsedGpu
 from gpu_device_plugin.core.model.limits import Held
-from gpu_device_plugin.core.model.shares import Shares
-from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.telling.exposition import Gauge
 
 if TYPE_CHECKING:
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.contract.nodereport import UsedPart
     from gpu_device_plugin.core.model.shares import SharedGpu
+    from gpu_device_plugin.core.node.node import Node
     from gpu_device_plugin.core.telling.exposition import Gauges, Value
 
     Row = tuple[Sequence[str], Sequence[float | None]]
@@ -96,7 +95,7 @@ _MPS = Gauge("gpushare_mps_ready", "1 while the MPS daemon that containers on th
 class NodeMetrics:
     """A node at one moment, as its agent sees it."""
 
-    node: Node = field(default_factory=lambda: Node(Shares(1024)))
+    node: Node
     use: NodeUse = field(default_factory=lambda: NodeUse(""))
     limits: NodeLimits = NO_LIMITS
     """The means of limiting new containers."""

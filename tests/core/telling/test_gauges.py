@@ -158,7 +158,11 @@ def test_of_instances_that_exist_no_more_or_are_given_to_nobody_those_in_use_are
 
 def test_a_node_shows_its_streams_limits_and_daemons() -> None:
     shown = NodeMetrics(
-        limit_states={"held": 3, "missing": 0}, containers_over=2, streams={"r": (True, 1.5)}, mps={"GPU-a": False}
+        node(8),
+        limit_states={"held": 3, "missing": 0},
+        containers_over=2,
+        streams={"r": (True, 1.5)},
+        mps={"GPU-a": False},
     )
     assert lines(shown, "containers_over", "stream_up", "without", "limit_states", "mps") == [
         "containers_over 2.0",
