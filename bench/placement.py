@@ -36,8 +36,7 @@ from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.core.worth.mix import PodKind
 from gpu_device_plugin.core.worth.shapes import Shape
 from gpu_device_plugin.programs.simulate import openb
-from gpu_device_plugin.programs.simulate.arrivals import until
-from gpu_device_plugin.programs.simulate.model import Arrivals, Start, Workload, capacity_of, shares_of, unit_of
+from gpu_device_plugin.programs.simulate.model import Arrivals, Start, Workload, capacity_of, shares_of, unit_of, until
 from gpu_device_plugin.programs.simulate.run import run
 
 if TYPE_CHECKING:

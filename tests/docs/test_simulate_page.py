@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.hardware.models import MODELS
-from gpu_device_plugin.programs.simulate.entries import nodes_in, pods_in
-from gpu_device_plugin.programs.simulate.jsonlist import json_nodes, json_pods, read_json
+from gpu_device_plugin.programs.simulate.entries import nodes_in, nodes_in_json, pods_in, pods_in_json
 from gpu_device_plugin.programs.simulate.run import POLICIES
 from gpu_device_plugin.testing.builders import container, node, pod
 from tests.docs.pages import DOCS, blocks, commands, text_of
@@ -98,9 +97,8 @@ def test_every_model_is_named() -> None:
 
 def test_the_example_in_json_is_read() -> None:
     (example,) = blocks(PAGE, "json")
-    found = read_json(example.text.encode())
-    assert json_nodes(found.nodes or ()) != ()
-    assert len(json_pods(found.pods or ())) == 45
+    assert nodes_in_json(example.text.encode()) != ()
+    assert len(pods_in_json(example.text.encode())) == 45
 
 
 def test_every_word_is_explained() -> None:

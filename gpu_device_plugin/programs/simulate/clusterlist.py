@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpu_device_plugin.cluster.api import NodeReader, PodReader, UnreadableObjectError
+from gpu_device_plugin.cluster.api import NodeReader, PodReader, UnreadableObjectError, decoded
 from gpu_device_plugin.cluster.other_pods import OtherPodReader
 from gpu_device_plugin.core.cluster.asking import Ask, amount_of, ask
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, READ_ON_NODES, READ_ON_PODS
@@ -16,8 +16,8 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.worth.candidates import left_on, shape_of
 from gpu_device_plugin.core.worth.mix import kinds_of
 from gpu_device_plugin.fleet import Fleet
-from gpu_device_plugin.programs.simulate import manifests, nvidia
-from gpu_device_plugin.programs.simulate.model import Start
+from gpu_device_plugin.programs.simulate import nvidia
+from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,8 +67,8 @@ def read_cluster(text: bytes, resources: Sequence[Resource]) -> ClusterList:
     reader = _Reader(resources)
     reader.read_nodes([raw for kind, raw in objects if kind == "Node"])
     reader.read_pods([raw for kind, raw in objects if kind == "Pod"])
-    reader.read_manifests([(kind, raw) for kind, raw in objects if kind in manifests.KINDS])
-    others = sorted({kind for kind, _ in objects} - manifests.KINDS - {"Node", "Pod", ""})
+    reader.read_manifests([(kind, raw) for kind, raw in objects if kind in _MAKERS])
+    others = sorted({kind for kind, _ in objects} - _MAKERS - {"Node", "Pod", ""})
     if others:
         reader.notes.append(f"left out, as no pods are read of them: {', '.join(others)[:200]}")
     return reader.found()
@@ -162,10 +162,10 @@ class _Reader:
         found: list[tuple[Pod, str]] = []
         for raw in objects:
             try:
-                about = manifests.workload(raw, "Pod")
+                about = _manifest(raw, "Pod")
                 if about.metadata.uid:
                     self._seen.update(about.owners)
-                pod = self._pod(raw if about.metadata.uid else manifests.waiting(raw, about))
+                pod = self._pod(raw if about.metadata.uid else _unbound(raw, about))
             except UnreadableObjectError as error:
                 self._leave_out("an object", str(error))
             else:
@@ -198,10 +198,10 @@ class _Reader:
 
     def read_manifests(self, objects: Sequence[tuple[str, msgspec.Raw]]) -> None:
         """Read the objects that make pods; those whose pods were read are left out."""
-        found: list[tuple[manifests.Workload, tuple[str, str, str]]] = []
+        found: list[tuple[_Manifest, tuple[str, str, str]]] = []
         for kind, raw in objects:
             try:
-                about = manifests.workload(raw, kind)
+                about = _manifest(raw, kind)
             except UnreadableObjectError as error:
                 self._leave_out("an object", str(error))
             else:
@@ -214,7 +214,7 @@ class _Reader:
                 self._leave_out(about.name, "its pods are in the list")
                 continue
             try:
-                waiting, number = manifests.template_of(about)
+                waiting, number = _template_of(about)
                 pod, _ = self._pods.read(waiting)
             except UnreadableObjectError as error:
                 self._leave_out(about.name, str(error))
@@ -257,3 +257,128 @@ class _Reader:
 def _start(fleet: Fleet, name: str) -> Start:
     node = fleet.candidates[name]
     return Start(name, shape_of(node), left_on(node))
+
+
+# --- The pods that Deployments, Jobs and their like make of their templates -------------------------------------------
+
+_REPLICAS = frozenset({"Deployment", "ReplicaSet", "StatefulSet", "ReplicationController"})
+_MAKERS = _REPLICAS | {"Job", "CronJob"}
+"""The kinds whose pods are known from the object alone."""
+
+
+class _Template(msgspec.Struct, gc=False):
+    metadata: dict[str, Any] | None = None
+    spec: dict[str, Any] | None = None
+
+
+class _JobTemplate(msgspec.Struct, gc=False):
+    spec: msgspec.Raw = msgspec.Raw()
+
+
+class _Spec(msgspec.Struct, rename="camel", gc=False):
+    replicas: int | None = None
+    parallelism: int | None = None
+    completions: int | None = None
+    template: _Template | None = None
+    job_template: _JobTemplate | None = None
+
+
+class _Owner(msgspec.Struct, gc=False):
+    kind: str = ""
+    name: str = ""
+    controller: bool | None = None
+
+
+class _Metadata(msgspec.Struct, rename="camel", gc=False):
+    name: str = ""
+    generate_name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    labels: dict[str, Any] | None = None
+    owner_references: list[_Owner] | None = None
+
+
+class _Manifest(msgspec.Struct, gc=False):
+    """What is read of an object that makes pods, or of a pod."""
+
+    metadata: _Metadata
+    kind: str = ""
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+
+    @property
+    def owners(self) -> frozenset[tuple[str, str, str]]:
+        """The kind, namespace and name of the objects that made it."""
+        meta = self.metadata
+        return frozenset([(each.kind, meta.namespace, each.name) for each in meta.owner_references or ()])
+
+    @property
+    def name(self) -> str:
+        """The name that people know it by: of a pod of a cluster that of the object that made it."""
+        meta = self.metadata
+        owner = next((each for each in meta.owner_references or () if each.controller), None)
+        name = meta.name or meta.generate_name.removesuffix("-") or "without a name"
+        if self.kind != "Pod":
+            name = f"{self.kind} {name}"
+        elif owner is not None:
+            # A Deployment names its ReplicaSets by itself and this label.
+            of_template = str((meta.labels or {}).get("pod-template-hash", ""))
+            name = owner.name.removesuffix(f"-{of_template}") if owner.kind == "ReplicaSet" else owner.name
+        return f"{meta.namespace}/{name}" if meta.namespace else name
+
+
+_MANIFESTS = msgspec.json.Decoder(_Manifest)
+
+
+def _manifest(raw: bytes | msgspec.Raw, kind: str) -> _Manifest:
+    """Read an object of one of the `_MAKERS`, or a pod; the items of a typed list do not name their kind themselves.
+
+    Raises:
+        UnreadableObjectError: it is none.
+    """
+    found = decoded(_MANIFESTS, raw, kind)
+    found.kind = kind
+    return found
+
+
+def _template_of(found: _Manifest) -> tuple[bytes, int]:
+    """Return one of the pods of a workload, as JSON of the API and as if it waited, and how many there are.
+
+    Raises:
+        UnreadableObjectError: it has no template, or the number is negative.
+    """
+    spec = found.spec
+    if found.kind == "CronJob" and spec.job_template is not None:
+        spec = decoded(_SPECS, spec.job_template.spec or b"{}", "CronJob")
+    number = _number(found.kind, spec)
+    if spec.template is None or not spec.template.spec:
+        raise UnreadableObjectError(f"not a {found.kind}: it has no template with a spec")
+    if number < 0:
+        raise UnreadableObjectError(f"not a {found.kind}: it asks for {number:,} pods")
+    return _waiting(spec.template.metadata or {}, spec.template.spec, found), min(number, MOST_ARRIVALS + 1)
+
+
+def _unbound(raw: bytes | msgspec.Raw, found: _Manifest) -> bytes:
+    """Return a pod that no cluster has yet as one that waits.
+
+    Raises:
+        UnreadableObjectError: it is none.
+    """
+    pod = decoded(_OBJECTS, raw, "Pod")
+    return _waiting(pod["metadata"], pod.get("spec") or {}, found)
+
+
+def _waiting(metadata: dict[str, Any], spec: dict[str, Any], of: _Manifest) -> bytes:
+    named = {"name": of.metadata.name or "pod", "namespace": of.metadata.namespace or "default", "uid": f"of {of.name}"}
+    return msgspec.json.encode({"kind": "Pod", "metadata": {**metadata, **named}, "spec": {**spec, "nodeName": ""}})
+
+
+_OBJECTS = msgspec.json.Decoder(dict[str, Any])
+_SPECS = msgspec.json.Decoder(_Spec)
+
+
+def _number(kind: str, spec: _Spec) -> int:
+    """Return how many of its pods run at once."""
+    if kind in _REPLICAS:
+        return 1 if spec.replicas is None else spec.replicas
+    at_once = 1 if spec.parallelism is None else spec.parallelism
+    return at_once if spec.completions is None else min(at_once, spec.completions)

@@ -7,6 +7,8 @@ from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from gpu_device_plugin.cluster.quantity import allocatable_amounts
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
@@ -15,7 +17,7 @@ from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.core.worth.mix import PodKind
 from gpu_device_plugin.core.worth.shapes import GpuKind, Shape
 from gpu_device_plugin.hardware.models import MODELS
-from gpu_device_plugin.programs.simulate.model import Start, counted, told
+from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Start, counted, told
 from gpu_device_plugin.programs.simulate.nvidia import known_model
 from gpu_device_plugin.settings.knobs import nearest
 
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 _NODE_WORDS = ("gpus", "mem", "model", "mig", "divided", "cpu", "memory")
 _POD_WORDS = ("mem", "count", "split", "model", "cpu", "memory")
 _MOST_SHARES = 1 << 20
-_MOST_COPIES = 1_000_000
 _MOST_AMOUNT = 10**9
 """Thousandths of a CPU, and MiB."""
 _MOST_GB = 1.1
@@ -269,5 +270,57 @@ def _amounts(name: str, words: Mapping[str, Any], default: Mapping[str, str]) ->
 
 
 def _bounded(name: str, number: int) -> None:
-    if number > _MOST_COPIES:
-        raise EntryError(f"{name}: that makes more than {_MOST_COPIES:,}; give fewer")
+    if number > MOST_ARRIVALS:
+        raise EntryError(f"{name}: that makes more than {MOST_ARRIVALS:,}; give fewer")
+
+
+# --- JSON of our own -------------------------------------------------------------------------------------------------
+
+
+class _Document(msgspec.Struct, gc=False):
+    """The two lists of a file; None: it has no such list."""
+
+    nodes: list[dict[str, Any]] | None = None
+    pods: list[dict[str, Any]] | None = None
+
+
+def nodes_in_json(text: bytes) -> tuple[Start, ...]:
+    """Read nodes such as ``{"nodes": [{"times": 10, "gpus": 4, "mem": 24}]}``: the words of the command line as keys.
+
+    Raises:
+        EntryError: there is no such list, or an entry cannot be read.
+    """
+    return nodes_of(_json_entries("nodes", _document(text).nodes))
+
+
+def pods_in_json(text: bytes) -> list[tuple[str, PodKind]]:
+    """Read pods likewise, each with the name of its entry: ``{"pods": [{"times": 40, "name": "web", "mem": 8}]}``.
+
+    Raises:
+        EntryError: there is no such list, or an entry cannot be read.
+    """
+    return pods_of(_json_entries("pods", _document(text).pods))
+
+
+def _document(text: bytes) -> _Document:
+    try:
+        return msgspec.json.decode(text, type=_Document)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        why = str(error) if isinstance(error, msgspec.DecodeError) else "not UTF-8"
+        raise EntryError(f"it is not JSON with lists of nodes and pods: {why}") from None
+
+
+def _json_entries(what: str, listed: Sequence[Mapping[str, Any]] | None) -> Iterator[Entry]:
+    if listed is None:
+        raise EntryError(f'this JSON has no list "{what}"; see docs/simulate.md for the format')
+    for at, entry in enumerate(listed):
+        place = f"{what}[{at}]"
+        times, name = entry.get("times", 1), str(entry.get("name", ""))[:80]
+        if type(times) is not int or not 0 <= times <= MOST_ARRIVALS:
+            raise EntryError(
+                f"{place}: times is {str(times)[:40]!r}; write a whole number of at most {MOST_ARRIVALS:,}"
+            )
+        words = {word: value for word, value in entry.items() if word not in {"times", "name"}}
+        if isinstance(models := words.get("model"), list):
+            words["model"] = "|".join(map(str, models))
+        yield Entry(name or place, times, words, name)

@@ -10,8 +10,7 @@ import numpy as np
 
 from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.core.worth.shapes import needs_gpus
-from gpu_device_plugin.programs.simulate.arrivals import as_listed, departing, until
-from gpu_device_plugin.programs.simulate.model import Arrivals, Start, shares_of, told
+from gpu_device_plugin.programs.simulate.model import Arrivals, Start, as_listed, departing, shares_of, told, until
 from gpu_device_plugin.programs.simulate.run import run
 from gpu_device_plugin.settings.knobs import UsageError
 

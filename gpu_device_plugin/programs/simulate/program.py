@@ -16,11 +16,9 @@ from gpu_device_plugin.programs.simulate.arguments import (
     seeds_in,
     until_in,
 )
-from gpu_device_plugin.programs.simulate.arrivals import EndlessError
 from gpu_device_plugin.programs.simulate.experiment import Plan, nodes_needed, simulate
-from gpu_device_plugin.programs.simulate.kubectl import ClusterUnreadableError, listed
+from gpu_device_plugin.programs.simulate.model import EndlessError
 from gpu_device_plugin.programs.simulate.picture import picture
-from gpu_device_plugin.programs.simulate.progress import Bar
 from gpu_device_plugin.programs.simulate.results import (
     document,
     heading,
@@ -30,7 +28,7 @@ from gpu_device_plugin.programs.simulate.results import (
     table,
 )
 from gpu_device_plugin.programs.simulate.run import POLICIES
-from gpu_device_plugin.programs.simulate.sources import MOST_BYTES, Sources
+from gpu_device_plugin.programs.simulate.sources import MOST_BYTES, ClusterUnreadableError, Sources, listed
 from gpu_device_plugin.programs.terminal import discard_output, say, show
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.knobs import UsageError, knobs_of
@@ -39,6 +37,7 @@ from gpu_device_plugin.settings.sources import Sources as SettingsSources
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
+    from typing import TextIO
 
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.programs.simulate.sources import Inputs
@@ -148,3 +147,33 @@ def _resources(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Seq
     knobs = knobs_of(ResourceSettings)
     named = {knob.variable: environ[knob.variable] for knob in knobs if knob.variable in environ}
     return SettingsSources(ResourceSettings, flags_in(arguments, knobs), named).read().offered
+
+
+_CELLS = 30
+
+
+class Bar:
+    """Draws how much is done; nothing on a stream that is no terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Draw on `stream`."""
+        self._stream = stream
+        self._live = stream.isatty()
+        self._drawn = ""
+
+    def show(self, what: str, part: float) -> None:
+        """Show that a part of everything is done, 1.0 being all, and what is under way."""
+        full = round(_CELLS * part)
+        text = f"[{'#' * full}{'.' * (_CELLS - full)}] {100 * part:3.0f} % {what}"
+        if self._live and text != self._drawn:
+            # Erases the rest of the line (ECMA-48, EL), which may be longer.
+            self._stream.write(f"\r{text}\x1b[K")
+            self._stream.flush()
+            self._drawn = text
+
+    def clear(self) -> None:
+        """Remove the bar."""
+        if self._drawn:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._drawn = ""

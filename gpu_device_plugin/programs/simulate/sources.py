@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpu_device_plugin.cluster.api import UnreadableObjectError
 from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.programs.simulate import openb
-from gpu_device_plugin.programs.simulate.arrivals import MOST_ARRIVALS
-from gpu_device_plugin.programs.simulate.clusterlist import ClusterList, read_cluster
-from gpu_device_plugin.programs.simulate.entries import EntryError, nodes_in, pods_in
-from gpu_device_plugin.programs.simulate.jsonlist import json_nodes, json_pods, read_json
-from gpu_device_plugin.programs.simulate.model import Start, Workload, counted, told
+from gpu_device_plugin.programs.simulate.clusterlist import read_cluster
+from gpu_device_plugin.programs.simulate.entries import EntryError, nodes_in, nodes_in_json, pods_in, pods_in_json
+from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Start, Workload, counted, told
 from gpu_device_plugin.programs.simulate.nvidia import known_model
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.model.resources import Resource
-
-T = TypeVar("T")
 
 CLUSTER = "cluster"
 """The word for the cluster that kubectl reads."""
@@ -57,9 +56,12 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pods:
-    workload: Workload
-    ordered: bool
+class _Source:
+    """A file, words, or the cluster; read when nodes or pods are asked of it."""
+
+    nodes: Callable[[], tuple[Start, ...]]
+    workload: Callable[[], Workload]
+    ordered: bool = False
     hundredths: bool = False
     """A GPU counts as 100 shares, whatever its memory."""
     notes: tuple[str, ...] = ()
@@ -79,8 +81,7 @@ class Sources:
         self._resources = resources
         self._cluster = cluster
         self._from_empty = from_empty
-        self._texts: dict[str, bytes] = {}
-        self._clusters: dict[str, ClusterList] = {}
+        self._sources: dict[str, _Source] = {}
 
     def inputs(self, nodes: str, pods: str | None, added: str = "", *, skip_misfits: bool = False) -> Inputs:
         """Return nodes and pods.
@@ -96,9 +97,13 @@ class Sources:
         """
         if pods is None and nodes != CLUSTER and _in_words(nodes):
             raise UsageError(f"--pods is missing: nodes in words have no pods; give some, as --pods {_POD_EXAMPLE!r}")
-        found, hundredths, notes = self._of("--nodes", nodes, self._nodes)
-        wanted = self._of("--pods" if pods else "--nodes", pods or nodes, self._pods)
-        notes = (*notes, *(note for note in wanted.notes if note not in notes))
+        with _explained("--nodes", nodes):
+            of_nodes = self._source(nodes, f"nodes such as {_NODE_EXAMPLE!r}")
+            found = of_nodes.nodes()
+        with _explained("--pods" if pods else "--nodes", pods or nodes):
+            of_pods = self._source(pods or nodes, f"pods such as {_POD_EXAMPLE!r}")
+            workload = of_pods.workload()
+        notes = tuple(dict.fromkeys((*of_nodes.notes, *of_pods.notes)))
         if not any(node.shape.sizes for node in found):
             raise UsageError(
                 f"--nodes: {nodes[:80]}: none of {len(found):,} nodes has a GPU that is shared; give nodes "
@@ -106,7 +111,6 @@ class Sources:
             )
         if len(found) > _MOST_NODES:
             raise UsageError(f"--nodes: {len(found):,} nodes are more than {_MOST_NODES:,}; give fewer")
-        workload = wanted.workload
         if not workload.pods:
             raise UsageError(
                 f"--pods: {(pods or nodes)[:80]}: there is no pod to place; give some, as in --pods {_POD_EXAMPLE!r}"
@@ -114,67 +118,53 @@ class Sources:
             )
         if len(workload.pods) > MOST_ARRIVALS:
             raise UsageError(f"--pods: {len(workload.pods):,} pods are more than {MOST_ARRIVALS:,}; give fewer")
-        more = self._of("--nodes-needed", added, nodes_in) if added else ()
+        with _explained("--nodes-needed", added):
+            more = nodes_in(added)
         if added and len({node.shape for node in more}) != 1:
             raise UsageError(f"--nodes-needed: {added[:80]}: name one kind of node, such as '8x H100 cpu=96'")
-        if wanted.hundredths and any(node.shape.cards for node in (*found, *more)):
+        if of_pods.hundredths and any(node.shape.cards for node in (*found, *more)):
             raise UsageError(
                 "--pods: the pods of a trace ask for hundredths of GPUs, and --nodes has MIG instances; name pods in "
                 f"words, as in --pods {_POD_EXAMPLE!r}, or nodes without MIG"
             )
-        if wanted.hundredths and not hundredths:
+        if of_pods.hundredths and not of_nodes.hundredths:
             found, more = tuple(map(_in_hundredths, found)), tuple(map(_in_hundredths, more))
             notes = (*notes, f"each GPU counts as {openb.SHARES} shares, as the pods of a trace ask for parts of a GPU")
-        elif hundredths and not wanted.hundredths:
+        elif of_nodes.hundredths and not of_pods.hundredths:
             notes = (*notes, f"a GPU of a trace has {openb.SHARES} shares: mem counts hundredths of a GPU")
         workload, misfits = _misfits((*found, *more), workload, skip=skip_misfits)
-        return Inputs(found, workload, wanted.ordered, (*notes, *misfits), more[0] if more else None)
+        return Inputs(found, workload, of_pods.ordered, (*notes, *misfits), more[0] if more else None)
 
-    def _of(self, flag: str, text: str, read: Callable[[str], T]) -> T:
-        try:
-            return read(text)
-        except (EntryError, UnreadableObjectError, openb.TraceError) as error:
-            place = text if len(text) <= 80 else f"{text[:80]}..."
-            raise UsageError(f"{flag}: {place}: {error}") from None
+    def _source(self, text: str, otherwise: str) -> _Source:
+        if text not in self._sources:
+            self._sources[text] = self._opened(text, otherwise)
+        return self._sources[text]
 
-    def _nodes(self, text: str) -> tuple[tuple[Start, ...], bool, tuple[str, ...]]:
+    def _opened(self, text: str, otherwise: str) -> _Source:
         if text != CLUSTER and _in_words(text):
-            return nodes_in(text), False, ()
-        content = self._content(text, f"nodes such as {_NODE_EXAMPLE!r}")
+            return _Source(lambda: nodes_in(text), lambda: Workload.of(pods_in(text)))
+        content = self._cluster() if text == CLUSTER else _read(text, otherwise)
         if not _is_json(content):
-            return openb.read_nodes(_lines(content)), True, ()
+            lines = _lines(content)
+            return _Source(
+                lambda: openb.read_nodes(lines), lambda: openb.read_pods(lines), ordered=True, hundredths=True
+            )
         if not _is_kubernetes(content):
-            listed = read_json(content).nodes
-            if listed is None:
-                raise EntryError('this JSON has no list "nodes"; see docs/simulate.md for the format')
-            return json_nodes(listed), False, ()
-        cluster = self._read_cluster(text, content)
-        return cluster.empty if self._from_empty else cluster.nodes, False, cluster.notes
+            return _Source(lambda: nodes_in_json(content), lambda: Workload.of(pods_in_json(content)))
+        cluster = read_cluster(content, self._resources)
+        nodes = cluster.empty if self._from_empty else cluster.nodes
+        pods = (*(cluster.running if self._from_empty else ()), *cluster.waiting)
+        return _Source(lambda: nodes, lambda: Workload.of(pods), ordered=True, notes=cluster.notes)
 
-    def _pods(self, text: str) -> _Pods:
-        if text != CLUSTER and _in_words(text):
-            return _Pods(Workload.of(pods_in(text)), ordered=False)
-        content = self._content(text, f"pods such as {_POD_EXAMPLE!r}")
-        if not _is_json(content):
-            return _Pods(openb.read_pods(_lines(content)), ordered=True, hundredths=True)
-        if not _is_kubernetes(content):
-            listed = read_json(content).pods
-            if listed is None:
-                raise EntryError('this JSON has no list "pods"; add it, or name the pods with --pods')
-            return _Pods(Workload.of(json_pods(listed)), ordered=False)
-        cluster = self._read_cluster(text, content)
-        kinds = (*(cluster.running if self._from_empty else ()), *cluster.waiting)
-        return _Pods(Workload.of(kinds), ordered=True, notes=cluster.notes)
 
-    def _content(self, text: str, otherwise: str) -> bytes:
-        if text not in self._texts:
-            self._texts[text] = self._cluster() if text == CLUSTER else _read(text, otherwise)
-        return self._texts[text]
-
-    def _read_cluster(self, text: str, content: bytes) -> ClusterList:
-        if text not in self._clusters:
-            self._clusters[text] = read_cluster(content, self._resources)
-        return self._clusters[text]
+@contextmanager
+def _explained(flag: str, text: str) -> Iterator[None]:
+    """Name the flag, and what it was given, in the error of a source that cannot be read."""
+    try:
+        yield
+    except (EntryError, UnreadableObjectError, openb.TraceError) as error:
+        place = text if len(text) <= 80 else f"{text[:80]}..."
+        raise UsageError(f"{flag}: {place}: {error}") from None
 
 
 def _in_words(text: str) -> bool:
@@ -252,7 +242,7 @@ def _is_kubernetes(content: bytes) -> bool:
     return bool(bytes(found.items) or bytes(found.kind))
 
 
-def _lines(content: bytes) -> Iterable[str]:
+def _lines(content: bytes) -> Sequence[str]:
     try:
         return content.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
@@ -291,3 +281,49 @@ def _misfits(nodes: Sequence[Start], workload: Workload, *, skip: bool) -> tuple
         return workload, [f"{fits}; {'it ' if one else ''}{asks}"]
     kept = Workload.of((workload.name(pod), workload.kinds[pod]) for pod in workload.pods if hosted[pod])
     return kept, [f"{fits}, and {'is' if one else 'are'} left out; {'it ' if one else ''}{asks}"]
+
+
+# --- The cluster, by one command of kubectl with the rights of the person who runs it --------------------------------
+
+
+class ClusterUnreadableError(Exception):
+    """The cluster could not be read. The message is for the user and says what to do."""
+
+
+def listed(flags: Sequence[str], most: int, program: str = "kubectl") -> bytes:
+    """Return all nodes and pods as JSON. kubectl's messages, and a login's questions, go to our stderr.
+
+    Args:
+        flags: of kubectl, which select the cluster.
+        most: the most bytes that are read.
+        program: the command that is run.
+
+    Raises:
+        ClusterUnreadableError: there is no kubectl, it failed, or it printed more.
+    """
+    words = ["get", "nodes,pods", "--all-namespaces", "--output=json"]
+    try:
+        # The program is what the user calls kubectl, and no shell reads the words.
+        with subprocess.Popen([program, *flags, *words], stdout=subprocess.PIPE) as running:  # noqa: S603
+            if running.stdout is None:  # pragma: no cover - it is a pipe
+                return b""
+            found = running.stdout.read(most + 1)
+            if len(found) > most:
+                running.kill()
+    except OSError as error:
+        why = "is not on the PATH" if isinstance(error, FileNotFoundError) else os.strerror(error.errno or 0)
+        raise ClusterUnreadableError(
+            f"{program}: {why}; the cluster is read through it: install it (https://kubernetes.io/docs/tasks/tools/), "
+            "or give --nodes and --pods as files"
+        ) from error
+    if len(found) > most:
+        raise ClusterUnreadableError(
+            f"the cluster's nodes and pods are more than {most >> 20} MiB of JSON; write those that matter into a file "
+            "and give it as --nodes"
+        )
+    if running.returncode:
+        raise ClusterUnreadableError(
+            f"kubectl could not list nodes and pods (exit code {running.returncode}); its message stands above. See "
+            "whether kubectl get nodes,pods -A works; you need the right to list both in the whole cluster"
+        )
+    return found

@@ -6,10 +6,8 @@ import pytest
 
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.worth.mix import PodKind
-from gpu_device_plugin.programs.simulate.classes import class_of, order
-from gpu_device_plugin.programs.simulate.entries import EntryError, nodes_in, pods_in
-from gpu_device_plugin.programs.simulate.jsonlist import json_nodes, json_pods, read_json
-from gpu_device_plugin.programs.simulate.model import Workload
+from gpu_device_plugin.programs.simulate.entries import EntryError, nodes_in, nodes_in_json, pods_in, pods_in_json
+from gpu_device_plugin.programs.simulate.model import Workload, class_of, order
 from gpu_device_plugin.programs.simulate.openb import TraceError, read_nodes, read_pods
 
 
@@ -130,18 +128,18 @@ def test_a_node_that_is_mistyped_is_explained(text: str, said: str) -> None:
 
 
 def test_pods_are_called_by_their_words_or_by_the_name_that_json_gives_them() -> None:
-    listed = json_pods([{"name": "web", "mem": 4}, {"mem": 4}, {}])
+    listed = pods_in_json(b'{"pods": [{"name": "web", "mem": 4}, {"mem": 4}, {}]}')
     assert [name for name, _ in listed] == ["web", "mem=4", "nothing"]
     workload = Workload.of(listed)
     assert (workload.names, workload.pods) == (("web and 1 more", "nothing"), (0, 0, 1))
 
 
 def test_json_has_the_same_words_with_how_many_times() -> None:
-    found = read_json(b"""{"nodes": [{"name": "a", "times": 2, "gpus": 2, "mem": 24}],
-        "pods": [{"times": 2, "mem": 8, "cpu": "500m"}, {"count": 1, "cpu": 4, "model": ["A10", "T4"]}]}""")
-    assert [node.shape.sizes for node in json_nodes(found.nodes or ())] == [(24, 24), (24, 24)]
+    text = b"""{"nodes": [{"name": "a", "times": 2, "gpus": 2, "mem": 24}],
+        "pods": [{"times": 2, "mem": 8, "cpu": "500m"}, {"count": 1, "cpu": 4, "model": ["A10", "T4"]}]}"""
+    assert [node.shape.sizes for node in nodes_in_json(text)] == [(24, 24), (24, 24)]
     eight = PodKind(8, 1, 500)
-    assert json_pods(found.pods or ()) == [
+    assert pods_in_json(text) == [
         ("mem=8 cpu=500m", eight),
         ("mem=8 cpu=500m", eight),
         ("count=1 cpu=4 model=A10|T4", PodKind(0, 1, 4000, wishes=Wishes(("A10", "T4")))),
@@ -160,7 +158,7 @@ def test_json_has_the_same_words_with_how_many_times() -> None:
 )
 def test_json_of_another_form_is_explained(text: bytes, said: str) -> None:
     with pytest.raises(EntryError) as error:
-        json_pods(read_json(text).pods or ())
+        pods_in_json(text)
     assert said in str(error.value)
 
 
@@ -185,7 +183,7 @@ def test_gpus_may_be_divided_into_mig_instances(
 def test_instances_are_of_the_model_of_their_gpu_and_of_their_profile() -> None:
     (named,) = nodes_in("gpus=2 mem=80 model=H100 mig=3g.40gb divided=1")
     assert named.shape.models == ("H100", "H100 MIG 3g.40gb")
-    (listed,) = json_nodes((read_json(b'{"nodes": [{"mem": 80, "mig": "3g.40gb"}]}').nodes) or ())
+    (listed,) = nodes_in_json(b'{"nodes": [{"mem": 80, "mig": "3g.40gb"}]}')
     assert listed.shape.models == ("MIG 3g.40gb",)
 
 

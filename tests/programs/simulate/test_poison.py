@@ -17,10 +17,9 @@ from gpu_device_plugin.core.worth.shapes import Shape
 from gpu_device_plugin.core.worth.studying import studied
 from gpu_device_plugin.fleet_index.gains import Gains
 from gpu_device_plugin.fleet_index.rooms import rooms_of
-from gpu_device_plugin.programs.simulate.arrivals import until
 from gpu_device_plugin.programs.simulate.bestfit import BestFit
 from gpu_device_plugin.programs.simulate.columns import Columns
-from gpu_device_plugin.programs.simulate.model import Start, Workload, capacity_of, shares_of
+from gpu_device_plugin.programs.simulate.model import Start, Workload, capacity_of, shares_of, until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

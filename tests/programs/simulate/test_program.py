@@ -16,12 +16,11 @@ import pytest
 from gpu_device_plugin.cli import parse
 from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.core.worth.mix import PodKind
-from gpu_device_plugin.programs.simulate.answers import answer
 from gpu_device_plugin.programs.simulate.arguments import policies_in
 from gpu_device_plugin.programs.simulate.entries import nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.model import Outcome, Workload
-from gpu_device_plugin.programs.simulate.program import main
-from gpu_device_plugin.programs.simulate.progress import Bar
+from gpu_device_plugin.programs.simulate.program import Bar, main
+from gpu_device_plugin.programs.simulate.results import answer
 from gpu_device_plugin.programs.simulate.run import POLICIES
 from gpu_device_plugin.programs.simulate.sources import MOST_BYTES
 from gpu_device_plugin.settings.knobs import UsageError

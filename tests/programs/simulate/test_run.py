@@ -17,13 +17,21 @@ from gpu_device_plugin.core.worth.shapes import Shape
 from gpu_device_plugin.fleet_index.gains import NEVER, Gains
 from gpu_device_plugin.fleet_index.rooms import rooms_of
 from gpu_device_plugin.programs.simulate import openb
-from gpu_device_plugin.programs.simulate.arrivals import EndlessError, as_listed, departing, until
 from gpu_device_plugin.programs.simulate.beside import Beside
 from gpu_device_plugin.programs.simulate.bestfit import BestFit
 from gpu_device_plugin.programs.simulate.columns import Columns
 from gpu_device_plugin.programs.simulate.fgd import Fgd
 from gpu_device_plugin.programs.simulate.judged import Judged
-from gpu_device_plugin.programs.simulate.model import Arrivals, Start, Workload, capacity_of
+from gpu_device_plugin.programs.simulate.model import (
+    Arrivals,
+    EndlessError,
+    Start,
+    Workload,
+    as_listed,
+    capacity_of,
+    departing,
+    until,
+)
 from gpu_device_plugin.programs.simulate.run import POLICIES, run
 
 T4 = Shape((16, 16), ("T4", "T4"), 32_000, 131_072)
