@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,15 +41,16 @@ def sources(*modules: str) -> dict[str, ast.Module]:
     waiting = list(modules)
     while waiting:
         module = waiting.pop()
-        if module not in found and (path := _path(module)) is not None:
-            found[module] = ast.parse(path.read_text(encoding="utf-8"))
-            waiting += _imported(found[module])
+        if module not in found and (tree := _parsed(module)) is not None:
+            found[module] = tree
+            waiting += _imported(tree)
     return found
 
 
-def _path(module: str) -> Path | None:
+@cache
+def _parsed(module: str) -> ast.Module | None:
     path = PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py")
-    return path if path.exists() else None
+    return ast.parse(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:
@@ -62,6 +64,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
         yield from _imported(node)
 
 
+@cache
 def rights_needed(*modules: str) -> set[Right]:
     """Return what RBAC has to grant for the calls that these modules, and what they import, make.
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import yaml
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.keys import USE_MODEL
 from gpu_device_plugin.testing.builders import container, node, pod
+from tests.deploy.manifests import Json, documents
 from tests.patience import REAL_S, eventually
 
 if TYPE_CHECKING:
@@ -20,11 +18,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.config import ClusterConfig
 
-Json = dict[str, Any]
-
-DEPLOY = Path(__file__).parents[2] / "deploy"
-VALIDATING = DEPLOY / "policies.yaml"
-MUTATING = DEPLOY / "optional" / "mutating-policy.yaml"
+VALIDATING, MUTATING = "policies", "optional/mutating-policy"
 
 PODS = "/api/v1/namespaces/default/pods"
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
@@ -193,10 +187,6 @@ class PolicyWorld:
         await eventually(so, quiet_s=REAL_S, pause_s=0.2)
 
 
-def documents(path: Path) -> list[Json]:
-    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
-
-
 def denial(answer: Json) -> tuple[str, str]:
     """Return which policy refused, and what it said. Of several that would, the API server names one."""
     form = r"ValidatingAdmissionPolicy '(.+?)' with binding '.+?' denied request: (.+)"
@@ -252,7 +242,7 @@ async def _agents(world: PolicyWorld) -> None:
         "ClusterRole": f"{RBAC}/clusterroles",
         "ClusterRoleBinding": f"{RBAC}/clusterrolebindings",
     }
-    for each in [*documents(DEPLOY / "daemonset.yaml"), *documents(DEPLOY / "optional" / "evict.yaml")]:
+    for each in [*documents("daemonset"), *documents("optional/evict")]:
         if each["kind"] in paths:
             await world.make(paths[each["kind"]], each)
     for name in ("node-a", "node-b"):

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import yaml
+
+from tests.deploy.manifests import by_name, documents, parsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-Json = dict[str, Any]
-Name = tuple[str, str, str]
-"""Of an object: kind, namespace (empty where it has none) and name."""
-Objects = dict[Name, Json]
+    from tests.deploy.manifests import Json, Objects
 
 _ACTION = re.compile(r"(\s*\{\{- |\{\{ ?)(/\*.*?\*/|.*?)(?: -\}\}\s*| ?\}\})", re.DOTALL)
 _TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|\(|\)|\||,|:=|\d+|[$\w.]+)')
@@ -47,8 +47,7 @@ class Chart:
 
     def values(self, changed: Json) -> Json:
         """Return the values that a release has in which these were set."""
-        own: Json = yaml.safe_load((self.root / "values.yaml").read_text(encoding="utf-8"))
-        return _merged(own, changed)
+        return _merged(documents(self.root / "values.yaml")[0], changed)
 
     def render(self, changed: Json | None = None, *, namespace: str = "default", kube: str = "v1.36.3") -> Objects:
         """Return the objects of a release.
@@ -59,11 +58,11 @@ class Chart:
             kube: the version of the API server.
         """
         texts = [text for path, text in self.texts(changed, namespace, kube).items() if path.endswith(".yaml")]
-        return by_name(document for text in texts for document in yaml.safe_load_all(text))
+        return by_name([each for text in texts for each in parsed(text) if each is not None])
 
     def texts(self, changed: Json | None = None, namespace: str = "default", kube: str = "v1.36.3") -> dict[str, str]:
         """Return what each template becomes."""
-        described = yaml.safe_load((self.root / "Chart.yaml").read_text(encoding="utf-8"))
+        (described,) = documents(self.root / "Chart.yaml")
         top = {
             "Values": self.values(changed or {}),
             "Release": {"Namespace": namespace},
@@ -71,24 +70,18 @@ class Chart:
             "Capabilities": {"KubeVersion": {"Version": kube}},
             "Files": {"Get": lambda name: (self.root / name).read_text(encoding="utf-8")},
         }
-        parsed = {path.name: parse(path.read_text(encoding="utf-8")) for path in (self.root / "templates").iterdir()}
-        named = {_words(each.action)[1][1:-1]: each.then for blocks in parsed.values() for each in _defined(blocks)}
+        templates = _templates(self.root)
+        named = {_words(each.action)[1][1:-1]: each.then for blocks in templates.values() for each in _defined(blocks)}
         return {
             name: Rendering(named, {"$": top}).of(blocks, top)
-            for name, blocks in sorted(parsed.items())
+            for name, blocks in sorted(templates.items())
             if not name.startswith("_")
         }
 
 
-def by_name(documents: Iterator[Any]) -> Objects:
-    """Key objects by their names; two of one name are an error."""
-    found: Objects = {}
-    for each in documents:
-        if each is not None:
-            key = (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"])
-            assert key not in found, key
-            found[key] = each
-    return found
+@cache
+def _templates(root: Path) -> dict[str, list[str | Block]]:
+    return {path.name: parse(path.read_text(encoding="utf-8")) for path in (root / "templates").iterdir()}
 
 
 def _merged(old: Json, new: Json) -> Json:
@@ -133,6 +126,7 @@ def _defined(blocks: list[str | Block]) -> list[Block]:
     return [each for each in blocks if isinstance(each, Block) and each.action.startswith("define ")]
 
 
+@cache
 def _words(expression: str) -> list[str]:
     words = _TOKEN.findall(expression)
     assert "".join(words) == re.sub(r'\s+(?=(?:[^"]|"[^"]*")*$)', "", expression), f"not understood: {expression}"

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-import yaml
 
 from tests.cluster.conftest import processes
+from tests.deploy.manifests import DEPLOY, documents
+from tests.kubeconfig import kubeconfig
 from tests.patience import stretched
 from tools.publishing import Published, install
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-    from gpu_device_plugin.cluster.config import ClusterConfig
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
 SHIPPED = sorted(path for path in DEPLOY.iterdir() if path.suffix in {".yaml", ".yml", ".json"})
 """What kubectl reads of a directory, in its order; folders within it are left alone (-R would read them)."""
 
@@ -59,10 +57,6 @@ OF_NO_USE_BEFORE = {"dra.yaml": "rights and policies on the objects of an API gr
 
 def kinds(path: Path) -> set[tuple[str, str]]:
     return {(each["apiVersion"], each["kind"]) for each in documents(path)}
-
-
-def documents(path: Path) -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
 
 
 def test_the_namespace_comes_before_all_that_is_in_it() -> None:
@@ -147,14 +141,14 @@ def api_server(home: Path, *controllers: str) -> Iterator[Kubectl]:
         pytest.skip(f"to apply deploy/ needs {', '.join(missing)} in KUBE_BIN or on the PATH")
     found = {name: str(program) for name, program in programs.items()}
     with processes(home, found) as server:
-        kubeconfig = written(server.config, server.config.token, home / "kubeconfig")
-        command = [found["kube-controller-manager"], f"--kubeconfig={kubeconfig}", "--leader-elect=false"]
+        file = kubeconfig(server.config, home / "kubeconfig")
+        command = [found["kube-controller-manager"], f"--kubeconfig={file}", "--leader-elect=false"]
         with (home / "controllers.log").open("wb") as log:
             running = subprocess.Popen(
                 [*command, f"--controllers={','.join(controllers)}", "--secure-port=0"], stdout=log, stderr=log
             )
         try:
-            yield Kubectl(found["kubectl"], kubeconfig)
+            yield Kubectl(found["kubectl"], file)
         finally:
             running.terminate()
             running.wait(20)
@@ -164,21 +158,6 @@ def api_server(home: Path, *controllers: str) -> Iterator[Kubectl]:
 def kubectl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
     with api_server(tmp_path_factory.mktemp("apply"), "namespace-controller") as running:
         yield running
-
-
-def written(config: ClusterConfig, token: str, file: Path) -> Path:
-    """Write the kubeconfig of whoever has this token."""
-    cluster = {"server": config.url, "certificate-authority": str(config.ca_file)}
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "c", "cluster": cluster}],
-        "users": [{"name": "u", "user": {"token": token}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
-    file.write_text(json.dumps(content), encoding="utf-8")
-    return file
 
 
 COUNT = sum(len(documents(path)) for path in SHIPPED)

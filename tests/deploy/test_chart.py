@@ -8,12 +8,10 @@ import shutil
 import subprocess
 from contextlib import suppress
 from itertools import pairwise, takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jsonschema  # type: ignore[import-untyped]  # its stubs would be one more package
 import pytest
-import yaml
 
 from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.core.node.extra_grant import ExtraGrant, Mount
@@ -28,23 +26,22 @@ from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.settings.web import WebSettings
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.configmap import texts_of
-from tests.deploy.patches import patched
-from tests.deploy.templates import Chart, ChartError, Json, Objects, by_name
+from tests.deploy.manifests import AGENT, DEPLOY, Json, Name, Objects, by_name, documents, parsed, patched, pod_of
+from tests.deploy.templates import Chart, ChartError
+from tests.kubeconfig import kubeconfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
     from gpu_device_plugin.settings.knobs import Form, Knob
     from tests.cluster.conftest import RealServer
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = Chart(DEPLOY / "chart")
 VALUES: Json = CHART.values({})
 SCHEMA: Json = json.loads((CHART.root / "values.schema.json").read_text(encoding="utf-8"))
 DOCS = DEPLOY.parent / "docs" / "chart.md"
 PAGES = (DOCS, CHART.root / "README.md")
-
-AGENT = ("DaemonSet", "gpushare", "gpushare-node")
 
 SECOND = {"scheduler": {"mode": "second"}}
 LOOPBACK = {"scheduler": {"mode": "loopback"}}
@@ -61,10 +58,9 @@ BARE = {"agent": {"enabled": False}, "policies": {"enabled": False}, "viewer": {
 
 
 def manifests(*names: str) -> Objects:
-    texts = [(DEPLOY / f"{name}.yaml").read_text(encoding="utf-8") for name in names]
-    documents = [document for text in texts for document in yaml.safe_load_all(text)]
-    found = by_name(each for each in documents if "kind" in each)
-    for patch in (each for each in documents if "kind" not in each):
+    listed = [each for name in names for each in documents(name)]
+    found = by_name([each for each in listed if "kind" in each])
+    for patch in (each for each in listed if "kind" not in each):
         found[AGENT] = patched(found[AGENT], patch)
     return found
 
@@ -120,7 +116,7 @@ def test_every_manifest_is_in_the_chart() -> None:
     ids=lambda path: path.name,
 )
 def test_whatever_we_leave_in_a_cluster_is_found_by_one_label(path: Path) -> None:
-    for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+    for document in documents(path):
         if "metadata" in document:
             assert document["metadata"]["labels"]["app.kubernetes.io/name"] == "gpushare"
 
@@ -140,21 +136,13 @@ def test_without_any_part_nothing_but_the_namespace_is_left() -> None:
 # --- Values ----------------------------------------------------------------------------------------------------------
 
 
-def template_of(objects: Objects, name: str) -> Json:
-    found: Json = next(
-        each for key, each in objects.items() if key[0] in {"DaemonSet", "Deployment"} and key[2] == name
-    )
-    template: Json = found["spec"]["template"]
-    return template
-
-
-def pod_of(objects: Objects, name: str) -> Json:
-    spec: Json = template_of(objects, name)["spec"]
-    return spec
+def workload_of(objects: Objects, name: str) -> Json:
+    (found,) = (each for key, each in objects.items() if key[0] in {"DaemonSet", "Deployment"} and key[2] == name)
+    return found
 
 
 def container(objects: Objects, workload: str, name: str) -> Json:
-    (found,) = (each for each in pod_of(objects, workload)["containers"] if each["name"] == name)
+    (found,) = (each for each in pod_of(workload_of(objects, workload))["containers"] if each["name"] == name)
     assert isinstance(found, dict)
     return found
 
@@ -194,7 +182,7 @@ def test_the_namespace_is_made_unless_the_release_is_in_it() -> None:
 @pytest.mark.parametrize(("values", "workload"), [(NONE, "gpushare-node"), *WORKLOADS])
 def test_the_image_is_the_same_everywhere(values: Json, workload: str) -> None:
     image = {"repository": "here/gdp", "tag": "x", "pullPolicy": "Always", "pullSecrets": ["one", "two"]}
-    pod = pod_of(CHART.render({**values, "image": image}), workload)
+    pod = pod_of(workload_of(CHART.render({**values, "image": image}), workload))
     assert pod["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
     ours = [each for each in pod["containers"] if each["name"] != "kube-scheduler"]
     assert [(each["image"], each["imagePullPolicy"]) for each in ours] == [("here/gdp:x", "Always")]
@@ -215,7 +203,7 @@ def test_the_extender_takes_its_settings_and_bounds(values: Json, workload: str)
 
 CUSTOM: Json = {
     "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
-    "priorityClassName": "mine",
+    "priorityClassName": "",
     "podAnnotations": {"example.com/team": "gpus", "example.com/number": "1"},
     "podLabels": {"example.com/cost": "7"},
     "extraEnv": [
@@ -235,10 +223,10 @@ def test_pods_carry_what_a_cluster_asks_of_them(values: Json, workload: str, nam
     part = "agent" if name == "agent" else "scheduler"
     before, after = CHART.render(values), CHART.render({**values, part: {**values.get(part, {}), **CUSTOM}})
     assert before.keys() == after.keys()
-    old, new = (template_of(objects, workload) for objects in (before, after))
+    old, new = (workload_of(objects, workload)["spec"]["template"] for objects in (before, after))
     assert new["metadata"]["annotations"] == CUSTOM["podAnnotations"]
     assert new["metadata"]["labels"] == {**old["metadata"]["labels"], **CUSTOM["podLabels"]}
-    assert new["spec"]["priorityClassName"] == "mine"
+    assert "priorityClassName" not in new["spec"], "it is left to the cluster"
     placed = old if values == LOOPBACK else {"spec": CUSTOM}
     assert new["spec"]["affinity"] == placed["spec"]["affinity"]
     assert (
@@ -249,18 +237,13 @@ def test_pods_carry_what_a_cluster_asks_of_them(values: Json, workload: str, nam
         assert {key[2] for key in changed} == {workload}
 
 
-@pytest.mark.parametrize(("values", "workload"), [(NONE, "gpushare-node"), *WORKLOADS])
-def test_a_priority_class_can_be_left_to_the_cluster(values: Json, workload: str) -> None:
-    part = "agent" if workload == "gpushare-node" else "scheduler"
-    objects = CHART.render({**values, part: {**values.get(part, {}), "priorityClassName": ""}})
-    assert "priorityClassName" not in pod_of(objects, workload)
-
-
 @pytest.mark.parametrize(("values", "workload"), WORKLOADS)
-def test_on_the_control_plane_the_extender_alone_runs_whatever_the_taints_are(values: Json, workload: str) -> None:
+def test_the_scheduler_goes_where_it_is_told_but_on_the_control_plane(values: Json, workload: str) -> None:
     tainted = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
-    pod = pod_of(CHART.render({"scheduler": {**values["scheduler"], "tolerations": tainted}}), workload)
+    placed = {"tolerations": tainted, "nodeSelector": {"pool": "system"}}
+    pod = pod_of(workload_of(CHART.render({"scheduler": {**values["scheduler"], **placed}}), workload))
     assert pod["tolerations"] == ([{"operator": "Exists"}] if values == LOOPBACK else tainted)
+    assert (pod.get("nodeSelector") == placed["nodeSelector"]) == (values != LOOPBACK)
 
 
 def test_the_agent_takes_its_settings_and_its_place() -> None:
@@ -272,16 +255,17 @@ def test_the_agent_takes_its_settings_and_its_place() -> None:
         "nodeSelector": {"gpushare": "true", "pool": "a"},
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
         "kubeletDir": "/var/snap/microk8s/common/var/lib/kubelet",
+        "hostPID": False,
     }
     objects = CHART.render({"agent": changed})
-    pod, made = pod_of(objects, "gpushare-node"), container(objects, "gpushare-node", "agent")
+    pod, made = pod_of(workload_of(objects, "gpushare-node")), container(objects, "gpushare-node", "agent")
     sources = cli.sources_of(NodeSettings, cli.parse(made["args"]), {})
     texts = texts_of(objects["ConfigMap", "gpushare", "gpushare-node"])
     one, other = sources.read(texts=texts), settings_for(sources, texts, "large")
     assert (one.share_size_mib, one.reserve_mib, one.policy) == (256, 2048, "fit")
     assert (other.share_size_mib, other.exclude_gpus, other.pre_start) == (4096, ("0", "1"), True)
     assert settings_for(sources, texts, "none") == one
-    assert "runtimeClassName" not in pod
+    assert not {"runtimeClassName", "hostPID"} & pod.keys()
     assert (pod["nodeSelector"], pod["tolerations"]) == (changed["nodeSelector"], changed["tolerations"])
     paths = {volume["hostPath"]["path"].rpartition("/")[0] for volume in pod["volumes"] if "hostPath" in volume}
     assert paths == {"/var/snap/microk8s/common/var/lib/kubelet"}
@@ -318,22 +302,10 @@ def test_kube_scheduler_is_of_the_api_servers_version_unless_told(server: str, t
     assert container(objects, "gpushare-scheduler", "kube-scheduler")["image"] == image
 
 
-@pytest.mark.parametrize(("values", "workload"), [(SECOND, "gpushare-scheduler"), (SERVICE, "gpushare-extender")])
-def test_the_scheduler_goes_to_the_nodes_that_it_is_told(values: Json, workload: str) -> None:
-    pool = {"pool": "system"}
-    objects = CHART.render({"scheduler": {**values["scheduler"], "nodeSelector": pool}})
-    assert pod_of(objects, workload)["nodeSelector"] == pool
-
-
-def test_the_agents_view_of_the_nodes_processes_may_be_switched_off() -> None:
-    assert pod_of(CHART.render(), "gpushare-node")["hostPID"] is True
-    assert "hostPID" not in pod_of(CHART.render({"agent": {"hostPID": False}}), "gpushare-node")
-
-
 def test_the_kubelets_root_may_be_elsewhere_than_its_device_plugins() -> None:
     """k0s moves the one; no kubelet moves the other."""
     objects = CHART.render({"agent": {"kubeletRootDir": "/var/lib/k0s/kubelet", "maxUnavailable": "10%"}})
-    volumes = pod_of(objects, "gpushare-node")["volumes"]
+    volumes = pod_of(workload_of(objects, "gpushare-node"))["volumes"]
     assert {each["name"]: each["hostPath"]["path"] for each in volumes if "hostPath" in each} == {
         "device-plugins": "/var/lib/kubelet/device-plugins",
         "pod-resources": "/var/lib/k0s/kubelet/pod-resources",
@@ -349,9 +321,8 @@ def test_the_mount_that_verifies_limits_is_the_one_in_comments_of_the_manifest()
     block = re.compile(r"^( +)# - name: cgroup\n(?:\1#   .+\n)+", re.MULTILINE)
     uncommented, count = block.subn(lambda found: re.sub(r"(?m)^( +)# ", r"\1", found[0]), text)
     assert count == 2
-    key = ("DaemonSet", "gpushare", "gpushare-node")
     rendered = CHART.render({"agent": {"verifyLimits": True}})
-    assert rendered[key] == by_name(yaml.safe_load_all(uncommented))[key] != CHART.render()[key]
+    assert rendered[AGENT] == by_name(parsed(uncommented))[AGENT] != CHART.render()[AGENT]
     mounts = container(rendered, "gpushare-node", "agent")["volumeMounts"]
     assert [each for each in mounts if each["name"] == "cgroup"] == [
         {"name": "cgroup", "mountPath": str(cgroupfs.ROOT), "readOnly": True}
@@ -365,8 +336,9 @@ def test_behind_an_address_of_its_own_the_extender_takes_no_port_of_the_nodes() 
     service = objects["Service", "gpushare", "gpushare-extender"]["spec"]
     assert service["type"] == "ClusterIP"
     assert service["ports"] == [{"name": "verbs", "port": 32766, "targetPort": "verbs"}]
-    assert {"name": "tls", "secret": {"secretName": "mine"}} in pod_of(objects, "gpushare-extender")["volumes"]
-    assert objects["Deployment", "gpushare", "gpushare-extender"]["spec"]["replicas"] == 3
+    extender = workload_of(objects, "gpushare-extender")
+    assert {"name": "tls", "secret": {"secretName": "mine"}} in pod_of(extender)["volumes"]
+    assert extender["spec"]["replicas"] == 3
 
 
 def test_other_schedulers_and_agents_may_be_trusted() -> None:
@@ -384,30 +356,25 @@ def test_other_schedulers_and_agents_may_be_trusted() -> None:
     )
 
 
-def test_prometheus_chooses_the_pod_monitor_by_labels_of_its_own() -> None:
-    objects = CHART.render({"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}})
-    assert objects["PodMonitor", "gpushare", "gpushare"]["metadata"]["labels"] == {
-        "app.kubernetes.io/name": "gpushare",
-        "release": "prometheus",
-    }
+@pytest.mark.parametrize(
+    ("part", "key", "fixed"),
+    [
+        ("podMonitor", ("PodMonitor", "gpus", "gpushare"), {}),
+        ("prometheusRule", ("PrometheusRule", "gpus", "gpushare"), {}),
+        ("dashboard", ("ConfigMap", "monitoring", "gpushare-dashboard"), {"grafana_dashboard": "1"}),
+    ],
+)
+def test_prometheus_and_grafana_choose_objects_by_labels_of_their_own(part: str, key: Name, fixed: Json) -> None:
+    values = {"namespace": "gpus", "dashboard": {"namespace": "monitoring"}}
+    values[part] = {**values.get(part, {}), "enabled": True, "labels": {"release": "x"}}  # type: ignore[dict-item]
+    labels = CHART.render(values)[key]["metadata"]["labels"]
+    assert labels == {"app.kubernetes.io/name": "gpushare", "release": "x", **fixed}
 
 
-def test_prometheus_chooses_the_rules_by_labels_of_its_own_and_they_know_the_job_by_its_namespace() -> None:
-    values = {"namespace": "gpus", "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}}
-    made = CHART.render(values)["PrometheusRule", "gpus", "gpushare"]
-    assert made["metadata"]["labels"] == {"app.kubernetes.io/name": "gpushare", "release": "prometheus"}
-    expressions = [rule["expr"] for group in made["spec"]["groups"] for rule in group["rules"]]
-    assert 'up{job="gpus/gpushare"} == 0' in expressions
-
-
-def test_the_dashboard_goes_where_the_sidecar_looks() -> None:
-    values = {"dashboard": {"enabled": True, "namespace": "monitoring", "labels": {"folder": "gpus"}}}
-    made = CHART.render(values)["ConfigMap", "monitoring", "gpushare-dashboard"]
-    assert made["metadata"]["labels"] == {
-        "app.kubernetes.io/name": "gpushare",
-        "folder": "gpus",
-        "grafana_dashboard": "1",
-    }
+def test_the_rules_know_the_job_by_its_namespace() -> None:
+    objects = CHART.render({"namespace": "gpus", "prometheusRule": {"enabled": True}})
+    groups = objects["PrometheusRule", "gpus", "gpushare"]["spec"]["groups"]
+    assert 'up{job="gpus/gpushare"} == 0' in [rule["expr"] for group in groups for rule in group["rules"]]
 
 
 @pytest.mark.parametrize("values", [LOOPBACK, SERVICE, NONE])
@@ -457,75 +424,58 @@ def test_the_charts_own_values_follow_the_schema_and_each_of_them_has_a_place_in
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"agent": {"runtimeclassname": "x"}},
         {"schedular": {}},
-        {"scheduler": {"mode": "both"}},
-        {"scheduler": {"replicas": 0}},
-        {"agent": {"args": ["share-size=1GiB"]}},
-        {"agent": {"args": "--share-size=1GiB"}},
-        {"agent": {"settings": {"share-size": "1GiB"}}},
-        {"agent": {"settings": {"share_size": {"mib": 1024}}}},
-        {"agent": {"settings": {"share_size": "1Gib"}}},
-        {"agent": {"settings": {"share_size": 2}}},
-        {"agent": {"settings": {"share_size": "0GiB"}}},
-        {"agent": {"settings": {"http": "9445"}}},
-        {"agent": {"settings": {"http": 9445}}},
-        {"agent": {"settings": {"probe_interval": "0s"}}},
-        {"agent": {"settings": {"probe_interval": "0.0s"}}},
-        {"scheduler": {"settings": {"listen": "32766"}}},
-        {"scheduler": {"settings": {"listen": ""}}},
-        {"agent": {"args": ["--nope=1"]}},
-        {"agent": {"args": ["--share-sizes=1GiB"]}},
-        {"agent": {"args": ["--gpu-policy=spread"]}},
-        {"scheduler": {"args": ["--share-size=1GiB"]}},
+        {"agent": {"runtimeclassname": "x"}},
         {"agent": {"affinity": []}},
-        {"agent": {"podAnnotations": {"a": 1}}},
-        {"mps": {"args": ["--share-size=1GiB"]}},
-        {"mps": {"shmSize": "1GiB"}},
-        {"web": {"args": ["--share-size=1GiB"]}},
-        {"web": {"allowFrom": [{"namespace": "ingress"}]}},
-        {"web": {"tlsSecretName": "A secret"}},
-        {"agent": {"podLabels": {"app.kubernetes.io/name": "other"}}},
-        {"scheduler": {"podLabels": {"app.kubernetes.io/component": "other"}}},
-        {"agent": {"priorityClassName": "System Node"}},
-        {"agent": {"extraEnv": {"A": "1"}}},
-        {"agent": {"extraEnv": [{"value": "1"}]}},
+        {"agent": {"args": "--share-size=1GiB"}},
+        {"agent": {"args": ["share-size=1GiB"]}},
+        {"agent": {"args": ["--share-sizes=1GiB"]}},
+        {"agent": {"dra": True}},
         {"agent": {"extraEnv": [{"name": "A", "value": 1}]}},
         {"agent": {"extraEnv": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}]}},
-        {"scheduler": {"extraEnv": [{"name": "POD_NAME", "value": "x"}]}},
-        {"agent": {"settings": {"share_sise": "1GiB"}}},
-        {"agent": {"settings": {"policy": "binpak"}}},
-        {"agent": {"settings": {"bind_timeout": "4s"}}},
-        {"agent": {"profiles": {"large": {"share_size": "4G"}}}},
-        {"agent": {"profiles": {"large": {"api": "off"}}}},
-        {"agent": {"maxUnavailable": 0}},
-        {"agent": {"maxUnavailable": "0%"}},
-        {"agent": {"kubeletRootDir": "/var/lib/k0s/kubelet/"}},
-        {"agent": {"serve": "claims"}},
-        {"agent": {"settings": {"serve": "claims"}}},
-        {"agent": {"dra": True}},
-        {"agent": {"migMonitor": "yes"}},
-        {"agent": {"settings": {"mig": "mixed"}}},
-        {"agent": {"extraEnv": [{"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"}]}},
-        {"policies": {"memoryClaims": "yes"}},
-        {"scheduler": {"settings": {"share_size": "1GiB"}}},
-        {"scheduler": {"settings": {"vanished_grace": "30"}}},
-        {"agent": {"profiles": {"default": {"share_size": "1GiB"}}}},
-        {"agent": {"profiles": {"large.": {"share_size": "1GiB"}}}},
+        {"agent": {"extraEnv": [{"value": "1"}]}},
+        {"agent": {"extraEnv": {"A": "1"}}},
         {"agent": {"extraGrant": {"env": {"A": "b"}}}},
-        {"agent": {"extraGrant": {"mounts": [{"host_path": "/a"}]}}},
         {"agent": {"extraGrant": {"mounts": [{"host_path": "/a", "container_path": "b"}]}}},
-        {"agent": {"profiles": {"large": "share_size: 1GiB"}}},
+        {"agent": {"extraGrant": {"mounts": [{"host_path": "/a"}]}}},
         {"agent": {"kubeletDir": "/var/lib/kubelet/"}},
+        {"agent": {"kubeletRootDir": "/var/lib/k0s/kubelet/"}},
+        {"agent": {"maxUnavailable": "0%"}},
+        {"agent": {"maxUnavailable": 0}},
+        {"agent": {"migMonitor": "yes"}},
+        {"agent": {"podAnnotations": {"a": 1}}},
+        {"agent": {"podLabels": {"app.kubernetes.io/name": "other"}}},
+        {"agent": {"priorityClassName": "System Node"}},
+        {"agent": {"profiles": {"default": {"share_size": "1GiB"}}}},
+        {"agent": {"profiles": {"large": "share_size: 1GiB"}}},
+        {"agent": {"profiles": {"large": {"api": "off"}}}},
+        {"agent": {"profiles": {"large": {"share_size": "4G"}}}},
+        {"agent": {"profiles": {"large.": {"share_size": "1GiB"}}}},
         {"agent": {"resources": {"limit": {}}}},
+        {"agent": {"serve": "claims"}},
+        {"agent": {"settings": {"bind_timeout": "4s"}}},
+        {"agent": {"settings": {"http": "9445"}}},
+        {"agent": {"settings": {"policy": "binpak"}}},
+        {"agent": {"settings": {"probe_interval": "0.0s"}}},
+        {"agent": {"settings": {"share_size": "0GiB"}}},
+        {"agent": {"settings": {"share_size": {"mib": 1024}}}},
+        {"dashboard": {"namespace": "Monitoring"}},
         {"image": {"repository": "Gpu Device Plugin"}},
         {"image": {"repository": "registry.example.com/gpu-device-plugin:0.1.0"}},
+        {"mps": {"shmSize": "1GiB"}},
         {"namespace": "GPU"},
-        {"prometheusRule": {"labels": {"release": 1}}},
-        {"dashboard": {"namespace": "Monitoring"}},
-        {"dashboard": {"label": {"grafana_dashboard": "1"}}},
-        {"policies": {"schedulers": ["'] || true || ['"]}},
         {"policies": {"agents": ["system:serviceaccount:a:b"]}},
+        {"policies": {"memoryClaims": "yes"}},
+        {"policies": {"schedulers": ["'] || true || ['"]}},
+        {"prometheusRule": {"labels": {"release": 1}}},
+        {"scheduler": {"extraEnv": [{"name": "POD_NAME", "value": "x"}]}},
+        {"scheduler": {"mode": "both"}},
+        {"scheduler": {"podLabels": {"app.kubernetes.io/component": "other"}}},
+        {"scheduler": {"replicas": 0}},
+        {"scheduler": {"settings": {"listen": ""}}},
+        {"scheduler": {"settings": {"vanished_grace": "30"}}},
+        {"web": {"allowFrom": [{"namespace": "ingress"}]}},
+        {"web": {"tlsSecretName": "A secret"}},
     ],
     ids=str,
 )
@@ -538,26 +488,17 @@ def test_wrong_values_are_refused(wrong: Json) -> None:
     "right",
     [
         {"agent": {"settings": {"share_size": "256 MiB", "devices": ["cdi"], "pre_start": True, "refusal_limit": 0}}},
-        {"agent": {"extraGrant": EXTRA}},
-        {"agent": {"profiles": {"large": {"share_size": "4Gi", "ignored_xids": [31], "process_wait": "1.5m"}}}},
-        {"agent": {"settings": {"reserve": "0MiB", "process_wait": "0s", "http": "off", "probe_interval": "0.5s"}}},
         {
             "agent": {
                 "settings": {"share_size": "010GiB", "http": "[::1]:9445"},
-                "args": ["--http=:9445", "--pre-start"],
+                "args": ["--http=:9445", "--mig=share"],
             }
         },
-        {
-            "scheduler": {
-                "settings": {"listen": "127.0.0.1:32766", "vanished_grace": "0s"},
-                "args": ["--vanished-grace=5s"],
-            }
-        },
-        {"scheduler": {"settings": {"drain": "0s"}, "args": ["--drain=5s"]}},
+        {"agent": {"settings": {"reserve": "0MiB", "process_wait": "0s", "http": "off", "probe_interval": "0.5s"}}},
+        {"agent": {"profiles": {"large": {"share_size": "4Gi", "ignored_xids": [31], "process_wait": "1.5m"}}}},
+        {"agent": {"extraGrant": EXTRA, "maxUnavailable": "100%"}},
         {"agent": CUSTOM, "scheduler": CUSTOM},
-        {"agent": {"settings": {"mig": "whole", "mig_domain": "nvidia.com"}, "args": ["--mig=share"]}},
-        {"dashboard": {"enabled": True, "namespace": "monitoring", "labels": {"folder": "GPUs"}}},
-        {"agent": {"maxUnavailable": "100%"}},
+        {"scheduler": {"settings": {"listen": "127.0.0.1:32766", "drain": "0s"}, "args": ["--vanished-grace=5s"]}},
         {"image": {"repository": "localhost:5000/team/gpu-device-plugin", "tag": "0.1.0@sha256:0f"}},
     ],
     ids=str,
@@ -635,7 +576,7 @@ def test_no_profile_has_a_setting_that_an_agent_needs_before() -> None:
 
 
 def test_the_version_is_the_programs() -> None:
-    described = yaml.safe_load((CHART.root / "Chart.yaml").read_text(encoding="utf-8"))
+    (described,) = documents(CHART.root / "Chart.yaml")
     assert (described["version"], described["appVersion"]) == (__version__, __version__)
 
 
@@ -744,7 +685,7 @@ def test_helm_renders_the_same(values: Json, namespace: str, tmp_path: Path) -> 
     where = ("gpushare", str(CHART.root), f"--namespace={namespace}", f"--values={file}", "--kube-version=v1.36.2")
     rendered = helm("template", *where)
     assert rendered.returncode == 0, rendered.stderr
-    assert by_name(yaml.safe_load_all(rendered.stdout)) == CHART.render(values, namespace=namespace)
+    assert by_name([each for each in parsed(rendered.stdout) if each]) == CHART.render(values, namespace=namespace)
 
 
 def test_helm_finds_nothing_wrong_and_refuses_what_the_schema_does() -> None:
@@ -756,15 +697,10 @@ def test_helm_finds_nothing_wrong_and_refuses_what_the_schema_does() -> None:
 
 def test_helm_installs_changes_and_removes_it(real_server: RealServer, tmp_path: Path) -> None:  # noqa: F811 - a fixture
     """On an API server, with every kind that the chart has; the release is in its namespace and then is not."""
-    user = {"users": [{"name": "u", "user": {"token": real_server.config.token}}]}
-    cluster = {"server": real_server.config.url, "certificate-authority": str(real_server.config.ca_file)}
-    context = [{"name": "x", "context": {"cluster": "c", "user": "u"}}]
-    parts = {"clusters": [{"name": "c", "cluster": cluster}], "contexts": context, "current-context": "x", **user}
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **parts}), encoding="utf-8")
+    file = kubeconfig(real_server.config, tmp_path / "kubeconfig")
 
     def done(*arguments: str) -> str:
-        answer = helm(*arguments, f"--kubeconfig={kubeconfig}")
+        answer = helm(*arguments, f"--kubeconfig={file}")
         assert answer.returncode == 0, answer.stderr
         return answer.stdout
 

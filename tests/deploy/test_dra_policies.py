@@ -11,22 +11,20 @@ import pytest
 from gpu_device_plugin.core.contract import dra
 from gpu_device_plugin.testing.builders import container, pod
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
+from tests.deploy.manifests import Json, documents, the
 from tests.deploy.policies_world import (
     AGENT_A,
     AGENT_B,
     AGENT_UNBOUND,
     API,
-    DEPLOY,
     MERGE,
     PERSON,
     RBAC,
-    Json,
     PolicyWorld,
     Request,
     User,
     create,
     denial,
-    documents,
     furnish,
 )
 
@@ -75,7 +73,7 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[PolicyWorld]:
         ):
             await world.make(SLICES, body)
         for name in ("dra", "dra-templates", "dra-mutating-policy"):
-            for body in documents(DEPLOY / "optional" / f"{name}.yaml"):
+            for body in documents(f"optional/{name}"):
                 await world.make(PATHS[body["kind"]], body)
         for body in as_before_granular_rights():
             await world.make(PATHS[body["kind"]], body)
@@ -198,7 +196,7 @@ def as_before_granular_rights() -> list[Json]:
         "resources": ["resourceclaims/binding", "resourceclaims/driver"],
         "verbs": verbs,
     }
-    ours = next(each for each in documents(DEPLOY / "optional" / "dra.yaml") if each["kind"] == "ClusterRoleBinding")
+    ours = the("ClusterRoleBinding", "optional/dra")
     return [
         {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": metadata, "rules": [rule]},
         {**ours, "metadata": metadata, "roleRef": {**ours["roleRef"], "name": "as-before"}},
@@ -419,7 +417,7 @@ async def test_the_api_server_knows_every_field_and_finds_no_fault_with_an_expre
     world: PolicyWorld, name: str
 ) -> None:
     """A policy with an expression that fails its type check says so in its status; a field unknown is an error."""
-    for body in documents(DEPLOY / "optional" / f"{name}.yaml"):
+    for body in documents(f"optional/{name}"):
         path = f"{PATHS[body['kind']]}/{body['metadata']['name']}"
         status, found = await world.ask(None, Request("GET", path, {}), dry_run=False)
         assert status == 200, found

@@ -24,6 +24,7 @@ from tests.cluster.conftest import processes, programs
 from tests.deploy.test_dashboard_live import prometheus
 from tests.deploy.test_monitoring import PAGE
 from tests.docs.pages import blocks
+from tests.kubeconfig import kubeconfig
 from tests.patience import REAL_S, eventually
 from tests.ports import free_ports
 
@@ -57,21 +58,12 @@ def program() -> str:
 @asynccontextmanager
 async def kube_state_metrics(home: Path, config: ClusterConfig) -> AsyncIterator[str]:
     """Run it as its own manifests do, with the label `team` of pods; yield its address."""
-    kubeconfig = home / "kubeconfig"
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "real",
-        "contexts": [{"name": "real", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": config.url, "certificate-authority": str(config.ca_file)}}],
-        "users": [{"name": "u", "user": {"token": config.token}}],
-    }
-    kubeconfig.write_text(json.dumps(document), encoding="utf-8")
+    file = kubeconfig(config, home / "kubeconfig")
     port, telemetry = free_ports(2)
     with (home / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             program(),
-            f"--kubeconfig={kubeconfig}",
+            f"--kubeconfig={file}",
             "--host=127.0.0.1",
             "--telemetry-host=127.0.0.1",
             f"--port={port}",

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -19,15 +19,14 @@ from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Texts
 from tests.deploy.declared import TARGET, Names, labels_by_metric, names_in
+from tests.deploy.manifests import DEPLOY, Json, documents
 from tests.docs.pages import blocks
 from tools.dashboard import ROWS, VARIABLES
 from tools.grafana import COLUMNS, expressions
-from tools.monitoring import DEPLOY, FILES, RULES, derived
+from tools.monitoring import FILES, RULES, derived
 
 if TYPE_CHECKING:
     from gpu_device_plugin.settings.forms import Address
-
-Json = dict[str, Any]
 
 MONITORING = DEPLOY / "monitoring"
 MONITOR = MONITORING / "podmonitor.yaml"
@@ -37,14 +36,13 @@ PODS = [
     pytest.param(each, id=f"{path.name}: {each['metadata']['name']}")
     for path in sorted(DEPLOY.glob("**/*.yaml"))
     if "chart" not in path.parts
-    for each in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    for each in documents(path)
     if each.get("kind") in {"DaemonSet", "Deployment"}
 ]
 
 
 def loaded(path: Path) -> Json:
-    found: Json = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return found
+    return documents(path)[0]
 
 
 # --- Finding the pods ------------------------------------------------------------------------------------------------

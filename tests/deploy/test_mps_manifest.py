@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import yaml
-
 from gpu_device_plugin import cli
 from gpu_device_plugin.core.node.mps_daemon import QUIT_S
 from gpu_device_plugin.settings.knobs import knobs_of
 from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Texts
+from tests.deploy.manifests import pod_of, the
 
-Json = dict[str, Any]
-
-DEPLOY = Path(__file__).parents[2] / "deploy"
-
-
-def daemon_set(path: str) -> Json:
-    (found,) = (each for each in yaml.safe_load_all((DEPLOY / path).read_text()) if each["kind"] == "DaemonSet")
-    assert isinstance(found, dict)
-    return found
-
-
-SUPERVISOR = daemon_set("optional/mps.yaml")
-AGENT = daemon_set("daemonset.yaml")
-POD: Json = SUPERVISOR["spec"]["template"]["spec"]
+SUPERVISOR, AGENT = the("DaemonSet", "optional/mps"), the("DaemonSet", "daemonset")
+POD = pod_of(SUPERVISOR)
 (CONTAINER,) = POD["containers"]
 
 
@@ -60,7 +44,7 @@ def test_a_daemon_that_does_not_quit_is_killed_before_the_container_is() -> None
 
 
 def test_it_runs_where_the_agent_does_and_sees_the_processes_of_the_node() -> None:
-    agent = AGENT["spec"]["template"]["spec"]
+    agent = pod_of(AGENT)
     same = ("nodeSelector", "tolerations", "runtimeClassName")
     assert [POD[key] for key in same] == [agent[key] for key in same]
     assert CONTAINER["image"] == agent["containers"][0]["image"]

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from gpu_device_plugin import cli
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Texts
+from tests.deploy.manifests import DEPLOY, Json, documents
 from tests.deploy.templates import Chart
 
-Json = dict[str, Any]
-
-DEPLOY = Path(__file__).parents[2] / "deploy"
-POLICY: Json = yaml.safe_load((DEPLOY / "optional" / "networkpolicy.yaml").read_text(encoding="utf-8"))
+(POLICY,) = documents("optional/networkpolicy")
 MANIFESTS = ("daemonset", "scheduler", "optional/extender-alone", "optional/extender-loopback", "optional/mps")
 PODS: dict[str, Json] = {
     name: each["spec"]["template"]
     for name in MANIFESTS
-    for each in yaml.safe_load_all((DEPLOY / f"{name}.yaml").read_text(encoding="utf-8"))
+    for each in documents(name)
     if each["kind"] in {"DaemonSet", "Deployment"}
 }
 

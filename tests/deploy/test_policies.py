@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -34,11 +33,11 @@ from gpu_device_plugin.core.node.limit_grants import Means
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.testing.builders import container, pod
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
+from tests.deploy.manifests import DEPLOY, Json, documents, the
 from tests.deploy.policies_cases import CASES, Case, mirror
 from tests.deploy.policies_world import (
     AGENT_A,
     API,
-    DEPLOY,
     EXTENDER,
     KUBELET,
     MERGE,
@@ -48,7 +47,6 @@ from tests.deploy.policies_world import (
     PODS,
     STRATEGIC,
     VALIDATING,
-    Json,
     PolicyWorld,
     Request,
     User,
@@ -58,18 +56,18 @@ from tests.deploy.policies_world import (
     create,
     debug,
     denial,
-    documents,
     furnish,
     patch,
 )
-from tests.deploy.test_apply import written
 from tests.docs.pages import blocks
+from tests.kubeconfig import kubeconfig
 from tests.mig_gpus import SMALL, in_mig_mode
 from tests.patience import eventually
 from tests.programs.node import harness
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
 
     from tests.cluster.conftest import RealServer
 
@@ -231,7 +229,7 @@ def test_annotations_are_those_of_the_wire_contract() -> None:
 
 
 def test_accounts_are_those_of_the_manifests() -> None:
-    (agent,) = (each["metadata"] for each in documents(DEPLOY / "daemonset.yaml") if each["kind"] == "ServiceAccount")
+    agent = the("ServiceAccount", "daemonset")["metadata"]
     account = f"system:serviceaccount:{agent['namespace']}:{agent['name']}"
     assert quoted(variable("gpushare-placement", "agents")) == {account}
     assert quoted(condition("gpushare-own-node", "is-an-agent")) == {account}
@@ -337,20 +335,6 @@ def test_no_expression_goes_through_what_was_not_measured(name: str) -> None:
                 continue
             (guard,) = (guard for form, guard in MEASURED.items() if re.fullmatch(form, receiver))
             assert re.search(guard, f"{conditions} {lists} {before}"), f"{each.get('name')}: {receiver}"
-
-
-def test_the_page_tells_of_every_policy() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    for name in POLICIES:
-        assert f"`{name}`" in page
-
-
-def test_lines_to_change_are_marked() -> None:
-    found = {
-        path: len(re.findall(r"^ *# CHANGE: ", Path(path).read_text(encoding="utf-8"), re.MULTILINE))
-        for path in (VALIDATING, MUTATING)
-    }
-    assert found == {VALIDATING: 4, MUTATING: 1}
 
 
 # What a real API server makes of them
@@ -505,7 +489,7 @@ async def test_the_agent_itself_needs_no_more_than_its_role_and_the_policies_lea
     world: PolicyWorld, tmp_path: Path
 ) -> None:
     """It publishes its GPUs, says what a pod got, and takes its own from the node when the label is gone."""
-    file = written(world.config, world.tokens["node-a"], tmp_path / "kubeconfig")
+    file = kubeconfig(world.config, tmp_path / "kubeconfig", token=world.tokens["node-a"])
     await lasting(world, PERSON, create(pod("served", container(mem=4))))
     await lasting(world, PERSON, switch("true"))
     async with harness.world(api=str(file), node_name="node-a") as node:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,11 +13,10 @@ from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.programs.extender.routes import PREFIX
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from tests.configmap import FOLDER, texts_of
+from tests.deploy import manifests
 from tests.deploy.calls import Right, rights_granted, rights_needed
+from tests.deploy.manifests import DEPLOY, Json, documents
 
-Json = dict[str, Any]
-
-DEPLOY = Path(__file__).parents[2] / "deploy"
 SECOND = DEPLOY / "scheduler.yaml"
 LOOPBACK = DEPLOY / "optional" / "extender-loopback.yaml"
 ALONE = DEPLOY / "optional" / "extender-alone.yaml"
@@ -31,7 +29,7 @@ every_manifest = pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path:
 
 
 def objects(manifest: Path, *kinds: str) -> list[Json]:
-    return [each for each in yaml.safe_load_all(manifest.read_text(encoding="utf-8")) if each["kind"] in kinds]
+    return [each for each in documents(manifest) if each["kind"] in kinds]
 
 
 def workload(manifest: Path) -> Json:
@@ -40,8 +38,7 @@ def workload(manifest: Path) -> Json:
 
 
 def pod_of(manifest: Path) -> Json:
-    found: Json = workload(manifest)["spec"]["template"]["spec"]
-    return found
+    return manifests.pod_of(workload(manifest))
 
 
 def container(manifest: Path, name: str = "extender") -> Json:
@@ -188,7 +185,7 @@ def test_the_second_scheduler_has_a_name_and_a_lease_of_its_own() -> None:
 
 @pytest.mark.parametrize("manifest", [SECOND, LOOPBACK], ids=lambda path: path.name)
 def test_the_scheduler_calls_the_extender_where_it_listens(manifest: Path) -> None:
-    config = configuration() if manifest == SECOND else yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+    config = configuration() if manifest == SECOND else documents(CONFIG)[0]
     (extender,) = config["extenders"]
     url, listen = urlsplit(extender["urlPrefix"]), settings(manifest).listen
     assert (url.scheme, url.hostname, url.port) == ("http", listen.host, listen.port)
@@ -221,7 +218,7 @@ def test_the_extender_gives_up_before_the_scheduler_does(manifest: Path) -> None
 
 
 def test_the_clusters_own_scheduler_is_told_the_same() -> None:
-    second, own = configuration(), yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+    second, own = configuration(), documents(CONFIG)[0]
     assert own.pop("clientConnection") == {"kubeconfig": "/etc/kubernetes/scheduler.conf"}
     assert own == {key: value for key, value in second.items() if key not in {"leaderElection", "profiles"}}
 
@@ -375,7 +372,7 @@ def test_all_of_it_is_in_the_agents_namespace(manifest: Path) -> None:
     assert namespace["metadata"]["name"] == ACCOUNT["namespace"]
     elsewhere = [
         (each["kind"], each["metadata"]["namespace"])
-        for each in yaml.safe_load_all(manifest.read_text(encoding="utf-8"))
+        for each in documents(manifest)
         if each["metadata"].get("namespace", "gpushare") != "gpushare"
     ]
     assert elsewhere == ([("RoleBinding", "kube-system")] if manifest == SECOND else [])
@@ -452,12 +449,3 @@ def test_what_the_manifests_share_is_the_same_in_each(kind: str) -> None:
     """Each can be applied by itself, and going from one to another changes nothing of it."""
     first, *others = (next(iter(objects(manifest, kind))) for manifest in MANIFESTS)
     assert others == [first, first]
-
-
-def test_lines_to_change_are_marked() -> None:
-    """Images, settings, and what differs from cluster to cluster."""
-    found = {
-        path.name: len(re.findall(r"^ *# CHANGE: ", path.read_text(encoding="utf-8"), re.MULTILINE))
-        for path in (*MANIFESTS, CONFIG)
-    }
-    assert found == {SECOND.name: 3, LOOPBACK.name: 3, ALONE.name: 3, CONFIG.name: 2}

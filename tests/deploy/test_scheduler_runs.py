@@ -13,7 +13,7 @@ import sys
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
@@ -24,11 +24,11 @@ from gpu_device_plugin.aio.tls import server_tls
 from gpu_device_plugin.core.contract.keys import ASSIGNED, DEV, IDX, NODE_GPUS, POD
 from gpu_device_plugin.testing.builders import container, node, pod
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
+from tests.deploy.manifests import DEPLOY, Json, documents, pod_of, the
 from tests.deploy.test_scheduler_manifest import (
     ACCOUNT,
     ALONE,
     CONFIG,
-    DEPLOY,
     LOOPBACK,
     SECOND,
     blocks,
@@ -37,6 +37,7 @@ from tests.deploy.test_scheduler_manifest import (
     settings,
 )
 from tests.deploy.test_scheduler_manifest import container as container_of
+from tests.kubeconfig import kubeconfig
 from tests.patience import REAL_S, eventually, stretched
 from tests.ports import free_ports
 
@@ -46,17 +47,11 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.config import ClusterConfig
     from tests.cluster.conftest import RealServer
 
-Json = dict[str, Any]
-
 FILES = [path for path in sorted((*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml"))) if path != CONFIG]
 """All that is for an API server, and of kinds that it has by itself."""
 PODS = "/api/v1/namespaces/placed/pods"
 APART = {"metadata": {"name": "placed", "labels": {"gpu-device-plugin/set-scheduler": "false"}}}
 """A namespace whose pods keep the scheduler that they name."""
-
-
-def documents(path: Path) -> list[Json]:
-    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
 
 
 # --- What the page tells to do ---------------------------------------------------------------------------------------
@@ -79,7 +74,7 @@ def make_certificates(directory: Path) -> None:
 def over_tls(directory: Path) -> Json:
     """The configuration with which a scheduler calls the extender behind its Service, as the page tells it."""
     (fragment,) = (yaml.safe_load(block) for block in blocks("yaml") if "tlsConfig" in block)
-    config: Json = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+    config: Json = documents(CONFIG)[0]
     ((extender,), (changed,)) = (config["extenders"], fragment["extenders"])
     extender |= changed
     extender["tlsConfig"] = {key: str(directory / Path(path).name) for key, path in extender["tlsConfig"].items()}
@@ -151,20 +146,6 @@ class Cluster:
             if each["kind"] in {"Namespace", "ServiceAccount", "ClusterRole", "Role"} or "Binding" in each["kind"]:
                 await self.make(each)
 
-    def kubeconfig(self, file: Path, user: Json) -> Path:
-        content = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [
-                {"name": "c", "cluster": {"server": self.config.url, "certificate-authority": str(self.config.ca_file)}}
-            ],
-            "users": [{"name": "u", "user": user}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-            "current-context": "x",
-        }
-        file.write_text(json.dumps(content), encoding="utf-8")
-        return file
-
 
 @pytest.fixture(scope="module")
 async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
@@ -195,7 +176,7 @@ async def test_the_api_server_accepts_it_to_the_last_field(cluster: Cluster, pat
 async def test_its_pods_are_accepted_where_pods_are_most_restricted(cluster: Cluster, path: Path) -> None:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     await cluster.make({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "restricted", "labels": labels}})
-    (spec,) = (each["spec"]["template"]["spec"] for each in documents(path) if each["kind"] == "Deployment")
+    spec = pod_of(the("Deployment", path))
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": "restricted"}, "spec": spec}
     await cluster.make(body, "&dryRun=All")
 
@@ -236,7 +217,7 @@ def scheduler_config(variant: Variant, directory: Path, ports: Ports, kubeconfig
     if variant.manifest == SECOND:
         config = configuration()
     elif variant.manifest == LOOPBACK:
-        config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+        config = documents(CONFIG)[0]
     else:
         config = over_tls(directory)
     config["clientConnection"] = {"kubeconfig": str(kubeconfig)}
@@ -310,7 +291,7 @@ async def extender(cluster: Cluster, variant: Variant, directory: Path, ports: P
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     path = f"/api/v1/namespaces/{ACCOUNT['namespace']}/serviceaccounts/{ACCOUNT['name']}/token"
     token = (await cluster.ask("POST", path, request))["status"]["token"]
-    account = cluster.kubeconfig(directory / "account.kubeconfig", {"token": token})
+    account = kubeconfig(cluster.config, directory / "account.kubeconfig", token=token)
     mounted = (settings(variant.manifest).tls_cert or Path("/")).parent
     here = {
         "--listen": f"127.0.0.1:{ports.verbs}",
@@ -331,17 +312,17 @@ async def extender(cluster: Cluster, variant: Variant, directory: Path, ports: P
 def scheduler(cluster: Cluster, variant: Variant, directory: Path, ports: Ports) -> list[str]:
     """Return the arguments of a kube-scheduler with the account of the manifest, or of the cluster's own."""
     config = directory / "config.yaml"
-    kubeconfig = directory / "account.kubeconfig"
+    file = directory / "account.kubeconfig"
     if variant.manifest != SECOND:
         user = {"token": cluster.config.token, "as": "system:kube-scheduler"}
-        kubeconfig = cluster.kubeconfig(directory / "scheduler.kubeconfig", user)
-    config.write_text(yaml.safe_dump(scheduler_config(variant, directory, ports, kubeconfig)), encoding="utf-8")
+        file = kubeconfig(cluster.config, directory / "scheduler.kubeconfig", **user)
+    config.write_text(yaml.safe_dump(scheduler_config(variant, directory, ports, file)), encoding="utf-8")
     return [
         f"--config={config}",
         "--bind-address=127.0.0.1",
         f"--secure-port={ports.scheduler}",
         # In a pod it would find them by itself.
-        *(f"--{each}-kubeconfig={kubeconfig}" for each in ("authentication", "authorization")),
+        *(f"--{each}-kubeconfig={file}" for each in ("authentication", "authorization")),
     ]
 
 

@@ -6,13 +6,13 @@ import os
 import re
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
-import yaml
 
 from tests.cluster.conftest import processes, programs, real_server  # noqa: F401 - one is a fixture, asked for by name
+from tests.deploy.manifests import DEPLOY, Json, documents, pod_of
 from tests.deploy.policies_world import (
     AGENT_A,
     AGENT_B,
@@ -30,17 +30,12 @@ if TYPE_CHECKING:
 
     from tests.cluster.conftest import RealServer
 
-Json = dict[str, Any]
-
-DEPLOY = Path(__file__).parents[2] / "deploy"
 PAGE = (DEPLOY.parent / "docs" / "security.md").read_text(encoding="utf-8")
 OBJECTS = [
-    each
-    for path in sorted((*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml")))
-    for each in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    each for path in sorted((*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml"))) for each in documents(path)
 ]
 PODS = {
-    (each["kind"], each["metadata"]["name"]): each["spec"]["template"]["spec"]
+    (each["kind"], each["metadata"]["name"]): pod_of(each)
     for each in OBJECTS
     if each["kind"] in {"DaemonSet", "Deployment"}
 }

@@ -8,24 +8,23 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 
 from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_GPUS
 from gpu_device_plugin.core.contract.nodegpus import write_node_gpus
 from gpu_device_plugin.testing.builders import container, node, pod
 from tests.claim_values import claim_json, part_json, serving
+from tests.deploy.manifests import DEPLOY, documents
 from tests.deploy.test_apply import Kubectl, api_server
 from tests.patience import REAL_S, stretched, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
-CLUSTER_ROLE, ROLE = yaml.safe_load_all((DEPLOY / "viewer.yaml").read_text(encoding="utf-8"))
+CLUSTER_ROLE, ROLE = documents("viewer")
 COMMANDS = (
     *(("-o", "json"), ("-d",), ("why", "waits"), ("why", "trains", "-n", "team"), ("doctor",), ("NODE",)),
     *(("why", "claims"), ("why", "late")),

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from gpu_device_plugin import cli
 from gpu_device_plugin.settings.sources import Texts
 from gpu_device_plugin.settings.web import WebSettings
-from tests.deploy.templates import Chart, by_name
+from tests.deploy.manifests import DEPLOY, Json, by_name, objects, parsed, pod_of
+from tests.deploy.templates import Chart
 
-Json = dict[str, Any]
-
-DEPLOY = Path(__file__).parents[2] / "deploy"
 TEXT = (DEPLOY / "optional" / "web.yaml").read_text(encoding="utf-8")
-OBJECTS = by_name(yaml.safe_load_all(TEXT))
+OBJECTS = objects("optional/web")
 DEPLOYMENT = OBJECTS["Deployment", "gpushare", "gpushare-web"]
-POD: Json = DEPLOYMENT["spec"]["template"]["spec"]
+POD = pod_of(DEPLOYMENT)
 (CONTAINER,) = POD["containers"]
 CHART = Chart(DEPLOY / "chart")
 TLS = re.compile(r"^( *)# ((?:- --tls|scheme:|volume|- name: tls|  ).*\n)", re.MULTILINE)
@@ -68,10 +63,8 @@ def test_no_pod_reaches_it_until_somebody_says_which() -> None:
     rendered = CHART.render({"web": {"enabled": True, "allowFrom": allowed}})
     told = re.search(r"  #   (ingress:\n(?:  #    .*\n)+)", TEXT)
     assert told is not None
-    assert (
-        rendered["NetworkPolicy", "gpushare", "gpushare-web"]["spec"]["ingress"]
-        == (yaml.safe_load(told[1].replace("  #   ", ""))["ingress"])
-    )
+    (shown,) = parsed(told[1].replace("  #   ", ""))
+    assert rendered["NetworkPolicy", "gpushare", "gpushare-web"]["spec"]["ingress"] == shown["ingress"]
 
 
 def test_the_account_changes_nothing() -> None:
@@ -81,7 +74,7 @@ def test_the_account_changes_nothing() -> None:
 
 
 def test_the_lines_about_tls_are_what_the_chart_writes_with_a_secret() -> None:
-    found = by_name(yaml.safe_load_all(uncommented()))
+    found = by_name(parsed(uncommented()))
     key = "Deployment", "gpushare", "gpushare-web"
     assert found[key] == CHART.render({"web": {"enabled": True, "tlsSecretName": "gpushare-web-tls"}})[key]
     (made,) = found[key]["spec"]["template"]["spec"]["containers"]

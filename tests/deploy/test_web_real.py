@@ -8,12 +8,10 @@ import os
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
-import yaml
 from aiohttp import web
 
 from gpu_device_plugin import cli
@@ -27,6 +25,7 @@ from gpu_device_plugin.settings.web import WebSettings
 from gpu_device_plugin.testing.builders import container, node, pod
 from tests.cluster.conftest import processes, programs
 from tests.cluster.test_proxy_conformance import own_address
+from tests.deploy.manifests import Json, documents, the
 from tests.patience import REAL_S, eventually
 from tests.programs.web.harness import QUICK, Stream
 from tests.programs.web.test_figures import LABELS, page
@@ -37,22 +36,16 @@ from tests.programs.web.test_real import live as command_live
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
 
     from tests.cluster.conftest import RealServer
     from tests.programs.web.test_kubeconfig import Home
 
 pytestmark = pytest.mark.timeout(REAL_S * 3)
 
-Json = dict[str, Any]
-
-DEPLOY = Path(__file__).parents[2] / "deploy"
 RBAC = "rbac.authorization.k8s.io/v1"
 PLURALS = {"NetworkPolicy": "networkpolicies"}
 CLUSTERED = {"Namespace", "Node", "ClusterRole", "ClusterRoleBinding"}
-
-
-def documents(name: str) -> list[Json]:
-    return list(yaml.safe_load_all((DEPLOY / name).read_text(encoding="utf-8")))
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +161,7 @@ async def furnish(cluster: Cluster, address: str, port: int) -> None:
     """Install the page, a node with two pods, and an agent at this address."""
     for name in ("gpushare", "team-a"):
         await cluster.make({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    for each in (*documents("optional/web.yaml"), *documents("viewer.yaml")):
+    for each in (*documents("optional/web"), *documents("viewer")):
         await cluster.make(each)
     shared = node("gpu-1", mem=30, count=2)
     shared["metadata"].pop("uid", None)
@@ -209,7 +202,7 @@ async def served(real: RealServer) -> AsyncIterator[Served]:
         await cluster.allow("tenant", "get", "pods", "team-a")
         own = await cluster.token("gpushare-web", "gpushare")
 
-        (deployment,) = (each for each in documents("optional/web.yaml") if each["kind"] == "Deployment")
+        deployment = the("Deployment", "optional/web")
         (program,) = deployment["spec"]["template"]["spec"]["containers"]
         sources = cli.sources_of(WebSettings, cli.parse([*program["args"], "--http=127.0.0.1:0"]), {})
         server = ClusterPage(

@@ -17,6 +17,7 @@ from aiohttp import web
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster import ApiServer
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
+from tests.kubeconfig import kubeconfig
 from tests.patience import eventually, stretched
 from tests.ports import free_port
 from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from gpu_device_plugin.cluster.config import ClusterConfig
     from tests.cluster.conftest import RealServer
 
 Json = dict[str, Any]
@@ -195,17 +195,6 @@ async def double_world(*, capable: bool) -> AsyncIterator[SchedulerWorld]:
 # --- A real one ------------------------------------------------------------------------------------------------------
 
 
-def _kubeconfig(config: ClusterConfig) -> Json:
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "c", "cluster": {"server": config.url, "certificate-authority": str(config.ca_file)}}],
-        "users": [{"name": "u", "user": {"token": config.token}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
-
-
 def _configuration(kubeconfig: Path, extender: str, *, capable: bool) -> Json:
     return {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -247,10 +236,8 @@ async def real_world(server: RealServer, folder: Path, *, capable: bool) -> Asyn
                 "/apis/scheduling.k8s.io/v1/priorityclasses",
                 {"metadata": {"name": f"p{priority}"}, "value": priority},
             )
-        kubeconfig = folder / "kubeconfig"
-        kubeconfig.write_text(json.dumps(_kubeconfig(server.config)))
-        config = folder / "config.yaml"
-        config.write_text(json.dumps(_configuration(kubeconfig, extender.url, capable=capable)))
+        file, config = kubeconfig(server.config, folder / "kubeconfig"), folder / "config.yaml"
+        config.write_text(json.dumps(_configuration(file, extender.url, capable=capable)))
         with (folder / "scheduler.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 binary, f"--config={config}", "--bind-address=127.0.0.1", f"--secure-port={free_port()}", "-v=4",

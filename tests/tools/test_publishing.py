@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.deploy.manifests import DEPLOY, documents, parsed
 from tools.publishing import INSTALLED, PARAMETERS, Published, chart, install, krew
 
 ROOT = Path(__file__).parents[2]
@@ -41,11 +42,9 @@ def test_no_other_file_names_owner_or_registry() -> None:
 
 
 def test_one_manifest_installs_what_all_of_them_do() -> None:
-    text = install(ROOT / "deploy", OURS)
-    written = [
-        each for name in INSTALLED for each in yaml.safe_load_all((ROOT / "deploy" / name).read_text(encoding="utf-8"))
-    ]
-    made = list(yaml.safe_load_all(text))
+    text = install(DEPLOY, OURS)
+    written = [each for name in INSTALLED for each in documents(DEPLOY / name)]
+    made = parsed(text)
 
     def key(each: Any) -> tuple[str, str, str]:
         return each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]
@@ -60,7 +59,7 @@ def test_every_manifest_of_deploy_is_installed_by_it() -> None:
 
 
 def test_it_names_the_published_image_and_needs_no_change_of_it() -> None:
-    text = install(ROOT / "deploy", OURS)
+    text = install(DEPLOY, OURS)
     images = set(re.findall(r"image: (\S+)", text))
     assert {image for image in images if "kube-scheduler" not in image} == {
         image for image in images if image.startswith("registry.example/people/gpu-device-plugin:")
