@@ -16,7 +16,7 @@ from bench.wire import Caller
 from gpu_device_plugin.core.contract.variables import LIMITS
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import podresources_pb2 as pods
-from gpu_device_plugin.testing import device_checkpoint
+from gpu_device_plugin.testing import kubelet_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ class Kubelet:
         self.registered: queue.SimpleQueue[tuple[float, str]] = queue.SimpleQueue()
         """(monotonic seconds, resource) for every registration that was answered."""
         self.plugins: dict[str, Plugin] = {}
-        self._held: dict[str, device_checkpoint.Entry] = {}
+        self._held: dict[str, kubelet_files.Entry] = {}
         shutil.rmtree(root, ignore_errors=True)
         self.directory.mkdir(parents=True)
         self._server = grpc.server(futures.ThreadPoolExecutor(2), options=_OPTIONS)
@@ -92,12 +92,12 @@ class Kubelet:
     def hold(self, pod_uid: str, resource: str, device_ids: Sequence[str], rung: str = "") -> None:
         """Let PodResources show that a pod has these devices, and that the answer named this means of limits."""
         answer = pb.ContainerAllocateResponse(envs={LIMITS: rung} if rung else {})
-        self._held[pod_uid] = device_checkpoint.Entry(pod_uid, "main", resource, {-1: tuple(device_ids)}, answer)
+        self._held[pod_uid] = kubelet_files.Entry(pod_uid, "main", resource, {-1: tuple(device_ids)}, answer)
 
     def write_checkpoint(self, resources: Sequence[str]) -> None:
         """Write down who has what, as the kubelet does after an allocation."""
-        path = self.directory / device_checkpoint.FILE_NAME
-        device_checkpoint.write(path, self._held.values(), dict.fromkeys(resources, ()))
+        path = self.directory / kubelet_files.CHECKPOINT
+        kubelet_files.write_checkpoint(path, self._held.values(), dict.fromkeys(resources, ()))
 
     def _serve(self, service: str, method: str, answer: Callable[[bytes, grpc.ServicerContext], bytes]) -> None:
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(answer)

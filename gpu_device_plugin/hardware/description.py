@@ -59,7 +59,8 @@ if TYPE_CHECKING:
 _NO_MODEL = ("Fake GPU", 0, 0, 0, None)
 _DRIVER_VERSION = "580.65.06"
 _CGROUP = 2
-_MOST_GPUS = 128
+MOST_GPUS = 128
+"""That of `core.model.gpus`, which the driver's process does without: dataclasses would cost it a megabyte."""
 CLOSENESS = ("unknown", "system", "node", "host-bridge", "switches", "switch", "board", "nvlink")
 """The members of `core.model.gpus.Closeness`."""
 _NVLINK = len(CLOSENESS) - 1
@@ -165,9 +166,9 @@ def _understood(source: str, document: object) -> Description:
 
 def _check_uuids(where: Where, gpus: Sequence[Fields]) -> None:
     uuids = [each["uuid"] for gpu in gpus for each in (gpu, *gpu["instances"])]
-    if len(uuids) > _MOST_GPUS:
+    if len(uuids) > MOST_GPUS:
         raise where.error(
-            f"{len(gpus)} GPUs with {len(uuids) - len(gpus)} instances are too many; {_MOST_GPUS} is the maximum for "
+            f"{len(gpus)} GPUs with {len(uuids) - len(gpus)} instances are too many; {MOST_GPUS} is the maximum for "
             "one node"
         )
     for uuid in uuids:
@@ -219,8 +220,8 @@ def _gpus(where: Where, value: object) -> list[Fields]:
         if model is None and "memory" not in fields:
             raise inside.error("a GPU needs a model or its memory")
         described += [(inside, model, fields)] * count
-    if len(described) > _MOST_GPUS:
-        raise where.error(f"{len(described)} GPUs are too many; {_MOST_GPUS} is the maximum for one node")
+    if len(described) > MOST_GPUS:
+        raise where.error(f"{len(described)} GPUs are too many; {MOST_GPUS} is the maximum for one node")
     return [_gpu(*each, position, len(described)) for position, each in enumerate(described)]
 
 
@@ -366,8 +367,8 @@ def _limits(value: object) -> dict[str, Fields]:
 
 
 def _count(value: object) -> int:
-    if not 1 <= (count := forms.whole(value)) <= _MOST_GPUS:
-        raise ValueError(f"{count} is not a number of GPUs or instances; write 1 to {_MOST_GPUS}")
+    if not 1 <= (count := forms.whole(value)) <= MOST_GPUS:
+        raise ValueError(f"{count} is not a number of GPUs or instances; write 1 to {MOST_GPUS}")
     return count
 
 

@@ -17,12 +17,36 @@ from typing import TYPE_CHECKING, Any, Self
 from aiohttp import web
 
 from gpu_device_plugin.testing.cluster_evictions import evict
-from gpu_device_plugin.testing.cluster_kinds import KINDS, LEASES, PODS, kind_of
+from gpu_device_plugin.testing.cluster_kinds import (
+    KINDS,
+    LEASES,
+    PODS,
+    RefusedError,
+    Served,
+    applied,
+    invalid,
+    kind_of,
+    without_new_fields,
+)
 from gpu_device_plugin.testing.cluster_patches import merge, strategic_merge
 from gpu_device_plugin.testing.cluster_proxy import proxied, to_pod
 from gpu_device_plugin.testing.cluster_reads import Reads
-from gpu_device_plugin.testing.cluster_requests import Request, refusal, reset, understood
-from gpu_device_plugin.testing.cluster_resources import applied, without_new_fields
+from gpu_device_plugin.testing.cluster_requests import (
+    Answer,
+    Fault,
+    Garbage,
+    Hang,
+    Late,
+    Request,
+    Reset,
+    Slow,
+    Trouble,
+    ordered,
+    refusal,
+    reset,
+    suffered,
+    understood,
+)
 from gpu_device_plugin.testing.cluster_reviews import (
     ACCESS_REVIEWS,
     TOKEN_REVIEWS,
@@ -30,9 +54,7 @@ from gpu_device_plugin.testing.cluster_reviews import (
     review_access,
     review_token,
 )
-from gpu_device_plugin.testing.cluster_served import RefusedError, Served, invalid
 from gpu_device_plugin.testing.cluster_store import Store
-from gpu_device_plugin.testing.cluster_troubles import Answer, Fault, Garbage, Hang, Late, Reset, Slow, Trouble
 
 if TYPE_CHECKING:
     import ssl
@@ -281,7 +303,7 @@ class ApiServer:
         trouble = self._noted(request)
         if isinstance(trouble, Answer | Hang | Reset) and trouble.done:
             await self._do(http, served, request)
-        if (answer := await _suffered(trouble)) is not None:
+        if (answer := await suffered(trouble)) is not None:
             return answer
         match trouble:
             case Reset():
@@ -294,7 +316,7 @@ class ApiServer:
         return await self._do(http, served, request)
 
     async def _proxy(self, http: web.Request, request: Request) -> web.Response:
-        if (answer := await _suffered(self._noted(request), "text/plain")) is not None:
+        if (answer := await suffered(self._noted(request), "text/plain")) is not None:
             return answer
         self._admit(request)
         pod_name = request.name.partition(":")[0]
@@ -348,7 +370,7 @@ class ApiServer:
             return None
         trouble = self._noted(Request("create", "selfsubjectaccessreviews", "authorization.k8s.io"))
         if isinstance(trouble, Answer):
-            return _ordered(trouble)
+            return ordered(trouble)
         review = await http.json()
         asked = review["spec"]["resourceAttributes"]
         allowed = self.allowed is None or (asked["verb"], asked["resource"]) in self.allowed
@@ -358,7 +380,7 @@ class ApiServer:
         _, _, group, _, plural = http.path.split("/")
         token = http.headers.get("Authorization", "").removeprefix("Bearer ")
         request = Request("create", plural, group, token=token)
-        if (answer := await _suffered(self._noted(request))) is not None:
+        if (answer := await suffered(self._noted(request))) is not None:
             return answer
         self._admit(request)
         review = await http.json()
@@ -371,11 +393,9 @@ class ApiServer:
 
     async def _do_create(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
         body = await http.json()
-        if request.resource == "pods/binding":
-            self.store.bind((request.namespace, request.name), body)
-            return web.json_response({**_SUCCESS, "code": 201}, status=201)
-        if request.resource == "pods/eviction":
-            evict(self.store, (request.namespace, request.name), body)
+        if request.resource in {"pods/binding", "pods/eviction"}:
+            act = self.store.bind if request.resource == "pods/binding" else partial(evict, self.store)
+            act((request.namespace, request.name), body)
             return web.json_response({**_SUCCESS, "code": 201}, status=201)
         keep = request.params.get("dryRun") != "All"
         return web.json_response(
@@ -427,22 +447,3 @@ class ApiServer:
 
     async def _do_watch(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
         return await self._reads.watch(http, served, request)
-
-
-async def _suffered(trouble: Trouble | None, content_type: str = "application/json") -> web.Response | None:
-    """Let a trouble happen that every kind of request can have; None: the request is executed nevertheless."""
-    match trouble:
-        case Answer():
-            return _ordered(trouble)
-        case Hang():
-            await asyncio.Event().wait()
-        case Slow(seconds):
-            await asyncio.sleep(seconds)
-        case Garbage(body):
-            return web.Response(body=body, content_type=content_type)
-    return None
-
-
-def _ordered(answer: Answer) -> web.Response:
-    details = {"causes": [{"reason": cause} for cause in answer.causes]}
-    return refusal(RefusedError(answer.code, answer.reason, answer.message, details), answer.retry_after_s)

@@ -9,8 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.times import rfc3339
-from gpu_device_plugin.testing.cluster_kinds import BUDGETS, PODS
-from gpu_device_plugin.testing.cluster_served import RefusedError
+from gpu_device_plugin.testing.cluster_kinds import BUDGETS, PODS, RefusedError
 from gpu_device_plugin.testing.selectors import label_selector
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.testing.cluster_served import RefusedError
+from gpu_device_plugin.testing.cluster_kinds import RefusedError
 
 if TYPE_CHECKING:
     from gpu_device_plugin.testing.builders import Json

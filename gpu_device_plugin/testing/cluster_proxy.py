@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import aiohttp
 from aiohttp import web
 
+from gpu_device_plugin.testing.cluster_kinds import RefusedError
 from gpu_device_plugin.testing.cluster_requests import Request
-from gpu_device_plugin.testing.cluster_served import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.testing.cluster_kinds import CORE_EVENTS, EVENTS, core_event
+from gpu_device_plugin.testing.cluster_kinds import CORE_EVENTS, EVENTS, RefusedError, Served, core_event
 from gpu_device_plugin.testing.cluster_requests import Request, status_of, version_of
-from gpu_device_plugin.testing.cluster_served import RefusedError, Served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

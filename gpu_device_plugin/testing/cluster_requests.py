@@ -1,17 +1,17 @@
-"""The HTTP conventions of Kubernetes: parse requests, and answer with ``Status`` objects."""
+"""The HTTP conventions of Kubernetes, requests and ``Status`` objects, and the faults that can meet a request."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from aiohttp import web
 
-from gpu_device_plugin.testing.cluster_kinds import CORE_EVENTS, KINDS
-from gpu_device_plugin.testing.cluster_served import RefusedError, Served
+from gpu_device_plugin.testing.cluster_kinds import CORE_EVENTS, KINDS, RefusedError, Served
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,3 +102,101 @@ def reset(transport: asyncio.BaseTransport | None) -> None:
         if connection is not None and connection.fileno() >= 0:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         transport.abort()
+
+
+# --- Faults, and the requests that they match -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer with an error."""
+
+    code: int
+    retry_after_s: int | None = None
+    reason: str = ""
+    message: str = "trouble, as ordered"
+    causes: tuple[str, ...] = ()
+    done: bool = False
+    """The request is executed nevertheless."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """Accept the request and never answer; with `done`, execute it."""
+
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Reset the connection; with `done`, after executing the request."""
+
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """Wait, then execute the request."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """Answer 200 with a body that no API server sends, like a proxy."""
+
+    body: bytes = b"<html>sign in, please</html>"
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Accept the request and never answer; `ApiServer.carry_out` executes it later.
+
+    An API server continues a request that its client has given up, for up to 60 s by default.
+    """
+
+
+Trouble: TypeAlias = Answer | Hang | Reset | Slow | Garbage | Late
+
+
+@dataclass(eq=False, slots=True)
+class Fault:
+    """A trouble that ends after `times` matching requests; infinite by default."""
+
+    trouble: Trouble
+    verbs: frozenset[str]
+    resources: frozenset[str]
+    tokens: frozenset[str] = frozenset()
+    times: float = math.inf
+    happened: int = 0
+
+    def strikes(self, request: Request) -> bool:
+        """Return whether this request matches, and count it."""
+        hit = (
+            self.happened < self.times
+            and (not self.verbs or request.verb in self.verbs)
+            and (not self.resources or request.resource in self.resources)
+            and (not self.tokens or request.token in self.tokens)
+        )
+        self.happened += hit
+        return hit
+
+
+async def suffered(trouble: Trouble | None, content_type: str = "application/json") -> web.Response | None:
+    """Let a trouble happen that every kind of request can have; None: the request is executed nevertheless."""
+    match trouble:
+        case Answer():
+            return ordered(trouble)
+        case Hang():
+            await asyncio.Event().wait()
+        case Slow(seconds):
+            await asyncio.sleep(seconds)
+        case Garbage(body):
+            return web.Response(body=body, content_type=content_type)
+    return None
+
+
+def ordered(answer: Answer) -> web.Response:
+    """Return the error that was ordered."""
+    details = {"causes": [{"reason": cause} for cause in answer.causes]}
+    return refusal(RefusedError(answer.code, answer.reason, answer.message, details), answer.retry_after_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.testing.cluster_served import RefusedError
+from gpu_device_plugin.testing.cluster_kinds import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

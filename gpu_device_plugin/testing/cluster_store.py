@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.model.times import epoch_s, rfc3339
-from gpu_device_plugin.testing.cluster_kinds import BUDGETS, KINDS, PODS
-from gpu_device_plugin.testing.cluster_served import RefusedError, Served, invalid
+from gpu_device_plugin.testing.cluster_kinds import BUDGETS, KINDS, PODS, RefusedError, Served, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from gpu_device_plugin.testing import device_checkpoint
+from gpu_device_plugin.testing import kubelet_files
+from gpu_device_plugin.testing.plugin_client import AdmissionError, PluginClient
 from gpu_device_plugin.testing.pods import DeviceNode, Kind, Mount, Received
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
         Device,
         DevicePluginOptions,
     )
-    from gpu_device_plugin.testing.plugin_client import PluginClient
     from gpu_device_plugin.testing.pods import ContainerSpec
     from gpu_device_plugin.testing.versions import Version
 
@@ -31,10 +31,6 @@ HEALTHY = "Healthy"
 NO_NUMA_NODE = -1
 
 T = TypeVar("T")
-
-
-class AdmissionError(Exception):
-    """The device manager's reason why a container does not get its devices."""
 
 
 class KubeletPanic(Exception):  # noqa: N818  (Go calls it a panic, and no caller handles it as an error)
@@ -233,8 +229,8 @@ class DeviceManager:
     def read_checkpoint(self) -> None:
         """Restore the state of the previous process. A missing file counts as empty; a corrupt one is ignored."""
         try:
-            found = device_checkpoint.read(self.checkpoint)
-        except (FileNotFoundError, device_checkpoint.CorruptCheckpointError):
+            found = kubelet_files.read_checkpoint(self.checkpoint)
+        except (FileNotFoundError, kubelet_files.CorruptCheckpointError):
             return
         for entry in found.entries:
             containers = self.grants.setdefault(entry.pod_uid, {})
@@ -250,10 +246,10 @@ class DeviceManager:
         def any_order(items: Iterable[T]) -> list[T]:
             return self._in_map_order(items, self.orders)
 
-        device_checkpoint.write(
+        kubelet_files.write_checkpoint(
             self.checkpoint,
             [
-                device_checkpoint.Entry(pod_uid, container, resource, grant.devices, grant.response)
+                kubelet_files.Entry(pod_uid, container, resource, grant.devices, grant.response)
                 for pod_uid, containers in any_order(self.grants.items())
                 for container, resources in any_order(containers.items())
                 for resource, grant in any_order(resources.items())
@@ -315,7 +311,7 @@ class DeviceManager:
                 self.write_checkpoint()
             except OSError as error:
                 raise AdmissionError(
-                    f'failed to write checkpoint file "{device_checkpoint.FILE_NAME}": {error}'
+                    f'failed to write checkpoint file "{kubelet_files.CHECKPOINT}": {error}'
                 ) from error
 
     def _needs_devices(self, pod_uid: str, container: str, resource: str, required: int) -> bool:

@@ -29,7 +29,7 @@ from gpu_device_plugin.kubelet._proto import (
     pluginregistration_pb2,
     pluginregistration_pb2_grpc,
 )
-from gpu_device_plugin.testing.cluster_resources import SLICES
+from gpu_device_plugin.testing.cluster_kinds import SLICES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.testing.cluster_resources import quantity
+from gpu_device_plugin.testing.cluster_kinds import quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

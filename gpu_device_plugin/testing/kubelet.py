@@ -18,16 +18,12 @@ import grpc.aio
 
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import add_RegistrationServicer_to_server
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import add_PodResourcesListerServicer_to_server
-from gpu_device_plugin.testing.device_checkpoint import FILE_NAME
 from gpu_device_plugin.testing.device_manager import Amount, DeviceManager, KubeletPanic
-from gpu_device_plugin.testing.gate import Gate
-from gpu_device_plugin.testing.kubelet_files import serve, wipe
+from gpu_device_plugin.testing.kubelet_files import CHECKPOINT, serve, wipe
 from gpu_device_plugin.testing.kubelet_process import KubeletProcess
-from gpu_device_plugin.testing.node_pods import NodePods, stopped
+from gpu_device_plugin.testing.kubelet_services import Gate, PluginRegistry, PodResources
 from gpu_device_plugin.testing.plugin_client import Dialling
-from gpu_device_plugin.testing.plugin_registry import PluginRegistry
-from gpu_device_plugin.testing.pod_resources import PodResources
-from gpu_device_plugin.testing.pods import Container, Kind, Pod
+from gpu_device_plugin.testing.pods import Container, Kind, NodePods, Pod, stopped
 from gpu_device_plugin.testing.versions import Version
 
 if TYPE_CHECKING:
@@ -35,8 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
+    from gpu_device_plugin.testing.kubelet_services import Registration
     from gpu_device_plugin.testing.plugin_client import Stream
-    from gpu_device_plugin.testing.plugin_registry import Registration
     from gpu_device_plugin.testing.pods import ContainerSpec, PodSpec
 
 _LONGEST_SOCKET_PATH = 107
@@ -67,7 +63,7 @@ class Kubelet:
         self.version = Version(*version)
         self.device_plugin_dir = root / "device-plugins"
         self.registration_socket = self.device_plugin_dir / "kubelet.sock"
-        self.checkpoint = self.device_plugin_dir / FILE_NAME
+        self.checkpoint = self.device_plugin_dir / CHECKPOINT
         self.pod_resources_socket = root / "pod-resources" / "kubelet.sock"
         self._boot_id = root / "proc" / "sys" / "kernel" / "random" / "boot_id"
         self.register_gate = Gate()

@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.testing.device_manager import AdmissionError, KubeletPanic
-from gpu_device_plugin.testing.node_pods import NodePods, shortage, stopped
-from gpu_device_plugin.testing.plugin_registry import is_extended_resource_name
-from gpu_device_plugin.testing.pods import Kind
+from gpu_device_plugin.testing.device_manager import KubeletPanic
+from gpu_device_plugin.testing.kubelet_services import is_extended_resource_name
+from gpu_device_plugin.testing.plugin_client import AdmissionError
+from gpu_device_plugin.testing.pods import Kind, NodePods, shortage, stopped
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     import grpc.aio
 
     from gpu_device_plugin.testing.device_manager import Amount, DeviceManager
-    from gpu_device_plugin.testing.gate import Gate
-    from gpu_device_plugin.testing.plugin_registry import PluginRegistry
+    from gpu_device_plugin.testing.kubelet_services import Gate, PluginRegistry
     from gpu_device_plugin.testing.pods import ContainerSpec, Pod
 
 

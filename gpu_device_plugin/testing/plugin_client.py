@@ -21,7 +21,6 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     PreStartContainerRequest,
 )
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
-from gpu_device_plugin.testing.device_manager import AdmissionError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -30,6 +29,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import Device
 
 T = TypeVar("T")
+
+
+class AdmissionError(Exception):
+    """The reason why a container does not get its devices, or why a plugin is not registered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import (
     add_DevicePluginServicer_to_server,
 )
 from gpu_device_plugin.testing.device_manager import HEALTHY
-from gpu_device_plugin.testing.gate import Gate, RefusedError
+from gpu_device_plugin.testing.kubelet_services import Gate, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence

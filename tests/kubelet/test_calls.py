@@ -23,7 +23,7 @@ from gpu_device_plugin.kubelet.calls import (
     register,
 )
 from gpu_device_plugin.testing.kubelet import Kubelet
-from gpu_device_plugin.testing.pod_resources import PodResources
+from gpu_device_plugin.testing.kubelet_services import PodResources
 from gpu_device_plugin.testing.pods import pod
 from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
 from tests.kubelet.short_paths import short_folder

@@ -17,8 +17,8 @@ from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse, Mount
 from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, read, stamp_of
-from gpu_device_plugin.testing import device_checkpoint
 from tests.names import COUNT, MEM, OURS
+from gpu_device_plugin.testing import kubelet_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,10 +49,10 @@ def test_ids_are_read_from_every_numa_node(tmp_path: Path) -> None:
 def test_what_the_double_writes_is_read(tmp_path: Path) -> None:
     """Nothing held is `null` there, as in Go."""
     path = tmp_path / "c"
-    device_checkpoint.write(path, [], {MEM: []})
+    kubelet_files.write_checkpoint(path, [], {MEM: []})
     assert read(path, OURS).holds == ()
-    held = device_checkpoint.Entry("p", "c", MEM, {-1: ("a",)}, ContainerAllocateResponse())
-    device_checkpoint.write(path, [held], {MEM: ["a"]})
+    held = kubelet_files.Entry("p", "c", MEM, {-1: ("a",)}, ContainerAllocateResponse())
+    kubelet_files.write_checkpoint(path, [held], {MEM: ["a"]})
     assert read(path, OURS).by_pod() == {"p": {"a"}}
 
 
@@ -97,8 +97,8 @@ def test_the_means_of_limiting_is_read_from_the_answer(tmp_path: Path, envs: dic
     """Wherever it stands among the variables; an older agent does not name it. Nothing else of the answer is kept."""
     around = {"A": "x" * 200, **envs, "Z": "secret" * 300}
     response = ContainerAllocateResponse(envs=around, mounts=[Mount(container_path="/a", host_path="/b")])
-    held = device_checkpoint.Entry("p", "c", MEM, {-1: ("a",)}, response)
-    device_checkpoint.write(tmp_path / "c", [held], {MEM: ["a"]})
+    held = kubelet_files.Entry("p", "c", MEM, {-1: ("a",)}, response)
+    kubelet_files.write_checkpoint(tmp_path / "c", [held], {MEM: ["a"]})
     (found,) = read(tmp_path / "c", OURS).holds
     assert found.rung == rung
     assert found == DeviceHold("p", "c", Kind.MEMORY, frozenset("a"), through=MEM, rung=rung)
@@ -198,6 +198,6 @@ def test_every_writing_has_another_stamp_than_the_one_before(tmp_path: Path) -> 
     """The kubelet replaces the file; the same content twice is two files."""
     path, before = tmp_path / "c", None
     for _ in range(5):
-        device_checkpoint.write(path, [], {MEM: []})
+        kubelet_files.write_checkpoint(path, [], {MEM: []})
         assert stamp_of(path) != before
         before = stamp_of(path)

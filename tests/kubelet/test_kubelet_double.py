@@ -23,7 +23,7 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     Mount,
 )
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerStub
-from gpu_device_plugin.testing import device_checkpoint
+from gpu_device_plugin.testing import kubelet_files
 from gpu_device_plugin.testing.device_manager import Amount, KubeletPanic
 from gpu_device_plugin.testing.kubelet import Kubelet
 from gpu_device_plugin.testing.plugin_client import Dialling
@@ -290,7 +290,7 @@ async def _recorded(world: World, plugin: ScriptedPlugin) -> set[str]:
     before = world.kubelet.checkpoint.stat().st_ino
     plugin.list(plugin.healthy)
     await eventually(lambda: world.kubelet.checkpoint.stat().st_ino != before)
-    return {entry.pod_uid for entry in device_checkpoint.read(world.kubelet.checkpoint).entries}
+    return {entry.pod_uid for entry in kubelet_files.read_checkpoint(world.kubelet.checkpoint).entries}
 
 
 async def test_a_pod_that_ended_in_1_31_is_listed_with_its_devices_if_it_was_admitted_last() -> None:
@@ -373,7 +373,7 @@ async def test_a_plugin_that_is_gone_keeps_its_capacity_for_the_grace_and_its_na
     world.kubelet.expire_grace()
     assert world.kubelet.publish() == {MEM: Amount(0, 0)}
     assert world.kubelet.amounts == {}
-    assert device_checkpoint.read(world.kubelet.checkpoint).registered == {}
+    assert kubelet_files.read_checkpoint(world.kubelet.checkpoint).registered == {}
 
 
 async def test_a_kubelet_without_a_checkpoint_zeroes_every_resource_of_the_node(world: World) -> None:
@@ -614,7 +614,7 @@ async def test_beyond_the_aligned_devices_the_plugin_is_asked_and_then_unaligned
         assert chosen == set(EIGHT) - {"GPU-0::0"}
         (asked,) = plugin.preferences
         assert set(asked.must_include) == {device for device in EIGHT if device.startswith("GPU-1")}
-        entry = device_checkpoint.read(world.kubelet.checkpoint).entries[0]
+        entry = kubelet_files.read_checkpoint(world.kubelet.checkpoint).entries[0]
         assert {node: len(ids) for node, ids in entry.devices.items()} == {0: 3, 1: 4}
 
 

@@ -27,8 +27,8 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     Mount,
 )
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerStub
-from gpu_device_plugin.testing.gate import RefusedError
 from gpu_device_plugin.testing.kubelet import Kubelet
+from gpu_device_plugin.testing.kubelet_services import RefusedError
 from gpu_device_plugin.testing.plugin_client import Dialling
 from gpu_device_plugin.testing.pods import pod
 from tests.kubelet.kubelet_under_test import (

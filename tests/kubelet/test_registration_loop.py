@@ -28,8 +28,8 @@ from gpu_device_plugin.kubelet.registration_loop import (
     Timings,
 )
 from gpu_device_plugin.kubelet.servicer import PluginServicer
-from gpu_device_plugin.testing.gate import Gate
 from gpu_device_plugin.testing.kubelet import Kubelet
+from gpu_device_plugin.testing.kubelet_services import Gate
 from tests.kubelet.scripted_plugin import ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
 from tests.patience import eventually, patience, rounds, stretched

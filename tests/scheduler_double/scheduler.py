@@ -13,8 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from gpu_device_plugin.testing.cluster_kinds import NODES, PODS
-from gpu_device_plugin.testing.cluster_served import RefusedError
+from gpu_device_plugin.testing.cluster_kinds import NODES, PODS, RefusedError
 from tests.scheduler_double.events import may_help
 from tests.scheduler_double.extender import NO_VICTIM, Extender, ExtenderConfig, ExtenderError, Filtered
 from tests.scheduler_double.nodes import (

@@ -12,11 +12,13 @@ import signal
 import subprocess
 import sys
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
+import yaml
 
 from gpu_device_plugin.core.contract.keys import ALLOCATION
 from gpu_device_plugin.testing.builders import container, node, pod
@@ -61,81 +63,88 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Machine:
-    """A machine with Python and a kubectl, and nothing else."""
-
-    def __init__(self, folder: Path, plugin: Path) -> None:
-        self._plugin = plugin
-        self._folder = folder / "empty"
-        self._folder.mkdir()
-        tools = folder / "bin"
-        tools.mkdir()
-        waiting = pod("waits", container(mem=9), uid="uid-waits", created="2026-11-22T10:00:00Z", phase="Pending")
-        annotations = {ALLOCATION: json.dumps({"0": {"0": 10}})}
-        holding = pod("web-0", container(mem=10), node="gpu-1", uid="uid-web", annotations=annotations, phase="Running")
-        gpu = node("gpu-1", mem=15, count=1)
-        gpu["metadata"]["uid"] = "uid-node"
-        lists = {"/api/v1/nodes": [gpu], "/api/v1/pods": [holding, waiting], "/api/v1/namespaces/default/events": []}
-        objects = {"/api/v1/namespaces/default/pods/waits": waiting, "/version": {"gitVersion": "v1.36.2"}}
-        cluster = folder / "cluster.json"
-        cluster.write_text(json.dumps([lists, objects]), encoding="utf-8")
-        kubectl = tools / "kubectl"
-        kubectl.write_text(KUBECTL.format(python=sys.executable, cluster=str(cluster)), encoding="utf-8")
-        kubectl.chmod(0o755)
-        self.environ: Mapping[str, str] = {"PATH": str(tools), "HOME": str(self._folder)}
-
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-I", "-S", str(self._plugin), *words]
-        return subprocess.run(
-            command,
-            cwd=self._folder,
-            env=dict(self.environ),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=stretched(60),
-        )
+RUN_ALL = """
+import json, os, runpy, sys
+plugin, folder, commands = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+sys.path.insert(0, plugin)
+import gpu_device_plugin.programs.inspect.program  # compiled once for all
+for number, words in enumerate(commands):
+    if not os.fork():
+        for stream, name in enumerate(("out", "err"), 1):
+            os.dup2(os.open(f"{folder}/{number}.{name}", os.O_CREAT | os.O_WRONLY), stream)
+        sys.argv = [plugin, *words]
+        runpy.run_path(plugin, run_name="__main__")
+    with open(f"{folder}/{number}.code", "w") as file:
+        file.write(str(os.waitstatus_to_exitcode(os.wait()[1])))
+"""
+"""Runs commands of the plugin in processes that begin alike: a Python that has nothing but the archive."""
 
 
-@pytest.fixture
-def machine(tmp_path: Path, plugin: Path) -> Machine:
-    return Machine(tmp_path, plugin)
+@dataclass(frozen=True)
+class Said:
+    """What a command answered."""
+
+    code: int
+    out: str
+    err: str
 
 
-def test_help_is_shown(machine: Machine) -> None:
-    done = machine.run("--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: kubectl inspect-gpushare")
+COMMANDS: tuple[tuple[str, ...], ...] = (
+    *((), ("-o", "json"), ("-o", "yaml")),
+    *(("why", "waits"), ("doctor",), ("uninstall", "--dry-run"), ("why",)),
+)
 
 
-def test_the_overview_is_gpushares(machine: Machine) -> None:
-    done = machine.run()
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[1].split() == ["gpu-1", "unknown", "10/15", "10/15"]
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory, plugin: Path) -> Mapping[tuple[str, ...], Said]:
+    """What each of the commands answers on a machine with Python and a kubectl, and nothing else."""
+    folder = tmp_path_factory.mktemp("machine")
+    (home := folder / "empty").mkdir()
+    (tools := folder / "bin").mkdir()
+    waiting = pod("waits", container(mem=9), uid="uid-waits", created="2026-11-22T10:00:00Z", phase="Pending")
+    annotations = {ALLOCATION: json.dumps({"0": {"0": 10}})}
+    holding = pod("web-0", container(mem=10), node="gpu-1", uid="uid-web", annotations=annotations, phase="Running")
+    gpu = node("gpu-1", mem=15, count=1)
+    gpu["metadata"]["uid"] = "uid-node"
+    lists = {"/api/v1/nodes": [gpu], "/api/v1/pods": [holding, waiting], "/api/v1/namespaces/default/events": []}
+    objects = {"/api/v1/namespaces/default/pods/waits": waiting, "/version": {"gitVersion": "v1.36.2"}}
+    cluster = folder / "cluster.json"
+    cluster.write_text(json.dumps([lists, objects]), encoding="utf-8")
+    (tools / "kubectl").write_text(KUBECTL.format(python=sys.executable, cluster=str(cluster)), encoding="utf-8")
+    (tools / "kubectl").chmod(0o755)
+    subprocess.run(
+        [sys.executable, "-I", "-S", "-c", RUN_ALL, str(plugin), str(folder), json.dumps(COMMANDS)],
+        cwd=home,
+        env={"PATH": str(tools), "HOME": str(home)},
+        check=True,
+        timeout=stretched(120),
+    )
+    answers = {}
+    for number, words in enumerate(COMMANDS):
+        code, out, err = ((folder / f"{number}.{name}").read_text("utf-8") for name in ("code", "out", "err"))
+        answers[words] = Said(int(code), out, err)
+    return answers
+
+
+def test_the_overview_is_gpushares(said: Mapping[tuple[str, ...], Said]) -> None:
+    done = said[()]
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[1].split() == ["gpu-1", "unknown", "10/15", "10/15"]
 
 
 @pytest.mark.parametrize("form", ["json", "yaml"])
-def test_all_data_are_written_for_machines(machine: Machine, form: str) -> None:
-    import yaml  # noqa: PLC0415 - the test's, not the archive's
-
-    done = machine.run("-o", form)
-    assert (done.returncode, done.stderr) == (0, "")
-    read: Any = yaml.safe_load(done.stdout)  # JSON is YAML
+def test_all_data_are_written_for_machines(said: Mapping[tuple[str, ...], Said], form: str) -> None:
+    done = said["-o", form]
+    assert (done.code, done.err) == (0, "")
+    read: Any = yaml.safe_load(done.out)  # JSON is YAML
     assert read["nodes"][0]["gpus"][0]["pods"][0]["name"] == "web-0"
 
 
-def test_a_pod_is_explained(machine: Machine) -> None:
-    done = machine.run("why", "waits")
-    assert done.returncode == 0, done.stderr
-    assert "There would be room if this pod ended: default/web-0" in done.stdout
-
-
-def test_the_doctor_examines_and_uninstall_lists(machine: Machine) -> None:
-    done = machine.run("doctor")
-    assert done.returncode == 4, done.stderr  # no agent runs
-    assert "gpu-1" in done.stdout
-    done = machine.run("uninstall", "--dry-run")
-    assert done.returncode == 0, done.stderr
+def test_a_pod_is_explained_the_doctor_examines_and_uninstall_lists(said: Mapping[tuple[str, ...], Said]) -> None:
+    assert [said[words].code for words in COMMANDS] == [0, 0, 0, 0, 4, 0, 2], said  # no agent runs, no pod is named
+    assert "There would be room if this pod ended: default/web-0" in said["why", "waits"].out
+    assert "gpu-1" in said["doctor",].out
+    assert "name a pod" in said["why",].err
 
 
 async def test_the_page_is_served_with_what_the_cluster_has(tmp_path: Path, plugin: Path) -> None:
@@ -180,12 +189,6 @@ async def test_the_page_is_served_with_what_the_cluster_has(tmp_path: Path, plug
     assert (process.returncode, said.decode()) == (0, "")
 
 
-def test_a_misuse_is_a_sentence(machine: Machine) -> None:
-    done = machine.run("why")
-    assert done.returncode == 2
-    assert "name a pod" in done.stderr
-
-
 def test_it_is_small_and_has_no_compiled_part(plugin: Path) -> None:
     assert plugin.stat().st_size < MOST_BYTES
     names = zipfile.ZipFile(plugin).namelist()
@@ -215,9 +218,9 @@ def test_an_old_python_says_which_one_is_needed() -> None:
     assert "needs Python 3.11 or newer, and this is 3.9" in done.stderr
 
 
-def test_it_runs_by_its_own_first_line(machine: Machine, plugin: Path) -> None:
-    python = Path(machine.environ["PATH"]) / "python3"
-    python.symlink_to(sys.executable)
-    environ = {**machine.environ, "PATH": f"{machine.environ['PATH']}:{os.defpath}"}
+def test_it_runs_by_its_own_first_line(tmp_path: Path, plugin: Path) -> None:
+    (tmp_path / "python3").symlink_to(sys.executable)
+    environ = {"PATH": f"{tmp_path}:{os.defpath}"}
     done = subprocess.run([plugin, "--help"], env=environ, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: kubectl inspect-gpushare")

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.core.contract.variables import MEMORY_LIMIT, VISIBLE_DEVICES
-from gpu_device_plugin.core.model.memory import format_mib
+from gpu_device_plugin.core.contract.keys import OVER_USE
+from gpu_device_plugin.core.contract.variables import LIMITS, MEMORY_LIMIT, VISIBLE_DEVICES
+from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.telling.printing import counted
-from gpu_device_plugin.programs.demo import instances, over_use, troubles
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.programs.demo.story import Story
+    from gpu_device_plugin.programs.demo.world import World
+    from gpu_device_plugin.testing.pods import Pod
 
 DEFAULT_GPUS = "fake:1xP4,3xT4"
 """A card of 7 GiB (the part of a P4 that containers can use) and three larger ones."""
@@ -63,6 +69,130 @@ async def _share(story: Story) -> None:
     names = (VISIBLE_DEVICES, MEMORY_LIMIT)
     story.quote("environment of web-1", " ".join(f"{name}={envs[0].get(name, '')}" for name in names))
     world.use({pod.name: world.granted_mib(pod) // 2 for pod in pods})
+
+
+# --- A service takes more than it was given, is named, and goes when its GPU runs short -------------------------------
+
+_NO_PROCESSES = "the demo has processes only on fake GPUs whose description has no events of its own"
+
+
+@dataclass(frozen=True, slots=True)
+class _Neighbours:
+    """A pod, and the others on its GPU."""
+
+    world: World
+    shared: SharedGpu
+    pod: Pod
+    others: tuple[Pod, ...]
+
+    @property
+    def capacity_mib(self) -> int:
+        """What containers can use of the GPU."""
+        return self.shared.gpu.total_mib - self.shared.gpu.reserved_mib
+
+    @property
+    def granted_mib(self) -> int:
+        """What the pod was given."""
+        return self.world.granted_mib(self.pod)
+
+    @property
+    def spare_mib(self) -> int:
+        """What the pod can take without taking what the others were given."""
+        return self.capacity_mib - sum(map(self.world.granted_mib, self.others))
+
+    def ended(self) -> set[str]:
+        """Return the UIDs of those that run no more."""
+        return {pod.uid for pod in (self.pod, *self.others)} - {pod.uid for pod in self.world.kubelet.running}
+
+
+async def _exceed(story: Story) -> None:
+    """A service takes what nobody was given; nobody is hurt, and nobody is evicted."""
+    if (neighbours := _neighbours(story)) is None:
+        return
+    world = story.world
+    taken = neighbours.spare_mib
+    if not world.over_use.exceeded(taken, neighbours.granted_mib):
+        story.leave_out(
+            "beside their parts the services' GPU has too little memory for one to take more and hurt nobody"
+        )
+        return
+    name = neighbours.pod.name
+    story.say(
+        f"{name} takes {_gib(taken)} and was given {format_mib(neighbours.granted_mib)}. The agent reads which "
+        "container uses what: it names the service, and evicts nobody while the GPU has what the others were given."
+    )
+    await _exceeds(story, neighbours, taken)
+    story.check("Nobody is evicted, and every service runs.", not world.pods.evictions and not neighbours.ended())
+
+
+async def _exceeds(story: Story, neighbours: _Neighbours, taken_mib: int) -> None:
+    """Let the pod use so much, more than it was given, and wait until it is named."""
+    world, name, pod = story.world, neighbours.pod.name, neighbours.pod
+    world.use({name: taken_mib})
+    told = f"uses {taken_mib:,} MiB of GPU {neighbours.shared.position}, was given {neighbours.granted_mib:,} MiB"
+    await story.expect(
+        f"An Event names {name}, what it uses and what it was given.",
+        lambda: told in (world.pods.event(pod, "GPUMemoryExceeded") or ""),
+    )
+    story.quote(f"Event of {name}: GPUMemoryExceeded", world.pods.event(pod, "GPUMemoryExceeded"))
+    await story.expect(
+        "So does an annotation of the pod.", lambda: told in world.pods.annotations(name).get(OVER_USE, "")
+    )
+
+
+async def _run_short(story: Story) -> None:
+    """The service takes what its neighbours were given, and is evicted; their parts are free again."""
+    if (neighbours := _neighbours(story)) is None:
+        return
+    world = story.world
+    name, pod, other = neighbours.pod.name, neighbours.pod, neighbours.others[0]
+    halves = {each.name: world.granted_mib(each) // 2 for each in neighbours.others}
+    everything = neighbours.capacity_mib - sum(halves.values())
+    story.say(
+        f"{name} takes the rest of the GPU, {_gib(everything)}: {other.name} could not take its whole part any more. "
+        f"Over-use is set to {world.settings.over_use}, so the agent asks the API server to evict {name}."
+    )
+    story.check("It was not evicted before.", not world.pods.evictions and not neighbours.ended())
+    world.pods.grace = story.linger
+    world.use({name: everything})
+    await story.expect(
+        f"{name} ends, and no other service does.",
+        lambda: neighbours.ended() == {pod.uid},
+    )
+    await story.expect("An Event says why.", lambda: world.pods.event(pod, "GPUMemoryEvicted") is not None)
+    story.quote(f"Event of {name}: GPUMemoryEvicted", world.pods.event(pod, "GPUMemoryEvicted"))
+    story.check("The API server was asked once.", world.pods.evictions == 1)
+    free = neighbours.capacity_mib - sum(
+        mib for (_, uuid), mib in world.used.items() if uuid == neighbours.shared.gpu.uuid
+    )
+    story.check(
+        f"The GPU has room for the whole part of {other.name} again.",
+        free >= neighbours.granted_mib - halves[other.name],
+    )
+    world.use({other.name: neighbours.granted_mib})
+
+
+def _neighbours(story: Story) -> _Neighbours | None:
+    """Return the newest pod that shares a GPU, with the others there; None, and the scene is left out, if none does."""
+    neighbours = _neighbours_on(story) if story.world.scripted else None
+    if neighbours is None:
+        story.leave_out("no two services share a GPU" if story.world.scripted else _NO_PROCESSES)
+    return neighbours
+
+
+def _neighbours_on(story: Story, name: str = "") -> _Neighbours | None:
+    """Return the newest pod that shares a GPU with others, or that of this name, and those; None if there is none."""
+    running = story.world.kubelet.running
+    for pod in reversed(running):
+        for shared in story.gpus_of(pod) if name in {"", pod.name} else ():
+            others = tuple(each for each in running if each != pod and shared in story.gpus_of(each))
+            if others:
+                return _Neighbours(story.world, shared, pod, others)
+    return None
+
+
+def _gib(mib: int) -> str:
+    return f"{mib / MIB_PER_GIB:.1f} GiB"
 
 
 async def _take_whole(story: Story) -> None:
@@ -139,7 +269,7 @@ async def _fail(story: Story) -> None:
     broken = in_use[0]
     name = f"GPU {broken.position}"
     story.say(f"The driver reports XID {_XID} for {name}: {_XID_MEANING}. A new pod requests {world.memory}: 1.")
-    await troubles.fail(story, broken, _XID)
+    await _strike(story, broken, _XID)
     story.check("Running pods keep their GPUs.", world.held() == before)
     others = bool(story.open())
     pod = await story.admit("newcomer", world.memory, 1, busy=0.5)
@@ -205,25 +335,115 @@ async def _end(story: Story) -> None:
     )
 
 
+_LAST_XID = 95
+_XID_ASKS = 154
+"""The XID with which drivers report that a GPU needs a recovery action."""
+_GPUS_ASKED = 2
+
+
+async def _strike(story: Story, broken: SharedGpu, xid: int) -> None:
+    """Let the driver report an XID for a GPU, and ask for a reset."""
+    world, name = story.world, f"GPU {broken.position}"
+    error = {"at": 0, "gpu": broken.gpu.uuid, "xid": xid}
+    world.strike(error)
+    await story.expect(
+        f"{name} is out of service, with all its devices.", lambda: world.node.unhealthy.keys() == {broken.gpu.uuid}
+    )
+    # Only now, so that the XID is the agent's first notice of the fault: a reading could come before the event.
+    asks = {"at": 0, "gpu": broken.gpu.uuid, "xid": _XID_ASKS, "ecc": 1, "recovery_action": "gpu-reset"}
+    world.strike(error, asks)
+    await story.expect(
+        "The log says why.",
+        lambda: None not in (world.agent.said(f"XID {_XID_ASKS}"), world.agent.unhealthy(broken.gpu.uuid)),
+    )
+
+
+async def _stay(story: Story) -> None:
+    """Fill the cluster, and leave it with a service that takes too much, a failed GPU and a pod that waits."""
+    world = story.world = story.home
+    also = "one takes more than it was given, a GPU fails, " if world.scripted else ""
+    story.say(
+        f"Pods fill the GPUs of the first node, {also}and a pod waits for {_GPUS_ASKED} whole GPUs. So the cluster "
+        "stays, for the page."
+    )
+    candidates = (_neighbours_on(story, pod.name) for pod in world.kubelet.running if world.scripted)
+    able = [each for each in candidates if each and world.over_use.exceeded(each.spare_mib, each.granted_mib)]
+    greedy = max(able, key=lambda each: each.granted_mib, default=None)
+    number = 0
+    for room in story.open():
+        if greedy is None or room.position != greedy.shared.position:
+            number += 1
+            await story.admit(f"batch-{number}", world.memory, room.free, "training", busy=0.8)
+    await story.wait("pretrain", world.count, _GPUS_ASKED, "training")
+    if greedy is not None and (crowded := _neighbours_on(story, greedy.pod.name)) is not None:
+        await _exceeds(story, crowded, crowded.spare_mib)
+    broken = [shared for shared in story.gpus_of(*world.kubelet.running) if not greedy or shared != greedy.shared]
+    if broken and world.scripted:
+        await _strike(story, broken[-1], _LAST_XID)
+
+
+# --- A GPU in MIG mode on a node of its own: its instances are shared, and it is divided anew -------------------------
+
+_GPUS, _ANEW = "fake:1xA30:mig=2g.12gb/1g.6gb*2", "2g.12gb*2"
+_SMALL = 2
+"""Shares of each of the pods that share an instance."""
+
+
+async def _divide(story: Story) -> None:
+    """Share the instances of a GPU, have one to itself, and divide the GPU anew."""
+    await story.visit("node-2", _GPUS, mig=MigMode.SHARE)
+    there = story.world
+    story.say(
+        "On a second node a fake A30 is divided into three instances of MIG, and mig is set to share: each is shared "
+        "like a GPU. Then the two small instances become a larger one while chat-1 and chat-2 run."
+    )
+    await there.agent.start()
+    await story.expect("The kubelet knows the shares of every instance.", there.complete)
+    largest = max(there.shares.gpus, key=lambda shared: len(shared.shares))
+    tuning = await story.admit("tuning", there.memory, len(largest.shares), "training", busy=0.8)
+    chats = [await story.admit(f"chat-{number}", there.memory, _SMALL, "serving", busy=0.7) for number in (1, 2)]
+    envs = tuning.only.received.envs
+    story.check(
+        "tuning has an instance to itself: its limit is held by the hardware.",
+        (envs.get(VISIBLE_DEVICES), envs.get(LIMITS)) == (largest.gpu.uuid, Rung.PARTITION.value),
+    )
+    on = story.gpus_of(*chats)
+    story.check("Both chats share one of the small ones.", len(on) == 1 and on[0].gpu.uuid != largest.gpu.uuid)
+    await story.linger()
+    before = there.held()
+    await there.divide(_ANEW)
+    await story.expect("The kubelet knows the new instance, and the old IDs as unhealthy.", there.settled)
+    story.check("Running pods keep what they have.", there.held() == before)
+    await story.expect(
+        "The pods on the old instance are named.", lambda: there.agent.said("exists no more") is not None
+    )
+    story.quote("log of the agent", there.agent.said("exists no more"))
+    room = max((room.free for room in story.open()), default=0)
+    for name, asked in there.pods.waiting.items():
+        if asked <= room:
+            pod = await story.admit(name, there.memory, asked, busy=0.7)
+            story.check(f"{name}, which waited for {story.gib(asked)}, runs here.", pod.phase == "Running")
+
+
 Scenes: TypeAlias = "Mapping[str, Callable[[Story], Awaitable[None]]]"
 """The scenes in their order, by title."""
 
 SCENES: Scenes = {
     "The agent finds the GPUs": _begin,
     "Services share a GPU": _share,
-    "A service takes more than it was given": over_use.exceed,
-    "The GPU runs short, and the service goes": over_use.run_short,
+    "A service takes more than it was given": _exceed,
+    "The GPU runs short, and the service goes": _run_short,
     "A pod gets a whole GPU": _take_whole,
     "A pod is refused, with the reason": _refuse,
     "A GPU fails": _fail,
     "The GPU recovers": _recover,
     "The agent is killed": _crash,
     "The kubelet restarts": _restart_kubelet,
-    "A GPU in MIG mode": instances.divide,
+    "A GPU in MIG mode": _divide,
     "All pods end": _end,
 }
 
 WITH_PAGE: Scenes = {title: scene for title, scene in SCENES.items() if scene is not _end} | {
-    "A full cluster with troubles": troubles.stay
+    "A full cluster with troubles": _stay
 }
 """The scenes beside which the page is served: they leave it something to show."""

@@ -27,8 +27,7 @@ from gpu_device_plugin.core.node.over_use import Rules
 from gpu_device_plugin.hardware.forms import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet.procfs import PROC
-from gpu_device_plugin.programs.demo.pods import Pods
-from gpu_device_plugin.programs.demo.processes import Processes
+from gpu_device_plugin.programs.demo.pods import Pods, Processes
 from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, UsageError
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources

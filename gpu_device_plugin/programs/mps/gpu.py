@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.core.node.mps_daemon import Act, Daemon, Seen, Server, decide, did, failed
-from gpu_device_plugin.programs.mps.driver import MpsError
+from gpu_device_plugin.programs.mps.nvidia import MpsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpu_device_plugin.programs.mps.driver import MpsDriver
+    from gpu_device_plugin.programs.mps.nvidia import MpsDriver
     from gpu_device_plugin.programs.mps.places import Place
 
 _log = logging.getLogger(__name__)

@@ -10,12 +10,11 @@ import signal
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.core.node.mps_daemon import MODES
-from gpu_device_plugin.programs.mps.driver import MpsError
 from gpu_device_plugin.programs.mps.processes import CONTROL, Process, Processes
 
 if TYPE_CHECKING:
@@ -32,6 +31,48 @@ _TOLD = 300
 """Letters of it that an error quotes."""
 _NO_SUCH_GPU = 6
 """nvidia-smi's exit code for a GPU that it does not know ("a query to find an object was unsuccessful")."""
+
+
+class MpsError(Exception):
+    """Something could not be done; the message is a sentence without a full stop."""
+
+
+class MpsDriver(Protocol):
+    """Control daemons and compute modes of the GPUs of this machine. Every call ends within a deadline of its own."""
+
+    async def start(self, place: Place) -> None:
+        """Start the control daemon of a GPU; it outlives this program unless the container's runtime ends it.
+
+        Raises:
+            MpsError: it was not started.
+        """
+
+    async def command(self, place: Place, text: str) -> str:
+        """Give the daemon of a GPU one command; return its answer.
+
+        Raises:
+            MpsError: the daemon refuses, is not there, or does not answer in time.
+        """
+
+    async def compute_mode(self, uuid: str) -> str:
+        """Return the compute mode of a GPU as `nvidia-smi -c` takes it; empty: the driver does not name the GPU.
+
+        Raises:
+            MpsError: the driver does not tell it.
+        """
+
+    async def set_compute_mode(self, uuid: str, mode: str) -> None:
+        """Set the compute mode of a GPU.
+
+        Raises:
+            MpsError: it was not set.
+        """
+
+    def alive(self, place: Place) -> bool:
+        """Return whether there is a process of the GPU's daemon."""
+
+    def kill(self, place: Place) -> None:
+        """Send SIGKILL to the daemon of a GPU and to its server."""
 
 
 @dataclass(frozen=True, slots=True)

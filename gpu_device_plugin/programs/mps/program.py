@@ -18,7 +18,7 @@ from gpu_device_plugin.core.contract.mpsfiles import SHM_DIRECTORY, MpsGpu, MpsS
 from gpu_device_plugin.core.telling.exposition import Gauge
 from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.mps.nvidia import Nvidia
-from gpu_device_plugin.programs.mps.shared_memory import share
+from gpu_device_plugin.programs.mps.places import share
 from gpu_device_plugin.programs.mps.supervisor import Supervisor
 from gpu_device_plugin.programs.rereading import Rereading
 from gpu_device_plugin.settings.knobs import UsageError, reload

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.programs.mps.driver import MpsDriver
+    from gpu_device_plugin.programs.mps.nvidia import MpsDriver
 
 _log = logging.getLogger(__name__)
 

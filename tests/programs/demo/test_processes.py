@@ -8,7 +8,7 @@ import pytest
 
 from gpu_device_plugin.core.node.cgroups import CgroupOwner
 from gpu_device_plugin.kubelet import procfs
-from gpu_device_plugin.programs.demo.processes import Processes, container_id
+from gpu_device_plugin.programs.demo.pods import Processes, container_id
 from gpu_device_plugin.testing.pods import Container, ContainerSpec, Pod, PodSpec
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
+from gpu_device_plugin import cli
 from gpu_device_plugin.programs.demo.program import Stage, frame, play
 from gpu_device_plugin.programs.demo.report import Look
 from gpu_device_plugin.programs.demo.scenes import SCENES
@@ -65,86 +66,90 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture(scope="module")
-def usual() -> subprocess.CompletedProcess[str]:
-    """The demo as `make demo ARGS=--once` plays it."""
-    return run("--once")
-
-
 # --- Printed once ----------------------------------------------------------------------------------------------------
 
 
-def test_once_prints_every_scene_and_every_check_holds(usual: subprocess.CompletedProcess[str]) -> None:
-    done = usual
+def test_once_prints_every_scene_and_every_check_holds() -> None:
+    """Settings for an agent in earnest are not meant for this one.
+
+    7,591 MiB of a P4 are for containers: 1,447 beside six parts of 1,024 MiB, 4,519 beside six halves of them.
+    """
+    done = run("--once", GPUSHARE_POLICY="spread", GPUSHARE_NO_SUCH="setting")
     assert (done.returncode, done.stderr, broken(done.stdout)) == (0, "", [])
     assert scenes_of(done.stdout) == list(SCENES)
     assert ESCAPE not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "GPU memory: 8 GiB" in done.stdout
     assert done.stdout.endswith("Every check held, and no device was allocated twice in any scene.\n")
+    scenes = re.split(r"^(?=\d+/\d+ )", done.stdout, flags=re.MULTILINE)
+    for number, lines in {
+        3: ("web-7: 1.4 of 1 GiB\n", "web-1..6: 0.5 of 1 GiB each\n"),
+        4: ("6/7  healthy  web-1: 1.0 of 1 GiB\n", "web-2..6: 0.5 of 1 GiB each\n"),
+        11: ("ok  large, which waited for 8 GiB, runs here.\n",),
+    }.items():
+        assert [line for line in lines if line not in scenes[number]] == []
+    for number, sentence in {
+        3: "container main uses 1,447 MiB of GPU 0, was given 1,024 MiB",
+        4: "evicted: container main uses 4,519 MiB of GPU 0, was given 1,024 MiB",
+        6: "and its replacement waits for room",
+    }.items():
+        assert sentence in " ".join(scenes[number].split())
 
 
-@pytest.mark.parametrize(
-    ("gpus", "shown"),
-    [
-        # 14 shares for 7 services are 2 each, and then nothing is left to be taken whole.
-        ("fake:1xT4", ["aliyun.com/gpu-mem: 2.", "Every GPU is shared", "web-1..7: 1.0 of 2 GiB each"]),
-        # 139 shares for 7 services are 19 each; 89 of 139 are taken of all the others.
-        ("fake:8xH200", ["133/139", "After 6 notebooks of 89 GiB a pod requests", "50 GiB free"]),
-    ],
-)
-def test_the_story_fits_other_gpus(gpus: str, shown: list[str]) -> None:
-    done = run("--once", "--gpus", gpus)
+def test_the_story_fits_a_node_with_a_single_gpu() -> None:
+    """14 shares for 7 services are 2 each, and then nothing is left to be taken whole."""
+    done = run("--once", "--gpus", "fake:1xT4")
     assert (done.returncode, done.stderr, broken(done.stdout)) == (0, "", [])
-    for text in shown:
+    for text in ("aliyun.com/gpu-mem: 2.", "Every GPU is shared", "web-1..7: 1.0 of 2 GiB each"):
         assert text in done.stdout
 
 
-def test_gpus_with_a_script_of_their_own_are_not_broken(tmp_path: Path) -> None:
+async def played(gpus: str, *titles: str) -> str:
+    """Play these scenes, and return what they print."""
+    stream = io.StringIO()
+    scenes = {title: scene for title, scene in SCENES.items() if title in titles}
+    assert len(scenes) == len(titles)
+    assert await play(gpus, Stage(stream, live=False, colour=False), scenes) == 0, stream.getvalue()
+    return stream.getvalue()
+
+
+BEGIN, SHARE, EXCEED, RUN_SHORT, WHOLE, REFUSED, FAILS, RECOVERS, *_ = SCENES
+OVER_USE = (BEGIN, SHARE, EXCEED, RUN_SHORT)
+
+
+async def test_the_story_fits_large_gpus() -> None:
+    """139 shares for 7 services are 19 each; 89 of 139 are taken of all the others."""
+    printed = await played("fake:8xH200", BEGIN, SHARE, WHOLE, REFUSED)
+    for text in ("133/139", "After 6 notebooks of 89 GiB a pod requests", "50 GiB free"):
+        assert text in printed
+
+
+def described(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "gpus.yaml"
+    file.write_text(text, encoding="utf-8")
+    return str(file)
+
+
+async def test_gpus_with_a_script_of_their_own_are_not_broken(tmp_path: Path) -> None:
     """XID 13 is the application's fault, and comes in an hour."""
-    file = tmp_path / "gpus.yaml"
-    file.write_text("gpus: [3xT4]\nevents: [{at: 1h, gpu: 0, xid: 13}]\n", encoding="utf-8")
-    done = run("--once", "--gpus", str(file))
-    assert done.returncode == 0
-    assert scenes_of(done.stdout) == list(SCENES)
-    assert done.stdout.count("Left out: ") == 4
+    gpus = described(tmp_path, "gpus: [2xT4]\nevents: [{at: 1h, gpu: 0, xid: 13}]\n")
+    assert (await played(gpus, *OVER_USE, FAILS, RECOVERS)).count("Left out: ") == 4
 
 
-def test_gpus_described_in_a_file_can_be_broken(tmp_path: Path) -> None:
-    file = tmp_path / "gpus.yaml"
-    file.write_text("gpus: [{product: Some Card, memory: 8GiB, count: 3}]\n", encoding="utf-8")
-    done = run("--once", "--gpus", str(file))
-    assert done.returncode == 0
-    assert "Some Card" in done.stdout
-    assert "XID 48 (uncorrectable" in done.stdout
+async def test_gpus_described_in_a_file_can_be_broken_and_parts_that_fill_one_leave_nothing_to_take(
+    tmp_path: Path,
+) -> None:
+    """Where a GPU is full, nobody can take more without taking a neighbour's part."""
+    gpus = described(tmp_path, "gpus: [{product: Some Card, memory: 7GiB, count: 2}]\n")
+    printed = await played(gpus, *OVER_USE, FAILS)
+    for text in ("Some Card", "XID 48 (uncorrectable", "ok  web-7 ends, and no other service does.\n"):
+        assert text in printed
+    assert printed.count("Left out: ") == 1
 
 
-def test_a_service_is_named_before_its_gpu_runs_short_and_goes_then(usual: subprocess.CompletedProcess[str]) -> None:
-    """7,591 MiB of a P4 are for containers: 1,447 beside six parts of 1,024 MiB, 4,519 beside six halves of them."""
-    _, named, gone, *_ = re.split(r"^(?=\d+/\d+ )", usual.stdout, flags=re.MULTILINE)[2:]
-    assert "web-7: 1.4 of 1 GiB\n" in named
-    assert "web-1..6: 0.5 of 1 GiB each\n" in named
-    assert "container main uses 1,447 MiB of GPU 0, was given 1,024 MiB" in " ".join(named.split())
-    assert "evicted: container main uses 4,519 MiB of GPU 0, was given 1,024 MiB" in " ".join(gone.split())
-    assert "6/7  healthy  web-1: 1.0 of 1 GiB\n" in gone
-    assert "web-2..6: 0.5 of 1 GiB each\n" in gone
-
-
-def test_where_parts_fill_a_gpu_nobody_can_take_more_without_taking_a_neighbours(tmp_path: Path) -> None:
-    file = tmp_path / "gpus.yaml"
-    file.write_text("gpus: [{product: Some Card, memory: 7GiB, count: 2}]\n", encoding="utf-8")
-    done = run("--once", "--gpus", str(file))
-    assert (done.returncode, done.stdout.count("Left out: ")) == (0, 1)
-    assert "ok  web-7 ends, and no other service does.\n" in done.stdout
-
-
-def test_a_service_that_shares_its_gpu_with_nobody_is_left_alone() -> None:
-    done = run("--once", "--gpus", "fake:2xP4-2GiB")
-    assert (done.returncode, done.stdout.count("Left out: no two services share a GPU.")) == (0, 2)
-
-
-def test_settings_for_an_agent_in_earnest_are_not_meant_for_this_one() -> None:
-    assert run("--once", GPUSHARE_POLICY="spread", GPUSHARE_NO_SUCH="setting").returncode == 0
+async def test_a_service_that_shares_its_gpu_with_nobody_is_left_alone() -> None:
+    printed = await played("fake:2xP4-2GiB", *OVER_USE)
+    assert printed.count("Left out: no two services share a GPU.") == 2
 
 
 @pytest.mark.skipif(find_library("nvidia-ml") is not None, reason="this machine has NVML")
@@ -161,18 +166,19 @@ def test_gpus_of_which_none_can_be_shared_are_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "said"),
+    ("words", "said"),
     [
-        ("some", "--gpus: 'some' names no GPUs"),
-        ("fake:1xT5", "--gpus: fake:1xT5: gpus.model: 'T5' is not a known model"),
-        ("/does/not/exist.yaml", "--gpus: /does/not/exist.yaml: cannot be read"),
+        (("--gpus", "some"), "--gpus: 'some' names no GPUs"),
+        (("--gpus", "fake:1xT5"), "--gpus: fake:1xT5: gpus.model: 'T5' is not a known model"),
+        (("--gpus", "/does/not/exist.yaml"), "--gpus: /does/not/exist.yaml: cannot be read"),
+        (("--page",), "--once ends after the last scene, and --page serves the page until Ctrl-C"),
     ],
 )
-def test_a_source_that_names_no_gpus_is_misuse(gpus: str, said: str) -> None:
-    done = run("--once", "--gpus", gpus)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"gpu-device-plugin: {said}")
-    assert done.stderr.count("\n") == 1
+def test_misuse_is_told_in_a_line(words: tuple[str, ...], said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", "--once", *words]) == 2
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert printed.err.startswith(f"gpu-device-plugin: {said}")
 
 
 def test_a_folder_too_deep_for_sockets_is_misuse(tmp_path: Path) -> None:
@@ -198,18 +204,6 @@ def test_a_reader_who_has_read_enough_ends_it_quietly(folder: Path) -> None:
         assert process.stderr.read() == b""
         assert process.wait(60) == 1
     assert list(folder.iterdir()) == []
-
-
-def test_a_page_that_is_to_stay_and_a_demo_that_is_to_end_contradict_each_other() -> None:
-    done = run("--once", "--page")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--once ends after the last scene, and --page serves the page until Ctrl-C" in done.stderr
-
-
-def test_a_pod_that_is_refused_waits_until_another_node_has_room(usual: subprocess.CompletedProcess[str]) -> None:
-    scenes = re.split(r"^(?=\d+/\d+ )", usual.stdout, flags=re.MULTILINE)
-    assert "and its replacement waits for room" in " ".join(scenes[6].split())
-    assert "ok  large, which waited for 8 GiB, runs here.\n" in scenes[11]
 
 
 # --- Live in a terminal ----------------------------------------------------------------------------------------------
@@ -268,7 +262,8 @@ def test_it_draws_in_place_in_a_terminal_and_leaves_nothing_behind(
     folder: Path, number: signal.Signals, code: int
 ) -> None:
     with Terminal(folder) as terminal:
-        terminal.until(f"2/{len(SCENES)}")
+        terminal.until("\x1b[32m")
+        terminal.until("\x1b[J")
         assert not termios.tcgetattr(terminal.theirs)[3] & termios.ECHO, "a key would spoil the drawing"
         assert terminal.end(number) == code
         assert termios.tcgetattr(terminal.theirs) == terminal.before
@@ -325,20 +320,16 @@ async def _lie(story: Story) -> None:
 
 async def test_a_scene_that_comes_out_otherwise_is_exit_code_1_and_named() -> None:
     stream = io.StringIO()
-    assert await play("fake:1xT4", Stage(stream, live=False, colour=True), {"True": SCENES_START, "A lie": _lie}) == 1
+    assert await play("fake:1xT4", Stage(stream, live=False, colour=True), {"True": SCENES[BEGIN], "A lie": _lie}) == 1
     printed = stream.getvalue()
     assert "NO  Pigs fly.\nok  Pigs walk.\n" in printed
     assert printed.endswith("Not every check held: see NO in scene 2.\n")
 
 
-SCENES_START = next(iter(SCENES.values()))
-
-
 async def test_an_eviction_where_none_should_be_is_exit_code_1() -> None:
     """The scenes in another order: by the second the agent has evicted a service already."""
     stream = io.StringIO()
-    begin, share, exceed, run_short, *_ = SCENES.values()
-    scenes = {"Begin": begin, "Share": share, "Run short": run_short, "Exceed": exceed}
+    scenes = {title: SCENES[title] for title in (BEGIN, SHARE, RUN_SHORT, EXCEED)}
     assert await play("fake:1xT4", Stage(stream, live=False, colour=False), scenes) == 1
     printed = stream.getvalue()
     assert "ok  web-7 ends, and no other service does.\n" in printed
@@ -348,46 +339,35 @@ async def test_an_eviction_where_none_should_be_is_exit_code_1() -> None:
 
 async def test_an_agent_that_ends_is_told_at_once(tmp_path: Path) -> None:
     """It gives up when only a new container can give it its GPUs back."""
-    file = tmp_path / "gpus.yaml"
-    file.write_text("gpus: [1xT4]\nevents: [{at: 0.5s, failure: context-lost}]\n", encoding="utf-8")
+    gpus = described(tmp_path, "gpus: [1xT4]\nevents: [{at: 0.5s, failure: context-lost}]\n")
 
     async def wait(story: Story) -> None:
         await story.expect("The moon comes down.", lambda: False)
 
-    scenes = {"Begin": SCENES_START, "Wait": wait}
     with pytest.raises(DemoError, match="systemctl daemon-reload"):
-        await play(str(file), Stage(io.StringIO(), live=False, colour=False), scenes)
+        await play(gpus, Stage(io.StringIO(), live=False, colour=False), {"Begin": SCENES[BEGIN], "Wait": wait})
 
 
 async def test_gpus_of_which_the_kubelet_was_told_nothing_are_not_drawn_as_broken() -> None:
-    """Before its agent has registered, which takes some seconds on a busy machine."""
+    """Before its agent has registered. On a terminal without colour what remains is moving the cursor."""
+    stream = io.StringIO()
     seen: list[str] = []
 
     async def wait(story: Story) -> None:
         seen.extend(frame("1/1", story.look(), Look()))
-        await SCENES_START(story)
+        await SCENES[BEGIN](story)
 
-    assert await play("fake:1xT4", Stage(io.StringIO(), live=False, colour=False), {"Begin": wait}) == 0
+    assert await play("fake:1xT4", Stage(stream, live=True, colour=False), {"Begin": wait}) == 0
+    assert not re.search(r"\x1b\[[0-9;]*m", stream.getvalue())
     assert any("0/14  unknown" in line for line in seen), seen
     assert not any("no agent reports its health" in line or "unhealthy" in line for line in seen)
 
 
 async def test_a_terminal_that_knows_few_characters_gets_few() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    assert await play("fake:1xT4", Stage(stream, live=False, colour=False), {"Begin": SCENES_START}) == 0
+    assert await play("fake:1xT4", Stage(stream, live=False, colour=False), {"Begin": SCENES[BEGIN]}) == 0
     stream.seek(0)
     assert "..............  0/14" in stream.read()
-
-
-async def test_colour_is_left_out_where_it_is_not_wanted() -> None:
-    """What remains is moving the cursor."""
-    stream = io.StringIO()
-
-    async def begin_and_look(story: Story) -> None:
-        await SCENES_START(story)
-
-    assert await play("fake:1xT4", Stage(stream, live=True, colour=False), {"Begin": begin_and_look}) == 0
-    assert not re.search(r"\x1b\[[0-9;]*m", stream.getvalue())
 
 
 def test_a_scene_is_a_heading_a_caption_a_table_and_what_came_of_it() -> None:

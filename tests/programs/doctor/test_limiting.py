@@ -12,7 +12,7 @@ from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsGpu, MpsStat
 from gpu_device_plugin.core.node.mps import NOT_THERE, SILENT
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 from gpu_device_plugin.programs.doctor.limiting import mps_daemons, with_driver_limits
-from gpu_device_plugin.testing.device_checkpoint import Entry, write
+from gpu_device_plugin.testing.kubelet_files import Entry, write_checkpoint
 from tests.names import COUNT, MEM
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def test_containers_that_carry_the_pair_are_those_of_the_kubelets_record(tmp_pat
         entry("a", "main", MEM, OTHER="1"),
         entry("a", "other", COUNT, **pair),
     ]
-    write(file, entries, {})
+    write_checkpoint(file, entries, {})
     assert with_driver_limits(file, MEM) == ("a/side", "b/main")
 
 

@@ -23,8 +23,7 @@ from gpu_device_plugin.programs.extender.binding import LATEST_COMMIT_S, Binding
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container
 from gpu_device_plugin.testing.cluster import Answer, Late
-from gpu_device_plugin.testing.cluster_kinds import PODS
-from gpu_device_plugin.testing.cluster_served import RefusedError
+from gpu_device_plugin.testing.cluster_kinds import PODS, RefusedError
 from gpu_device_plugin.testing.cluster_store import Store
 from tests.programs.extender.harness import HASTY, held, world
 from tests.resources import RESOURCES

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container
 from gpu_device_plugin.testing.cluster import Answer, Hang, Reset, Slow
-from gpu_device_plugin.testing.cluster_served import RefusedError
+from gpu_device_plugin.testing.cluster_kinds import RefusedError
 from tests.happenings import CHANCE, Happenings, Life, live, lives
 from tests.programs.extender.harness import ALLOCATION, HASTY, held, world
 

@@ -9,10 +9,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import pytest
+
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.core.node.mps_daemon import DEFAULT, EXCLUSIVE, QUIT_S
-from gpu_device_plugin.programs.mps.driver import MpsError
 from gpu_device_plugin.programs.mps.gpu import GpuKeeper, Timings
+from gpu_device_plugin.programs.mps.nvidia import MpsError
 from gpu_device_plugin.programs.mps.places import Place
 from tests.patience import eventually
 
@@ -33,6 +35,7 @@ class Driver:
     waits_for_clients: bool = False
     answer: str = "100.0"
     servers: str = ""
+    server_status: str = "ACTIVE"
     refuses: str = ""
     done: list[str] = field(default_factory=list)
 
@@ -46,7 +49,7 @@ class Driver:
         if not self.daemon or name == self.refuses:
             raise MpsError(f"{name} failed: no")
         if name.startswith("get_server_status"):
-            return "ACTIVE"
+            return self.server_status
         if name.startswith(("set", "quit")):
             self.done.append(text)
         if name == "quit" and not self.waits_for_clients:
@@ -54,6 +57,8 @@ class Driver:
         return {"get_default_active_thread_percentage": self.answer, "get_server_list": self.servers}.get(name, "70 71")
 
     async def compute_mode(self, uuid: str) -> str:
+        if self.refuses == "compute mode":
+            raise MpsError("nvidia-smi failed: Insufficient Permissions")
         return self.mode
 
     async def set_compute_mode(self, uuid: str, mode: str) -> None:
@@ -179,11 +184,44 @@ async def test_a_mode_that_somebody_sets_is_set_again(tmp_path: Path) -> None:
     assert any("could go without a limit" in each.why for each in made.changes)
 
 
-async def test_a_gpu_of_an_earlier_supervisor_gets_its_mode_back(tmp_path: Path) -> None:
-    driver = Driver(EXCLUSIVE)
-    async with kept(tmp_path, driver, wanted=None, before="PROHIBITED") as (_, task):
+@pytest.mark.parametrize(("before", "mode"), [("PROHIBITED", "PROHIBITED"), ("", DEFAULT)])
+async def test_a_gpu_of_an_earlier_supervisor_gets_its_mode_back(tmp_path: Path, before: str, mode: str) -> None:
+    """Where nobody remembers the former mode it is the default."""
+    driver = Driver(EXCLUSIVE, daemon=not before)
+    async with kept(tmp_path, driver, wanted=None, before=before) as (_, task):
         await eventually(task.done)
-    assert driver.done == ["PROHIBITED"]
+    assert driver.done[-1] == driver.mode == mode
+
+
+async def test_a_larger_share_raises_the_limit_of_the_server_that_runs_too(tmp_path: Path) -> None:
+    driver = Driver(servers="70")
+    async with kept(tmp_path, driver) as (made, _):
+        await made.becomes(MpsStatus.READY)
+        made.keeper.want(8192)
+        await eventually(lambda: made.keeper.told.limit_mib == 8192)
+    assert driver.done[-1] == f"set_device_pinned_mem_limit 70 {A} 8192M"
+    assert driver.done.count("start") == 1
+
+
+async def test_a_fault_is_reported_until_the_clients_have_ended(tmp_path: Path) -> None:
+    driver = Driver(servers="70")
+    async with kept(tmp_path, driver) as (made, _):
+        await made.becomes(MpsStatus.READY)
+        driver.server_status = "FAULT"
+        fault = await made.becomes(MpsStatus.FAULT)
+        assert (fault.clients, fault.server_pids, fault.limit_mib) == (2, (70,), 0)
+        assert "new ones are refused" in fault.why
+        driver.servers = ""
+        assert (await made.becomes(MpsStatus.READY)).server_pids == ()
+    assert driver.done.count("start") == 1
+
+
+async def test_a_mode_that_cannot_be_read_is_told_and_tried_again(tmp_path: Path) -> None:
+    driver = Driver(refuses="compute mode")
+    async with kept(tmp_path, driver) as (made, _):
+        assert "the driver does not tell the compute mode" in (await made.becomes(MpsStatus.FAILED)).why
+        driver.refuses = ""
+        await made.becomes(MpsStatus.READY)
 
 
 async def test_a_log_that_has_grown_is_emptied(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.node.mps_daemon import DEFAULT, EXCLUSIVE
-from gpu_device_plugin.programs.mps.driver import MpsError
-from gpu_device_plugin.programs.mps.nvidia import Deadlines, Nvidia
+from gpu_device_plugin.programs.mps.nvidia import Deadlines, MpsError, Nvidia
 from gpu_device_plugin.programs.mps.places import Place
 from gpu_device_plugin.testing.mps import MpsPrograms
 from tests.patience import eventually
@@ -57,6 +56,20 @@ async def test_a_daemon_answers_until_it_quits(machine: Machine) -> None:
     await eventually(lambda: not machine.nvidia.alive(machine.place))
     with pytest.raises(MpsError, match=r"^get_server_list failed: Cannot find MPS control daemon process$"):
         await machine.nvidia.command(machine.place, "get_server_list")
+
+
+async def test_an_older_mps_has_one_user_at_a_time(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    machine.programs.trouble(one_user="yes")
+    await machine.nvidia.start(machine.place)
+    assert machine.nvidia.alive(machine.place)
+    assert "this driver's MPS has one user at a time" in caplog.text
+
+
+def test_the_programs_that_are_missing_are_named(machine: Machine) -> None:
+    assert machine.nvidia.missing() == ()
+    machine.programs.remove("nvidia-smi")
+    (why,) = machine.nvidia.missing()
+    assert "nvidia-smi is not on the PATH" in why
 
 
 async def test_a_second_daemon_is_refused(machine: Machine) -> None:

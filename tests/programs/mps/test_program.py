@@ -58,18 +58,6 @@ def test_two_gpus_have_daemons_that_do_not_touch_each_other(world: Node) -> None
     assert (world.daemons(B), world.gpu(B).status) == (before, MpsStatus.READY)
 
 
-def test_a_larger_share_raises_the_limit_of_the_server_that_runs_too(world: Node) -> None:
-    world.want(a=1024)
-    world.programs.serve(A, {4000: ("ACTIVE", [4267, 4268])})
-    world.start()
-    ready = world.becomes(MpsStatus.READY)
-    assert (ready.clients, ready.server_pids) == (2, (4000,))
-    world.want(a=8192)
-    until(lambda: world.gpu().limit_mib == 8192, "the limit is raised")
-    assert world.programs.calls("set_device_pinned_mem_limit") == [["4000", A, "1024M"], ["4000", A, "8192M"]]
-    assert len(world.programs.calls("start")) == 1
-
-
 def test_a_daemon_that_is_killed_is_reported_and_started_again(world: Node) -> None:
     world.want(a=4096)
     world.start()
@@ -84,31 +72,6 @@ def test_a_daemon_that_is_killed_is_reported_and_started_again(world: Node) -> N
     world.programs.trouble()
     world.becomes(MpsStatus.READY)
     assert world.daemons() not in {(), (old,)}
-
-
-def test_a_fault_is_reported_until_the_clients_have_ended(world: Node) -> None:
-    world.want(a=4096)
-    world.start()
-    world.becomes(MpsStatus.READY)
-    world.programs.serve(A, {4000: ("FAULT", [4267])})
-    fault = world.becomes(MpsStatus.FAULT, "new ones are refused until its present client has ended")
-    assert (fault.clients, fault.server_pids, fault.limit_mib) == (1, (4000,), 0)
-    world.programs.serve(A, {})
-    assert world.becomes(MpsStatus.READY).server_pids == ()
-    assert len(world.programs.calls("start")) == 1
-
-
-def test_a_command_that_hangs_takes_one_gpu_out_of_service_and_not_the_supervisor(world: Node) -> None:
-    world.want(a=4096)
-    world.start()
-    world.becomes(MpsStatus.READY)
-    world.programs.trouble(get_server_list="hang")
-    world.becomes(MpsStatus.FAILED, "nvidia-cuda-mps-control did not answer within 5 s")
-    world.rounds()
-    assert len(world.daemons()) == 1, "its clients still run"
-    world.programs.trouble()
-    world.becomes(MpsStatus.READY)
-    assert len(world.programs.calls("start")) == 1
 
 
 def test_the_daemons_of_a_supervisor_that_was_killed_are_adopted(world: Node) -> None:
@@ -144,19 +107,6 @@ def test_the_daemons_that_died_with_their_supervisor_are_started_again(world: No
     assert world.programs.modes == {A: EXCLUSIVE, B: "PROHIBITED"}
 
 
-def test_a_gpu_whose_former_mode_nobody_remembers_becomes_default(world: Node) -> None:
-    world.want(a=4096)
-    world.start()
-    world.becomes(MpsStatus.READY)
-    world.end(signal.SIGKILL)
-    (memory,) = world.directory.glob("*/gpu.json")
-    memory.write_text(f'{{"uuid": "{A}", "before": "; rm -rf /"}}')
-    world.want()
-    world.start()
-    until(lambda: world.programs.modes[A] == DEFAULT, "the mode is set back")
-    world.becomes(MpsStatus.STOPPED)
-
-
 def test_at_sigterm_every_gpu_is_given_back(world: Node) -> None:
     world.want(a=4096, b=4096)
     world.start()
@@ -187,18 +137,6 @@ def test_a_file_that_is_not_understood_changes_nothing(world: Node) -> None:
     assert world.said("wanted.json can be used again")
 
 
-def test_a_supervisor_that_cannot_know_what_is_wanted_touches_nothing(world: Node) -> None:
-    """It reports nothing either: the agent sees that there is no beat."""
-    world.write("{")
-    world.programs.set_mode(A, EXCLUSIVE)
-    world.start()
-    until(lambda: world.log.exists() and world.said("cannot be used"), "it is told")
-    assert world.state().gpus == {}
-    assert not (world.directory / "state.json").exists()
-    world.want(a=1024)
-    world.becomes(MpsStatus.READY)
-
-
 @pytest.mark.parametrize("program", ["nvidia-cuda-mps-control", "nvidia-smi"])
 def test_without_the_drivers_programs_the_remedy_is_told(world: Node, program: str) -> None:
     world.programs.remove(program)
@@ -212,37 +150,10 @@ def test_without_the_drivers_programs_the_remedy_is_told(world: Node, program: s
     assert world.said(words)
 
 
-def test_without_the_drivers_programs_this_is_told_before_a_gpu_is_wanted(world: Node) -> None:
-    world.programs.remove("nvidia-smi")
-    world.start()
-    world.rounds()
-    assert world.said("no GPU can be limited by MPS here")
-    assert world.said("nvidia-smi is not on the PATH")
-    assert not world.said("nvidia-cuda-mps-control is not on the PATH")
-
-
 def test_a_gpu_that_the_driver_does_not_name_is_told(world: Node) -> None:
     world.write('{"version": 1, "gpus": {"GPU-gone": 4096}}')
     world.start()
     world.becomes(MpsStatus.FAILED, "the driver does not name this GPU", uuid="GPU-gone")
-
-
-def test_an_older_mps_has_one_user_at_a_time(world: Node) -> None:
-    world.programs.trouble(one_user="yes")
-    world.want(a=4096)
-    world.start()
-    world.becomes(MpsStatus.READY)
-    assert world.said("this driver's MPS has one user at a time")
-
-
-def test_a_mode_that_cannot_be_set_is_told_and_tried_again(world: Node) -> None:
-    world.programs.trouble(nvidia_smi="Insufficient Permissions")
-    world.want(a=4096)
-    world.start()
-    world.becomes(MpsStatus.FAILED, "the driver does not tell the compute mode")
-    assert world.said("Insufficient Permissions")
-    world.programs.trouble()
-    world.becomes(MpsStatus.READY)
 
 
 def test_probes_and_metrics_say_what_runs(world: Node) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_device_plugin.programs.mps.shared_memory import share
+from gpu_device_plugin.programs.mps.places import share
 
 CODE = """
 import sys
 from pathlib import Path
-from gpu_device_plugin.programs.mps.shared_memory import share
+from gpu_device_plugin.programs.mps.places import share
 where = Path(sys.argv[1])
 share(where, 8)
 share(where, 8)  # as after a restart
@@ -49,7 +49,7 @@ def test_no_other_program_gets_another_dev_shm(tmp_path: Path) -> None:
     """Where somebody tries the supervisor in a shell of a node, as root: here inside a namespace for the whole test."""
     if not can_unshare():
         pytest.skip("no mount namespace can be made here")
-    code = "from pathlib import Path; from gpu_device_plugin.programs.mps.shared_memory import share; "
+    code = "from pathlib import Path; from gpu_device_plugin.programs.mps.places import share; "
     where = tmp_path / "mps" / "shm"
     tried = f"{sys.executable} -c '{code}share(Path(\"{where}\"), 8)' && cat /proc/self/mountinfo"
     done = subprocess.run(["unshare", "--mount", "sh", "-c", tried], capture_output=True, text=True, check=False)

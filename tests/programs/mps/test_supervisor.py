@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsStatus, MpsWanted, write_wanted
@@ -13,6 +14,7 @@ from tests.patience import eventually
 from tests.programs.mps.test_gpu import Driver
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     import pytest
@@ -27,7 +29,7 @@ class Gpus:
 
     def __init__(self) -> None:
         self.drivers = {A: Driver(), B: Driver()}
-        self.errors = 1
+        self.errors = 0
 
     async def start(self, place: Place) -> None:
         if place.uuid == A and self.errors:
@@ -51,16 +53,32 @@ class Gpus:
         self.drivers[place.uuid].kill(place)
 
 
+@asynccontextmanager
+async def supervised(root: Path, gpus: Gpus, *wanted: str, errors: int = 0) -> AsyncIterator[Supervisor]:
+    """Run a supervisor of which a daemon is wanted for each of these GPUs."""
+    gpus.errors = errors
+    if wanted:
+        want(root, *wanted)
+    supervisor = Supervisor(root, gpus, timings=FAST)
+    task = asyncio.create_task(supervisor.run())
+    try:
+        yield supervisor
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def want(root: Path, *uuids: str) -> None:
+    (root / WANTED_FILE).write_text(write_wanted(MpsWanted(dict.fromkeys(uuids, 1024))))
+
+
 FAST = Timings(look_s=0.001, ask_s=0, ask_soon_s=0, mode_s=0, mode_soon_s=0.001)
 
 
 async def test_an_error_in_the_program_itself_ends_no_daemon(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An end of the program would end them all, in a container."""
     gpus = Gpus()
-    (tmp_path / WANTED_FILE).write_text(write_wanted(MpsWanted({A: 1024, B: 1024})))
-    supervisor = Supervisor(tmp_path, gpus, timings=FAST)
-    task = asyncio.create_task(supervisor.run())
-    try:
+    async with supervised(tmp_path, gpus, A, B, errors=1) as supervisor:
         await eventually(lambda: B in supervisor.gpus and supervisor.gpus[B].status is MpsStatus.READY)
         assert supervisor.gpus[A].status is MpsStatus.STARTING
         assert "an error in the program itself" in caplog.text
@@ -69,61 +87,47 @@ async def test_an_error_in_the_program_itself_ends_no_daemon(tmp_path: Path, cap
         await supervisor.finish()
         assert {gpu.status for gpu in supervisor.gpus.values()} == {MpsStatus.STOPPED}
         assert not any(driver.daemon for driver in gpus.drivers.values())
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_as_many_gpus_may_be_wanted_as_a_node_can_have(tmp_path: Path) -> None:
     gpus = Gpus()
     gpus.drivers = {f"GPU-{at}": Driver() for at in range(MOST_GPUS + 1)}
-    file = tmp_path / WANTED_FILE
-    file.write_text(write_wanted(MpsWanted(dict.fromkeys(list(gpus.drivers)[:MOST_GPUS], 1024))))
-    supervisor = Supervisor(tmp_path, gpus, timings=FAST)
-    task = asyncio.create_task(supervisor.run())
-    try:
+    async with supervised(tmp_path, gpus, *list(gpus.drivers)[:MOST_GPUS]) as supervisor:
         await eventually(lambda: len(supervisor.gpus) == MOST_GPUS)
-        file.write_text(write_wanted(MpsWanted(dict.fromkeys(gpus.drivers, 1024))))
+        want(tmp_path, *gpus.drivers)
         await eventually(lambda: supervisor.refused)
         assert f"names more than {MOST_GPUS} GPUs" in supervisor.refused
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_daemons_run_on_when_the_file_of_what_is_wanted_is_removed(tmp_path: Path) -> None:
     """Somebody cleans up; the agent writes it anew, and an empty one ends the daemons."""
-    gpus = Gpus()
-    gpus.errors = 0
-    file = tmp_path / WANTED_FILE
-    file.write_text(write_wanted(MpsWanted({A: 1024})))
-    supervisor = Supervisor(tmp_path, gpus, timings=FAST)
-    task = asyncio.create_task(supervisor.run())
-    try:
+    async with supervised(tmp_path, Gpus(), A) as supervisor:
         await eventually(lambda: A in supervisor.gpus and supervisor.gpus[A].status is MpsStatus.READY)
-        file.unlink()
+        (tmp_path / WANTED_FILE).unlink()
         await eventually(lambda: supervisor.refused)
         assert "wanted.json is gone, and nothing changes until the agent writes it anew" in supervisor.refused
         assert supervisor.gpus[A].status is MpsStatus.READY
-        file.write_text(write_wanted(MpsWanted()))
+        want(tmp_path)
         await eventually(lambda: supervisor.gpus[A].status is MpsStatus.STOPPED)
-        file.unlink()
+        (tmp_path / WANTED_FILE).unlink()
         await eventually(lambda: not supervisor.refused)
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_supervisor_that_cannot_know_what_is_wanted_touches_nothing(tmp_path: Path) -> None:
+    """It reports nothing either: the agent sees that there is no beat."""
+    (tmp_path / WANTED_FILE).write_text("{")
+    async with supervised(tmp_path, Gpus()) as supervisor:
+        await eventually(lambda: "cannot be used" in supervisor.refused)
+        assert (supervisor.gpus, (tmp_path / STATE_FILE).exists()) == ({}, False)
+        want(tmp_path, A)
+        await eventually(lambda: A in supervisor.gpus and supervisor.gpus[A].status is MpsStatus.READY)
 
 
 async def test_a_state_that_cannot_be_written_is_told_and_written_later(tmp_path: Path) -> None:
     (tmp_path / STATE_FILE).mkdir()
-    supervisor = Supervisor(tmp_path, Gpus(), timings=FAST)
-    task = asyncio.create_task(supervisor.run())
-    try:
+    async with supervised(tmp_path, Gpus()) as supervisor:
         await eventually(supervisor.unready)
         assert "state.json cannot be written" in (await supervisor.unready())[0]
         (tmp_path / STATE_FILE).rmdir()
         await eventually((tmp_path / STATE_FILE).is_file)
         assert await supervisor.unready() == ()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
