@@ -16,7 +16,6 @@ from gpu_device_plugin import __version__
 from tests.deploy.locks import PYTHONS, project, read, wanted, written
 
 ROOT = Path(__file__).parents[2]
-INSTRUCTIONS = {"ARG", "FROM", "WORKDIR", "COPY", "RUN", "LABEL", "ENV", "USER", "ENTRYPOINT", "CMD"}
 AGAIN = "run: .venv/bin/python -m tests.deploy.locks"
 
 every_lock = pytest.mark.parametrize("file", wanted())
@@ -44,20 +43,12 @@ def commands() -> list[str]:
     return [re.sub(r"^(--\S+ +)+", "", rest) for rest in the("RUN") if not rest.startswith("[")]
 
 
-def test_every_line_is_an_instruction() -> None:
-    assert {name for name, _ in instructions()} == INSTRUCTIONS
-
-
-def test_the_base_image_is_a_choice_made_once() -> None:
-    assert the("ARG") == ["BASE=python:3.13-slim-bookworm", "BUILDER=${BASE}", "BASE", "REVISION=unknown"]
-    assert the("FROM") == ["${BUILDER} AS build", "${BASE}"]
-
-
 def test_what_is_copied_exists_and_reaches_the_build() -> None:
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     for name in copied():
         assert (ROOT / name).exists(), name
         assert name == "./" or f"!{name}" in ignored, name
+    assert "**/__pycache__" in ignored
 
 
 def test_the_wheel_finds_everything_it_is_made_of() -> None:
@@ -114,10 +105,6 @@ def test_packages_come_by_their_hashes_or_from_no_index_at_all() -> None:
     for each in installs:
         assert "--no-deps" in each
         assert "--require-hashes" in each or "--no-index" in each
-
-
-def test_byte_code_on_this_machine_stays_out_of_the_image() -> None:
-    assert "**/__pycache__" in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
 
 
 # --- The locks -------------------------------------------------------------------------------------------------------

@@ -114,18 +114,7 @@ def test_without_the_operator_the_same_pods_are_found_and_the_same_labels_given(
 def test_the_files_made_of_others_are_current() -> None:
     for name, text in derived(RULES.read_text(encoding="utf-8")).items():
         assert (DEPLOY / name).read_text(encoding="utf-8") == text, f"{name}: run .venv/bin/python -m tools.monitoring"
-
-
-def test_the_operator_and_a_prometheus_without_it_have_the_same_rules() -> None:
-    assert loaded(MONITORING / "prometheusrule.yaml")["spec"] == loaded(RULES)
     assert loaded(FILES / "prometheus.yaml")["rule_files"] == [RULES.name]
-
-
-def test_the_sidecar_gets_the_dashboard_that_is_imported_otherwise() -> None:
-    made = loaded(MONITORING / "dashboard.yaml")
-    (text,) = made["data"].values()
-    assert json.loads(text) == json.loads((FILES / "dashboard.json").read_text(encoding="utf-8"))
-    assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
 # --- Names -----------------------------------------------------------------------------------------------------------

@@ -129,6 +129,8 @@ def test_the_extender_depends_on_no_gpu_and_on_no_service_of_its_namespace(manif
     assert "runtimeClassName" not in pod
     assert "NVIDIA" not in str(container(manifest).get("env"))
     assert pod["enableServiceLinks"] is False
+    resources = container(manifest)["resources"]
+    assert (resources["requests"].keys(), resources["limits"].keys()) == ({"cpu", "memory"}, {"memory"})
 
 
 @every_manifest
@@ -147,23 +149,6 @@ def test_the_pod_has_no_rights_that_it_does_not_use(manifest: Path) -> None:
             "capabilities": {"drop": ["ALL"]},
         }
     assert pod.get("hostNetwork", False) == (manifest == LOOPBACK)
-
-
-@every_manifest
-def test_memory_is_reserved_and_bounded_and_cpu_is_not_throttled(manifest: Path) -> None:
-    resources = container(manifest)["resources"]
-    assert resources["requests"].keys() == {"cpu", "memory"}
-    assert resources["limits"].keys() == {"memory"}
-
-
-@every_manifest
-def test_bindings_under_way_have_the_time_to_end(manifest: Path) -> None:
-    assert pod_of(manifest)["terminationGracePeriodSeconds"] > settings(manifest).bind_timeout_s
-
-
-@every_manifest
-def test_the_image_has_the_programs_version(manifest: Path) -> None:
-    assert container(manifest)["image"].rpartition(":")[2] == __version__
 
 
 # --- What kube-scheduler is told -------------------------------------------------------------------------------------
@@ -214,7 +199,9 @@ def test_nothing_is_placed_without_the_extender_and_only_what_concerns_it_is_ask
 def test_the_extender_gives_up_before_the_scheduler_does(manifest: Path) -> None:
     """So that people read why a pod was not bound, and not that somebody did not answer."""
     (extender,) = configuration()["extenders"]
-    assert settings(manifest).bind_timeout_s < float(extender["httpTimeout"].removesuffix("s"))
+    timeout_s = settings(manifest).bind_timeout_s
+    assert timeout_s < float(extender["httpTimeout"].removesuffix("s"))
+    assert timeout_s < pod_of(manifest)["terminationGracePeriodSeconds"], "bindings under way have the time to end"
 
 
 def test_the_clusters_own_scheduler_is_told_the_same() -> None:
@@ -259,16 +246,6 @@ def test_the_lease_is_given_away_when_the_extender_has_bound_what_it_had_begun()
 
 
 # --- What the page tells of it ---------------------------------------------------------------------------------------
-
-
-def test_the_page_names_every_file_and_the_file_every_kubeconfig() -> None:
-    page, config = PAGE.read_text(encoding="utf-8"), CONFIG.read_text(encoding="utf-8")
-    for path in (DEPLOY / "daemonset.yaml", *MANIFESTS, CONFIG):
-        assert f"deploy/{path.relative_to(DEPLOY)}" in page
-    kubeconfigs = re.findall(r"^ *\| [\w]+ \| `(/\S+)` \|$", page, re.MULTILINE)
-    assert len(kubeconfigs) == 4
-    for path in kubeconfigs:
-        assert path in config
 
 
 def test_every_distribution_reads_the_file_where_the_page_has_put_it() -> None:
@@ -366,8 +343,12 @@ def test_every_role_is_bound_to_the_account_of_the_pod(manifest: Path) -> None:
 
 
 @every_manifest
-def test_all_of_it_is_in_the_agents_namespace(manifest: Path) -> None:
+def test_all_of_it_is_of_the_programs_version_and_in_the_agents_namespace(manifest: Path) -> None:
     """The manifest of the agent makes it."""
+    assert container(manifest)["image"].rpartition(":")[2] == __version__
+    (quota,) = objects(manifest, "ResourceQuota")
+    (expression,) = quota["spec"]["scopeSelector"]["matchExpressions"]
+    assert expression["values"] == [pod_of(manifest)["priorityClassName"]] == ["system-cluster-critical"]
     (namespace,) = objects(DEPLOY / "daemonset.yaml", "Namespace")
     assert namespace["metadata"]["name"] == ACCOUNT["namespace"]
     elsewhere = [
@@ -398,22 +379,11 @@ def test_selectors_find_the_pods_and_no_others(manifest: Path) -> None:
         }
 
 
-@every_manifest
-def test_the_quota_covers_the_priority_class(manifest: Path) -> None:
-    (quota,) = objects(manifest, "ResourceQuota")
-    (expression,) = quota["spec"]["scopeSelector"]["matchExpressions"]
-    assert expression["values"] == [pod_of(manifest)["priorityClassName"]] == ["system-cluster-critical"]
-
-
-def test_two_schedulers_stand_by_and_one_may_be_drained() -> None:
-    assert workload(SECOND)["spec"]["replicas"] == 2
-    (budget,) = objects(SECOND, "PodDisruptionBudget")
-    assert budget["spec"]["maxUnavailable"] == 1
-
-
 def test_where_only_the_leader_is_ready_neither_updates_nor_drains_wait_for_the_other() -> None:
     """A rolling update and a PodDisruptionBudget would, for ever."""
-    assert workload(ALONE)["spec"]["replicas"] == 2
+    assert workload(SECOND)["spec"]["replicas"] == workload(ALONE)["spec"]["replicas"] == 2
+    (budget,) = objects(SECOND, "PodDisruptionBudget")
+    assert budget["spec"]["maxUnavailable"] == 1
     assert workload(ALONE)["spec"]["strategy"] == {"type": "Recreate"}
     assert objects(ALONE, "PodDisruptionBudget") == []
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.model.gpus import Closeness
+from gpu_device_plugin.core.model.gpus import MOST_GPUS, Closeness
 from gpu_device_plugin.core.node.health import RecoveryAction
+from gpu_device_plugin.hardware import description
 from gpu_device_plugin.hardware.description import ACTIONS, CLOSENESS, read
 from gpu_device_plugin.hardware.driver import CONTEXT_LOST, OTHER, HardwareError
 from gpu_device_plugin.hardware.fake import Fake
@@ -119,6 +120,7 @@ def test_gpus_are_connected_as_their_models_usually_are_or_as_described(tmp_path
 
 def test_the_names_in_a_description_are_those_of_the_core() -> None:
     assert [name.replace("-", "_").upper() for name in CLOSENESS] == [level.name for level in Closeness]
+    assert description.MOST_GPUS == MOST_GPUS
     assert [name.replace("-", "_").upper() for name in ACTIONS] == [action.name for action in RecoveryAction]
 
 

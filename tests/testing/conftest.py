@@ -89,11 +89,17 @@ class SchedulerWorld:
     extender: ScriptedExtender
     real: bool
 
-    async def node(self, name: str, *, mem: int, count: int = 1) -> None:
-        made = await self.ask("POST", "/api/v1/nodes", builders.node(name, mem=mem, count=count))
-        assert made["kind"] == "Node", made
-        # The API server has tainted it as not ready, as every new node.
-        await self.ask("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}}, "application/merge-patch+json")
+    async def nodes(self, **shares: int) -> None:
+        """Make nodes with so many shares."""
+        for name, mem in shares.items():
+            made = await self.ask("POST", "/api/v1/nodes", builders.node(name, mem=mem, count=1))
+            assert made["kind"] == "Node", made
+            # The API server has tainted it as not ready, as every new node.
+            await self.patch(f"nodes/{name}", {"spec": {"taints": None}})
+
+    async def patch(self, path: str, body: Json) -> Json:
+        made: Json = await self.ask("PATCH", f"/api/v1/{path}", body, "application/merge-patch+json")
+        return made
 
     async def pod(self, name: str, *containers: Json, priority: int = 0, **spec: Any) -> Json:
         body = builders.pod(name, *containers, init=spec.pop("init", ()))
@@ -129,6 +135,19 @@ class SchedulerWorld:
         await self.pod(name, builders.container(mem=mem), priority=priority, schedulerName="nobody")
         await self.bind(name, node)
         return await self.get(name)
+
+    async def refused(self, name: str, *, mem: int = 4, **spec: Any) -> tuple[str, str]:
+        """Make a pod, and wait until it could not be scheduled; see `told`."""
+        await self.pod(name, builders.container(mem=mem), **spec)
+        return await self.told(name)
+
+    async def evicted(self, *names: str) -> set[str]:
+        """Return which of these pods were told to end."""
+        return {name for name in names if "deletionTimestamp" in (await self.get(name))["metadata"]}
+
+    async def nominated(self, name: str) -> str:
+        """Return the node that is made free for a pod."""
+        return str((await self.get(name))["status"].get("nominatedNodeName", ""))
 
     async def told(self, name: str) -> tuple[str, str]:
         """Wait until a pod could not be scheduled; return reason and message. What it says of DRA is left out."""

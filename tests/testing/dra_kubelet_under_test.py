@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.dra_kubelet import Started
@@ -26,71 +26,8 @@ _NOT_YET_THE_NODES = "no relationship found between node"
 """The API server lets a kubelet read a claim a moment after its pod was bound; the kubelet says so, and tries again."""
 
 
-class DraKubeletUnderTest(Protocol):
-    """A running kubelet, and the API server that it follows."""
-
-    @property
-    def node(self) -> str:
-        """The name of its node."""
-
-    @property
-    def registry(self) -> Path:
-        """The directory in which it looks for sockets, as we see it."""
-
-    @property
-    def plugins(self) -> Path:
-        """A directory for the drivers' own sockets, as we see it."""
-
-    @property
-    def plugins_seen(self) -> Path:
-        """The same, as it sees it."""
-
-    @property
-    def cdi(self) -> Path:
-        """A directory of CDI files, as we see it."""
-
-    async def create(self, body: Json, status: Json | None = None) -> str:
-        """Create an object of the API server with a status; return its UID."""
-
-    async def allow(self, claim: str, users: Mapping[str, str]) -> None:
-        """Let a claim be reserved for pods: names and UIDs."""
-
-    async def remove(self, kind: str, name: str) -> None:
-        """Delete an object of the API server."""
-
-    async def slices(self) -> list[str]:
-        """Return the names of all ResourceSlices."""
-
-    async def runs(self, pod: str) -> Mapping[str, str]:
-        """Let a pod be bound to the node; return its variables once it runs."""
-
-    async def refusal(self, pod: str) -> str:
-        """Let a pod be bound to the node; return why it cannot start, as its Event says."""
-
-    async def end(self, pod: str) -> None:
-        """Delete a pod, and wait until it is gone."""
-
-    async def stays(self, pod: str) -> None:
-        """Delete a pod of which the driver says that its claim cannot be unprepared."""
-
-    async def tells_health(self) -> bool:
-        """Return whether the status of a pod has the health of its devices."""
-
-    async def health(self, pod: str) -> tuple[str, str]:
-        """Return the health of the one device that a running pod has, and the driver's message."""
-
-    async def stop(self) -> None:
-        """End the kubelet process; containers go on."""
-
-    async def start(self) -> None:
-        """Start a kubelet process."""
-
-    async def clear(self) -> None:
-        """Remove pods, claims and slices."""
-
-
 class TheDouble:
-    """Our doubles."""
+    """Our doubles, for what a real kubelet and its API server do."""
 
     def __init__(self, kubelet: DraKubelet, api: ApiServer, node: str) -> None:
         self.kubelet = kubelet
@@ -104,6 +41,7 @@ class TheDouble:
         return uid
 
     async def allow(self, claim: str, users: Mapping[str, str]) -> None:
+        """Let a claim be reserved for pods: names and UIDs."""
         reserved = [{"resource": "pods", "name": name, "uid": uid} for name, uid in users.items()]
         self._api.patch("resourceclaims", claim, {"status": {"reservedFor": reserved}}, subresource="status")
 
@@ -132,6 +70,7 @@ class TheDouble:
         self._api.delete("pods", pod)
 
     async def stays(self, pod: str) -> None:
+        """Delete a pod of which the driver says that its claim cannot be unprepared."""
         assert await self.kubelet.end_pod(pod)
 
     async def tells_health(self) -> bool:

@@ -15,7 +15,6 @@ from gpu_device_plugin.testing.cluster import ApiServer
 from gpu_device_plugin.testing.dra_kubelet import DraKubelet
 from tests.patience import REAL_S, eventually
 from tests.testing.dra_kubelet_under_test import (
-    DraKubeletUnderTest,
     Real,
     TheDouble,
     allocation,
@@ -37,7 +36,7 @@ pytestmark = pytest.mark.timeout(600)
 class World:
     """A kubelet, and a driver that a test starts."""
 
-    kubelet: DraKubeletUnderTest
+    kubelet: TheDouble | Real
     driver: ScriptedDriver
 
     async def claim(self, name: str, *pods: str, reserved: bool = True) -> None:

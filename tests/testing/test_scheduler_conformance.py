@@ -36,26 +36,22 @@ def victims(**by_node: list[str]) -> dict[str, Any]:
 
 async def test_the_extender_is_asked_about_the_nodes_whose_sum_suffices(world: SchedulerWorld) -> None:
     """Of a's 8 shares 5 are taken, of b's 8 none, c has 4: with 4 asked only b and c have enough in all."""
-    for name, mem in (("a", 8), ("b", 8), ("c", 4)):
-        await world.node(name, mem=mem)
+    await world.nodes(a=8, b=8, c=4)
     await world.placed("there", "a", mem=5)
     world.extender.said("filter", {"Error": "asked"})
-    await world.pod("p", container(mem=4))
-    await world.told("p")
+    await world.refused("p")
     body = world.extender.bodies("filter")[0]
     assert (sorted(body["NodeNames"]), body["Nodes"], body["Pod"]["metadata"]["name"]) == (["b", "c"], None, "p")
 
 
 async def test_nodes_are_sent_whole_to_an_extender_that_does_not_know_them(whole_nodes: SchedulerWorld) -> None:
     world = whole_nodes
-    for name in "ab":
-        await world.node(name, mem=8)
+    await world.nodes(a=8, b=8)
     world.extender.answers["filter"] = lambda body: {
         "Nodes": {"items": [one for one in body["Nodes"]["items"] if one["metadata"]["name"] == "b"]}
     }
     world.extender.said("bind", {"Error": "said of b"})
-    await world.pod("p", container(mem=4))
-    assert await world.told("p") == ("SchedulerError", "said of b")
+    assert await world.refused("p") == ("SchedulerError", "said of b")
     body = world.extender.bodies("filter")[0]
     assert body["NodeNames"] is None
     assert sorted(one["metadata"]["name"] for one in body["Nodes"]["items"]) == ["a", "b"]
@@ -63,14 +59,14 @@ async def test_nodes_are_sent_whole_to_an_extender_that_does_not_know_them(whole
 
 
 async def test_a_pod_that_names_no_managed_resource_is_none_of_the_extenders_business(world: SchedulerWorld) -> None:
-    await world.node("a", mem=8)
+    await world.nodes(a=8)
     await world.pod("p")
     assert await world.bound("p") == "a"
     assert world.extender.calls == []
 
 
 async def test_a_pod_of_another_scheduler_is_left_alone(world: SchedulerWorld) -> None:
-    await world.node("a", mem=8)
+    await world.nodes(a=8)
     await world.pod("theirs", container(mem=4), schedulerName="another")
     await world.pod("ours")
     await world.bound("ours")
@@ -79,16 +75,14 @@ async def test_a_pod_of_another_scheduler_is_left_alone(world: SchedulerWorld) -
 
 
 async def test_a_quantity_of_zero_names_the_resource_too(world: SchedulerWorld) -> None:
-    await world.node("a", mem=8)
+    await world.nodes(a=8)
     world.extender.said("filter", {"Error": "asked"})
-    await world.pod("p", container(mem=0))
-    assert await world.told("p") == ("SchedulerError", "asked")
+    assert await world.refused("p", mem=0) == ("SchedulerError", "asked")
 
 
 async def test_an_init_container_names_a_resource_for_its_pod(world: SchedulerWorld) -> None:
     """The init container asks for 8, the other for none: the pod takes 8 at its peak, for which b is too small."""
-    await world.node("a", mem=8)
-    await world.node("b", mem=7)
+    await world.nodes(a=8, b=7)
     world.extender.said("filter", {"Error": "asked"})
     await world.pod("p", container(), init=(container("i", mem=8),))
     await world.told("p")
@@ -97,8 +91,7 @@ async def test_an_init_container_names_a_resource_for_its_pod(world: SchedulerWo
 
 async def test_sidecars_run_beside_what_comes_after_them(world: SchedulerWorld) -> None:
     """A sidecar of 2, an init container of 6 after it, an app of 4: 8 at the peak."""
-    await world.node("a", mem=8)
-    await world.node("b", mem=7)
+    await world.nodes(a=8, b=7)
     world.extender.said("filter", {"Error": "asked"})
     init = (container("s", mem=2, sidecar=True), container("i", mem=6))
     await world.pod("p", container(mem=4), init=init)
@@ -108,28 +101,22 @@ async def test_sidecars_run_beside_what_comes_after_them(world: SchedulerWorld) 
 
 async def test_where_no_sum_suffices_nobody_is_asked(world: SchedulerWorld) -> None:
     """A pod of 9 could go nowhere even if all others went; one of 8 could, but there is nobody to evict."""
-    for name in "ab":
-        await world.node(name, mem=8)
+    await world.nodes(a=8, b=8)
     await world.placed("there", "a", mem=1)
     await world.placed("here", "b", mem=1)
-    await world.pod("large", container(mem=9))
-    reason, message = await world.told("large")
+    reason, message = await world.refused("large", mem=9)
     assert reason == "Unschedulable"
     assert message == f"0/2 nodes are available: 2 Insufficient {GPU_MEM}. " + HELP.format(2, 2, NOT_HELPFUL)
-    await world.pod("p", container(mem=8))
-    reason, message = await world.told("p")
+    reason, message = await world.refused("p", mem=8)
     assert message == f"0/2 nodes are available: 2 Insufficient {GPU_MEM}. " + HELP.format(2, 2, NO_VICTIMS)
     assert world.extender.calls == []
 
 
 async def test_cordoned_nodes_and_those_without_a_label_are_not_shown_to_the_extender(world: SchedulerWorld) -> None:
-    for name in "abc":
-        await world.node(name, mem=8)
-    await world.ask("PATCH", "/api/v1/nodes/b", {"spec": {"unschedulable": True}}, "application/merge-patch+json")
-    await world.ask("PATCH", "/api/v1/nodes/c", {"metadata": {"labels": {"gpu": "no"}}}, "application/merge-patch+json")
-    await world.ask(
-        "PATCH", "/api/v1/nodes/a", {"metadata": {"labels": {"gpu": "yes"}}}, "application/merge-patch+json"
-    )
+    await world.nodes(a=8, b=8, c=8)
+    await world.patch("nodes/b", {"spec": {"unschedulable": True}})
+    await world.patch("nodes/c", {"metadata": {"labels": {"gpu": "no"}}})
+    await world.patch("nodes/a", {"metadata": {"labels": {"gpu": "yes"}}})
     world.extender.said("filter", {"NodeNames": [], "FailedNodes": {"a": "it is full"}})
     await world.pod("p", container(mem=4), nodeSelector={"gpu": "yes"})
     _, message = await world.told("p")
@@ -145,15 +132,13 @@ async def test_cordoned_nodes_and_those_without_a_label_are_not_shown_to_the_ext
 
 
 async def test_reasons_are_added_up_where_they_are_the_same(world: SchedulerWorld) -> None:
-    for name in "abc":
-        await world.node(name, mem=8)
+    await world.nodes(a=8, b=8, c=8)
     unresolvable = {"c": "the largest GPU has 5 GiB in all"}
     world.extender.said(
         "filter",
         {"NodeNames": [], "FailedNodes": dict.fromkeys("abc", "no GPU"), "FailedAndUnresolvableNodes": unresolvable},
     )
-    await world.pod("p", container(mem=4))
-    reason, message = await world.told("p")
+    reason, message = await world.refused("p")
     assert reason == "Unschedulable"
     assert message == (
         "0/3 nodes are available: 1 the largest GPU has 5 GiB in all, 2 no GPU. "
@@ -161,72 +146,52 @@ async def test_reasons_are_added_up_where_they_are_the_same(world: SchedulerWorl
     )
 
 
-async def test_an_error_is_shown_as_it_is(world: SchedulerWorld) -> None:
-    await world.node("a", mem=8)
-    world.extender.said("filter", {"Error": "the cluster is not known yet"})
-    await world.pod("p", container(mem=4))
-    assert await world.told("p") == ("SchedulerError", "the cluster is not known yet")
-
-
-async def test_of_another_status_the_body_is_not_read(world: SchedulerWorld) -> None:
-    await world.node("a", mem=8)
-    world.extender.said("filter", 500)
-    await world.pod("p", container(mem=4))
-    url = f"{world.extender.url}/filter"
-    assert await world.told("p") == ("SchedulerError", f"failed filter with extender at URL {url}, code 500")
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"Error": "the cluster is not known yet"}, "the cluster is not known yet"),
+        (500, "failed filter with extender at URL {url}/filter, code 500"),
+        (
+            {"NodeNames": ["a", "z"]},
+            'extender "{url}" claims a filtered node "z" which is not found in the input node list',
+        ),
+        (
+            None,
+            'Post "{url}/filter": context deadline exceeded (Client.Timeout exceeded while awaiting headers)',
+        ),
+    ],
+    ids=["an error", "another status, whose body is not read", "a node that was not asked about", "nothing"],
+)
+async def test_an_answer_that_is_an_error_is_shown(world: SchedulerWorld, answer: Any, message: str) -> None:
+    await world.nodes(a=8)
+    world.extender.said("filter", answer)
+    assert await world.refused("p") == ("SchedulerError", message.format(url=world.extender.url))
 
 
 async def test_an_answer_that_says_nothing_is_no_node_at_all_and_no_reason(world: SchedulerWorld) -> None:
-    for name in "ab":
-        await world.node(name, mem=8)
+    await world.nodes(a=8, b=8)
     world.extender.said("filter", {})
-    await world.pod("p", container(mem=4))
-    assert await world.told("p") == (
+    assert await world.refused("p") == (
         "Unschedulable",
         "0/2 nodes are available: " + HELP.format(2, 2, NOT_HELPFUL),
     )
 
 
-async def test_a_node_that_was_not_asked_about_is_an_error(world: SchedulerWorld) -> None:
-    await world.node("a", mem=8)
-    world.extender.said("filter", {"NodeNames": ["a", "z"]})
-    await world.pod("p", container(mem=4))
-    assert await world.told("p") == (
-        "SchedulerError",
-        f'extender "{world.extender.url}" claims a filtered node "z" which is not found in the input node list',
-    )
-
-
-async def test_who_is_slow_is_not_waited_for(world: SchedulerWorld) -> None:
-    await world.node("a", mem=8)
-    world.extender.said("filter", None)
-    await world.pod("p", container(mem=4))
-    reason, message = await world.told("p")
-    assert reason == "SchedulerError"
-    assert message == (
-        f'Post "{world.extender.url}/filter": context deadline exceeded '
-        "(Client.Timeout exceeded while awaiting headers)"
-    )
-
-
 async def test_keys_in_lower_case_are_understood(world: SchedulerWorld) -> None:
-    await world.node("a", mem=8)
+    await world.nodes(a=8)
     world.extender.said("filter", {"nodeNames": ["a"], "failedNodes": {}})
     world.extender.said("bind", {"error": "in lower case"})
-    await world.pod("p", container(mem=4))
-    assert await world.told("p") == ("SchedulerError", "in lower case")
+    assert await world.refused("p") == ("SchedulerError", "in lower case")
 
 
 # --- Prioritize ------------------------------------------------------------------------------------------------------
 
 
 async def test_where_one_node_is_left_nobody_is_asked_for_a_score(world: SchedulerWorld) -> None:
-    for name in "ab":
-        await world.node(name, mem=8)
+    await world.nodes(a=8, b=8)
     world.extender.answers["filter"] = passing("b")
     world.extender.said("bind", {"Error": "asked"})
-    await world.pod("p", container(mem=4))
-    await world.told("p")
+    await world.refused("p")
     assert [verb for verb, _ in world.extender.calls[:2]] == ["filter", "bind"]
     assert world.extender.bodies("bind")[0]["Node"] == "b"
 
@@ -234,8 +199,7 @@ async def test_where_one_node_is_left_nobody_is_asked_for_a_score(world: Schedul
 async def test_the_highest_score_decides(world: SchedulerWorld) -> None:
     """With this weight a score of 10 counts for 500, and nothing that the scheduler itself thinks of equal nodes."""
     assert WEIGHT == 5
-    for name in "abc":
-        await world.node(name, mem=8)
+    await world.nodes(a=8, b=8, c=8)
     world.extender.answers["filter"] = passing("a", "b")
     world.extender.said("prioritize", scores(a=1, b=10, c=10))
     world.extender.said("bind", {"Error": "asked"})
@@ -251,44 +215,40 @@ async def test_the_highest_score_decides(world: SchedulerWorld) -> None:
 
 
 async def test_without_scores_the_scheduler_goes_on(world: SchedulerWorld) -> None:
-    for name in "ab":
-        await world.node(name, mem=8)
+    await world.nodes(a=8, b=8)
     world.extender.answers["filter"] = passing()
     world.extender.said("prioritize", 500)
     world.extender.said("bind", {"Error": "asked"})
-    await world.pod("p", container(mem=4))
-    assert await world.told("p") == ("SchedulerError", "asked")
+    assert await world.refused("p") == ("SchedulerError", "asked")
 
 
 # --- Bind ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_pod_that_was_not_bound_is_tried_again(world: SchedulerWorld) -> None:
-    await world.node("a", mem=8)
+    await world.nodes(a=8)
     world.extender.answers["filter"] = passing()
     world.extender.said("bind", {"Error": "GPU 3 was taken by another pod"})
-    await world.pod("p", container(mem=4))
-    assert await world.told("p") == ("SchedulerError", "GPU 3 was taken by another pod")
+    assert await world.refused("p") == ("SchedulerError", "GPU 3 was taken by another pod")
     await eventually(lambda: len(world.extender.bodies("bind")) > 1)
 
 
 async def test_what_is_being_bound_counts_already(world: SchedulerWorld) -> None:
     """Two of 5 on a node with 8: the second is looked at while the first is being bound, and finds too little."""
-    await world.node("a", mem=8)
+    await world.nodes(a=8)
     world.extender.answers["filter"] = passing()
     world.extender.said("bind", {"Error": ""})
     world.extender.held["bind"] = asyncio.Event()
     await world.pod("first", container(mem=5))
     await eventually(lambda: world.extender.bodies("bind"))
-    await world.pod("second", container(mem=5))
-    _, message = await world.told("second")
+    _, message = await world.refused("second", mem=5)
     assert message.startswith(f"0/1 nodes are available: 1 Insufficient {GPU_MEM}.")
     assert len(world.extender.bodies("filter")) == 1
     world.extender.held["bind"].set()
 
 
 async def test_filters_are_asked_one_after_the_other_and_bindings_side_by_side(world: SchedulerWorld) -> None:
-    await world.node("a", mem=8)
+    await world.nodes(a=8)
     world.extender.answers["filter"] = passing()
     world.extender.said("bind", {"Error": ""})
     world.extender.held["bind"] = asyncio.Event()
@@ -300,7 +260,7 @@ async def test_filters_are_asked_one_after_the_other_and_bindings_side_by_side(w
 
 async def test_a_binding_that_was_made_but_not_answered_stands(world: SchedulerWorld) -> None:
     """The pod is bound, so nobody asks again, whatever the answer was."""
-    await world.node("a", mem=8)
+    await world.nodes(a=8)
     world.extender.answers["filter"] = passing()
     world.extender.said("bind", {"Error": "the answer was lost"})
     world.extender.held["bind"] = asyncio.Event()
@@ -320,11 +280,10 @@ async def test_a_binding_that_was_made_but_not_answered_stands(world: SchedulerW
 
 async def test_an_extender_without_room_is_not_asked_whom_to_evict(world: SchedulerWorld) -> None:
     """The sum suffices, so evicting nobody would do as far as the scheduler knows, which it takes for an error."""
-    await world.node("a", mem=8)
+    await world.nodes(a=8)
     await world.placed("low", "a", mem=4)
     world.extender.answers["filter"] = passing("nowhere")
-    await world.pod("high", container(mem=4), priority=1000)
-    assert await world.told("high") == (
+    assert await world.refused("high", priority=1000) == (
         "Unschedulable",
         '0/1 nodes are available: 1 no GPU has room. preemption: expected at least one victim pod on node "a"',
     )
@@ -333,8 +292,7 @@ async def test_an_extender_without_room_is_not_asked_whom_to_evict(world: Schedu
 
 async def test_where_the_sum_is_short_the_extender_says_whom_to_evict(world: SchedulerWorld) -> None:
     """The scheduler would evict the least important only, the extender wants the other one."""
-    await world.node("a", mem=8)
-    await world.node("b", mem=4)
+    await world.nodes(a=8, b=4)
     low = await world.placed("low", "a", mem=4)
     middle = await world.placed("middle", "a", mem=4, priority=100)
     world.extender.answers["filter"] = passing("a")
@@ -347,15 +305,12 @@ async def test_where_the_sum_is_short_the_extender_says_whom_to_evict(world: Sch
     assert asked["Pod"]["metadata"]["uid"] == high["metadata"]["uid"]
     assert asked["NodeNameToVictims"] is None
     assert asked["NodeNameToMetaVictims"] == victims(a=[low["metadata"]["uid"]])["NodeNameToMetaVictims"]
-    assert (await world.get("high"))["status"]["nominatedNodeName"] == "a"
+    assert await world.nominated("high") == "a"
 
-    async def evicted() -> bool:
-        return "deletionTimestamp" in (await world.get("middle"))["metadata"]
-
-    await eventually(evicted)
+    await eventually(lambda: world.evicted("middle"))
     conditions = (await world.get("middle"))["status"]["conditions"]
     assert [one["reason"] for one in conditions if one["type"] == "DisruptionTarget"] == ["PreemptionByScheduler"]
-    assert "deletionTimestamp" not in (await world.get("low"))["metadata"]
+    assert not await world.evicted("low")
     # While it goes it counts; when it is gone, its node is asked about alone.
     before = len(world.extender.calls)
     await world.delete("middle")
@@ -366,79 +321,69 @@ async def test_where_the_sum_is_short_the_extender_says_whom_to_evict(world: Sch
 
 async def test_an_extender_may_spare_victims_and_name_others(world: SchedulerWorld) -> None:
     """The scheduler would evict the two of low priority; the extender names one of them, and the one in the middle."""
-    await world.node("a", mem=12)
+    await world.nodes(a=12)
     low = [await world.placed(f"low{n}", "a", mem=4) for n in range(2)]
     middle = await world.placed("middle", "a", mem=4, priority=100)
     world.extender.answers["filter"] = passing("a")
     world.extender.said("preempt", victims(a=[middle["metadata"]["uid"], low[1]["metadata"]["uid"]]))
     await world.pod("high", container(mem=8), priority=1000)
 
-    async def evicted() -> set[str]:
-        names = ("low0", "low1", "middle")
-        return {name for name in names if "deletionTimestamp" in (await world.get(name))["metadata"]}
-
     async def both() -> bool:
-        return await evicted() == {"low1", "middle"}
+        return await world.evicted("low0", "low1", "middle") == {"low1", "middle"}
 
     await eventually(both)
     (asked,) = world.extender.bodies("preempt")
     uids = {each["UID"] for each in asked["NodeNameToMetaVictims"]["a"]["Pods"]}
     assert uids == {each["metadata"]["uid"] for each in low}
-    assert (await world.get("high"))["status"]["nominatedNodeName"] == "a"
+    assert await world.nominated("high") == "a"
 
 
 async def test_fewer_victims_than_the_sum_wants_are_evicted_all_the_same(world: SchedulerWorld) -> None:
     """The scheduler does not try the pod again with the victims that are left; it finds out when they are gone."""
-    await world.node("a", mem=8)
+    await world.nodes(a=8)
     low = [await world.placed(f"low{n}", "a", mem=4) for n in range(2)]
     world.extender.answers["filter"] = passing("a")
     world.extender.said("preempt", victims(a=[low[0]["metadata"]["uid"]]))
     await world.pod("high", container(mem=8), priority=1000)
 
-    async def evicted() -> bool:
-        return "deletionTimestamp" in (await world.get("low0"))["metadata"]
-
-    await eventually(evicted)
-    assert "deletionTimestamp" not in (await world.get("low1"))["metadata"]
-    assert (await world.get("high"))["status"]["nominatedNodeName"] == "a"
+    await eventually(lambda: world.evicted("low0"))
+    assert not await world.evicted("low1")
+    assert await world.nominated("high") == "a"
 
 
 async def test_an_extender_may_take_every_node_away(world: SchedulerWorld) -> None:
-    await world.node("a", mem=8)
+    await world.nodes(a=8)
     await world.placed("low", "a", mem=8)
     world.extender.said("preempt", victims())
-    await world.pod("high", container(mem=4), priority=1000)
-    assert await world.told("high") == (
+    assert await world.refused("high", priority=1000) == (
         "Unschedulable",
         f"0/1 nodes are available: 1 Insufficient {GPU_MEM}. preemption: no candidate node for preemption",
     )
-    assert "deletionTimestamp" not in (await world.get("low"))["metadata"]
+    assert not await world.evicted("low")
 
 
 async def test_a_node_without_victims_is_an_error(world: SchedulerWorld) -> None:
-    await world.node("a", mem=8)
+    await world.nodes(a=8)
     await world.placed("low", "a", mem=8)
     world.extender.said("preempt", victims(a=[]))
-    await world.pod("high", container(mem=4), priority=1000)
-    assert await world.told("high") == (
+    assert await world.refused("high", priority=1000) == (
         "Unschedulable",
         f'0/1 nodes are available: 1 Insufficient {GPU_MEM}. preemption: expected at least one victim pod on node "a"',
     )
-    assert "deletionTimestamp" not in (await world.get("low"))["metadata"]
+    assert not await world.evicted("low")
 
 
 async def test_a_victim_that_is_not_there_is_an_error(world: SchedulerWorld) -> None:
-    await world.node("a", mem=8)
+    await world.nodes(a=8)
     await world.placed("low", "a", mem=8)
     world.extender.said("preempt", victims(a=["nobody"]))
-    await world.pod("high", container(mem=4), priority=1000)
-    _, message = await world.told("high")
+    _, message = await world.refused("high", priority=1000)
     assert message.endswith("on node: a, but the pod is not found on that node")
-    assert "deletionTimestamp" not in (await world.get("low"))["metadata"]
+    assert not await world.evicted("low")
 
 
 async def test_who_may_not_preempt_does_not(world: SchedulerWorld) -> None:
-    await world.node("a", mem=8)
+    await world.nodes(a=8)
     await world.placed("low", "a", mem=8)
     never = {"preemptionPolicy": "Never"}
     if world.real:
@@ -455,31 +400,24 @@ async def test_who_may_not_preempt_does_not(world: SchedulerWorld) -> None:
 
 async def test_the_node_whose_victims_matter_least_is_taken(world: SchedulerWorld) -> None:
     """On a somebody of 100 would have to go, on b two of 0: the least important ones go, however many."""
-    await world.node("a", mem=8)
-    await world.node("b", mem=8)
+    await world.nodes(a=8, b=8)
     await world.placed("middle", "a", mem=8, priority=100)
     await world.placed("low", "b", mem=4)
     await world.placed("lower", "b", mem=4)
     world.extender.answers["preempt"] = lambda body: {"NodeNameToMetaVictims": body["NodeNameToMetaVictims"]}
-    await world.pod("high", container(mem=8), priority=1000)
-    await world.told("high")
-    assert (await world.get("high"))["status"]["nominatedNodeName"] == "b"
+    await world.refused("high", mem=8, priority=1000)
+    assert await world.nominated("high") == "b"
 
 
 async def test_what_was_made_free_for_one_is_not_taken_by_a_lesser_one(world: SchedulerWorld) -> None:
-    await world.node("a", mem=8)
+    await world.nodes(a=8)
     await world.placed("low", "a", mem=8)
     world.extender.answers["preempt"] = lambda body: {"NodeNameToMetaVictims": body["NodeNameToMetaVictims"]}
     world.extender.said("filter", {"Error": "not yet"})
-    await world.pod("high", container(mem=8), priority=1000)
-    await world.told("high")
+    await world.refused("high", mem=8, priority=1000)
 
-    async def nominated() -> bool:
-        return bool((await world.get("high"))["status"].get("nominatedNodeName") == "a")
-
-    await eventually(nominated)
-    await world.pod("other", container(mem=1), priority=100)
-    _, message = await world.told("other")
+    await eventually(lambda: world.nominated("high"))
+    _, message = await world.refused("other", mem=1, priority=100)
     assert message.startswith(f"0/1 nodes are available: 1 Insufficient {GPU_MEM}.")
 
 
@@ -547,7 +485,7 @@ async def test_a_pod_that_an_extender_refused_is_tried_again_after_whatever_happ
     world: SchedulerWorld,
 ) -> None:
     await with_hints(world)
-    await world.node("a", mem=8)
+    await world.nodes(a=8)
     await world.placed("there", "a", mem=1)
     world.extender.answers["filter"] = passing("nowhere")
     await refused(world, "p")
@@ -561,7 +499,7 @@ async def test_a_pod_that_an_extender_refused_waits_while_nothing_happens_that_t
 ) -> None:
     """Two others come after it: whoever is asked about twice has waited for as long as a pod must at the most."""
     await with_hints(world)
-    await world.node("a", mem=8)
+    await world.nodes(a=8)
     world.extender.answers["filter"] = passing("nowhere")
     await refused(world, "p")
     for what in NO_HELP:
@@ -575,7 +513,7 @@ async def test_a_pod_of_which_an_extender_says_an_error_is_tried_again_though_no
     world: SchedulerWorld,
 ) -> None:
     """So it can wait for what comes about by time alone."""
-    await world.node("a", mem=8)
+    await world.nodes(a=8)
     world.extender.said("filter", {"Error": "there is room in a moment"})
     await world.pod("p", container(mem=4))
     await eventually(lambda: asked_about(world, "p") >= 4)

@@ -109,13 +109,10 @@ def test_released_files_are_made_of_packages_with_known_hashes_on_a_machine_that
     assert "make" not in text.split()
 
 
-def test_an_artifact_is_taken_by_its_id() -> None:
+def test_an_artifact_is_taken_by_its_id_and_no_checkout_leaves_its_token_behind() -> None:
     """Every job of a run may replace an artifact by its name, that of the tests too."""
     taken = [step["with"] for step in steps() if "download-artifact" in step.get("uses", "")]
     assert taken == [{"artifact-ids": "${{ needs.build.outputs.dist }}", "path": "dist"}] * 4
-
-
-def test_no_checkout_leaves_its_token_behind() -> None:
     kept = [step["with"]["persist-credentials"] for step in steps() if "checkout" in step.get("uses", "")]
     assert kept == [False] * 4
 
@@ -138,17 +135,12 @@ def test_nothing_from_outside_becomes_part_of_a_script() -> None:
 # --- Names -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_target_of_make_is_there() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("$(VENV)", ".venv")
-    targets = re.findall(r"\bmake (\S+)", "\n".join(scripts()))
-    assert targets == ["test"]
-    assert [name for name in targets if not re.search(rf"(?m)^{re.escape(name)}:", makefile)] == []
-
-
-def test_every_module_is_there() -> None:
-    modules = re.findall(r"python -m (\S+)", "\n".join(scripts()))
-    assert modules == ["venv", "tools.tagged", "tools.release"]
-    modules.remove("venv")
+def test_every_target_and_every_module_is_there() -> None:
+    text = "\n".join(scripts())
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert [name for name in re.findall(r"\bmake (\S+)", text) if not re.search(rf"(?m)^{name}:", makefile)] == []
+    modules = {*re.findall(r"python -m (\S+)", text)} - {"venv"}
+    assert modules == {"tools.tagged", "tools.release"}
     assert [name for name in modules if not (ROOT / f"{name.replace('.', '/')}.py").exists()] == []
 
 
@@ -171,17 +163,6 @@ def test_every_value_comes_from_a_step_or_a_job_that_has_it() -> None:
             else:
                 assert source in {step.get("id") for step in job["steps"]}, f"{name} has no step {source}"
                 assert output in TOLD[f"steps.{source}"]
-
-
-def test_jobs_wait_for_what_they_publish_or_name() -> None:
-    assert {name: set(job.get("needs", ())) for name, job in JOBS.items()} == {
-        "test": set(),
-        "build": set(),
-        "image": {"test", "build"},
-        "chart": {"build", "image"},
-        "files": {"build", "image", "chart"},
-        "pypi": {"build", "files"},
-    }
 
 
 def test_the_image_is_built_for_the_machines_of_the_locks() -> None:
@@ -241,6 +222,12 @@ def runner(tmp_path: Path) -> Runner:
     return Runner(tmp_path)
 
 
+@pytest.mark.parametrize("job", ["files", "pypi"])
+def test_the_version_is_that_of_the_tag(runner: Runner, job: str) -> None:
+    done = runner.run(script(job, "Read what is published"), GITHUB_REF_NAME=f"v{VERSION}")
+    assert (done.returncode, runner.output) == (0, f"version={VERSION}\n")
+
+
 @pytest.mark.parametrize("job", ["image", "chart"])
 def test_names_are_those_of_the_tag_and_of_release_env(runner: Runner, job: str) -> None:
     text = (ROOT / PARAMETERS).read_text(encoding="utf-8").replace("ghcr.io/OWNER", "registry.example:5000/people")
@@ -259,12 +246,6 @@ def test_without_a_registry_nothing_logs_in(runner: Runner) -> None:
     done = runner.run(script("image", "Read what is published, and where"), GITHUB_REF_NAME=f"v{VERSION}")
     assert (done.returncode, runner.output) == (1, "")
     assert "release.env does not say REGISTRY" in done.stdout
-
-
-@pytest.mark.parametrize("job", ["files", "pypi"])
-def test_the_version_is_that_of_the_tag(runner: Runner, job: str) -> None:
-    done = runner.run(script(job, "Read what is published"), GITHUB_REF_NAME=f"v{VERSION}")
-    assert (done.returncode, runner.output) == (0, f"version={VERSION}\n")
 
 
 DIGEST = "sha256:" + "ab" * 32

@@ -42,19 +42,6 @@ def bar(used: int, shares: int, *beside: int) -> str:
     return "".join(char for char in lines[1].split("GiB")[1].split("healthy")[0] if char in "#.")
 
 
-def test_a_row_says_what_is_used_of_a_gpu_and_by_whom() -> None:
-    """GPU 0 has 4 shares: two of pod a, one of pod b, one in use by nobody known. GPU 1 is held whole by c."""
-    there = node(4, 2, used={0: [0, 1, 2, 3]}, whole=[1], unhealthy={1: "too hot"})
-    pods = {"a": frozenset(ids(0, [0, 1])), "b": frozenset(ids(0, [2])), "c": frozenset([uuid(1)])}
-    assert table(there, pods, Look()) == [
-        "GPU  MODEL      MEMORY  SHARES         HEALTH     HELD BY",
-        "  0  Tesla T4  4.0 GiB  ████      4/4  healthy    a: 2 GiB",
-        "                                                  b: 1 GiB",
-        "  1  Tesla T4  2.0 GiB  ██      whole  unhealthy  c",
-        "     too hot",
-    ]
-
-
 def test_a_gpu_of_which_nobody_has_told_is_neither_healthy_nor_unhealthy() -> None:
     there = node(4, 2, unhealthy={0: "no agent reports its health", 1: "too hot"})
     assert table(there, {}, Look(), unknown=frozenset({uuid(0)})) == [
@@ -65,77 +52,45 @@ def test_a_gpu_of_which_nobody_has_told_is_neither_healthy_nor_unhealthy() -> No
     ]
 
 
-def test_a_holder_of_two_gpus_is_named_on_both() -> None:
-    both = {"train": frozenset({*ids(0, [0]), *ids(1, [0, 1])})}
-    lines = table(node(2, 2, used={0: [0], 1: [0, 1]}), both, Look())
-    assert [line.split("healthy  ")[1] for line in lines[1:]] == ["train: 1 GiB", "train: 2 GiB"]
-
-
 def test_a_node_is_drawn_as_a_table() -> None:
+    """Of the last GPU a share is in use by nobody known."""
     there = node(7, 14, 14, used={0: range(7), 2: range(9)}, whole=[1], unhealthy={2: "XID 48; reset it"})
     web = {f"web-{n + 1}": frozenset(ids(0, [n])) for n in range(7)}
-    pods = {**web, "train": frozenset([uuid(1)]), "note": frozenset(ids(2, range(9)))}
+    pods = {**web, "train": frozenset([uuid(1)]), "note": frozenset(ids(2, range(8)))}
     assert table(there, pods, Look()) == [
         "GPU  MODEL       MEMORY  SHARES                 HEALTH     HELD BY",
         "  0  Tesla T4   7.0 GiB  ███████           7/7  healthy    web-1..7: 1 GiB each",
         "  1  Tesla T4  14.0 GiB  ██████████████  whole  healthy    train",
-        "  2  Tesla T4  14.0 GiB  █████████░░░░░   9/14  unhealthy  note: 9 GiB",
+        "  2  Tesla T4  14.0 GiB  █████████░░░░░   9/14  unhealthy  note: 8 GiB",
         "     XID 48; reset it",
     ]
 
 
-def test_a_node_without_gpus_is_a_heading() -> None:
-    assert table(node(), {}, Look()) == ["GPU  MODEL  MEMORY  SHARES    HEALTH  HELD BY"]
-
-
-def test_a_gpu_that_nobody_uses_has_nothing_behind_its_health() -> None:
-    assert table(node(4), {}, Look(full="#", empty="."))[1] == "  0  Tesla T4  4.0 GiB  ....    0/4  healthy"
-
-
-def test_shares_smaller_than_a_gib_are_told_as_what_they_are() -> None:
+def test_shares_smaller_than_a_gib_and_what_is_used_of_them_are_told_as_what_they_are() -> None:
     """Three shares of 256 MiB are 768 MiB."""
-    assert table(one_gpu(share_mib=256, used=3), held(a=3), Look())[1].endswith("a: 768 MiB")
+    small = one_gpu(share_mib=256, used=3)
+    assert table(small, held(a=3), Look())[1].endswith("a: 768 MiB")
+    assert table(small, held(a=3), Look(), {("a", uuid(0)): 700})[1].endswith("a: 700 of 768 MiB")
 
 
-def test_holders_of_one_size_stand_together_the_largest_first() -> None:
-    lines = table(node(14, used={0: range(9)}), held(b=1, a=3, d=1, c=4), Look())
-    assert names_in(lines) == ["c: 4 GiB", "a: 3 GiB", "b, d: 1 GiB each"]
-
-
-def test_what_a_pod_uses_stands_before_what_it_holds() -> None:
-    """1,434 MiB are 1.4 GiB; pod d holds a share and has no process."""
+def test_holders_of_one_size_and_use_stand_together_the_largest_first() -> None:
+    """1,434 MiB are 1.4 GiB; pod d holds two shares and has no process."""
     used = {(name, uuid(0)): mib for name, mib in {"a": 1024, "b": 1434, "c": 1024}.items()}
     lines = table(node(14, used={0: range(5)}), held(a=1, b=1, c=1, d=2), Look(), used)
     assert names_in(lines) == ["d: 2 GiB", "b: 1.4 of 1 GiB", "a, c: 1.0 of 1 GiB each"]
 
 
-def test_use_is_told_in_the_unit_of_the_part() -> None:
-    used = {("a", uuid(0)): 700}
-    assert table(one_gpu(share_mib=256, used=3), held(a=3), Look(), used)[1].endswith("a: 700 of 768 MiB")
-
-
-def test_what_a_pod_uses_of_another_gpu_is_not_told_of_this_one() -> None:
+def test_a_holder_of_two_gpus_is_named_on_both_with_what_it_uses_there() -> None:
     both = {"train": frozenset({*ids(0, [0]), *ids(1, [0])})}
     used = {("train", uuid(0)): 512, ("train", uuid(1)): 0}
     lines = table(node(2, 2, used={0: [0], 1: [0]}), both, Look(), used)
     assert [line.split("healthy  ")[1] for line in lines[1:]] == ["train: 0.5 of 1 GiB", "train: 0.0 of 1 GiB"]
 
 
-def test_a_bar_gives_way_to_what_the_holders_use() -> None:
-    """Where 28 columns are left to them, of 80."""
-    gpus = node(7, 14, used={0: range(7)})
-    web = {f"web-{n}": frozenset(ids(0, [n])) for n in range(7)}
-    used = {(name, uuid(0)): 512 for name in web}
-    assert table(gpus, web, Look(full="#", empty="."), used)[1:] == [
-        "  0  Tesla T4   7.0 GiB  #####        7/7  healthy  web-0..6: 0.5 of 1 GiB each",
-        "  1  Tesla T4  14.0 GiB  ..........  0/14  healthy",
-    ]
-
-
 def test_names_that_count_up_are_shortened_from_three_on() -> None:
     def named(*names: str) -> str:
         pods = held(**dict.fromkeys(names, 1))
-        (text,) = names_in(table(node(4, used={0: range(4)}), pods, Look(width=200)))
+        (text,) = names_in(table(node(4, used={0: range(4)}), pods, Look(width=6000)))
         return text
 
     assert named("web-0", "web-1") == "web-0, web-1: 1 GiB each"
@@ -143,27 +98,13 @@ def test_names_that_count_up_are_shortened_from_three_on() -> None:
     assert named("web-9", "web-10", "web-11") == "web-9..11: 1 GiB each"
     assert named("web-1", "web-3", "web-2") == "web-1, web-3, web-2: 1 GiB each"
     assert named("a", "a1", "a2", "a3") == "a, a1..3: 1 GiB each"
+    assert named("1" * 5000) == "1" * 5000 + ": 1 GiB", "a very long number is left as it is"
 
 
-def test_a_name_that_is_a_very_long_number_is_left_as_it_is() -> None:
-    lines = table(node(4, used={0: [0]}), held(**{"1" * 5000: 1}), Look(width=6000))
-    assert ("1" * 5000 + ": 1 GiB") in lines[1]
-
-
-def test_a_bar_is_as_long_as_its_gpu_is_large() -> None:
-    assert bar(0, 7, 14) == "......."
-    assert bar(7, 7, 14) == "#######"
-    assert len(bar(0, 139)) == 14
-
-
-def test_a_bar_is_neither_full_nor_empty_unless_its_gpu_is() -> None:
-    """One of 139 shares is a tenth of a cell, 138 are nearly all of 14."""
-    assert bar(1, 139) == "#............."
-    assert bar(138, 139) == "#############."
-
-
-def test_the_smallest_gpu_beside_a_large_one_still_has_a_bar() -> None:
-    """1 of 139 shares would be no cell at all."""
+def test_a_bar_is_as_long_as_its_gpu_is_large_and_neither_full_nor_empty_unless_its_gpu_is() -> None:
+    """One of 139 shares is a tenth of a cell, 138 are nearly all; one of 2 beside them would be no cell at all."""
+    assert (bar(0, 7, 14), bar(7, 7, 14)) == (".......", "#######")
+    assert (bar(1, 139), bar(138, 139)) == ("#.............", "#############.")
     assert (bar(0, 2, 139), bar(1, 2, 139), bar(2, 2, 139)) == (".", ".", "#")
 
 

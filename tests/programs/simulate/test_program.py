@@ -16,7 +16,6 @@ import pytest
 from gpu_device_plugin.cli import parse
 from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.core.worth.mix import PodKind
-from gpu_device_plugin.programs.simulate.arguments import policies_in
 from gpu_device_plugin.programs.simulate.entries import nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.model import Outcome, Workload
 from gpu_device_plugin.programs.simulate.program import Bar, main
@@ -165,14 +164,12 @@ def test_pods_that_come_until_the_gpus_are_asked_for_compare_policies_over_all_s
     ]
 
 
-def test_too_few_pods_leave_a_dash_for_what_never_happened(capsys: pytest.CaptureFixture[str]) -> None:
-    found = printed(capsys, "--nodes", "mem=10", "--pods", "mem=7", "--policy", "fit", "--until", "50")
-    assert found[5].split() == ["fit", "-", "70.0", "0.0"]
-
-
-def test_the_first_pod_that_finds_no_room_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    found = printed(capsys, "--nodes", "mem=10", "--pods", "mem=3", "--policy", "fit", "--until", "rejected")
-    assert found[2] == (
+def test_what_never_happened_is_a_dash_and_the_first_pod_without_room_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("--nodes", "mem=10", "--policy", "fit", "--until")
+    assert printed(capsys, *words, "50", "--pods", "mem=7")[5].split() == ["fit", "-", "70.0", "0.0"]
+    assert printed(capsys, *words, "rejected", "--pods", "mem=3")[2] == (
         "fit: 3 pods run before one of mem=3 finds no room; 90.0 % of the GPUs that were free are given out"
     )
 
@@ -181,6 +178,7 @@ def test_departures_have_no_allocation_at_an_end(capsys: pytest.CaptureFixture[s
     found = printed(capsys, *NODES, *PODS, "--departures", "90")
     assert "AT END" not in "\n".join(found)
     assert " pods that came found room" in found[2]
+    assert document(capsys, *NODES, "--pods", "count=1", "--departures", "5")["policies"][0]["classes"] == []
 
 
 # --- How many nodes ---------------------------------------------------------------------------------------------------
@@ -211,14 +209,6 @@ def test_nodes_needed_may_be_of_a_kind_beside_those_that_are_there(
     """One node has a GPU of 10; a pod of 9 fits there and on no new one."""
     words = (*NODES, "--pods", pods, "--nodes-needed", kind, "--policy", "fit")
     assert printed(capsys, *words)[2].startswith(f"fit: {said}")
-
-
-def test_nodes_needed_beside_a_cluster_are_those_for_its_waiting_pods(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of 10 shares 6 are held: the pod of 4 fits beside them, and that of 5 needs a node."""
-    words = ("--nodes", cluster(tmp_path), "--nodes-needed", "T4", "--policy", "binpack")
-    assert printed(capsys, *words)[2].startswith("binpack: all 2 pods run on 1 more node; ")
 
 
 def test_a_pod_that_fits_on_no_node_is_an_error_or_left_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,12 +278,8 @@ def test_the_picture_enlarges_the_part_where_lines_differ(tmp_path: Path) -> Non
         return abs(float(ends[0]) - float(ends[1]))
 
     assert len(enlarged) == 2
+    assert len(drawn(tmp_path, *NODES, *PODS, "--policy", "fit,spread").findall(f"{SVG}polyline")) == 2, "no difference"
     assert apart(enlarged) > 2 * apart(whole) > 0
-
-
-def test_lines_that_are_the_same_are_not_enlarged(tmp_path: Path) -> None:
-    assert len(drawn(tmp_path, *NODES, *PODS, "--policy", "fit,spread").findall(f"{SVG}polyline")) == 2
-    assert len(drawn(tmp_path, *NODES, *PODS, "--policy", "fit").findall(f"{SVG}polyline")) == 1
 
 
 # --- Sources ----------------------------------------------------------------------------------------------------------
@@ -322,28 +308,30 @@ def script(tmp_path: Path, text: str) -> str:
     return str(file)
 
 
-def test_running_pods_stay_and_the_queue_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = document(capsys, "--nodes", cluster(tmp_path), "--policy", "binpack")
-    assert (found["freeShares"], found["pods"]) == (4, 2)
-    assert found["policies"][0]["classes"] == [
-        {"class": "0.4 GPU", "pods": 3, "accepted": 3},
-        {"class": "0.5 GPU", "pods": 3, "accepted": 0},
+def test_running_pods_stay_or_come_again_before_the_queue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--nodes", cluster(tmp_path), "--policy", "binpack")
+    stay, again = document(capsys, *words), document(capsys, *words, "--from-empty")
+    assert [(each["freeShares"], each["pods"]) for each in (stay, again)] == [(4, 2), (10, 3)]
+    assert [[kind["accepted"] for kind in each["policies"][0]["classes"]] for each in (stay, again)] == [
+        [3, 0],
+        [3, 0, 3],
     ]
 
 
-def test_running_pods_come_again_before_the_queue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = document(capsys, "--nodes", cluster(tmp_path), "--from-empty", "--policy", "binpack")
-    assert (found["freeShares"], found["pods"]) == (10, 3)
-    assert [each["accepted"] for each in found["policies"][0]["classes"]] == [3, 0, 3]
-
-
-@pytest.mark.parametrize(("flags", "nodes"), [((), 2), (("--from-empty",), 3)])
+@pytest.mark.parametrize(
+    ("nodes", "flags", "number"),
+    [("mem=6", (), 2), ("mem=6", ("--from-empty",), 3), ("the cluster", ("--nodes-needed", "T4"), 1)],
+)
 def test_a_queue_needs_nodes_and_with_the_running_pods_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], nodes: int
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], nodes: str, flags: tuple[str, ...], number: int
 ) -> None:
-    """On GPUs of 6 shares the pods of 4, of 5, and the running one of 6 each need one of their own."""
-    words = ("--nodes", "mem=6", "--pods", cluster(tmp_path), "--nodes-needed", "--policy", "fit")
-    assert document(capsys, *words, *flags)["policies"][0]["nodes"] == nodes
+    """On GPUs of 6 shares the pods of 4, of 5, and the running one of 6 each need one of their own.
+
+    Of the cluster's 10 shares 6 are held: the pod of 4 fits beside them, and that of 5 needs a node.
+    """
+    file = cluster(tmp_path)
+    words = ("--nodes", nodes.replace("the cluster", file), "--pods", file, "--policy", "fit", "--nodes-needed", *flags)
+    assert document(capsys, *words)["policies"][0]["nodes"] == number
 
 
 def test_the_mix_may_be_learned_from_the_pods_that_come(capsys: pytest.CaptureFixture[str]) -> None:
@@ -355,13 +343,6 @@ def test_the_mix_may_be_learned_from_the_pods_that_come(capsys: pytest.CaptureFi
     assert all(policy["rejected"] < 0.2 for policy in found["policies"])
 
 
-def test_a_trace_of_nodes_counts_mem_in_hundredths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "nodes.csv"
-    file.write_text("sn,cpu_milli,memory_mib,gpu,model\nn,8000,65536,2,T4\n", encoding="utf-8")
-    found = document(capsys, "--nodes", str(file), "--pods", "2x mem=50")
-    assert (found["policies"][0]["allocatedAtEnd"], len(found["notes"])) == (0.5, 1)
-
-
 def test_the_cluster_is_read_by_kubectl_with_the_flags_that_select_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -369,20 +350,33 @@ def test_the_cluster_is_read_by_kubectl_with_the_flags_that_select_it(
     assert document(capsys, "--context", "lab", kubectl=kubectl)["pods"] == 2
 
 
-def test_pods_of_a_trace_count_every_gpu_as_a_hundred_shares(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+NODES_CSV = "sn,cpu_milli,memory_mib,gpu,model\nn,8000,65536,2,T4\n"
+PODS_CSV = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\na,1000,1,1,500,\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "expected"),
+    [
+        (NODES_CSV, ("--nodes", "FILE", "--pods", "2x mem=50"), (0.5, "mem counts hundredths")),
+        (PODS_CSV, ("--nodes", "gpus=2 mem=24", "--pods", "FILE"), (0.25, "100 shares")),
+        ('{"nodes": [{"mem": 10}], "pods": [{"times": 2, "mem": 5}]}', ("--nodes", "FILE"), (1.0, "")),
+        ("nodes:\n- {mem: 10}\npods:\n- {name: web, times: 2, mem: 5}\n", ("--nodes", "FILE"), (1.0, "")),
+    ],
+    ids=["trace of nodes", "trace of pods", "JSON", "YAML"],
+)
+def test_nodes_and_pods_may_be_traces_or_our_own_lists(
+    text: str,
+    words: tuple[str, ...],
+    expected: tuple[float, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    file = tmp_path / "pods.csv"
-    file.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\na,1000,1,1,500,\n", encoding="utf-8")
-    found = document(capsys, "--nodes", "gpus=2 mem=24", "--pods", str(file))
-    assert (found["shares"], found["policies"][0]["allocatedAtEnd"]) == (200, 0.25)
-    assert "100 shares" in found["notes"][0]
-
-
-def test_our_own_json_holds_nodes_and_pods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "own.json"
-    file.write_text('{"nodes": [{"mem": 10}], "pods": [{"times": 2, "mem": 5}]}', encoding="utf-8")
-    assert document(capsys, "--nodes", str(file))["policies"][0]["allocatedAt100"] == 1.0
+    """Pods of a trace ask for hundredths of GPUs, so that each GPU counts as 100 shares."""
+    file = tmp_path / "file"
+    file.write_text(text, encoding="utf-8")
+    found = document(capsys, *(str(file) if word == "FILE" else word for word in words))
+    assert found["policies"][0]["allocatedAtEnd"] == expected[0]
+    assert expected[1] in " ".join(found["notes"])
 
 
 DEPLOYMENT = """
@@ -429,23 +423,11 @@ def test_a_manifest_of_one_object_and_a_list_in_yaml_are_read_too(
         assert document(capsys, *NODES, "--pods", str(file))["pods"] == 3
 
 
-def test_our_own_lists_may_be_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "own.yaml"
-    file.write_text("nodes:\n- {mem: 10}\npods:\n- {name: web, times: 2, mem: 5}\n", encoding="utf-8")
-    found = document(capsys, "--nodes", str(file))
-    assert found["policies"][0]["pods"] == [{"name": "web", "came": 2, "accepted": 2}]
-
-
 def test_a_pod_that_fits_on_no_empty_node_is_pointed_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulated(*NODES, "--pods", "1x mem=4; 2x mem=11") == 0
     assert "2 pods fit on no node, not even on an empty one; one of them asks for mem=11" in capsys.readouterr().err
     assert simulated(*NODES, "--pods", "1x mem=4; 1x mem=11") == 0
     assert "1 pod fits on no node, not even on an empty one; it asks for mem=11" in capsys.readouterr().err
-
-
-def test_too_light_a_load_for_a_single_pod_is_an_empty_table(capsys: pytest.CaptureFixture[str]) -> None:
-    found = document(capsys, *NODES, "--pods", "count=1", "--departures", "5")
-    assert found["policies"][0]["classes"] == []
 
 
 # --- Mistakes ---------------------------------------------------------------------------------------------------------
@@ -555,27 +537,19 @@ def test_a_file_that_is_too_large_is_not_read_to_its_end(tmp_path: Path) -> None
     [
         ("sys.exit('Error from server (Forbidden)')", "could not list nodes and pods (exit code 1)"),
         ("print('x' * 300_000_000)", "more than 256 MiB"),
+        ("", "/no/kubectl: is not on the PATH; the cluster is read through it: install it"),
     ],
 )
 def test_a_cluster_that_cannot_be_read_is_a_failure(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str, said: str
 ) -> None:
-    assert simulated(kubectl=script(tmp_path, text)) == 1
+    assert simulated(kubectl=script(tmp_path, text) if text else "/no/kubectl") == 1
     assert said in capfd.readouterr().err
-
-
-def test_a_missing_kubectl_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    assert simulated(kubectl="/no/kubectl") == 1
-    assert "/no/kubectl: is not on the PATH; the cluster is read through it: install it" in capsys.readouterr().err
 
 
 def test_a_picture_that_cannot_be_written_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulated(*NODES, *PODS, "--picture", "/no/such/a.svg") == 1
     assert "--picture: /no/such/a.svg: cannot be written: No such file or directory" in capsys.readouterr().err
-
-
-def test_the_help_names_every_policy() -> None:
-    assert policies_in("fit, binpack,spread,fgd,bestfit,fit", POLICIES) == POLICIES
 
 
 # --- The progress bar -------------------------------------------------------------------------------------------------
@@ -586,18 +560,12 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_bar_is_drawn_on_a_terminal_and_removed() -> None:
-    terminal = Terminal()
-    bar = Bar(terminal)
+@pytest.mark.parametrize(
+    ("stream", "drawn"), [(Terminal(), f"\r[{'#' * 15}{'.' * 15}]  50 % fit\x1b[K\r\x1b[K"), (io.StringIO(), "")]
+)
+def test_a_bar_is_drawn_on_a_terminal_and_removed_and_not_into_a_file(stream: io.StringIO, drawn: str) -> None:
+    bar = Bar(stream)
     bar.show("fit", 0.5)
     bar.show("fit", 0.5)
     bar.clear()
-    assert terminal.getvalue() == f"\r[{'#' * 15}{'.' * 15}]  50 % fit\x1b[K\r\x1b[K"
-
-
-def test_no_bar_is_drawn_into_a_file() -> None:
-    file = io.StringIO()
-    bar = Bar(file)
-    bar.show("fit", 0.5)
-    bar.clear()
-    assert file.getvalue() == ""
+    assert stream.getvalue() == drawn
