@@ -32,10 +32,9 @@ from bench.node_agent import machine
 from bench.scheduler import PREFIX
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, USE_MODEL
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
-from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.core.worth.mix import PodKind
 from gpu_device_plugin.core.worth.shapes import Shape
-from gpu_device_plugin.programs.simulate import openb
+from gpu_device_plugin.programs.simulate.entries import TRACE_SHARES, nodes_in_trace, pods_in_trace
 from gpu_device_plugin.programs.simulate.model import Arrivals, Start, Workload, capacity_of, shares_of, unit_of, until
 from gpu_device_plugin.programs.simulate.run import run
 
@@ -81,9 +80,9 @@ def cluster(nodes: int, trace: str, seed: int) -> Cluster:
     folder = os.environ.get("OPENB")
     if folder:
         with (Path(folder) / "openb_node_list_gpu_node.csv").open() as file:
-            every = openb.read_nodes(file)
+            every = nodes_in_trace(file)
         with (Path(folder) / f"openb_pod_list_{trace}.csv").open() as file:
-            workload = openb.read_pods(file)
+            workload = pods_in_trace(file)
         chosen = random.Random(seed).sample(every, min(nodes, len(every)))  # noqa: S311 - the same sample every time
     else:
         chosen, workload = _made_up(nodes)
@@ -95,7 +94,7 @@ def _made_up(nodes: int) -> tuple[list[Start], Workload]:
     small = Shape((100,) * 2, ("T4",) * 2, 96_000, 393_216)
     large = Shape((100,) * 8, ("V100",) * 8, 96_000, 786_432)
     shapes = [large if at % 3 else small for at in range(nodes)]
-    starts = [Start("", shape, Left(shape.sizes, shape.cpu_milli, shape.memory_mib)) for shape in shapes]
+    starts = [Start.empty("", shape) for shape in shapes]
     kinds = {
         PodKind(25, 1, 4000, 16_384): 20,
         PodKind(50, 1, 8000, 32_768): 20,
@@ -217,7 +216,7 @@ class Pods:
 
     async def place(self, number: int, kind: PodKind, *, only_shares: bool = False) -> str:
         """Create a pod; return its node, or an empty text where it is unschedulable, in which case it is gone again."""
-        asked = replace(kind, shares=openb.SHARES) if only_shares and kind.gpus and not kind.shares else kind
+        asked = replace(kind, shares=TRACE_SHARES) if only_shares and kind.gpus and not kind.shares else kind
         pod = pod_json(number, asked, self._scheduler)
         name = pod["metadata"]["name"]
         path = f"{self._api.url}/api/v1/namespaces/default/pods"

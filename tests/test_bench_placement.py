@@ -8,13 +8,12 @@ from bench.placement import Ledger, Watched, _count, _outcome, cluster, node_jso
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, USE_MODEL
 from gpu_device_plugin.core.contract.nodegpus import read_node_gpus
 from gpu_device_plugin.core.contract.wishes import Wishes
-from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.core.worth.mix import PodKind
 from gpu_device_plugin.core.worth.shapes import Shape
 from gpu_device_plugin.programs.simulate.model import Start
 
 T4 = Shape((100, 100), ("T4", "T4"), 96_000, 393_216)
-NODE = Start("n", T4, Left(T4.sizes, T4.cpu_milli, T4.memory_mib))
+NODE = Start.empty("n", T4)
 
 
 def test_the_best_node_wins_among_several_only() -> None:

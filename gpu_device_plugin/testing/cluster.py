@@ -28,7 +28,6 @@ from gpu_device_plugin.testing.cluster_kinds import (
     kind_of,
     without_new_fields,
 )
-from gpu_device_plugin.testing.cluster_patches import merge, strategic_merge
 from gpu_device_plugin.testing.cluster_proxy import proxied, to_pod
 from gpu_device_plugin.testing.cluster_reads import Reads
 from gpu_device_plugin.testing.cluster_requests import (
@@ -54,7 +53,7 @@ from gpu_device_plugin.testing.cluster_reviews import (
     review_access,
     review_token,
 )
-from gpu_device_plugin.testing.cluster_store import Store
+from gpu_device_plugin.testing.cluster_store import Store, merge, strategic_merge
 
 if TYPE_CHECKING:
     import ssl

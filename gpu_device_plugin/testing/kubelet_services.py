@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -126,41 +126,32 @@ class Registration:
     accepted: bool = False
 
 
+@dataclass(eq=False)
 class PluginRegistry(RegistrationServicer):
     """The registration server of one kubelet process."""
 
-    def __init__(
-        self,
-        directory: Path,
-        manager: DeviceManager,
-        *,
-        gate: Gate,
-        dialling: Dialling,
-        registrations: list[Registration],
-        streams: list[Stream],
-    ) -> None:
-        """Serve `directory`; `registrations` and `streams` record calls over all processes of a kubelet."""
-        self._directory = directory
-        self._manager = manager
-        self._gate = gate
-        self._dialling = dialling
-        self._registrations = registrations
-        self._streams = streams
-        self._clients: dict[str, PluginClient] = {}
-        self._connections: set[PluginClient] = set()
-        """Every open connection. A plugin that was replaced keeps talking, and its connection is never closed."""
-        self._tasks: set[asyncio.Task[None]] = set()
+    directory: Path
+    manager: DeviceManager
+    gate: Gate
+    dialling: Dialling
+    registrations: list[Registration]
+    streams: list[Stream]
+    """Like `registrations`, of all processes of a kubelet."""
+    _clients: dict[str, PluginClient] = field(default_factory=dict, init=False)
+    _connections: set[PluginClient] = field(default_factory=set, init=False)
+    """Every open connection. A plugin that was replaced keeps talking, and its connection is never closed."""
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     async def Register(
         self, request: RegisterRequest, context: grpc.aio.ServicerContext[RegisterRequest, Empty]
     ) -> Empty:
         """Register a plugin after dialing back (kubelets before 1.25 answer first and dial then)."""
         registration = Registration(request.resource_name, request.endpoint, request.version, request.options)
-        self._registrations.append(registration)
+        self.registrations.append(registration)
         try:
-            await self._gate.passed()
+            await self.gate.passed()
             self._validate(request)
-            if self._manager.version.asks_options:
+            if self.manager.version.asks_options:
                 await self._connect(request.resource_name, request.endpoint)
             else:
                 self._spawn(self._connect_later(request, registration), f"dialling {request.endpoint}")
@@ -206,13 +197,13 @@ class PluginRegistry(RegistrationServicer):
             registration.error = str(error)
 
     async def _connect(self, resource: str, endpoint: str, options: DevicePluginOptions | None = None) -> None:
-        socket = self._directory / endpoint
-        authority = "localhost" if self._manager.version.dials_as_localhost else str(socket)
-        client = PluginClient(resource, socket, authority, self._dialling)
+        socket = self.directory / endpoint
+        authority = "localhost" if self.manager.version.dials_as_localhost else str(socket)
+        client = PluginClient(resource, socket, authority, self.dialling)
         self._clients[resource] = client
         try:
             await client.dial()
-            self._manager.connected(resource, client, await client.options() if options is None else options)
+            self.manager.connected(resource, client, await client.options() if options is None else options)
         except BaseException:
             # By name, so the client of a working plugin is forgotten too, and the end of its stream goes unnoticed.
             self._clients.pop(resource, None)
@@ -223,12 +214,12 @@ class PluginRegistry(RegistrationServicer):
 
     async def _follow(self, client: PluginClient, endpoint: str) -> None:
         stream = Stream(client.resource, endpoint)
-        self._streams.append(stream)
-        await client.follow(stream, partial(self._manager.update, client.resource))
+        self.streams.append(stream)
+        await client.follow(stream, partial(self.manager.update, client.resource))
         current = self._clients.get(client.resource)
-        if current is client or (current is not None and self._manager.version.old_stream_ends_new_plugin):
+        if current is client or (current is not None and self.manager.version.old_stream_ends_new_plugin):
             del self._clients[client.resource]
-            self._manager.disconnected(client.resource)
+            self.manager.disconnected(client.resource)
             self._connections.discard(current)
             await current.close()
 
@@ -291,13 +282,13 @@ async def _unknown(context: grpc.aio.ServicerContext[Any, Any], method: str) -> 
     await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"unknown method {method} for service v1.PodResourcesLister")
 
 
+@dataclass(frozen=True)
 class PodResources(PodResourcesListerServicer):
     """The v1.PodResourcesLister service."""
 
-    def __init__(self, manager: DeviceManager, pods: PodsSeen, gate: Gate) -> None:
-        self._manager = manager
-        self._pods = pods
-        self._gate = gate
+    manager: DeviceManager
+    pods: PodsSeen
+    gate: Gate
 
     async def List(
         self,
@@ -305,10 +296,10 @@ class PodResources(PodResourcesListerServicer):
         context: grpc.aio.ServicerContext[v1.ListPodResourcesRequest, v1.ListPodResourcesResponse],
     ) -> v1.ListPodResourcesResponse:
         """List the pods, and free the devices of ended pods."""
-        await _pass(self._gate, context)
-        pods = tuple(self._pods(active_only=not self._manager.version.lists_terminal_pods))
-        self._manager.collect()
-        return v1.ListPodResourcesResponse(pod_resources=[_describe(self._manager, pod) for pod in pods])
+        await _pass(self.gate, context)
+        pods = tuple(self.pods(active_only=not self.manager.version.lists_terminal_pods))
+        self.manager.collect()
+        return v1.ListPodResourcesResponse(pod_resources=[_describe(self.manager, pod) for pod in pods])
 
     async def Get(
         self,
@@ -316,14 +307,14 @@ class PodResources(PodResourcesListerServicer):
         context: grpc.aio.ServicerContext[v1.GetPodResourcesRequest, v1.GetPodResourcesResponse],
     ) -> v1.GetPodResourcesResponse:
         """Describe one active pod. Frees nothing."""
-        await _pass(self._gate, context)
-        if self._manager.version < Version(1, 27):
+        await _pass(self.gate, context)
+        if self.manager.version < Version(1, 27):
             await _unknown(context, "Get")
-        if not self._manager.version.describes_one_pod:
+        if not self.manager.version.describes_one_pod:
             await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
-        for pod in self._pods(active_only=True):
+        for pod in self.pods(active_only=True):
             if (pod.spec.namespace, pod.name) == (request.pod_namespace, request.pod_name):
-                return v1.GetPodResourcesResponse(pod_resources=_describe(self._manager, pod))
+                return v1.GetPodResourcesResponse(pod_resources=_describe(self.manager, pod))
         return await context.abort(
             grpc.StatusCode.UNKNOWN, f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
         )
@@ -334,16 +325,16 @@ class PodResources(PodResourcesListerServicer):
         context: grpc.aio.ServicerContext[v1.AllocatableResourcesRequest, v1.AllocatableResourcesResponse],
     ) -> v1.AllocatableResourcesResponse:
         """List every healthy device, allocated or free."""
-        await _pass(self._gate, context)
-        if self._manager.version < Version(1, 21):
+        await _pass(self.gate, context)
+        if self.manager.version < Version(1, 21):
             await _unknown(context, "GetAllocatableResources")
-        if self._manager.version < Version(1, 23):
+        if self.manager.version < Version(1, 23):
             await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API GetAllocatableResources disabled")
         return v1.AllocatableResourcesResponse(
             devices=[
                 _entry(resource, device, node)
-                for resource, ids in self._manager.healthy.items()
+                for resource, ids in self.manager.healthy.items()
                 for device in sorted(ids)
-                for node in self._manager.numa_nodes(resource, device)
+                for node in self.manager.numa_nodes(resource, device)
             ]
         )

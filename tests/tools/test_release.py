@@ -208,9 +208,6 @@ def test_a_release_changes_what_names_the_version_and_nothing_else(released: Che
 
 def test_the_tests_of_versions_pass_after_a_release(released: Checkout) -> None:
     tests = (
-        "tests/deploy/test_chart.py::test_the_version_is_the_programs",
-        "tests/deploy/test_image.py::test_the_image_says_what_it_is",
-        "tests/deploy/test_manifest.py::test_the_image_has_the_programs_version",
         "tests/docs/test_readme.py::test_files_and_versions_in_commands_are_those_of_the_repository",
         "tests/test_recorded.py::test_what_todays_programs_write_is_what_is_recorded_of_them",
         "tests/tools/test_release.py::test_every_place_names_the_version",

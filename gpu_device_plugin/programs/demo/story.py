@@ -53,32 +53,25 @@ class Shown:
         return all(held for _, held in self.checks)
 
 
+@dataclass(eq=False)
 class Story:
     """The events on the nodes, scene by scene."""
 
-    def __init__(
-        self,
-        world: World,
-        pause: Callable[[float], Awaitable[None]],
-        visit: Visit,
-        page: DemoPage | None = None,
-    ) -> None:
-        """Begin on the node of `world`.
+    home: World
+    """The first node."""
+    pause: Callable[[float], Awaitable[None]]
+    """Waits the given seconds for a reader, if there is one."""
+    _visit: Visit
+    """Makes a further node."""
+    page: DemoPage | None = None
+    """The page of the cluster, if it is served; each scene stays until it shows the scene."""
+    offered_at_first: Mapping[str, frozenset[str]] = field(default_factory=dict, init=False)
+    _pods: dict[str, tuple[World, Pod]] = field(default_factory=dict, init=False)
 
-        Args:
-            world: the first node.
-            pause: waits the given seconds for a reader, if there is one.
-            visit: makes a further node.
-            page: the page of the cluster, if it is served; each scene stays until it shows the scene.
-        """
-        self.home = self.world = world
-        self.pause = pause
-        self.page = page
-        self._visit = visit
-        self._worlds = [world]
-        self.now = Shown("", world.node)
-        self.offered_at_first: Mapping[str, frozenset[str]] = {}
-        self._pods: dict[str, tuple[World, Pod]] = {}
+    def __post_init__(self) -> None:
+        self.world = self.home
+        self._worlds = [self.home]
+        self.now = Shown("", self.home.node)
 
     async def play(self, title: str, scene: Callable[[Story], Awaitable[None]]) -> Shown:
         """Play one scene and return what it showed."""

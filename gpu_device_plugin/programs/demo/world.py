@@ -9,6 +9,7 @@ import signal
 import sys
 from collections import Counter
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -138,50 +139,31 @@ class Agent:
             await process.wait()
 
 
+@dataclass(eq=False)
 class World:
     """The node, as seen from outside the agent: the kubelet's records, the pods in the API and the GPUs themselves."""
 
-    def __init__(
-        self,
-        kubelet: Kubelet,
-        pods: Pods,
-        agent: Agent,
-        *,
-        processes: Processes,
-        settings: NodeSettings,
-        shares: Shares,
-        gpus: str,
-        describe: Callable[..., None] | None,
-    ) -> None:
-        """Put `agent`, which has these settings and is not started, beside `kubelet`.
+    kubelet: Kubelet
+    pods: Pods
+    agent: Agent
+    processes: Processes
+    settings: NodeSettings
+    shares: Shares
+    gpus: str
+    """The source of the GPUs."""
+    describe: Callable[..., None] | None
+    """Makes these the only events of the GPUs so far; the agent sees them at once. None if the GPUs are real, or if
+    their description has events of its own."""
+    used: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """The MiB that the processes of pods use, by name of the pod and UUID of the GPU; see `use`."""
+    _faults: tuple[Mapping[str, object], ...] = field(default=(), init=False)
 
-        Args:
-            kubelet: of the node.
-            pods: the pods on it.
-            agent: of the node.
-            processes: of the pods.
-            settings: of the agent.
-            shares: the GPUs in shares.
-            gpus: the source of the GPUs.
-            describe: makes these the only events of the GPUs so far; the agent sees them at once. None if the GPUs are
-                real, or if their description has events of its own.
-        """
-        self.kubelet = kubelet
-        self.pods = pods
-        pods.on_end = self._end_processes
-        self.agent = agent
-        self.used: Mapping[tuple[str, str], int] = {}
-        """The MiB that the processes of pods use, by name of the pod and UUID of the GPU; see `use`."""
-        self._processes = processes
-        self.shares = shares
-        self.gpus = gpus
-        self._describe = describe
-        self._faults: tuple[Mapping[str, object], ...] = ()
-        self.resources = settings.offered
-        self.memory, self.count = (resource.name for resource in settings.offered)
-        self.settings = settings
-        self.policy = settings.policy
-        self.over_use = Rules(settings.over_use_slack_mib, settings.over_use_grace_s)
+    def __post_init__(self) -> None:
+        self.pods.on_end = self._end_processes
+        self.resources = self.settings.offered
+        self.memory, self.count = (resource.name for resource in self.settings.offered)
+        self.policy = self.settings.policy
+        self.over_use = Rules(self.settings.over_use_slack_mib, self.settings.over_use_grace_s)
 
     @property
     def devices_listed(self) -> Mapping[str, frozenset[str]]:
@@ -204,7 +186,7 @@ class World:
     @property
     def scripted(self) -> bool:
         """Whether the GPUs do what the demo says: they are fake, and their description has no events of its own."""
-        return self._describe is not None
+        return self.describe is not None
 
     def use(self, amounts: Mapping[str, int]) -> None:
         """Have a process of each of these pods use so many MiB of each of its GPUs; 0: it has none any more.
@@ -223,7 +205,7 @@ class World:
             if (shared := self.shares.by_uuid(uuid)) is not None and not shared.gone
         }
         self.used = {(pods[uid].name, uuid): mib for (uid, uuid), mib in by_uid.items()}
-        self._processes.keep(pods)
+        self.processes.keep(pods)
         self._tell(by_uid)
 
     def strike(self, *faults: Mapping[str, object]) -> None:
@@ -233,14 +215,14 @@ class World:
         self._tell({(pods[name], uuid): mib for (name, uuid), mib in self.used.items()})
 
     def _tell(self, used: Mapping[tuple[str, str], int]) -> None:
-        if self._describe is None:
+        if self.describe is None:
             raise DemoError("The GPUs of this node do not do what the demo says.")
         parents = {
             shared.gpu.uuid: shared.gpu.instance.parent
             for shared in self.shares.gpus
             if shared.gpu.instance is not None
         }
-        self._describe(*self._faults, *self._processes.events(used, parents))
+        self.describe(*self._faults, *self.processes.events(used, parents))
 
     async def divide(self, instances: str) -> None:
         """Divide GPU 0, which is fake and in MIG mode, into other instances."""
@@ -385,11 +367,11 @@ async def world(api: ApiServer, node: str, gpus: str, *, metrics: bool = False, 
                 kubelet,
                 pods,
                 Agent(flags, root / "agent.log", processes.proc),
-                processes=processes,
-                settings=settings,
-                shares=shares,
-                gpus=flags["gpus"],
-                describe=describe,
+                processes,
+                settings,
+                shares,
+                flags["gpus"],
+                describe,
             )
             tasks = [
                 asyncio.create_task(pods.end_deleted(), name="end deleted pods"),

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.within import within
@@ -48,36 +48,27 @@ class Timings:
 TIMINGS = Timings()
 
 
+@dataclass(eq=False)
 class GpuKeeper:
-    """Owns the daemon and the compute mode of one GPU."""
+    """Owns the daemon and the compute mode of one GPU; nothing is looked at before `run`."""
 
-    def __init__(
-        self,
-        place: Place,
-        driver: MpsDriver,
-        on_change: Callable[[], None],
-        *,
-        before: str,
-        timings: Timings = TIMINGS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Prepare; nothing is looked at before `run`.
+    _place: Place
+    """The GPU's directory."""
+    _driver: MpsDriver
+    _on_change: Callable[[], None]
+    """Called when `told` is another."""
+    _: KW_ONLY
+    before: str
+    """The compute mode to set back, from an earlier supervisor; empty: none."""
+    timings: Timings = TIMINGS
+    clock: Callable[[], float] = time.monotonic
+    """Seconds, which never go back."""
+    told: MpsGpu = field(default=MpsGpu(MpsStatus.STOPPED), init=False)
+    """What the agent is told."""
 
-        Args:
-            place: the GPU's directory.
-            driver: the programs of MPS.
-            on_change: called when `told` is another.
-            before: the compute mode to set back, from an earlier supervisor; empty: none.
-            timings: the intervals.
-            clock: seconds, which never go back.
-        """
-        self._place = place
-        self._driver = driver
-        self._on_change = on_change
-        self._timings = timings
-        self._clock = clock
-        self._daemon = Daemon(before=before)
-        self._on_disk = before
+    def __post_init__(self) -> None:
+        self._daemon = Daemon(before=self.before)
+        self._on_disk = self.before
         self._wanted_mib: int | None = None
         self._changed = asyncio.Event()
         self._mode: str | None = None
@@ -85,8 +76,6 @@ class GpuKeeper:
         self._silence = ""
         self._servers: tuple[Server, ...] = ()
         self._ask_at_s = 0.0
-        self.told = MpsGpu(MpsStatus.STOPPED)
-        """What the agent is told."""
 
     def __repr__(self) -> str:
         return f"<GpuKeeper {self._place.uuid}: {self.told.status}, wanted {self._wanted_mib}>"
@@ -114,15 +103,15 @@ class GpuKeeper:
 
     def _pause_s(self) -> float:
         if self._daemon.running or self._daemon.status is not MpsStatus.FAILED:
-            return self._timings.look_s
+            return self.timings.look_s
         # Without a daemon every look goes through all processes of the node.
-        until_retry_s = self._daemon.retry_s - self._clock()
-        return min(until_retry_s, self._timings.mode_soon_s) if until_retry_s > 0 else self._timings.mode_soon_s
+        until_retry_s = self._daemon.retry_s - self.clock()
+        return min(until_retry_s, self.timings.mode_soon_s) if until_retry_s > 0 else self.timings.mode_soon_s
 
     async def _step(self) -> bool:
         """Look and act once; return whether there was something to do."""
         seen = await self._look()
-        self._daemon, act = decide(self._daemon, seen, self._clock())
+        self._daemon, act = decide(self._daemon, seen, self.clock())
         self._tell()
         if act is None:
             return False
@@ -131,11 +120,11 @@ class GpuKeeper:
             await self._do(act)
         except (MpsError, OSError) as error:
             why = str(error)
-            self._daemon = failed(self._daemon, act, why, self._clock())
+            self._daemon = failed(self._daemon, act, why, self.clock())
             # Of a tenant comes nothing here: these are texts of the driver and of the system.
             _log.warning("a step failed", extra={"gpu": self._place.uuid, "step": str(act), "why": why})
         else:
-            self._daemon = did(self._daemon, act, seen, self._clock())
+            self._daemon = did(self._daemon, act, seen, self.clock())
             _log.info("a step is done", extra={"gpu": self._place.uuid, "step": str(act)})
             self._write_down()
         finally:
@@ -163,7 +152,7 @@ class GpuKeeper:
     async def _look(self) -> Seen:
         alive = self._driver.alive(self._place)
         await self._look_at_mode()
-        if alive and self._clock() >= self._ask_at_s and not self._ends:
+        if alive and self.clock() >= self._ask_at_s and not self._ends:
             await self._ask()
             alive = self._driver.alive(self._place)  # one that has ended has not fallen silent
         if not alive:
@@ -176,15 +165,15 @@ class GpuKeeper:
         return self._daemon.quit_s is not None
 
     async def _look_at_mode(self) -> None:
-        if self._clock() < self._mode_until_s:
+        if self.clock() < self._mode_until_s:
             return
         try:
             self._mode = await self._driver.compute_mode(self._place.uuid)
-            pause_s = self._timings.mode_s if self._mode else self._timings.mode_soon_s
+            pause_s = self.timings.mode_s if self._mode else self.timings.mode_soon_s
         except MpsError as error:
-            self._mode, pause_s = None, self._timings.mode_soon_s
+            self._mode, pause_s = None, self.timings.mode_soon_s
             _log.warning("the compute mode is unknown", extra={"gpu": self._place.uuid, "why": str(error)})
-        self._mode_until_s = self._clock() + pause_s
+        self._mode_until_s = self.clock() + pause_s
 
     async def _ask(self) -> None:
         try:
@@ -200,7 +189,7 @@ class GpuKeeper:
             self._silence = str(error)
         self._shorten_logs()
         healthy = not self._silence and self.told.status is MpsStatus.READY
-        self._ask_at_s = self._clock() + (self._timings.ask_s if healthy else self._timings.ask_soon_s)
+        self._ask_at_s = self.clock() + (self.timings.ask_s if healthy else self.timings.ask_soon_s)
 
     async def _server_pids(self) -> tuple[int, ...]:
         return _pids(await self._driver.command(self._place, "get_server_list"))[:_MOST_SERVERS]

@@ -1,7 +1,8 @@
-"""Nodes and pods as people write them: on the command line, or as JSON or YAML with the same words."""
+"""Nodes and pods as people write them, on the command line or as JSON or YAML with the same words; and as traces."""
 
 from __future__ import annotations
 
+import csv
 import re
 from fractions import Fraction
 from math import ceil
@@ -13,11 +14,10 @@ from gpu_device_plugin.cluster.quantity import allocatable_amounts
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
 from gpu_device_plugin.core.model.mig import GPU_SLICES
-from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.core.worth.mix import PodKind
 from gpu_device_plugin.core.worth.shapes import GpuKind, Shape
 from gpu_device_plugin.hardware.models import MODELS
-from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Start, counted, told
+from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Start, Workload, counted, told
 from gpu_device_plugin.programs.simulate.nvidia import known_model
 from gpu_device_plugin.settings.knobs import nearest
 
@@ -105,9 +105,8 @@ def nodes_of(entries: Iterable[Entry]) -> tuple[Start, ...]:
         shape = _shape(
             mem, known.product if known and "mem" not in words else model, gpus - divided, profiles * divided, room
         )
-        left = Left(shape.sizes, shape.cpu_milli, shape.memory_mib)
         _bounded(name, len(found) + number)
-        found += [Start(f"{name}-{at + 1}", shape, left) for at in range(number)]
+        found += [Start.empty(f"{name}-{at + 1}", shape) for at in range(number)]
     return tuple(found)
 
 
@@ -324,3 +323,88 @@ def _json_entries(what: str, listed: Sequence[Mapping[str, Any]] | None) -> Iter
         if isinstance(models := words.get("model"), list):
             words["model"] = "|".join(map(str, models))
         yield Entry(name or place, times, words, name)
+
+
+# --- Traces of Alibaba's GPU clusters of 2023 ("openb"), as they were published ---------------------------------------
+
+# The files are in github.com/hkust-adsl/kubernetes-scheduler-simulator, in data/csv. A GPU is cut into 100 shares, so
+# that the share of a GPU that a pod asks for, in thousandths, is rounded up to a hundredth; a whole GPU, and several,
+# are taken whole. A pod that asks for no CPU counts as asking for a tenth of one, as in the published experiments.
+TRACE_SHARES = 100
+"""Of each GPU."""
+_NODE = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
+_POD = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
+_UNASKED_CPU = 100
+_WHOLE = 1000
+
+
+def nodes_in_trace(lines: Iterable[str]) -> tuple[Start, ...]:
+    """Read a list of nodes.
+
+    Raises:
+        EntryError: a column is missing, or a number is none.
+    """
+    found = []
+    for number, row in _rows(lines, _NODE):
+        gpus = _whole_number(row, "gpu", number)
+        if gpus > MOST_GPUS:
+            raise EntryError(f"line {number}, gpu: {gpus:,} are more than the {MOST_GPUS} that a node can have")
+        shape = Shape(
+            (TRACE_SHARES,) * gpus,
+            (row["model"],) * gpus,
+            _whole_number(row, "cpu_milli", number),
+            _whole_number(row, "memory_mib", number),
+        )
+        found.append(Start.empty(row["sn"], shape))
+    return tuple(found)
+
+
+def pods_in_trace(lines: Iterable[str]) -> Workload:
+    """Read a list of pods.
+
+    Raises:
+        EntryError: a column is missing, or a number is none.
+    """
+    kinds: dict[PodKind, int] = {}
+    pods = [kinds.setdefault(_traced(row, number), len(kinds)) for number, row in _rows(lines, _POD)]
+    return Workload(tuple(kinds), tuple(pods))
+
+
+def _traced(row: Mapping[str, str], number: int) -> PodKind:
+    gpus, milli = _whole_number(row, "num_gpu", number), _whole_number(row, "gpu_milli", number)
+    shares = -(-milli * TRACE_SHARES // _WHOLE) if gpus == 1 and milli < _WHOLE else 0
+    models = tuple(sorted(model for model in (row.get("gpu_spec") or "").split("|") if model))
+    return PodKind(
+        shares,
+        gpus,
+        _whole_number(row, "cpu_milli", number) or _UNASKED_CPU,
+        _whole_number(row, "memory_mib", number),
+        Wishes(models),
+    )
+
+
+def _rows(lines: Iterable[str], columns: Iterable[str]) -> Iterable[tuple[int, Mapping[str, str]]]:
+    reader = csv.DictReader(lines)
+    try:
+        there = reader.fieldnames or ()
+    except csv.Error as error:
+        raise EntryError(f"line 1 is no CSV: {error}") from None
+    missing = [name for name in columns if name not in there]
+    if missing:
+        raise EntryError(f"its first line has no column {missing[0]}; a trace of openb has {', '.join(columns)}")
+    number = 1
+    try:
+        for row in reader:
+            number += 1
+            if any(row[name] is None for name in columns):
+                raise EntryError(f"line {number} has fewer columns than the first line")
+            yield number, row
+    except csv.Error as error:
+        raise EntryError(f"line {number + 1} is no CSV: {error}") from None
+
+
+def _whole_number(row: Mapping[str, str], name: str, number: int) -> int:
+    text = row[name]
+    if not (text.isascii() and text.isdigit() and len(text) < 12):
+        raise EntryError(f"line {number}, {name}: {text[:40]!r} is not a whole number")
+    return int(text)

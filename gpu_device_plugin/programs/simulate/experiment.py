@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.core.worth.shapes import needs_gpus
 from gpu_device_plugin.programs.simulate.model import Arrivals, Start, as_listed, departing, shares_of, told, until
 from gpu_device_plugin.programs.simulate.run import run
@@ -163,7 +162,7 @@ class _Search:
 
     def _run(self, policy: str, seed: int, number: int) -> Outcome:
         workload = self._inputs.workload
-        nodes = [*self._there, *[_empty(self._shape, at) for at in range(number)]]
+        nodes = [*self._there, *[Start.empty(f"node-{at + 1}", self._shape) for at in range(number)]]
         arrivals = as_listed(workload) if self._inputs.ordered else shuffled(workload, seed)
         return run(policy, nodes, workload, arrivals, seed, cold=self._plan.cold)
 
@@ -199,16 +198,12 @@ def _only_shape(inputs: Inputs) -> Shape:
     return next(iter(shapes))
 
 
-def _empty(shape: Shape, at: int) -> Start:
-    return Start(f"node-{at + 1}", shape, Left(shape.sizes, shape.cpu_milli, shape.memory_mib))
-
-
 def _least(shape: Shape, there: Sequence[Start], kinds: Sequence[PodKind]) -> int:
     """Return how many nodes of a shape the sums alone need for pods of these kinds, beside the room that is there."""
     whole = min((gpu.size for gpu in shape.gpus if not gpu.instance), default=0)
     asked = np.array([_amounts(kind, whole) for kind in kinds], float).reshape(-1, 5).sum(0)
-    room = np.array([_room(node.shape, node.left) for node in there], float).reshape(-1, 5).sum(0)
-    each = _room(shape, Left(shape.sizes, shape.cpu_milli, shape.memory_mib))
+    room = np.array([_room(node) for node in there], float).reshape(-1, 5).sum(0)
+    each = _room(Start.empty("", shape))
     missing: list[float] = (asked - room).tolist()
     least = max([0, *[ceil(lacking / more) for lacking, more in zip(missing, each, strict=True) if more]])
     if least > MOST_NODES:
@@ -225,8 +220,9 @@ def _amounts(kind: PodKind, whole: int) -> tuple[float, ...]:
     return shares, of_gpus, gpus, kind.cpu_milli, kind.memory_mib
 
 
-def _room(shape: Shape, left: Left) -> tuple[float, ...]:
+def _room(node: Start) -> tuple[float, ...]:
     """Return the free shares of a node, those of its GPUs, the number of free GPUs, its CPU and its memory."""
-    of_gpus = [(free, gpu.size) for free, gpu in zip(left.frees, shape.gpus, strict=True) if not gpu.instance]
+    left = node.left
+    of_gpus = [(free, gpu.size) for free, gpu in zip(left.frees, node.shape.gpus, strict=True) if not gpu.instance]
     shares = sum(free for free, _ in of_gpus if free > 0)
     return left.shares, shares, sum(free == size for free, size in of_gpus), left.cpu_milli, left.memory_mib

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.core.worth.learning import mean_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.worth.appraising import Left
     from gpu_device_plugin.core.worth.mix import PodKind
     from gpu_device_plugin.core.worth.shapes import Shape
     from gpu_device_plugin.fleet_index.rooms import Bools, Floats
@@ -28,6 +28,11 @@ class Start:
     shape: Shape
     left: Left
     """The room beside the pods that run there and stay."""
+
+    @classmethod
+    def empty(cls, name: str, shape: Shape) -> Start:
+        """Return a node on which nothing runs."""
+        return cls(name, shape, Left(shape.sizes, shape.cpu_milli, shape.memory_mib))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,17 @@ import msgspec
 
 from gpu_device_plugin.cluster.api import UnreadableObjectError
 from gpu_device_plugin.core.worth.appraising import Left
-from gpu_device_plugin.programs.simulate import openb
 from gpu_device_plugin.programs.simulate.clusterlist import read_cluster
-from gpu_device_plugin.programs.simulate.entries import EntryError, nodes_in, nodes_in_json, pods_in, pods_in_json
+from gpu_device_plugin.programs.simulate.entries import (
+    TRACE_SHARES,
+    EntryError,
+    nodes_in,
+    nodes_in_json,
+    nodes_in_trace,
+    pods_in,
+    pods_in_json,
+    pods_in_trace,
+)
 from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Start, Workload, counted, told
 from gpu_device_plugin.programs.simulate.nvidia import known_model
 from gpu_device_plugin.settings.knobs import UsageError
@@ -129,9 +137,9 @@ class Sources:
             )
         if of_pods.hundredths and not of_nodes.hundredths:
             found, more = tuple(map(_in_hundredths, found)), tuple(map(_in_hundredths, more))
-            notes = (*notes, f"each GPU counts as {openb.SHARES} shares, as the pods of a trace ask for parts of a GPU")
+            notes = (*notes, f"each GPU counts as {TRACE_SHARES} shares, as the pods of a trace ask for parts of a GPU")
         elif of_nodes.hundredths and not of_pods.hundredths:
-            notes = (*notes, f"a GPU of a trace has {openb.SHARES} shares: mem counts hundredths of a GPU")
+            notes = (*notes, f"a GPU of a trace has {TRACE_SHARES} shares: mem counts hundredths of a GPU")
         workload, misfits = _misfits((*found, *more), workload, skip=skip_misfits)
         return Inputs(found, workload, of_pods.ordered, (*notes, *misfits), more[0] if more else None)
 
@@ -146,9 +154,7 @@ class Sources:
         content = self._cluster() if text == CLUSTER else _read(text, otherwise)
         if not _is_json(content):
             lines = _lines(content)
-            return _Source(
-                lambda: openb.read_nodes(lines), lambda: openb.read_pods(lines), ordered=True, hundredths=True
-            )
+            return _Source(lambda: nodes_in_trace(lines), lambda: pods_in_trace(lines), ordered=True, hundredths=True)
         if not _is_kubernetes(content):
             return _Source(lambda: nodes_in_json(content), lambda: Workload.of(pods_in_json(content)))
         cluster = read_cluster(content, self._resources)
@@ -162,7 +168,7 @@ def _explained(flag: str, text: str) -> Iterator[None]:
     """Name the flag, and what it was given, in the error of a source that cannot be read."""
     try:
         yield
-    except (EntryError, UnreadableObjectError, openb.TraceError) as error:
+    except (EntryError, UnreadableObjectError) as error:
         place = text if len(text) <= 80 else f"{text[:80]}..."
         raise UsageError(f"{flag}: {place}: {error}") from None
 
@@ -251,7 +257,7 @@ def _lines(content: bytes) -> Sequence[str]:
 
 def _in_hundredths(node: Start) -> Start:
     """Return a node whose GPUs have 100 shares each; what is free of a GPU is rounded down."""
-    sizes, most = node.shape.sizes, openb.SHARES
+    sizes, most = node.shape.sizes, TRACE_SHARES
     frees = tuple(free if free < 0 else free * most // size for free, size in zip(node.left.frees, sizes, strict=True))
     left = Left(frees, node.left.cpu_milli, node.left.memory_mib)
     return replace(node, shape=replace(node.shape, sizes=(most,) * len(sizes)), left=left)

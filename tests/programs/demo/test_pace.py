@@ -49,35 +49,25 @@ async def pausing(pace: Pace, *seconds: float) -> AsyncIterator[list[float]]:
         await asyncio.gather(playing, return_exceptions=True)
 
 
-async def test_a_pause_ends_by_itself() -> None:
-    async with patience("the pause ends"):
+async def test_a_pause_ends_by_itself_and_where_nobody_reads_there_is_none() -> None:
+    off = Pace(on=False)
+    off.press(" ")
+    async with patience("both end"):
         await Pace().pause(SHORT)
-
-
-async def test_where_nobody_reads_there_is_no_pause() -> None:
-    pace = Pace(on=False)
-    pace.press(" ")
-    async with patience("the pause ends"):
-        await pace.pause(NEVER)
+        await off.pause(NEVER)
 
 
 @pytest.mark.parametrize("key", ["\n", "\r"])
 async def test_enter_ends_a_pause(key: str) -> None:
     pace = Pace()
     async with pausing(pace, NEVER, NEVER) as ended:
-        assert ended == []
+        for other in "qx\x1b":
+            pace.press(other)
+        await turns()
+        assert (ended, pace.stopped) == ([], False), "other keys do nothing"
         pace.press(key)
         await turns()
         assert ended == [NEVER], "the next one is another step"
-
-
-async def test_other_keys_do_nothing() -> None:
-    pace = Pace()
-    async with pausing(pace, NEVER) as ended:
-        for key in "qx\x1b":
-            pace.press(key)
-        await turns()
-        assert (ended, pace.stopped) == ([], False)
 
 
 async def test_stopped_scenes_go_on_only_by_a_key() -> None:
@@ -132,14 +122,11 @@ async def test_waiting_for_something_ends_with_it_or_with_enter() -> None:
         await pace.unless_stepped(happened.wait())
 
 
-async def test_where_there_is_no_terminal_there_are_no_keys(tmp_path: Path) -> None:
-    file = tmp_path / "input"
-    file.write_text(" ")
-    with file.open() as stream, keys(stream, lambda _: None) as there:
+async def test_keys_come_one_by_one_and_the_terminal_is_left_as_it_was(tmp_path: Path) -> None:
+    """Of a file there are none."""
+    (tmp_path / "input").write_text(" ")
+    with (tmp_path / "input").open() as stream, keys(stream, lambda _: None) as there:
         assert not there
-
-
-async def test_keys_come_one_by_one_and_the_terminal_is_left_as_it_was() -> None:
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)
     pressed: list[str] = []

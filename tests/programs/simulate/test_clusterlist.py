@@ -79,20 +79,17 @@ def test_instances_of_a_cluster_are_read_from_the_nodes_list() -> None:
     assert (now.shape.sizes, now.shape.cards, now.left.frees) == ((80, 9, 9), (None, 1, 1), (80, 2, 9))
 
 
-def test_a_node_that_gives_its_instances_whole_is_left_out_and_named() -> None:
-    whole = ListedInstance("GPU-b", 1, 0, "1g.10gb", 7, "aliyun.com/mig-1g.10gb")
-    found = listed(
-        two_gpus("a"), with_list("b", NodeGpus(share_mib=1024, instances=(ListedGpu(0, 9, instance=whole),)))
-    )
-    assert [each.name for each in found.nodes] == ["a"]
-    assert found.notes == ("node b is left out: its MIG instances are given whole, by the resources of their profiles",)
-
-
-def test_a_node_that_takes_no_pods_is_left_out_and_named() -> None:
+def test_nodes_that_take_no_pods_or_give_their_instances_whole_are_left_out_and_named() -> None:
     cordoned = {**two_gpus("c"), "spec": {"unschedulable": True}}
-    found = listed(two_gpus("a"), two_gpus("b", ready=False), cordoned)
+    whole = ListedInstance("GPU-b", 1, 0, "1g.10gb", 7, "aliyun.com/mig-1g.10gb")
+    sliced = with_list("d", NodeGpus(share_mib=1024, instances=(ListedGpu(0, 9, instance=whole),)))
+    found = listed(two_gpus("a"), two_gpus("b", ready=False), cordoned, sliced)
     assert [each.name for each in found.nodes] == ["a"]
-    assert found.notes == ("node b is left out: it is not ready", "node c is left out: it is cordoned")
+    assert found.notes == (
+        "node b is left out: it is not ready",
+        "node c is left out: it is cordoned",
+        "node d is left out: its MIG instances are given whole, by the resources of their profiles",
+    )
 
 
 def test_a_pod_that_no_node_can_ever_take_is_left_out_and_named() -> None:

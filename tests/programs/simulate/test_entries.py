@@ -6,9 +6,16 @@ import pytest
 
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.worth.mix import PodKind
-from gpu_device_plugin.programs.simulate.entries import EntryError, nodes_in, nodes_in_json, pods_in, pods_in_json
+from gpu_device_plugin.programs.simulate.entries import (
+    EntryError,
+    nodes_in,
+    nodes_in_json,
+    nodes_in_trace,
+    pods_in,
+    pods_in_json,
+    pods_in_trace,
+)
 from gpu_device_plugin.programs.simulate.model import Workload, class_of, order
-from gpu_device_plugin.programs.simulate.openb import TraceError, read_nodes, read_pods
 
 
 def kinds_in(text: str) -> list[PodKind]:
@@ -218,7 +225,7 @@ def test_a_pod_of_a_trace_takes_hundredths_of_a_gpu_or_whole_gpus() -> None:
         "d,1,1,0,0,,LS",
         "e,4000,100,1,455,,LS",
     ]
-    workload = read_pods([POD_COLUMNS, *rows])
+    workload = pods_in_trace([POD_COLUMNS, *rows])
     assert workload.pods == (0, 1, 2, 3, 0)
     assert workload.kinds == (
         PodKind(46, 1, 4000, 100),
@@ -229,7 +236,7 @@ def test_a_pod_of_a_trace_takes_hundredths_of_a_gpu_or_whole_gpus() -> None:
 
 
 def test_a_node_of_a_trace_has_gpus_of_a_hundred_shares() -> None:
-    (node,) = read_nodes(["sn,cpu_milli,memory_mib,gpu,model", "n0,96000,786432,2,V100M32"])
+    (node,) = nodes_in_trace(["sn,cpu_milli,memory_mib,gpu,model", "n0,96000,786432,2,V100M32"])
     assert (node.name, node.shape.sizes, node.shape.models) == ("n0", (100, 100), ("V100M32", "V100M32"))
     assert (node.left.cpu_milli, node.left.memory_mib) == (96_000, 786_432)
 
@@ -247,14 +254,14 @@ def test_a_node_of_a_trace_has_gpus_of_a_hundred_shares() -> None:
     ],
 )
 def test_a_trace_that_cannot_be_read_says_where(lines: list[str], said: str) -> None:
-    with pytest.raises(TraceError) as error:
-        read_pods(lines)
+    with pytest.raises(EntryError) as error:
+        pods_in_trace(lines)
     assert said in str(error.value)
 
 
 def test_a_node_of_a_trace_has_no_more_gpus_than_nodes_can_have() -> None:
-    with pytest.raises(TraceError, match="line 2, gpu: 99,999,999,999 are more than the 128"):
-        read_nodes(["sn,cpu_milli,memory_mib,gpu,model", "n0,1,1,99999999999,T4"])
+    with pytest.raises(EntryError, match="line 2, gpu: 99,999,999,999 are more than the 128"):
+        nodes_in_trace(["sn,cpu_milli,memory_mib,gpu,model", "n0,1,1,99999999999,T4"])
 
 
 def test_classes_are_sizes_in_tenths_of_a_gpu_and_sort_by_them() -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.core.worth.mix import Mix, PodKind
 from gpu_device_plugin.core.worth.shapes import Shape
 from gpu_device_plugin.core.worth.studying import studied
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 MOST_LOST = 0.005
 H100 = Shape((80,) * 8, ("H100",) * 8, 128_000, 1 << 20)
-NODES = [Start(f"n{number}", H100, Left(H100.sizes, H100.cpu_milli, H100.memory_mib)) for number in range(60)]
+NODES = [Start.empty(f"n{number}", H100) for number in range(60)]
 SIZES = {5: 10, 10: 20, 16: 15, 20: 15, 24: 10, 32: 10, 40: 10, 0: 10}
 """How often each size comes in the honest mix; 0 is a whole GPU."""
 KINDS = tuple(PodKind(size, 1, 2000, 8192) for size in SIZES)

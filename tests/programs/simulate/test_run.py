@@ -16,10 +16,10 @@ from gpu_device_plugin.core.worth.mix import PodKind
 from gpu_device_plugin.core.worth.shapes import Shape
 from gpu_device_plugin.fleet_index.gains import NEVER, Gains
 from gpu_device_plugin.fleet_index.rooms import rooms_of
-from gpu_device_plugin.programs.simulate import openb
 from gpu_device_plugin.programs.simulate.beside import Beside
 from gpu_device_plugin.programs.simulate.bestfit import BestFit
 from gpu_device_plugin.programs.simulate.columns import Columns
+from gpu_device_plugin.programs.simulate.entries import nodes_in_trace, pods_in_trace
 from gpu_device_plugin.programs.simulate.fgd import Fgd
 from gpu_device_plugin.programs.simulate.judged import Judged
 from gpu_device_plugin.programs.simulate.model import (
@@ -47,10 +47,7 @@ KINDS = (
 )
 
 
-def start(name: str, shape: Shape) -> Start:
-    return Start(name, shape, Left(shape.sizes, shape.cpu_milli, shape.memory_mib))
-
-
+start = Start.empty
 MIG = Shape((16, 8, 8, 4), ("A10",) * 4, 32_000, 131_072, (None, 1, 1, 3))
 """A GPU, and three MIG instances of two."""
 NODES = [start("t0", T4), start("t1", T4), start("a0", A10), start("a1", A10), start("t2", T4)]
@@ -320,8 +317,8 @@ def test_published_figures_are_reproduced(policy: str, trace: str) -> None:
     """Weng et al. have them at 130 %, as means of ten runs; the mean of five of ours is within 0.3."""
     folder = Path(os.environ["OPENB"])
     with (folder / "openb_node_list_gpu_node.csv").open() as file:
-        nodes = openb.read_nodes(file)
+        nodes = nodes_in_trace(file)
     with (folder / f"openb_pod_list_{trace}.csv").open() as file:
-        pods = openb.read_pods(file)
+        pods = pods_in_trace(file)
     found = [100 * run(policy, nodes, pods, until(pods, nodes, seed), seed).allocated for seed in range(200, 205)]
     assert np.mean(found) == pytest.approx(PUBLISHED[policy, trace], abs=0.3)
