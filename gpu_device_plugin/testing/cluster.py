@@ -21,8 +21,8 @@ from gpu_device_plugin.testing.cluster_kinds import (
     KINDS,
     LEASES,
     PODS,
-    RefusedError,
     Served,
+    StatusError,
     applied,
     invalid,
     kind_of,
@@ -210,7 +210,7 @@ class ApiServer:
         """Execute the requests that met `Late`, the oldest first; their clients get no answer."""
         while self._late:
             http, served, request = self._late.pop(0)
-            with suppress(RefusedError):
+            with suppress(StatusError):
                 await self._do(http, served, request)
 
     def black_hole(self) -> None:
@@ -285,10 +285,10 @@ class ApiServer:
             if self._hole is not None:
                 await self._hole.wait()
             return await self._answer(http)
-        except RefusedError as error:
+        except StatusError as error:
             return refusal(error)
         except json.JSONDecodeError as error:
-            return refusal(RefusedError(400, "BadRequest", f"error decoding the body: {error}"))
+            return refusal(StatusError(400, "BadRequest", f"error decoding the body: {error}"))
         finally:
             if transport is not None:
                 self._connections.discard(transport)
@@ -334,12 +334,12 @@ class ApiServer:
 
     def _admit(self, request: Request) -> None:
         if request.group in self.without:
-            raise RefusedError(404, "NotFound", "the server could not find the requested resource")
+            raise StatusError(404, "NotFound", "the server could not find the requested resource")
         if self.tokens is not None and request.token not in self.tokens:
-            raise RefusedError(401, "Unauthorized", "Unauthorized")
+            raise StatusError(401, "Unauthorized", "Unauthorized")
         if self.allowed is not None and (request.verb, request.resource) not in self.allowed:
             scope = f'in the namespace "{request.namespace}"' if request.namespace else "at the cluster scope"
-            raise RefusedError(
+            raise StatusError(
                 403,
                 "Forbidden",
                 f'{request.resource} is forbidden: User "somebody" cannot {request.verb} resource "{request.resource}"'
@@ -355,7 +355,7 @@ class ApiServer:
                 name = before["metadata"]["name"]
                 reason = {403: "Forbidden", 422: "Invalid"}[code]
                 details = {"name": name, "kind": served.plural, "causes": [{"message": denial}]}
-                raise RefusedError(code, reason, f'{served.full} "{name}" is forbidden: {denial}', details)
+                raise StatusError(code, reason, f'{served.full} "{name}" is forbidden: {denial}', details)
 
     async def _beside_objects(self, http: web.Request) -> web.Response | None:
         """Answer requests about the server itself; None if the request is about an object."""
@@ -404,7 +404,7 @@ class ApiServer:
     async def _do_patch(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
         apply = _PATCHES.get(http.content_type)
         if apply is None:
-            raise RefusedError(415, "UnsupportedMediaType", f"the body was in an unknown format: {http.content_type}")
+            raise StatusError(415, "UnsupportedMediaType", f"the body was in an unknown format: {http.content_type}")
         patch = await http.json()
         return self._changed(served, request, lambda found: apply(found, patch))
 

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.times import rfc3339
-from gpu_device_plugin.testing.cluster_kinds import BUDGETS, PODS, RefusedError
+from gpu_device_plugin.testing.cluster_kinds import BUDGETS, PODS, StatusError
 from gpu_device_plugin.testing.selectors import label_selector
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ _PROCESSING_S = 10
 
 
 def evict(store: Store, key: Key, eviction: Json) -> None:
-    """Evict a pod, or raise RefusedError: 400, 404, 409 (another UID), 429 (its budget) or 500 (several budgets)."""
+    """Evict a pod, or raise StatusError: 400, 404, 409 (another UID), 429 (its budget) or 500 (several budgets)."""
     if (eviction.get("metadata") or {}).get("name", key[1]) != key[1]:
-        raise RefusedError(400, "BadRequest", "name in URL does not match name in Eviction object")
+        raise StatusError(400, "BadRequest", "name in URL does not match name in Eviction object")
     found = store.get(PODS, key)
     options = eviction.get("deleteOptions") or {}
     wanted = (options.get("preconditions") or {}).get("uid") or found["metadata"]["uid"]
@@ -60,7 +60,7 @@ def _targeted(found: Json) -> Json:
 def _take_from_budget(store: Store, key: Key, found: Json) -> None:
     budgets = list(_budgets(store, key[0], found))
     if len(budgets) > 1:
-        raise RefusedError(500, "", _SEVERAL)
+        raise StatusError(500, "", _SEVERAL)
     for budget in budgets:
         name, status = budget["metadata"]["name"], budget.get("status") or {}
         if status.get("observedGeneration", 0) < budget["metadata"].get("generation", 1):
@@ -79,11 +79,11 @@ def _one_less(budget: Json) -> Json:
     return budget
 
 
-def _too_many(why: str, retry_after_s: int = 0) -> RefusedError:
+def _too_many(why: str, retry_after_s: int = 0) -> StatusError:
     details: dict[str, Any] = {"causes": [{"reason": "DisruptionBudget", "message": why}]}
     if retry_after_s:
         details["retryAfterSeconds"] = retry_after_s
-    return RefusedError(429, "TooManyRequests", _VIOLATES, details)
+    return StatusError(429, "TooManyRequests", _VIOLATES, details)
 
 
 def _budgets(store: Store, namespace: str, found: Json) -> Iterator[Json]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.testing.builders import Json
 
 
-class RefusedError(Exception):
+class StatusError(Exception):
     """A request that the API server answers with an error."""
 
     def __init__(self, code: int, reason: str, message: str, details: Mapping[str, Any] | None = None) -> None:
@@ -31,11 +31,11 @@ class RefusedError(Exception):
         self.details = details or {}
 
 
-def invalid(served: Served, name: str, where: str, why: str, message: str) -> RefusedError:
+def invalid(served: Served, name: str, where: str, why: str, message: str) -> StatusError:
     """Return the refusal of an object with an invalid field."""
     cause = {"reason": why, "message": message, "field": where}
     details = {"name": name, "kind": served.kind, "causes": [cause]}
-    return RefusedError(422, "Invalid", f'{served.kind} "{name}" is invalid: {where}: {message}', details)
+    return StatusError(422, "Invalid", f'{served.kind} "{name}" is invalid: {where}: {message}', details)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +69,7 @@ class Served:
         return (namespace if self.namespaced else "", name)
 
     def selector(self, fields: str, labels: str) -> Callable[[Mapping[str, Any]], bool]:
-        """Return a test whether both selectors match an object; raise RefusedError if one is invalid."""
+        """Return a test whether both selectors match an object; raise StatusError if one is invalid."""
         known: dict[str, Callable[[Mapping[str, Any]], str]] = {
             "metadata.name": lambda found: found["metadata"]["name"],
             **({"metadata.namespace": lambda found: found["metadata"]["namespace"]} if self.namespaced else {}),
@@ -78,7 +78,7 @@ class Served:
         try:
             by_fields, by_labels = field_selector(fields, known), label_selector(labels)
         except SelectorError as error:
-            raise RefusedError(400, "BadRequest", str(error)) from error
+            raise StatusError(400, "BadRequest", str(error)) from error
         return lambda found: by_fields(found) and by_labels(found)
 
 

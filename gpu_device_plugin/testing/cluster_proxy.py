@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 from aiohttp import web
 
-from gpu_device_plugin.testing.cluster_kinds import RefusedError
+from gpu_device_plugin.testing.cluster_kinds import StatusError
 from gpu_device_plugin.testing.cluster_requests import Request
 
 if TYPE_CHECKING:
@@ -40,12 +40,12 @@ async def proxied(http: web.Request, pod: Json, name: str, network: Mapping[str,
         network: who answers at which address.
 
     Raises:
-        RefusedError: the pod has no address that may be reached, or nobody answers there.
+        StatusError: the pod has no address that may be reached, or nobody answers there.
     """
     port = name.partition(":")[2] or "80"
     address = pod.get("status", {}).get("podIP", "")
     if not address or ipaddress.ip_address(address).is_loopback:
-        raise RefusedError(400, "BadRequest", "address not allowed")
+        raise StatusError(400, "BadRequest", "address not allowed")
     path = "/" + "/".join(http.path.strip("/").split("/")[7:])
     where = network.get(f"{address}:{port}")
     if where is None:
@@ -67,5 +67,5 @@ async def proxied(http: web.Request, pod: Json, name: str, network: Mapping[str,
     return web.Response(status=answer.status, body=body, headers=passed)
 
 
-def _unreachable(why: str) -> RefusedError:
-    return RefusedError(503, "ServiceUnavailable", f"error trying to reach service: {why}")
+def _unreachable(why: str) -> StatusError:
+    return StatusError(503, "ServiceUnavailable", f"error trying to reach service: {why}")

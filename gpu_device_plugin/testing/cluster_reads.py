@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.testing.cluster_kinds import CORE_EVENTS, EVENTS, RefusedError, Served, core_event
+from gpu_device_plugin.testing.cluster_kinds import CORE_EVENTS, EVENTS, Served, StatusError, core_event
 from gpu_device_plugin.testing.cluster_requests import Request, status_of, version_of
 
 if TYPE_CHECKING:
@@ -124,11 +124,9 @@ class Reads:
     def _continued(self, token: str) -> tuple[int, Sequence[Json]]:
         page = self._pages.get(token)
         if page is None:
-            raise RefusedError(400, "BadRequest", "continue key is not valid")
+            raise StatusError(400, "BadRequest", "continue key is not valid")
         if page[0] < self._store().oldest:
-            raise RefusedError(
-                410, "Expired", "The provided continue parameter is too old to display a consistent list"
-            )
+            raise StatusError(410, "Expired", "The provided continue parameter is too old to display a consistent list")
         return page
 
     async def _state(self, since: str) -> State:
@@ -144,7 +142,7 @@ class Reads:
                         return state
                     await self._store().changed.after(self._store().changed.version)
         except TimeoutError:
-            raise RefusedError(
+            raise StatusError(
                 504,
                 "Timeout",
                 f"Timeout: Too large resource version: {wanted}, current: {state.version}",
@@ -176,7 +174,7 @@ class Reads:
         begin = params.get("resourceVersion", "")
         done = version_of(begin) if begin else 0
         if done and done < self._store().oldest:
-            await watch.send("ERROR", status_of(RefusedError(410, "Expired", f"too old resource version: {done}")))
+            await watch.send("ERROR", status_of(StatusError(410, "Expired", f"too old resource version: {done}")))
             return
         if not done:
             state = self._held or self._store().state()

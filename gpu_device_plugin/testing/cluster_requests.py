@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from aiohttp import web
 
-from gpu_device_plugin.testing.cluster_kinds import CORE_EVENTS, KINDS, RefusedError, Served
+from gpu_device_plugin.testing.cluster_kinds import CORE_EVENTS, KINDS, Served, StatusError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +37,7 @@ _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete
 
 
 def understood(http: web.Request) -> tuple[Served, Request]:
-    """Parse path and method like Kubernetes, or raise RefusedError."""
+    """Parse path and method like Kubernetes, or raise StatusError."""
     group, *parts = ("", *http.path.strip("/").split("/")[1:])
     if http.path.startswith("/apis/"):
         group, *parts = parts
@@ -47,35 +47,35 @@ def understood(http: web.Request) -> tuple[Served, Request]:
         case ["v1", plural, *rest] if len(rest) <= 2:
             namespace = ""
         case _:
-            raise RefusedError(404, "NotFound", "the server could not find the requested resource")
+            raise StatusError(404, "NotFound", "the server could not find the requested resource")
     name, subresource = [*rest, "", ""][:2]
     served = {**KINDS, ("", "events"): CORE_EVENTS}.get((group, plural))
     known = served is not None and (not subresource or subresource in served.subresources)
     if served is None or not known or (served.namespaced and name and not namespace):
-        raise RefusedError(404, "NotFound", "the server could not find the requested resource")
+        raise StatusError(404, "NotFound", "the server could not find the requested resource")
     watching = http.query.get("watch", "").lower() in {"1", "true"}
     reading = "get" if name else "watch" if watching else "list"
     verb = reading if http.method == "GET" else _VERBS.get(http.method, "")
     if served is CORE_EVENTS and verb != "list":
-        raise RefusedError(
+        raise StatusError(
             405, "MethodNotAllowed", "this double has Events in the group events.k8s.io for all but lists"
         )
     creating_inside = subresource in {"binding", "eviction"}
     if not verb or (verb != "create" and creating_inside) or (verb in {"update", "patch", "delete"} and not name):
-        raise RefusedError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+        raise StatusError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
     resource = f"{plural}/{subresource}" if subresource else plural
     token = http.headers.get("Authorization", "").removeprefix("Bearer ")
     return served, Request(verb, resource, group, namespace, name, dict(http.query), token)
 
 
 def version_of(text: str) -> int:
-    """Read a resourceVersion, or raise RefusedError."""
+    """Read a resourceVersion, or raise StatusError."""
     if not (text.isascii() and text.isdigit()):
-        raise RefusedError(400, "BadRequest", f"Invalid value: {text!r}: resource version must be a number")
+        raise StatusError(400, "BadRequest", f"Invalid value: {text!r}: resource version must be a number")
     return int(text)
 
 
-def status_of(error: RefusedError) -> Json:
+def status_of(error: StatusError) -> Json:
     """Return the ``Status`` object of an error."""
     return {
         "kind": "Status",
@@ -89,7 +89,7 @@ def status_of(error: RefusedError) -> Json:
     }
 
 
-def refusal(error: RefusedError, retry_after_s: int | None = None) -> web.Response:
+def refusal(error: StatusError, retry_after_s: int | None = None) -> web.Response:
     """Return the answer to a refused request."""
     headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
     return web.json_response(status_of(error), status=error.code, headers=headers)
@@ -199,4 +199,4 @@ async def suffered(trouble: Trouble | None, content_type: str = "application/jso
 def ordered(answer: Answer) -> web.Response:
     """Return the error that was ordered."""
     details = {"causes": [{"reason": cause} for cause in answer.causes]}
-    return refusal(RefusedError(answer.code, answer.reason, answer.message, details), answer.retry_after_s)
+    return refusal(StatusError(answer.code, answer.reason, answer.message, details), answer.retry_after_s)

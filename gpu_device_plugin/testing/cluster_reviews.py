@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.testing.cluster_kinds import RefusedError
+from gpu_device_plugin.testing.cluster_kinds import StatusError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -46,11 +46,11 @@ def review_token(accounts: Mapping[str, Account], review: Json) -> Json:
     """Return a TokenReview with its status.
 
     Raises:
-        RefusedError: it names no token.
+        StatusError: it names no token.
     """
     token = review.get("spec", {}).get("token", "")
     if not token:
-        raise RefusedError(400, "BadRequest", "token is required for TokenReview in authentication")
+        raise StatusError(400, "BadRequest", "token is required for TokenReview in authentication")
     account = accounts.get(token)
     # A server that identifies tokens for one audience refuses them for others in the same words.
     elsewhere = AUDIENCE not in review["spec"].get("audiences", [AUDIENCE])
@@ -64,7 +64,7 @@ def review_access(accounts: Collection[Account], review: Json) -> Json:
     """Return a SubjectAccessReview with its status.
 
     Raises:
-        RefusedError: it names nobody, or not exactly one kind of access.
+        StatusError: it names nobody, or not exactly one kind of access.
     """
     spec = review.get("spec", {})
     if not spec.get("user") and not spec.get("groups"):
@@ -83,7 +83,7 @@ def review_access(accounts: Collection[Account], review: Json) -> Json:
     return {**review, "status": {"allowed": allowed}}
 
 
-def _invalid(field: str, why: str) -> RefusedError:
+def _invalid(field: str, why: str) -> StatusError:
     cause = {"reason": "FieldValueInvalid", "message": why, "field": f"spec.{field}"}
     details = {"group": "authorization.k8s.io", "causes": [cause]}
-    return RefusedError(422, "Invalid", f'.authorization.k8s.io "" is invalid: spec.{field}: {why}', details)
+    return StatusError(422, "Invalid", f'.authorization.k8s.io "" is invalid: spec.{field}: {why}', details)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.model.times import epoch_s, rfc3339
-from gpu_device_plugin.testing.cluster_kinds import BUDGETS, KINDS, PODS, RefusedError, Served, invalid
+from gpu_device_plugin.testing.cluster_kinds import BUDGETS, KINDS, PODS, Served, StatusError, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -104,11 +104,11 @@ class Store:
         self._history.clear()
 
     def get(self, served: Served, key: Key) -> Json:
-        """Return an object; RefusedError if there is none."""
+        """Return an object; StatusError if there is none."""
         found = self._objects[served].get(key)
         if found is None:
             details = {"name": key[1], "kind": served.plural}
-            raise RefusedError(404, "NotFound", f'{served.full} "{key[1]}" not found', details)
+            raise StatusError(404, "NotFound", f'{served.full} "{key[1]}" not found', details)
         return found
 
     def create(self, served: Served, namespace: str, body: Json, *, as_given: bool = False, keep: bool = True) -> Json:
@@ -125,12 +125,12 @@ class Store:
         if served.namespaced:
             if namespace and meta.setdefault("namespace", namespace) != namespace:
                 message = "the namespace of the provided object does not match the namespace sent on the request"
-                raise RefusedError(400, "BadRequest", message)
+                raise StatusError(400, "BadRequest", message)
             meta.setdefault("namespace", "default")
         key = (meta.get("namespace", ""), meta["name"])
         if key in self._objects[served]:
             details = {"name": key[1], "kind": served.plural}
-            raise RefusedError(409, "AlreadyExists", f'{served.full} "{key[1]}" already exists', details)
+            raise StatusError(409, "AlreadyExists", f'{served.full} "{key[1]}" already exists', details)
         if not as_given:
             for ours in ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"):
                 meta.pop(ours, None)
@@ -160,7 +160,7 @@ class Store:
         old, new = before["metadata"], after.get("metadata") or {}
         if (new.get("name", key[1]), new.get("namespace", key[0])) != (key[1], key[0]):
             message = f"the name of the object ({new.get('name')}) does not match the name on the URL ({key[1]})"
-            raise RefusedError(400, "BadRequest", message)
+            raise StatusError(400, "BadRequest", message)
         if new.get("resourceVersion", old["resourceVersion"]) != old["resourceVersion"]:
             message = "the object has been modified; please apply your changes to the latest version and try again"
             raise _conflict(served, key, message)
@@ -202,11 +202,11 @@ class Store:
         """Bind a pod to a node: annotations and node name in one write, if the preconditions hold."""
         meta, target = binding.get("metadata") or {}, binding.get("target") or {}
         if meta.get("name") != key[1]:
-            raise RefusedError(400, "BadRequest", "name in URL does not match name in Binding object")
+            raise StatusError(400, "BadRequest", "name in URL does not match name in Binding object")
         if target.get("kind", "Node") not in {"", "Node"}:
-            raise RefusedError(500, "", f'target.kind: Unsupported value: "{target["kind"]}": supported values: "Node"')
+            raise StatusError(500, "", f'target.kind: Unsupported value: "{target["kind"]}": supported values: "Node"')
         if not target.get("name"):
-            raise RefusedError(500, "", "target.name: Required value")
+            raise StatusError(500, "", "target.name: Required value")
         found = self.get(PODS, key)
         for what, wanted, there in _preconditions(meta.get("uid"), meta.get("resourceVersion"), found):
             raise _conflict(
@@ -271,9 +271,9 @@ def _deletion(found: Json, asked_s: int | None) -> tuple[int, float]:
     return grace_s, now_s + grace_s
 
 
-def _conflict(served: Served, key: Key, why: str, subresource: str = "") -> RefusedError:
+def _conflict(served: Served, key: Key, why: str, subresource: str = "") -> StatusError:
     message = f'Operation cannot be fulfilled on {served.full}{subresource} "{key[1]}": {why}'
-    return RefusedError(409, "Conflict", message, {"name": key[1], "kind": served.plural + subresource})
+    return StatusError(409, "Conflict", message, {"name": key[1], "kind": served.plural + subresource})
 
 
 # --- JSON merge patches and strategic merge patches ------------------------------------------------------------------
@@ -326,7 +326,7 @@ def _merge_lists(target: list[Json], patch: list[Json], key: str) -> list[Json]:
     merged = {entry[key]: entry for entry in target}
     for entry in patch:
         if entry.get(key) is None:
-            raise RefusedError(400, "BadRequest", f"map: {entry} does not contain declared merge key: {key}")
+            raise StatusError(400, "BadRequest", f"map: {entry} does not contain declared merge key: {key}")
         if entry.get("$patch") == "delete":
             merged.pop(entry[key], None)
         else:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.testing.pods import Pod
 
 
-class RefusedError(Exception):
+class RpcStatusError(Exception):
     """The caller of an RPC gets this status instead of an answer."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
@@ -45,7 +45,7 @@ class Gate:
     def __init__(self) -> None:
         self._open = asyncio.Event()
         self._open.set()
-        self._refusal: RefusedError | None = None
+        self._refusal: RpcStatusError | None = None
         self._refusals_left: float = 0
         self._reached = asyncio.Event()
         self.waiting = 0
@@ -73,10 +73,10 @@ class Gate:
         self, details: str, code: grpc.StatusCode = grpc.StatusCode.UNKNOWN, times: float = float("inf")
     ) -> None:
         """Answer the next `times` calls with this status."""
-        self._refusal, self._refusals_left = RefusedError(code, details), times
+        self._refusal, self._refusals_left = RpcStatusError(code, details), times
 
     async def passed(self) -> None:
-        """Wait until the gate is open. RefusedError: the call is refused."""
+        """Wait until the gate is open. RpcStatusError: the call is refused."""
         if not self._open.is_set():
             self.waiting += 1
             self._reached.set()
@@ -155,10 +155,10 @@ class PluginRegistry(RegistrationServicer):
                 await self._connect(request.resource_name, request.endpoint)
             else:
                 self._spawn(self._connect_later(request, registration), f"dialling {request.endpoint}")
-        except (RefusedError, AdmissionError) as error:
+        except (RpcStatusError, AdmissionError) as error:
             registration.error = str(error)
             # A plain error in a Go handler reaches the client as Unknown.
-            code = error.code if isinstance(error, RefusedError) else grpc.StatusCode.UNKNOWN
+            code = error.code if isinstance(error, RpcStatusError) else grpc.StatusCode.UNKNOWN
             await context.abort(code, registration.error)
         registration.accepted = True
         return Empty()
@@ -274,7 +274,7 @@ def _describe(manager: DeviceManager, pod: Pod) -> v1.PodResources:
 async def _pass(gate: Gate, context: grpc.aio.ServicerContext[Any, Any]) -> None:
     try:
         await gate.passed()
-    except RefusedError as refusal:
+    except RpcStatusError as refusal:
         await context.abort(refusal.code, refusal.details)
 
 

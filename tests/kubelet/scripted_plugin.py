@@ -29,7 +29,7 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import (
     add_DevicePluginServicer_to_server,
 )
 from gpu_device_plugin.testing.device_manager import HEALTHY
-from gpu_device_plugin.testing.kubelet_services import Gate, RefusedError
+from gpu_device_plugin.testing.kubelet_services import Gate, RpcStatusError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -58,7 +58,7 @@ def _tell_ids(ids: Sequence[str]) -> ContainerAllocateResponse:
 
 @dataclass
 class Script:
-    """What a plugin answers; a test replaces parts of it while the plugin runs. RefusedError: that status instead."""
+    """What a plugin answers; a test replaces parts of it while the plugin runs. RpcStatusError: that status instead."""
 
     options: DevicePluginOptions = field(default_factory=DevicePluginOptions)
     allocate: Callable[[Sequence[str]], ContainerAllocateResponse | None] = _tell_ids
@@ -191,7 +191,7 @@ class ScriptedPlugin(DevicePluginServicer):
         await self._pass(self.prefer_gate, context)
         try:
             preferred = self.script.prefer(asked)
-        except RefusedError as refusal:
+        except RpcStatusError as refusal:
             await context.abort(refusal.code, refusal.details)
         return PreferredAllocationResponse(
             container_responses=[ContainerPreferredAllocationResponse(deviceIDs=preferred)]
@@ -208,7 +208,7 @@ class ScriptedPlugin(DevicePluginServicer):
         await self._pass(self.allocate_gate, context)
         try:
             answer = self.script.allocate(one.devices_ids)
-        except RefusedError as refusal:
+        except RpcStatusError as refusal:
             await context.abort(refusal.code, refusal.details)
         return AllocateResponse(container_responses=[] if answer is None else [answer])
 
@@ -225,5 +225,5 @@ class ScriptedPlugin(DevicePluginServicer):
     async def _pass(self, gate: Gate, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         try:
             await gate.passed()
-        except RefusedError as refusal:
+        except RpcStatusError as refusal:
             await context.abort(refusal.code, refusal.details)

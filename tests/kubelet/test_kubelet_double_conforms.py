@@ -28,7 +28,7 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
 )
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerStub
 from gpu_device_plugin.testing.kubelet import Kubelet
-from gpu_device_plugin.testing.kubelet_services import RefusedError
+from gpu_device_plugin.testing.kubelet_services import RpcStatusError
 from gpu_device_plugin.testing.plugin_client import Dialling
 from gpu_device_plugin.testing.pods import pod
 from tests.kubelet.kubelet_under_test import (
@@ -170,7 +170,7 @@ async def world(request: pytest.FixtureRequest, real: RealKubelet) -> AsyncItera
 
 def refusing(code: grpc.StatusCode, details: str) -> Any:
     def answer(_: Any) -> Any:
-        raise RefusedError(code, details)
+        raise RpcStatusError(code, details)
 
     return answer
 

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from gpu_device_plugin.testing.cluster_kinds import NODES, PODS, RefusedError
+from gpu_device_plugin.testing.cluster_kinds import NODES, PODS, StatusError
 from tests.scheduler_double.events import may_help
 from tests.scheduler_double.extender import NO_VICTIM, Extender, ExtenderConfig, ExtenderError, Filtered
 from tests.scheduler_double.nodes import (
@@ -266,7 +266,7 @@ class Scheduler:
         binding = {"metadata": {"name": meta["name"], "uid": meta["uid"]}, "target": {"name": node}}
         try:
             self._api.store.bind((meta["namespace"], meta["name"]), binding)
-        except RefusedError as error:
+        except StatusError as error:
             raise ExtenderError(error.message) from error
 
     def _forgotten(self) -> None:
@@ -282,7 +282,7 @@ class Scheduler:
         meta = pod["metadata"]
         try:
             now = self._api.get("pods", meta["name"], meta["namespace"])
-        except RefusedError:
+        except StatusError:
             return Outcome(reason=reason, message=message)
         if now["metadata"]["uid"] == meta["uid"] and not now["spec"].get("nodeName"):
             told = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
@@ -388,7 +388,7 @@ class Scheduler:
         try:
             self._api.patch("pods", meta["name"], {"status": status}, meta["namespace"], subresource="status")
             self._api.delete("pods", meta["name"], meta["namespace"], grace_s=None)
-        except RefusedError:
+        except StatusError:
             pass  # gone by itself
 
 

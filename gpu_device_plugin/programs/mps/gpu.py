@@ -18,7 +18,7 @@ from gpu_device_plugin.programs.mps.nvidia import MpsError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpu_device_plugin.programs.mps.nvidia import MpsDriver
+    from gpu_device_plugin.programs.mps.nvidia import Nvidia
     from gpu_device_plugin.programs.mps.places import Place
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class GpuKeeper:
 
     _place: Place
     """The GPU's directory."""
-    _driver: MpsDriver
+    _driver: Nvidia
     _on_change: Callable[[], None]
     """Called when `told` is another."""
     _: KW_ONLY

@@ -10,12 +10,11 @@ import signal
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.core.node.mps_daemon import MODES
-from gpu_device_plugin.programs.mps.processes import CONTROL, Process, Processes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-SMI = "nvidia-smi"
+CONTROL, SERVER, SMI = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-smi"
 _MOST = 1 << 16
-"""Bytes of a program's output that are read."""
+"""Bytes that are read of a program's output, or of a process's command line or environment."""
 _TOLD = 300
 """Letters of it that an error quotes."""
 _NO_SUCH_GPU = 6
@@ -35,44 +34,6 @@ _NO_SUCH_GPU = 6
 
 class MpsError(Exception):
     """Something could not be done; the message is a sentence without a full stop."""
-
-
-class MpsDriver(Protocol):
-    """Control daemons and compute modes of the GPUs of this machine. Every call ends within a deadline of its own."""
-
-    async def start(self, place: Place) -> None:
-        """Start the control daemon of a GPU; it outlives this program unless the container's runtime ends it.
-
-        Raises:
-            MpsError: it was not started.
-        """
-
-    async def command(self, place: Place, text: str) -> str:
-        """Give the daemon of a GPU one command; return its answer.
-
-        Raises:
-            MpsError: the daemon refuses, is not there, or does not answer in time.
-        """
-
-    async def compute_mode(self, uuid: str) -> str:
-        """Return the compute mode of a GPU as `nvidia-smi -c` takes it; empty: the driver does not name the GPU.
-
-        Raises:
-            MpsError: the driver does not tell it.
-        """
-
-    async def set_compute_mode(self, uuid: str, mode: str) -> None:
-        """Set the compute mode of a GPU.
-
-        Raises:
-            MpsError: it was not set.
-        """
-
-    def alive(self, place: Place) -> bool:
-        """Return whether there is a process of the GPU's daemon."""
-
-    def kill(self, place: Place) -> None:
-        """Send SIGKILL to the daemon of a GPU and to its server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +50,7 @@ DEADLINES = Deadlines()
 
 
 class Nvidia:
-    """The control daemons and compute modes of this machine."""
+    """Control daemons and compute modes of the GPUs of this machine. Every call ends within a deadline of its own."""
 
     def __init__(self, environ: Mapping[str, str], *, deadlines: Deadlines = DEADLINES) -> None:
         """Prepare; nothing is started yet.
@@ -109,7 +70,11 @@ class Nvidia:
         return tuple([_not_found(program) for program in (CONTROL, SMI) if shutil.which(program, path=path) is None])
 
     async def start(self, place: Place) -> None:
-        """See `MpsDriver.start`."""
+        """Start the control daemon of a GPU; it outlives this program unless the container's runtime ends it.
+
+        Raises:
+            MpsError: it was not started.
+        """
         environ = {**self._variables(place), "CUDA_VISIBLE_DEVICES": place.uuid}
         try:
             place.prepare()
@@ -124,14 +89,22 @@ class Nvidia:
             raise MpsError(f"{CONTROL} -d failed: {said or f'exit code {code}'}")
 
     async def command(self, place: Place, text: str) -> str:
-        """See `MpsDriver.command`."""
+        """Give the daemon of a GPU one command; return its answer.
+
+        Raises:
+            MpsError: the daemon refuses, is not there, or does not answer in time.
+        """
         code, said = await self._run([CONTROL], self._variables(place), self._deadlines.command, text)
         if code:
             raise MpsError(f"{text.partition(' ')[0]} failed: {said or f'exit code {code}'}")
         return said
 
     async def compute_mode(self, uuid: str) -> str:
-        """See `MpsDriver.compute_mode`."""
+        """Return the compute mode of a GPU as `nvidia-smi -c` takes it; empty: the driver does not name the GPU.
+
+        Raises:
+            MpsError: the driver does not tell it.
+        """
         query = [SMI, "-i", uuid, "--query-gpu=compute_mode", "--format=csv,noheader"]
         code, said = await self._run(query, self._environ, self._deadlines.smi)
         if code == _NO_SUCH_GPU or "No devices were found" in said:
@@ -142,13 +115,17 @@ class Nvidia:
         return mode
 
     async def set_compute_mode(self, uuid: str, mode: str) -> None:
-        """See `MpsDriver.set_compute_mode`."""
+        """Set the compute mode of a GPU.
+
+        Raises:
+            MpsError: it was not set.
+        """
         code, said = await self._run([SMI, "-i", uuid, "-c", mode], self._environ, self._deadlines.smi)
         if code:
             raise MpsError(f"{SMI} -c {mode} failed: {said or f'exit code {code}'}")
 
     def alive(self, place: Place) -> bool:
-        """See `MpsDriver.alive`. All processes are looked at only while the daemon is not found."""
+        """Return whether the GPU's daemon has a process. All are looked at only while it is not found."""
         known = self._daemons.get(place.uuid)
         if known is not None and self._processes.is_there(known):
             return True
@@ -158,7 +135,7 @@ class Nvidia:
         return bool(daemons)
 
     def kill(self, place: Place) -> None:
-        """See `MpsDriver.kill`."""
+        """Send SIGKILL to the daemon of a GPU and to its server."""
         for processes in self._processes.of(place.pipe):
             for each in processes:
                 with suppress(ProcessLookupError):
@@ -216,3 +193,77 @@ def _not_found(program: str) -> str:
         f"{program} is not on the PATH: on a node the driver's package brings it, into a container the NVIDIA runtime "
         "with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
     )
+
+
+# --- Processes: which are a GPU's daemon and servers, whatever clients call themselves ------------------------------
+
+_AS_DAEMON = frozenset({b"-d", b"-f"})
+
+
+class Process(NamedTuple):
+    """A process, told apart from a later one of the same ID."""
+
+    pid: int
+    started: bytes
+    """In ticks since the machine started."""
+
+
+class Processes:
+    """Looks at the processes of this machine."""
+
+    def __init__(self, proc: Path) -> None:
+        """Prepare to look at `proc`, which is /proc."""
+        self._proc = proc
+        self._ours = (proc / "self/ns/pid").stat().st_ino
+
+    def is_there(self, process: Process) -> bool:
+        """Return whether a process still runs."""
+        return self._started(process.pid) == process.started
+
+    def of(self, pipe: Path) -> tuple[tuple[Process, ...], tuple[Process, ...]]:
+        """Return the control daemons and the servers whose pipe directory is `pipe`.
+
+        Clients have the same variable, so the name of the program counts too. A container's process may take any name,
+        but lives in a PID namespace of its own, and the daemon's file with its PID can be written by every client.
+        """
+        wanted = b"CUDA_MPS_PIPE_DIRECTORY=" + os.fsencode(pipe)
+        daemons: list[Process] = []
+        servers: list[Process] = []
+        for entry in os.scandir(self._proc):
+            if not entry.name.isdecimal():
+                continue
+            words = self._read(entry.name, "cmdline").split(b"\0")
+            # The first is the interpreter, where the program is a script.
+            names = {word.rpartition(b"/")[2] for word in words[:2]}
+            if SERVER.encode() in names:
+                found = servers
+            # Commands are given by a process of the same name, without arguments.
+            elif CONTROL.encode() in names and _AS_DAEMON.intersection(words):
+                found = daemons
+            else:
+                continue
+            pid = int(entry.name)
+            if started := self._started(pid):
+                environ = self._read(entry.name, "environ").split(b"\0")
+                if wanted in environ and self._namespace(pid) == self._ours:
+                    found.append(Process(pid, started))
+        return tuple(daemons), tuple(servers)
+
+    def _read(self, pid: str, name: str) -> bytes:
+        try:
+            with (self._proc / pid / name).open("rb") as file:
+                return file.read(_MOST)
+        except OSError:  # it has ended
+            return b""
+
+    def _started(self, pid: int) -> bytes:
+        """Return when a process started; empty if it has ended, even if nobody has asked for its exit code yet."""
+        # The second field is the name, in parentheses, and may contain anything.
+        state, *rest = self._read(str(pid), "stat").rpartition(b")")[2].split() or [b"X"]
+        return rest[18] if state not in {b"Z", b"X"} and len(rest) > 18 else b""
+
+    def _namespace(self, pid: int) -> int:
+        try:
+            return (self._proc / str(pid) / "ns/pid").stat().st_ino
+        except OSError:
+            return 0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.programs.mps.nvidia import MpsDriver
+    from gpu_device_plugin.programs.mps.nvidia import Nvidia
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ _FINISH_S = QUIT_S + 30.0
 class Supervisor:
     """Keeps every GPU that is wanted, or that an earlier supervisor had."""
 
-    def __init__(self, directory: Path, driver: MpsDriver, *, timings: Timings = TIMINGS) -> None:
+    def __init__(self, directory: Path, driver: Nvidia, *, timings: Timings = TIMINGS) -> None:
         """Prepare, and read what an earlier supervisor left below `directory`.
 
         Raises:

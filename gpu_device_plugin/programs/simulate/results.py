@@ -114,8 +114,8 @@ def _counts(outcomes: Sequence[Outcome], names: Sequence[str]) -> dict[str, Coun
 
 def _answer(outcomes: Sequence[Outcome], workload: Workload, plan: Plan) -> str:
     if plan.departures is not None:
-        return answer_of_departures(outcomes)
-    return (answer_of_first_rejected if plan.until == REJECTED else answer)(outcomes, workload)
+        return _answer_of_departures(outcomes)
+    return (_answer_of_first_rejected if plan.until == REJECTED else answer)(outcomes, workload)
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -193,8 +193,7 @@ def _means(results: Sequence[Result], plan: Plan) -> list[Line]:
 
 def needed_table(needed: Sequence[Needed], inputs: Inputs) -> list[Line]:
     """Return how many nodes each policy needs, in words."""
-    pods, beside = len(inputs.workload.pods), inputs.added is not None
-    return [Line(answer_of_needed(each, pods, beside=beside)) for each in needed]
+    return [Line(_answer_of_needed(each, inputs)) for each in needed]
 
 
 def _percent(part: float | None) -> str:
@@ -246,7 +245,7 @@ def needed_document(inputs: Inputs, plan: Plan, needed: Sequence[Needed]) -> dic
         "policies": [
             {
                 "policy": each.policy,
-                "answer": answer_of_needed(each, len(inputs.workload.pods), beside=inputs.added is not None),
+                "answer": _answer_of_needed(each, inputs),
                 "nodes": each.nodes,
                 "seeds": list(each.by_seed),
                 "atLeast": each.least,
@@ -288,10 +287,10 @@ def answer(outcomes: Sequence[Outcome], workload: Workload) -> str:
     """Return the answer where pods stay: of the first seed, with what other orders of pods and nodes made of it."""
     first = outcomes[0]
     said = f"{first.policy}: {_how_many_run(outcomes, workload)}"
-    return f"{said}; {100 * given_out(first.nodes):.1f} % of the GPUs are given out"
+    return f"{said}; {100 * _given_out(first.nodes):.1f} % of the GPUs are given out"
 
 
-def answer_of_first_rejected(outcomes: Sequence[Outcome], workload: Workload) -> str:
+def _answer_of_first_rejected(outcomes: Sequence[Outcome], workload: Workload) -> str:
     """Return the answer where the first pod that finds no room ends a run."""
     first = outcomes[0]
     if first.accepted.all():
@@ -303,7 +302,7 @@ def answer_of_first_rejected(outcomes: Sequence[Outcome], workload: Workload) ->
     return f"{first.policy}: {before} before one of {asked} finds no room{_spread(outcomes)}; {allocated} are given out"
 
 
-def answer_of_departures(outcomes: Sequence[Outcome]) -> str:
+def _answer_of_departures(outcomes: Sequence[Outcome]) -> str:
     """Return the answer where pods leave again."""
     first = outcomes[0]
     came, ran = len(first.pods), int(first.accepted.sum())
@@ -313,19 +312,19 @@ def answer_of_departures(outcomes: Sequence[Outcome]) -> str:
     return f"{first.policy}: {found}{_spread(outcomes)}; {100 * first.rejected:.1f} % of the GPU asked for was refused"
 
 
-def answer_of_needed(needed: Needed, pods: int, *, beside: bool) -> str:
-    """Return how many nodes are needed for so many pods; `beside`: besides those that are there."""
-    number, low = needed.nodes, min(needed.by_seed)
+def _answer_of_needed(needed: Needed, inputs: Inputs) -> str:
+    """Return how many nodes are needed, besides those that are there if some may be added."""
+    number, low, pods = needed.nodes, min(needed.by_seed), len(inputs.workload.pods)
     these = f"all {counted(pods, 'pod')}" if needed.pods == pods else f"{needed.pods:,} of {counted(pods, 'pod')}"
     least = f"by the sums of GPU, CPU and memory no policy needs fewer than {needed.least:,}"
     if not number:
         return f"{needed.policy}: no more nodes are needed: {these} run on those that are there"
-    nodes = counted(number, "more node" if beside else "node")
+    nodes = counted(number, "more node" if inputs.added is not None else "node")
     orders = f" in every order of pods and nodes that was tried, {low:,} in the best" if low < number else ""
     return f"{needed.policy}: {these} run on {nodes}{orders}; {least}"
 
 
-def given_out(nodes: Sequence[Start]) -> float:
+def _given_out(nodes: Sequence[Start]) -> float:
     """Return which part of all shares of the GPUs in service pods have; 0.0 without such GPUs."""
     shares = [
         (size, free)
@@ -335,9 +334,6 @@ def given_out(nodes: Sequence[Start]) -> float:
     ]
     total = sum(size for size, _ in shares)
     return 1 - sum(free for _, free in shares) / total if total else 0.0
-
-
-# --- Parts of sentences -----------------------------------------------------------------------------------------------
 
 
 def _how_many_run(outcomes: Sequence[Outcome], workload: Workload) -> str:

@@ -23,7 +23,7 @@ from gpu_device_plugin.programs.extender.binding import LATEST_COMMIT_S, Binding
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container
 from gpu_device_plugin.testing.cluster import Answer, Late
-from gpu_device_plugin.testing.cluster_kinds import PODS, RefusedError
+from gpu_device_plugin.testing.cluster_kinds import PODS, StatusError
 from gpu_device_plugin.testing.cluster_store import Store
 from tests.programs.extender.harness import HASTY, held, world
 from tests.resources import RESOURCES
@@ -116,7 +116,7 @@ class Wire:
     def _bind(self, call: Call, key: Key, body: Json) -> None:
         try:
             self.store.bind(key, body)
-        except RefusedError as error:
+        except StatusError as error:
             raise error_from(call, b"", status=error.code) from error
 
     async def get(self, _kind: Any, name: str, *, namespace: str, **_rest: Any) -> bytes:
@@ -125,7 +125,7 @@ class Wire:
             raise UnavailableError(call, "no answer in time")
         try:
             found = json.dumps(self.store.get(PODS, (namespace, name))).encode()
-        except RefusedError as error:
+        except StatusError as error:
             raise error_from(call, b"", status=error.code) from error
         if self.overtaken:
             self.overtaken = False
@@ -139,7 +139,7 @@ class Wire:
         if late:
             self.late.remove(late[which % len(late)])
             _, key, body = late[which % len(late)]
-            with suppress(RefusedError):  # nobody is there to be told
+            with suppress(StatusError):  # nobody is there to be told
                 self.store.bind(key, body)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container
 from gpu_device_plugin.testing.cluster import Answer, Hang, Reset, Slow
-from gpu_device_plugin.testing.cluster_kinds import RefusedError
+from gpu_device_plugin.testing.cluster_kinds import StatusError
 from tests.happenings import CHANCE, Happenings, Life, live, lives
 from tests.programs.extender.harness import ALLOCATION, HASTY, held, world
 
@@ -100,7 +100,7 @@ class Cluster:
             there = [each for each in self.pods(bound=True) if each["spec"]["nodeName"] == node]
             if sum(asked(each, resource) for each in (*there, pod)) > most:
                 return
-        with suppress(RefusedError):
+        with suppress(StatusError):
             self.w.api.bind(pod["metadata"]["name"], node)
 
     async def an_agent_reports(self, which: int) -> None:
@@ -136,7 +136,7 @@ class Cluster:
     # --- Nodes
 
     async def a_node_goes(self, name: str) -> None:
-        with suppress(RefusedError):
+        with suppress(StatusError):
             self.w.api.delete("nodes", name)
 
     async def nodes_come_back(self) -> None:

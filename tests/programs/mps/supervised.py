@@ -20,8 +20,8 @@ from gpu_device_plugin.core.contract.mpsfiles import (
     read_state,
     write_wanted,
 )
+from gpu_device_plugin.programs.mps.nvidia import Processes
 from gpu_device_plugin.programs.mps.places import Places
-from gpu_device_plugin.programs.mps.processes import Processes
 from gpu_device_plugin.testing.mps import MpsPrograms
 from tests.patience import stretched, until
 

@@ -14,7 +14,7 @@ import pytest
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.core.node.mps_daemon import DEFAULT, EXCLUSIVE, QUIT_S
 from gpu_device_plugin.programs.mps.gpu import GpuKeeper, Timings
-from gpu_device_plugin.programs.mps.nvidia import MpsError
+from gpu_device_plugin.programs.mps.nvidia import MpsError, Nvidia
 from gpu_device_plugin.programs.mps.places import Place
 from tests.patience import eventually
 
@@ -27,7 +27,7 @@ FAST = Timings(look_s=0.001, ask_s=0, ask_soon_s=0, mode_s=0, mode_soon_s=0)
 
 
 @dataclass
-class Driver:
+class Driver(Nvidia):
     """A GPU with a daemon, and the order of what was done to it."""
 
     mode: str = DEFAULT

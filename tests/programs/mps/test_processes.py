@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.programs.mps.nvidia import Nvidia
+from gpu_device_plugin.programs.mps.nvidia import CONTROL, SERVER, Nvidia, Processes
 from gpu_device_plugin.programs.mps.places import Place
-from gpu_device_plugin.programs.mps.processes import CONTROL, SERVER, Processes
 from tests.patience import until
 
 if TYPE_CHECKING:

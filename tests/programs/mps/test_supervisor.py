@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsStatus, MpsWanted, write_wanted
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
 from gpu_device_plugin.programs.mps.gpu import Timings
+from gpu_device_plugin.programs.mps.nvidia import Nvidia
 from gpu_device_plugin.programs.mps.supervisor import Supervisor
 from tests.patience import eventually
 from tests.programs.mps.test_gpu import Driver
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 A, B = "GPU-a", "GPU-b"
 
 
-class Gpus:
+class Gpus(Nvidia):
     """A driver in memory for each GPU; that of A has an error in the program itself the first time."""
 
     def __init__(self) -> None:
