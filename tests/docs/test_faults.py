@@ -8,9 +8,9 @@ from itertools import groupby
 
 import pytest
 
-from tests.docs.pages import DOCS, ROOT, text_of
+from tests.docs.pages import ROOT, text_of
 
-CATALOGUE = text_of(DOCS / "testing.md").partition("## The catalogue of faults\n")[2].partition("\n## ")[0]
+CATALOGUE = text_of(ROOT / "tests" / "FAULTS.md")
 ROWS = re.findall(r"^\| ([A-Z])(\d+) \| (.+?) \| (.+) \|$", CATALOGUE, re.MULTILINE)
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", CATALOGUE)))
 
