@@ -123,21 +123,6 @@ def test_what_we_are_said_to_print_stands_in_the_source(row: Row) -> None:
         assert not piece.strip(" ;:") or said(piece.strip(" ;:")), piece
 
 
-def told_in_operations() -> list[str]:
-    """Return what the page of operations explains of ours, in the tables of what `/readyz` says and of refusals."""
-    tables = re.findall(
-        r"^\| (?:Sentence|Message) \|.*\n\|[-|]+\n((?:\|.*\n)+)", text_of(DOCS / "operations.md"), re.MULTILINE
-    )
-    cells = [line.split("|")[1] for table in tables for line in table.splitlines()]
-    return [message for cell in cells if "the kubelet's)" not in cell for message in re.findall(r"`([^`]+)`", cell)]
-
-
-@pytest.mark.parametrize("message", told_in_operations())
-def test_what_operations_explain_stands_in_the_source(message: str) -> None:
-    pieces = [piece.strip(" ;:,") for piece in message.split("...")]
-    assert all(said(piece) for piece in pieces if piece)
-
-
 def test_every_event_is_explained() -> None:
     written = {
         name
