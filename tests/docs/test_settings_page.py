@@ -21,8 +21,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 HEAD = """\
 # Settings
 
-Set each as a flag, as an environment variable, or in the file that `--config` (or `GPUSHARE_CONFIG`) names; a flag overrides the
-variable, which overrides the file. In the file a setting has its flag's name, without the leading dashes and with `_` for `-`:
+Set each as a flag, as an environment variable, or in the file that `--config` (or `GPUSHARE_CONFIG`) names; a flag
+overrides the variable, which overrides the file. In the file a setting has its flag's name, without the leading dashes
+and with `_` for `-`:
 
 ```yaml
 share_size: 256MiB
@@ -30,15 +31,16 @@ policy: spread
 exclude_gpus: [GPU-6f1c2f4e-0d2b-4f0c-9a57-0a2f0b0c1d2e]
 ```
 
-Sizes are written like `256MiB` or `1GiB`, durations like `200ms`, `5s` or `2m`; `--help` shows the form of every value. All errors are
-reported at once, each with its place. Programs may share variables and the file: each ignores the others' settings and refuses unknown
-ones. A renamed setting is valid under its former name for one more release; the log names each place to change.
+Sizes are written like `256MiB` or `1GiB`, durations like `200ms`, `5s` or `2m`; `--help` shows the form of every value.
+All errors are reported at once, each with its place. Programs may share variables and the file: each ignores the
+others' settings and refuses unknown ones. A renamed setting is valid under its former name for one more release; the
+log names each place to change.
 
 ## In the cluster
 
-The manifests and the chart have the settings in two ConfigMaps, `gpushare-node` for the agents and `gpushare-extender` for the extender.
-`--config` names the directory where they are mounted, and `default.yaml` in it is the file. It may be empty; a directory without any
-`.yaml` file is refused as the wrong one.
+The manifests and the chart have the settings in two ConfigMaps, `gpushare-node` for the agents and `gpushare-extender`
+for the extender. `--config` names the directory where they are mounted, and `default.yaml` in it is the file. It may be
+empty; a directory without any `.yaml` file is refused as the wrong one.
 
 ```console
 $ kubectl -n gpushare patch configmap gpushare-node --type=merge \\
@@ -48,38 +50,39 @@ $ kubectl -n gpushare describe configmap gpushare-node
 
 `kubectl apply -f deploy/` and `helm upgrade` overwrite the ConfigMaps from their files and values: change these too.
 
-Both programs read their file or directory again when it changes; the kubelet delivers a changed ConfigMap within a minute or two. The
-tables below show which settings change at once. The others wait: the log names them, and for an agent so does an Event on its node,
-`SettingsWait`, with the command that restarts this agent:
+Both programs read their file or directory again when it changes; the kubelet delivers a changed ConfigMap within a
+minute or two. The tables below show which settings change at once. The others wait: the log names them, and for an
+agent so does an Event on its node, `SettingsWait`, with the command that restarts this agent:
 
 ```console
 $ kubectl get events --field-selector involvedObject.kind=Node
 $ kubectl -n gpushare delete pod -l app.kubernetes.io/component=node --field-selector spec.nodeName=NODE
 ```
 
-No program restarts an agent for that ([why](decisions/0013-settings-wait-for-a-person.md)), but every restart applies waiting settings,
-with one exception: a changed `share_size` waits while a container of the node holds shares, because the kubelet knows shares by number
-and the same memory could be allocated twice. [Drain the node](recipes.md#change-the-share-size), then restart its agent. An invalid file
-changes no setting; the log and the Event `SettingsRefused` name the file, the line and the error.
+No program restarts an agent for that ([why](decisions/0013-settings-wait-for-a-person.md)), but every restart applies
+waiting settings, with one exception: a changed `share_size` waits while a container of the node holds shares, because
+the kubelet knows shares by number and the same memory could be allocated twice. [Drain the
+node](recipes.md#change-the-share-size), then restart its agent. An invalid file changes no setting; the log and the
+Event `SettingsRefused` name the file, the line and the error.
 
 ## A profile for some nodes
 
-Any other `.yaml` file of the directory is a profile. On nodes whose label `gpu-device-plugin/config` names the file, the agent adds it to
-`default.yaml`, whose settings it overrides:
+Any other `.yaml` file of the directory is a profile. On nodes whose label `gpu-device-plugin/config` names the file,
+the agent adds it to `default.yaml`, whose settings it overrides:
 
 ```console
 $ kubectl -n gpushare patch configmap gpushare-node --type=merge -p '{"data":{"large.yaml":"share_size: 4GiB"}}'
 $ kubectl label node NODE gpu-device-plugin/config=large
 ```
 
-Pods count in units: if nodes differ in `share_size`, choose the node by its label `gpu-device-plugin/share-mib`. Label a node before it
-shares its GPUs, because a changed share size waits. A changed label takes effect within a minute. `default`, or no label, means
-`default.yaml` alone.
+Pods count in units: if nodes differ in `share_size`, choose the node by its label `gpu-device-plugin/share-mib`. Label
+a node before it shares its GPUs, because a changed share size waits. A changed label takes effect within a minute.
+`default`, or no label, means `default.yaml` alone.
 
-While there are profiles, an agent shares nothing before it knows its node's. It waits ten seconds for the API server, then uses the
-node's last profile. Without one, or if the label names a missing profile, it keeps waiting: `/readyz`, the log and an Event
-(`SettingsRefused`) give the reason, and it starts when label or ConfigMap is corrected. A running agent keeps its settings when its label
-becomes invalid, and reports it.
+While there are profiles, an agent shares nothing before it knows its node's. It waits ten seconds for the API server,
+then uses the node's last profile. Without one, or if the label names a missing profile, it keeps waiting: `/readyz`,
+the log and an Event (`SettingsRefused`) give the reason, and it starts when label or ConfigMap is corrected. A running
+agent keeps its settings when its label becomes invalid, and reports it.
 
 Not allowed in a profile, because an agent needs them before it reads one: `api`, `node_name`, `device_plugin_dir`,
 `pod_resources_socket`, `cdi_dir`, `http`, `mps_dir` and `log_format`.
