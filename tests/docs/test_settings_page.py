@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,10 +32,10 @@ policy: spread
 exclude_gpus: [GPU-6f1c2f4e-0d2b-4f0c-9a57-0a2f0b0c1d2e]
 ```
 
-Sizes are written like `256MiB` or `1GiB`, durations like `200ms`, `5s` or `2m`; `--help` shows the form of every value.
-All errors are reported at once, each with its place. Programs may share variables and the file: each ignores the
-others' settings and refuses unknown ones. A renamed setting is valid under its former name for one more release; the
-log names each place to change.
+The variable of `--share-size` is `GPUSHARE_SHARE_SIZE`, and so on. Sizes are written like `256MiB` or `1GiB`, durations
+like `200ms`, `5s` or `2m`; `--help` shows the form of every value. All errors are reported at once, each with its
+place. Programs may share variables and the file: each ignores the others' settings and refuses unknown ones. A renamed
+setting is valid under its former name for one more release; the log names each place to change.
 
 ## In the cluster
 
@@ -51,8 +52,8 @@ $ kubectl -n gpushare describe configmap gpushare-node
 `kubectl apply -f deploy/` and `helm upgrade` overwrite the ConfigMaps from their files and values: change these too.
 
 Both programs read their file or directory again when it changes; the kubelet delivers a changed ConfigMap within a
-minute or two. The tables below show which settings change at once. The others wait: the log names them, and for an
-agent so does an Event on its node, `SettingsWait`, with the command that restarts this agent:
+minute or two. The tables below show which settings are live, that is, change at once. The others wait: the log names
+them, and for an agent so does an Event on its node, `SettingsWait`, with the command that restarts this agent:
 
 ```console
 $ kubectl get events --field-selector involvedObject.kind=Node
@@ -87,7 +88,7 @@ agent keeps its settings when its label becomes invalid, and reports it.
 Not allowed in a profile, because an agent needs them before it reads one: `api`, `node_name`, `device_plugin_dir`,
 `pod_resources_socket`, `cdi_dir`, `http`, `mps_dir` and `log_format`.
 """
-AGENT = """
+NODE = """
 ## The node agent: `gpu-device-plugin node`
 
 """
@@ -99,47 +100,57 @@ MPS = """
 ## The MPS supervisor: `gpu-device-plugin mps`
 
 """
-
-
 WEB = """
 ## The page in the cluster: `gpu-device-plugin web`
 
 """
+SEVERAL = """
+## Settings of several programs
+
+`--help` shows which of these a program has.
+
+"""
 
 
-def table(knobs: Iterable[Knob]) -> str:
-    """Return settings as rows of a Markdown table, for the documentation."""
-    rows = ["| Flag | Environment | Default | Changes at once | Meaning |", "|---|---|---|---|---|"]
-    rows += [
-        f"| `{each.flag}` | `{each.variable}` | {f'`{each.default}`' if each.default else 'empty'} "
-        f"| {'yes' if each.live else 'after a restart'} | {each.description} |"
-        for each in knobs
-    ]
-    return "\n".join(rows) + "\n"
+def row(each: Knob) -> str:
+    default = f"`{each.default}`" if each.default else "empty"
+    return f"| `{each.flag}` | {default} | {'yes' if each.live else 'no'} | {each.description} |"
+
+
+def table(rows: Iterable[str]) -> str:
+    """Return settings as a Markdown table, for the documentation."""
+    return "\n".join(("| Flag | Default | Live | Meaning |", "|---|---|---|---|", *rows)) + "\n"
 
 
 def page() -> str:
-    parts = ((AGENT, NodeSettings), (EXTENDER, ExtenderSettings), (MPS, MpsSettings), (WEB, WebSettings))
-    return HEAD + "".join(head + table(knobs_of(settings)) for head, settings in parts)
+    """Return the page: settings that several programs have alike stand once, at the end."""
+    parts = {NODE: NodeSettings, EXTENDER: ExtenderSettings, MPS: MpsSettings, WEB: WebSettings}
+    rows = {head: [row(each) for each in knobs_of(settings)] for head, settings in parts.items()}
+    count = Counter(each for own in rows.values() for each in own)
+    own = "".join(head + table(each for each in of if count[each] == 1) for head, of in rows.items())
+    return HEAD + own + SEVERAL + table(each for each in count if count[each] > 1)
+
+
+def test_variables_are_made_of_flags_as_the_page_says() -> None:
+    for settings in (NodeSettings, ExtenderSettings, MpsSettings, WebSettings):
+        for each in knobs_of(settings):
+            assert each.variable == f"GPUSHARE_{each.flag.removeprefix('--').replace('-', '_').upper()}"
 
 
 def test_the_page_of_settings_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run: .venv/bin/python tests/docs/test_settings_page.py"
 
 
-@pytest.mark.parametrize(
-    "knobs", [knobs_of(NodeSettings), knobs_of(ExtenderSettings), knobs_of(MpsSettings), knobs_of(WebSettings)]
-)
-def test_no_cell_of_the_table_breaks_it(knobs: tuple[Knob, ...]) -> None:
+@pytest.mark.parametrize("settings", [NodeSettings, ExtenderSettings, MpsSettings, WebSettings])
+def test_no_cell_of_the_table_breaks_it(settings: type) -> None:
     """A bar within a cell would begin another one."""
-    assert {line.count("|") for line in table(knobs).splitlines()} == {6}
-    assert len(table(knobs).splitlines()) == 2 + len(knobs)
+    assert {row(each).count("|") for each in knobs_of(settings)} == {5}
 
 
-def test_the_table_has_a_row_for_each_setting() -> None:
-    rows = table(knobs_of(NodeSettings)).splitlines()
-    assert rows[2].startswith("| `--gpus` | `GPUSHARE_GPUS` | `nvml` | after a restart | Source of the GPUs: nvml")
-    assert "| `--http` | `GPUSHARE_HTTP` | empty | after a restart | " in table(knobs_of(NodeSettings))
+def test_a_row_shows_the_default_and_whether_a_change_needs_a_restart() -> None:
+    rows = [row(each) for each in knobs_of(NodeSettings)]
+    assert rows[0].startswith("| `--gpus` | `nvml` | no | Source of the GPUs: nvml")
+    assert any(each.startswith("| `--http` | empty | no | ") for each in rows)
 
 
 def test_what_cannot_stand_in_a_profile_is_named() -> None:
