@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.candidate import Candidate, Summary
     from gpu_device_plugin.core.cluster.packing import Pack
-    from gpu_device_plugin.core.model.placing import Demand, Room
-    from gpu_device_plugin.core.model.policy import Rank, Ranks
+    from gpu_device_plugin.core.model.placing import Demand, Rank, Ranks, Room
 
     _Likeness = tuple[int, int, bool, bool, bool, bool]
 

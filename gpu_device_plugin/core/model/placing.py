@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
 from math import comb
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.core.model.policy import Rank
 
 # Up to this number of groups of whole GPUs, all are compared: 4 of 8 are 70. Beyond it, one is grown greedily from each
 # of the GPUs that are connected best, and these are compared: 8 of 16 would be 12,870 groups.
@@ -67,6 +65,13 @@ class Room:
     def unused(self) -> bool:
         """Whether it may be allocated as a whole GPU, or as a whole MIG instance if it is one."""
         return self.healthy and not self.whole and not self.shared
+
+
+Rank: TypeAlias = "Callable[[Room], float]"
+"""From a GPU that fits to its rank; the lowest rank is chosen, see `preference` for ties. Where there are MIG
+instances, it is asked about all of a GPU as one room too, whose position is `TOGETHER`."""
+Ranks: TypeAlias = "Callable[[Demand], Rank]"
+"""A rank for each demand."""
 
 
 @dataclass(frozen=True, slots=True)

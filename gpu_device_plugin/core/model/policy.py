@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from gpu_device_plugin.core.model.placing import Demand, Room
-
-Rank: TypeAlias = "Callable[[Room], float]"
-"""From a GPU that fits to its rank; the lowest rank is chosen, see `placing.preference` for ties. Where there are MIG
-instances, it is asked about all of a GPU as one room too, whose position is `placing.TOGETHER`."""
-Ranks: TypeAlias = "Callable[[Demand], Rank]"
-"""A rank for each demand."""
+    from gpu_device_plugin.core.model.placing import Rank
 
 FIT = "fit"
 

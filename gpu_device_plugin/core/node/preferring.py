@@ -14,8 +14,7 @@ from gpu_device_plugin.core.node.matching import Call, Matched, within
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.model.placing import Room
-    from gpu_device_plugin.core.model.policy import Rank
+    from gpu_device_plugin.core.model.placing import Rank, Room
     from gpu_device_plugin.core.node.node import Node
 
 UNMATCHED = Matched(None, {})

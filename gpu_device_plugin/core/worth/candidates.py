@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.core.model.placing import Demand, Room
-    from gpu_device_plugin.core.model.policy import Rank, Ranks
+    from gpu_device_plugin.core.model.placing import Demand, Rank, Ranks, Room
     from gpu_device_plugin.core.worth.appraising import Appraiser
 
 UNKNOWN = Amounts(1 << 18, 1 << 22)

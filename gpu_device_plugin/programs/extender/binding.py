@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.fitting import Fit
     from gpu_device_plugin.core.model.amounts import Amounts
+    from gpu_device_plugin.core.model.placing import Ranks
     from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.policy import Ranks
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.fleet import Fleet
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.other_pods import OtherPod
     from gpu_device_plugin.core.model.amounts import Amounts
+    from gpu_device_plugin.core.model.placing import Ranks
     from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.policy import Ranks
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.worth.learning import Tables
     from gpu_device_plugin.core.worth.shapes import Shape
