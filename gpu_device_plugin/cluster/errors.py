@@ -45,6 +45,13 @@ class Call:
         """Whether the request may be quoted: the API server may repeat it in its refusal."""
         return self.verb in _READING or self.resource in _WITHOUT_ENVIRONMENT
 
+    @property
+    def missing_right(self) -> str:
+        """The call, which was forbidden, as the right that is missing."""
+        resource = f"{self.resource}.{self.group}" if self.group else self.resource
+        where = f"in the namespace {self.namespace}" if self.namespace else "in the whole cluster"
+        return f"the right to {self.verb} {resource} {where} is missing"
+
     def __str__(self) -> str:
         target = "/".join(part for part in (self.namespace, self.name) if part)
         return f"{self.verb} {self.resource}{' ' if target else ''}{target}"

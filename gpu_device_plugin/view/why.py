@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.asking import Ask, ask
 from gpu_device_plugin.core.cluster.claimed import ask_of_claims, for_claims
 from gpu_device_plugin.core.cluster.instances import asked_instances
-from gpu_device_plugin.core.telling.claimcauses import asked_by_claims, by_claim_instead, claim_causes
+from gpu_device_plugin.core.telling.diagnosing import note
 from gpu_device_plugin.core.telling.explaining import Kept, NodeAnswer, answers, describe
 from gpu_device_plugin.core.telling.explaining_mig import asked_by_profile, instance_facts
 from gpu_device_plugin.core.telling.nodechecks import Surroundings, besides, exclusions
-from gpu_device_plugin.core.telling.podcauses import causes
+from gpu_device_plugin.core.telling.podcauses import asked_by_claims, by_claim_instead, causes, claim_causes
 from gpu_device_plugin.core.telling.poduse import refusals
 from gpu_device_plugin.view.policy import assumed
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.claims import Claim
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.telling.diagnosing import Finding
     from gpu_device_plugin.core.telling.podcauses import SchedulingStatus
     from gpu_device_plugin.view.policy import Policy
 
@@ -33,8 +34,8 @@ class Why:
 
     asks: str = ""
     """The demand of a pod that waits, as the end of a sentence; empty: it does not wait for GPUs."""
-    facts: tuple[str, ...] = ()
-    """About the pod itself, in sentences."""
+    facts: tuple[Finding, ...] = ()
+    """About the pod itself."""
     ask: Ask | None = None
     """The demand by which `answers` were found; None: there is nothing to say about nodes."""
     answers: tuple[NodeAnswer, ...] = ()
@@ -80,7 +81,8 @@ def why(
     silent = not asked.wishes.gpu_policy and any(node.candidate.gpus.policy is None for node in nodes)
     chosen = policy() if silent else assumed()
     if chosen.assumed:
-        facts.append(f"Nodes that publish no policy are assumed to have the policy {chosen.name}: {chosen.assumed}.")
+        text = "Nodes that publish no policy are assumed to have the policy {policy}: {why}."
+        facts.append(note("policy-assumed", text, policy=chosen.name, why=chosen.assumed))
     kept = _kept_away(asked, status, nodes, resources, around)
     return Why(asks, tuple(facts), asked, tuple(answers(asked, nodes, kept, chosen.name, most)))
 
@@ -90,7 +92,7 @@ def _instances_first(
     status: SchedulingStatus,
     nodes: Sequence[NodeView] | None,
     around: Mapping[str, Surroundings],
-) -> Iterator[str]:
+) -> Iterator[Finding]:
     """Yield why no node gives a pod its MIG instances, which is what people look for."""
     kept = {node.name: exclusions(node, around.get(node.name, Surroundings()), status.terms) for node in nodes or ()}
     if nodes is not None and not status.gates:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.cluster.errors import Call
 from gpu_device_plugin.core.cluster.asking import Ask, ask
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.telling.explaining import Kept, answers
+from gpu_device_plugin.core.telling.diagnosing import note
+from gpu_device_plugin.core.telling.explaining import Kept, answers, what_makes_room, why_waits
 from gpu_device_plugin.core.telling.podcauses import SchedulingStatus
-from gpu_device_plugin.core.telling.waiting import what_makes_room, why_waits
 from gpu_device_plugin.programs.web.board import ASKING, NO_NODES
 from gpu_device_plugin.programs.web.watched import missing_right
 from gpu_device_plugin.settings.common import ResourceSettings
@@ -52,7 +52,7 @@ def sentences() -> list[str]:
     asked = ask(pod, RESOURCES)
     assert isinstance(asked, Ask)
     crowd = answers(asked, [many], {}, "binpack", 1)
-    cordoned = Kept(excluded=("it is cordoned",))
+    cordoned = Kept(excluded=(note("cordoned", "it is cordoned"),))
     waits = [
         why_waits(STATUS, (), ()),
         why_waits(STATUS, (), found(12, 16)),

@@ -134,7 +134,7 @@ class NodeGpus:
     @property
     def fault(self) -> str:
         """The `problem` where something is wrong: that a node serves claims is none."""
-        return "" if self.problem == BY_CLAIMS else self.problem
+        return "" if self.claims and not self.away else self.problem
 
     @property
     def all(self) -> tuple[ListedGpu, ...]:

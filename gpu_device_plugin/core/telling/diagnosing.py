@@ -1,15 +1,16 @@
-"""The doctor's findings: severity, check, sentence and advice, and the report made of them."""
+"""Findings: codes with parameters, the sentences that they are rendered as, and the doctor's report of them."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from string import Formatter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpu_device_plugin.core.telling.printing import counted
+from gpu_device_plugin.core.telling.printing import counted, listed
 from gpu_device_plugin.core.telling.tones import Line, Tone
 
 if TYPE_CHECKING:
@@ -47,17 +48,31 @@ _UNCOUNTABLE: Mapping[Severity, str] = MappingProxyType({Severity.OK: "ok", Seve
 """Severities whose count has no plural; the others are counted by their names."""
 
 
+Parameter = str | int | tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One result of a check."""
+    """One result of a check. The code and the parameters say all of it; the texts put it in words."""
 
     severity: Severity
-    found: str
-    """A sentence, without the full stop."""
-    advice: str = ""
-    """The remedy; empty where none is needed."""
+    code: str
+    text: str
+    """A sentence or a clause, with parameters in braces; see `sentence`. The doctor's have no full stop."""
+    remedy: str = ""
+    """The advice, likewise; empty where none is needed."""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
     check: str = ""
     """The name of the check."""
+
+    def __str__(self) -> str:
+        """Return the finding in words."""
+        return sentence(self.text, self.parameters)
+
+    @property
+    def advice(self) -> str:
+        """The advice, as a clause; empty: none is needed."""
+        return sentence(self.remedy, self.parameters)
 
 
 class Unknown(Finding):
@@ -65,28 +80,40 @@ class Unknown(Finding):
 
     __slots__ = ()
 
-    def __init__(self, found: str, advice: str = "") -> None:
-        super().__init__(Severity.UNKNOWN, found, advice)
+    def __init__(self, code: str, text: str = "", remedy: str = "", /, **parameters: Parameter) -> None:
+        super().__init__(Severity.UNKNOWN, code, text, remedy, parameters)
 
 
-def ok(found: str) -> Finding:
+def ok(code: str, text: str, /, **parameters: Parameter) -> Finding:
     """Return a finding without fault."""
-    return Finding(Severity.OK, found)
+    return Finding(Severity.OK, code, text, "", parameters)
 
 
-def note(found: str, advice: str = "") -> Finding:
+def note(code: str, text: str, remedy: str = "", /, **parameters: Parameter) -> Finding:
     """Return a finding that is worth knowing."""
-    return Finding(Severity.NOTE, found, advice)
+    return Finding(Severity.NOTE, code, text, remedy, parameters)
 
 
-def warning(found: str, advice: str) -> Finding:
+def warning(code: str, text: str, remedy: str = "", /, **parameters: Parameter) -> Finding:
     """Return a flaw with its remedy."""
-    return Finding(Severity.WARNING, found, advice)
+    return Finding(Severity.WARNING, code, text, remedy, parameters)
 
 
-def error(found: str, advice: str) -> Finding:
+def error(code: str, text: str, remedy: str = "", /, **parameters: Parameter) -> Finding:
     """Return a fault with its remedy."""
-    return Finding(Severity.ERROR, found, advice)
+    return Finding(Severity.ERROR, code, text, remedy, parameters)
+
+
+class _Sentence(Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec:
+            return counted(value if isinstance(value, int) else len(value), *format_spec.split("|"))
+        return listed(value) if isinstance(value, tuple) else str(value)
+
+
+def sentence(text: str, parameters: Mapping[str, Parameter]) -> str:
+    """Return a text with its parameters: ``{nodes}`` lists them, ``{nodes:node}`` and ``{nodes:is|are}`` count them."""
+    return _Sentence().vformat(text, (), parameters)
 
 
 S = TypeVar("S")
@@ -95,7 +122,7 @@ S = TypeVar("S")
 def examine(checks: Mapping[str, Callable[[S], Iterable[Finding]]], symptoms: S) -> tuple[Finding, ...]:
     """Return the findings of all checks about `symptoms`, in the order of the checks."""
     return tuple(
-        Finding(finding.severity, finding.found, finding.advice, name)
+        Finding(finding.severity, finding.code, finding.text, finding.remedy, finding.parameters, name)
         for name, check in checks.items()
         for finding in check(symptoms)
     )
@@ -117,7 +144,7 @@ def lines(findings: Sequence[Finding]) -> list[Line]:
     width = max((len(finding.check) for finding in findings), default=0)
     rows: list[Line] = []
     for finding in findings:
-        rows.append(Line(f"{finding.severity:<8} {finding.check:<{width}}  {finding.found}", _TONES[finding.severity]))
+        rows.append(Line(f"{finding.severity:<8} {finding.check:<{width}}  {finding}", _TONES[finding.severity]))
         if finding.advice:
             rows.append(Line(f"{'':<{width + 11}}-> {finding.advice}"))
     count = Counter(finding.severity for finding in findings)
@@ -135,7 +162,17 @@ def document(findings: Sequence[Finding]) -> dict[str, Any]:
     return {
         "version": 1,
         "severity": worst(findings).value,
-        "findings": [{"check": finding.check, **asdict(finding)} for finding in findings],
+        "findings": [
+            {
+                "check": finding.check,
+                "severity": finding.severity.value,
+                "code": finding.code,
+                "parameters": finding.parameters,
+                "found": str(finding),
+                "advice": finding.advice,
+            }
+            for finding in findings
+        ],
     }
 
 

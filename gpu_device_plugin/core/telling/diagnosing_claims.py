@@ -10,13 +10,12 @@ from gpu_device_plugin.core.cluster.claimed import pools
 from gpu_device_plugin.core.contract.dra import DRIVER, MIG_CLASS, SHARED_CLASS, WHOLE_CLASS
 from gpu_device_plugin.core.contract.keys import SERVE_LABEL
 from gpu_device_plugin.core.telling.diagnosing import Unknown, error, note, ok, warning
-from gpu_device_plugin.core.telling.printing import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, NodeSeen, SliceSeen
     from gpu_device_plugin.core.telling.diagnosing import Finding
+    from gpu_device_plugin.core.telling.symptoms import ClusterSymptoms, NodeSeen, SliceSeen
 
 _CLASSES = frozenset({SHARED_CLASS, WHOLE_CLASS, MIG_CLASS})
 BY_CLAIMS = "dra"
@@ -31,7 +30,6 @@ _SAFE = (1, 36, 2)
 _SOUND = (1, 36, 3)
 """The first one that gives back the counters of what it only tried (kubernetes/kubernetes#140663)."""
 _LOG = "see the log of its agent"
-_INSTALL = "kubectl apply -f deploy/optional/dra.yaml"
 
 
 def claims(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -51,17 +49,18 @@ def claims(cluster: ClusterSymptoms) -> Iterator[Finding]:
     ]
     yield from found
     if not found:
-        yield ok(f"{counted(len(serving), 'node serves', 'nodes serve')} claims, with complete ResourceSlices")
+        text = "{nodes:node serves|nodes serve} claims, with complete ResourceSlices"
+        yield ok("claims", text, nodes=len(serving))
 
 
 def _waiting(nodes: Iterable[NodeSeen]) -> Iterator[Finding]:
     """Yield the nodes that shall serve claims, and do not."""
-    waiting = [node.name for node in nodes if node.labels.get(SERVE_LABEL) == BY_CLAIMS and not node.gpus.claims]
-    if waiting:
-        yield warning(
-            f"{listed(waiting)}: labelled {SERVE_LABEL}={BY_CLAIMS}, and no claims are served yet",
-            "an agent changes over when no pod of its node holds a GPU by its limits; its log names those that do",
-        )
+    if waiting := tuple(
+        node.name for node in nodes if node.labels.get(SERVE_LABEL) == BY_CLAIMS and not node.gpus.claims
+    ):
+        text = f"{{nodes}}: labelled {SERVE_LABEL}={BY_CLAIMS}, and no claims are served yet"
+        advice = "an agent changes over when no pod of its node holds a GPU by its limits; its log names those that do"
+        yield warning("not-serving-yet", text, advice, nodes=waiting)
 
 
 def _slices(cluster: ClusterSymptoms, serving: Sequence[NodeSeen]) -> Iterator[Finding]:
@@ -71,12 +70,10 @@ def _slices(cluster: ClusterSymptoms, serving: Sequence[NodeSeen]) -> Iterator[F
     by_pool: dict[str, list[SliceSeen]] = defaultdict(list)
     for each in cluster.slices:
         by_pool[each.pool].append(each)
-    missing = [node.name for node in serving if node.name not in by_pool]
-    if missing:
-        yield error(
-            f"{listed(missing)}: no ResourceSlice of {DRIVER}, so kube-scheduler knows none of the GPUs",
-            f"{_LOG}: it publishes them within seconds, unless a right of deploy/optional/dra.yaml is missing",
-        )
+    if missing := tuple(node.name for node in serving if node.name not in by_pool):
+        text = f"{{nodes}}: no ResourceSlice of {DRIVER}, so kube-scheduler knows none of the GPUs"
+        advice = f"{_LOG}: it publishes them within seconds, unless a right of deploy/optional/dra.yaml is missing"
+        yield error("no-slices", text, advice, nodes=missing)
     cut: list[str] = []
     for node in serving:
         slices = by_pool[node.name]
@@ -85,45 +82,54 @@ def _slices(cluster: ClusterSymptoms, serving: Sequence[NodeSeen]) -> Iterator[F
         wanted = max((each.of for each in current), default=0)
         if len(current) != wanted:
             yield error(
-                f"{node.name}: {len(current)} of {wanted} ResourceSlices of generation {newest}, and kube-scheduler "
-                "allocates nothing of a pool that is not complete",
+                "slices-incomplete",
+                "{node}: {slices} of {of} ResourceSlices of generation {generation}, and kube-scheduler allocates "
+                "nothing of a pool that is not complete",
                 _LOG,
+                node=node.name,
+                slices=len(current),
+                of=wanted,
+                generation=newest,
             )
         elif node.gpus.gpus and any(each.devices for each in current) and not any(each.shared for each in current):
             cut.append(node.name)
     if cut:
-        yield warning(
-            f"{listed(cut)}: no ResourceSlice has devices that claims can share, so there are only whole GPUs",
+        text = "{nodes}: no ResourceSlice has devices that claims can share, so there are only whole GPUs"
+        advice = (
             "an API server older than 1.36, or without the feature gate DRAConsumableCapacity, drops what makes a "
-            f"device shared{_version(cluster)}; for parts of GPUs use limits of pods ({SERVE_LABEL}=device-plugin)",
+            f"device shared{{version}}; for parts of GPUs use limits of pods ({SERVE_LABEL}=device-plugin)"
         )
+        yield warning("devices-not-shared", text, advice, nodes=tuple(cut), version=_version(cluster))
+
+
+def _version(cluster: ClusterSymptoms) -> str:
+    known = cluster.version
+    return f" (this one is {known})" if isinstance(known, str) and known else ""
 
 
 def _counters(cluster: ClusterSymptoms, serving: Sequence[NodeSeen]) -> Iterator[Finding]:
     """Yield the nodes with parts of GPUs and whole ones under a kube-scheduler that does not keep them apart well."""
     slices = () if isinstance(cluster.slices, Unknown) else cluster.slices
     both = {each.pool for each in slices if each.counters}
-    names = [node.name for node in serving if node.name in both]
+    names = tuple(node.name for node in serving if node.name in both)
     release = None if isinstance(cluster.version, Unknown) else _RELEASE.match(cluster.version)
     version = tuple(map(int, release.groups())) if release else _SOUND
     if not names or version >= _SOUND:
         return
-    advice = (
-        "upgrade the control plane to 1.36.3 or newer, or let nodes offer one kind: the setting resources=memory or "
-        "resources=count"
+    unsafe = version < _SAFE
+    consequence = (
+        "a kube-scheduler before 1.36.2 gives out a GPU whole while claims have parts of it"
+        if unsafe
+        else "kube-scheduler 1.36.2 may leave pods Pending although GPUs are free"
     )
-    where = f"{listed(names)}: parts of GPUs and whole ones are offered, and the API server is {cluster.version}"
-    if version < _SAFE:
-        yield error(
-            f"{where}: a kube-scheduler before 1.36.2 gives out a GPU whole while claims have parts of it", advice
-        )
-    else:
-        yield warning(f"{where}: kube-scheduler 1.36.2 may leave pods Pending although GPUs are free", advice)
-
-
-def _version(cluster: ClusterSymptoms) -> str:
-    known = cluster.version
-    return f" (this one is {known})" if isinstance(known, str) and known else ""
+    yield (error if unsafe else warning)(
+        "scheduler-mixes-parts-and-whole" if unsafe else "scheduler-loses-counters",
+        "{nodes}: parts of GPUs and whole ones are offered, and the API server is {version}: " + consequence,
+        "upgrade the control plane to 1.36.3 or newer, or let nodes offer one kind: the setting resources=memory or "
+        "resources=count",
+        nodes=names,
+        version=str(cluster.version),
+    )
 
 
 def _classes(cluster: ClusterSymptoms, serving: Iterable[NodeSeen]) -> Iterator[Finding]:
@@ -133,35 +139,33 @@ def _classes(cluster: ClusterSymptoms, serving: Iterable[NodeSeen]) -> Iterator[
         return
     instances = any(gpu.instance is not None for node in serving for gpu in node.gpus.all)
     wanted = (SHARED_CLASS, WHOLE_CLASS, *([MIG_CLASS] if instances else ()))
-    missing = [name for name in wanted if name not in known]
-    if missing:
-        which = "the DeviceClass" if len(missing) == 1 else "the DeviceClasses"
-        yield error(f"{which} {listed(missing)} {'is' if len(missing) == 1 else 'are'} missing", _INSTALL)
+    if missing := tuple(name for name in wanted if name not in known):
+        text = "{classes:DeviceClass is|DeviceClasses are} missing: {classes}"
+        yield error("no-device-class", text, "kubectl apply -f deploy/optional/dra.yaml", classes=missing)
     elif known[WHOLE_CLASS] != cluster.count_resource:
         yield note(
-            f"the DeviceClass {WHOLE_CLASS} does not serve {cluster.count_resource}: pods that ask for it by their "
-            "limits get no GPU on nodes that serve claims",
-            f"its extendedResourceName would have to be {cluster.count_resource}; API servers older than 1.36 drop it",
+            "class-without-resource",
+            f"the DeviceClass {WHOLE_CLASS} does not serve {{resource}}: pods that ask for it by their limits get no "
+            "GPU on nodes that serve claims",
+            "its extendedResourceName would have to be {resource}; API servers older than 1.36 drop it",
+            resource=cluster.count_resource,
         )
 
 
 def _runtimes(serving: Iterable[NodeSeen]) -> Iterator[Finding]:
-    without: dict[str, list[str]] = defaultdict(list)
-    off: dict[str, list[str]] = defaultdict(list)
+    by_runtime: dict[str, list[str]] = defaultdict(list)
     for node in serving:
-        if found := _CONTAINERD.match(node.runtime):
-            version = tuple(map(int, found.groups()))
-            if version < _FIRST_WITH_CDI:
-                without[node.runtime].append(node.name)
-            elif version < _FIRST_WITH_CDI_ON:
-                off[node.runtime].append(node.name)
-    for runtime, names in sorted(without.items()):
-        yield error(
-            f"{listed(names)}: {runtime} knows no CDI, so containers with claims get neither GPU nor variables",
-            "upgrade containerd to 1.7.2 with enable_cdi = true, or to 2.0",
-        )
-    for runtime, names in sorted(off.items()):
-        yield note(f"{listed(names)}: {runtime} has CDI only with enable_cdi = true in its configuration")
+        by_runtime[node.runtime].append(node.name)
+    for runtime, names in sorted(by_runtime.items()):
+        release = _CONTAINERD.match(runtime)
+        version = tuple(map(int, release.groups())) if release else _FIRST_WITH_CDI_ON
+        if version < _FIRST_WITH_CDI:
+            text = "{nodes}: {runtime} knows no CDI, so containers with claims get neither GPU nor variables"
+            advice = "upgrade containerd to 1.7.2 with enable_cdi = true, or to 2.0"
+            yield error("runtime-without-cdi", text, advice, nodes=tuple(names), runtime=runtime)
+        elif version < _FIRST_WITH_CDI_ON:
+            text = "{nodes}: {runtime} has CDI only with enable_cdi = true in its configuration"
+            yield note("runtime-cdi-optional", text, nodes=tuple(names), runtime=runtime)
 
 
 def _remembered(cluster: ClusterSymptoms, serving: Iterable[NodeSeen]) -> Iterator[Finding]:
@@ -170,29 +174,31 @@ def _remembered(cluster: ClusterSymptoms, serving: Iterable[NodeSeen]) -> Iterat
     That is no fault where the agent itself was that plugin: its last registration keeps containers from failing.
     """
     names = cluster.memory_resource, cluster.count_resource
-    remembering = [node.name for node in serving if any(name in node.capacity for name in names)]
-    if remembering:
+    if remembering := tuple(node.name for node in serving if any(name in node.capacity for name in names)):
         yield note(
-            f"{listed(remembering)}: the kubelet has known {cluster.memory_resource} or {cluster.count_resource} of a "
-            f"device plugin: if containers with {cluster.count_resource} do not start there (no devices found "
-            "allocated in local cache), it still does",
+            "kubelet-remembers-plugin",
+            "{nodes}: the kubelet has known {memory} or {count} of a device plugin: if containers with {count} do not "
+            "start there (no devices found allocated in local cache), it still does",
             "drain the node, and 5 minutes after the plugin has ended restart its kubelet (1.36.3 and older)",
+            nodes=remembering,
+            memory=cluster.memory_resource,
+            count=cluster.count_resource,
         )
 
 
 def _unallocated(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Yield the claims of our DeviceClasses that are not allocated."""
     known = () if isinstance(cluster.claims, Unknown) else cluster.claims
-    waiting = [
+    if waiting := tuple(
         str(claim)
         for claim in known
-        if not claim.allocated and any(each.device_class in _CLASSES for each in claim.requests)
-    ]
-    if waiting:
-        verb = "ResourceClaim waits" if len(waiting) == 1 else "ResourceClaims wait"
+        if not claim.allocated and any(request.device_class in _CLASSES for request in claim.requests)
+    ):
         yield note(
-            f"{len(waiting)} {verb} for GPUs: {listed(waiting)}",
+            "claims-pending",
+            "{claims:ResourceClaim waits|ResourceClaims wait} for GPUs: {claims}",
             "kubectl inspect gpushare why POD, with a pod that uses it, names the reason; without a pod it stays so",
+            claims=waiting,
         )
 
 
@@ -207,8 +213,6 @@ def _orphans(cluster: ClusterSymptoms, serving: set[str]) -> Iterator[Finding]:
         for node in pools(claim) - serving:
             left[node].append(str(claim))
     for node, names in sorted(left.items()):
-        noun = "ResourceClaim has" if len(names) == 1 else "ResourceClaims have"
-        yield error(
-            f"{len(names)} {noun} GPUs of {node}, which serves no claims: {listed(names)}",
-            "no other agent there can prepare or release them: end their pods, and delete claims that stay",
-        )
+        text = "{claims:ResourceClaim has|ResourceClaims have} GPUs of {node}, which serves no claims: {claims}"
+        advice = "no other agent there can prepare or release them: end their pods, and delete claims that stay"
+        yield error("claims-orphaned", text, advice, claims=tuple(names), node=node)

@@ -1,28 +1,28 @@
-"""The checks of a cluster that shares GPUs, based on the objects of its API."""
+"""The checks of a cluster that shares GPUs, based on the objects of its API, as far as these can be read."""
 
 from __future__ import annotations
 
-from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SWITCH_LABEL, SWITCHED_ON
+from gpu_device_plugin.core.contract.keys import DEFAULT_PROFILE, SWITCHED_ON
 from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, warning
+from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, examine, note, ok, warning
 from gpu_device_plugin.core.telling.diagnosing_claims import claims
-from gpu_device_plugin.core.telling.diagnosing_limits import held, limits, use
-from gpu_device_plugin.core.telling.diagnosing_mps import supervisors
+from gpu_device_plugin.core.telling.diagnosing_limits import held, limits, supervisors, use
 from gpu_device_plugin.core.telling.diagnosing_parts import agents, extender, original, scheduler_versions, versions
 from gpu_device_plugin.core.telling.miginstances import gpu_names
 from gpu_device_plugin.core.telling.nodeamounts import gpushare_count, mismatches
-from gpu_device_plugin.core.telling.printing import counted, listed
+from gpu_device_plugin.core.telling.poduse import told_over_use
+from gpu_device_plugin.core.telling.printing import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.contract.nodegpus import ListedGpu
+    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.others import Other
-    from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, PodSeen
+    from gpu_device_plugin.core.telling.symptoms import ClusterSymptoms, PodSeen
 
 _UNSEEN_S = 30.0
 """A running scheduler sets a condition on its pods within this time."""
@@ -58,43 +58,35 @@ def _installed(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if isinstance(cluster.daemonset, Unknown):
         yield cluster.daemonset
     elif absent:
-        yield error("no agent is installed", "kubectl apply -f deploy/daemonset.yaml")
+        yield error("not-installed", "no agent is installed", "kubectl apply -f deploy/daemonset.yaml")
     labelled = [node for node in cluster.nodes if node.labelled]
     if not labelled and not any(node.annotated for node in cluster.nodes):
-        yield error(
-            f"no node is labelled {SWITCH_LABEL}={SWITCHED_ON}",
-            f"kubectl label node NODE {SWITCH_LABEL}={SWITCHED_ON} for every node whose GPUs are to be shared",
-        )
+        advice = "kubectl label node NODE gpushare=true for every node whose GPUs are to be shared"
+        yield error("no-node-labelled", "no node is labelled gpushare=true", advice)
     agents = {agent.node for agent in cluster.agents}
-    silent = [node.name for node in labelled if not node.annotated and node.name in agents]
-    deserted = [node.name for node in labelled if node.name not in agents]
+    silent = tuple(node.name for node in labelled if not node.annotated and node.name in agents)
+    deserted = tuple(node.name for node in labelled if node.name not in agents)
     if silent:
-        yield error(
-            f"no GPUs are listed on {listed(silent)}, though an agent runs there",
-            "see its log, and kubectl -n gpushare exec POD -- gpu-device-plugin doctor",
-        )
+        advice = "see its log, and kubectl -n gpushare exec POD -- gpu-device-plugin doctor"
+        yield error("no-gpus-listed", "no GPUs are listed on {nodes}, though an agent runs there", advice, nodes=silent)
     if deserted and not absent:
-        yield error(
-            f"no agent runs on {listed(deserted)}, labelled {SWITCH_LABEL}={SWITCHED_ON}",
+        advice = (
             "kubectl -n gpushare describe daemonset gpushare-node: its Events say why, most often a runtime class that "
-            "the cluster lacks, or the PodSecurity level of the namespace",
+            "the cluster lacks, or the PodSecurity level of the namespace"
         )
+        yield error("no-agent-on-node", "no agent runs on {nodes}, labelled gpushare=true", advice, nodes=deserted)
     if labelled and not silent and not deserted:
-        yield ok(f"{counted(len(labelled), 'labelled node')} with an agent")
-    yield from _mistyped(cluster)
-
-
-def _mistyped(cluster: ClusterSymptoms) -> Iterator[Finding]:
+        yield ok("nodes", "{nodes:labelled node} with an agent", nodes=len(labelled))
     mistyped: dict[str, list[str]] = {}
     for node in cluster.nodes:
         if node.switch is not None and node.switch not in {SWITCHED_ON, _SWITCHED_OFF}:
             mistyped.setdefault(node.switch, []).append(node.name)
     for value, names in sorted(mistyped.items()):
-        yield warning(
-            f"{SWITCH_LABEL}={value} on {listed(names)} switches nothing on: only {SWITCHED_ON} does, in small letters",
-            f"kubectl label node -l {SWITCH_LABEL}={value} --overwrite {SWITCH_LABEL}={SWITCHED_ON}, or "
-            f"={_SWITCHED_OFF} where no GPUs are to be shared",
+        text = "gpushare={value} on {nodes} switches nothing on: only true does, in small letters"
+        advice = (
+            "kubectl label node -l gpushare={value} --overwrite gpushare=true, or =false where no GPUs are to be shared"
         )
+        yield warning("switch-mistyped", text, advice, value=value, nodes=tuple(names))
 
 
 def _runtime_class(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -105,37 +97,44 @@ def _runtime_class(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield known
     elif wanted not in known:
         yield error(
-            f"the agents need the runtime class {wanted}, which this cluster does not have",
-            f"create it (handler: {wanted}), or remove runtimeClassName from the DaemonSet if NVIDIA's runtime is the "
+            "no-runtime-class",
+            "the agents need the runtime class {name}, which this cluster does not have",
+            "create it (handler: {name}), or remove runtimeClassName from the DaemonSet if NVIDIA's runtime is the "
             "default",
+            name=wanted,
         )
     else:
-        yield ok(f"{wanted} exists")
+        yield ok("runtime-class", "{name} exists", name=wanted)
 
 
 def _gpus(cluster: ClusterSymptoms) -> Iterator[Finding]:
     for node in cluster.nodes:
         if node.problem:
-            yield error(f"{node.name}: {node.problem}", "upgrade the older of agent and scheduler")
+            advice = "upgrade the older of agent and scheduler"
+            yield error("node-unreadable", "{node}: {problem}", advice, node=node.name, problem=node.problem)
         ill: dict[str, list[ListedGpu]] = {}
         for gpu in node.gpus.all:
             if gpu.unhealthy:
                 ill.setdefault(gpu.unhealthy, []).append(gpu)
         for why, gpus in ill.items():
-            which = f"{gpu_names(gpus)} {'is' if len(gpus) == 1 else 'are'}"
-            yield warning(
-                f"{node.name}: {which} out of service: {why}",
-                "docs/operations.md has the remedy (A GPU is out of service)",
-            )
+            text = f"{{node}}: {{gpus}} {'is' if len(gpus) == 1 else 'are'} out of service: {{why}}"
+            advice = "docs/operations.md has the remedy (A GPU is out of service)"
+            yield warning("gpu-unhealthy", text, advice, node=node.name, gpus=gpu_names(gpus), why=why)
     every = [gpu for node in cluster.nodes for gpu in node.gpus.all]
     if every and not any(gpu.unhealthy for gpu in every):
         instances = sum(gpu.instance is not None for gpu in every)
-        nodes = counted(sum(bool(node.gpus.all) for node in cluster.nodes), "node")
-        yield ok(f"{len(every)} healthy on {nodes}" + (f", {instances} of them MIG instances" if instances else ""))
+        yield ok(
+            "gpus-healthy",
+            "{gpus} healthy on {nodes:node}" + (", {instances} of them MIG instances" if instances else ""),
+            gpus=len(every),
+            nodes=sum(bool(node.gpus.all) for node in cluster.nodes),
+            instances=instances,
+        )
 
 
 def _allocatable(cluster: ClusterSymptoms) -> Iterator[Finding]:
     ready = {agent.node for agent in cluster.agents if agent.ready}
+    resource = cluster.memory_resource
     sharing = [
         node
         for node in cluster.nodes
@@ -144,15 +143,15 @@ def _allocatable(cluster: ClusterSymptoms) -> Iterator[Finding]:
         and not node.gpus.claims
         and (node.gpus.gpus or not node.gpus.instances)  # nodes that give only whole MIG instances have no shares
     ]
-    empty = [node.name for node in sharing if not node.allocatable.get(cluster.memory_resource)]
-    lost = [name for name in empty if name not in ready]
-    if lost:
-        yield error(f"no {cluster.memory_resource} on {listed(lost)}: no agent is ready there", "see above")
-    used = [name for name in empty if name in ready]
-    if used:
-        yield note(f"no {cluster.memory_resource} on {listed(used)}: all GPUs are in whole use, or out of service")
+    empty = [node.name for node in sharing if not node.allocatable.get(resource)]
+    if lost := tuple(name for name in empty if name not in ready):
+        text = "no {resource} on {nodes}: no agent is ready there"
+        yield error("not-offered", text, "see above", resource=resource, nodes=lost)
+    if used := tuple(name for name in empty if name in ready):
+        text = "no {resource} on {nodes}: all GPUs are in whole use, or out of service"
+        yield note("all-in-use", text, resource=resource, nodes=used)
     if sharing and not empty:
-        yield ok(f"{cluster.memory_resource} is offered by {counted(len(sharing), 'node')}")
+        yield ok("offered", "{resource} is offered by {nodes:node}", resource=resource, nodes=len(sharing))
 
 
 def _capacity(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -160,18 +159,17 @@ def _capacity(cluster: ClusterSymptoms) -> Iterator[Finding]:
     ready = {agent.node for agent in cluster.agents if agent.ready and not agent.original}
     gpushare = {agent.node for agent in cluster.agents if agent.original}
     by_number = any(part.original for part in cluster.extenders)
-    found: list[Finding] = []
-    for node in cluster.nodes:
-        if node.gpus.claims:
-            continue  # its kubelet knows no amounts
-        if node.name in ready and node.gpus.all:
-            found += mismatches(node.name, node.gpus, node.capacity, memory, count, counted_on=by_number)
-        elif node.name in gpushare - ready:
-            found += gpushare_count(node.name, node.capacity, node.allocatable, memory, count)
-    yield from found
+    # The kubelet of a node that serves claims knows no amounts.
     checked = [node for node in cluster.nodes if node.name in ready | gpushare and not node.gpus.claims]
-    if checked and not found:
-        yield ok(f"matches the GPUs on {counted(len(checked), 'node')}")
+    findings: list[Finding] = []
+    for node in checked:
+        if node.name in gpushare - ready:
+            findings += gpushare_count(node.name, node.capacity, node.allocatable, memory, count)
+        elif node.gpus.all:
+            findings += mismatches(node.name, node.gpus, node.capacity, memory, count, counted_on=by_number)
+    yield from findings
+    if checked and not findings:
+        yield ok("capacity", "matches the GPUs on {nodes:node}", nodes=len(checked))
 
 
 def _share_sizes(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -183,18 +181,20 @@ def _share_sizes(cluster: ClusterSymptoms) -> Iterator[Finding]:
             profile = "" if node.profile == DEFAULT_PROFILE else node.profile
             by_profile.setdefault(profile, set()).add(node.gpus.share_mib)
     where = "; ".join(f"{format_mib(size)} on {listed(names)}" for size, names in sorted(sizes.items()))
-    differ = f"{cluster.memory_resource}: 1 is not the same memory on every node: {where}"
+    differ = "{resource}: 1 is not the same memory on every node: {sizes}"
     choose = "have pods choose nodes by the label gpu-device-plugin/share-mib"
     if any(len(each) > 1 for each in by_profile.values()):
-        yield warning(
-            differ,
+        advice = (
             "give all nodes one share_size, which an agent applies when it restarts; if the sizes differ on purpose, "
-            f"give these nodes a settings profile of their own (label {CONFIG_LABEL}, docs/settings.md), and {choose}",
+            "give these nodes a settings profile of their own (label gpu-device-plugin/config, docs/settings.md), and "
+            f"{choose}"
         )
+        yield warning("share-sizes-differ", differ, advice, resource=cluster.memory_resource, sizes=where)
     elif len(sizes) > 1:
-        yield note(f"{differ}, by their settings profiles", choose)
+        text = f"{differ}, by their settings profiles"
+        yield note("share-sizes-by-profile", text, choose, resource=cluster.memory_resource, sizes=where)
     elif sizes:
-        yield ok(f"{format_mib(next(iter(sizes)))} on every node")
+        yield ok("share-size", "{size} on every node", size=format_mib(next(iter(sizes))))
 
 
 def _others(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -203,23 +203,25 @@ def _others(cluster: ClusterSymptoms) -> Iterator[Finding]:
         for sighting in node.others if node.labelled else ():
             found.setdefault(sighting.other, []).append(node.name)
     for other, nodes in found.items():
-        yield error(f"{other.name} hands out GPUs too, on {listed(nodes)}", other.off)
+        text = "{other} hands out GPUs too, on {nodes}"
+        yield error("other-plugin", text, other.off, other=other.name, nodes=tuple(nodes))
     if not found:
-        yield ok("no other plugin hands out GPUs of labelled nodes")
+        yield ok("no-other-plugin", "no other plugin hands out GPUs of labelled nodes")
 
 
 def _leftovers(cluster: ClusterSymptoms) -> Iterator[Finding]:
     agents = {agent.node for agent in cluster.agents}
-    left = [
+    left = tuple(
         node.name
         for node in cluster.nodes
         if not node.labelled and node.name not in agents and (node.annotated or node.capacity)
-    ]
+    )
     if left:
-        yield note(
-            f"{listed(left)}: annotations or capacity remain, though sharing is off",
-            "kubectl inspect gpushare uninstall removes them from nodes without the label",
-        )
+        advice = "kubectl inspect gpushare uninstall removes them from nodes without the label"
+        yield note("leftovers", "{nodes}: annotations or capacity remain, though sharing is off", advice, nodes=left)
+
+
+# --- Scheduling -------------------------------------------------------------------------------------------------------
 
 
 def _leases(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -227,19 +229,17 @@ def _leases(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield cluster.leases
         return
     for name, lease in cluster.leases.items():
-        stale = lease.age_s > lease.lasts_s + _STALE_S
-        if lease.holder and not stale:
-            yield ok(f"{name} is held by {lease.holder}")
+        advice = "see whether the pods above run, and their logs"
+        if not lease.holder:
+            yield error("no-leader", "{lease}: no replica holds it, so no replica schedules", advice, lease=name)
+        elif lease.age_s > lease.lasts_s + _STALE_S:
+            text = "{lease}: {holder} has not renewed it for {seconds} s, so no replica schedules"
+            yield error("leader-lost", text, advice, lease=name, holder=lease.holder, seconds=round(lease.age_s))
         else:
-            late = (
-                f"{lease.holder} has not renewed it for {lease.age_s:.0f} s" if lease.holder else "no replica holds it"
-            )
-            yield error(f"{name}: {late}, so no replica schedules", "see whether the pods above run, and their logs")
+            yield ok("leader", "{lease} is held by {holder}", lease=name, holder=lease.holder)
     if cluster.own_scheduler and not cluster.leases:
-        yield error(
-            "the scheduler's lease does not exist: no replica has ever led",
-            "see the lines above, and the log of kube-scheduler in its pods",
-        )
+        text = "the scheduler's lease does not exist: no replica has ever led"
+        yield error("no-lease", text, "see the lines above, and the log of kube-scheduler in its pods")
 
 
 def _configuration(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -248,78 +248,83 @@ def _configuration(cluster: ClusterSymptoms) -> Iterator[Finding]:
         return
     for where, version in cluster.configurations.items():
         if version == _CONFIGURATION:
-            yield ok(f"{where} has version v1")
+            yield ok("configuration", "{file} has version v1", file=where)
         else:
-            yield error(
-                f"{where} has version {version or '(none)'}, which no supported kube-scheduler reads",
-                f"set apiVersion: {_CONFIGURATION}",
-            )
+            text = "{file} has version {version}, which no supported kube-scheduler reads"
+            advice = f"set apiVersion: {_CONFIGURATION}"
+            yield error("configuration-version", text, advice, file=where, version=version or "(none)")
 
 
 def _placement(cluster: ClusterSymptoms) -> Iterator[Finding]:
     # On nodes that serve claims kube-scheduler itself allocates, for limits too.
     serving = {node.name for node in cluster.nodes if node.gpus.claims}
     bound = [pod for pod in cluster.pods if pod.node and pod.node not in serving]
-    by_scheduler: dict[str, list[PodSeen]] = {}
-    for pod in bound:
-        if not pod.promised:
-            by_scheduler.setdefault(pod.scheduler, []).append(pod)
-    for scheduler, pods in sorted(by_scheduler.items()):
-        names = listed(pod.name for pod in pods)
-        yield warning(
-            f"{scheduler} bound {counted(len(pods), 'GPU pod')} without asking the extender: {names}",
-            f"configure {scheduler} to call it (docs/scheduler.md), or set schedulerName: gpushare-scheduler; no "
-            "scheduler is asked about pods that set nodeName themselves",
+    by_scheduler = _by_scheduler(pod for pod in bound if not pod.promised)
+    for scheduler, pods in by_scheduler.items():
+        text = "{scheduler} bound {pods:GPU pod} without asking the extender: {pods}"
+        advice = (
+            "configure {scheduler} to call it (docs/scheduler.md), or set schedulerName: gpushare-scheduler; no "
+            "scheduler is asked about pods that set nodeName themselves"
         )
+        yield warning("extender-not-asked", text, advice, scheduler=scheduler, pods=pods)
     if bound and not by_scheduler:
-        yield ok(f"{counted(len(bound), 'GPU pod')} on nodes, each with a GPU chosen by a scheduler")
+        yield ok("placement", "{pods:GPU pod} on nodes, each with a GPU chosen by a scheduler", pods=len(bound))
+
+
+def _by_scheduler(pods: Iterable[PodSeen]) -> Mapping[str, tuple[str, ...]]:
+    """Return the names of pods by the name of their scheduler, sorted."""
+    names: dict[str, tuple[str, ...]] = {}
+    for pod in sorted(pods, key=lambda pod: pod.scheduler):
+        names[pod.scheduler] = (*names.get(pod.scheduler, ()), pod.name)
+    return names
 
 
 def _pending(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    ignored = [pod for pod in cluster.pods if not pod.node and not pod.seen and pod.age_s > _UNSEEN_S]
-    for scheduler, count in sorted(Counter(pod.scheduler for pod in ignored).items()):
-        names = listed(pod.name for pod in ignored if pod.scheduler == scheduler)
+    pending = [pod for pod in cluster.pods if not pod.node]
+    ignored = [pod for pod in pending if not pod.seen and pod.age_s > _UNSEEN_S]
+    for scheduler, pods in _by_scheduler(ignored).items():
         yield error(
-            f"{scheduler} has not looked at {counted(count, 'GPU pod')}: {names}",
+            "pods-ignored",
+            "{scheduler} has not looked at {pods:GPU pod}: {pods}",
             "start a scheduler of that name (deploy/scheduler.yaml is gpushare-scheduler), or correct schedulerName",
+            scheduler=scheduler,
+            pods=pods,
         )
-    waiting = [pod for pod in cluster.pods if not pod.node and pod not in ignored]
-    if waiting:
-        names = listed(pod.name for pod in waiting)
-        yield note(
-            f"{counted(len(waiting), 'GPU pod')} pending: {names}", "kubectl inspect gpushare why POD names the reason"
-        )
-    if not waiting and not ignored:
-        yield ok("no GPU pod is pending")
+    if waiting := tuple(pod.name for pod in pending if pod not in ignored):
+        advice = "kubectl inspect gpushare why POD names the reason"
+        yield note("pods-pending", "{pods:GPU pod} pending: {pods}", advice, pods=waiting)
+    if not pending:
+        yield ok("none-pending", "no GPU pod is pending")
 
 
 def _variables(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if cluster.meddling:
-        yield warning(
-            f"{listed(cluster.meddling)} set NVIDIA_VISIBLE_DEVICES themselves, and may see GPUs of others",
-            "remove it from their env; deploy/policies.yaml refuses it in pods that ask for GPUs",
-        )
+        text = "{pods} set NVIDIA_VISIBLE_DEVICES themselves, and may see GPUs of others"
+        advice = "remove it from their env; deploy/policies.yaml refuses it in pods that ask for GPUs"
+        yield warning("variable-set-by-pod", text, advice, pods=cluster.meddling)
     else:
-        yield ok("no pod on a sharing node sets NVIDIA_VISIBLE_DEVICES itself")
+        yield ok("variables", "no pod on a sharing node sets NVIDIA_VISIBLE_DEVICES itself")
 
 
 def _policies(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if isinstance(cluster.policies, Unknown):
         yield cluster.policies
-    elif missing := ADMISSION_POLICIES - cluster.policies:
-        few = "policy" if len(missing) == 1 else "policies"
-        which = "policies" if missing == ADMISSION_POLICIES else f"{few} {listed(missing)}"
-        verb = "is" if len(missing) == 1 else "are"
+    elif missing := tuple(ADMISSION_POLICIES - cluster.policies):
+        names = "" if len(missing) == len(ADMISSION_POLICIES) else " ({policies})"
         yield note(
-            f"the admission {which} {verb} not installed: pods may set requests and variables that break the sharing",
+            "policies-missing",
+            "{policies:admission policy is|admission policies are} not installed" + names + ": pods may set requests "
+            "and variables that break the sharing",
             "kubectl apply -f deploy/policies.yaml (Kubernetes 1.30 or newer)",
+            policies=missing,
         )
     else:
-        yield ok("all admission policies are installed")
+        yield ok("policies", "all admission policies are installed")
 
 
 def _server(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    yield cluster.version if isinstance(cluster.version, Unknown) else ok(f"Kubernetes {cluster.version}")
+    version = cluster.version
+    yield version if isinstance(version, Unknown) else ok("api", "Kubernetes {version}", version=version)
 
 
 CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = MappingProxyType(
@@ -352,3 +357,42 @@ CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = MappingPr
     }
 )
 """A check comes after those on which it depends."""
+
+
+# --- For a reader who may not read the whole cluster ------------------------------------------------------------------
+
+_ALWAYS = frozenset({"API server", "policies"})
+_BY_NODES = frozenset({"GPUs", "share size", "ResourceClaims", "other plugins", "limits held", "memory use"})
+_BY_PODS = frozenset({"placement", "pending pods"})
+_BY_ALL_PODS = frozenset({"extender", "scheduler version", "leader", "scheduler configuration"})
+
+
+def examine_partly(
+    symptoms: ClusterSymptoms, pods: Sequence[Pod], missing: Sequence[str], advice: str, *, nodes: bool, namespace: str
+) -> tuple[Finding, ...]:
+    """Return what was not examined, and the findings of the checks whose objects could be read.
+
+    Args:
+        symptoms: without the objects that could not be read.
+        pods: the pods that ask for GPUs.
+        missing: the rights that are missing, one clause each.
+        advice: how to get them.
+        nodes: whether nodes could be read.
+        namespace: only its pods could be read; empty: all.
+    """
+    chosen = _ALWAYS | _BY_PODS | (_BY_NODES if nodes else frozenset()) | (frozenset() if namespace else _BY_ALL_PODS)
+    left_out = ", ".join(name for name in CHECKS if name not in chosen)
+    text = "not examined: {checks}; {rights}"
+    rights = {"rights": lambda _: [Unknown("rights-missing", text, advice, checks=left_out, rights="; ".join(missing))]}
+    on_pods = {} if nodes else {"memory use": lambda _: _over_use(pods, namespace)}
+    return examine(rights | {name: check for name, check in CHECKS.items() if name in chosen} | on_pods, symptoms)
+
+
+def _over_use(pods: Iterable[Pod], namespace: str) -> Iterable[Finding]:
+    """Return what agents wrote on pods that use more than they were granted."""
+    where, advice = f"in namespace {namespace} " if namespace else "", "kubectl inspect gpushare why {pod}"
+    over = [(pod, told) for pod in pods for told in told_over_use(pod)]
+    return [
+        warning(told.code, f"{{pod}}: {told.text}", advice, pod=f"{pod.namespace}/{pod.name}", **told.parameters)
+        for pod, told in over
+    ] or [ok("use", "no agent wrote on a pod {where}that it uses more GPU memory than it was granted", where=where)]

@@ -8,12 +8,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, warning
-from gpu_device_plugin.core.telling.printing import MOST_NAMED, counted, listed
+from gpu_device_plugin.core.telling.printing import MOST_NAMED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, PartSeen
+    from gpu_device_plugin.core.telling.symptoms import ClusterSymptoms, PartSeen
 
 _IMAGE = (
     "correct image: in the manifest, push the image there, or load it on the node (docs/install-image.md); "
@@ -50,68 +50,67 @@ _STUCK: Mapping[str, str] = MappingProxyType(
 """The remedy by Kubernetes' reason why a container does not run; `_LOOK` for any other reason."""
 
 
-def _unready(part: PartSeen) -> str:
+def _unready(severity: Callable[..., Finding], code: str, part: PartSeen, remedy: str) -> Finding:
+    """Return a finding about a part that is not ready, with `remedy` where all of its containers run."""
     container = f"container {part.container}" if part.container and part.reason else ""
-    return ": ".join(filter(None, ("is not ready", container, part.reason, part.why)))
-
-
-def _remedy(part: PartSeen, otherwise: str) -> str:
-    """Return the advice about a part that is not ready; `otherwise` where all of its containers run."""
     namespace, _, pod = part.name.partition("/")
-    advice = _STUCK.get(part.reason, _LOOK) if part.reason else otherwise
-    return advice.format(namespace=namespace, pod=pod, flag=f" -c {part.container}" if part.container else "")
+    return severity(
+        code,
+        "{part} is not ready{why}",
+        _STUCK.get(part.reason, _LOOK) if part.reason else remedy,
+        part=part.name if code == "extender-not-ready" else f"{part.name} on {part.node or 'no node'}",
+        why="".join(f": {word}" for word in (container, part.reason, part.why) if word),
+        reason=part.reason,
+        namespace=namespace,
+        pod=pod,
+        flag=f" -c {part.container}" if part.container else "",
+    )
 
 
 def agents(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Check that the agents are ready."""
     unready = [agent for agent in cluster.agents if not agent.ready]
     for agent in unready[:MOST_NAMED]:
+        yield _unready(error, "agent-not-ready", agent, _LOG if agent.original else _ASK)
+    if (more := len(unready) - MOST_NAMED) > 0:
         yield error(
-            f"{agent.name} on {agent.node or 'no node'} {_unready(agent)}",
-            _remedy(agent, _LOG if agent.original else _ASK),
+            "agents-not-ready", "{agents:more agent is|more agents are} not ready", "begin with the first", agents=more
         )
-    if len(unready) > MOST_NAMED:
-        more = counted(len(unready) - MOST_NAMED, "more agent is", "more agents are")
-        yield error(f"{more} not ready", "begin with the first")
     if cluster.agents and not unready:
-        yield ok(f"{len(cluster.agents)} ready")
+        yield ok("agents", "{agents} ready", agents=len(cluster.agents))
 
 
 def extender(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Check that the extenders are ready, and that schedulers call them."""
     if not cluster.extenders:
-        yield warning(
-            "no scheduler extender runs: free memory of a node is added up, and pods that fit on no single GPU fail",
-            "kubectl apply -f deploy/scheduler.yaml (docs/scheduler.md)",
-        )
+        text = "no scheduler extender runs: free memory of a node is added up, and pods that fit on no single GPU fail"
+        yield warning("no-extender", text, "kubectl apply -f deploy/scheduler.yaml (docs/scheduler.md)")
         return
     ready = [part for part in cluster.extenders if part.ready]
     for part in cluster.extenders:
         if not part.ready:
             # Behind a Service only the leader is ready, by design.
-            yield (error if not ready else warning if cluster.own_scheduler or part.reason else note)(
-                f"{part.name} {_unready(part)}",
-                _remedy(part, _LOG),
-            )
+            severity = error if not ready else warning if cluster.own_scheduler or part.reason else note
+            yield _unready(severity, "extender-not-ready", part, _LOG)
     if ready:
-        yield ok(f"{listed(part.name for part in ready)} {'is' if len(ready) == 1 else 'are'} ready")
+        verb = "is" if len(ready) == 1 else "are"
+        yield ok("extender", f"{{extenders}} {verb} ready", extenders=tuple(part.name for part in ready))
     counts = [part.asked for part in cluster.extenders if part.asked is not None]
     if not counts:
         if any(not part.original for part in ready):
-            yield Unknown(
-                "the number of scheduler calls to the extender cannot be read",
-                "reading it needs the right to get pods/proxy (docs/doctor.md)",
-            )
+            text = "the number of scheduler calls to the extender cannot be read"
+            yield Unknown("calls-unknown", text, "reading it needs the right to get pods/proxy (docs/doctor.md)")
     elif sum(counts):
-        yield ok(f"schedulers called it {counted(sum(counts), 'time')} since it started")
+        yield ok("extender-asked", "schedulers called it {calls:time} since it started", calls=sum(counts))
     elif cluster.pods:
         yield warning(
+            "extender-never-asked",
             "no scheduler has called it since it started",
             "set schedulerName: gpushare-scheduler on GPU pods, or configure the cluster's own scheduler "
             "(docs/scheduler.md)",
         )
     else:
-        yield note("no scheduler has called it yet, and there is no GPU pod")
+        yield note("extender-idle", "no scheduler has called it yet, and there is no GPU pod")
 
 
 def scheduler_versions(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -120,41 +119,48 @@ def scheduler_versions(cluster: ClusterSymptoms) -> Iterator[Finding]:
     server = None if isinstance(cluster.version, Unknown) else _minor(cluster.version)
     if server is None:
         return
+    versions = {"server": str(cluster.version), "minor": f"v{server[0]}.{server[1]}"}
+    advice = (
+        "set the image of kube-scheduler to {minor}.x in deploy/scheduler.yaml, or scheduler.kubeScheduler.tag in the "
+        "chart"
+    )
     for tag in sorted(tags):
         minor = _minor(tag)
         if minor is None:
-            yield Unknown(f"the tag of kube-scheduler's image is no version, and the API server is {cluster.version}")
-        elif minor > server or minor < (server[0], server[1] - 1):
-            why = (
-                "newer than the API server, and may wait forever for APIs that the server lacks"
-                if minor > server
-                else "more than one minor version older than the API server"
+            text = "the tag of kube-scheduler's image is no version, and the API server is {server}"
+            yield Unknown("scheduler-version-unknown", text, **versions)
+        elif minor > server:
+            text = (
+                "kube-scheduler {scheduler} is newer than the API server, and may wait forever for APIs that the "
+                "server lacks ({server})"
             )
-            yield warning(
-                f"kube-scheduler {tag} is {why} ({cluster.version})",
-                f"set the image of kube-scheduler to v{server[0]}.{server[1]}.x in deploy/scheduler.yaml, or "
-                "scheduler.kubeScheduler.tag in the chart",
-            )
+            yield warning("scheduler-too-new", text, advice, scheduler=tag, **versions)
+        elif minor < (server[0], server[1] - 1):
+            text = "kube-scheduler {scheduler} is more than one minor version older than the API server ({server})"
+            yield warning("scheduler-too-old", text, advice, scheduler=tag, **versions)
         else:
-            yield ok(f"kube-scheduler {tag}, API server {cluster.version}")
+            text = "kube-scheduler {scheduler}, API server {server}"
+            yield ok("scheduler-version", text, scheduler=tag, **versions)
 
 
 def versions(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Compare the versions of agents and extenders."""
-    ours = [part for part in (*cluster.agents, *cluster.extenders) if not part.original]
-    versions = {part.version: _minor(part.version) for part in ours if _minor(part.version)}
-    if len(versions) < len({part.version for part in ours}):
-        yield Unknown("the tags of some images are no versions")
-    if not versions:
+    ours = [part.version for part in (*cluster.agents, *cluster.extenders) if not part.original]
+    minors = {minor for version in ours if (minor := _minor(version)) is not None}
+    if not all(map(_minor, ours)):
+        yield Unknown("versions-unknown", "the tags of some images are no versions")
+    if not minors:
         return
-    every = listed(f"{count} x {version}" for version, count in Counter(part.version for part in ours).items())
-    minors = [minor for minor in versions.values() if minor is not None]
-    if max(minors)[0] != min(minors)[0] or max(minors)[1] - min(minors)[1] > 1:
-        yield warning(f"agents and extenders are more than one minor version apart: {every}", "upgrade the older ones")
-    elif len(versions) > 1:
-        yield note(f"agents and extenders are of several versions: {every}", "one minor version apart is supported")
+    every = tuple(f"{count} x {version}" for version, count in Counter(ours).items())
+    oldest, newest = min(minors), max(minors)
+    if newest[0] != oldest[0] or newest[1] - oldest[1] > 1:
+        text = "agents and extenders are more than one minor version apart: {versions}"
+        yield warning("versions-apart", text, "upgrade the older ones", versions=every)
+    elif len({version for version in ours if _minor(version)}) > 1:
+        text = "agents and extenders are of several versions: {versions}"
+        yield note("versions-differ", text, "one minor version apart is supported", versions=every)
     else:
-        yield ok(every)
+        yield ok("versions", "{versions}", versions=every)
 
 
 def _minor(version: str) -> tuple[int, int] | None:
@@ -164,19 +170,20 @@ def _minor(version: str) -> tuple[int, int] | None:
 
 def original(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Check for parts of Alibaba's gpushare beside this project's."""
-    agents = [part for part in cluster.agents if part.original]
-    extenders = [part for part in cluster.extenders if part.original]
     ours = {part.node for part in cluster.agents if not part.original}
-    if both := [part.node for part in agents if part.node in ours]:
-        yield error(
-            f"gpushare's own device plugin runs beside our agent on {listed(both)}",
-            "delete it: kubectl -n kube-system delete daemonset gpushare-device-plugin-ds",
-        )
+    if both := tuple(part.node for part in cluster.agents if part.original and part.node in ours):
+        text = "gpushare's own device plugin runs beside our agent on {nodes}"
+        advice = "delete it: kubectl -n kube-system delete daemonset gpushare-device-plugin-ds"
+        yield error("original-agent", text, advice, nodes=both)
+    extenders = tuple(part.name for part in cluster.extenders if part.original)
     if extenders and len(extenders) < len(cluster.extenders):
         yield error(
-            f"gpushare's own extender runs beside ours ({listed(part.name for part in extenders)}): pods of one are "
-            "unknown to the other until they are bound",
+            "original-extender-beside-ours",
+            "gpushare's own extender runs beside ours ({extenders}): pods of one are unknown to the other until they "
+            "are bound",
             "leave one of them: docs/operations.md explains how gpushare's works with our agent",
+            extenders=extenders,
         )
     elif extenders:
-        yield note("gpushare's own extender is in use, which knows gpu-mem only", "docs/operations.md lists its limits")
+        text = "gpushare's own extender is in use, which knows gpu-mem only"
+        yield note("original-extender", text, "docs/operations.md lists its limits")

@@ -1,4 +1,4 @@
-"""Explain node by node and GPU by GPU why a pod does not run, and which pods would have to end for it to fit."""
+"""Explain node by node why a pod does not run, and which pods would have to end for it to fit; at length or briefly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.columns import aligned
 from gpu_device_plugin.core.telling.miginstances import place as place_of
 from gpu_device_plugin.core.telling.overview_wide import short_uuid
-from gpu_device_plugin.core.telling.printing import ranges
+from gpu_device_plugin.core.telling.podcauses import scheduler_says, scheduler_silent
+from gpu_device_plugin.core.telling.printing import counted, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,11 +27,18 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.ending import Ends
     from gpu_device_plugin.core.cluster.nodeview import GpuView, Held, NodeView
     from gpu_device_plugin.core.cluster.usage import Occupant
+    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.telling.diagnosing import Finding
+    from gpu_device_plugin.core.telling.podcauses import SchedulingStatus
 
 _WEIGHED = 20
 """For this many of the nodes that lack least, the pods that would have to end are computed; the best come first."""
 
+_MOST_REASONS = 3
+_MOST_PODS = 5
+_LONGEST = 300
+"""Characters of a scheduler's message."""
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 _WORDS = {
@@ -46,12 +54,16 @@ _BY_KUBE_SCHEDULER = "kube-scheduler gives out its GPUs, by a ResourceClaim (DRA
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The reasons other than GPUs that keep a pod from a node, in sentences about the node."""
+    """The reasons other than GPUs that keep a pod from a node, as clauses about the node."""
 
-    excluded: tuple[str, ...] = ()
+    excluded: tuple[Finding, ...] = ()
     """Why kube-scheduler does not consider the node at all."""
-    besides: tuple[str, ...] = ()
+    besides: tuple[Finding, ...] = ()
     """The other reasons."""
+
+    def __str__(self) -> str:
+        """Return all reasons; empty: there are none."""
+        return "; ".join(map(str, (*self.excluded, *self.besides)))
 
 
 _BY_NOTHING = Kept()
@@ -160,10 +172,10 @@ def explain(ask: Ask, found: Sequence[NodeAnswer], most: int) -> list[str]:
     lines: list[str] = []
     if len(found) > most:
         kinds = Counter(headline(answer) for answer in found)
-        rows = [(f"  {number}", kind) for kind, number in sorted(kinds.items(), key=lambda one: (-one[1], one[0]))]
+        rows = [(f"  {number}", kind) for kind, number in _most_frequent(kinds.items())]
         lines += ["", f"{len(found)} nodes share GPUs:", *aligned(rows), "", f"The nearest {most} of them:"]
     for answer in found[:most]:
-        lines += ["", *_block(ask, answer)]
+        lines += ["", *_block(answer, _gpus(ask, answer))]
     return lines
 
 
@@ -183,11 +195,10 @@ def explain_briefly(ask: Ask, found: Sequence[NodeAnswer], height: int) -> list[
     rows = [(f"  {number}", kind) for kind, number in kinds[:shown]]
     if len(kinds) > shown:
         rows.append((f"  {sum(number for _, number in kinds[shown:])}", "for other reasons"))
-    one = len(found) == 1
-    lines = [] if one else ["", f"{len(found)} nodes share GPUs:", *aligned(rows)]
+    lines = [] if len(found) == 1 else ["", f"{len(found)} nodes share GPUs:", *aligned(rows)]
     told = 0
     for answer in found:
-        block = ["", *_brief_block(ask, answer)]
+        block = ["", *_block(answer, _gpus_briefly(ask, answer))]
         if told and len(lines) + len(block) + 2 > height:
             break
         lines += block
@@ -202,48 +213,29 @@ def _kinds(sentences: Iterable[str]) -> list[tuple[str, int]]:
     alike: dict[str, Counter[str]] = {}
     for sentence in sentences:
         alike.setdefault(_NUMBER.sub("…", sentence), Counter())[sentence] += 1
-    counted = [(next(iter(each)) if len(each) == 1 else kind, each.total()) for kind, each in alike.items()]
-    return sorted(counted, key=lambda one: (-one[1], one[0]))
+    counts = [(next(iter(each)) if len(each) == 1 else kind, each.total()) for kind, each in alike.items()]
+    return _most_frequent(counts)
 
 
-def _brief_block(ask: Ask, answer: NodeAnswer) -> Iterator[str]:
-    node = answer.node
-    yield f"{node.name}: {headline(answer)}"
-    if isinstance(answer.found, Unfit):
-        yield from (f"  Besides, {why}." for why in answer.kept.besides)
-    groups: dict[tuple[str, str, str], list[int]] = {}
-    for view in node.gpus():
-        free = f"{node.amount(view.free) if view.free else 'none'} of {node.amount(view.gpu.shares)} free"
-        kind = view.gpu.model.removeprefix("NVIDIA ") or "-", free, _verdict(ask, answer, view)
-        groups.setdefault(kind, []).append(view.gpu.position)
-    rows = [(f"  GPU {ranges(positions)}", *kind) for kind, positions in groups.items()]
-    yield from aligned(rows)
-    for pod, usage in node.loose().items():
-        amount = " and ".join(node.amounts(usage))
-        yield f"  {pod} has {amount} on an unknown GPU, and counts on every GPU that it may be on."
-    if isinstance(answer.found, Unfit):
-        yield f"  {_what_would_help(answer)}"
+def _most_frequent(kinds: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    return sorted(kinds, key=lambda kind: (-kind[1], kind[0]))
 
 
 def headline(answer: NodeAnswer) -> str:
     """Return whether the GPUs of a node have room, or why not, and what else keeps the pod away."""
     if isinstance(answer.found, Unfit):
-        return "; ".join((*answer.kept.excluded, answer.found.sentence))
-    why = (*answer.kept.excluded, *answer.kept.besides)
-    there = _BY_KUBE_SCHEDULER if answer.node.candidate.gpus.claims else "its GPUs have room"
-    return there + (f", but {'; '.join(why)}" if why else "")
+        return "; ".join((*map(str, answer.kept.excluded), answer.found.sentence))
+    room = _BY_KUBE_SCHEDULER if answer.node.candidate.gpus.claims else "its GPUs have room"
+    why = str(answer.kept)
+    return room + (f", but {why}" if why else "")
 
 
-def _block(ask: Ask, answer: NodeAnswer) -> Iterator[str]:
+def _block(answer: NodeAnswer, gpus: Sequence[str]) -> Iterator[str]:
     node = answer.node
     yield f"{node.name}: {headline(answer)}"
     if isinstance(answer.found, Unfit):
         yield from (f"  Besides, {why}." for why in answer.kept.besides)
-    views = node.gpus()
-    if views:
-        heading = ("  GPU", "UUID", "MODEL", "FREE", "FOR THIS POD", "HELD BY")
-        rows = [_gpu_row(ask, answer, view) for view in views]
-        yield from aligned([heading, *rows])
+    yield from gpus
     for pod, usage in node.loose().items():
         amount = " and ".join(node.amounts(usage))
         yield f"  {pod} has {amount} on an unknown GPU, and counts on every GPU that it may be on."
@@ -251,16 +243,34 @@ def _block(ask: Ask, answer: NodeAnswer) -> Iterator[str]:
         yield f"  {_what_would_help(answer)}"
 
 
-def _gpu_row(ask: Ask, answer: NodeAnswer, view: GpuView) -> tuple[str, ...]:
+def _gpus_briefly(ask: Ask, answer: NodeAnswer) -> list[str]:
+    """Return a line for each kind of GPU of a node."""
+    kinds: dict[tuple[str, str, str], list[int]] = {}
+    for view in answer.node.gpus():
+        model, free, verdict = _gpu_facts(ask, answer, view)
+        kinds.setdefault((model, f"{free} free", verdict), []).append(view.gpu.position)
+    return aligned([(f"  GPU {ranges(positions)}", *kind) for kind, positions in kinds.items()])
+
+
+def _gpus(ask: Ask, answer: NodeAnswer) -> list[str]:
+    """Return a table of the GPUs of a node."""
+    rows = [
+        (
+            f"  {place_of(view.gpu)}",
+            short_uuid(view.gpu.uuid),
+            *_gpu_facts(ask, answer, view),
+            ", ".join(_held(answer.node, held) for held in view.held) or "-",
+        )
+        for view in answer.node.gpus()
+    ]
+    return aligned([("  GPU", "UUID", "MODEL", "FREE", "FOR THIS POD", "HELD BY"), *rows]) if rows else []
+
+
+def _gpu_facts(ask: Ask, answer: NodeAnswer, view: GpuView) -> tuple[str, str, str]:
+    """Return a GPU's model, its free memory, and what it is to the pod."""
     node = answer.node
-    return (
-        f"  {place_of(view.gpu)}",
-        short_uuid(view.gpu.uuid),
-        view.gpu.model.removeprefix("NVIDIA ") or "-",
-        f"{node.amount(view.free) if view.free else 'none'} of {node.amount(view.gpu.shares)}",
-        _verdict(ask, answer, view),
-        ", ".join(_held(node, held) for held in view.held) or "-",
-    )
+    free = f"{node.amount(view.free) if view.free else 'none'} of {node.amount(view.gpu.shares)}"
+    return view.gpu.model.removeprefix("NVIDIA ") or "-", free, _verdict(ask, answer, view)
 
 
 def _held(node: NodeView, held: Held) -> str:
@@ -304,11 +314,88 @@ def _what_would_help(answer: NodeAnswer) -> str:
     pods = answer.ends.pods
     names = ", ".join(_ending(answer.node, pod) for pod in pods)
     fewer = "" if answer.ends.fewest else " (fewer may do: there are too many to compare)"
-    this = "this pod" if len(pods) == 1 else f"these {len(pods)} pods"
-    return f"There would be room if {this} ended{fewer}: {names}."
+    return f"There would be room if {_these(pods)} ended{fewer}: {names}."
+
+
+def _these(pods: Sequence[Occupant]) -> str:
+    return "this pod" if len(pods) == 1 else f"these {len(pods)} pods"
 
 
 def _ending(node: NodeView, pod: Occupant) -> str:
     ending = ["being deleted"] if pod.terminating else []
     facts = [*node.amounts(pod.usage), f"priority {pod.priority}", *ending]
     return f"{pod} ({', '.join(facts)})"
+
+
+# --- In one sentence each ---------------------------------------------------------------------------------------------
+
+
+def asked_amounts(pod: Pod, resources: Iterable[Resource]) -> str:
+    """Return the limits of a pod as they are written; for a demand that no node can ever meet."""
+    sums: Counter[str] = Counter()
+    for container in pod.containers:
+        sums.update(container.limits)
+    names = [resource.name for resource in resources]
+    names += sorted(name for name in sums if name not in names)  # those of MIG profiles
+    return " and ".join(f"{name}: {sums[name]}" for name in names if sums[name])
+
+
+def why_waits(status: SchedulingStatus, facts: Sequence[Finding], found: Sequence[NodeAnswer]) -> str:
+    """Return why a pod waits: the most frequent reasons of the nodes with their numbers, if nodes are the reason.
+
+    Args:
+        status: its status from schedulers.
+        facts: what can be said of the pod itself.
+        found: every node that shares GPUs.
+    """
+    if status.gates or not found:
+        return _shortened(facts[0]) if facts else "It is not known yet why it waits."
+    fitting = sum(map(_takes, found))
+    if fitting:
+        (says,) = scheduler_says(status) or [scheduler_silent(status)]
+        return f"{counted(fitting, 'node has', 'nodes have')} room for it now; {_shortened(says)}"
+    kinds = _most_frequent(Counter(map(headline, found)).items())
+    if len(found) == 1:
+        return f"The only node that shares GPUs, {found[0].node.name}, does not take it: {kinds[0][0]}."
+    reasons = [f"{why} ({number})" for why, number in kinds[:_MOST_REASONS]]
+    more = sum(number for _, number in kinds[_MOST_REASONS:])
+    others = [f"other reasons ({more})"] if more else []
+    return f"None of {len(found)} nodes takes it: {'; '.join([*reasons, *others])}."
+
+
+def _takes(answer: NodeAnswer) -> bool:
+    return isinstance(answer.found, Fit) and answer.kept == _BY_NOTHING
+
+
+def _shortened(finding: Finding) -> str:
+    text = str(finding)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def what_makes_room(found: Sequence[NodeAnswer], may_see: Callable[[str], bool]) -> str:
+    """Return what would make room for a pod; empty if a node takes it now, or no node is known.
+
+    Args:
+        found: every node that shares GPUs, the nearest to having room first.
+        may_see: returns whether the reader may know the names of the pods of a namespace.
+    """
+    if not found or any(map(_takes, found)):
+        return ""
+    for answer in found:
+        kept = str(answer.kept)
+        if isinstance(answer.found, Fit):
+            return f"The GPUs of {answer.node.name} have room, but {kept}."
+        if answer.ends is not None and answer.ends.pods:
+            besides = f", but for the pod: {kept}" if kept else ""
+            return f"{_ends(answer.node, answer.ends.pods, may_see)}{besides}."
+    if all(not isinstance(answer.found, Fit) and answer.found.unresolvable for answer in found):
+        return "Even if all pods of the nodes ended, none would have room."
+    return "Pods would have to end; see the node's GPUs."
+
+
+def _ends(node: NodeView, pods: Sequence[Occupant], may_see: Callable[[str], bool]) -> str:
+    named = [_ending(node, pod) for pod in pods if may_see(pod.namespace)]
+    more = len(pods) - min(len(named), _MOST_PODS)
+    what = ("other pod", "") if named else ("pod that you may not see", "pods that you may not see")
+    names = [*named[:_MOST_PODS], *([counted(more, *what)] if more else [])]
+    return f"There would be room on {node.name} if {_these(pods)} ended: {', '.join(names)}"

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.keys import MIG_LABEL
 from gpu_device_plugin.core.model.mig import resource_name
-from gpu_device_plugin.core.telling.printing import MOST_NAMED, counted
+from gpu_device_plugin.core.telling.diagnosing import Finding, note
+from gpu_device_plugin.core.telling.printing import MOST_NAMED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,8 +26,8 @@ def asked_by_profile(asked: Mapping[str, int]) -> str:
 
 
 def instance_facts(
-    asked: Mapping[str, int], nodes: Sequence[NodeView], kept: Mapping[str, tuple[str, ...]]
-) -> Iterator[str]:
+    asked: Mapping[str, int], nodes: Sequence[NodeView], kept: Mapping[str, tuple[Finding, ...]]
+) -> Iterator[Finding]:
     """Yield why no node gives a pod its MIG instances: first of all of them together, then node by node.
 
     Args:
@@ -39,24 +40,24 @@ def instance_facts(
 
 
 def _of_resource(
-    resource: str, number: int, nodes: Sequence[NodeView], kept: Mapping[str, tuple[str, ...]]
-) -> Iterator[str]:
+    resource: str, number: int, nodes: Sequence[NodeView], kept: Mapping[str, tuple[Finding, ...]]
+) -> Iterator[Finding]:
     offers = [(node, each) for node in nodes for each in node.instances() if each.resource == resource]
     if not offers:
         yield from _offered_nowhere(resource, nodes)
         return
-    away = {node.name: (*kept.get(node.name, ()), *_gives_none(node)) for node, _ in offers}
+    away = {node.name: (*map(str, kept.get(node.name, ())), *_gives_none(node)) for node, _ in offers}
     # The nearest first: those with the most free instances.
     offers.sort(key=lambda offer: (bool(away[offer[0].name]), -offer[1].free, offer[0].name))
     free = sum(each.free >= number and not away[node.name] for node, each in offers)
-    has = (
-        f"{counted(free, 'has', 'have')} {counted(number, 'free one', 'free ones')}" if free else "none has enough free"
-    )
-    yield f"{counted(len(offers), 'node offers', 'nodes offer')} {resource}, and {has}."
+    has = "{free:has|have} {number:free one}" if free else "none has enough free"
+    text = f"{{nodes:node offers|nodes offer}} {{resource}}, and {has}."
+    yield note("instances", text, nodes=len(offers), resource=resource, free=free, number=number)
     for node, each in offers[:_MOST_NODES]:
-        yield f"  {node.name}: {in_use(each)}" + "".join(f"; {why}" for why in away[node.name])
-    if len(offers) > _MOST_NODES:
-        yield f"  and {len(offers) - _MOST_NODES} more."
+        use = "; ".join([in_use(each), *away[node.name]])
+        yield note("instances-of-node", "  {node}: {use}", node=node.name, use=use)
+    if (more := len(offers) - _MOST_NODES) > 0:
+        yield note("more-nodes", "  and {nodes} more.", nodes=more)
 
 
 def _gives_none(node: NodeView) -> tuple[str, ...]:
@@ -70,14 +71,9 @@ def _gives_none(node: NodeView) -> tuple[str, ...]:
 def in_use(offer: Instances) -> str:
     """Return how many instances of a node are in use, by which pods, and which are out of service."""
     facts = [f"{offer.used}/{len(offer.instances)} in use"]
-    facts += [f"{label} out of service ({why})" for label, why in _ill(offer)]
+    facts += [f"{gpu.instance.label if gpu.instance else ''} out of service ({gpu.unhealthy})" for gpu in offer.ill]
     held = holders(offer)
     return ", ".join(facts) + (f": {held}" if held else "")
-
-
-def _ill(offer: Instances) -> Iterator[tuple[str, str]]:
-    for gpu in offer.ill:
-        yield ("" if gpu.instance is None else gpu.instance.label), gpu.unhealthy
 
 
 def holders(offer: Instances) -> str:
@@ -94,7 +90,7 @@ def _labels(offer: Instances, pod: InstancePod) -> str:
     return ", ".join([*(found or ["not known which"]), *ending])
 
 
-def _offered_nowhere(resource: str, nodes: Iterable[NodeView]) -> Iterator[str]:
+def _offered_nowhere(resource: str, nodes: Iterable[NodeView]) -> Iterator[Finding]:
     short = resource.partition("/")[2]
     offered: dict[str, list[str]] = {}
     shared: list[str] = []
@@ -104,24 +100,26 @@ def _offered_nowhere(resource: str, nodes: Iterable[NodeView]) -> Iterator[str]:
         places = (gpu.instance for gpu in node.candidate.gpus.gpus)
         if any(place is not None and resource_name(place.profile) == short for place in places):
             shared.append(node.name)
-    yield f"No node that shares its GPUs offers {resource}."
+    yield note("not-offered", "No node that shares its GPUs offers {resource}.", resource=resource)
     if same := sorted(each for each in offered if each.partition("/")[2] == short):
-        yield f"Did you mean {same[0]}, which is offered ({_few(offered[same[0]])})?"
+        text = "Did you mean {resource}, which is offered ({where})?"
+        yield note("mistyped-resource", text, resource=same[0], where=_few(offered[same[0]]))
         return
     if offered:
-        listed = "; ".join(f"{each} ({_few(where)})" for each, where in sorted(offered.items()))
-        yield f"The nodes offer {listed}."
+        offers = "; ".join(f"{each} ({_few(where)})" for each, where in sorted(offered.items()))
+        yield note("offered-instead", "The nodes offer {offers}.", offers=offers)
     how = f"the setting mig: whole, or kubectl label node NODE {MIG_LABEL}=whole"
     if shared:
-        yield (
-            f"{_few(shared)} {'has' if len(shared) == 1 else 'have'} instances of this profile and "
-            f"{'shares' if len(shared) == 1 else 'share'} them by memory: ask for gpu-mem instead, or have them given "
+        text = (
+            "Instances of this profile are shared by memory ({nodes}): ask for gpu-mem instead, or have them given "
             f"whole ({how})."
         )
+        yield note("instances-shared", text, nodes=_few(shared))
     else:
-        yield (
+        yield note(
+            "instances-by-setting",
             "A node offers it once a GPU of it has such an instance (nvidia-mig-parted, or nvidia-smi mig -cgi "
-            f"PROFILE -C) and instances are given whole: {how}."
+            f"PROFILE -C) and instances are given whole: {how}.",
         )
 
 
@@ -135,7 +133,7 @@ def out_of_service(gpu: ListedGpu) -> str:
     return f", which is out of service: {gpu.unhealthy}" if gpu.unhealthy else ""
 
 
-def held_instances(pod: str, uid: str, node: NodeView | None) -> Iterator[str]:
+def held_instances(pod: str, uid: str, node: NodeView | None) -> Iterator[Finding]:
     """Yield the MIG instances that a pod on a node has, in sentences.
 
     Args:
@@ -149,6 +147,8 @@ def held_instances(pod: str, uid: str, node: NodeView | None) -> Iterator[str]:
                 continue
             for gpu in gpus:
                 place = "" if gpu.instance is None else f"MIG {gpu.instance.label} {gpu.instance.profile}"
-                yield f"  GPU {gpu.position} ({place}, {gpu.uuid}): the whole instance{out_of_service(gpu)}"
+                text, ill = "  GPU {gpu} ({instance}, {uuid}): the whole instance{ill}", out_of_service(gpu)
+                yield note("has-instance", text, gpu=gpu.position, instance=place, uuid=gpu.uuid, ill=ill)
             if not gpus:
-                yield f"  Which instances of {offer.resource} {pod} has is not known yet: its node's agent writes it."
+                text = "  Which instances of {resource} {pod} has is not known yet: its node's agent writes it."
+                yield note("instance-unknown", text, resource=offer.resource, pod=pod)

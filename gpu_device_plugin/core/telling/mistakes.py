@@ -11,6 +11,7 @@ from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.core.model.mig import is_mig_resource
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.others import OTHERS
+from gpu_device_plugin.core.telling.diagnosing import Finding, note
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,15 +26,13 @@ _OF_A_PROFILE = re.compile(r"mig|[1-7]g\.", re.ASCII)
 """In the name of a resource for a MIG profile, well written or not."""
 _LARGEST_GIB = 512
 """More than any GPU has."""
-_INSTEAD = {
-    Kind.MEMORY: "{name}: N for N units of the memory of one GPU",
-    Kind.COUNT: "{name}: 1 for a whole GPU",
-}
+_DID_YOU_MEAN = "It asks for {resource}, which no agent offers: did you mean {meant}?"
+_INSTEAD = {Kind.MEMORY: "{name}: N for N units of the memory of one GPU", Kind.COUNT: "{name}: 1 for a whole GPU"}
 
 
 def asks_for_others(
     limits: Iterable[str], resources: Iterable[Resource], instances: Iterable[str] = ()
-) -> Iterator[str]:
+) -> Iterator[Finding]:
     """Yield a correction for each GPU resource that no agent offers.
 
     Args:
@@ -54,16 +53,19 @@ def asks_for_others(
         if name in names or is_mig_resource(name):  # nodes may offer these: `explaining_mig`
             continue
         if _OF_A_PROFILE.search(last) and (meant := get_close_matches(last, of_mig, n=1, cutoff=0.5)):
-            yield f"It asks for {name}, which no agent offers: did you mean {of_mig[meant[0]]}?"
+            yield note("mistyped-resource", _DID_YOU_MEAN, resource=name, meant=of_mig[meant[0]])
         elif domain in domains:
-            like = get_close_matches(last, short, n=1)
-            so = f"did you mean {short[like[0]]}?" if like else f"write {instead}."
-            yield f"It asks for {name}, which no agent offers: {so}"
+            if like := get_close_matches(last, short, n=1):
+                yield note("mistyped-resource", _DID_YOU_MEAN, resource=name, meant=short[like[0]])
+            else:
+                text = "It asks for {resource}, which no agent offers: write {instead}."
+                yield note("unknown-resource", text, resource=name, instead=instead)
         elif any(fnmatchcase(name, pattern) for pattern in _OF_OTHERS):
-            yield f"It asks for {name}, which nodes that share their GPUs do not offer: write {instead}."
+            text = "It asks for {resource}, which nodes that share their GPUs do not offer: write {instead}."
+            yield note("resource-of-others", text, resource=name, instead=instead)
 
 
-def asks_for_several(containers: Iterable[Container]) -> Iterator[str]:
+def asks_for_several(containers: Iterable[Container]) -> Iterator[Finding]:
     """Yield a correction for each container whose MIG instances hide other devices of it, or one another.
 
     The kubelet sets each variable once, so that of two resources with NVIDIA_VISIBLE_DEVICES one is lost; and many
@@ -73,19 +75,23 @@ def asks_for_several(containers: Iterable[Container]) -> Iterator[str]:
         asked = {name: number for name, number in container.limits.items() if number}
         instances = [name for name in asked if is_mig_resource(name)]
         if instances and len(asked) > 1:
-            yield (
-                f"Container {container.name!r} asks for {' and '.join(sorted(asked))}: each of them sets "
-                "NVIDIA_VISIBLE_DEVICES, and the container sees one of them. Ask for each in a container of its own."
+            text = (
+                "Container {container} asks for {resources}: each of them sets NVIDIA_VISIBLE_DEVICES, and the "
+                "container sees one of them. Ask for each in a container of its own."
             )
+            yield note("several-resources", text, container=repr(container.name), resources=" and ".join(sorted(asked)))
         elif instances and asked[instances[0]] > 1:
-            yield (
-                f"Container {container.name!r} asks for {asked[instances[0]]} of {instances[0]}: drivers before "
-                "R570 show a CUDA program only one of several MIG instances. Ask for a larger profile, or for one "
-                "instance in each container."
+            yield note(
+                "several-instances",
+                "Container {container} asks for {number} of {resource}: drivers before R570 show a CUDA program only "
+                "one of several MIG instances. Ask for a larger profile, or for one instance in each container.",
+                container=repr(container.name),
+                number=asked[instances[0]],
+                resource=instances[0],
             )
 
 
-def asks_in_mib(asked: Ask, resources: Iterable[Resource], nodes: Iterable[NodeView] | None) -> Iterator[str]:
+def asks_in_mib(asked: Ask, resources: Iterable[Resource], nodes: Iterable[NodeView] | None) -> Iterator[Finding]:
     """Yield a correction if a pod asks for more units than any GPU has, and the number looks like MiB.
 
     Args:
@@ -105,10 +111,11 @@ def asks_in_mib(asked: Ask, resources: Iterable[Resource], nodes: Iterable[NodeV
     units = -(-amount // share_mib)
     if units <= shares < amount and amount * 2 >= share_mib:  # fewer MiB are not a plausible demand
         usual = " unless configured otherwise" if nodes is None else ""
-        yield (
-            f"It asks for {amount} units, which are {format_mib(share_mib)} each{usual}: no GPU has as much. If "
-            f"{amount} MiB are meant, write {name}: {units}."
+        text = (
+            f"It asks for {{amount}} units, which are {{unit}} each{usual}: no GPU has as much. If {{amount}} MiB are "
+            "meant, write {resource}: {units}."
         )
+        yield note("asks-in-mib", text, amount=amount, unit=format_mib(share_mib), resource=name, units=units)
 
 
 def _most_shares(nodes: Iterable[NodeView]) -> dict[int, int]:

@@ -12,7 +12,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.telling.diagnosing import Finding, note, warning
-from gpu_device_plugin.core.telling.printing import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,6 +20,11 @@ if TYPE_CHECKING:
 
 _REMEMBERED = "the kubelet keeps the amount of a stopped plugin for five minutes, then sets it to 0"
 _LATER = "five minutes after the last plugin that offered it has stopped"
+_SOON = "the kubelet updates its node every 10 seconds; if this persists, see the logs of both"
+_WHERE_OFFERED = (
+    "where its agent offers it, the kubelet corrects it within 10 seconds, or its log says why not; else "
+    f"{_LATER} ({_REMEMBERED}): {{command}}"
+)
 
 
 def set_count(node: str, count: str, number: int | str | None) -> str:
@@ -47,39 +51,41 @@ def mismatches(
     # The kubelet keeps the devices of instances that were shared before, and are not now.
     before = sum(gpu.shares for gpu in (*gpus.instances, *gpus.gone))
     if not shares <= capacity.get(memory, shares) <= shares + before:
-        yield warning(
-            f"{node} has {capacity[memory]} {memory} by its kubelet, but {shares} by its agent",
-            "the kubelet updates its node every 10 seconds; if this persists, see the logs of both",
-        )
-    yield from _instances(node, gpus, capacity)
-    said = capacity.get(count, number)
-    if said != number and (said or counted_on):
-        yield warning(
-            f"{node} has {said} {count} by its kubelet, but {counted(number, 'GPU')} by its agent",
-            f"where its agent offers {count}, the kubelet corrects it within 10 seconds, or its log says why not; else "
-            f"{_LATER} ({_REMEMBERED}): {set_count(node, count, number)}",
-        )
+        yield _differs(node, memory, capacity[memory], shares)
+    instances = Counter(gpu.instance.resource for gpu in gpus.instances if gpu.instance is not None)
+    for resource, listed in sorted(instances.items()):
+        if capacity.get(resource, 0) < listed:
+            yield _differs(node, resource, capacity.get(resource, 0), listed)
+    reported = capacity.get(count, number)
+    if reported != number and (reported or counted_on):
+        yield _differs(node, count, reported, number, set_count(node, count, number))
 
 
-def _instances(node: str, gpus: NodeGpus, capacity: Mapping[str, int]) -> Iterator[Finding]:
-    """Yield the resources of MIG profiles of which the kubelet knows fewer instances than the agent."""
-    listed = Counter(gpu.instance.resource for gpu in gpus.instances if gpu.instance is not None)
-    for resource, number in sorted(listed.items()):
-        if capacity.get(resource, 0) < number:
-            yield warning(
-                f"{node} has {capacity.get(resource, 0)} {resource} by its kubelet, but "
-                f"{counted(number, 'instance')} by its agent",
-                "the kubelet updates its node every 10 seconds; if this persists, see the logs of both",
-            )
+def _differs(node: str, resource: str, kubelet: int, agent: int, command: str = "") -> Finding:
+    return warning(
+        "capacity-differs",
+        "{node} has {kubelet} {resource} by its kubelet, but {agent} by its agent",
+        _WHERE_OFFERED if command else _SOON,
+        node=node,
+        resource=resource,
+        kubelet=kubelet,
+        agent=agent,
+        command=command,
+    )
 
 
 def unoffered(node: str, capacity: Mapping[str, int], count: str) -> Iterator[Finding]:
     """Yield a note if a node has a number of GPUs, though its agent offers no whole ones."""
     if capacity.get(count):
         yield note(
-            f"{node} has {capacity[count]} {count}, and its agent offers none: pods that ask for it get no GPU here",
+            "count-not-offered",
+            "{node} has {kubelet} {resource}, and its agent offers none: pods that ask for it get no GPU here",
             "gpushare's own extender needs the number (docs/operations.md); where that does not run, remove it, "
-            f"{_LATER}: {set_count(node, count, None)}",
+            f"{_LATER}: {{command}}",
+            node=node,
+            resource=count,
+            kubelet=capacity[count],
+            command=set_count(node, count, None),
         )
 
 
@@ -87,11 +93,18 @@ def gpushare_count(
     node: str, capacity: Mapping[str, int], allocatable: Mapping[str, int], memory: str, count: str
 ) -> Iterator[Finding]:
     """Check the number of GPUs on a node of gpushare's own device plugin; `count` is gpushare's name for it."""
-    again = f"{set_count(node, count, 'N')} with N for its number of GPUs, or restart gpushare's plugin there"
+    again = "{command} with N for its number of GPUs, or restart gpushare's plugin there"
+    command = set_count(node, count, "N")
     if capacity.get(memory) and not capacity.get(count):
-        yield warning(f"{node} has no {count}, without which gpushare's extender finds room on none of its GPUs", again)
+        text = "{node} has no {resource}, without which gpushare's extender finds room on none of its GPUs"
+        yield warning("no-count", text, again, node=node, resource=count, command=command)
     elif capacity.get(count) and allocatable.get(count) == 0:
         yield warning(
-            f"{node} has {capacity[count]} {count} only because its kubelet remembers an agent: {_REMEMBERED}",
+            "count-remembered",
+            f"{{node}} has {{kubelet}} {{resource}} only because its kubelet remembers an agent: {_REMEMBERED}",
             f"wait until it is 0, and then {again}",
+            node=node,
+            resource=count,
+            kubelet=capacity[count],
+            command=command,
         )

@@ -8,10 +8,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.telling.diagnosing import Finding, note
 from gpu_device_plugin.core.telling.poduse import refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.nodeview import NodeView
@@ -139,50 +140,48 @@ class Terms:
 NO_TERMS = Terms()
 
 
-def exclusions(node: NodeView, around: Surroundings, pod: Terms) -> tuple[str, ...]:
-    """Return why kube-scheduler does not consider a node for a pod at all, in sentences about the node.
+def exclusions(node: NodeView, around: Surroundings, pod: Terms) -> tuple[Finding, ...]:
+    """Return why kube-scheduler does not consider a node for a pod at all, as clauses about the node.
 
     Args:
         node: the node.
         around: its taints and labels.
         pod: the nodes that the pod allows.
     """
+    return tuple(_exclusions(node, around, pod))
 
+
+def _exclusions(node: NodeView, around: Surroundings, pod: Terms) -> Iterator[Finding]:
     def tolerated(taint: Taint) -> bool:
         return any(toleration.covers(taint) for toleration in pod.tolerations)
 
     named_otherwise = {*([CORDON] if node.unschedulable else []), *([] if node.ready else _NOT_READY)}
-    return (
-        *(["it is cordoned"] if node.unschedulable and not tolerated(Taint(CORDON)) else []),
-        *([] if node.ready else ["it is not ready"]),
-        *(
-            f"the pod does not tolerate its taint {taint}"
-            for taint in around.taints
-            if taint.effect in _KEEP_AWAY and taint.key not in named_otherwise and not tolerated(taint)
-        ),
-        *(
-            f"the pod requires the node label {key}={value}"
-            for key, value in sorted(pod.selector.items())
-            if around.labels.get(key) != value
-        ),
-        *_by_affinity(node, around, pod.affinity),
-    )
+    if node.unschedulable and not tolerated(Taint(CORDON)):
+        yield note("cordoned", "it is cordoned")
+    if not node.ready:
+        yield note("not-ready", "it is not ready")
+    for taint in around.taints:
+        if taint.effect in _KEEP_AWAY and taint.key not in named_otherwise and not tolerated(taint):
+            yield note("taint", "the pod does not tolerate its taint {taint}", taint=str(taint))
+    for key, value in sorted(pod.selector.items()):
+        if around.labels.get(key) != value:
+            yield note("label", "the pod requires the node label {label}", label=f"{key}={value}")
+    if pod.affinity is not None:
+        yield from _by_affinity(node, around, pod.affinity)
 
 
-def _by_affinity(node: NodeView, around: Surroundings, wanted: tuple[Alternative, ...] | None) -> tuple[str, ...]:
-    if wanted is None:
-        return ()
+def _by_affinity(node: NodeView, around: Surroundings, wanted: Iterable[Alternative]) -> Iterator[Finding]:
     # An empty term matches no node.
-    failing = [each.failing(node, around.labels) for each in wanted if each.labels or each.fields]
-    if any(requirement is None for requirement in failing):
-        return ()
-    if len(failing) == 1:
-        return (f"the pod's node affinity requires {failing[0]}",)
-    return (f"it matches none of the {len(failing)} terms of the pod's node affinity",)
+    failing = [term.failing(node, around.labels) for term in wanted if term.labels or term.fields]
+    if len(failing) == 1 and failing[0] is not None:
+        yield note("affinity", "the pod's node affinity requires {condition}", condition=str(failing[0]))
+    elif all(failing):
+        text = "it matches none of the {terms} terms of the pod's node affinity"
+        yield note("affinity-terms", text, terms=len(failing))
 
 
-def besides(node: NodeView, ask: Ask, resources: Iterable[Resource]) -> tuple[str, ...]:
-    """Return further reasons against a node that kube-scheduler considers, in sentences about the node.
+def besides(node: NodeView, ask: Ask, resources: Iterable[Resource]) -> tuple[Finding, ...]:
+    """Return further reasons against a node that kube-scheduler considers, as clauses about the node.
 
     Compares only the GPU resources that its kubelet knows; neither CPU nor memory.
 
@@ -193,18 +192,20 @@ def besides(node: NodeView, ask: Ask, resources: Iterable[Resource]) -> tuple[st
     """
     shares = any(part.demand.kind is Kind.MEMORY for part in ask.parts)
     return (
-        *(why for resource in resources if (why := _too_little(node, ask, resource))),
+        *(why for resource in resources for why in _too_little(node, ask, resource)),
         *(refusals(node.report) if shares else ()),
     )
 
 
-def _too_little(node: NodeView, ask: Ask, resource: Resource) -> str:
-    """Return why the kubelet's amounts are too small for the pod, unless the GPUs show it; empty: they suffice."""
+def _too_little(node: NodeView, ask: Ask, resource: Resource) -> Iterator[Finding]:
+    """Yield why the kubelet's amounts are too small for the pod, unless the GPUs show it."""
     asked = sum(part.demand.amount for part in ask.parts if part.demand.kind is resource.kind)
     if not asked or node.candidate.gpus.problem:
-        return ""
+        return
     if resource.name not in node.capacity:
-        return f"its kubelet knows no {resource.name}: no agent has registered there since it started"
+        text = "its kubelet knows no {resource}: no agent has registered there since it started"
+        yield note("not-registered", text, resource=resource.name)
+        return
     offered = node.allocatable.get(resource.name, 0)
     memory = resource.kind is Kind.MEMORY
     # The agent withholds a GPU that is in use as the other resource, as intended.
@@ -214,7 +215,10 @@ def _too_little(node: NodeView, ask: Ask, resource: Resource) -> str:
         if room.healthy and not (room.whole if memory else room.shared or room.card is not None)
     ]
     if not offered:
-        return f"its agent offers no {resource.name} at the moment; see the agent's log" if rooms else ""
+        if rooms:
+            text = "its agent offers no {resource} at the moment; see the agent's log"
+            yield note("not-offered", text, resource=resource.name)
+        return
     taken = sum(
         usage.unplaced_shares + sum(shares for _, shares in usage.shares)
         if memory
@@ -222,6 +226,6 @@ def _too_little(node: NodeView, ask: Ask, resource: Resource) -> str:
         for usage in (pod.usage for pod in node.pods)
     )
     free = sum(room.free for room in rooms) if memory else sum(not room.whole for room in rooms)
-    if offered - taken >= asked or free < asked:  # in the second case the GPUs show the reason
-        return ""
-    return f"{taken} of {offered} allocatable {resource.name} are in use"
+    if offered - taken < asked <= free:  # with less free the GPUs show the reason
+        text = "{taken} of {offered} allocatable {resource} are in use"
+        yield note("in-use", text, taken=taken, offered=offered, resource=resource.name)

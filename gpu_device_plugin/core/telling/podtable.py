@@ -10,13 +10,13 @@ from gpu_device_plugin.core.cluster.claimed import label, taken, waits_for_ours
 from gpu_device_plugin.core.cluster.instances import asked_instances
 from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
-from gpu_device_plugin.core.telling.claimcauses import asked_amount
+from gpu_device_plugin.core.telling.explaining import asked_amounts
 from gpu_device_plugin.core.telling.folded import CLAIMS, gib
 from gpu_device_plugin.core.telling.miginstances import place
+from gpu_device_plugin.core.telling.podcauses import asked_amount
 from gpu_device_plugin.core.telling.reported import limit
 from gpu_device_plugin.core.telling.tables import Layout, Row, table
 from gpu_device_plugin.core.telling.tones import Tone
-from gpu_device_plugin.core.telling.waiting import asked_amounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
+from gpu_device_plugin.core.telling.diagnosing import Finding, note
 from gpu_device_plugin.core.telling.reported import age, does_not_hold, mib, uses
 
 if TYPE_CHECKING:
@@ -21,17 +22,17 @@ _MOST_OVER_USE = 1000
 """The characters that are shown of the annotation `OVER_USE`, which anybody who may change the pod can write."""
 
 
-def told_over_use(pod: Pod) -> list[str]:
+def told_over_use(pod: Pod) -> list[Finding]:
     """Return what the agent wrote on the pod of its over-use, which outlasts an eviction until the pod is gone."""
-    said = pod.annotations.get(OVER_USE, "").rstrip(".")[:_MOST_OVER_USE]
-    if not said:
+    written = pod.annotations.get(OVER_USE, "").rstrip(".")[:_MOST_OVER_USE]
+    if not written:
         return []
     verb = "used" if pod.ended or pod.deleting else "uses"
-    return [f"It {verb} more GPU memory than it was granted: {said}."]
+    return [note("over-use", f"It {verb} more GPU memory than it was granted: {{written}}.", written=written)]
 
 
-def of_pod(pod: Pod, node: NodeView, positions: Iterable[int]) -> Iterator[str]:
-    """Yield sentences about a pod on a node: its use, its limits, and neighbours that leave it too little memory.
+def of_pod(pod: Pod, node: NodeView, positions: Iterable[int]) -> Iterator[Finding]:
+    """Yield findings about a pod on a node: its use, its limits, and neighbours that leave it too little memory.
 
     Args:
         pod: the pod.
@@ -41,17 +42,18 @@ def of_pod(pod: Pod, node: NodeView, positions: Iterable[int]) -> Iterator[str]:
     report = node.report
     own = [part for part in report.current if _is(part, pod)]
     if report.stale:
-        yield f"Its node's agent read last {age(report.use_age_s)} who uses how much, so nothing is said about that."
+        text = "Its node's agent read last {age} who uses how much, so nothing is said about that."
+        yield note("use-outdated", text, age=age(report.use_age_s))
     elif report.use is not None and report.use.blind:
-        yield f"How much it uses is not known: {report.use.blind}."
+        yield note("use-unknown", "How much it uses is not known: {why}.", why=report.use.blind)
     elif report.old and own:
-        yield f"Its node's agent wrote these figures {age(report.use_age_s)}:"
+        yield note("use-old", "Its node's agent wrote these figures {age}:", age=age(report.use_age_s))
     for part in own:
         name = f"Container {part.container!r}" if part.container else "It"
         if exceeds(part) or trespasses(part) or part.used_mib is not None:
-            yield f"{name} {uses(part)}."
+            yield note("use", "{container} {use}.", container=name, use=uses(part))
         if not_held(part):
-            yield f"{name} {does_not_hold(part)}."
+            yield note("limit-not-held", "{container} {why}.", container=name, why=does_not_hold(part))
     for gpu in node.candidate.gpus.all:
         if gpu.position in set(positions):
             yield from _squeezed(pod, node, gpu)
@@ -61,7 +63,7 @@ def _is(part: UsedPart, pod: Pod) -> bool:
     return (part.namespace, part.pod) == (pod.namespace, pod.name)
 
 
-def _squeezed(pod: Pod, node: NodeView, gpu: ListedGpu) -> Iterator[str]:
+def _squeezed(pod: Pod, node: NodeView, gpu: ListedGpu) -> Iterator[Finding]:
     """Say that less is left of a GPU than the pod was granted, and who uses more than its own part."""
     parts = [part for part in node.report.current if part.gpu == gpu.position]
     own = [part for part in parts if _is(part, pod)]
@@ -74,9 +76,15 @@ def _squeezed(pod: Pod, node: NodeView, gpu: ListedGpu) -> Iterator[str]:
     if left >= granted:
         return
     names = _beyond_their_parts([part for part in parts if not _is(part, pod)], used.unattributed_mib or 0)
-    more = f"; and {len(names) - _MOST_NEIGHBOURS} more" if len(names) > _MOST_NEIGHBOURS else ""
-    because = f": {'; '.join(names[:_MOST_NEIGHBOURS])}{more}" if names else ""
-    yield f"GPU {gpu.position} has only {mib(left)} left for the {mib(granted)} that the pod was granted{because}."
+    more = [f"and {len(names) - _MOST_NEIGHBOURS} more"] if len(names) > _MOST_NEIGHBOURS else []
+    yield note(
+        "squeezed",
+        "GPU {gpu} has only {left} left for the {granted} that the pod was granted" + (": {by}." if names else "."),
+        gpu=gpu.position,
+        left=mib(left),
+        granted=mib(granted),
+        by="; ".join([*names[:_MOST_NEIGHBOURS], *more]),
+    )
 
 
 def _beyond_their_parts(parts: Iterable[UsedPart], unattributed_mib: int) -> list[str]:
@@ -93,13 +101,15 @@ def _beyond_their_parts(parts: Iterable[UsedPart], unattributed_mib: int) -> lis
     return [said for amount, said in sorted(beyond, key=lambda one: (-one[0], one[1]))]
 
 
-def refusals(report: NodeReport) -> tuple[str, ...]:
-    """Return why shares of some GPUs of a node are refused, in sentences about the node without a full stop."""
-    found: dict[str, list[int]] = {}
+def refusals(report: NodeReport) -> tuple[Finding, ...]:
+    """Return why shares of some GPUs of a node are refused, as clauses about the node."""
+    by_reason: dict[str, list[int]] = {}
     limits = report.limits
     for position, rung in sorted(limits.gpus.items()) if limits is not None else ():
         if rung.refusal:
-            found.setdefault(rung.refusal, []).append(position)
+            by_reason.setdefault(rung.refusal, []).append(position)
+    text = "its agent refuses shares of GPU {gpus}: {why}"
     return tuple(
-        f"its agent refuses shares of GPU {', '.join(map(str, positions))}: {why}" for why, positions in found.items()
+        note("shares-refused", text, gpus=", ".join(map(str, positions)), why=why)
+        for why, positions in by_reason.items()
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import aiohttp
 
 from gpu_device_plugin.core.telling.diagnosing import Unknown
-from gpu_device_plugin.core.telling.node_symptoms import AgentSeen
+from gpu_device_plugin.core.telling.symptoms import AgentSeen
 from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, PROGRAM
 from gpu_device_plugin.settings.node import NodeSettings
 
@@ -73,7 +73,8 @@ async def ask(http: Address | None, within_s: float) -> AgentSeen | Unknown:
         within_s: timeout of each request, in seconds.
     """
     if http is None:
-        return Unknown("the agent serves no HTTP endpoints, so its state is not visible", "start it with --http=:9445")
+        text = "the agent serves no HTTP endpoints, so its state is not visible"
+        return Unknown("agent-without-http", text, "start it with --http=:9445")
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(http.host, http.host)  # noqa: S104 - read, not bound
     where = f"http://{host}:{http.port}"
     try:
@@ -89,11 +90,12 @@ async def ask(http: Address | None, within_s: float) -> AgentSeen | Unknown:
             where, (f"{where} does not answer within {within_s:g} s; see the agent's log, and restart it",)
         )
     except (aiohttp.ClientError, OSError, UnicodeDecodeError) as problem:
-        return Unknown(
-            f"no agent answers at {where}: {problem}",
+        text = "no agent answers at {address}: {problem}"
+        advice = (
             "it answers inside its own pod: kubectl -n gpushare exec POD -- gpu-device-plugin doctor; or name the "
-            "address with --http",
+            "address with --http"
         )
+        return Unknown("agent-unreachable", text, advice, address=where, problem=str(problem))
     return _seen(where, missing, metrics)
 
 

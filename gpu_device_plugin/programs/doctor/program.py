@@ -34,7 +34,7 @@ from gpu_device_plugin.core.node.others import DRIVER_SOCKETS, PLUGIN_SOCKETS, s
 from gpu_device_plugin.core.node.serving import Way
 from gpu_device_plugin.core.telling.diagnosing import Unknown, examine, exit_code, report
 from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
-from gpu_device_plugin.core.telling.node_symptoms import NO_PROFILES, ApiSeen, NodeSymptoms, Profiles
+from gpu_device_plugin.core.telling.symptoms import NO_PROFILES, ApiSeen, NodeSymptoms, Profiles
 from gpu_device_plugin.hardware.beliefs import HardwareView, State
 from gpu_device_plugin.hardware.forms import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, Timings
@@ -48,7 +48,7 @@ from gpu_device_plugin.kubelet.sockets import (
     listened_to,
 )
 from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, StateFile
-from gpu_device_plugin.programs.doctor import limiting, runtime
+from gpu_device_plugin.programs.doctor import node_files
 from gpu_device_plugin.programs.doctor.agent import ask
 from gpu_device_plugin.programs.terminal import show
 from gpu_device_plugin.settings.extra_grant import read_extra_grant
@@ -85,12 +85,16 @@ CLAIMS = (
 """Needed where the settings want ResourceClaims served."""
 
 _HIDDEN = Unknown(
+    "files-hidden",
     "the node's files are not visible in this container",
     "kubectl debug node/NODE --profile=sysadmin --image=IMAGE -- gpu-device-plugin doctor --host-root=/host; on the "
     "node itself, outside a container, use --host-root=/",
 )
-_API_OFF = Unknown("the agent is configured to run without the API", "give it --api=in-cluster and NODE_NAME")
+_API_OFF = Unknown(
+    "api-off", "the agent is configured to run without the API", "give it --api=in-cluster and NODE_NAME"
+)
 _API_UNREACHABLE = Unknown(
+    "no-account",
     "there is no service account here, so the API server is not queried",
     "kubectl -n gpushare exec POD -- gpu-device-plugin doctor, or --api with a kubeconfig",
 )
@@ -189,14 +193,7 @@ def _problem(look: Callable[[], object], *errors: type[Exception]) -> str:
     return ""
 
 
-def main(
-    settings: NodeSettings,
-    where: Place,
-    *,
-    agents_running: int | None,
-    as_json: bool,
-    profiles: Profiles,
-) -> int:
+def main(settings: NodeSettings, where: Place, *, agents_running: int | None, as_json: bool, profiles: Profiles) -> int:
     """Examine this node and print the findings; return the exit code.
 
     Args:
@@ -254,19 +251,19 @@ async def examined(
         limits_fallback=settings.limits_fallback,
         extra_grant=settings.extra_grant is not None,
         extra_grant_problem=_problem(partial(read_extra_grant, settings.extra_grant), UsageError),
-        mps=limiting.mps_daemons(mps_dir),
-        mps_left=limiting.left_by_mps(mps_dir),
+        mps=node_files.mps_daemons(mps_dir),
+        mps_left=node_files.left_by_mps(mps_dir),
         mps_state_file=str(settings.mps_dir / STATE_FILE),
         inventory=view.inventory,
         driver_problem="" if view.state is State.WATCHING else view.sentence,
         unhealthy={uuid: "; ".join(belief.reasons) for uuid, belief in view.beliefs.items() if not belief.healthy},
         device_nodes=device_nodes,
         unlinked_nodes=unlinked,
-        runtimes=_HIDDEN if root is None else runtime.runtimes(root),
-        cdi_devices=_HIDDEN if root is None else runtime.cdi_devices(root),
-        toolkit=_HIDDEN if root is None else runtime.toolkit(root, run=root == Path("/")),
-        obeys_images=_HIDDEN if root is None else runtime.obeys_images(root),
-        cgroup=runtime.cgroup(root or Path("/")),
+        runtimes=_HIDDEN if root is None else node_files.runtimes(root),
+        cdi_devices=_HIDDEN if root is None else node_files.cdi_devices(root),
+        toolkit=_HIDDEN if root is None else node_files.toolkit(root, run=root == Path("/")),
+        obeys_images=_HIDDEN if root is None else node_files.obeys_images(root),
+        cgroup=node_files.cgroup(root or Path("/")),
         directory=str(folder),
         directory_problem=_problem(partial(check_directory, folder), DirectoryError),
         kubelet_listens=is_listened_to(folder / KUBELET_SOCKET),
@@ -274,7 +271,7 @@ async def examined(
         checkpoint_problem=_problem(
             partial(checkpoint.read, folder / checkpoint.NAME, settings.names), checkpoint.CheckpointUnreadableError
         ),
-        with_driver_limits=limiting.with_driver_limits(folder / checkpoint.NAME, names[Kind.MEMORY]),
+        with_driver_limits=node_files.with_driver_limits(folder / checkpoint.NAME, names[Kind.MEMORY]),
         others=sightings(
             listened_to(folder, PLUGIN_SOCKETS),
             listened_to(settings.plugins_registry, DRIVER_SOCKETS),
@@ -356,7 +353,7 @@ async def _pod_resources(settings: NodeSettings, deadlines: Deadlines) -> str:
     try:
         await listed_pods(settings.pod_resources_socket, names, deadlines.answer_s)
     except PodResourcesUnavailableError as problem:
-        return f"{problem}; check that the kubelet runs, and that --pod-resources-socket names its socket"
+        return str(problem)
     return ""
 
 

@@ -9,7 +9,7 @@ import msgspec
 from gpu_device_plugin.cluster.api import Kind
 from gpu_device_plugin.cluster.claims import CLAIMS, GROUP, SLICES
 from gpu_device_plugin.core.contract.dra import DRIVER
-from gpu_device_plugin.core.telling.cluster_symptoms import SliceSeen
+from gpu_device_plugin.core.telling.symptoms import SliceSeen
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, unread
 from gpu_device_plugin.view.claims import ABSENT, readable_claims
 from gpu_device_plugin.view.objects import Named, Shape, decoded
@@ -34,7 +34,7 @@ def raw_claims(kubectl: Kubectl, namespace: str = "") -> tuple[list[msgspec.Raw]
     try:
         return kubectl.items(CLAIMS.path(namespace=namespace), optional=True), ""
     except ClusterUnreadableError as error:
-        return [], ABSENT if _NO_API in str(error) else unread(str(error)).found
+        return [], ABSENT if _NO_API in str(error) else str(unread(error))
 
 
 def with_claims(found: Cluster, kubectl: Kubectl, namespace: str = "") -> Cluster:

@@ -1,10 +1,11 @@
-"""`kubectl inspect gpushare doctor`: read from the API the symptoms of a cluster, for the checks in core."""
+"""`kubectl inspect gpushare doctor`: read the symptoms of a cluster as far as the user may, and examine it."""
 
 from __future__ import annotations
 
 import re
 import time
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -29,29 +30,27 @@ from gpu_device_plugin.core.model.mig import is_mig_resource
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.core.node.others import sightings
-from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
-from gpu_device_plugin.core.telling.diagnosing import Unknown
+from gpu_device_plugin.core.telling.diagnosing import Unknown, examine
+from gpu_device_plugin.core.telling.diagnosing_cluster import CHECKS, examine_partly
+from gpu_device_plugin.core.telling.symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
 from gpu_device_plugin.programs.inspect.claims import device_classes, slices
-from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, items, unread
+from gpu_device_plugin.programs.inspect.kubectl import GRANT, ClusterUnreadableError, items, unread
 from gpu_device_plugin.view.claims import readable_claims
-from gpu_device_plugin.view.objects import (
-    Condition,
-    ConfigMap,
-    Named,
-    Node,
-    Resources,
-    Shape,
-    decoded,
-)
+from gpu_device_plugin.view.objects import Condition, ConfigMap, Named, Node, Resources, Shape, decoded
+from gpu_device_plugin.view.reading import gpu_pods
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.telling.diagnosing import Finding
     from gpu_device_plugin.programs.inspect.kubectl import Kubectl
 
 T = TypeVar("T")
+
+_NODES, _PODS = "/api/v1/nodes", "/api/v1/pods"
+_UNFINISHED = ("status.phase!=Succeeded", "status.phase!=Failed")
 
 _AGENT, _SCHEDULER, _EXTENDER, _SUPERVISOR = "node", "scheduler", "extender", "mps"
 """Values of ``app.kubernetes.io/component`` in our manifests."""
@@ -71,6 +70,40 @@ _CAUSES = frozenset({"OOMKilled", "StartError"})
 """Reasons of a container that did not end by itself."""
 _KUBE_SCHEDULER = "kube-scheduler"
 """The container beside the extender in our own scheduler's pods."""
+
+
+def findings(kubectl: Kubectl, resources: Sequence[Resource]) -> tuple[Finding, ...]:
+    """Examine the cluster, as far as the rights of the user reach.
+
+    Raises:
+        ClusterUnreadableError: nodes or pods cannot be read for another reason than a missing right, or not even the
+            pods of the user's namespace can.
+    """
+    missing: list[str] = []
+    raw_nodes = _if_allowed(kubectl, "nodes", _NODES, (), missing)
+    raw_pods = _if_allowed(kubectl, "pods", _PODS, _UNFINISHED, missing)
+    namespace = ""
+    if raw_pods is None:
+        namespace = kubectl.namespace()
+        raw_pods = kubectl.items(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods", _UNFINISHED)
+    symptoms = symptoms_in(kubectl, resources, raw_nodes or (), raw_pods)
+    if not missing:
+        return examine(CHECKS, symptoms)
+    pods = [pod for pod, _ in gpu_pods(raw_pods, resources)]
+    return examine_partly(symptoms, pods, missing, GRANT, nodes=raw_nodes is not None, namespace=namespace)
+
+
+def _if_allowed(
+    kubectl: Kubectl, kind: str, path: str, fields: Sequence[str], missing: list[str]
+) -> list[msgspec.Raw] | None:
+    """Return all objects of a kind, or None without the right to list them, which is added to `missing`."""
+    try:
+        return kubectl.items(path, fields)
+    except ClusterUnreadableError:
+        if not (right := kubectl.denied(kind)):
+            raise
+        missing.append(right)
+        return None
 
 
 def symptoms_in(
@@ -118,7 +151,7 @@ def _known(read: Callable[[], T]) -> T | Unknown:
     try:
         return read()
     except (ClusterUnreadableError, UnreadableObjectError) as error:
-        return unread(str(error))
+        return unread(error)
 
 
 class _Version(Shape):

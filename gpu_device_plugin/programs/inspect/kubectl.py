@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from gpu_device_plugin.cluster.api import Page
+from gpu_device_plugin.cluster.errors import Call
 from gpu_device_plugin.core.telling.diagnosing import Unknown
 from gpu_device_plugin.view.objects import decoded
 
@@ -24,6 +25,8 @@ _PAGE = 500
 """Objects per request, as kubectl's own --chunk-size."""
 
 
+MISSING_RIGHT = "right-missing"
+"""The code of the finding that the reader lacks a right."""
 GRANT = (
     "an administrator gives it with the ClusterRole gpushare-viewer (deploy/viewer.yaml): "
     "kubectl create clusterrolebinding gpushare-viewer --clusterrole=gpushare-viewer --user=USER"
@@ -90,8 +93,8 @@ class Kubectl:
         try:
             self.raw(f"/api/v1/{resource}?limit=1")
         except ClusterUnreadableError as error:
-            found = unread(str(error))
-            return found.found if found.advice else ""
+            denied = unread(error)
+            return str(denied) if denied.code == MISSING_RIGHT else ""
         return ""
 
     def items(
@@ -203,17 +206,19 @@ def items(kubectl: Kubectl, path: str, kind: type[T]) -> list[T]:
     return [decoded(item, kind) for item in decoded(kubectl.raw(path), Page).items or ()]
 
 
-def unread(why: str) -> Unknown:
-    """Return the missing right if `why`, the message of a failed read, is about one; else the message itself."""
+def unread(error: Exception) -> Unknown:
+    """Return the missing right if a read failed for one; else the message of the failure."""
     # As Kubernetes writes it (ForbiddenMessage in its apiserver/pkg/endpoints/handlers/responsewriters/errors.go).
+    why = str(error)
     denied = re.search(r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"(?: in the namespace "([^"]+)")?', why)
     if denied is None:
-        return Unknown(why)
+        return Unknown("unreadable", "{problem}", problem=why)
     verb, resource, group, namespace = denied.groups()
-    where = f"in the namespace {namespace}" if namespace else "in the whole cluster"
     return Unknown(
-        f"the right to {verb} {resource}{f'.{group}' if group else ''} {where} is missing",
+        MISSING_RIGHT,
+        "{problem}",
         "ask an administrator of the cluster for it; docs/doctor.md has the commands that grant all rights needed here",
+        problem=Call(verb, resource, group, namespace or "").missing_right,
     )
 
 

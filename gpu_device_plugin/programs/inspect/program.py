@@ -36,7 +36,7 @@ from gpu_device_plugin.core.telling.top import Picture, Wishes
 from gpu_device_plugin.programs.commandline import FAILED, OK, ending, flags_in
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS, INTERVAL_S, MOST_EXPLAINED, REALLY, parse, passed_on
 from gpu_device_plugin.programs.inspect.claims import claims_alone, claims_of_pod, with_claims
-from gpu_device_plugin.programs.inspect.examining import findings
+from gpu_device_plugin.programs.inspect.doctor import findings
 from gpu_device_plugin.programs.inspect.kubectl import GRANT, ClusterUnreadableError, Kubectl, unread
 from gpu_device_plugin.programs.inspect.policy import gpu_policy
 from gpu_device_plugin.programs.inspect.top import top
@@ -203,7 +203,7 @@ def _pods_of(namespace: str, kubectl: Kubectl, resources: Sequence[Resource]) ->
     try:
         raw_nodes = kubectl.items(_NODES, optional=True)
     except ClusterUnreadableError as error:
-        say(sys.stderr, f"warning: {unread(str(error)).found}: what the pods use is not shown ({_VIEWER})")
+        say(sys.stderr, f"warning: {unread(error)}: what the pods use is not shown ({_VIEWER})")
         alone = [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims_alone(kubectl, namespace))]
         return _table_of([*alone, *waiting], namespace), OK
     found = with_claims(cluster(raw_nodes, raw_pods, resources), kubectl, namespace)
@@ -303,7 +303,7 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
         _warn(found)
     unknown = [f"The explanation is incomplete: {'; '.join(missing)} ({_RIGHTS})."] if missing else []
     waits = [f"{namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
-    told = [*waits, *said.facts, *unknown]
+    told = [*waits, *map(str, said.facts), *unknown]
     if said.ask is None:
         return told, OK
     if (width := _columns()) and not arguments.all_nodes:
@@ -317,7 +317,7 @@ def _optional_items(kubectl: Kubectl, path: str, fields: Sequence[str], missing:
     try:
         return kubectl.items(path, fields, optional=True)
     except ClusterUnreadableError as error:
-        missing.append(unread(str(error)).found)
+        missing.append(str(unread(error)))
         return None
 
 

@@ -116,7 +116,7 @@ class Details:
             )
             waits = [f"{pod.namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
             by_node = [] if said.ask is None else explain(said.ask, said.answers, _MOST_EXPLAINED)
-            return [*waits, *said.facts, *by_node]
+            return [*waits, *map(str, said.facts), *by_node]
 
         return await asyncio.to_thread(lines)
 

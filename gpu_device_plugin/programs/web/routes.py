@@ -17,7 +17,6 @@ from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.api import UnreadableObjectError
 from gpu_device_plugin.cluster.errors import ApiError, Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.programs.web.sight import Sight
-from gpu_device_plugin.programs.web.watched import missing_right
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -148,7 +147,7 @@ class Routes:
                 return _error(404, f"There is no such object: {error}.")
             case ForbiddenError(call=call) if self._about().mode != "cluster":  # of the user, not of our own account
                 return _error(
-                    403, f"This is not shown: {missing_right(call)}; ask an administrator of the cluster for it."
+                    403, f"This is not shown: {call.missing_right}; ask an administrator of the cluster for it."
                 )
             case ForbiddenError():
                 return _error(403, f"{error}.")

@@ -10,9 +10,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpu_device_plugin.core.cluster.asking import Ask, ask
+from gpu_device_plugin.core.telling.explaining import asked_amounts, what_makes_room, why_waits
 from gpu_device_plugin.core.telling.page import everyone
 from gpu_device_plugin.core.telling.printing import counted
-from gpu_device_plugin.core.telling.waiting import asked_amounts, what_makes_room, why_waits
 from gpu_device_plugin.view.why import why
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from gpu_device_plugin.cluster.client import Client
-    from gpu_device_plugin.cluster.errors import Call
     from gpu_device_plugin.core.model.claims import Claim
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.view.following import FollowedNode
@@ -231,14 +230,7 @@ class Watched:
 def _sentence(problem: ApiError | None) -> str:
     if not isinstance(problem, ForbiddenError):
         return str(problem)
-    return missing_right(problem.call)
-
-
-def missing_right(call: Call) -> str:
-    """Return a call that was forbidden as the right that is missing."""
-    resource = f"{call.resource}.{call.group}" if call.group else call.resource
-    where = f"in the namespace {call.namespace}" if call.namespace else "in the whole cluster"
-    return f"the right to {call.verb} {resource} {where} is missing"
+    return problem.call.missing_right
 
 
 class _Pods(Store[FollowedPod]):

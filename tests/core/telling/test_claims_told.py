@@ -36,7 +36,7 @@ def test_that_a_node_serves_claims_is_a_word_and_no_fault() -> None:
 def test_a_node_that_serves_claims_and_is_ill_says_both() -> None:
     cordoned = folded([replace(serving_view("n1", TWO), unschedulable=True)], 80)[1]
     assert (cordoned.text.rstrip().endswith("cordoned, claims"), cordoned.tone) == (True, Tone.WARNING)
-    away = replace(TWO, problem=AWAY)
+    away = replace(TWO, problem=AWAY, away=True)
     row = folded([serving_view("n1", away)], 100)[1]
     assert (row.text.split("-  ")[-1].strip(), row.tone) == (AWAY, Tone.BAD)
 

@@ -18,32 +18,50 @@ from gpu_device_plugin.core.telling.diagnosing import (
     note,
     ok,
     report,
+    sentence,
     warning,
     worst,
 )
 from gpu_device_plugin.core.telling.tones import Tone
 
 CHECKS = {
-    "driver": lambda healthy: [ok("580.95")] if healthy else [error("no driver", "install one")],
-    "fast GPUs": lambda _: [note("8 of them"), Unknown("no PCI", "look there")],
+    "driver": lambda healthy: [
+        ok("driver", "580.95")
+        if healthy
+        else error("no-driver", "no driver on {nodes}", "see {nodes}", nodes=("b", "a"))
+    ],
+    "fast GPUs": lambda _: [note("fast", "{gpus:GPU} of them", gpus=8), Unknown("no-pci", "no PCI", "look there")],
     "nothing": lambda _: [],
 }
 
 
 def test_a_table_of_checks_names_its_findings_and_keeps_their_order() -> None:
     assert examine(CHECKS, True) == (
-        Finding(Severity.OK, "580.95", check="driver"),
-        Finding(Severity.NOTE, "8 of them", check="fast GPUs"),
-        Finding(Severity.UNKNOWN, "no PCI", "look there", check="fast GPUs"),
+        Finding(Severity.OK, "driver", "580.95", check="driver"),
+        Finding(Severity.NOTE, "fast", "{gpus:GPU} of them", parameters={"gpus": 8}, check="fast GPUs"),
+        Finding(Severity.UNKNOWN, "no-pci", "no PCI", "look there", check="fast GPUs"),
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "parameters", "words"),
+    [
+        ("{node} {{x}}", {"node": "{a}"}, "{a} {x}"),
+        ("{nodes}", {"nodes": tuple("gfedcba")}, "a, b, c, d, e and 2 more"),
+        ("{nodes:node} {count:is|are}", {"nodes": ("a", "b"), "count": 1}, "2 nodes 1 is"),
+        ("{seconds} s", {"seconds": 7}, "7 s"),
+    ],
+)
+def test_a_text_is_completed_by_its_parameters(text: str, parameters: dict[str, str | int], words: str) -> None:
+    assert sentence(text, parameters) == words
 
 
 def test_people_read_a_line_for_each_with_what_to_do_below() -> None:
     shown = lines(examine(CHECKS, False))
     assert [line.text for line in shown] == [
-        "error    driver     no driver",
-        "                    -> install one",
-        "note     fast GPUs  8 of them",
+        "error    driver     no driver on a, b",
+        "                    -> see a, b",
+        "note     fast GPUs  8 GPUs of them",
         "unknown  fast GPUs  no PCI",
         "                    -> look there",
         "",
@@ -51,24 +69,24 @@ def test_people_read_a_line_for_each_with_what_to_do_below() -> None:
     ]
     tones = [Tone.BAD, Tone.PLAIN, Tone.PLAIN, Tone.FAINT, Tone.PLAIN, Tone.PLAIN, Tone.BAD]
     assert [line.tone for line in shown] == tones
+    several = [ok("a", "a"), ok("b", "b"), error("c", "c"), error("e", "e")]
+    assert lines(several)[-1].text == "4 findings: 2 ok, 2 errors."
 
 
-def test_several_of_a_kind_are_counted_as_several() -> None:
-    assert lines([ok("a"), ok("b"), error("c", "d"), error("e", "f")])[-1].text == "4 findings: 2 ok, 2 errors."
-
-
-def test_machines_read_the_same() -> None:
-    assert document(examine(CHECKS, False)) == {
-        "version": 1,
+def test_machines_read_the_same_with_the_codes_and_the_parameters() -> None:
+    findings = examine(CHECKS, False)
+    read = json.loads("".join(line.text for line in report(findings, as_json=True)))
+    assert read == document(findings) | {"findings": read["findings"]}
+    assert {key: read[key] for key in ("version", "severity")} == {"version": 1, "severity": "error"}
+    assert read["findings"][0] == {
+        "check": "driver",
         "severity": "error",
-        "findings": [
-            {"check": "driver", "severity": "error", "found": "no driver", "advice": "install one"},
-            {"check": "fast GPUs", "severity": "note", "found": "8 of them", "advice": ""},
-            {"check": "fast GPUs", "severity": "unknown", "found": "no PCI", "advice": "look there"},
-        ],
+        "code": "no-driver",
+        "parameters": {"nodes": ["b", "a"]},
+        "found": "no driver on a, b",
+        "advice": "see a, b",
     }
-    findings = examine(CHECKS, True)
-    assert json.loads("".join(line.text for line in report(findings, as_json=True))) == document(findings)
+    assert [finding["code"] for finding in read["findings"]] == ["no-driver", "fast", "no-pci"]
     assert report(findings, as_json=False) == lines(findings)
 
 
@@ -76,11 +94,11 @@ def test_machines_read_the_same() -> None:
     ("findings", "severity", "code"),
     [
         ([], "ok", 0),
-        ([ok("a")], "ok", 0),
-        ([note("a"), ok("b")], "note", 0),
-        ([Unknown("a"), note("b")], "unknown", 0),
-        ([warning("a", "b"), Unknown("c")], "warning", 3),
-        ([ok("a"), error("b", "c"), warning("d", "e")], "error", 4),
+        ([ok("a", "a")], "ok", 0),
+        ([note("a", "a"), ok("b", "b")], "note", 0),
+        ([Unknown("a"), note("b", "b")], "unknown", 0),
+        ([warning("a", "a"), Unknown("c")], "warning", 3),
+        ([ok("a", "a"), error("b", "b"), warning("d", "d")], "error", 4),
     ],
 )
 def test_the_worst_decides_and_what_nobody_could_see_is_not_bad(

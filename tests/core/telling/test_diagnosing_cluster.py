@@ -1,4 +1,4 @@
-"""What is wrong in a cluster: each case one symptom, what the doctor says of it, and nothing else."""
+"""What is wrong in a cluster: each case one symptom, what the doctor finds, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from typing import Any
 import pytest
 import yaml
 
+from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
+from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.others import sightings
-from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
 from gpu_device_plugin.core.telling.diagnosing import Unknown, examine, worst
-from gpu_device_plugin.core.telling.diagnosing_cluster import ADMISSION_POLICIES, CHECKS
+from gpu_device_plugin.core.telling.diagnosing_cluster import ADMISSION_POLICIES, CHECKS, examine_partly
 from gpu_device_plugin.core.telling.nodeamounts import set_count
+from gpu_device_plugin.core.telling.symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
+from tests.findings import told
 from tests.names import COUNT, MEM
 
 ROOT = Path(__file__).parents[3]
+TWO = NodeGpus((ListedGpu(0, 15), ListedGpu(1, 15)), share_mib=1024)
+HIDDEN = Unknown("hidden", "forbidden")
 
 
 def node(name: str, **changes: Any) -> NodeSeen:
-    gpus = NodeGpus((ListedGpu(0, 15), ListedGpu(1, 15)), share_mib=1024)
     amounts = {MEM: 30, COUNT: 2}
     return replace(
-        NodeSeen(name=name, switch="true", annotated=True, gpus=gpus, capacity=amounts, allocatable=amounts), **changes
+        NodeSeen(name=name, switch="true", annotated=True, gpus=TWO, capacity=amounts, allocatable=amounts), **changes
     )
 
 
@@ -51,15 +55,14 @@ WELL = ClusterSymptoms(
 )
 
 
-def of(check: str, **changes: Any) -> list[str]:
-    """Return what one check says, as `severity: found -> advice`."""
-    found = CHECKS[check](replace(WELL, **changes))
-    return [f"{each.severity}: {each.found}{f' -> {each.advice}' if each.advice else ''}" for each in found]
+def of(check: str, show: str = "", **changes: Any) -> list[str]:
+    """Return the findings of one check, with the parameters that `show` names."""
+    return told(CHECKS[check](replace(WELL, **changes)), show)
 
 
-def test_of_a_cluster_that_is_well_everything_is_told_and_nothing_is_wrong() -> None:
+def test_the_sentences_of_a_cluster_that_is_well() -> None:
     findings = examine(CHECKS, WELL)
-    assert [f"{finding.check}: {finding.found}" for finding in findings] == [
+    assert [f"{finding.check}: {finding}" for finding in findings] == [
         "API server: Kubernetes v1.36.2",
         "nodes: 2 labelled nodes with an agent",
         "agents: 2 ready",
@@ -82,436 +85,420 @@ def test_of_a_cluster_that_is_well_everything_is_told_and_nothing_is_wrong() -> 
     assert worst(findings) == "ok"
 
 
+def test_the_sentences_of_a_cluster_that_is_ill() -> None:
+    """Names are listed, of many the first ones; and counted with the right form of the noun."""
+    lost = tuple(replace(POD, name=f"default/p-{n}", scheduler="other", promised=False) for n in range(7))
+    (bound,) = CHECKS["placement"](replace(WELL, pods=lost))
+    names = "default/p-0, default/p-1, default/p-2, default/p-3, default/p-4 and 2 more"
+    assert str(bound) == f"other bound 7 GPU pods without asking the extender: {names}"
+    assert bound.advice.startswith("configure other to call it (docs/scheduler.md), or set schedulerName: ")
+    stuck = agent("node-a", ready=False, container="agent", reason="CrashLoopBackOff", why="back-off 5m0s")
+    (ill,) = CHECKS["agents"](replace(WELL, agents=(stuck,)))
+    assert str(ill) == (
+        "gpushare/agent-node-a on node-a is not ready: container agent: CrashLoopBackOff: back-off 5m0s"
+    )
+    assert ill.advice == "kubectl -n gpushare logs agent-node-a -c agent --previous says why it ended"
+    two = (node("node-a", gpus=replace(TWO, gpus=tuple(replace(gpu, unhealthy="hung") for gpu in TWO.gpus))),)
+    (hung,) = CHECKS["GPUs"](replace(WELL, nodes=two))
+    assert str(hung) == "node-a: GPU 0, 1 are out of service: hung"
+
+
 def test_a_cluster_in_which_nothing_is_installed() -> None:
     bare = ClusterSymptoms(memory_resource=MEM, count_resource=COUNT, version="v1.36.2", daemonset=False)
     findings = examine(CHECKS, bare)
-    assert [finding.found for finding in findings if finding.severity == "error"] == [
-        "no agent is installed",
-        "no node is labelled gpushare=true",
+    assert [finding.code for finding in findings if finding.severity == "error"] == [
+        "not-installed",
+        "no-node-labelled",
     ]
-    assert worst(findings) == "error"
-    assert of("nodes", daemonset=False, agents=(), nodes=(node("node-a", annotated=False),)) == [
-        "error: no agent is installed -> kubectl apply -f deploy/daemonset.yaml"
-    ], "of the nodes nothing more is to be said"
 
 
 def test_what_could_not_be_read_is_told_and_no_more() -> None:
-    hidden = Unknown("forbidden")
-    dark = replace(
-        WELL,
-        version=hidden,
-        daemonset=hidden,
-        runtime_classes=hidden,
-        leases=hidden,
-        configurations=hidden,
-        policies=hidden,
-    )
-    told = [finding.check for finding in examine(CHECKS, dark) if finding.severity == "unknown"]
-    assert told == [
-        "API server",
-        "nodes",
-        "runtime class",
-        "leader",
-        "scheduler configuration",
-        "policies",
-    ]
-    assert of("runtime class", runtime_classes=hidden) == ["unknown: forbidden"]
+    checks = {
+        "API server": "version",
+        "nodes": "daemonset",
+        "runtime class": "runtime_classes",
+        "leader": "leases",
+        "scheduler configuration": "configurations",
+        "policies": "policies",
+    }
+    dark = replace(WELL, **dict.fromkeys(checks.values(), HIDDEN))  # type: ignore[arg-type]
+    assert [finding.check for finding in examine(CHECKS, dark) if finding.code == "hidden"] == list(checks)
 
 
 # --- Nodes and agents -------------------------------------------------------------------------------------------------
 
+SILENT = node("node-a", annotated=False)
+PLAIN: dict[str, Any] = {"annotated": False, "capacity": {}, "allocatable": {}, "gpus": NodeGpus()}
+PLACED = (node("node-a"), node("node-b", switch="false", **PLAIN), node("node-c", switch=None, **PLAIN))
+MISTYPED = tuple(node(f"node-{n}", switch=value, **PLAIN) for n, value in enumerate(["True", "yes", "", "True"]))
+SMALL = NodeGpus((ListedGpu(0, 60),), share_mib=256)
+OTHERS = sightings((), (), {"nvidia.com/gpu": 8}, ())
+DEVICE_PLUGIN = "other=NVIDIA's device plugin, or one derived from it (HAMi's is),"
+PART = ListedInstance("GPU-m", 0, 0, "1g.10gb", 7)
+WHOLE = replace(PART, number=1, gi=8, resource="aliyun.com/mig-1g.10gb")
+MIXED = NodeGpus(
+    (ListedGpu(0, 15), ListedGpu(1, 9, instance=PART)), instances=(ListedGpu(2, 9, instance=WHOLE),), share_mib=1024
+)
+ONLY_WHOLE = node(
+    "node-a",
+    gpus=NodeGpus(instances=(ListedGpu(0, 9, instance=WHOLE),), share_mib=1024),
+    capacity={WHOLE.resource: 1},
+    allocatable={WHOLE.resource: 1},
+)
+MIXED_NODE = node("node-a", gpus=MIXED, capacity={MEM: 24, COUNT: 1, WHOLE.resource: 1})
+ILL = NodeGpus((ListedGpu(0, 15), ListedGpu(1, 15, unhealthy="XID 79"), ListedGpu(2, 15, unhealthy="hung")))
+ILL_MIXED = replace(MIXED, instances=(ListedGpu(2, 9, unhealthy="XID 94", instance=WHOLE),))
+FORGOTTEN = (node("node-a", capacity={MEM: 30, COUNT: 0}),)
+WRONG = node("node-b", capacity={MEM: 30, COUNT: 1})
 
-def test_labelled_nodes_without_an_agent_or_without_its_word() -> None:
-    silent = node("node-c", annotated=False)
-    (mute, deserted) = of(
-        "nodes", nodes=(silent, *(node(f"node-{n}", annotated=False) for n in range(7))), agents=(agent("node-c"),)
-    )
-    assert mute.startswith("error: no GPUs are listed on node-c, though an agent runs there -> see its log")
-    assert deserted.startswith(
-        "error: no agent runs on node-0, node-1, node-2, node-3, node-4 and 2 more, labelled gpushare=true -> kubectl"
-    )
+
+@pytest.mark.parametrize(
+    ("check", "changes", "expected"),
+    [
+        # Where no agent is installed nothing more is to be said of the nodes.
+        ("nodes", {"daemonset": False, "agents": (), "nodes": (SILENT,)}, ["error not-installed"]),
+        ("nodes", {"nodes": (SILENT, node("node-b"))}, ["error no-gpus-listed nodes=node-a"]),
+        ("nodes", {"agents": ()}, ["error no-agent-on-node nodes=node-a, node-b"]),
+        (
+            "nodes",
+            {"nodes": (SILENT, node("node-c", annotated=False))},
+            ["error no-gpus-listed nodes=node-a", "error no-agent-on-node nodes=node-c"],
+        ),
+        # `false` is somebody's will, and no label is none.
+        (
+            "nodes",
+            {"nodes": (*PLACED, *MISTYPED)},
+            [
+                "ok nodes nodes=1",
+                "warning switch-mistyped nodes=node-2 value=",
+                "warning switch-mistyped nodes=node-0, node-3 value=True",
+                "warning switch-mistyped nodes=node-1 value=yes",
+            ],
+        ),
+        ("leftovers", {"nodes": (*PLACED, *MISTYPED)}, []),
+        ("leftovers", {"nodes": (node("node-c", switch=None),)}, ["note leftovers nodes=node-c"]),
+        # Its DaemonSet chooses nodes otherwise.
+        ("leftovers", {"nodes": (node("node-c", switch=None),), "agents": (agent("node-c"),)}, []),
+        ("runtime class", {"runtime_classes": frozenset()}, ["error no-runtime-class"]),
+        ("runtime class", {"runtime_class": ""}, []),
+        (
+            "GPUs",
+            {"nodes": (node("node-a", gpus=ILL), node("node-b", gpus=NodeGpus(), problem="of another version"))},
+            [
+                "warning gpu-unhealthy node=node-a gpus=GPU 1",
+                "warning gpu-unhealthy node=node-a gpus=GPU 2",
+                "error node-unreadable node=node-b",
+            ],
+        ),
+        ("GPUs", {"nodes": (MIXED_NODE,)}, ["ok gpus-healthy nodes=1 gpus=3 instances=2"]),
+        (
+            "GPUs",
+            {"nodes": (node("node-a", gpus=ILL_MIXED),)},
+            ["warning gpu-unhealthy node=node-a gpus=GPU 2 (MIG 0:1 1g.10gb)"],
+        ),
+        ("capacity", {"nodes": (MIXED_NODE,)}, ["ok capacity nodes=1"]),
+        ("capacity", {"nodes": (ONLY_WHOLE,)}, ["ok capacity nodes=1"]),
+        ("allocatable", {"nodes": (ONLY_WHOLE,)}, []),
+        ("allocatable", {"nodes": (ONLY_WHOLE, node("node-b"))}, ["ok offered nodes=1"]),
+        # node-a has an agent, so that its GPUs may be in use; node-b has none.
+        (
+            "allocatable",
+            {
+                "nodes": (node("node-a", allocatable={MEM: 0}), node("node-b", allocatable={})),
+                "agents": (agent("node-a"),),
+            },
+            ["error not-offered nodes=node-b", "note all-in-use nodes=node-a"],
+        ),
+        ("allocatable", {"nodes": ()}, []),
+        (
+            "allocatable",
+            {"nodes": (node("node-a"), node("node-c", switch=None, allocatable={}))},
+            ["ok offered nodes=1"],
+        ),
+        ("share size", {"nodes": (node("node-a", gpus=NodeGpus()),)}, []),
+        (
+            "share size",
+            {"nodes": (node("node-a"), node("node-b", gpus=SMALL))},
+            ["warning share-sizes-differ sizes=256 MiB on node-b; 1 GiB on node-a"],
+        ),
+        # Sizes that differ by profile are meant to; within one profile they are not. `default` is as good as no label.
+        (
+            "share size",
+            {"nodes": (node("node-a"), node("node-b", gpus=SMALL, profile="small"))},
+            ["note share-sizes-by-profile sizes=256 MiB on node-b; 1 GiB on node-a"],
+        ),
+        (
+            "share size",
+            {"nodes": (node("node-b", gpus=SMALL, profile="small"), node("node-c", profile="small"))},
+            ["warning share-sizes-differ sizes=256 MiB on node-b; 1 GiB on node-c"],
+        ),
+        (
+            "share size",
+            {"nodes": (node("node-a"), node("node-b", gpus=SMALL, profile="default"))},
+            ["warning share-sizes-differ sizes=256 MiB on node-b; 1 GiB on node-a"],
+        ),
+        (
+            "other plugins",
+            {
+                "nodes": (
+                    node("node-a", others=OTHERS),
+                    node("node-b", others=OTHERS),
+                    node("c", switch=None, others=OTHERS),
+                )
+            },
+            [f"error other-plugin nodes=node-a, node-b {DEVICE_PLUGIN}"],
+        ),
+        ("variables", {"meddling": ("default/greedy",)}, ["warning variable-set-by-pod"]),
+        (
+            "capacity",
+            {"nodes": (node("node-a"), WRONG)},
+            [f"warning capacity-differs node=node-b kubelet=1 agent=2 command={set_count('node-b', COUNT, 2)}"],
+        ),
+        (
+            "capacity",
+            {"nodes": (node("node-a", capacity={MEM: 28, COUNT: 2}),)},
+            ["warning capacity-differs node=node-a kubelet=28 agent=30 command="],
+        ),
+        # Of an agent that is not ready nothing is expected.
+        ("capacity", {"nodes": (WRONG,), "agents": (agent("node-b", ready=False),)}, []),
+        # With memory alone offered and an extender of ours nobody goes by the number of GPUs; gpushare's divides by it.
+        ("capacity", {"nodes": FORGOTTEN}, ["ok capacity nodes=1"]),
+        (
+            "capacity",
+            {"nodes": FORGOTTEN, "extenders": (replace(EXTENDER, original=True),)},
+            [f"warning capacity-differs node=node-a kubelet=0 agent=2 command={set_count('node-a', COUNT, 2)}"],
+        ),
+    ],
+)
+def test_nodes(check: str, changes: dict[str, Any], expected: list[str]) -> None:
+    show = "node nodes value gpus instances sizes other kubelet agent command"
+    assert of(check, show, **changes) == expected
+
+
+@pytest.mark.parametrize(
+    ("capacity", "allocatable", "expected"),
+    [
+        (2, 2, "ok capacity"),
+        (2, 0, "warning count-remembered"),
+        (0, 0, "warning no-count"),
+        (None, 0, "warning no-count"),
+    ],
+)
+def test_going_back_to_gpushares_plugin_within_five_minutes_is_noticed(
+    capacity: int | None, allocatable: int, expected: str
+) -> None:
+    """It writes the number of GPUs once; the kubelet, which remembers our agent, makes it 0 later."""
+    theirs = (agent("node-a", name="kube-system/gpushare-device-plugin-ds-x", original=True),)
+    amounts = {MEM: 30} if capacity is None else {MEM: 30, COUNT: capacity}
+    offered = {MEM: 30, COUNT: allocatable}
+    seen = node("node-a", annotated=False, gpus=NodeGpus(), capacity=amounts, allocatable=offered)
+    assert of("capacity", nodes=(seen,), agents=theirs) == [expected]
 
 
 def test_agents_that_are_not_ready() -> None:
-    ill = [agent(f"node-{n}", ready=False, why="containers with unready status: [agent]") for n in range(7)]
-    told = of("agents", agents=tuple(ill))
-    assert told[0].startswith(
-        "error: gpushare/agent-node-0 on node-0 is not ready: containers with unready status: [agent] -> kubectl -n "
-        "gpushare exec agent-node-0 -- gpu-device-plugin doctor says why; so does kubectl logs"
-    )
-    assert len(told) == 6
-    assert told[5] == "error: 2 more agents are not ready -> begin with the first"
-    assert of("agents", agents=(agent("", ready=False),))[0].startswith(
-        "error: gpushare/agent- on no node is not ready -> "
-    )
+    ill = [agent(f"node-{n}", ready=False, why="x") for n in range(7)]
+    expected = [f"error agent-not-ready part=gpushare/agent-node-{n} on node-{n}" for n in range(5)]
+    assert of("agents", "part agents", agents=tuple(ill)) == [*expected, "error agents-not-ready agents=2"]
+    nowhere = ["error agent-not-ready part=gpushare/agent- on no node"]
+    assert of("agents", "part", agents=(agent("", ready=False),)) == nowhere
     assert of("agents", agents=()) == []
-    theirs = agent("node-a", name="kube-system/plugin-x", ready=False, original=True)
-    assert of("agents", agents=(theirs,)) == [
-        "error: kube-system/plugin-x on node-a is not ready -> kubectl -n kube-system logs plugin-x says why"
-    ]
 
 
 @pytest.mark.parametrize(
     ("reason", "advice"),
     [
-        ("ErrImagePull", "correct image: in the manifest, push the image there, or load it on the node"),
-        ("ImagePullBackOff", "correct image: in the manifest"),
-        ("ErrImageNeverPull", "correct image: in the manifest"),
-        ("InvalidImageName", "correct image: in the manifest"),
+        ("", "kubectl -n gpushare exec agent-node-a -- gpu-device-plugin doctor says why; so does kubectl logs"),
+        *(
+            (reason, "correct image: in the manifest")
+            for reason in ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName")
+        ),
         ("CreateContainerConfigError", "correct the object that the message names; kubectl diff -f deploy/ shows"),
-        ("CreateContainerError", "the node's container runtime could not start it"),
-        ("RunContainerError", "the node's container runtime could not start it"),
-        ("StartError", "the node's container runtime could not start it"),
+        *(
+            (reason, "the node's container runtime could not start it")
+            for reason in ("CreateContainerError", "RunContainerError", "StartError")
+        ),
         ("CrashLoopBackOff", "kubectl -n gpushare logs agent-node-a -c agent --previous says why it ended"),
         ("OOMKilled", "it needs more memory than its limit"),
+        ("Unschedulable", "make room for its requests"),
         ("ContainerCreating", "kubectl -n gpushare describe pod agent-node-a: its Events name the reason"),
     ],
 )
 def test_what_helps_an_agent_that_does_not_run_depends_on_why(reason: str, advice: str) -> None:
     stuck = agent("node-a", ready=False, container="agent", reason=reason, why="what the kubelet says")
-    (told,) = of("agents", agents=(stuck,))
-    found, _, advised = told.partition(" -> ")
-    assert found == (
-        f"error: gpushare/agent-node-a on node-a is not ready: container agent: {reason}: what the kubelet says"
-    )
-    assert advised.startswith(advice)
-
-
-def test_an_agent_for_which_its_node_has_no_room() -> None:
-    waits = agent("", name="gpushare/agent-x", ready=False, reason="Unschedulable", why="0/1 nodes are available")
-    assert of("agents", agents=(waits,)) == [
-        (
-            "error: gpushare/agent-x on no node is not ready: Unschedulable: 0/1 nodes are available -> "
-            "make room for its requests, or lower them"
-        )
-    ]
-
-
-def test_a_runtime_class_that_the_cluster_does_not_have() -> None:
-    assert of("runtime class", runtime_classes=frozenset())[0].startswith(
-        "error: the agents need the runtime class nvidia, which this cluster does not have -> create it"
-    )
-    assert of("runtime class", runtime_class="") == []
-
-
-def test_gpus_out_of_service_and_nodes_that_cannot_be_read() -> None:
-    ill = (ListedGpu(1, 15, unhealthy="XID 79"), ListedGpu(2, 15, unhealthy="hung"), ListedGpu(3, 15, unhealthy="hung"))
-    gpus = NodeGpus((ListedGpu(0, 15), *ill), share_mib=1024)
-    lost = node("node-b", gpus=NodeGpus(), problem="the node's annotation is of another version")
-    told = of("GPUs", nodes=(node("node-a", gpus=gpus), lost))
-    assert told[0].startswith("warning: node-a: GPU 1 is out of service: XID 79 -> ")
-    assert told[1].startswith("warning: node-a: GPU 2, 3 are out of service: hung -> ")
-    assert told[2].startswith("error: node-b: the node's annotation is of another version -> upgrade")
-    assert len(told) == 3
-
-
-def test_mig_instances_are_counted_and_named_by_their_numbers() -> None:
-    small = ListedInstance("GPU-m", 0, 0, "1g.10gb", 7)
-    whole = replace(small, number=1, gi=8, resource="aliyun.com/mig-1g.10gb")
-    gpus = NodeGpus(
-        (ListedGpu(0, 15), ListedGpu(1, 9, instance=small)),
-        instances=(ListedGpu(2, 9, instance=whole),),
-        share_mib=1024,
-    )
-    mixed = node("node-a", gpus=gpus, capacity={MEM: 24, COUNT: 1, whole.resource: 1})
-    assert of("GPUs", nodes=(mixed,)) == ["ok: 3 healthy on 1 node, 2 of them MIG instances"]
-    assert of("capacity", nodes=(mixed,)) == ["ok: matches the GPUs on 1 node"]
-    ill = replace(gpus, instances=(ListedGpu(2, 9, unhealthy="XID 94", instance=whole),))
-    assert of("GPUs", nodes=(node("node-a", gpus=ill),))[0].startswith(
-        "warning: node-a: GPU 2 (MIG 0:1 1g.10gb) is out of service: XID 94 -> "
-    )
-
-
-def test_a_node_that_gives_only_whole_instances_need_not_offer_memory() -> None:
-    whole = ListedInstance("GPU-m", 0, 0, "1g.10gb", 7, "aliyun.com/mig-1g.10gb")
-    gpus = NodeGpus(instances=(ListedGpu(0, 9, instance=whole),), share_mib=1024)
-    only = node("node-a", gpus=gpus, capacity={whole.resource: 1}, allocatable={whole.resource: 1})
-    assert of("allocatable", nodes=(only,)) == []
-    assert of("allocatable", nodes=(only, node("node-b"))) == ["ok: aliyun.com/gpu-mem is offered by 1 node"]
-    assert of("capacity", nodes=(only,)) == ["ok: matches the GPUs on 1 node"]
-
-
-def test_nodes_that_offer_nothing() -> None:
-    """node-a has an agent, so that its GPUs may be in use; node-b has none."""
-    empty = (node("node-a", allocatable={MEM: 0}), node("node-b", allocatable={}))
-    assert of("allocatable", nodes=empty, agents=(agent("node-a"),)) == [
-        "error: no aliyun.com/gpu-mem on node-b: no agent is ready there -> see above",
-        "note: no aliyun.com/gpu-mem on node-a: all GPUs are in whole use, or out of service",
-    ]
-    assert of("allocatable", nodes=()) == []
-    leaving = node("node-c", switch=None, allocatable={})
-    assert of("allocatable", nodes=(node("node-a"), leaving)) == ["ok: aliyun.com/gpu-mem is offered by 1 node"]
-
-
-def test_a_daemonset_whose_agents_are_missing_is_installed_all_the_same() -> None:
-    (told,) = of("nodes", daemonset=True, agents=())
-    assert told.startswith("error: no agent runs on node-a, node-b, labelled gpushare=true -> kubectl -n gpushare")
-
-
-def test_of_a_labelled_node_without_an_agent_the_events_tell_more() -> None:
-    (told,) = of("nodes", nodes=(node("node-a", annotated=False),), agents=())
-    assert told.endswith(
-        "-> kubectl -n gpushare describe daemonset gpushare-node: its Events say why, most often a runtime class that "
-        "the cluster lacks, or the PodSecurity level of the namespace"
-    )
-
-
-def test_a_mistyped_switch_is_named_beside_nodes_that_have_it_right() -> None:
-    """`false` is somebody's will, and no label is none."""
-    plain = {"annotated": False, "capacity": {}, "allocatable": {}, "gpus": NodeGpus()}
-    mistyped = [node(f"node-{n}", switch=value, **plain) for n, value in enumerate(["True", "yes", "", "True"])]
-    well = (node("node-a"), node("node-b", switch="false", **plain), node("node-c", switch=None, **plain))
-    assert of("nodes", nodes=(*well, *mistyped)) == [
-        "ok: 1 labelled node with an agent",
-        (
-            "warning: gpushare= on node-2 switches nothing on: only true does, in small letters -> "
-            "kubectl label node -l gpushare= --overwrite gpushare=true, or =false where no GPUs are to be shared"
-        ),
-        (
-            "warning: gpushare=True on node-0, node-3 switches nothing on: only true does, in small letters -> "
-            "kubectl label node -l gpushare=True --overwrite gpushare=true, or =false where no GPUs are to be shared"
-        ),
-        (
-            "warning: gpushare=yes on node-1 switches nothing on: only true does, in small letters -> "
-            "kubectl label node -l gpushare=yes --overwrite gpushare=true, or =false where no GPUs are to be shared"
-        ),
-    ]
-    assert of("leftovers", nodes=(*well, *mistyped)) == [], "they never shared anything"
-
-
-def test_an_agent_that_says_nothing_is_named_and_the_node_is_not_counted_as_well() -> None:
-    (told,) = of("nodes", nodes=(node("node-a", annotated=False), node("node-b")))
-    assert told.startswith(
-        "error: no GPUs are listed on node-a, though an agent runs there -> see its log, and kubectl"
-    )
-
-
-def test_share_sizes_that_differ() -> None:
-    small = NodeGpus((ListedGpu(0, 60),), share_mib=256)
-    (told,) = of("share size", nodes=(node("node-a"), node("node-b", gpus=small)))
-    assert told.startswith(
-        "warning: aliyun.com/gpu-mem: 1 is not the same memory on every node: 256 MiB on node-b; 1 GiB on"
-    )
-    assert told.endswith(
-        "if the sizes differ on purpose, give these nodes a settings profile of their own (label "
-        "gpu-device-plugin/config, docs/settings.md), and have pods choose nodes by the label "
-        "gpu-device-plugin/share-mib"
-    )
-    assert of("share size", nodes=(node("node-a", gpus=NodeGpus()),)) == []
-
-
-def test_share_sizes_that_differ_by_profile_are_meant_to() -> None:
-    """Within one profile they are not: one of its agents has not taken it over. `default` is as good as no label."""
-    small = NodeGpus((ListedGpu(0, 60),), share_mib=256)
-    a, b = node("node-a"), node("node-b", gpus=small, profile="small")
-    assert of("share size", nodes=(a, b)) == [
-        (
-            "note: aliyun.com/gpu-mem: 1 is not the same memory on every node: 256 MiB on node-b; 1 GiB on node-a, by "
-            "their settings profiles -> have pods choose nodes by the label gpu-device-plugin/share-mib"
-        )
-    ]
-    (told,) = of("share size", nodes=(a, b, node("node-c", profile="small")))
-    assert told.startswith("warning: ")
-    (told,) = of("share size", nodes=(a, node("node-b", gpus=small, profile="default")))
-    assert told.startswith("warning: ")
-
-
-def test_other_plugins_on_nodes_that_share_or_are_meant_to() -> None:
-    others = sightings((), (), {"nvidia.com/gpu": 8}, ())
-    unlabelled = node("node-c", switch=None, others=others)
-    (told,) = of("other plugins", nodes=(node("node-a", others=others), node("node-b", others=others), unlabelled))
-    assert told.startswith(
-        "error: NVIDIA's device plugin, or one derived from it (HAMi's is), hands out GPUs too, on node-a,"
-    )
-    assert "nvidia.com/gpu.deploy.device-plugin=false" in told
-    assert "node-c" not in told
-
-
-def test_nodes_that_shared_once() -> None:
-    old = node("node-c", switch=None)
-    assert of("leftovers", nodes=(old,)) == [
-        "note: node-c: annotations or capacity remain, though sharing is off -> "  # noqa: ISC004 - one text
-        "kubectl inspect gpushare uninstall removes them from nodes "
-        "without the label"
-    ]
-    assert of("leftovers", nodes=(old,), agents=(agent("node-c"),)) == [], "its DaemonSet chooses nodes otherwise"
+    (finding,) = CHECKS["agents"](replace(WELL, agents=(stuck,)))
+    assert (finding.code, finding.parameters["reason"]) == ("agent-not-ready", reason)
+    assert finding.advice.startswith(advice)
+    theirs = replace(stuck, name="kube-system/plugin-x", reason="", container="", original=True)
+    (finding,) = CHECKS["agents"](replace(WELL, agents=(theirs,)))
+    assert finding.advice == "kubectl -n kube-system logs plugin-x says why"
 
 
 # --- The scheduler ----------------------------------------------------------------------------------------------------
 
-
-def test_without_an_extender() -> None:
-    (told,) = of("extender", extenders=())
-    assert told.startswith("warning: no scheduler extender runs")
-    assert "kubectl apply -f deploy/scheduler.yaml" in told
-
-
-def test_an_extender_that_is_not_ready() -> None:
-    """With a scheduler of its own every replica is to be ready; behind a Service only the one that leads is."""
-    ill = replace(EXTENDER, name="gpushare/scheduler-1", ready=False, why="starting", asked=None)
-    assert of("extender", extenders=(ill,))[0] == (
-        "error: gpushare/scheduler-1 is not ready: starting -> kubectl -n gpushare logs scheduler-1 says why"
-    )
-    assert of("extender", extenders=(EXTENDER, ill))[0].startswith("warning: gpushare/scheduler-1 is not ready")
-    alone = of("extender", extenders=(EXTENDER, replace(ill, why="")), own_scheduler=False)
-    assert alone[0].startswith("note: gpushare/scheduler-1 is not ready -> ")
-    both = of("extender", extenders=(EXTENDER, replace(EXTENDER, name="gpushare/scheduler-1")))
-    assert both[0] == "ok: gpushare/scheduler-0, gpushare/scheduler-1 are ready"
-    assert both[1] == "ok: schedulers called it 14 times since it started"
-
-
-def test_a_scheduler_whose_containers_do_not_run() -> None:
-    """The one that holds it up is named, and where the extender does not run it is no wonder that it tells nothing."""
-    ill = replace(EXTENDER, ready=False, container="kube-scheduler", asked=None)
-    assert of("extender", extenders=(replace(ill, reason="ImagePullBackOff", why="Back-off"),)) == [
-        (
-            "error: gpushare/scheduler-0 is not ready: container kube-scheduler: ImagePullBackOff: Back-off -> "
-            "correct image: in the manifest, push the image there, or load it on the node "
-            "(docs/install-image.md); a registry with a password needs imagePullSecrets"
-        )
-    ]
-    assert of("extender", extenders=(ill,)) == [
-        "error: gpushare/scheduler-0 is not ready -> kubectl -n gpushare logs scheduler-0 -c kube-scheduler says why"
-    ]
-
-
-def test_behind_a_service_a_replica_that_cannot_start_is_not_like_one_that_stands_by() -> None:
-    ill = replace(EXTENDER, name="gpushare/extender-1", ready=False, container="extender", reason="CrashLoopBackOff")
-    told = of("extender", extenders=(EXTENDER, ill), own_scheduler=False)
-    assert told[0].startswith("warning: gpushare/extender-1 is not ready: container extender: CrashLoopBackOff -> ")
-
-
-def test_the_originals_extender_has_no_metrics_that_a_right_would_show() -> None:
-    theirs = replace(EXTENDER, original=True, asked=None)
-    assert of("extender", extenders=(theirs,)) == ["ok: gpushare/scheduler-0 is ready"]
+STARTING = replace(EXTENDER, name="gpushare/scheduler-1", ready=False, why="starting", asked=None)
+CRASHING = replace(STARTING, container="extender", reason="CrashLoopBackOff")
+BEYOND = "gpushare/scheduler-0, gpushare/scheduler-1"
+LOST = replace(POD, name="default/lost", scheduler="other", promised=False)
+WAITING = replace(POD, node="", promised=False)
+IGNORED = replace(WAITING, name="default/lost", scheduler="gpushre-scheduler", seen=False, age_s=31.0)
+FRESH = replace(IGNORED, name="default/new", age_s=29.0)
+LEASE = "gpushare/gpushare-scheduler"
 
 
 @pytest.mark.parametrize(
-    ("tag", "server", "told"),
+    ("check", "changes", "expected"),
     [
-        ("v1.36.2", "v1.36.2", "ok: kube-scheduler v1.36.2, API server v1.36.2"),
-        ("v1.36.4", "v1.36.2", "ok: kube-scheduler v1.36.4, API server v1.36.2"),
-        ("v1.35.0", "v1.36.2", "ok: kube-scheduler v1.35.0, API server v1.36.2"),
+        ("extender", {"extenders": ()}, ["warning no-extender"]),
+        # With a scheduler of its own every replica is to be ready; behind a Service only the one that leads is,
+        # unless a replica cannot start.
+        ("extender", {"extenders": (STARTING,)}, ["error extender-not-ready"]),
         (
-            "v1.36.2",
-            "v1.30.4-gke.100",
-            (
-                "warning: kube-scheduler v1.36.2 is newer than the API server, and may wait forever for APIs that "
-                "the server lacks (v1.30.4-gke.100) -> set the image of kube-scheduler to v1.30.x"
-            ),
+            "extender",
+            {"extenders": (EXTENDER, STARTING)},
+            ["warning extender-not-ready", "ok extender extenders=gpushare/scheduler-0", "ok extender-asked calls=7"],
         ),
         (
-            "v1.34.9",
-            "v1.36.2",
-            (
-                "warning: kube-scheduler v1.34.9 is more than one minor version older than the API server (v1.36.2) -> "
-                "set the image of kube-scheduler to v1.36.x in deploy/scheduler.yaml, or scheduler.kubeScheduler.tag"
-            ),
+            "extender",
+            {"extenders": (EXTENDER, STARTING), "own_scheduler": False},
+            ["note extender-not-ready", "ok extender extenders=gpushare/scheduler-0", "ok extender-asked calls=7"],
         ),
-        ("", "v1.36.2", "unknown: the tag of kube-scheduler's image is no version, and the API server is v1.36.2"),
+        (
+            "extender",
+            {"extenders": (EXTENDER, CRASHING), "own_scheduler": False},
+            ["warning extender-not-ready", "ok extender extenders=gpushare/scheduler-0", "ok extender-asked calls=7"],
+        ),
+        (
+            "extender",
+            {"extenders": (EXTENDER, replace(EXTENDER, name="gpushare/scheduler-1"))},
+            [f"ok extender extenders={BEYOND}", "ok extender-asked calls=14"],
+        ),
+        # The original's has no metrics that a right would show.
+        (
+            "extender",
+            {"extenders": (replace(EXTENDER, original=True, asked=None),)},
+            ["ok extender extenders=gpushare/scheduler-0"],
+        ),
+        (
+            "extender",
+            {"extenders": (replace(EXTENDER, asked=None),)},
+            ["ok extender extenders=gpushare/scheduler-0", "unknown calls-unknown"],
+        ),
+        (
+            "extender",
+            {"extenders": (replace(EXTENDER, asked=0),)},
+            ["ok extender extenders=gpushare/scheduler-0", "warning extender-never-asked"],
+        ),
+        (
+            "extender",
+            {"extenders": (replace(EXTENDER, asked=0),), "pods": ()},
+            ["ok extender extenders=gpushare/scheduler-0", "note extender-idle"],
+        ),
+        ("scheduler version", {}, []),
+        ("scheduler version", {"extenders": (replace(EXTENDER, kube_scheduler="v1.36.2"),), "version": HIDDEN}, []),
+        *(
+            (
+                "scheduler version",
+                {"extenders": (replace(EXTENDER, kube_scheduler=tag),), "version": server},
+                [expected],
+            )
+            for tag, server, expected in (
+                ("v1.36.2", "v1.36.2", "ok scheduler-version minor=v1.36"),
+                ("v1.36.4", "v1.36.2", "ok scheduler-version minor=v1.36"),
+                ("v1.35.0", "v1.36.2", "ok scheduler-version minor=v1.36"),
+                ("v1.36.2", "v1.30.4-gke.100", "warning scheduler-too-new minor=v1.30"),
+                ("v1.34.9", "v1.36.2", "warning scheduler-too-old minor=v1.36"),
+                ("", "v1.36.2", "unknown scheduler-version-unknown minor=v1.36"),
+            )
+        ),
+        ("leader", {"leases": {LEASE: Lease("a", 80.0, 15.0)}}, ["error leader-lost seconds=80"]),
+        ("leader", {"leases": {LEASE: Lease("a", 74.0, 15.0)}}, ["ok leader"]),
+        ("leader", {"leases": {LEASE: Lease("", 1.0, 1.0)}}, ["error no-leader"]),
+        ("leader", {"leases": {}}, ["error no-lease"]),
+        ("leader", {"leases": {}, "own_scheduler": False}, []),
+        (
+            "scheduler configuration",
+            {"configurations": {"x": "kubescheduler.config.k8s.io/v1beta2", "y": ""}},
+            [
+                "error configuration-version version=kubescheduler.config.k8s.io/v1beta2",
+                "error configuration-version version=(none)",
+            ],
+        ),
+        (
+            "placement",
+            {"pods": (POD, LOST, replace(LOST, name="default/b"))},
+            ["warning extender-not-asked pods=default/b, default/lost"],
+        ),
+        ("placement", {"pods": ()}, []),
+        (
+            "pending pods",
+            {"pods": (POD, WAITING, IGNORED, FRESH)},
+            ["error pods-ignored pods=default/lost", "note pods-pending pods=default/new, default/web"],
+        ),
     ],
 )
-def test_a_scheduler_is_as_new_as_the_api_server_or_one_minor_version_older(tag: str, server: str, told: str) -> None:
-    (found,) = of("scheduler version", extenders=(replace(EXTENDER, kube_scheduler=tag),), version=server)
-    assert found.startswith(told)
-
-
-def test_without_two_versions_none_are_compared() -> None:
-    assert of("scheduler version", extenders=(EXTENDER,)) == []
-    alone = replace(EXTENDER, kube_scheduler="v1.36.2")
-    assert of("scheduler version", extenders=(alone,), version=Unknown("hidden")) == []
-
-
-def test_an_extender_that_nobody_asks() -> None:
-    idle = (replace(EXTENDER, asked=0),)
-    assert of("extender", extenders=idle)[1].startswith("warning: no scheduler has called it since it started")
-    assert of("extender", extenders=idle, pods=())[1].startswith("note: no scheduler has called it yet")
-    assert of("extender", extenders=(replace(EXTENDER, asked=None),))[1].startswith(
-        "unknown: the number of scheduler calls"
-    )
-
-
-def test_a_lease_that_nobody_renews() -> None:
-    name = "gpushare/gpushare-scheduler"
-    (told,) = of("leader", leases={name: Lease("scheduler-0", 80.0, 15.0)})
-    assert told.startswith(f"error: {name}: scheduler-0 has not renewed it for 80 s, so no replica schedules -> see")
-    assert of("leader", leases={name: Lease("scheduler-0", 74.0, 15.0)}) == [f"ok: {name} is held by scheduler-0"]
-    assert of("leader", leases={name: Lease("", 1.0, 1.0)})[0].startswith(
-        f"error: {name}: no replica holds it, so no replica"
-    )
-    assert of("leader", leases={})[0].startswith("error: the scheduler's lease does not exist: no replica has ever led")
-    assert of("leader", leases={}, own_scheduler=False) == []
-
-
-@pytest.mark.parametrize(
-    ("version", "told"),
-    [
-        ("kubescheduler.config.k8s.io/v1beta2", "has version kubescheduler.config.k8s.io/v1beta2, which"),
-        ("", "has version (none), which"),
-    ],
-)
-def test_a_configuration_that_no_scheduler_reads_any_more(version: str, told: str) -> None:
-    (found,) = of("scheduler configuration", configurations={"x": version})
-    assert told in found
-    assert found.endswith("-> set apiVersion: kubescheduler.config.k8s.io/v1")
-
-
-def test_pods_that_were_bound_past_the_extender() -> None:
-    lost = [replace(POD, name=f"default/p-{n}", scheduler="default-scheduler", promised=False) for n in range(2)]
-    (told,) = of("placement", pods=(POD, *lost))
-    assert told.startswith(
-        "warning: default-scheduler bound 2 GPU pods without asking the extender: default/p-0, default/p-1 -> configure"
-    )
-    assert of("placement", pods=()) == []
-
-
-def test_pods_that_no_scheduler_looks_at() -> None:
-    waiting = replace(POD, node="", promised=False)
-    forgotten = replace(waiting, name="default/lost", scheduler="gpushre-scheduler", seen=False, age_s=31.0)
-    fresh = replace(forgotten, name="default/new", age_s=29.0)
-    assert of("pending pods", pods=(POD, waiting, forgotten, fresh)) == [
-        "error: gpushre-scheduler has not looked at 1 GPU pod: default/lost -> start a scheduler of that name "  # noqa: ISC004 - one text
-        "(deploy/scheduler.yaml is gpushare-scheduler), or correct schedulerName",
-        "note: 2 GPU pods pending: default/new, default/web -> kubectl inspect gpushare why POD names the reason",
-    ]
-
-
-def test_pods_that_choose_gpus_themselves() -> None:
-    (told,) = of("variables", meddling=("default/greedy",))
-    assert told.startswith(
-        "warning: default/greedy set NVIDIA_VISIBLE_DEVICES themselves, and may see GPUs of others -> "
-    )
+def test_the_scheduler(check: str, changes: dict[str, Any], expected: list[str]) -> None:
+    assert of(check, "extenders calls minor seconds version pods", **changes) == expected
 
 
 # --- Versions and other installations ---------------------------------------------------------------------------------
 
-
-def test_versions_that_are_one_minor_apart_and_more() -> None:
-    older, oldest = agent("node-b", version="v0.1.5"), agent("node-b", version="0.0.9")
-    extenders = (replace(EXTENDER, version="0.2.0"),)
-    (told,) = of("versions", agents=(older,), extenders=extenders)
-    assert told.startswith("note: agents and extenders are of several versions: 1 x 0.2.0, 1 x v0.1.5 -> one minor")
-    assert of("versions", agents=(oldest,), extenders=extenders)[0].startswith(
-        "warning: agents and extenders are more than"
-    )
-    newer = replace(EXTENDER, version="1.2.0")
-    assert of("versions", agents=(agent("node-a", version="0.2.0"),), extenders=(newer,))[0].startswith("warning")
+THEIR_AGENT = agent("node-a", name="kube-system/gpushare-device-plugin-ds-x", original=True)
+THEIR_EXTENDER = replace(EXTENDER, name="kube-system/gpushare-schd-extender-x", original=True)
+NEWER = (replace(EXTENDER, version="0.2.0"),)
 
 
-def test_an_image_without_a_version() -> None:
-    assert of("versions", agents=(agent("node-a", version="latest"),)) == [
-        "unknown: the tags of some images are no versions",
-        "ok: 1 x 0.1.0, 1 x latest",
-    ]
-    assert of("versions", agents=(), extenders=()) == []
+@pytest.mark.parametrize(
+    ("check", "changes", "expected"),
+    [
+        (
+            "versions",
+            {"agents": (agent("node-b", version="v0.1.5"),), "extenders": NEWER},
+            ["note versions-differ versions=1 x 0.2.0, 1 x v0.1.5"],
+        ),
+        (
+            "versions",
+            {"agents": (agent("node-b", version="0.0.9"),), "extenders": NEWER},
+            ["warning versions-apart versions=1 x 0.0.9, 1 x 0.2.0"],
+        ),
+        (
+            "versions",
+            {"agents": (agent("node-b", version="0.2.0"),), "extenders": (replace(EXTENDER, version="1.2.0"),)},
+            ["warning versions-apart versions=1 x 0.2.0, 1 x 1.2.0"],
+        ),
+        (
+            "versions",
+            {"agents": (agent("node-a", version="latest"),)},
+            ["unknown versions-unknown", "ok versions versions=1 x 0.1.0, 1 x latest"],
+        ),
+        ("versions", {"agents": (), "extenders": ()}, []),
+        (
+            "gpushare's own parts",
+            {"agents": (*WELL.agents, THEIR_AGENT), "extenders": (EXTENDER, THEIR_EXTENDER)},
+            ["error original-agent", "error original-extender-beside-ours"],
+        ),
+        ("gpushare's own parts", {"agents": (agent("n", original=True),)}, []),
+        ("gpushare's own parts", {"extenders": (THEIR_EXTENDER,)}, ["note original-extender"]),
+        (
+            "policies",
+            {"policies": ADMISSION_POLICIES - {"gpushare-placement", "gpushare-size"}},
+            ["note policies-missing policies=gpushare-placement, gpushare-size"],
+        ),
+    ],
+)
+def test_versions_and_other_installations(check: str, changes: dict[str, Any], expected: list[str]) -> None:
+    assert of(check, "versions policies", **changes) == expected
 
 
-def test_policies_that_are_missing() -> None:
-    assert of("policies", policies=frozenset())[0].startswith("note: the admission policies are not installed")
-    (told,) = of("policies", policies=ADMISSION_POLICIES - {"gpushare-placement"})
-    assert told.startswith("note: the admission policy gpushare-placement is not installed")
-    (told,) = of("policies", policies=ADMISSION_POLICIES - {"gpushare-placement", "gpushare-size"})
-    assert told.startswith("note: the admission policies gpushare-placement, gpushare-size are not installed")
+@pytest.mark.parametrize(
+    ("installed", "sentence"),
+    [
+        (frozenset[str](), "11 admission policies are not installed: pods may"),
+        (ADMISSION_POLICIES - {"gpushare-size"}, "1 admission policy is not installed (gpushare-size): pods may"),
+    ],
+)
+def test_the_policies_are_named_unless_all_are_missing(installed: frozenset[str], sentence: str) -> None:
+    (finding,) = CHECKS["policies"](replace(WELL, policies=installed))
+    assert str(finding).startswith(sentence)
 
 
 def test_the_policies_are_those_of_the_manifest() -> None:
@@ -521,61 +508,38 @@ def test_the_policies_are_those_of_the_manifest() -> None:
     } == ADMISSION_POLICIES
 
 
-def test_an_amount_that_is_not_that_of_the_agents_gpus_is_told_with_what_mends_it() -> None:
-    wrong = node("node-b", capacity={MEM: 30, COUNT: 1})
-    (told,) = of("capacity", nodes=(node("node-a"), wrong))
-    assert told.startswith(
-        "warning: node-b has 1 aliyun.com/gpu-count by its kubelet, but 2 GPUs by its agent -> where"
+# --- A reader with few rights -----------------------------------------------------------------------------------------
+
+WELL_POD = Pod("u1", "ml", "a", "n1", "Running")
+OVER = Pod("u2", "ml", "b", "n1", "Running", annotations={OVER_USE: "container main uses 9 MiB, was given 5 MiB"})
+
+
+def left_out(*, nodes: bool, namespace: str) -> set[str]:
+    rights, *others = examine_partly(WELL, [], ["no nodes"], "ask Ann", nodes=nodes, namespace=namespace)
+    assert (rights.severity, rights.check, rights.code, rights.advice) == (
+        "unknown",
+        "rights",
+        "rights-missing",
+        "ask Ann",
     )
-    assert "five minutes after the last plugin that offered it has stopped" in told
-    assert told.endswith(set_count("node-b", COUNT, 2))
-    (told,) = of("capacity", nodes=(node("node-a", capacity={MEM: 28, COUNT: 2}),))
-    assert told.startswith("warning: node-a has 28 aliyun.com/gpu-mem by its kubelet, but 30 by its agent")
-    idle = agent("node-b", ready=False)
-    assert of("capacity", nodes=(wrong,), agents=(idle,)) == [], "of an agent that is not ready nothing is expected"
+    names = set(str(rights.parameters["checks"]).split(", "))
+    assert not names & {finding.check for finding in others if finding.check != "memory use"}
+    return names
 
 
-def test_a_number_of_gpus_that_the_kubelet_forgot_matters_to_whoever_goes_by_it() -> None:
-    """With memory alone offered and an extender of ours nobody does; gpushare's extender divides by it."""
-    forgotten = (node("node-a", capacity={MEM: 30, COUNT: 0}),)
-    assert of("capacity", nodes=forgotten) == ["ok: matches the GPUs on 1 node"]
-    theirs = replace(EXTENDER, original=True)
-    (told,) = of("capacity", nodes=forgotten, extenders=(theirs,))
-    assert told.startswith("warning: node-a has 0 aliyun.com/gpu-count by its kubelet, but 2 GPUs by its agent")
+def test_what_is_not_examined_comes_first_and_is_less_with_more_rights() -> None:
+    assert set(CHECKS) > left_out(nodes=False, namespace="ml") > left_out(nodes=True, namespace="ml")
+    assert left_out(nodes=True, namespace="ml") > left_out(nodes=True, namespace="")
 
 
-def test_going_back_to_gpushares_plugin_within_five_minutes_is_noticed() -> None:
-    """It writes the number of GPUs once; the kubelet, which remembers our agent, makes it 0 later."""
-    theirs = (agent("node-a", name="kube-system/gpushare-device-plugin-ds-x", original=True),)
-
-    def told(capacity: int | None, allocatable: int) -> list[str]:
-        amounts = {MEM: 30} if capacity is None else {MEM: 30, COUNT: capacity}
-        seen = node(
-            "node-a", annotated=False, gpus=NodeGpus(), capacity=amounts, allocatable={MEM: 30, COUNT: allocatable}
-        )
-        return of("capacity", nodes=(seen,), agents=theirs)
-
-    assert told(2, 2) == ["ok: matches the GPUs on 1 node"]
-    (soon,) = told(2, 0)
-    assert soon.startswith(
-        "warning: node-a has 2 aliyun.com/gpu-count only because its kubelet remembers an agent: the kubelet"
-    )
-    assert "-> wait until it is 0, and then kubectl patch node node-a" in soon
-    for nothing in (0, None):
-        (late,) = told(nothing, 0)
-        assert late.startswith(
-            "warning: node-a has no aliyun.com/gpu-count, without which gpushare's extender finds room"
-        )
-
-
-def test_parts_of_the_original_beside_ours() -> None:
-    theirs = agent("node-a", name="kube-system/gpushare-device-plugin-ds-x", original=True)
-    extender = replace(EXTENDER, name="kube-system/gpushare-schd-extender-x", original=True)
-    told = of("gpushare's own parts", agents=(*WELL.agents, theirs), extenders=(EXTENDER, extender))
-    assert told[0].startswith("error: gpushare's own device plugin runs beside our agent on node-a -> delete it")
-    assert told[1].startswith("error: gpushare's own extender runs beside ours (kube-system/gpushare-schd-extender-x)")
-    assert not any(
-        "beside our agent" in each for each in of("gpushare's own parts", agents=(agent("n", original=True),))
-    )
-    (alone,) = of("gpushare's own parts", extenders=(extender,))
-    assert alone.startswith("note: gpushare's own extender is in use, which knows gpu-mem only")
+@pytest.mark.parametrize(
+    ("pods", "namespace", "expected"),
+    [
+        ([WELL_POD], "ml", "ok use where=in namespace ml "),
+        ([], "", "ok use where="),
+        ([WELL_POD, OVER], "ml", "warning over-use pod=ml/b"),
+    ],
+)
+def test_without_nodes_over_use_is_what_agents_wrote_on_pods(pods: list[Pod], namespace: str, expected: str) -> None:
+    findings = examine_partly(WELL, pods, [], "", nodes=False, namespace=namespace)
+    assert told([finding for finding in findings if finding.check == "memory use"], "where pod") == [expected]

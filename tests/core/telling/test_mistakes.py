@@ -9,26 +9,29 @@ from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.mistakes import asks_for_others, asks_for_several, asks_in_mib
+from tests.findings import facts
 from tests.resources import COUNT, MEM
 from tests.views import node_view
 
 BOTH = (MEM, COUNT)
-INSTEAD = "write aliyun.com/gpu-mem: N for N units of the memory of one GPU or aliyun.com/gpu-count: 1 for a whole GPU."
+INSTEAD = "aliyun.com/gpu-mem: N for N units of the memory of one GPU or aliyun.com/gpu-count: 1 for a whole GPU"
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
-        ("aliyun.com/gpu-memory", "which no agent offers: did you mean aliyun.com/gpu-mem?"),
-        ("aliyun.com/gpumem", "which no agent offers: did you mean aliyun.com/gpu-mem?"),
-        ("aliyun.com/gpu-counts", "which no agent offers: did you mean aliyun.com/gpu-count?"),
-        ("aliyun.com/eni", f"which no agent offers: {INSTEAD}"),
-        ("nvidia.com/gpu", f"which nodes that share their GPUs do not offer: {INSTEAD}"),
-        ("volcano.sh/vgpu-memory", f"which nodes that share their GPUs do not offer: {INSTEAD}"),
+        ("aliyun.com/gpu-memory", "mistyped-resource meant=aliyun.com/gpu-mem"),
+        ("aliyun.com/gpumem", "mistyped-resource meant=aliyun.com/gpu-mem"),
+        ("aliyun.com/gpu-counts", "mistyped-resource meant=aliyun.com/gpu-count"),
+        ("aliyun.com/eni", "unknown-resource"),
+        ("nvidia.com/gpu", "resource-of-others"),
+        ("volcano.sh/vgpu-memory", "resource-of-others"),
     ],
 )
-def test_a_resource_that_stands_for_gpus_elsewhere_is_told_with_ours(name: str, said: str) -> None:
-    assert list(asks_for_others(["cpu", name, "aliyun.com/gpu-mem", name], BOTH)) == [f"It asks for {name}, {said}"]
+def test_a_resource_that_stands_for_gpus_elsewhere_is_told_with_ours(name: str, expected: str) -> None:
+    (finding,) = asks_for_others(["cpu", name, "aliyun.com/gpu-mem", name], BOTH)
+    assert facts([finding], "meant") == [expected]
+    assert finding.parameters["resource"] == name
 
 
 @pytest.mark.parametrize(
@@ -61,20 +64,19 @@ PROFILES = ["aliyun.com/mig-3g.40gb", "aliyun.com/mig-1g.10gb"]
     ],
 )
 def test_a_profile_that_is_written_wrong_is_corrected_where_nodes_offer_it(name: str, meant: str) -> None:
-    (said,) = asks_for_others([name], BOTH, PROFILES)
-    assert said == f"It asks for {name}, which no agent offers: did you mean {meant}?"
+    assert facts(asks_for_others([name], BOTH, PROFILES), "meant") == [f"mistyped-resource meant={meant}"]
 
 
 def test_who_asks_for_nvidias_gpus_is_told_of_instances_where_nodes_offer_them() -> None:
-    (said,) = asks_for_others(["nvidia.com/gpu"], BOTH, PROFILES)
-    assert said.endswith("or aliyun.com/gpu-count: 1 for a whole GPU or aliyun.com/mig-1g.10gb: 1 for a MIG instance.")
-    (said,) = asks_for_others(["aliyun.com/mig-1g10gb"], BOTH)
-    assert said == f"It asks for aliyun.com/mig-1g10gb, which no agent offers: {INSTEAD}"
+    (finding,) = asks_for_others(["nvidia.com/gpu"], BOTH, PROFILES)
+    assert finding.parameters["instead"] == f"{INSTEAD} or aliyun.com/mig-1g.10gb: 1 for a MIG instance"
+    (finding,) = asks_for_others(["aliyun.com/mig-1g10gb"], BOTH)
+    assert str(finding) == f"It asks for aliyun.com/mig-1g10gb, which no agent offers: write {INSTEAD}."
 
 
 def test_only_what_is_offered_is_proposed() -> None:
-    (said,) = asks_for_others(["nvidia.com/gpu"], [MEM])
-    assert said.endswith("write aliyun.com/gpu-mem: N for N units of the memory of one GPU.")
+    (finding,) = asks_for_others(["nvidia.com/gpu"], [MEM])
+    assert finding.parameters["instead"] == "aliyun.com/gpu-mem: N for N units of the memory of one GPU"
 
 
 SMALL_ONES, LARGE_ONES = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
@@ -82,19 +84,14 @@ SMALL_ONES, LARGE_ONES = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
 
 @pytest.mark.parametrize("others", [{"aliyun.com/gpu-mem": 2}, {"aliyun.com/gpu-count": 1}, {LARGE_ONES: 1}])
 def test_a_container_cannot_use_instances_beside_other_devices(others: dict[str, int]) -> None:
-    (said,) = asks_for_several([Container("main", ContainerKind.APP, 0, {SMALL_ONES: 1, **others})])
-    assert said == (
-        f"Container 'main' asks for {' and '.join(sorted([*others, SMALL_ONES]))}: each of them sets "
-        "NVIDIA_VISIBLE_DEVICES, and the container sees one of them. Ask for each in a container of its own."
-    )
+    findings = asks_for_several([Container("main", ContainerKind.APP, 0, {SMALL_ONES: 1, **others})])
+    both = " and ".join(sorted([*others, SMALL_ONES]))
+    assert facts(findings, "container resources") == [f"several-resources container='main' resources={both}"]
 
 
 def test_a_program_may_see_only_one_of_several_instances() -> None:
-    (said,) = asks_for_several([Container("main", ContainerKind.APP, 0, {SMALL_ONES: 2})])
-    assert said == (
-        f"Container 'main' asks for 2 of {SMALL_ONES}: drivers before R570 show a CUDA program only one of several MIG "
-        "instances. Ask for a larger profile, or for one instance in each container."
-    )
+    findings = asks_for_several([Container("main", ContainerKind.APP, 0, {SMALL_ONES: 2})])
+    assert facts(findings, "number resource") == [f"several-instances number=2 resource={SMALL_ONES}"]
 
 
 @pytest.mark.parametrize(
@@ -118,12 +115,9 @@ SMALL, LARGE = node_view("a", (15,)), node_view("b", (22, 141))
     [(asking(8000), 8), (asking(8192), 8), (asking(512), 1), (asking(141 * 1024), 141), (asking(16000, gpus=2), 8)],
 )
 def test_more_units_than_any_gpu_has_are_taken_for_mib(asked: Ask, units: int) -> None:
-    (said,) = asks_in_mib(asked, BOTH, [SMALL, LARGE])
     amount = asked.parts[0].demand.amount // asked.parts[0].demand.gpus
-    assert said == (
-        f"It asks for {amount} units, which are 1 GiB each: no GPU has as much. If {amount} MiB are meant, write "
-        f"aliyun.com/gpu-mem: {units}."
-    )
+    expected = [f"asks-in-mib amount={amount} unit=1 GiB units={units}"]
+    assert facts(asks_in_mib(asked, BOTH, [SMALL, LARGE]), "amount unit units") == expected
 
 
 @pytest.mark.parametrize(
@@ -139,13 +133,13 @@ def test_where_shares_are_of_several_sizes_or_of_none_that_is_known_nothing_is_g
     assert list(asks_in_mib(asking(8000), BOTH, [SMALL, halves])) == []
     assert list(asks_in_mib(asking(8000), BOTH, [node_view("d", (15,), share_mib=None)])) == []
     assert list(asks_in_mib(asking(8000), BOTH, [])) == []
-    assert "write aliyun.com/gpu-mem: 16." in next(asks_in_mib(asking(8000), BOTH, [halves]))
+    assert facts(asks_in_mib(asking(8000), BOTH, [halves]), "units") == ["asks-in-mib units=16"]
 
 
 def test_where_no_node_may_be_read_the_usual_unit_is_meant() -> None:
     assert list(asks_in_mib(asking(141), BOTH, None)) == []
-    (said,) = asks_in_mib(asking(8000), [COUNT, MEM], None)
-    assert said == (
+    (finding,) = asks_in_mib(asking(8000), [COUNT, MEM], None)
+    assert str(finding) == (
         "It asks for 8000 units, which are 1 GiB each unless configured otherwise: no GPU has as much. If 8000 MiB are "
         "meant, write aliyun.com/gpu-mem: 8."
     )

@@ -16,6 +16,7 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.nodechecks import besides
 from gpu_device_plugin.core.telling.podcauses import SchedulingStatus, causes
 from gpu_device_plugin.core.telling.poduse import of_pod, refusals, told_over_use
+from tests.findings import facts
 from tests.names import MEM
 from tests.reports import SINCE, part, report
 from tests.resources import RESOURCES
@@ -29,7 +30,7 @@ REFUSED = GpuRung(Rung.ADVISORY, "no MPS", refusal="the label wants mps, and the
 def told(*parts: object, used: int | None = None, other: int | None = None, **more: object) -> list[str]:
     gpus = {0: UsedGpu(used, other)}
     view = node_view("a", (15, 15), report=report(*parts, gpus=gpus, **more))  # type: ignore[arg-type]
-    return list(of_pod(WEB, view, [0]))
+    return list(map(str, of_pod(WEB, view, [0])))
 
 
 def test_a_pod_within_its_part_is_told_what_it_uses() -> None:
@@ -61,29 +62,25 @@ def test_figures_that_are_old_or_missing_say_so() -> None:
 
 def test_a_pod_that_uses_more_is_told_what_its_agent_wrote() -> None:
     wrote = replace(WEB, annotations={OVER_USE: f"{SAID}."})
-    assert told_over_use(wrote) == [f"It uses more GPU memory than it was granted: {SAID}."]
-    assert told_over_use(replace(wrote, deleting=True)) == [f"It used more GPU memory than it was granted: {SAID}."]
-    assert told_over_use(replace(wrote, phase="Failed")) == [f"It used more GPU memory than it was granted: {SAID}."]
+    for writer, verb in (
+        (wrote, "uses"),
+        (replace(wrote, deleting=True), "used"),
+        (replace(wrote, phase="Failed"), "used"),
+    ):
+        (finding,) = told_over_use(writer)
+        assert str(finding) == f"It {verb} more GPU memory than it was granted: {SAID}."
     assert told_over_use(WEB) == []
-    assert len(told_over_use(replace(WEB, annotations={OVER_USE: "x" * 65_000}))[0]) < 1100
+    assert len(str(told_over_use(replace(WEB, annotations={OVER_USE: "x" * 65_000}))[0])) < 1100
 
 
 def test_of_an_evicted_pod_the_over_use_is_told() -> None:
     wrote = replace(WEB, annotations={OVER_USE: SAID, ALLOCATION: '{"0":{"0":4}}'})
     evicted = replace(wrote, phase="Failed")
-    lines, _ = causes(evicted, SchedulingStatus(reason="Evicted", message="over-use"), RESOURCES, {})
-    assert lines == [
-        "default/web has ended (Failed): Evicted: over-use",
-        f"It used more GPU memory than it was granted: {SAID}.",
-    ]
+    findings, _ = causes(evicted, SchedulingStatus(reason="Evicted", message="over-use"), RESOURCES, {})
+    assert facts(findings, "written") == ["ended", f"over-use written={SAID}"]
     view = node_view("a", (15, 15), report=report(part("web", used=6120, over_since=SINCE), gpus={0: UsedGpu(6120)}))
-    lines, _ = causes(replace(wrote, phase="Running", deleting=True), SchedulingStatus(), RESOURCES, {"a": view})
-    assert lines == [
-        "default/web is being deleted from node a (Running).",
-        "  GPU 0 (Tesla T4, GPU-0): 4 GiB",
-        f"It used more GPU memory than it was granted: {SAID}.",
-        f"Container 'main' uses 6,120 MiB of GPU 0, was granted 4,096 MiB, since {SINCE}.",
-    ]
+    findings, _ = causes(replace(wrote, phase="Running", deleting=True), SchedulingStatus(), RESOURCES, {"a": view})
+    assert facts(findings, "written") == ["leaves-node", "has", f"over-use written={SAID}", "use"]
 
 
 # --- Neighbours -------------------------------------------------------------------------------------------------------
@@ -139,15 +136,13 @@ def test_a_gpu_of_unknown_size_is_never_short() -> None:
 
 def test_a_node_that_refuses_shares_says_why() -> None:
     refusing = node_view("a", (15, 15, 15), report=report(rungs={0: REFUSED, 2: REFUSED, 1: GpuRung(Rung.MPS, "ok")}))
-    why = "its agent refuses shares of GPU 0, 2: the label wants mps, and there is no supervisor"
-    assert refusals(refusing.report) == (why,)
+    (why,) = refusals(refusing.report)
+    assert str(why) == "its agent refuses shares of GPU 0, 2: the label wants mps, and there is no supervisor"
     assert refusals(node_view("a", (15,)).report) == ()
     assert besides(refusing, Ask((Part(Demand(Kind.MEMORY, 4)),)), RESOURCES) == (why,)
     assert besides(refusing, Ask((Part(Demand(Kind.COUNT, 1)),)), RESOURCES) == (), "whole GPUs have no limit"
     rejected = replace(WEB, phase="Failed")
     status = SchedulingStatus(reason="UnexpectedAdmissionError", message="Allocate failed")
-    assert causes(rejected, status, RESOURCES, {"a": refusing})[0] == [
-        "default/web has ended (Failed): UnexpectedAdmissionError: Allocate failed",
-        f"Node a: {why}.",
-    ]
+    ended, refused = causes(rejected, status, RESOURCES, {"a": refusing})[0]
+    assert (ended.code, str(refused)) == ("ended", f"Node a: {why}.")
     assert len(causes(rejected, replace(status, reason="Error"), RESOURCES, {"a": refusing})[0]) == 1

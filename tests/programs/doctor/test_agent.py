@@ -9,7 +9,7 @@ import pytest
 
 from gpu_device_plugin.aio.http import Page, serving
 from gpu_device_plugin.core.telling.diagnosing import Unknown
-from gpu_device_plugin.core.telling.node_symptoms import AgentSeen
+from gpu_device_plugin.core.telling.symptoms import AgentSeen
 from gpu_device_plugin.programs.doctor.agent import agents, ask
 from gpu_device_plugin.settings.forms import Address
 from tests.names import COUNT, MEM
@@ -100,5 +100,5 @@ async def test_one_that_does_not_answer_is_ill_and_one_that_is_not_there_is_else
     assert "does not answer within 0.1 s" in seen.missing[0]
     refused = await ask(Address("", free_port()), stretched())
     assert isinstance(refused, Unknown)
-    assert refused.found.startswith("no agent answers at http://127.0.0.1:")
+    assert refused.code == "agent-unreachable"
     assert isinstance(await ask(None, 5), Unknown)

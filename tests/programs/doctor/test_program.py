@@ -16,9 +16,9 @@ from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.core.contract.mpsfiles import MpsState, write_state
 from gpu_device_plugin.core.node.mps import NOT_THERE, SILENT
-from gpu_device_plugin.core.telling.diagnosing import Finding, Severity, Unknown, examine
+from gpu_device_plugin.core.telling.diagnosing import Severity, Unknown, examine
 from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
-from gpu_device_plugin.core.telling.node_symptoms import ApiSeen, NodeSymptoms, Profiles
+from gpu_device_plugin.core.telling.symptoms import ApiSeen, NodeSymptoms, Profiles
 from gpu_device_plugin.programs.doctor.agent import Running
 from gpu_device_plugin.programs.doctor.program import (
     CLAIMS,
@@ -41,6 +41,8 @@ from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.cluster import Answer, Garbage
 from tests.configmap import mount
 from tests.deploy.calls import rights_needed
+from tests.findings import told
+from tests.names import COUNT, MEM
 from tests.ports import free_port
 from tests.programs.node.cluster_harness import NODE, Cluster, cluster
 from tests.programs.node.harness import T4, world
@@ -59,9 +61,9 @@ def settings_in(node: NodeWorld, **changed: str) -> NodeSettings:
     return Sources(NodeSettings, flags={**node.settings, **changed}, environ={}).read()
 
 
-def found(symptoms: NodeSymptoms, *checks: str) -> dict[str, list[Finding]]:
-    every = examine(CHECKS, symptoms)
-    return {check: [each for each in every if each.check == check] for check in checks}
+def found(symptoms: NodeSymptoms, *checks: str, show: str = "") -> list[str]:
+    """Return what these checks find, with the parameters that `show` names."""
+    return told([finding for check in checks for finding in CHECKS[check](symptoms)], show)
 
 
 @asynccontextmanager
@@ -80,13 +82,17 @@ async def test_a_node_on_which_everything_works_is_well() -> None:
         seen = await examined(settings_in(there.node), NOWHERE, QUICK, 1)
     wrong = [each for each in examine(CHECKS, seen) if each.severity in {Severity.WARNING, Severity.ERROR}]
     assert [each for each in wrong if each.check != "cgroups"] == [], "cgroups are this machine's"
-    told = {each.check: each.found for each in examine(CHECKS, seen)}
-    assert told["driver"] == "driver 580.65.06, 2 x Tesla T4 (invented)"
-    assert told["shares"] == "2 GPUs, 28 shares of 1 GiB (4000 are the most)"
-    assert told["registration"] == "the kubelet listens to aliyun.com/gpu-count"
-    assert told["rights"] == "the account has all 7 rights that the agent needs"
-    assert told["allocatable"] == "2 aliyun.com/gpu-count can be allocated"
-    assert told["clock"] == "agrees with the API server's"
+    checks = ("driver", "shares", "registration", "rights", "allocatable", "clock")
+    assert found(seen, *checks, show="gpus shares resource number amount") == [
+        "ok driver gpus=2 x Tesla T4 (invented)",
+        "ok shares gpus=2 GPUs shares=28",
+        f"ok registered resource={MEM}",
+        f"ok registered resource={COUNT}",
+        "ok rights number=7",
+        f"ok offered resource={MEM} amount=28",
+        f"ok offered resource={COUNT} amount=2",
+        "ok clock",
+    ]
 
 
 async def test_what_the_agent_reports_of_limits_and_use_is_examined(tmp_path: Path) -> None:
@@ -95,22 +101,21 @@ async def test_what_the_agent_reports_of_limits_and_use_is_examined(tmp_path: Pa
         await there.node.stop_agent()  # it would write what it knows itself
         there.api.patch("nodes", NODE, {"metadata": {"annotations": over}})
         seen = await examined(settings_in(there.node, mps_dir=str(tmp_path), limits="mps"), NOWHERE, QUICK, 1)
-    (use,) = found(seen, "memory use")["memory use"]
-    assert use.found == f"{NODE}: default/web/main uses 9,000 MiB of GPU 0, was granted 4,096 MiB, since {SINCE}"
-    (mps,) = found(seen, "MPS")["MPS"]
-    assert mps.found == f"the limits are to be those of MPS, and {NOT_THERE}"
+    over = f"warning over-use node={NODE} containers=default/web/main"
+    expected = [over, f"error no-supervisor why={NOT_THERE}"]
+    assert found(seen, "memory use", "MPS", show="node containers why") == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
-        ("now", "the supervisor runs, with 0 GPUs"),
-        (write_state(MpsState({}, -1000.0)), f"the limits are to be those of MPS, and {SILENT}"),
-        ("{", "the limits are to be those of MPS, and state.json cannot be parsed: "),
+        ("now", "ok supervisor"),
+        (write_state(MpsState({}, -1000.0)), f"error no-supervisor why={SILENT}"),
+        ("{", "error no-supervisor why=state.json cannot be parsed: "),
     ],
     ids=["now", "long ago", "garbage"],
 )
-async def test_the_state_of_the_mps_supervisor_is_read_on_the_node(tmp_path: Path, text: str, told: str) -> None:
+async def test_the_state_of_the_mps_supervisor_is_read_on_the_node(tmp_path: Path, text: str, expected: str) -> None:
     """Below the root of the node's file system."""
     folder = tmp_path / "run" / "mps"
     folder.mkdir(parents=True)
@@ -125,8 +130,8 @@ async def test_the_state_of_the_mps_supervisor_is_read_on_the_node(tmp_path: Pat
         mps_dir=Path("/run/mps"),
     )
     seen = await examined(settings, Place(tmp_path), QUICK, 0)
-    (mps,) = found(seen, "MPS")["MPS"]
-    assert mps.found.startswith(told)
+    (finding,) = found(seen, "MPS", show="why")
+    assert finding.startswith(expected)
 
 
 async def test_a_node_on_which_nothing_works_is_told_all_of_it(tmp_path: Path) -> None:
@@ -137,15 +142,14 @@ async def test_a_node_on_which_nothing_works_is_told_all_of_it(tmp_path: Path) -
         api="off",
     )
     seen = await examined(settings, NOWHERE, QUICK, 0)
-    told = found(seen, "driver", "kubelet directory", "kubelet", "kubelet's records", "agent", "API server")
-    assert {check: [each.severity for each in findings] for check, findings in told.items()} == {
-        "driver": ["error"],
-        "kubelet directory": ["error"],
-        "kubelet": ["error"],
-        "kubelet's records": ["error"],
-        "agent": ["error"],
-        "API server": ["unknown"],
-    }
+    assert found(seen, "driver", "kubelet directory", "kubelet", "kubelet's records", "agent", "API server") == [
+        "error driver-unusable",
+        "error directory-unusable",
+        "error no-kubelet",
+        "error pod-resources-unreadable",
+        "error no-agent",
+        "unknown api-off",
+    ]
 
 
 async def test_a_size_of_which_no_gpu_has_one_share_is_no_size_that_waits() -> None:
@@ -157,8 +161,8 @@ async def test_a_size_of_which_no_gpu_has_one_share_is_no_size_that_waits() -> N
         agent = node.launch()
         await node.until(lambda: bool(agent.state.node.shares.why_none))
         seen = await examined(settings_in(node), NOWHERE, QUICK)
-    (told,) = found(seen, "shares")["shares"]
-    assert told.found == "no GPU is shared: 15 GiB, less than one share of 100 GiB (2 GPUs)"
+    (finding,) = found(seen, "shares", show="problem")
+    assert finding.startswith("error no-gpu-shared problem=no GPU is shared: 15 GiB, less than one share of 100 GiB")
 
 
 async def test_a_driver_that_hangs_is_given_up(tmp_path: Path) -> None:
@@ -167,8 +171,7 @@ async def test_a_driver_that_hangs_is_given_up(tmp_path: Path) -> None:
     gpus.write_text(json.dumps({"gpus": ["1xT4"], "events": [{"at": "0s", "hang": "1h"}]}))
     async with world() as node:
         seen = await examined(settings_in(node, gpus=str(gpus)), NOWHERE, replace(QUICK, driver_s=0.5))
-    (told,) = found(seen, "driver")["driver"]
-    assert told.found == "the driver did not answer within 0.5 s"
+    assert "the driver did not answer within 0.5 s" in seen.driver_problem
 
 
 async def test_gpus_out_of_service_are_named() -> None:
@@ -176,8 +179,8 @@ async def test_gpus_out_of_service_are_named() -> None:
     async with world([T4]) as node:
         node.hardware(T4, T4, events=broken)
         seen = await examined(settings_in(node), NOWHERE, QUICK)
-    (told,) = found(seen, "GPUs")["GPUs"]
-    assert told.found.startswith("GPU 1 (GPU-")
+    (finding,) = found(seen, "GPUs", show="gpu")
+    assert finding.startswith("error gpu-unhealthy gpu=GPU 1 (GPU-")
 
 
 async def test_a_checkpoint_that_nobody_can_read_is_told() -> None:
@@ -200,8 +203,9 @@ async def test_others_are_seen_by_their_sockets_and_by_what_the_node_offers() ->
 async def test_rights_that_the_account_lacks_are_named() -> None:
     async with cluster(allowed={("get", "nodes")}) as there:
         seen = await examined(settings_in(there.node), NOWHERE, QUICK)
-    (told,) = found(seen, "rights")["rights"]
-    assert "may not patch nodes, list pods, watch pods, patch pods, create events, patch events" in told.found
+    denied = "patch nodes, list pods, watch pods, patch pods, create events, patch events"
+    (finding,) = found(seen, "rights", show="rights")
+    assert finding.startswith(f"error rights-missing rights={denied}")
 
 
 async def test_an_api_server_that_is_away_costs_a_moment_and_a_sentence() -> None:
@@ -216,8 +220,7 @@ async def test_an_api_server_that_is_away_costs_a_moment_and_a_sentence() -> Non
 async def test_a_node_that_the_api_does_not_know_is_told() -> None:
     async with cluster(node_name="elsewhere") as there:
         seen = await examined(settings_in(there.node), NOWHERE, QUICK)
-    (told,) = found(seen, "node")["node"]
-    assert "NODE_NAME" in told.advice
+    assert found(seen, "node") == ["error node-unreadable"]
     unnamed = await _with_node(ApiSeen(""), Client(ClusterConfig("http://127.0.0.1:1")), "")
     assert unnamed.node_problem.startswith("the name of this node is unknown; ")
 
@@ -304,7 +307,7 @@ async def test_instances_that_the_kernel_module_lists_are_counted_where_the_node
     settings = NodeSettings(gpus=str(gpus), device_plugin_dir=tmp_path, api="off")
     seen = await examined(settings, Place(tmp_path, dev=tmp_path / "dev"), QUICK)
     assert list(seen.mig_present.values()) == [2]
-    assert found(seen, "MIG")["MIG"][0].found.endswith("none of its 2 GPU instances can be seen from here")
+    assert found(seen, "MIG", show="instances") == ["warning mig-instances-hidden instances=2"]
 
 
 async def test_instances_that_are_given_whole_have_resources_of_their_own(tmp_path: Path) -> None:
@@ -318,10 +321,11 @@ async def test_instances_that_are_given_whole_have_resources_of_their_own(tmp_pa
     )
     seen = await examined(settings, Place(tmp_path, dev=tmp_path / "dev"), QUICK)
     assert [resource.name for resource in seen.resources][-2:] == ["nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb"]
-    told = found(seen, "MIG", "shares", "GPUs")
-    assert [each.found for each in told["GPUs"]] == ["1 healthy, and 3 MIG instances"]
-    assert told["MIG"][0].found.endswith("each profile by its own resource (the setting mig=whole)")
-    assert [each.found for each in told["shares"]] == ["3 MIG instances one by one"]
+    assert found(seen, "MIG", "shares", "GPUs", show="mode gpus") == [
+        "ok mig mode=whole",
+        "ok whole-instances",
+        "ok gpus-healthy gpus=1",
+    ]
 
 
 # --- The program ------------------------------------------------------------------------------------------------------
@@ -413,16 +417,15 @@ async def test_a_label_that_names_no_profile_is_told_with_what_the_agent_has() -
     async with sharing() as there:
         there.api.patch("nodes", NODE, {"metadata": {"labels": {"gpu-device-plugin/config": "bigg"}}})
         seen = await examined(settings_in(there.node), NOWHERE, QUICK, 1, Profiles("/etc/gpushare", ("big",), "big"))
-    (told,) = found(seen, "settings")["settings"]
-    assert told.found.startswith("the node label gpu-device-plugin/config=bigg names no profile")
+    assert found(seen, "settings", show="profile") == ["error no-such-profile profile=bigg"]
 
 
 def test_the_command_line_reaches_it(capsys: pytest.CaptureFixture[str]) -> None:
     """On this machine, whatever there is; only the agents of other tests may differ from run to run."""
     code = cli.main(["doctor", "--gpus=fake:1xT4", "--api=off", "--json", "--http=off", f"--host-root={Path('/')}"])
-    told = json.loads(capsys.readouterr().out)
-    assert code == {"error": 4, "warning": 3}.get(told["severity"], 0)
-    assert told["findings"][0]["check"] == "driver"
+    document = json.loads(capsys.readouterr().out)
+    assert code == {"error": 4, "warning": 3}.get(document["severity"], 0)
+    assert document["findings"][0]["check"] == "driver"
 
 
 def test_a_host_root_that_is_not_there_is_the_only_thing_that_is_wrong(

@@ -237,7 +237,7 @@ def test_why_tells_what_a_kubelet_says_of_claims_that_it_cannot_prepare(
     assert capsys.readouterr().out.splitlines() == [
         "default/web is on node dra (Pending).",
         f"ResourceClaim web-gpu has 4 GiB of GPU 0 (Tesla T4, {UUIDS[0]}) on node dra.",
-        "Its node prepares its claims before its containers start; its Events say what is in the way:",
+        "Its node prepares its claims before its containers start; its Events say why not:",
         "Event FailedPrepareDynamicResources: Failed to prepare: the unknown field limit",
     ]
 

@@ -1,19 +1,30 @@
-"""How containers on this node reach GPUs, by the files of container runtimes and of NVIDIA's toolkit."""
+"""The files on this node that tell of runtimes, NVIDIA's toolkit, the kubelet's records and the MPS supervisor."""
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import subprocess
+import time
 import tomllib
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf.message import DecodeError
+
+from gpu_device_plugin import files
+from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsFileError, MpsStatus, read_state
+from gpu_device_plugin.core.contract.variables import DRIVER_LIMIT
+from gpu_device_plugin.core.node.mps import NOT_THERE, SILENT, silent
 from gpu_device_plugin.core.telling.diagnosing import Unknown
-from gpu_device_plugin.core.telling.node_symptoms import Runtime
+from gpu_device_plugin.core.telling.symptoms import Runtime
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
+
+    from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsState
 
 _CONTAINERD = (
     "etc/containerd/config.toml",
@@ -36,12 +47,19 @@ _CRI_PLUGINS = ("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")
 """Of containerd 1 and of containerd 2."""
 _HEEDS = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _ANSWER_WITHIN_S = 5.0
+_LARGEST_STATE = 1 << 20
+_LARGEST_CHECKPOINT = 64 << 20
+
+
+# --- Container runtimes and the toolkit -------------------------------------------------------------------------------
 
 
 def runtimes(root: Path) -> tuple[Runtime, ...]:
     """Return the container runtimes that are configured below `root`; files that cannot be read are ignored."""
     kinds = (_CONTAINERD, tomllib.loads, _containerd), (_CRI_O, tomllib.loads, _cri_o), (_DOCKER, json.loads, _docker)
-    return tuple(judge(path, _parsed(path, parse)) for files, parse, judge in kinds for path in _files(root, files))
+    return tuple(
+        judge(path, _parsed(path, parse)) for patterns, parse, judge in kinds for path in _files(root, patterns)
+    )
 
 
 def cdi_devices(root: Path) -> frozenset[str]:
@@ -54,7 +72,8 @@ def obeys_images(root: Path) -> bool | Unknown:
     """Return whether the toolkit gives GPUs to any container that sets NVIDIA_VISIBLE_DEVICES, as by default."""
     for path in _files(root, _TOOLKIT):
         return bool(_parsed(path, tomllib.loads).get(_HEEDS, True))
-    return Unknown("there is no config.toml of the toolkit, so it is unknown whether it obeys the variables of images")
+    text = "there is no config.toml of the toolkit, so it is unknown whether it obeys the variables of images"
+    return Unknown("no-toolkit-config", text)
 
 
 def toolkit(root: Path, *, run: bool) -> str | Unknown:
@@ -70,15 +89,16 @@ def toolkit(root: Path, *, run: bool) -> str | Unknown:
     if not programs:
         return ""
     if not run:
-        return Unknown("its version cannot be read from here", "run nvidia-ctk --version on the node")
+        return Unknown("version-hidden", "its version cannot be read from here", "run nvidia-ctk --version on the node")
+    program = str(programs[0])
     try:
         done = subprocess.run(  # noqa: S603 - a program that the administrator installed, with a fixed argument
-            [str(programs[0]), "--version"], capture_output=True, text=True, check=False, timeout=_ANSWER_WITHIN_S
+            [program, "--version"], capture_output=True, text=True, check=False, timeout=_ANSWER_WITHIN_S
         )
     except (OSError, subprocess.TimeoutExpired) as problem:
-        return Unknown(f"{programs[0]} --version: {problem}")
+        return Unknown("version-unreadable", "{program} --version: {problem}", program=program, problem=str(problem))
     found = re.search(r"version v?([0-9]+\.[0-9]+\.[0-9]+)", done.stdout)
-    return found[1] if found else Unknown(f"{programs[0]} --version prints no version")
+    return found[1] if found else Unknown("no-version", "{program} --version prints no version", program=program)
 
 
 def cgroup(root: Path) -> int | Unknown:
@@ -86,7 +106,7 @@ def cgroup(root: Path) -> int | Unknown:
     mounted = root / "sys/fs/cgroup"
     if (mounted / "cgroup.controllers").exists():
         return 2
-    return 1 if mounted.is_dir() else Unknown(f"{mounted} is not there")
+    return 1 if mounted.is_dir() else Unknown("no-cgroups", "{path} is not there", path=str(mounted))
 
 
 def _files(root: Path, patterns: Iterable[str]) -> Iterator[Path]:
@@ -163,3 +183,58 @@ def _packaged(status: Path) -> str:
         r"^Package: nvidia-container-toolkit-base\n(?:.+\n)*?Version: ([0-9]+\.[0-9]+\.[0-9]+)", text, re.MULTILINE
     )
     return found[1] if found else ""
+
+
+# --- Memory limits ----------------------------------------------------------------------------------------------------
+
+
+def mps_daemons(directory: Path) -> Mapping[str, MpsGpu] | str:
+    """Return the daemons of the node's MPS supervisor, by the GPU's UUID, or why there is none."""
+    state = _state(directory)
+    if isinstance(state, str):
+        return state
+    return SILENT if _silent(state) else state.gpus
+
+
+def left_by_mps(directory: Path) -> tuple[str, ...]:
+    """Return the GPUs (by UUID) that a supervisor which no longer runs did not give back, sorted."""
+    state = _state(directory)
+    if isinstance(state, str) or not _silent(state):
+        return ()
+    return tuple(sorted(uuid for uuid, gpu in state.gpus.items() if gpu.status is not MpsStatus.STOPPED))
+
+
+def _state(directory: Path) -> MpsState | str:
+    try:
+        return read_state(files.read(directory / STATE_FILE, _LARGEST_STATE)[0].decode(errors="replace"))
+    except FileNotFoundError:
+        return NOT_THERE
+    except OSError as problem:
+        return f"{directory / STATE_FILE}: {problem.strerror}"
+    except MpsFileError as problem:
+        return str(problem)
+
+
+def _silent(state: MpsState) -> bool:
+    return silent(state, time.clock_gettime(time.CLOCK_BOOTTIME))
+
+
+def with_driver_limits(checkpoint: Path, resource: str) -> tuple[str, ...]:
+    """Return the containers whose answers carry the driver's limits, as ``<pod's UID>/<name>``, sorted.
+
+    The kubelet keeps each answer, and gives it to the container again when it restarts. Of an unreadable checkpoint
+    nothing is returned: another check tells of it.
+    """
+    try:
+        data: Any = json.loads(files.read(checkpoint, _LARGEST_CHECKPOINT)[0])["Data"]
+        return tuple(sorted(_carrying(data.get("PodDeviceEntries") or (), resource)))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, DecodeError):
+        return ()
+
+
+def _carrying(entries: Any, resource: str) -> Iterator[str]:
+    for entry in entries:
+        if entry["ResourceName"] == resource:
+            answer = ContainerAllocateResponse.FromString(base64.b64decode(entry["AllocResp"] or ""))
+            if DRIVER_LIMIT in answer.envs:
+                yield f"{entry['PodUID']}/{entry['ContainerName']}"

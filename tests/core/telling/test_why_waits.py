@@ -8,9 +8,16 @@ import pytest
 
 from gpu_device_plugin.core.cluster.asking import Ask, ask
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.telling.explaining import Kept, NodeAnswer, answers
+from gpu_device_plugin.core.telling.diagnosing import note
+from gpu_device_plugin.core.telling.explaining import (
+    Kept,
+    NodeAnswer,
+    answers,
+    asked_amounts,
+    what_makes_room,
+    why_waits,
+)
 from gpu_device_plugin.core.telling.podcauses import SchedulingStatus
-from gpu_device_plugin.core.telling.waiting import asked_amounts, what_makes_room, why_waits
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.views import node_view, pod_on
 
@@ -22,7 +29,7 @@ if TYPE_CHECKING:
 RESOURCES = ResourceSettings().offered
 MEM, COUNT = (resource.name for resource in RESOURCES)
 STATUS = SchedulingStatus(scheduler="gpushare-scheduler")
-TAINTED = Kept(excluded=("it has the taint gpu:NoSchedule",))
+TAINTED = Kept(excluded=(note("taint", "it has the taint gpu:NoSchedule"),))
 
 
 def wanting(mem: int = 0, count: int = 0) -> Pod:
@@ -81,8 +88,8 @@ def test_a_pod_that_fits_waits_for_its_scheduler() -> None:
 
 def test_a_pod_that_no_scheduler_looks_at_says_so() -> None:
     gated = SchedulingStatus("s", gates=("quota",))
-    assert why_waits(gated, ("No scheduler looks at it.",), found(8, [full("a")])) == "No scheduler looks at it."
-    assert why_waits(STATUS, ("No node shares GPUs.",), ()) == "No node shares GPUs."
+    waits = note("gated", "No scheduler looks at it.")
+    assert why_waits(gated, (waits,), found(8, [full("a")])) == why_waits(STATUS, (waits,), ()) == str(waits)
     assert why_waits(STATUS, (), ()) == "It is not known yet why it waits."
 
 
