@@ -83,8 +83,9 @@ async def test_the_doctor_says_the_same(tmp_path: Path) -> None:
     settings = NodeSettings(device_plugin_dir=tmp_path, pod_resources_socket=tmp_path / "none.sock", api="off")
     seen = await examined(settings, Place(in_container=True, libraries=tmp_path), Deadlines(answer_s=2), 0)
     (finding,) = (each for each in examine(CHECKS, seen) if each.check == "driver")
-    assert finding.found == told
-    assert finding.advice.startswith("the file is damaged, or is not for this image")
+    assert finding.code == "driver-unusable"
+    assert str(finding).startswith(told)
+    assert ADVICE in str(finding)
 
 
 @pytest.mark.skipif(any(Path("/usr/lib").rglob(NAME)), reason="this machine has NVML")

@@ -13,7 +13,6 @@ from gpu_device_plugin.core.telling.diagnosing import note
 from gpu_device_plugin.core.telling.explaining import Kept, answers, what_makes_room, why_waits
 from gpu_device_plugin.core.telling.podcauses import SchedulingStatus
 from gpu_device_plugin.programs.web.board import ASKING, NO_NODES
-from gpu_device_plugin.programs.web.watched import missing_right
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.views import node_view, pod_on
 from tests.web.page_server import PageServer
@@ -74,7 +73,7 @@ def sentences() -> list[str]:
         what_makes_room(found(2, 16, kept=cordoned), everybody),
         what_makes_room(found(40, 16), everybody),
     ]
-    rights = [missing_right(Call("list", "pods")), missing_right(Call("list", "nodes", namespace="default"))]
+    rights = [Call("list", "pods").missing_right, Call("list", "nodes", namespace="default").missing_right]
     notes = [f"{right[0].upper()}{right[1:]}, so no pods are shown." for right in rights]
     return [*waits, *rooms, *notes, ASKING, NO_NODES]
 

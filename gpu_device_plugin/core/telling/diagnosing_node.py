@@ -62,8 +62,8 @@ def _shares(node: NodeSymptoms) -> Iterator[Finding]:
         shares = Shares(in_force, node.reserve_mib).with_inventory(
             node.inventory, node.exclude_gpus, mig=node.mig_in_force
         )
-    except TooManySharesError as problem:
-        yield error("too-many-shares", "{problem}", problem=str(problem))
+    except TooManySharesError as excess:
+        yield error("too-many-shares", "{problem}", problem=str(excess))
         return
     if problem := unknown_exclusions(node.exclude_gpus, node.inventory):
         yield warning("excluded-gpu-unknown", "{problem}", problem=problem)

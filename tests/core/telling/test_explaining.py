@@ -10,6 +10,7 @@ from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.telling.diagnosing import note
 from gpu_device_plugin.core.telling.explaining import Kept, answers, describe, explain, explain_briefly
 from tests.names import MEM
 from tests.resources import RESOURCES
@@ -17,6 +18,7 @@ from tests.views import node_view, pod_on
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.telling.diagnosing import Finding
 
 
 def wanting(*demands: Demand, wishes: Wishes | None = None) -> Ask:
@@ -32,13 +34,19 @@ def whole(gpus: int) -> Demand:
     return Demand(Kind.COUNT, gpus)
 
 
+def clauses(*words: str) -> tuple[Finding, ...]:
+    return tuple(note("clause", each) for each in words)
+
+
 def told(ask: Ask, *nodes: NodeView, most: int = 10, **besides: tuple[str, ...]) -> list[str]:
-    kept = {name: Kept(besides=why) for name, why in besides.items()}
+    kept = {name: Kept(besides=clauses(*why)) for name, why in besides.items()}
     return explain(ask, answers(ask, nodes, kept, "binpack", most), most)
 
 
 def order(ask: Ask, *nodes: NodeView, excluded: str = "", **besides: tuple[str, ...]) -> list[str]:
-    kept = {name: Kept(besides=why) for name, why in besides.items()} | {excluded: Kept(("the pod wants another",))}
+    kept = {name: Kept(besides=clauses(*why)) for name, why in besides.items()} | {
+        excluded: Kept(clauses("the pod wants another"))
+    }
     return [answer.node.name for answer in answers(ask, nodes, kept, "binpack", 10)]
 
 
@@ -47,11 +55,11 @@ def test_a_node_that_the_pod_excludes_comes_last_and_says_so() -> None:
     nodes = node_view("a", (8,)), node_view("b", (2,)), node_view("c", (8,), pod_on("x", {0: 5}))
     assert order(wanting(mem(4)), *nodes, excluded="a") == ["c", "b", "a"]
     assert order(wanting(mem(4)), *nodes, excluded="b") == ["a", "c", "b"]
-    kept = {"a": Kept(("the pod requires the node label zone=x",)), "b": Kept(("it is cordoned",), ("one more",))}
+    kept = {"a": Kept(clauses("the pod requires the label")), "b": Kept(clauses("it is cordoned"), clauses("one more"))}
     lines = explain(wanting(mem(4)), answers(wanting(mem(4)), nodes, kept, "binpack", 10), 10)
     assert [line for line in lines if line[:3] in {"a: ", "b: ", "c: "} or "Besides" in line] == [
         "c: no GPU has 4 GiB free",
-        "a: its GPUs have room, but the pod requires the node label zone=x",
+        "a: its GPUs have room, but the pod requires the label",
         "b: it is cordoned; the largest GPU has 2 GiB in all",
         "  Besides, one more.",
     ]
@@ -268,7 +276,7 @@ def test_what_a_pod_asks_is_said_in_memory_where_shares_are_of_one_size() -> Non
 
 
 def briefly(ask: Ask, *nodes: NodeView, height: int = 22, **besides: tuple[str, ...]) -> list[str]:
-    kept = {name: Kept(besides=why) for name, why in besides.items()}
+    kept = {name: Kept(besides=clauses(*why)) for name, why in besides.items()}
     return explain_briefly(ask, answers(ask, nodes, kept, "binpack", 10), height)
 
 

@@ -101,9 +101,10 @@ async def test_what_the_agent_reports_of_limits_and_use_is_examined(tmp_path: Pa
         await there.node.stop_agent()  # it would write what it knows itself
         there.api.patch("nodes", NODE, {"metadata": {"annotations": over}})
         seen = await examined(settings_in(there.node, mps_dir=str(tmp_path), limits="mps"), NOWHERE, QUICK, 1)
-    over = f"warning over-use node={NODE} containers=default/web/main"
-    expected = [over, f"error no-supervisor why={NOT_THERE}"]
-    assert found(seen, "memory use", "MPS", show="node containers why") == expected
+    assert found(seen, "memory use", "MPS", show="node containers why") == [
+        f"warning over-use node={NODE} containers=default/web/main",
+        f"error no-supervisor why={NOT_THERE}",
+    ]
 
 
 @pytest.mark.parametrize(
