@@ -17,7 +17,7 @@ from gpu_device_plugin.core.telling.poduse import refusals
 from gpu_device_plugin.view.policy import assumed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.nodeview import NodeView
     from gpu_device_plugin.core.model.claims import Claim
@@ -65,12 +65,20 @@ def why(
         policy: reads the extender's policy; called only where neither the pod nor every node names one.
         claims: the ResourceClaims of its namespace, and maybe others; None: they could not be read.
     """
+    by_name = None if nodes is None else {node.name: node for node in nodes}
+
+    def excluded(node: NodeView) -> tuple[Finding, ...]:
+        return exclusions(node, around.get(node.name, Surroundings()), status.terms)
+
     if status.claims and (_limitless(pod, resources) or any(not each.entry for each in status.claims)):
-        return _why_by_claims(pod, status, nodes, around, claims, most=most)
-    facts, asked = causes(pod, status, resources, None if nodes is None else {node.name: node for node in nodes})
+        own = None if claims is None else {each.name: each for each in claims if each.namespace == pod.namespace}
+        facts, waiting = claim_causes(pod, status, own, by_name)
+        return _why_by_claims(facts, waiting, nodes, excluded, most) if waiting else Why(facts=tuple(facts))
+    facts, asked = causes(pod, status, resources, by_name)
     of_instances = {} if pod.node_name or pod.ended or pod.deleting else asked_instances(pod)
-    if of_instances:
-        facts = [*_instances_first(of_instances, status, nodes, around), *facts]
+    if of_instances and nodes is not None and not status.gates:
+        # Why no node gives a pod its MIG instances comes first: people look for it.
+        facts = [*instance_facts(of_instances, nodes, {node.name: excluded(node) for node in nodes}), *facts]
     if asked is None:
         return Why(asked_by_profile(of_instances), tuple(facts))
     asks = " and ".join(filter(None, (describe(asked, resources, nodes or ()), asked_by_profile(of_instances))))
@@ -83,67 +91,31 @@ def why(
     if chosen.assumed:
         text = "Nodes that publish no policy are assumed to have the policy {policy}: {why}."
         facts.append(note("policy-assumed", text, policy=chosen.name, why=chosen.assumed))
-    kept = _kept_away(asked, status, nodes, resources, around)
+    kept = {node.name: Kept(excluded(node), besides(node, asked, resources)) for node in nodes}
     return Why(asks, tuple(facts), asked, tuple(answers(asked, nodes, kept, chosen.name, most)))
 
 
-def _instances_first(
-    asked: Mapping[str, int],
-    status: SchedulingStatus,
-    nodes: Sequence[NodeView] | None,
-    around: Mapping[str, Surroundings],
-) -> Iterator[Finding]:
-    """Yield why no node gives a pod its MIG instances, which is what people look for."""
-    kept = {node.name: exclusions(node, around.get(node.name, Surroundings()), status.terms) for node in nodes or ()}
-    if nodes is not None and not status.gates:
-        yield from instance_facts(asked, nodes, kept)
-
-
-def _kept_away(
-    asked: Ask,
-    status: SchedulingStatus,
-    nodes: Iterable[NodeView],
-    resources: Sequence[Resource],
-    around: Mapping[str, Surroundings],
-) -> Mapping[str, Kept]:
-    return {
-        node.name: Kept(
-            exclusions(node, around.get(node.name, Surroundings()), status.terms), besides(node, asked, resources)
-        )
-        for node in nodes
-    }
-
-
 def _limitless(pod: Pod, resources: Sequence[Resource]) -> bool:
-    found = ask(pod, resources)
-    return isinstance(found, Ask) and not found.parts
+    asked = ask(pod, resources)
+    return isinstance(asked, Ask) and not asked.parts
 
 
 def _why_by_claims(
-    pod: Pod,
-    status: SchedulingStatus,
+    facts: Sequence[Finding],
+    waiting: Sequence[Claim],
     nodes: Sequence[NodeView] | None,
-    around: Mapping[str, Surroundings],
-    claims: Iterable[Claim] | None,
-    *,
+    excluded: Callable[[NodeView], tuple[Finding, ...]],
     most: int,
 ) -> Why:
     """Return why a pod waits that gets its GPUs through claims, by the rules for pods with limits."""
-    own = None if claims is None else {each.name: each for each in claims if each.namespace == pod.namespace}
-    facts, waiting = claim_causes(pod, status, own, None if nodes is None else {node.name: node for node in nodes})
-    if not waiting:
-        return Why(facts=tuple(facts))
     asks = asked_by_claims(waiting)
     asked = ask_of_claims(waiting, None)
     if not nodes or not asked.parts:
         return Why(asks, tuple(facts))
-    there = [for_claims(node) for node in nodes]
-    kept = {
-        node.name: Kept(exclusions(node, around.get(node.name, Surroundings()), status.terms), refusals(node.report))
-        for node in there
-    }
+    serving = [for_claims(node) for node in nodes]
+    kept = {node.name: Kept(excluded(node), refusals(node.report)) for node in serving}
 
     def ask_of(node: NodeView) -> Ask:
         return ask_of_claims(waiting, node.candidate.gpus.share_mib)
 
-    return Why(asks, tuple(facts), asked, tuple(answers(asked, there, kept, assumed().name, most, ask_of=ask_of)))
+    return Why(asks, tuple(facts), asked, tuple(answers(asked, serving, kept, assumed().name, most, ask_of=ask_of)))

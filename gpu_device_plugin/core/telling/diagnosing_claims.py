@@ -94,17 +94,16 @@ def _slices(cluster: ClusterSymptoms, serving: Sequence[NodeSeen]) -> Iterator[F
         elif node.gpus.gpus and any(each.devices for each in current) and not any(each.shared for each in current):
             cut.append(node.name)
     if cut:
-        text = "{nodes}: no ResourceSlice has devices that claims can share, so there are only whole GPUs"
-        advice = (
+        version = "" if isinstance(cluster.version, Unknown) else cluster.version
+        yield warning(
+            "devices-not-shared",
+            "{nodes}: no ResourceSlice has devices that claims can share, so there are only whole GPUs",
             "an API server older than 1.36, or without the feature gate DRAConsumableCapacity, drops what makes a "
-            f"device shared{{version}}; for parts of GPUs use limits of pods ({SERVE_LABEL}=device-plugin)"
+            f"device shared{' (this one is {version})' if version else ''}; for parts of GPUs use limits of pods "
+            f"({SERVE_LABEL}=device-plugin)",
+            nodes=tuple(cut),
+            version=version,
         )
-        yield warning("devices-not-shared", text, advice, nodes=tuple(cut), version=_version(cluster))
-
-
-def _version(cluster: ClusterSymptoms) -> str:
-    known = cluster.version
-    return f" (this one is {known})" if isinstance(known, str) and known else ""
 
 
 def _counters(cluster: ClusterSymptoms, serving: Sequence[NodeSeen]) -> Iterator[Finding]:

@@ -109,9 +109,9 @@ def _runtime_class(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 def _gpus(cluster: ClusterSymptoms) -> Iterator[Finding]:
     for node in cluster.nodes:
-        if node.problem:
+        if fault := node.gpus.fault:
             advice = "upgrade the older of agent and scheduler"
-            yield error("node-unreadable", "{node}: {problem}", advice, node=node.name, problem=node.problem)
+            yield error("node-unreadable", "{node}: {problem}", advice, node=node.name, problem=fault)
         ill: dict[str, list[ListedGpu]] = {}
         for gpu in node.gpus.all:
             if gpu.unhealthy:
@@ -390,9 +390,11 @@ def examine_partly(
 
 def _over_use(pods: Iterable[Pod], namespace: str) -> Iterable[Finding]:
     """Return what agents wrote on pods that use more than they were granted."""
-    where, advice = f"in namespace {namespace} " if namespace else "", "kubectl inspect gpushare why {pod}"
+    advice = "kubectl inspect gpushare why {pod}"
     over = [(pod, told) for pod in pods for told in told_over_use(pod)]
+    where = " in namespace {namespace}" if namespace else ""
+    within = f"no agent wrote on a pod{where} that it uses more GPU memory than it was granted"
     return [
         warning(told.code, f"{{pod}}: {told.text}", advice, pod=f"{pod.namespace}/{pod.name}", **told.parameters)
         for pod, told in over
-    ] or [ok("use", "no agent wrote on a pod {where}that it uses more GPU memory than it was granted", where=where)]
+    ] or [ok("use", within, namespace=namespace)]

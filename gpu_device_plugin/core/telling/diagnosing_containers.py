@@ -9,7 +9,6 @@ from gpu_device_plugin.core.contract.keys import MIG_LABEL
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.node.grants import CONTROL_NODES
 from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, warning
-from gpu_device_plugin.core.telling.printing import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,8 +59,8 @@ def gpus(node: NodeSymptoms) -> Iterator[Finding]:
             yield error("gpu-unhealthy", "{gpu} is out of service: {why}", advice, gpu=name(gpu), why=why)
     if node.inventory.gpus and not node.unhealthy:
         kinds = Counter(gpu.instance is None for gpu in node.inventory.gpus)
-        instances = f", and {counted(kinds[False], 'MIG instance')}" if kinds[False] else ""
-        yield ok("gpus-healthy", "{gpus} healthy{instances}", gpus=kinds[True], instances=instances)
+        text = "{gpus} healthy" + (", and {instances:MIG instance}" if kinds[False] else "")
+        yield ok("gpus-healthy", text, gpus=kinds[True], instances=kinds[False])
 
 
 # --- MIG --------------------------------------------------------------------------------------------------------------

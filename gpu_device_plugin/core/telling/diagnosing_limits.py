@@ -264,7 +264,7 @@ def use(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Check that the use of GPU memory is known, and that no container uses more than it was granted."""
     blind: dict[str, list[str]] = {}
     for node in cluster.nodes:
-        yield from _unreadable(f"{node.name}: ", node.report_problems)
+        yield from _unreadable(node.name, node.report_problems)
         if node.report.use is not None and node.report.use.blind:
             blind.setdefault(node.report.use.blind, []).append(node.name)
     for why, names in sorted(blind.items()):
@@ -283,7 +283,7 @@ def use_here(node: NodeSymptoms) -> Iterator[Finding]:
     if isinstance(node.api, Unknown):
         return
     report = node.api.report
-    yield from _unreadable("", node.api.report_problems)
+    yield from _unreadable(node.node_name, node.api.report_problems)
     if report.use is None:
         return
     if report.use.blind:
@@ -294,10 +294,10 @@ def use_here(node: NodeSymptoms) -> Iterator[Finding]:
         yield ok("use", "{containers:container} on GPUs, each within its part", containers=len(report.use.parts))
 
 
-def _unreadable(where: str, problems: tuple[str, ...]) -> Iterator[Finding]:
+def _unreadable(node: str, problems: tuple[str, ...]) -> Iterator[Finding]:
     for problem in problems:
         advice = "upgrade the older of agent and reader"
-        yield warning("report-unreadable", "{where}{problem}", advice, where=where, problem=problem)
+        yield warning("report-unreadable", "{node}: {problem}", advice, node=node, problem=problem)
 
 
 def _blind(nodes: tuple[str, ...], why: str) -> Finding:

@@ -131,8 +131,8 @@ def _agent(node: NodeSymptoms) -> Iterator[Finding]:
         for reason in node.agent.missing:
             yield error("agent-not-ready", "{reason}", "see the agent's log", reason=reason)
         if not node.agent.missing:
-            version = f"version {node.agent.version} " if node.agent.version else ""
-            yield ok("agent-ready", "{version}is ready ({address})", version=version, address=node.agent.where)
+            text = ("version {version} " if node.agent.version else "") + "is ready ({address})"
+            yield ok("agent-ready", text, version=node.agent.version, address=node.agent.where)
 
 
 def _settings(node: NodeSymptoms) -> Iterator[Finding]:
@@ -212,8 +212,8 @@ def _api(node: NodeSymptoms) -> Iterator[Finding]:
         )
         yield error("api-unreachable", "{problem}", advice, problem=node.api.problem)
     else:
-        version = f", Kubernetes {node.api.version}" if node.api.version else ""
-        yield ok("api", "{address} answers{version}", address=node.api.where, version=version)
+        text = "{address} answers" + (", Kubernetes {version}" if node.api.version else "")
+        yield ok("api", text, address=node.api.where, version=node.api.version)
     if isinstance(node.agent, AgentSeen) and node.agent.api_errors:
         text = "{calls:call} of the agent failed since it started"
         yield note("api-errors", text, "see its log for which, and why", calls=node.agent.api_errors)

@@ -50,20 +50,23 @@ _STUCK: Mapping[str, str] = MappingProxyType(
 """The remedy by Kubernetes' reason why a container does not run; `_LOOK` for any other reason."""
 
 
-def _unready(severity: Callable[..., Finding], code: str, part: PartSeen, remedy: str) -> Finding:
+def _unready(severity: Callable[..., Finding], part: PartSeen, remedy: str, *, is_agent: bool = False) -> Finding:
     """Return a finding about a part that is not ready, with `remedy` where all of its containers run."""
-    container = f"container {part.container}" if part.container and part.reason else ""
     namespace, _, pod = part.name.partition("/")
+    container = part.container if part.reason else ""
+    facts = {"container": container, "reason": part.reason, "why": part.why}
+    words = {"container": ": container {container}", "reason": ": {reason}", "why": ": {why}"}
+    where = (" on {node}" if part.node else " on no node") if is_agent else ""
     return severity(
-        code,
-        "{part} is not ready{why}",
+        "agent-not-ready" if is_agent else "extender-not-ready",
+        "".join(["{part}", where, " is not ready", *(words[name] for name, fact in facts.items() if fact)]),
         _STUCK.get(part.reason, _LOOK) if part.reason else remedy,
-        part=part.name if code == "extender-not-ready" else f"{part.name} on {part.node or 'no node'}",
-        why="".join(f": {word}" for word in (container, part.reason, part.why) if word),
-        reason=part.reason,
+        part=part.name,
+        node=part.node,
         namespace=namespace,
         pod=pod,
         flag=f" -c {part.container}" if part.container else "",
+        **facts,
     )
 
 
@@ -71,7 +74,7 @@ def agents(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Check that the agents are ready."""
     unready = [agent for agent in cluster.agents if not agent.ready]
     for agent in unready[:MOST_NAMED]:
-        yield _unready(error, "agent-not-ready", agent, _LOG if agent.original else _ASK)
+        yield _unready(error, agent, _LOG if agent.original else _ASK, is_agent=True)
     if (more := len(unready) - MOST_NAMED) > 0:
         yield error(
             "agents-not-ready", "{agents:more agent is|more agents are} not ready", "begin with the first", agents=more
@@ -91,7 +94,7 @@ def extender(cluster: ClusterSymptoms) -> Iterator[Finding]:
         if not part.ready:
             # Behind a Service only the leader is ready, by design.
             severity = error if not ready else warning if cluster.own_scheduler or part.reason else note
-            yield _unready(severity, "extender-not-ready", part, _LOG)
+            yield _unready(severity, part, _LOG)
     if ready:
         verb = "is" if len(ready) == 1 else "are"
         yield ok("extender", f"{{extenders}} {verb} ready", extenders=tuple(part.name for part in ready))

@@ -40,8 +40,6 @@ class NodeSeen:
     """The settings profile that its label names; empty: it has no such label."""
     annotated: bool = False
     """Whether an agent has annotated it with its GPUs."""
-    problem: str = ""
-    """Why that annotation cannot be read."""
     gpus: NodeGpus = NO_GPUS
     capacity: Mapping[str, int] = field(default_factory=dict)
     """By name of each of our resources that it has."""

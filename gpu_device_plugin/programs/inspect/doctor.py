@@ -53,6 +53,7 @@ _NODES, _PODS = "/api/v1/nodes", "/api/v1/pods"
 _UNFINISHED = ("status.phase!=Succeeded", "status.phase!=Failed")
 
 _AGENT, _SCHEDULER, _EXTENDER, _SUPERVISOR = "node", "scheduler", "extender", "mps"
+_COMPONENTS = (_AGENT, _SCHEDULER, _EXTENDER, _SUPERVISOR)
 """Values of ``app.kubernetes.io/component`` in our manifests."""
 _ORIGINAL = {"gpushare-device-plugin": _AGENT, "gpushare-schd-extender": _EXTENDER}
 """Values of ``component`` in the manifests of Alibaba's gpushare."""
@@ -111,7 +112,7 @@ def symptoms_in(
 ) -> ClusterSymptoms:
     """Return the symptoms in nodes and pods, and read what else belongs to them, which may be unknown."""
     names = {resource.kind: resource.name for resource in resources}
-    nodes = _nodes(raw_nodes, frozenset(names.values()))
+    nodes = [_node(raw, frozenset(names.values())) for raw in raw_nodes]
     every = [(decoded(raw, _Pod), raw) for raw in raw_pods]
     pods = [pod for pod, _ in every]
     parts = {pod.name: pod.part for pod in pods if pod.part}
@@ -162,36 +163,24 @@ def _names(kubectl: Kubectl, path: str) -> frozenset[str]:
     return frozenset(found.metadata.name for found in items(kubectl, path, Named))
 
 
-# --- Nodes ------------------------------------------------------------------------------------------------------------
-
-
-def _nodes(raw_nodes: Iterable[msgspec.Raw], names: frozenset[str]) -> list[NodeSeen]:
-    found = []
-    now_s = time.time()
-    for raw in raw_nodes:
-        node = decoded(raw, Node)
-        capacity, allocatable = node.capacity, node.allocatable
-        gpus = gpus_of_node(node.annotations, node.labels, 0, 0)
-        ours = names | mig_resources(node.annotations, capacity, names)
-        report, problems = node_report(node.annotations, now_s)
-        found.append(
-            NodeSeen(
-                name=node.metadata.name,
-                switch=node.labels.get(SWITCH_LABEL),
-                profile=node.labels.get(CONFIG_LABEL, ""),
-                annotated=bool(our_annotations(node.annotations) or our_labels(node.labels)),
-                problem=gpus.fault,
-                gpus=gpus,
-                capacity={name: amount for name, amount in capacity.items() if name in ours},
-                allocatable={name: amount for name, amount in allocatable.items() if name in ours},
-                others=sightings((), (), allocatable, ours),
-                report=report,
-                report_problems=problems,
-                labels={key: node.labels[key] for key in _LABELS if key in node.labels},
-                runtime=node.runtime,
-            )
-        )
-    return found
+def _node(raw: msgspec.Raw, names: frozenset[str]) -> NodeSeen:
+    node = decoded(raw, Node)
+    ours = names | mig_resources(node.annotations, node.capacity, names)
+    report, problems = node_report(node.annotations, time.time())
+    return NodeSeen(
+        name=node.metadata.name,
+        switch=node.labels.get(SWITCH_LABEL),
+        profile=node.labels.get(CONFIG_LABEL, ""),
+        annotated=bool(our_annotations(node.annotations) or our_labels(node.labels)),
+        gpus=gpus_of_node(node.annotations, node.labels, 0, 0),
+        capacity={name: amount for name, amount in node.capacity.items() if name in ours},
+        allocatable={name: amount for name, amount in node.allocatable.items() if name in ours},
+        others=sightings((), (), node.allocatable, ours),
+        report=report,
+        report_problems=problems,
+        labels={key: node.labels[key] for key in _LABELS if key in node.labels},
+        runtime=node.runtime,
+    )
 
 
 # --- Pods -------------------------------------------------------------------------------------------------------------
@@ -279,12 +268,7 @@ class _Pod(Shape):
         """The component of the system, and whether it belongs to the original gpushare; None: no component."""
         labels = self.metadata.labels or {}
         component = labels.get("app.kubernetes.io/component", "")
-        if labels.get("app.kubernetes.io/name") == "gpushare" and component in {
-            _AGENT,
-            _SCHEDULER,
-            _EXTENDER,
-            _SUPERVISOR,
-        }:
+        if labels.get("app.kubernetes.io/name") == "gpushare" and component in _COMPONENTS:
             return component, False
         original = _ORIGINAL.get(labels.get("component", "")) if labels.get("app") == "gpushare" else None
         return (original, True) if original else None

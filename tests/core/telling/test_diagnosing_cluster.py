@@ -183,7 +183,7 @@ WRONG = node("node-b", capacity={MEM: 30, COUNT: 1})
         ("runtime class", {"runtime_class": ""}, []),
         (
             "GPUs",
-            {"nodes": (node("node-a", gpus=ILL), node("node-b", gpus=NodeGpus(), problem="of another version"))},
+            {"nodes": (node("node-a", gpus=ILL), node("node-b", gpus=NodeGpus(problem="of another version")))},
             [
                 "warning gpu-unhealthy node=node-a gpus=GPU 1",
                 "warning gpu-unhealthy node=node-a gpus=GPU 2",
@@ -259,6 +259,7 @@ WRONG = node("node-b", capacity={MEM: 30, COUNT: 1})
             {"nodes": (node("node-a", capacity={MEM: 28, COUNT: 2}),)},
             ["warning capacity-differs node=node-a kubelet=28 agent=30 command="],
         ),
+        ("capacity", {"nodes": (node("node-a", gpus=NodeGpus()),)}, ["ok capacity nodes=1"]),
         # Of an agent that is not ready nothing is expected.
         ("capacity", {"nodes": (WRONG,), "agents": (agent("node-b", ready=False),)}, []),
         # With memory alone offered and an extender of ours nobody goes by the number of GPUs; gpushare's divides by it.
@@ -297,10 +298,10 @@ def test_going_back_to_gpushares_plugin_within_five_minutes_is_noticed(
 
 def test_agents_that_are_not_ready() -> None:
     ill = [agent(f"node-{n}", ready=False, why="x") for n in range(7)]
-    expected = [f"error agent-not-ready part=gpushare/agent-node-{n} on node-{n}" for n in range(5)]
-    assert of("agents", "part agents", agents=tuple(ill)) == [*expected, "error agents-not-ready agents=2"]
-    nowhere = ["error agent-not-ready part=gpushare/agent- on no node"]
-    assert of("agents", "part", agents=(agent("", ready=False),)) == nowhere
+    expected = [f"error agent-not-ready part=gpushare/agent-node-{n} node=node-{n}" for n in range(5)]
+    assert of("agents", "part node agents", agents=tuple(ill)) == [*expected, "error agents-not-ready agents=2"]
+    nowhere = ["error agent-not-ready part=gpushare/agent- node="]
+    assert of("agents", "part node", agents=(agent("", ready=False),)) == nowhere
     assert of("agents", agents=()) == []
 
 
@@ -535,11 +536,11 @@ def test_what_is_not_examined_comes_first_and_is_less_with_more_rights() -> None
 @pytest.mark.parametrize(
     ("pods", "namespace", "expected"),
     [
-        ([WELL_POD], "ml", "ok use where=in namespace ml "),
-        ([], "", "ok use where="),
+        ([WELL_POD], "ml", "ok use namespace=ml"),
+        ([], "", "ok use namespace="),
         ([WELL_POD, OVER], "ml", "warning over-use pod=ml/b"),
     ],
 )
 def test_without_nodes_over_use_is_what_agents_wrote_on_pods(pods: list[Pod], namespace: str, expected: str) -> None:
     findings = examine_partly(WELL, pods, [], "", nodes=False, namespace=namespace)
-    assert told([finding for finding in findings if finding.check == "memory use"], "where pod") == [expected]
+    assert told([finding for finding in findings if finding.check == "memory use"], "namespace pod") == [expected]

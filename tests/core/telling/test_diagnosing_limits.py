@@ -152,7 +152,7 @@ OLD = reporting("a", HOG, DIFFERS, age_s=1200)
             (reporting("a", blind=BLIND), reporting("b", blind=BLIND), reporting("c")),
             ["note use-unknown nodes=a, b", "ok use nodes=1"],
         ),
-        ("memory use", (node("a", report_problems=("it is no JSON",)),), ["warning report-unreadable"]),
+        ("memory use", (node("a", report_problems=("it is no JSON",)),), ["warning report-unreadable node=a"]),
         # Nothing that old figures show is told as if it were so now; without a ready agent another check tells of it.
         ("memory use", (OLD, reporting("b")), ["ok use nodes=1"]),
     ],

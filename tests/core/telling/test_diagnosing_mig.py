@@ -92,7 +92,7 @@ def test_instances_and_how_pods_get_them(seen: NodeSymptoms, expected: list[str]
     ("check", "seen", "expected"),
     [
         ("driver", node(BOTH), ["ok driver gpus=1 x NVIDIA H100 80GB HBM3, 1 x Tesla T4"]),
-        ("GPUs", node(BOTH), ["ok gpus-healthy gpus=2 instances=, and 3 MIG instances"]),
+        ("GPUs", node(BOTH), ["ok gpus-healthy gpus=2 instances=3"]),
         ("GPUs", node(BOTH, unhealthy={"MIG-m1": "XID 94"}), ["error gpu-unhealthy gpu=MIG instance 0:1 (MIG-m1)"]),
         # 15 shares of the T4; 9, 9 and 19 of the instances.
         ("shares", node(BOTH, mig="share"), ["ok shares gpus=1 GPU and 3 MIG instances shares=52"]),
