@@ -238,7 +238,7 @@ async def tenants(api: str, count: int) -> list[Row]:
             while len(found) < count:
                 name, data = await admin.next()
                 told = json.loads(data).get("waiting", ()) if name != "pulse" else ()
-                found |= {each["ns"] for each in told if each["ns"].startswith("space-")}
+                found |= {each["namespace"] for each in told if each["namespace"].startswith("space-")}
         began, cpu_s = time.perf_counter(), memory.cpu_s([reader.pid])
         firsts: list[float] = []
         named: list[float] = []
@@ -247,7 +247,7 @@ async def tenants(api: str, count: int) -> list[Row]:
             events = await stack.enter_async_context(reader.stream(f"space-{number}"))
             _, data = await events.next()
             firsts.append((time.perf_counter() - began) * 1000)
-            mine = f'"ns":"space-{number}"'.encode()
+            mine = f'"namespace":"space-{number}"'.encode()
             while mine not in data:
                 _, data = await events.next()
             named.append((time.perf_counter() - began) * 1000)

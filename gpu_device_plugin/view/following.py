@@ -1,9 +1,9 @@
-"""The cluster for display, kept current: its nodes with their pods, and the pods that wait, change by change."""
+"""The cluster for display: its nodes with their pods, and the pods that wait, kept current change by change."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.api import NodeReader, NodeRecord, PodReader
@@ -11,30 +11,32 @@ from gpu_device_plugin.cluster.store import Store
 from gpu_device_plugin.core.cluster.claimed import pools, waits_for_ours, with_claims
 from gpu_device_plugin.core.cluster.instances import instance_pod
 from gpu_device_plugin.core.cluster.nodeview import NodeView
+from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.contract.nodereport import STALE_S, NodeReport, node_report
 from gpu_device_plugin.core.model.claims import Claim
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.telling.nodechecks import NO_TERMS, Surroundings
+from gpu_device_plugin.core.telling.nodechecks import Surroundings
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.view.objects import Node, decoded
-from gpu_device_plugin.view.reading import NAMES_CLAIMS, by_name, occupants, pod_and_status, shares
+from gpu_device_plugin.view.poddetails import bounded, pod_and_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
     import msgspec
 
+    from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.instances import InstancePod
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.telling.podcauses import SchedulingStatus
 
+_NAMES_CLAIMS = b'"resourceClaims"'
+"""In the JSON of a pod that names ResourceClaims."""
 _OF_MIG = b"/mig-"
 """In the JSON of a pod that asks for MIG instances."""
-_MOST_KEPT = 100
-"""Terms, gates, resources and claims of a waiting pod. Its owner can write some ten thousand of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class FollowedPod:
     pod: Pod
     status: SchedulingStatus | None = None
     """What schedulers say of it; only for a pod without a node."""
+    problems: tuple[str, ...] = ()
+    """A sentence for each of its limits that is ignored."""
 
     @property
     def uid(self) -> str:
@@ -113,6 +117,8 @@ class FollowedCluster:
         self.fleet = Fleet(self.resources, vanished_grace_s=0)
         self._nodes: dict[str, FollowedNode] = {}
         self._waiting: dict[str, FollowedPod] = {}
+        self.phases: dict[str, str] = {}
+        """The phase of each pod by its uid."""
         self._serving: set[str] = set()
         self._claims: dict[str, Claim] = {}
         self._claims_on: dict[str, dict[str, Claim]] = {}
@@ -153,20 +159,26 @@ class FollowedCluster:
             UnreadableObjectError: it is none.
         """
         whole = bytes(raw)
-        claims = NAMES_CLAIMS in whole
+        claims = _NAMES_CLAIMS in whole
         if not claims and not any(name in whole for name in self._ours):
             return None
-        pod, _ = self._pod_reader.read(raw)
+        pod, problems = self._pod_reader.read(raw)
         if not claims and not pod.containers:
             return None
-        return FollowedPod(pod, None if pod.node_name else _bounded(pod_and_status(raw, self.resources)[1]))
+        status = None if pod.node_name else bounded(pod_and_status(raw, self.resources)[1])
+        return FollowedPod(pod, status, problems)
 
     # --- Reading ------------------------------------------------------------------------------------------------------
 
     @property
     def names(self) -> Sequence[str]:
         """The names of the nodes that share GPUs, or claim to, sorted."""
-        return sorted(name for name, each in self.fleet.candidates.items() if shares(each))
+        return sorted(name for name, candidate in self.fleet.candidates.items() if _shares(candidate))
+
+    @property
+    def views(self) -> Sequence[NodeView]:
+        """All of them as they are now, by name."""
+        return [view for name in self.names if (view := self.view(name)) is not None]
 
     def view(self, name: str, report: NodeReport | None = None) -> NodeView | None:
         """Return a node as it is now; None: it does not exist, or shares nothing.
@@ -176,19 +188,22 @@ class FollowedCluster:
             report: what its agent reports of limits and use, where that is known better than by its annotations.
         """
         node, candidate = self._nodes.get(name), self.fleet.candidates.get(name)
-        if node is None or candidate is None or not shares(candidate):
+        if node is None or candidate is None or not _shares(candidate):
             return None
-        record = node.record
+        record, holders = node.record, self._instances_on.get(name, {}).values()
         view = NodeView(
             candidate=candidate,
-            pods=occupants(self.fleet, name),
+            pods=tuple(
+                Occupant(entry.uid, entry.usage, entry.priority, entry.deleting, {}, entry.namespace, entry.name)
+                for entry in self.fleet.on_node(name)
+            ),
             address=record.address,
             ready=record.ready,
             unschedulable=record.unschedulable,
             capacity=record.capacity,
             allocatable=record.allocatable,
             report=self._aged(node) if report is None else report,
-            instance_pods=by_name(self._instances_on.get(name, {}).values()),
+            instance_pods=tuple(sorted(holders, key=lambda pod: (pod.namespace, pod.name, pod.uid))),
         )
         return with_claims(view, self._claims_on.get(name, {}).values())
 
@@ -202,9 +217,9 @@ class FollowedCluster:
         """Whether a node gives its GPUs to ResourceClaims, so that these have to be followed."""
         return bool(self._serving)
 
-    def claims_of(self, namespace: str) -> Sequence[Claim]:
-        """Return the claims of a namespace."""
-        return [claim for claim in self._claims.values() if claim.namespace == namespace]
+    def claims_of(self, namespace: str = "") -> Sequence[Claim]:
+        """Return the claims of a namespace, or of all."""
+        return [claim for claim in self._claims.values() if namespace in {"", claim.namespace}]
 
     def _aged(self, node: FollowedNode) -> NodeReport:
         """Return the report of a node with the age that its figures have by now."""
@@ -227,6 +242,11 @@ class FollowedCluster:
             found = sorted(asking, key=lambda each: (each.pod.created, each.pod.uid))
             self._sorted = self.waiting_version, found
         return found
+
+    @property
+    def waiting_pods(self) -> Sequence[Pod]:
+        """Those of them that ask by limits."""
+        return [each.pod for each in self.waiting if each.pod.containers]
 
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each annotation of a node that cannot be parsed."""
@@ -282,6 +302,7 @@ class FollowedCluster:
 
     def put_pod(self, each: FollowedPod) -> None:
         """Add or update a pod."""
+        self.phases[each.pod.uid] = each.pod.phase
         counted = self.fleet.entries.get(each.pod.uid)
         self.fleet.put_pod(each.pod)
         if (counts := self.fleet.entries.get(each.pod.uid)) != counted:
@@ -298,7 +319,12 @@ class FollowedCluster:
 
     def remove_pod(self, each: FollowedPod) -> None:
         """Remove a deleted pod. Whatever its containers do, the tools show that the API has it no more."""
-        self._drop(each.pod)
+        self.phases.pop(each.uid, None)
+        self._hold(each.uid, each.pod.node_name, None)
+        self.fleet.remove_pod(each.pod, 0.0)
+        self.fleet.expire(0.0)
+        if self._waiting.pop(each.uid, None) is not None:
+            self.waiting_version += 1
         self._on_change()
 
     def replace_pods(self, pods: Sequence[FollowedPod]) -> None:
@@ -310,6 +336,7 @@ class FollowedCluster:
         self.fleet.replace_pods([each.pod for each in pods], 0.0)
         self.fleet.expire(0.0)
         self._waiting = {uid: each for uid, each in self._waiting.items() if uid in there}
+        self.phases.clear()
         self.waiting_version += 1
         for each in pods:
             self.put_pod(each)
@@ -324,13 +351,6 @@ class FollowedCluster:
             del self._instances_on[node]
         if before != holder:
             self._touched.add(node)
-
-    def _drop(self, pod: Pod) -> None:
-        self._hold(pod.uid, pod.node_name, None)
-        self.fleet.remove_pod(pod, 0.0)
-        self.fleet.expire(0.0)
-        if self._waiting.pop(pod.uid, None) is not None:
-            self.waiting_version += 1
 
     def put_claim(self, claim: Claim) -> None:
         """Add or update a claim."""
@@ -370,23 +390,9 @@ class FollowedCluster:
             self._touched.add(node)
 
 
-def _bounded(status: SchedulingStatus) -> SchedulingStatus:
-    """Return a status with as much of the pod's spec as is kept of each of many pods."""
-    terms, ignored = status.terms, status.ignored
-    if terms.entries > _MOST_KEPT:
-        why = (
-            f"its tolerations, nodeSelector and node affinity have more than {_MOST_KEPT} entries together; "
-            "`kubectl inspect gpushare why` compares them with the nodes"
-        )
-        terms, ignored = NO_TERMS, (*ignored, why)
-    return replace(
-        status,
-        terms=terms,
-        ignored=ignored,
-        gates=status.gates[:_MOST_KEPT],
-        limits=tuple(dict.fromkeys(status.limits))[:_MOST_KEPT],
-        claims=status.claims[:_MOST_KEPT],
-    )
+def _shares(candidate: Candidate) -> bool:
+    """Return whether a node shares its GPUs, gives MIG instances to pods, or claims to."""
+    return bool(candidate.rooms or candidate.gpus.instances or candidate.gpus.problem)
 
 
 def _waits_for(each: FollowedPod, claims: Container[tuple[str, str]]) -> bool:

@@ -1,19 +1,176 @@
-"""One pod and its Events for a person who opened it, read from objects of the API; its environment is not read."""
+"""One pod with its Events, read from objects of the API for a person who asks about it; its environment is not read."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.cluster.api import UnreadableObjectError
-from gpu_device_plugin.view.objects import Shape, decoded
+import msgspec
+
+from gpu_device_plugin.cluster.api import PodReader, UnreadableObjectError
+from gpu_device_plugin.core.contract.keys import FRAMEWORKS, NODE_LABELS, READ_BY_AGENT, WISHES
+from gpu_device_plugin.core.model.claims import PodClaim
+from gpu_device_plugin.core.telling.nodechecks import NO_TERMS, Alternative, Requirement, Terms, Toleration
+from gpu_device_plugin.core.telling.podcauses import DEFAULT_SCHEDULER, SchedulingStatus
+from gpu_device_plugin.settings.knobs import nearest
+from gpu_device_plugin.view.objects import Condition, Named, Resources, Shape, decoded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-    import msgspec
+    from gpu_device_plugin.cluster.api import ObjectMeta
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Resource
 
+_CHOICES = tuple(sorted({*WISHES, FRAMEWORKS}))
+_MOST_MISSPELT = 5
+"""The number of unknown annotations that are named one by one."""
+_WARNINGS = 3
+"""The number of a pod's Events among the reasons why it waits."""
+_LONGEST_WARNING = 500
+"""Characters; the API allows 1,024."""
 _MOST_EVENTS = 50
-_LONGEST = 1024
+_MOST_KEPT = 100
+"""Terms, gates, resources and claims of a waiting pod. Its owner can write some ten thousand of each."""
+
+
+class _Gate(Shape):
+    name: str = ""
+
+
+class _Container(Shape):
+    resources: Resources = msgspec.field(default_factory=Resources)
+
+
+class _Alternative(Shape):
+    match_expressions: tuple[Requirement, ...] = ()
+    match_fields: tuple[Requirement, ...] = ()
+
+
+class _NodeSelector(Shape):
+    node_selector_terms: list[_Alternative] | None = None
+
+
+class _NodeAffinity(Shape):
+    required: _NodeSelector | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
+
+
+class _Affinity(Shape):
+    node_affinity: _NodeAffinity | None = None
+
+
+class _PodClaim(Shape):
+    name: str = ""
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+
+class _PodSpec(Shape):
+    resource_claims: list[_PodClaim] | None = None
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+    scheduler_name: str | None = None
+    scheduling_gates: list[_Gate] | None = None
+    tolerations: tuple[Toleration, ...] = ()
+    node_selector: dict[str, str] | None = None
+    affinity: _Affinity | None = None
+
+
+class _Made(Shape):
+    resource_claim_name: str | None = None
+
+
+class _PodStatus(Shape):
+    resource_claim_statuses: list[_PodClaim] | None = None
+    extended_resource_claim_status: _Made | None = None
+    reason: str | None = None
+    message: str | None = None
+    conditions: list[Condition] | None = None
+
+
+class _Pod(Named):
+    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
+    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
+
+
+def pod_and_status(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod, SchedulingStatus]:
+    """Return one pod, with the fields that may explain its scheduling. Its environment variables are not read.
+
+    Raises:
+        UnreadableObjectError: `raw` is no pod.
+    """
+    pod, ignored = PodReader((each.name for each in resources), READ_BY_AGENT.__contains__, mig=True).read(raw)
+    more = decoded(raw, _Pod)
+    spec, status = more.spec, more.status
+    conditions = status.conditions or ()
+    refused = next((one for one in conditions if one.type == "PodScheduled" and one.status != "True"), Condition())
+    return pod, SchedulingStatus(
+        scheduler=spec.scheduler_name or DEFAULT_SCHEDULER,
+        reason=status.reason or "",
+        message=status.message or "",
+        condition_reason=refused.reason or "",
+        condition=refused.message or "",
+        gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
+        terms=Terms(spec.tolerations, spec.node_selector or {}, _alternatives(spec.affinity)),
+        ignored=(*ignored, *_misspelt(more.metadata)),
+        limits=tuple(
+            name
+            for each in (*(spec.init_containers or ()), *(spec.containers or ()))
+            for name in {**(each.resources.limits or {}), **(each.resources.requests or {})}
+        ),
+        claims=tuple(_claims(spec, status)),
+    )
+
+
+def bounded(status: SchedulingStatus) -> SchedulingStatus:
+    """Return a status with as much of the pod's spec as is kept of each of many pods."""
+    terms, ignored = status.terms, status.ignored
+    if terms.entries > _MOST_KEPT:
+        why = (
+            f"its tolerations, nodeSelector and node affinity have more than {_MOST_KEPT} entries together; "
+            "`kubectl inspect gpushare why` compares them with the nodes"
+        )
+        terms, ignored = NO_TERMS, (*ignored, why)
+    return replace(
+        status,
+        terms=terms,
+        ignored=ignored,
+        gates=status.gates[:_MOST_KEPT],
+        limits=tuple(dict.fromkeys(status.limits))[:_MOST_KEPT],
+        claims=status.claims[:_MOST_KEPT],
+    )
+
+
+def _claims(spec: _PodSpec, status: _PodStatus) -> Iterator[PodClaim]:
+    """Yield the claims of a pod; those made from templates have their names in its status."""
+    made = {each.name: each.resource_claim_name or "" for each in status.resource_claim_statuses or ()}
+    for each in spec.resource_claims or ():
+        template = each.resource_claim_template_name or ""
+        yield PodClaim(each.name, each.resource_claim_name or made.get(each.name, ""), template)
+    if status.extended_resource_claim_status is not None:
+        yield PodClaim("", status.extended_resource_claim_status.resource_claim_name or "")
+
+
+def _alternatives(affinity: _Affinity | None) -> tuple[Alternative, ...] | None:
+    required = affinity.node_affinity.required if affinity is not None and affinity.node_affinity is not None else None
+    if required is None:
+        return None
+    return tuple(Alternative(each.match_expressions, each.match_fields) for each in required.node_selector_terms or ())
+
+
+def _misspelt(meta: ObjectMeta) -> Iterator[str]:
+    """Yield a sentence for each annotation or label that looks like ours and has no meaning."""
+    unknown = [key for key in meta.annotations or () if key.startswith(NODE_LABELS) and key not in READ_BY_AGENT]
+    for key in sorted(unknown)[:_MOST_MISSPELT]:
+        known = f"there are {', '.join(_CHOICES)}"
+        yield f"the annotation {key} means nothing ({nearest(key, _CHOICES, known, prefix=NODE_LABELS)})"
+    if len(unknown) > _MOST_MISSPELT:
+        yield f"{len(unknown) - _MOST_MISSPELT} more annotations like these mean nothing"
+    for key in sorted({*WISHES, FRAMEWORKS} & (meta.labels or {}).keys()):
+        yield f"{key} is a label of this pod; write it as an annotation"
+
+
+# --- Its Events -------------------------------------------------------------------------------------------------------
 
 
 class _Series(Shape):
@@ -31,26 +188,59 @@ class _Event(Shape):
     event_time: str | None = None
     series: _Series | None = None
 
+    @property
+    def last(self) -> str:
+        """When it happened last, in RFC 3339."""
+        of_series = None if self.series is None else self.series.last_observed_time
+        return self.last_timestamp or of_series or self.event_time or self.first_timestamp or ""
 
-def event_documents(raw_events: Iterable[msgspec.Raw]) -> list[dict[str, Any]]:
-    """Return the latest Events of a pod for the page, the newest first; those that cannot be read are left out.
 
-    Args:
-        raw_events: Events of API group ``""`` as JSON.
-    """
-    found: list[dict[str, Any]] = []
+def _events(raw_events: Iterable[msgspec.Raw]) -> Iterator[_Event]:
+    """Yield those that can be read, each message on one line. Events are optional."""
     for raw in raw_events:
         try:
             event = decoded(raw, _Event)
         except UnreadableObjectError:
-            continue  # Events are optional
-        series = event.series or _Series()
-        fields: dict[str, Any] = {
+            continue
+        event.message = " ".join((event.message or "").split())
+        yield event
+
+
+def events(raw_events: Iterable[msgspec.Raw], status: SchedulingStatus) -> tuple[str, ...]:
+    """Return the latest warnings among a pod's Events, the newest last, without repetitions of the pod's status.
+
+    Args:
+        raw_events: Events of API group ``""`` as JSON.
+        status: the pod's own status.
+    """
+    latest: dict[tuple[str, str], str] = {}
+    for event in _events(raw_events):
+        if event.type == "Warning" and event.message and event.message not in {status.message, status.condition}:
+            sentence = event.reason or "", event.message
+            latest[sentence] = max(latest.get(sentence, ""), event.last)
+    newest = sorted(latest, key=lambda sentence: (latest[sentence], sentence))[-_WARNINGS:]
+    return tuple(f"Event{f' {reason}' if reason else ''}: {_shortened(message)}" for reason, message in newest)
+
+
+def _shortened(message: str) -> str:
+    return message if len(message) <= _LONGEST_WARNING else f"{message[: _LONGEST_WARNING - 3]}..."
+
+
+def event_documents(raw_events: Iterable[msgspec.Raw]) -> list[dict[str, Any]]:
+    """Return the latest Events of a pod for the page, the newest first.
+
+    Args:
+        raw_events: Events of API group ``""`` as JSON.
+    """
+    documents = []
+    for event in _events(raw_events):
+        of_series = None if event.series is None else event.series.count
+        fields = {
             "type": event.type,
             "reason": event.reason,
-            "message": " ".join((event.message or "").split())[:_LONGEST],
-            "count": event.count or series.count or 1,
-            "last": event.last_timestamp or series.last_observed_time or event.event_time or event.first_timestamp,
+            "message": event.message,
+            "count": event.count or of_series or 1,
+            "last": event.last,
         }
-        found.append({key: value for key, value in fields.items() if value})
-    return sorted(found, key=lambda each: str(each.get("last", "")), reverse=True)[:_MOST_EVENTS]
+        documents.append({key: value for key, value in fields.items() if value})
+    return sorted(documents, key=lambda document: str(document.get("last", "")), reverse=True)[:_MOST_EVENTS]

@@ -16,7 +16,7 @@ from gpu_device_plugin.core.telling.nodechecks import NO_TERMS
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.testing.builders import container, node, pod
 from gpu_device_plugin.view.following import FollowedCluster, FollowedNode, FollowedPod
-from gpu_device_plugin.view.reading import cluster, gpu_pods, waiting_pods
+from gpu_device_plugin.view.reading import cluster, gpu_pods
 from tests.claim_values import claim_json, part_json, serving, whole_json
 from tests.reports import part, written
 from tests.views import WHOLE, listed_instance
@@ -326,10 +326,9 @@ def test_reading_everything_shows_the_same_instances(world: World) -> None:
     shown = world.followed.view("gpu-1")
     assert shown is not None
     assert shown.instance_pods == view.instance_pods
-    assert whole.waiting == 1
     assert names(world.followed.waiting) == ["w"]
     assert [(each.name, usage) for each, usage in gpu_pods(raw[1:], RESOURCES)] == [("a", Usage())]
-    assert [each.name for each in waiting_pods(raw[1:], RESOURCES)] == ["w"]
+    assert [each.name for each in whole.state.waiting_pods] == ["w"]
 
 
 def test_of_what_an_owner_writes_into_a_waiting_pod_a_bounded_part_is_kept(world: World) -> None:

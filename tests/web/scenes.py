@@ -41,7 +41,7 @@ class Scene:
 
 
 def said(document: Json) -> Json:
-    """Return a document as the contract has it: without the fields that say nothing, but a GPU's number and amounts.
+    """Return a document as the contract has it: without the fields that say nothing, but a GPU's index and amounts.
 
     Unknown amounts are None.
     """
@@ -49,7 +49,7 @@ def said(document: Json) -> Json:
         key: value
         for key, value in document.items()
         if value not in (None, False, 0, "", [])
-        or (key in {"name", "i", "shares", "usedMiB", "sm"} and value is not None)
+        or (key in {"index", "shares", "usedMiB", "smPercent", "largestIndex"} and value is not None)
     }
 
 
@@ -65,38 +65,42 @@ def read(*, live: bool = True, age_s: float = 0.4, why: str = "") -> Json:
 
 def part(owner: str, shares: int, used_mib: int = 0, **more: Any) -> Json:
     """Return what a pod, `NAMESPACE/NAME`, has of a GPU; `""` for one that may not be seen."""
-    ns, _, pod = owner.partition("/")
-    return said({"ns": ns, "pod": pod, "shares": shares, "usedMiB": used_mib, **more})
+    namespace, _, name = owner.partition("/")
+    return said({"namespace": namespace, "name": name, "shares": shares, "usedMiB": used_mib, **more})
 
 
 def gpu(position: int, node: str, kind: tuple[str, int, int], *parts: Json, other_mib: int = 0, **more: Any) -> Json:
-    """Return a GPU with its sums."""
+    """Return a GPU with its sums; parts that are `trespassing` are those of strangers."""
     model, shares, memory_mib = kind
-    whole = any(each.get("whole") for each in parts)
-    taken = shares if whole else sum(each["shares"] for each in parts)
-    shut = bool(more.get("bad")) or whole
+    held = [each for each in parts if not each.get("trespassing")]
+    whole = any(each.get("whole") for each in held)
+    taken = shares if whole else sum(each["shares"] for each in held)
     return said(
         {
-            "i": position,
+            "index": position,
             "uuid": f"GPU-{random.Random(f'{node}/{position}').randbytes(6).hex()}",
             "model": model,
-            "shares": shares,
-            "taken": taken,
-            "free": 0 if shut else shares - taken,
-            "whole": whole,
-            "fenced": "shares" if whole else "whole" if taken else "",
-            "memMiB": memory_mib,
+            "totalShares": shares,
+            "usedShares": taken,
+            "freeShares": 0 if more.get("reason") or whole else shares - taken,
+            "memoryMiB": memory_mib,
             "usedMiB": sum(each.get("usedMiB", 0) for each in parts) + other_mib,
-            "otherMiB": other_mib,
-            "pods": list(parts),
+            "unattributedMiB": other_mib,
+            "pods": held,
+            "strangers": [each for each in parts if each.get("trespassing")],
             **more,
         }
     )
 
 
-def node(name: str, *gpus: Json, rung: str = "driver", **more: Any) -> Json:
-    """Return a node that is ready."""
-    use = said({"at": before(seconds=12), "live": True})
+def node(name: str, *gpus: Json, limits: str = "driver", **more: Any) -> Json:
+    """Return a node that is ready; GPUs with a `resource` are MIG instances that are given whole."""
+    shared = [each for each in gpus if "resource" not in each]
+    offers: dict[str, list[Json]] = {}
+    for each in gpus:
+        if "resource" in each:
+            bare = {key: value for key, value in each.items() if key != "resource"}
+            offers.setdefault(each["resource"], []).append(bare)
     known: Json = {
         "name": name,
         "ready": True,
@@ -104,11 +108,37 @@ def node(name: str, *gpus: Json, rung: str = "driver", **more: Any) -> Json:
         "shareMiB": 1024,
         "driver": "580.65.06",
         "policy": "binpack",
-        "rung": rung,
-        "use": use,
-        "gpus": list(gpus),
+        "limits": limits,
+        "use": said({"at": before(seconds=12), "live": True}),
+        "totalShares": sum(each["totalShares"] for each in shared),
+        "usedShares": sum(each.get("usedShares", 0) for each in shared),
+        "instances": [{"resource": resource, "instances": instances} for resource, instances in offers.items()],
     }
-    return said(known | more) | {"gpus": list(gpus)}
+    return summed(said(known | more) | {"gpus": shared})
+
+
+def summed(node: Json) -> Json:
+    """Return a node with its sums, as its GPUs and MIG instances are now."""
+    whole = [each for offer in node.get("instances", ()) for each in offer["instances"]]
+    gpus = [*node["gpus"], *whole]
+    takes_pods = node.get("ready") and not node.get("unschedulable")
+    free = node["gpus"] if takes_pods else []
+    largest = max(free, key=lambda each: each.get("freeShares", 0), default={"index": None})
+    used = [each["usedMiB"] for each in gpus if "usedMiB" in each and "use" in node]
+    sums: Json = {
+        "totalMiB": 1024 * sum(each["totalShares"] for each in gpus),
+        "givenMiB": 1024 * sum(each.get("usedShares", 0) for each in gpus),
+        "freeMiB": 1024 * sum(each.get("freeShares", 0) for each in free),
+        "largestMiB": 1024 * largest.get("freeShares", 0),
+        "largestIndex": largest["index"],
+        "usedMiB": sum(used) if used else None,
+        "measuredGpus": len(used),
+        "gpus": len({each.get("mig", {}).get("parent", each["index"]) for each in gpus}),
+        "freeGpus": sum(not (each.get("usedShares") or each.get("reason") or "mig" in each) for each in free),
+        "instances": len(whole),
+        "freeInstances": sum(bool(each.get("freeShares")) for each in whole),
+    }
+    return node | {"sums": said(sums)}
 
 
 def cluster(
@@ -135,42 +165,42 @@ def small() -> Scene:
                 0,
                 "a100-1",
                 A100,
-                part("research/llm-eval-0", 16, 14920, sm=71, rung="driver", held="held"),
-                part("research/notebook-mara", 8, 3120, sm=4, rung="driver", held="held"),
-                part("serving/embedder-5d9c", 10, 8810, sm=38, rung="driver", held="held"),
-                rung="driver",
+                part("research/llm-eval-0", 16, 14920, smPercent=71, rung="driver", held="held"),
+                part("research/notebook-mara", 8, 3120, smPercent=4, rung="driver", held="held"),
+                part("serving/embedder-5d9c", 10, 8810, smPercent=38, rung="driver", held="held"),
+                limits="driver",
             ),
-            gpu(1, "a100-1", A100, part("training/finetune-7b", 40, 37400, whole=True, sm=97)),
+            gpu(1, "a100-1", A100, part("training/finetune-7b", 40, 37400, whole=True, smPercent=97)),
             gpu(
                 2,
                 "a100-1",
                 A100,
-                part("serving/ranker-0", 12, 9200, sm=55, rung="driver", held="held"),
-                part("serving/ranker-1", 12, 9180, sm=52, rung="driver", held="held"),
-                rung="driver",
+                part("serving/ranker-0", 12, 9200, smPercent=55, rung="driver", held="held"),
+                part("serving/ranker-1", 12, 9180, smPercent=52, rung="driver", held="held"),
+                limits="driver",
             ),
-            gpu(3, "a100-1", A100, bad="Xid 79: GPU has fallen off the bus"),
+            gpu(3, "a100-1", A100, reason="Xid 79: GPU has fallen off the bus"),
         ),
         node(
             "h100-1",
-            gpu(0, "h100-1", H100, part("training/pretrain-0", 79, 76900, whole=True, sm=99)),
+            gpu(0, "h100-1", H100, part("training/pretrain-0", 79, 76900, whole=True, smPercent=99)),
             gpu(
                 1,
                 "h100-1",
                 H100,
-                part("serving/chat-large-0", 48, 45100, sm=83, rung="mps", held="unverified"),
-                part("speech/asr-stream-2", 20, 12800, sm=31, rung="mps", held="unverified"),
-                rung="mps",
+                part("serving/chat-large-0", 48, 45100, smPercent=83, rung="mps", held="unverified"),
+                part("speech/asr-stream-2", 20, 12800, smPercent=31, rung="mps", held="unverified"),
+                limits="mps",
             ),
             gpu(
                 2,
                 "h100-1",
                 H100,
-                part("research/diffusion-xl", 32, 29400, sm=88, rung="mps", held="unverified"),
-                rung="mps",
+                part("research/diffusion-xl", 32, 29400, smPercent=88, rung="mps", held="unverified"),
+                limits="mps",
             ),
-            gpu(3, "h100-1", H100, rung="mps"),
-            rung="mps",
+            gpu(3, "h100-1", H100, limits="mps"),
+            limits="mps",
         ),
         node(
             "l40s-1",
@@ -178,20 +208,20 @@ def small() -> Scene:
                 0,
                 "l40s-1",
                 L40S,
-                part("vision/detector-a", 12, 7400, sm=44, rung="driver", held="held"),
-                part("vision/detector-b", 12, 7350, sm=41, rung="driver", held="held"),
-                part("vision/tracker", 6, 2100, sm=12, rung="driver", held="held"),
-                rung="driver",
+                part("vision/detector-a", 12, 7400, smPercent=44, rung="driver", held="held"),
+                part("vision/detector-b", 12, 7350, smPercent=41, rung="driver", held="held"),
+                part("vision/tracker", 6, 2100, smPercent=12, rung="driver", held="held"),
+                limits="driver",
             ),
             gpu(
                 1,
                 "l40s-1",
                 L40S,
-                part("speech/tts-0", 10, 6200, sm=21, rung="driver", held="differs"),
+                part("speech/tts-0", 10, 6200, smPercent=21, rung="driver", held="differs"),
                 part("research/notebook-jun", 4, 0, rung="driver", held="held"),
-                rung="driver",
+                limits="driver",
             ),
-            cordoned=True,
+            unschedulable=True,
         ),
         node(
             "t4-1",
@@ -199,26 +229,34 @@ def small() -> Scene:
                 0,
                 "t4-1",
                 T4,
-                part("default/web-0", 5, 9011, sm=62, over=before(minutes=7), rung="advisory", held="unverified"),
-                part("default/web-1", 5, 4310, sm=30, rung="advisory", held="unverified"),
+                part(
+                    "default/web-0",
+                    5,
+                    9011,
+                    smPercent=62,
+                    overSince=before(minutes=7),
+                    rung="advisory",
+                    held="unverified",
+                ),
+                part("default/web-1", 5, 4310, smPercent=30, rung="advisory", held="unverified"),
                 other_mib=312,
             ),
             gpu(
                 1,
                 "t4-1",
                 T4,
-                part("default/batch-nightly", 3, 2900, sm=9, rung="advisory", held="unverified"),
+                part("default/batch-nightly", 3, 2900, smPercent=9, rung="advisory", held="unverified"),
                 part("", 4, 1200),
-                part("research/stray", 0, 2048, trespass=True),
+                part("research/stray", 0, 2048, trespassing=True),
             ),
-            rung="advisory",
+            limits="advisory",
         ),
     )
     waiting = (
         said(
             {
-                "ns": "training",
-                "pod": "finetune-70b",
+                "namespace": "training",
+                "name": "finetune-70b",
                 "asks": "2 whole GPUs",
                 "since": before(minutes=41),
                 "scheduler": "gpushare-scheduler",
@@ -228,8 +266,8 @@ def small() -> Scene:
         ),
         said(
             {
-                "ns": "serving",
-                "pod": "chat-large-1",
+                "namespace": "serving",
+                "name": "chat-large-1",
                 "asks": "48 GiB of one GPU",
                 "since": before(minutes=3),
                 "scheduler": "gpushare-scheduler",
@@ -249,29 +287,24 @@ def instance(
     model = f"NVIDIA H100 80GB HBM3 MIG {profile}"
     found = gpu(position, "mig-1", (model, shares, shares * 1024 + 512), *parts, resource=resource, **more)
     del found["uuid"]
-    found.pop("fenced", None)
-    place = {"id": f"1:{number}", "profile": profile, "gpu": "GPU-parent"}
+    place = {"parent": "GPU-parent", "gpu": 1, "number": number, "profile": profile, "gi": number}
     return {**found, "uuid": f"MIG-{number}", "mig": place}
 
 
 def parted() -> Scene:
     """Return a node with a whole GPU, and with one in MIG mode: two instances are shared, and three given whole."""
     small_ones = "nvidia.com/mig-1g.10gb"
-    return Scene(
-        cluster(
-            node(
-                "mig-1",
-                gpu(0, "mig-1", H100, part("research/llm-eval-0", 16, 14920, sm=71), rung="driver"),
-                instance(1, 0, "2g.20gb", 19, part("serving/ranker-0", 12, 9200, sm=55), rung="advisory"),
-                instance(2, 1, "1g.10gb", 9, rung="advisory"),
-                instance(3, 2, "1g.10gb", 9, part("training/tune-0", 9, 8100, whole=True, sm=97), resource=small_ones),
-                instance(4, 3, "1g.10gb", 9, resource=small_ones),
-                instance(5, 4, "1g.10gb", 9, resource=small_ones, bad="XID 94: a contained memory error"),
-                rung="advisory",
-                looseMig=1,
-            )
-        )
+    instances = (
+        instance(1, 0, "2g.20gb", 19, part("serving/ranker-0", 12, 9200, smPercent=55), limits="advisory"),
+        instance(2, 1, "1g.10gb", 9, limits="advisory"),
+        instance(3, 2, "1g.10gb", 9, part("training/tune-0", 9, 8100, whole=True, smPercent=97), resource=small_ones),
+        instance(4, 3, "1g.10gb", 9, resource=small_ones),
+        instance(5, 4, "1g.10gb", 9, resource=small_ones, reason="XID 94: a contained memory error"),
     )
+    card = gpu(0, "mig-1", H100, part("research/llm-eval-0", 16, 14920, smPercent=71), limits="driver")
+    found = node("mig-1", card, *instances, limits="advisory")
+    found["instances"][0]["unplaced"] = [{"instances": 1}]
+    return Scene(cluster(found))
 
 
 def web_0() -> Json:
@@ -291,7 +324,14 @@ def web_0() -> Json:
                 "kind": "app",
                 "asks": {"aliyun.com/gpu-mem": 5},
                 "gpus": [
-                    {"index": 0, "uuid": "GPU-6f1c2f4e", "model": "Tesla T4", "shares": 5, "mib": 5120, "whole": False}
+                    {
+                        "index": 0,
+                        "uuid": "GPU-6f1c2f4e",
+                        "model": "Tesla T4",
+                        "shares": 5,
+                        "grantedMiB": 5120,
+                        "whole": False,
+                    }
                 ],
                 "variables": {
                     "NVIDIA_VISIBLE_DEVICES": "GPU-6f1c2f4e",
@@ -341,27 +381,27 @@ def hostile() -> Scene:
     longest, turned = "n" * 253, "ab\u202egnp.exe\u0000\u200b\nnext"
     name = "node-" + "x" * 248
     parts = (
-        part(f"evil/{HOSTILE}", 5, 9000, over=before(minutes=1)),
+        part(f"evil/{HOSTILE}", 5, 9000, overSince=before(minutes=1)),
         part(f"{HOSTILE}/{longest}", 4, 100),
         part(f"default/{turned}", 3, 100),
     )
     nodes = (
         node(
             name,
-            gpu(0, name, ("<b>Model</b>" + "m" * 200, 15, 15360), *parts, bad=f"{HOSTILE}" + "r" * 300),
+            gpu(0, name, ("<b>Model</b>" + "m" * 200, 15, 15360), *parts, reason=f"{HOSTILE}" + "r" * 300),
             problem=f"{HOSTILE}\u202e",
         ),
         node(
             "javascript:alert(1)",
-            gpu(0, "second", T4, part("evil/stray", 0, 10, trespass=True)),
-            rung="<script>alert(1)</script>",
+            gpu(0, "second", T4, part("evil/stray", 0, 10, trespassing=True)),
+            limits="<script>alert(1)</script>",
         ),
     )
     waiting = (
         said(
             {
-                "ns": "evil",
-                "pod": HOSTILE,
+                "namespace": "evil",
+                "name": HOSTILE,
                 "asks": "\u202e" + "9" * 300,
                 "since": "<script>",
                 "why": HOSTILE * 20,
@@ -406,13 +446,19 @@ def many(nodes: int = 1000, gpus: int = 8, *, seed: int = 7) -> Scene:
         cards = [random_gpu(chance, n, each, name, kind) for each in range(gpus)]
         troubled = n % 97 == 41
         made.append(
-            node(name, *cards, rung=("driver", "mps", "advisory")[n % 3], cordoned=n % 53 == 17, ready=not troubled)
+            node(
+                name,
+                *cards,
+                limits=("driver", "mps", "advisory")[n % 3],
+                unschedulable=n % 53 == 17,
+                ready=not troubled,
+            )
         )
     waiting = tuple(
         said(
             {
-                "ns": TEAMS[n % len(TEAMS)],
-                "pod": f"waiting-{n}",
+                "namespace": TEAMS[n % len(TEAMS)],
+                "name": f"waiting-{n}",
                 "asks": "64 GiB of one GPU",
                 "since": before(minutes=3 * n + 1),
                 "why": "no GPU has 64 GiB free",
@@ -438,7 +484,7 @@ def random_gpu(chance: random.Random, n: int, position: int, node_name: str, kin
             over = chance.random() < 0.004
             used = int(own * 1024 * (chance.uniform(1.1, 1.4) if over else chance.uniform(0.1, 0.98)))
             owner = f"{chance.choice(TEAMS)}/pod-{n}-{position}-{len(parts)}"
-            parts.append(part(owner, own, used, over=before(minutes=5) if over else ""))
+            parts.append(part(owner, own, used, overSince=before(minutes=5) if over else ""))
             left -= own
     bad = "Xid 48: double bit ECC error" if chance.random() < 0.004 else ""
-    return gpu(position, node_name, kind, *parts, bad=bad)
+    return gpu(position, node_name, kind, *parts, reason=bad)

@@ -15,7 +15,7 @@ import pytest
 from tests.patience import eventually
 from tests.web import scenes
 from tests.web.page_server import TOKEN, PageServer
-from tests.web.scenes import HOSTILE, T4, Scene, cluster, gpu, many, node, part, parted, small
+from tests.web.scenes import HOSTILE, T4, Scene, cluster, gpu, many, node, part, parted, small, summed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -83,7 +83,7 @@ async def test_instances_are_bars_below_the_name_of_their_gpu(browser: Browser) 
     async with opened(browser, parted()) as (tab, _):
         shown = await sums(tab)
         assert (shown["free"], shown["largest"], shown["whole"]) == ("79 GiB", "63 GiB", "0")
-        assert "of 1 GPU, 1 of 3 MIG instances" in await tab.text("[data-sum=whole]")
+        assert "of 2 GPUs, 1 of 3 MIG instances" in await tab.text("[data-sum=whole]")
         assert await tab.texts(".gpus > li:is(.gpu-head)") == ["GPU 1 in MIG mode"]
         assert await tab.run("[...document.querySelectorAll('.gpus > li')].map((each) => each.className)") == [
             "gpu",
@@ -299,7 +299,7 @@ async def test_over_use_turns_red_and_only_its_card_is_written(browser: Browser)
             ".observe(document.querySelector('#cards'), {subtree: true, childList: true, attributes: true, characterData: true})"
         )
         changed = copy.deepcopy(server.scene.node("a100-1"))
-        changed["gpus"][2]["pods"][0] |= {"usedMiB": 16000, "over": scenes.before(minutes=1)}
+        changed["gpus"][2]["pods"][0] |= {"usedMiB": 16000, "overSince": scenes.before(minutes=1)}
         server.change(changed)
         await tab.until(f"document.querySelector('{part_of}').classList.contains('part-over')")
         assert await tab.run("[...window.written]") == ["a100-1"]
@@ -515,7 +515,9 @@ async def test_a_thousand_nodes_with_eight_gpus_are_a_map(browser: Browser) -> N
             ".observe(document.querySelector('#map'), {subtree: true, childList: true, attributes: true})"
         )
         changed = copy.deepcopy(server.scene.node("gpu-0003"))
-        changed["gpus"][0] = gpu(0, "gpu-0003", scenes.H100, part("ads/over", 10, 20000, over=scenes.before(minutes=2)))
+        changed["gpus"][0] = gpu(
+            0, "gpu-0003", scenes.H100, part("ads/over", 10, 20000, overSince=scenes.before(minutes=2))
+        )
         server.change(changed)
         await tab.until("document.querySelector('[data-node=gpu-0003] .cell').classList.contains('cell-over')")
         assert await tab.run("[...window.written]") == ["gpu-0003"]
@@ -623,9 +625,9 @@ async def test_the_token_leaves_the_address_at_once(browser: Browser) -> None:
 async def test_a_person_who_may_not_read_nodes_sees_his_pods(browser: Browser) -> None:
     scene = Scene(scenes.cluster(notes=("nodes cannot be read: forbidden",), source="none"))
     scene.cluster["alone"] = [
-        {"ns": "default", "pod": "web-0", "node": "t4-1", "shares": 5, "phase": "Running"},
-        {"ns": "default", "pod": "big", "gpus": 2},
-        {"ns": "default", "pod": "apart", "instances": {"aliyun.com/mig-1g.10gb": 2}},
+        {"namespace": "default", "name": "web-0", "node": "t4-1", "shares": 5, "phase": "Running"},
+        {"namespace": "default", "name": "big", "wholeGpus": 2},
+        {"namespace": "default", "name": "apart", "instances": {"aliyun.com/mig-1g.10gb": 2}},
     ]
     async with opened(browser, scene) as (tab, _):
         assert "nodes cannot be read: forbidden" in await tab.text("#notes")
@@ -644,6 +646,7 @@ async def test_where_only_allocation_is_known_no_use_is_shown(browser: Browser) 
     plain: dict[str, Any] = copy.deepcopy(small().cluster)
     for each in plain["nodes"]:
         each.pop("use")
+    plain["nodes"] = [summed(each) for each in plain["nodes"]]
     plain["figures"] = {"source": "none", "why": "agents cannot be reached"}
     async with opened(browser, Scene(plain)) as (tab, _):
         assert "Usage is unknown; the page shows only what is given. Agents cannot be reached" in await tab.text(
@@ -683,6 +686,7 @@ async def test_the_sum_of_use_says_of_how_many_gpus_it_is_known(browser: Browser
     scene = small()
     gpus = scene.node("t4-1")["gpus"]
     gpus[1].pop("usedMiB", None)
+    scene.cluster["nodes"] = [summed(each) for each in scene.cluster["nodes"]]
     async with opened(browser, scene, "?node=t4-1") as (tab, server):
         used = await tab.text("[data-sum=used]")
         assert "13.3 GiB" in used
@@ -690,16 +694,16 @@ async def test_the_sum_of_use_says_of_how_many_gpus_it_is_known(browser: Browser
         assert "of the given memory" not in used
         changed = copy.deepcopy(server.scene.node("t4-1"))
         changed["gpus"][1]["usedMiB"] = 0
-        server.change(changed)
+        server.change(summed(changed))
         await tab.until("document.querySelector('[data-sum=used]').innerText.includes('of the given memory')")
         assert "13.3 GiB" in await tab.text("[data-sum=used]")
         for each in changed["gpus"]:
             each.pop("usedMiB")
-        server.change(changed)
+        server.change(summed(changed))
         await tab.until("document.querySelector('[data-sum=used] .sum-value').innerText === '\u2013'")
         await tab.choose("#lang", "zh")
         changed["gpus"][0]["usedMiB"] = 2048
-        server.change(changed)
+        server.change(summed(changed))
         await tab.until("document.querySelector('[data-sum=used]').innerText.includes('2 块 GPU 中已知 1 块')")
 
 
@@ -811,7 +815,8 @@ async def test_the_newest_state_is_shown_however_changes_come_while_the_page_is_
         names = sorted(each["name"] for each in server.scene.cluster["nodes"])
         await tab.until(f"document.querySelectorAll('#map .tile').length === {len(names)}")
         told = {
-            each["name"]: [str(card.get("taken", 0)) for card in each["gpus"]] for each in server.scene.cluster["nodes"]
+            each["name"]: [str(card.get("usedShares", 0)) for card in each["gpus"]]
+            for each in server.scene.cluster["nodes"]
         }
         shown = "Object.fromEntries([...document.querySelectorAll('#map .tile')].map((tile) => [tile.dataset.node, [...tile.querySelectorAll('.cell')].map((cell) => cell.getAttribute('aria-label').match(/[:,] ([0-9]+) GiB of/)?.[1])]))"
         await eventually(lambda: _equal(tab, shown, told), "all tiles are as their nodes")
@@ -1067,7 +1072,7 @@ async def test_what_is_used_beyond_a_share_is_drawn_past_its_limit(browser: Brow
 
 
 async def test_processors_are_on_the_bar_and_a_pod_that_uses_none_is_idle(browser: Browser) -> None:
-    parts = (part("a/busy", 30, 9000, sm=40), part("a/lazy", 30, 9000, sm=0), part("a/unknown", 15, 9000))
+    parts = (part("a/busy", 30, 9000, smPercent=40), part("a/lazy", 30, 9000, smPercent=0), part("a/unknown", 15, 9000))
     async with opened(browser, Scene(cluster(node("h100-9", gpu(0, "h100-9", scenes.H100, *parts))))) as (tab, _):
         await tab.size(1600, 700)
         assert await tab.texts(".part .idle") == ["", "idle", ""]

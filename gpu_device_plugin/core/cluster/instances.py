@@ -34,6 +34,7 @@ class InstancePod:
     held: frozenset[str] = frozenset()
     """The UUIDs of its instances, as far as its node's agent has written them on it."""
     terminating: bool = False
+    priority: int = 0
 
     def __str__(self) -> str:
         """Return ``namespace/name``."""
@@ -95,7 +96,7 @@ def instance_pod(pod: Pod) -> InstancePod | None:
     if not asked:
         return None
     held = frozenset(uuid for uuids in readable_instances(pod).values() for uuid in uuids)
-    return InstancePod(pod.uid, pod.namespace, pod.name, asked, held, pod.deleting)
+    return InstancePod(pod.uid, pod.namespace, pod.name, asked, held, pod.deleting, pod.priority)
 
 
 def readable_instances(pod: Pod) -> Mapping[str, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin.core.telling.printing import counted, listed
-from gpu_device_plugin.core.telling.tones import Line, Tone
+from gpu_device_plugin.core.telling.tables import Line, Tone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.cluster.nodeview import sums_of
 from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
 from gpu_device_plugin.core.telling.printing import ranges
 from gpu_device_plugin.core.telling.reported import age
-from gpu_device_plugin.core.telling.tables import Layout, Row, table
-from gpu_device_plugin.core.telling.tones import Line, Tone, columns, fitted
+from gpu_device_plugin.core.telling.tables import Layout, Line, Row, Tone, columns, fitted, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gpu_device_plugin.core.cluster.instances import Instances
     from gpu_device_plugin.core.cluster.nodeview import GpuView, NodeView
-    from gpu_device_plugin.core.contract.nodegpus import ListedGpu
 
 _NOTHING = "-"
 CLAIMS = "claims"
@@ -64,9 +62,7 @@ def _rows(node: NodeView) -> Iterable[Row]:
     for offer in node.instances():
         yield _offer_row(node, name, state, offer)
         name, state = "", ""
-    if node.loose():
-        sizes = node.candidate.gpus.sizes
-        amount = sum(usage.size(sizes) for usage in node.loose().values())
+    if amount := node.unplaced:
         yield Row((name, "?", _NOTHING, _shares(node, amount), *(_NOTHING,) * 3, "on GPUs not known yet"), Tone.WARNING)
 
 
@@ -78,8 +74,16 @@ def _node_state(node: NodeView) -> str:
 def _alike(node: NodeView, view: GpuView) -> tuple[object, ...]:
     """Return what GPUs of one row have in common."""
     gpu = view.gpu
-    whole = any(held.whole for held in view.held)
-    return gpu.model, gpu.shares, view.used, view.free, whole, gpu.unhealthy, _rung(node, view), _trouble(node, view)
+    return (
+        gpu.model,
+        gpu.shares,
+        view.used,
+        view.free,
+        view.whole,
+        gpu.unhealthy,
+        _rung(node, view),
+        _trouble(node, view),
+    )
 
 
 def _rung(node: NodeView, view: GpuView) -> str:
@@ -107,10 +111,9 @@ def _group_row(node: NodeView, name: str, state: str, group: Sequence[GpuView]) 
     known = [amount for amount in used if amount is not None] if not node.report.stale else []
     most = max(known, default=None)
     differs = len(known) > 1 and min(known) != most
-    whole = any(held.whole for held in first.held)
     trouble = _trouble(node, first)
     bad = f"unhealthy: {first.gpu.unhealthy}" if first.gpu.unhealthy else ""
-    words = [*filter(None, (state, bad, trouble)), *(["whole"] if whole else [])]
+    words = [*filter(None, (state, bad, trouble)), *(["whole"] if first.whole else [])]
     tone = Tone.BAD if bad or trouble else Tone.WARNING if state not in {"", CLAIMS} else Tone.PLAIN
     model = first.gpu.model.removeprefix("NVIDIA ") or _NOTHING
     return Row(
@@ -156,77 +159,18 @@ def _shares(node: NodeView, shares: int) -> str:
 # --- Sums -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """The sums of a cluster, in MiB where the size of shares is known, else in shares."""
-
-    nodes: int
-    gpus: int
-    given: int
-    total: int
-    used: int | None
-    """None: of no GPU is the use known."""
-    free: int
-    """On GPUs that take pods now."""
-    largest: int
-    """The largest part of one GPU that a pod could get now."""
-    whole: int
-    """GPUs that a pod could get whole now."""
-    sized: bool
-    """Amounts are MiB."""
-    instances: int = 0
-    """MIG instances that are given out whole."""
-    free_instances: int = 0
-    """Those that a pod could get now."""
-
-
-def totals_of(nodes: Iterable[NodeView]) -> Totals:
-    """Return the sums of some nodes."""
-    listed = list(nodes)
-    sized = all(node.candidate.gpus.share_mib is not None for node in listed)
-    units = [(node, (node.candidate.gpus.share_mib or 1) if sized else 1) for node in listed]
-    open_now = [(node, unit) for node, unit in units if node.ready and not node.unschedulable]
-    views = [(view, unit) for node, unit in open_now for view in node.gpus()]
-    offers = [each for node in listed for each in node.instances()]
-    used = [
-        amount
-        for node in listed
-        if not node.report.stale
-        for gpu in node.candidate.gpus.all
-        if (amount := node.report.used(gpu.position).used_mib) is not None
-    ]
-    return Totals(
-        nodes=len(listed),
-        gpus=sum(len({_card(gpu) for gpu in node.candidate.gpus.all}) for node in listed),
-        instances=sum(len(each.instances) for each in offers),
-        free_instances=sum(each.free for node, _ in open_now for each in node.instances()),
-        given=sum(node.used * unit for node, unit in units),
-        total=sum(node.total * unit for node, unit in units),
-        used=sum(used) if used else None,
-        free=sum(view.free * unit for view, unit in views),
-        largest=max((view.free * unit for view, unit in views), default=0),
-        whole=sum(view.room.unused and view.gpu.instance is None for view, _ in views),
-        sized=sized,
-    )
-
-
-def _card(gpu: ListedGpu) -> str | int:
-    """Return what the MIG instances of one GPU have in common, and nothing else."""
-    return gpu.position if gpu.instance is None else gpu.instance.parent
-
-
 def totals(nodes: Iterable[NodeView], width: int) -> list[Line]:
     """Return the sums of some nodes in words, in as many lines as the width needs."""
-    sums = totals_of(nodes)
+    sums = sums_of(nodes)
 
     def amount(value: int) -> str:
         return gib(value) if sums.sized else str(value)
 
-    percent = f" ({int(sums.given / sums.total * 100)}%)" if sums.total else ""
+    percent = f" ({int(sums.part * 100)}%)" if sums.total else ""
     facts = [
         f"{sums.nodes} {'node' if sums.nodes == 1 else 'nodes'}, {sums.gpus} {'GPU' if sums.gpus == 1 else 'GPUs'}",
         f"given {amount(sums.given)} of {amount(sums.total)}{percent}",
-        *([] if sums.used is None else [f"used {gib(sums.used)}"]),
+        *([] if sums.used_mib is None else [f"used {gib(sums.used_mib)}"]),
         f"free {amount(sums.free)}",
         f"largest pod now {amount(sums.largest)}",
         f"whole GPUs free {sums.whole}",

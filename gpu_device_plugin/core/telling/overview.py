@@ -1,20 +1,24 @@
-"""Print the GPU memory of a cluster in the format of gpushare's own `kubectl inspect gpushare`."""
+"""Print the GPUs of a cluster in the format of gpushare's own `kubectl inspect gpushare`, or with one line for each."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.contract.nodereport import not_held
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
-from gpu_device_plugin.core.telling.columns import aligned
-from gpu_device_plugin.core.telling.miginstances import instance_lines
-from gpu_device_plugin.core.telling.reported import at_a_glance, memory_in_use
+from gpu_device_plugin.core.telling.explaining_mig import holders
+from gpu_device_plugin.core.telling.folded import CLAIMS
+from gpu_device_plugin.core.telling.printing import place, short_uuid
+from gpu_device_plugin.core.telling.reported import age, at_a_glance, memory_in_use, mib
+from gpu_device_plugin.core.telling.tables import aligned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.cluster.nodeview import GpuView, NodeView
 
 _UNKNOWN = "unknown"
+_NOTHING = "-"
 _LARGE = 100
 """A GPU with more shares than this is assumed to have shares of 1 MiB, where no agent states their size."""
 
@@ -61,7 +65,7 @@ def summary(nodes: Iterable[NodeView]) -> list[str]:
         "-" * rule,
         "Allocated/Total GPU Memory In Cluster:",
         *aligned([[_share_of_total(nodes, amount), ""]]),
-        *instance_lines(every, amount),
+        *_instances(every, amount),
         *at_a_glance(nodes),
     ]
 
@@ -106,7 +110,7 @@ def details(nodes: Iterable[NodeView]) -> list[str]:
         ]
     lines += [[""], [""], ["Allocated/Total GPU Memory In Cluster:", _share_of_total(nodes, amount), ""]]
     table = aligned([*lines, *([["* the whole GPU"]] if starred else [])])
-    return [*table, *instance_lines(every, amount, pods=True), *memory_in_use(every)]
+    return [*table, *_instances(every, amount, pods=True), *memory_in_use(every)]
 
 
 def _pod_rows(node: NodeView, amount: Callable[[NodeView, int], int]) -> list[list[str]]:
@@ -156,3 +160,112 @@ def _share_of_total(nodes: Iterable[NodeView], amount: Callable[[NodeView, int],
 def _percent(used: int, total: int) -> int:
     # Truncated floating point, as in the original: 29 of 100 are 28 %.
     return int(used / total * 100) if total else 0
+
+
+def _instances(nodes: Iterable[NodeView], amount: Callable[[NodeView, int], int], *, pods: bool = False) -> list[str]:
+    """Return the MIG instances of some nodes: the shared ones by GPU, then the whole ones by resource."""
+    lines = [line for node in nodes for line in _instance_lines(node, amount, pods=pods)]
+    return ["", "MIG instances:", *lines] if lines else []
+
+
+def _instance_lines(node: NodeView, amount: Callable[[NodeView, int], int], *, pods: bool) -> Iterator[str]:
+    """Yield the lines of one node; `pods`: with the pods that hold whole instances."""
+    cards: dict[int, list[GpuView]] = {}
+    for view in node.gpus():
+        if view.gpu.instance is not None:
+            cards.setdefault(view.gpu.instance.gpu, []).append(view)
+    for index, views in sorted(cards.items()):
+        yield f"{node.name}: GPU {index} (MIG): {', '.join(_shared_instance(node, view, amount) for view in views)}"
+    for each in node.instances():
+        held = f": {found}" if pods and (found := holders(each)) else ""
+        ill = f", {len(each.ill)} out of service" if each.ill else ""
+        yield f"{node.name}: {each.resource}: {each.used}/{len(each.instances)} in use{ill}{held}"
+
+
+def _shared_instance(node: NodeView, view: GpuView, amount: Callable[[NodeView, int], int]) -> str:
+    """Return one instance: its number and profile, its column in the table, and the memory that is given of it.
+
+    One that is not available is out of service, or a container has it whole since before the way was changed.
+    """
+    instance = view.gpu.instance
+    named = "" if instance is None else f"{instance.label} {instance.profile} "
+    closed = " (not available)" if view.gpu.unhealthy else ""
+    return f"{named}(GPU{view.gpu.position}) {amount(node, view.used)}/{amount(node, view.gpu.shares)}{closed}"
+
+
+# --- One line for each GPU --------------------------------------------------------------------------------------------
+
+_HEADING = (
+    *("NODE", "GPU", "UUID", "MODEL", "MEMORY", "ALLOCATED", "USED", "LIMITS", "SHARE", "POLICY", "DRIVER", "HEALTH"),
+    "PODS",
+)
+
+
+def wide(nodes: Iterable[NodeView]) -> list[str]:
+    """Return a table with one line for each GPU. Usage of unknown GPUs has lines of its own, with `?` for the GPU.
+
+    Sentences stand at the end of their lines, where they make no column wider.
+
+    Args:
+        nodes: by name. A node whose GPUs are unknown has a line with the reason.
+    """
+    return aligned([_HEADING, *(row for node in nodes for row in _rows(node))])
+
+
+def _rows(node: NodeView) -> Iterable[tuple[str, ...]]:
+    gpus = node.candidate.gpus
+    if gpus.fault:
+        yield (node.name, *(_NOTHING,) * 12, gpus.fault)
+    share = format_mib(gpus.share_mib) if gpus.share_mib is not None else _NOTHING
+    policy = ", ".join(filter(None, (gpus.policy, CLAIMS if gpus.claims else ""))) or _NOTHING
+    for view in node.gpus():
+        allocated = f"{view.used}/{view.gpu.shares}" + (" whole" if view.whole else "")
+        yield _row(node, view, allocated, share, policy)
+    for offer in node.instances():
+        for view in node.instance_views(offer):
+            yield _row(node, view, "whole" if view.held else "free", _NOTHING, offer.resource)
+        for holder, number in offer.loose:
+            whole = f"{number} whole"
+            dashes = (_NOTHING,) * 3
+            yield (node.name, "?", *dashes, whole, *dashes, offer.resource, *dashes[1:], f"{holder}: {whole}")
+    for pod, usage in node.loose().items():
+        used = " + ".join(node.amounts(usage))
+        yield (node.name, "?", *(_NOTHING,) * 3, used, *(_NOTHING,) * 6, f"{pod}: {used}")
+
+
+def _row(node: NodeView, view: GpuView, allocated: str, share: str, policy: str) -> tuple[str, ...]:
+    gpu = view.gpu
+    return (
+        node.name,
+        place(gpu),
+        short_uuid(gpu.uuid),
+        gpu.model.removeprefix("NVIDIA ") or _NOTHING,
+        format_mib(gpu.memory_mib) if gpu.memory_mib is not None else _NOTHING,
+        allocated,
+        _in_use(node, gpu.position),
+        _limits(node, gpu.position),
+        share,
+        policy,
+        node.candidate.gpus.driver or _NOTHING,
+        "unhealthy" if gpu.unhealthy else "healthy",
+        ", ".join(f"{held.pod}: {'whole' if held.whole else node.amount(held.shares)}" for held in view.held)
+        or _NOTHING,
+        *([f"unhealthy: {gpu.unhealthy}"] if gpu.unhealthy else []),
+    )
+
+
+def _in_use(node: NodeView, position: int) -> str:
+    used = node.report.used(position).used_mib
+    if used is None:
+        return _NOTHING
+    return mib(used) + (f" ({age(node.report.use_age_s)})" if node.report.old else "")
+
+
+def _limits(node: NodeView, position: int) -> str:
+    rung = node.report.rung(position)
+    if rung is None:
+        return _NOTHING
+    if rung.refusal:
+        return f"{rung.rung}, shares refused"
+    loose = sum(not_held(part) for part in node.report.parts(position))
+    return rung.rung + (f", {loose} not held" if loose else "")

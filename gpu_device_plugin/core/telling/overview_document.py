@@ -1,109 +1,159 @@
-"""The GPUs of a cluster as one JSON document; docs/inspect.md is its contract."""
+"""Nodes, their GPUs and the pods on them in the types of JSON, with the same keys for programs and for the page.
+
+docs/inspect.md is the contract. The page gets a brief form, because thousands of GPUs are sent at once: it has fewer
+fields, leaves out those that are false, zero, empty or unknown, and says nothing of figures that are too old.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.core.cluster.nodeview import sums_of
 from gpu_device_plugin.core.contract.nodereport import trespasses
+from gpu_device_plugin.core.contract.nodeuse import UsedGpu
+from gpu_device_plugin.core.model.limits import Held as Reading
+from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.telling.redacting import HIDDEN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.instances import InstancePod, Instances
-    from gpu_device_plugin.core.cluster.nodeview import GpuView, NodeView
+    from gpu_device_plugin.core.cluster.nodeview import GpuView, Held, NodeView, Sums
     from gpu_device_plugin.core.cluster.usage import Occupant
-    from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance
     from gpu_device_plugin.core.contract.nodereport import NodeReport, UsedPart
+    from gpu_device_plugin.core.contract.nodegpus import ListedInstance
 
 VERSION = 1
 """Increases when a field changes its meaning or is removed. Fields may be added at any time."""
 
+Fields = dict[str, Any]
 
-def document(nodes: Iterable[NodeView]) -> dict[str, Any]:
-    """Return the complete state of the nodes in the types of JSON.
+_FACTS = frozenset({"index", "largestIndex", "grantedMiB", "usedMiB", "smPercent", "gpus"})
+"""What a brief form has even if it is zero or empty: position 0 and 0 MiB in use are facts."""
+
+
+def document(nodes: Iterable[NodeView]) -> Fields:
+    """Return the complete state of the nodes.
 
     Args:
         nodes: by name.
     """
-    return {"version": VERSION, "nodes": [_node(node) for node in nodes]}
+    return {"version": VERSION, "nodes": [node_document(node) for node in nodes]}
 
 
-def _node(node: NodeView) -> dict[str, Any]:
-    gpus, offers = node.candidate.gpus, node.instances()
-    return {
+def node_document(node: NodeView, *, brief: bool = False, live: bool = False) -> Fields:
+    """Return one node.
+
+    Args:
+        node: the node.
+        brief: in the form for the page.
+        live: the figures of use are read from the node's agent now, and not from the node's annotation.
+    """
+    gpus, report, views = node.candidate.gpus, node.report, node.gpus()
+    fields: Fields = {
         "name": node.name,
         "address": node.address or None,
         "ready": node.ready,
         "unschedulable": node.unschedulable,
         "problem": gpus.fault or None,
-        **({"claims": True} if gpus.claims else {}),
+        "claims": gpus.claims,
         "shareMiB": gpus.share_mib,
         "policy": gpus.policy,
         "driver": gpus.driver,
+        "totalShares": node.total,
+        "usedShares": sum(view.used for view in views) + node.unplaced,
+        "limits": None if report.limits is None else report.limits.rung.value,
+        "use": _use(report, brief=brief, live=live),
+        "sums": _sums(sums_of([node], {node.name: views}), brief=brief),
+        "gpus": [_gpu(view, report, brief=brief) for view in views],
+        "instances": [_offer(node, offer, brief=brief) for offer in node.instances()],
+    }
+    if brief:
+        return known(fields)
+    return fields | {
         "divided": gpus.divided,
         "capacity": dict(node.capacity),
         "allocatable": dict(node.allocatable),
-        "totalShares": node.total,
-        "usedShares": node.used,
-        "limits": None if node.report.limits is None else node.report.limits.rung.value,
-        "use": _use(node.report),
-        "gpus": [_gpu(view, node.report) for view in node.gpus()],
-        **({"instances": [_offer(each, node.report) for each in offers]} if offers else {}),
         "links": [
             {"a": a, "b": b, "closeness": closeness.name.lower(), "nvlinks": nvlinks}
             for a, b, closeness, nvlinks in gpus.links.pairs
         ],
         "unplaced": [
-            {**_pod(pod), "shares": usage.all_shares, "wholeGpus": usage.all_gpus}
+            {**_pod(pod, brief=False), "shares": usage.all_shares, "wholeGpus": usage.all_gpus}
             for pod, usage in node.loose().items()
         ],
     }
 
 
-def _use(report: NodeReport) -> dict[str, Any] | None:
-    if report.use is None:
+def known(fields: Mapping[str, object]) -> Fields:
+    """Return fields in the brief form: without those that are false, zero, empty or unknown, except facts."""
+    return {key: value for key, value in fields.items() if value or (key in _FACTS and value is not None)}
+
+
+def _use(report: NodeReport, *, brief: bool, live: bool) -> Fields | None:
+    use = report.use
+    if use is None:
         return None
-    return {
-        "at": report.use.at or None,
-        "ageSeconds": None if report.use_age_s is None else round(report.use_age_s),
-        "blind": report.use.blind or None,
-        "leftOut": report.use.left_out,
+    # In a brief form the time and not the age, so that a node of which nothing changed has the same document as before.
+    fields: Fields = {"at": use.at or None, "blind": use.blind or None, "live": live}
+    if brief:
+        return known(fields)
+    age_s = None if report.use_age_s is None else round(report.use_age_s)
+    return fields | {"ageSeconds": age_s, "leftOut": use.left_out}
+
+
+def _sums(sums: Sums, *, brief: bool) -> Fields:
+    """Return the sums of a node; its memory is not known in MiB where the size of its shares is not."""
+    fields: Fields = {
+        "totalMiB": sums.total if sums.sized else None,
+        "givenMiB": sums.given if sums.sized else None,
+        "freeMiB": sums.free if sums.sized else None,
+        "largestMiB": sums.largest if sums.sized else None,
+        "largestIndex": None if sums.largest_at is None else sums.largest_at[1],
+        "usedMiB": sums.used_mib,
+        "measuredGpus": sums.measured,
+        "gpus": sums.gpus,
+        "freeGpus": sums.whole,
+        "instances": sums.instances,
+        "freeInstances": sums.free_instances,
     }
+    return known(fields) if brief else fields
 
 
-def _gpu(view: GpuView, report: NodeReport) -> dict[str, Any]:
-    gpu = view.gpu
-    used, rung = report.used(gpu.position), report.rung(gpu.position)
-    return {
-        **_described(gpu),
-        "totalShares": gpu.shares,
-        "usedShares": view.used,
-        "freeShares": view.free,
-        "whole": view.room.whole,
-        "usedMiB": used.used_mib,
-        "unattributedMiB": used.unattributed_mib,
-        "limits": None if rung is None else rung.rung.value,
-        "limitsReason": None if rung is None else rung.why,
-        "refusal": (rung.refusal or None) if rung is not None else None,
-        "containers": [_part(part) for part in report.parts(gpu.position)],
-        "pods": [{**_pod(held.pod), "shares": held.shares, "whole": held.whole} for held in view.held],
-    }
-
-
-def _described(gpu: ListedGpu) -> dict[str, Any]:
-    return {
+def _gpu(view: GpuView, report: NodeReport, *, brief: bool) -> Fields:
+    gpu, rung = view.gpu, report.rung(view.gpu.position)
+    used = UsedGpu() if brief and report.stale else report.used(gpu.position)
+    fields: Fields = {
         "index": gpu.position,
         "uuid": gpu.uuid or None,
         "model": gpu.model or None,
         "memoryMiB": gpu.memory_mib,
+        "reason": gpu.unhealthy or None,
+        "mig": None if gpu.instance is None else mig_place(gpu.instance),
+        "totalShares": view.room.total,
+        "usedShares": view.used,
+        "freeShares": view.free,
+        "usedMiB": used.used_mib,
+        "unattributedMiB": used.unattributed_mib,
+        "limits": None if rung is None else rung.rung.value,
+        "refusal": None if rung is None else rung.refusal or None,
+        "pods": [_held(held, brief=brief) for held in view.held],
+        "strangers": [_stranger(parts, brief=brief) for parts in view.strangers],
+    }
+    if brief:
+        return known(fields)
+    return fields | {
         "numa": gpu.numa,
         "healthy": not gpu.unhealthy,
-        "reason": gpu.unhealthy or None,
-        **({} if gpu.instance is None else {"mig": _place(gpu.instance)}),
+        "whole": view.room.whole,
+        "limitsReason": None if rung is None else rung.why,
+        "containers": [_container(part) for part in report.parts(gpu.position)],
     }
 
 
-def _place(instance: ListedInstance) -> dict[str, Any]:
+def mig_place(instance: ListedInstance) -> Fields:
+    """Return the place of a MIG instance."""
     return {
         "parent": instance.parent,
         "gpu": instance.gpu,
@@ -113,35 +163,84 @@ def _place(instance: ListedInstance) -> dict[str, Any]:
     }
 
 
-def _offer(offer: Instances, report: NodeReport) -> dict[str, Any]:
-    return {
+def _offer(node: NodeView, offer: Instances, *, brief: bool) -> Fields:
+    """Return the MIG instances of one resource that are given whole: each is all in use, or all free."""
+    fields: Fields = {
         "resource": offer.resource,
+        "instances": [_gpu(view, node.report, brief=brief) for view in node.instance_views(offer)],
+        "unplaced": [({} if brief else _pod(pod, brief=False)) | {"instances": number} for pod, number in offer.loose],
+    }
+    if brief:
+        return known(fields)
+    return fields | {
         "profile": offer.profile,
         "total": len(offer.instances),
         "used": offer.used,
         "free": offer.free,
-        "instances": [
-            {
-                **_described(gpu),
-                "usedMiB": report.used(gpu.position).used_mib,
-                "containers": [_part(part) for part in report.parts(gpu.position)],
-                "pods": [_holder(pod) for pod in offer.holders.get(gpu.uuid, ())],
-            }
-            for gpu in offer.instances
-        ],
-        "unplaced": [{**_holder(pod), "instances": number} for pod, number in offer.loose],
     }
 
 
-def _holder(pod: InstancePod) -> dict[str, Any]:
-    return {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid, "deleting": pod.terminating}
+def _pod(pod: Occupant | InstancePod, *, brief: bool) -> Fields:
+    """Return a pod; its name is not known to a reader who may not see it."""
+    fields: Fields = _named(pod.namespace, name=pod.name)
+    if not brief:
+        fields |= {"uid": pod.uid, "priority": pod.priority}
+    return fields | {"deleting": pod.terminating}
 
 
-def _part(part: UsedPart) -> dict[str, Any]:
+def _named(namespace: str, **names: str) -> Fields:
+    if namespace == HIDDEN:
+        return dict.fromkeys(("namespace", *names))
+    return {"namespace": namespace, **names}
+
+
+def _held(held: Held, *, brief: bool) -> Fields:
+    pod = held.pod
+    fields = _pod(pod, brief=brief) | {"shares": held.shares, "whole": held.whole} | _sum(held.use)
+    if brief:
+        fields = known(fields)
+    # The pods that use these claims may be none.
+    return fields | ({"claims": list(pod.claims), "pods": list(pod.pods)} if pod.claims else {})
+
+
+def _stranger(parts: Sequence[UsedPart], *, brief: bool) -> Fields:
+    fields = _named(parts[0].namespace, name=parts[0].pod) | {"trespassing": True} | _sum(parts)
+    return known(fields) if brief else fields
+
+
+_WORST_FIRST = (Reading.MISSING, Reading.DIFFERS, Reading.UNVERIFIED, Reading.HELD)
+_WEAKEST_FIRST = tuple(sorted(Rung, key=lambda rung: rung.strength))
+
+
+def _sum(parts: Sequence[UsedPart]) -> Fields:
+    """Return the use of one GPU by all containers of a pod together; what one of them lacks is unknown of all."""
+    if not parts:
+        return dict.fromkeys(("usedMiB", "smPercent", "overSince", "rung", "held"))
+    amounts = [part.used_mib for part in parts if part.used_mib is not None]
+    percents = [part.sm_percent for part in parts if part.sm_percent is not None]
+    rungs = {part.rung for part in parts if part.rung is not None}
+    states = {part.held for part in parts if part.held is not None}
+    # 0 percent is said only where it is known of all.
+    percent = min(100, sum(percents)) if sum(percents) or len(percents) == len(parts) else None
     return {
-        "namespace": part.namespace,
-        "pod": part.pod,
-        "container": part.container or None,
+        "usedMiB": sum(amounts) if len(amounts) == len(parts) else None,
+        "smPercent": percent,
+        "overSince": min((part.over_since for part in parts if part.over_since), default=None),
+        "rung": next((rung.value for rung in _WEAKEST_FIRST if rung in rungs), None),
+        "held": next((state.value for state in _WORST_FIRST if state in states), None),
+    }
+
+
+def _container(part: UsedPart) -> Fields:
+    return {
+        **_named(part.namespace, pod=part.pod, container=part.container or ""),
+        **container_use(part),
+    }
+
+
+def container_use(part: UsedPart) -> Fields:
+    """Return what one container uses of one GPU."""
+    return {
         "grantedMiB": part.granted_mib,
         "usedMiB": part.used_mib,
         "smPercent": part.sm_percent,
@@ -151,15 +250,4 @@ def _part(part: UsedPart) -> dict[str, Any]:
         "held": None if part.held is None else part.held.value,
         "foundMiB": part.found_mib,
         "why": part.why or None,
-    }
-
-
-def _pod(pod: Occupant) -> dict[str, Any]:
-    return {
-        "namespace": pod.namespace,
-        "name": pod.name,
-        "uid": pod.uid,
-        "priority": pod.priority,
-        "deleting": pod.terminating,
-        **({"claims": list(pod.claims), "pods": list(pod.pods)} if pod.claims else {}),
     }

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.instances import readable_instances
 from gpu_device_plugin.core.contract import variables
 from gpu_device_plugin.core.contract.keys import FRAMEWORKS, POD
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu
-from gpu_device_plugin.core.contract.nodereport import trespasses
 from gpu_device_plugin.core.contract.promises import readable_promises
 from gpu_device_plugin.core.model.gpus import Gpu, MigInstance
 from gpu_device_plugin.core.model.limits import GpuRung, Rung
@@ -19,6 +18,7 @@ from gpu_device_plugin.core.node.extra_grant import Owner
 from gpu_device_plugin.core.node.frameworks import read_frameworks
 from gpu_device_plugin.core.node.grants import Delivery, grant
 from gpu_device_plugin.core.node.limit_grants import Means
+from gpu_device_plugin.core.telling.overview_document import Fields, container_use, known, mig_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.nodereport import UsedPart
     from gpu_device_plugin.core.model.pods import Container, Pod
     from gpu_device_plugin.core.model.resources import Resource
-
-Fields = dict[str, Any]
 
 
 def containers_of(pod: Pod, resources: Sequence[Resource], node: NodeView | None) -> list[Fields]:
@@ -69,13 +67,13 @@ def containers_of(pod: Pod, resources: Sequence[Resource], node: NodeView | None
                     for placement in placements
                     for name, value in _variables(pod, container, placement, own, node).items()
                 },
-                "use": [_use(part) for part in own],
+                "use": [_use_of(part) for part in own],
             }
         )
     known = {container.name for container in pod.containers}
     others = sorted({part.container for part in parts} - known)
     return found + [
-        {"name": name, "kind": "app", "use": [_use(part) for part in parts if part.container == name]}
+        {"name": name, "kind": "app", "use": [_use_of(part) for part in parts if part.container == name]}
         for name in others
     ]
 
@@ -97,12 +95,12 @@ def _gpus(placement: Placement, node: NodeView | None) -> Iterable[Fields]:
         gpu = listed.get(position)
         facts: Fields = {} if gpu is None else {"uuid": gpu.uuid, "model": gpu.model}
         if gpu is not None and gpu.instance is not None:
-            facts |= {"mig": f"{gpu.instance.label} {gpu.instance.profile}"}
+            facts |= {"mig": mig_place(gpu.instance)}
         if placement.demand.kind is not Kind.MEMORY:
-            facts |= {"whole": True, "mib": None if gpu is None else gpu.memory_mib}
+            facts |= {"whole": True, "grantedMiB": None if gpu is None else gpu.memory_mib}
         else:
-            facts |= {"shares": shares, "mib": None if share_mib is None else shares * share_mib}
-        yield {"index": position, **{key: value for key, value in facts.items() if value}}
+            facts |= {"shares": shares, "grantedMiB": None if share_mib is None else shares * share_mib}
+        yield known({"index": position} | facts)
 
 
 def _variables(
@@ -151,16 +149,5 @@ def _shared(gpu: ListedGpu) -> SharedGpu:
     return SharedGpu(described, gpu.position, ("",) * gpu.shares)
 
 
-def _use(part: UsedPart) -> Fields:
-    fields = {
-        "grantedMiB": part.granted_mib,
-        "usedMiB": part.used_mib,
-        "smPercent": part.sm_percent,
-        "rung": None if part.rung is None else part.rung.value,
-        "held": None if part.held is None else part.held.value,
-        "foundMiB": part.found_mib,
-        "overSince": part.over_since or None,
-        "why": part.why or None,
-        "trespassing": trespasses(part) or None,
-    }
-    return {"index": part.gpu, **{key: value for key, value in fields.items() if value is not None}}
+def _use_of(part: UsedPart) -> Fields:
+    return known({"index": part.gpu} | container_use(part))

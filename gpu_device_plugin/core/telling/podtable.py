@@ -11,24 +11,21 @@ from gpu_device_plugin.core.cluster.instances import asked_instances
 from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
 from gpu_device_plugin.core.telling.explaining import asked_amounts
-from gpu_device_plugin.core.telling.folded import CLAIMS, gib
-from gpu_device_plugin.core.telling.miginstances import place
 from gpu_device_plugin.core.telling.podcauses import asked_amount
+from gpu_device_plugin.core.telling.folded import CLAIMS, folded_rows, gib, totals
+from gpu_device_plugin.core.telling.printing import place
 from gpu_device_plugin.core.telling.reported import limit
-from gpu_device_plugin.core.telling.tables import Layout, Row, table
-from gpu_device_plugin.core.telling.tones import Tone
+from gpu_device_plugin.core.telling.tables import Layout, Line, Row, Tone, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.cluster.instances import Instances
-    from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.cluster.nodeview import GpuView, Held, NodeView
     from gpu_device_plugin.core.cluster.usage import Usage
     from gpu_device_plugin.core.contract.nodereport import UsedPart
     from gpu_device_plugin.core.model.claims import Claim
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
-    from gpu_device_plugin.core.telling.tones import Line
 
 _NOTHING = "-"
 _LAYOUT = Layout(
@@ -86,42 +83,35 @@ def pod_rows(nodes: Iterable[NodeView], namespace: str = "") -> list[PodRow]:
 
 
 def _on(node: NodeView) -> Iterable[PodRow]:
+    share_mib = node.candidate.gpus.share_mib
     for view in node.gpus():
-        parts: dict[str, list[UsedPart]] = {}
-        for part in () if node.report.stale else node.report.parts(view.gpu.position):
-            parts.setdefault(f"{part.namespace}/{part.pod}", []).append(part)
         for held in view.held:
-            share_mib = node.candidate.gpus.share_mib or 0
-            whole_mib = view.gpu.memory_mib or view.gpu.shares * share_mib
-            mib = whole_mib if held.whole else held.shares * share_mib
-            given = "whole" if held.whole else gib(mib) if share_mib else str(held.shares)
-            ending = "ending" if held.pod.terminating else ""
-            row = PodRow(str(held.pod), node.name, place(view.gpu), given, mib)
-            theirs = [part for user in held.pod.users for part in parts.pop(f"{held.pod.namespace}/{user}", [])]
-            yield _with_use(row, theirs, ending)
-        for name, theirs in sorted(parts.items()):
-            if any(map(trespasses, theirs)):
-                yield _with_use(PodRow(name, node.name, place(view.gpu), "nothing", 0), theirs, "")
+            mib = held.shares * (share_mib or 0)
+            if held.whole:
+                yield _row(node, view, held, "whole", view.gpu.memory_mib or mib)
+            else:
+                yield _row(node, view, held, str(held.shares) if share_mib is None else gib(mib), mib)
+        for parts in view.strangers:
+            yield _with_use(
+                PodRow(f"{parts[0].namespace}/{parts[0].pod}", node.name, place(view.gpu), "nothing", 0), parts
+            )
     for offer in node.instances():
-        yield from _on_instances(node, offer)
-    for pod, usage in node.loose().items():
-        yield PodRow(str(pod), node.name, "?", " + ".join(node.amounts(usage)), 0, state="GPU not known yet")
+        for view in node.instance_views(offer):
+            for held in view.held:
+                yield _row(node, view, held, "whole", view.gpu.memory_mib or 0)
+        for pod, number in offer.loose:
+            yield PodRow(str(pod), node.name, "?", f"{number}x {offer.profile}", 0, state="instance not known yet")
+    for occupant, usage in node.loose().items():
+        given = " + ".join(node.amounts(usage))
+        yield PodRow(str(occupant), node.name, "?", given, 0, state="GPU not known yet")
 
 
-def _on_instances(node: NodeView, offer: Instances) -> Iterable[PodRow]:
-    """Yield the pods that have whole MIG instances of one resource."""
-    for pod, gpus in offer.by_pod.items():
-        ending = "ending" if pod.terminating else ""
-        for gpu in gpus:
-            parts = () if node.report.stale else node.report.parts(gpu.position)
-            theirs = [part for part in parts if (part.namespace, part.pod) == (pod.namespace, pod.name)]
-            yield _with_use(PodRow(str(pod), node.name, place(gpu), "whole", gpu.memory_mib or 0), theirs, ending)
-    for pod, number in offer.loose:
-        given = f"{number}x {offer.profile}"
-        yield PodRow(str(pod), node.name, "?", given, 0, state="instance not known yet")
+def _row(node: NodeView, view: GpuView, held: Held, given: str, given_mib: int) -> PodRow:
+    row = PodRow(str(held.pod), node.name, place(view.gpu), given, given_mib)
+    return _with_use(row, held.use, "ending" if held.pod.terminating else "")
 
 
-def _with_use(row: PodRow, parts: Sequence[UsedPart], ending: str) -> PodRow:
+def _with_use(row: PodRow, parts: Sequence[UsedPart], ending: str = "") -> PodRow:
     amounts = [part.used_mib for part in parts]
     known = [amount for amount in amounts if amount is not None]
     used = sum(known) if known and len(known) == len(amounts) else None
@@ -130,7 +120,7 @@ def _with_use(row: PodRow, parts: Sequence[UsedPart], ending: str) -> PodRow:
         *(["limit not held"] if any(map(not_held, parts)) else []),
     ]
     limits = sorted({limit(part) for part in parts if part.rung is not None})
-    state = "; ".join([*words, *([ending] if ending else [])])
+    state = "; ".join(filter(None, (*words, ending)))
     return replace(row, used_mib=used, limit=", ".join(limits), state=state, bad=bool(words))
 
 
@@ -212,3 +202,20 @@ def pod_table(rows: Iterable[PodRow], width: int) -> list[Line]:
         for row in rows
     ]
     return table(_LAYOUT, cells, width)
+
+
+def folded_details(nodes: Iterable[NodeView], width: int) -> list[Line]:
+    """Return for each node a table of its GPUs and one of their pods, and a sum below all of them.
+
+    Args:
+        nodes: in the order in which they are shown; those that share no GPU are left out.
+        width: the columns of the terminal.
+    """
+    listed = [node for node in nodes if node.total or node.candidate.gpus.instances]
+    lines: list[Line] = []
+    for node in listed:
+        lines += folded_rows([node], width)
+        if rows := sorted(pod_rows([node]), key=SORTS["name"]):
+            lines += [Line(""), *pod_table(rows, width)]
+        lines += [Line("-" * width), Line("")]
+    return [*lines, *totals(listed, width)]

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.telling.printing import counted, printable
-from gpu_device_plugin.core.telling.tables import Layout, Row, table
-from gpu_device_plugin.core.telling.tones import Line
+from gpu_device_plugin.core.telling.tables import Layout, Line, Row, table
 from gpu_device_plugin.core.worth.learning import HOSTS, cells
 from gpu_device_plugin.core.worth.studying import LITTLE
 from gpu_device_plugin.core.worth.when import FEWEST

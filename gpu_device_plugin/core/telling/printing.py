@@ -1,4 +1,4 @@
-"""Format numbers and lists of names, and escape untrusted text so that it cannot control a terminal."""
+"""Format numbers and names, and escape untrusted text so that it cannot control a terminal."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from gpu_device_plugin.core.contract.nodegpus import ListedGpu
 
 MOST_NAMED = 5
 """The most names in one list; the others are counted."""
@@ -33,6 +35,28 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             found.append([number])
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in found)
+
+
+def gpu_names(gpus: Iterable[ListedGpu]) -> str:
+    """Return the names of GPUs and MIG instances by position: ``GPU 0, 3 (MIG 0:2 1g.10gb)``.
+
+    ``0:2`` is the number of an instance in nvidia-smi.
+    """
+    return f"GPU {', '.join(f'{gpu.position}{_detail(gpu)}' for gpu in gpus)}"
+
+
+def _detail(gpu: ListedGpu) -> str:
+    return "" if gpu.instance is None else f" (MIG {gpu.instance.label} {gpu.instance.profile})"
+
+
+def place(gpu: ListedGpu) -> str:
+    """Return a position for a column of a table, of an instance with its number: ``0``, or ``3 (0:2)``."""
+    return f"{gpu.position}" if gpu.instance is None else f"{gpu.position} ({gpu.instance.label})"
+
+
+def short_uuid(uuid: str) -> str:
+    """Return the first part of a GPU's UUID, enough to tell the GPUs of a node apart."""
+    return uuid.removeprefix("MIG-").removeprefix("GPU-").partition("-")[0] or "-"
 
 
 def printable(text: str) -> str:

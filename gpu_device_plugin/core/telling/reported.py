@@ -8,8 +8,8 @@ from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespa
 from gpu_device_plugin.core.model.limits import Held, Rung
 from gpu_device_plugin.core.node.evicting import spared
 from gpu_device_plugin.core.node.over_use import Response
-from gpu_device_plugin.core.telling.columns import aligned
 from gpu_device_plugin.core.telling.printing import counted, printable
+from gpu_device_plugin.core.telling.tables import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.cluster.nodeview import sums_of
 from gpu_device_plugin.core.contract.nodereport import exceeds, trespasses
 from gpu_device_plugin.core.telling.folded import figures_age, folded_rows, totals
 from gpu_device_plugin.core.telling.podtable import SORTS, pod_rows, pod_table
 from gpu_device_plugin.core.telling.printing import counted
-from gpu_device_plugin.core.telling.tones import Line, Tone, fitted
+from gpu_device_plugin.core.telling.tables import Line, Tone, fitted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,26 +46,13 @@ def _over(node: NodeView) -> int:
     return sum(exceeds(part) or trespasses(part) for part in node.report.current)
 
 
-def _used(node: NodeView) -> int:
-    gpus = () if node.report.stale else node.candidate.gpus.all
-    return sum(node.report.used(gpu.position).used_mib or 0 for gpu in gpus)
-
-
-def _free(node: NodeView) -> int:
-    return sum(view.free for view in node.gpus()) * (node.candidate.gpus.share_mib or 1)
-
-
-def _part(node: NodeView) -> float:
-    return node.used / node.total if node.total else 0.0
-
-
 NODE_SORTS: Mapping[str, Callable[[NodeView], tuple[object, ...]]] = MappingProxyType(
     {
         "name": lambda node: (node.name,),
-        "given": lambda node: (-node.used * (node.candidate.gpus.share_mib or 1), node.name),
-        "free": lambda node: (-_free(node), node.name),
-        "used": lambda node: (-_used(node), node.name),
-        "percent": lambda node: (-_part(node), node.name),
+        "given": lambda node: (-sums_of([node]).given, node.name),
+        "free": lambda node: (-sums_of([node]).free, node.name),
+        "used": lambda node: (-(sums_of([node]).used_mib or 0), node.name),
+        "percent": lambda node: (-sums_of([node]).part, node.name),
         "over": lambda node: (-_over(node), node.name),
     }
 )

@@ -11,8 +11,8 @@ from gpu_device_plugin.cluster.claims import CLAIMS, GROUP, SLICES
 from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.core.telling.symptoms import SliceSeen
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, unread
-from gpu_device_plugin.view.claims import ABSENT, readable_claims
 from gpu_device_plugin.view.objects import Named, Shape, decoded
+from gpu_device_plugin.view.reading import ABSENT, readable_claims
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,8 +54,8 @@ def claims_of_pod(
     kubectl: Kubectl, namespace: str, found: Cluster | None, missing: list[str]
 ) -> Sequence[Claim] | None:
     """Return the claims of a pod's namespace; None if they cannot be read, and why is added to `missing`."""
-    if found is not None and found.claims:
-        return found.claims
+    if found is not None and (claims := found.state.claims_of()):
+        return claims
     raw, why = raw_claims(kubectl, namespace)
     if why:
         missing.append(why)

@@ -35,9 +35,9 @@ from gpu_device_plugin.core.telling.diagnosing_cluster import CHECKS, examine_pa
 from gpu_device_plugin.core.telling.symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
 from gpu_device_plugin.programs.inspect.claims import device_classes, slices
 from gpu_device_plugin.programs.inspect.kubectl import GRANT, ClusterUnreadableError, items, unread
-from gpu_device_plugin.view.claims import readable_claims
 from gpu_device_plugin.view.objects import Condition, ConfigMap, Named, Node, Resources, Shape, decoded
 from gpu_device_plugin.view.reading import gpu_pods
+from gpu_device_plugin.view.reading import readable_claims
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -16,12 +16,11 @@ from gpu_device_plugin.cluster.api import UnreadableObjectError
 from gpu_device_plugin.core.telling.diagnosing import exit_code, report
 from gpu_device_plugin.core.telling.explaining import explain, explain_briefly
 from gpu_device_plugin.core.telling.folded import folded
-from gpu_device_plugin.core.telling.folded_details import folded_details
-from gpu_device_plugin.core.telling.overview import details, summary
+from gpu_device_plugin.core.telling.overview import details, summary, wide
 from gpu_device_plugin.core.telling.overview_document import document
-from gpu_device_plugin.core.telling.overview_wide import wide
 from gpu_device_plugin.core.telling.podtable import (
     SORTS,
+    folded_details,
     pod_rows,
     pod_table,
     rows_alone,
@@ -31,14 +30,13 @@ from gpu_device_plugin.core.telling.podtable import (
 )
 from gpu_device_plugin.core.telling.prices import price_document, price_lines
 from gpu_device_plugin.core.telling.reported import at_a_glance
-from gpu_device_plugin.core.telling.tones import Line, columns
+from gpu_device_plugin.core.telling.tables import Line, columns
 from gpu_device_plugin.core.telling.top import Picture, Wishes
 from gpu_device_plugin.programs.commandline import FAILED, OK, ending, flags_in
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS, INTERVAL_S, MOST_EXPLAINED, REALLY, parse, passed_on
 from gpu_device_plugin.programs.inspect.claims import claims_alone, claims_of_pod, with_claims
 from gpu_device_plugin.programs.inspect.doctor import findings
-from gpu_device_plugin.programs.inspect.kubectl import GRANT, ClusterUnreadableError, Kubectl, unread
-from gpu_device_plugin.programs.inspect.policy import gpu_policy
+from gpu_device_plugin.programs.inspect.kubectl import GRANT, ClusterUnreadableError, Kubectl, items, unread
 from gpu_device_plugin.programs.inspect.top import top
 from gpu_device_plugin.programs.inspect.uninstall import uninstall
 from gpu_device_plugin.programs.terminal import discard_output, say, show
@@ -46,7 +44,10 @@ from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.view.learned import lesson_of
-from gpu_device_plugin.view.reading import cluster, events, gpu_pods, pod_and_status, surroundings, waiting_pods
+from gpu_device_plugin.view.objects import ConfigMap
+from gpu_device_plugin.view.poddetails import events, pod_and_status
+from gpu_device_plugin.view.policy import CONFIGURATION, assumed, policy_in
+from gpu_device_plugin.view.reading import cluster, gpu_pods
 from gpu_device_plugin.view.why import why
 
 if TYPE_CHECKING:
@@ -58,9 +59,11 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.nodeview import NodeView
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.telling.podtable import PodRow
+    from gpu_device_plugin.view.policy import Policy
     from gpu_device_plugin.view.reading import Cluster
 
 _PODS, _NODES = "/api/v1/pods", "/api/v1/nodes"
+_CONFIGMAPS = f"/api/v1/configmaps?fieldSelector=metadata.name%3D{CONFIGURATION}"
 _COUNTING = ("spec.nodeName!=", "status.phase!=Succeeded", "status.phase!=Failed")
 """Selects the pods that may hold a GPU or part of one."""
 
@@ -199,7 +202,7 @@ def _without_nodes(
 def _pods_of(namespace: str, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
     """Show the pods of one namespace, with their use if nodes can be read."""
     raw_pods = kubectl.items(_pods_in(namespace), _COUNTING[1:])
-    waiting = rows_waiting(waiting_pods(raw_pods, resources), resources)
+    waiting = rows_waiting(cluster((), raw_pods, resources).state.waiting_pods, resources)
     try:
         raw_nodes = kubectl.items(_NODES, optional=True)
     except ClusterUnreadableError as error:
@@ -208,7 +211,7 @@ def _pods_of(namespace: str, kubectl: Kubectl, resources: Sequence[Resource]) ->
         return _table_of([*alone, *waiting], namespace), OK
     found = with_claims(cluster(raw_nodes, raw_pods, resources), kubectl, namespace)
     _warn(found)
-    rows = [*pod_rows(found.nodes, namespace), *waiting, *rows_unallocated(found.claims)]
+    rows = [*pod_rows(found.nodes, namespace), *waiting, *rows_unallocated(found.state.claims_of())]
     return _table_of(rows, namespace), OK
 
 
@@ -239,7 +242,9 @@ def _top(
         if arguments.node and not raw_nodes:
             raise ClusterUnreadableError(f'nodes "{arguments.node}" not found')
         found = with_claims(cluster(raw_nodes, raw_pods, resources), kubectl)
-        return Picture(found.nodes, found.waiting, time.strftime("%H:%M:%S"), found.warnings[:_MOST_WARNINGS])
+        return Picture(
+            found.nodes, len(found.state.waiting), time.strftime("%H:%M:%S"), found.warnings[:_MOST_WARNINGS]
+        )
 
     wishes = Wishes(arguments.sort_by or "name", arguments.namespace or "")
     interval_s = arguments.interval or INTERVAL_S
@@ -287,16 +292,15 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
         None if raw_nodes is None or raw_pods is None else with_claims(cluster(raw_nodes, raw_pods, resources), kubectl)
     )
     most = MOST_EXPLAINED if not arguments.all_nodes else sys.maxsize
-    views = None if found is None else found.nodes
     claims = claims_of_pod(kubectl, namespace, found, missing) if status.claims else ()
     said = why(
         pod,
         status,
         resources,
-        views,
-        surroundings(raw_nodes or ()),
+        None if found is None else found.nodes,
+        {} if found is None else found.state.around(),
         most=most,
-        policy=lambda: gpu_policy(kubectl),
+        policy=lambda: _policy(kubectl),
         claims=claims,
     )
     if found is not None:
@@ -310,6 +314,16 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
         rows = sum(1 + max(0, columns(line) - 1) // width for line in told)
         return [*told, *explain_briefly(said.ask, said.answers, shutil.get_terminal_size().lines - rows - 1)], OK
     return [*told, *explain(said.ask, said.answers, most)], OK
+
+
+def _policy(kubectl: Kubectl) -> Policy:
+    """Read the extender's policy from its ConfigMap, if the user may; otherwise assume the built-in policy."""
+    try:
+        return policy_in(items(kubectl, _CONFIGMAPS, ConfigMap))
+    except ClusterUnreadableError as error:
+        return assumed(f"the ConfigMap {CONFIGURATION} cannot be read ({error})")
+    except UnreadableObjectError:
+        return assumed(f"the ConfigMap {CONFIGURATION} is not of the Kubernetes API's form")
 
 
 def _optional_items(kubectl: Kubectl, path: str, fields: Sequence[str], missing: list[str]) -> list[msgspec.Raw] | None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import TextIO
 
-    from gpu_device_plugin.core.telling.tones import Line
+    from gpu_device_plugin.core.telling.tables import Line
 
     _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpu_device_plugin.core.telling.printing import printable
-from gpu_device_plugin.core.telling.tones import fitted
+from gpu_device_plugin.core.telling.tables import fitted
 from gpu_device_plugin.programs.simulate.results import rows_of
 
 if TYPE_CHECKING:

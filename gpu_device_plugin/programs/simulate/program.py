@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.telling.tones import Line
+from gpu_device_plugin.core.telling.tables import Line
 from gpu_device_plugin.programs.commandline import FAILED, OK, flags_in
 from gpu_device_plugin.programs.simulate.arguments import (
     load_in,

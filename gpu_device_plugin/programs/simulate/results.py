@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpu_device_plugin.core.telling.printing import printable
-from gpu_device_plugin.core.telling.tones import Line, Tone, columns, fitted, padded
+from gpu_device_plugin.core.telling.tables import Line, Tone, columns, fitted, padded
 from gpu_device_plugin.fleet_index.rooms import rooms_of
 from gpu_device_plugin.programs.simulate.experiment import REJECTED
 from gpu_device_plugin.programs.simulate.model import class_of, counted, order, unit_of

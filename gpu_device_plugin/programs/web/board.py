@@ -13,8 +13,9 @@ import msgspec
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.contract.nodereport import NodeReport
-from gpu_device_plugin.core.telling.page import everyone, node_document
+from gpu_device_plugin.core.telling.overview_document import node_document
 from gpu_device_plugin.core.telling.redacting import redacted
+from gpu_device_plugin.programs.web.sight import everyone
 from gpu_device_plugin.programs.web.waiting import Nodes, Waiting
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class Board:
                 view = replace(view, report=NodeReport(view.report.limits, use, 0.0))
             spaces = {pod.namespace for pod in view.pods} | {part.namespace for part in view.report.current}
             spaces |= {pod.namespace for pod in view.instance_pods}
-            document = msgspec.json.encode(node_document(view, live=use is not None))
+            document = msgspec.json.encode(node_document(view, brief=True, live=use is not None))
             self._shown[name] = Shown(view, frozenset(spaces), use is not None, document)
             if before is not None and before.document == document:
                 return False
@@ -217,7 +218,9 @@ class Board:
         key = shown.view.name, frozenset(filter(sight.may_see, shown.namespaces))
         whole, limited = self._limited.get(key, (b"", b""))
         if whole != shown.document:
-            limited = msgspec.json.encode(node_document(shown.view, key[1].__contains__, live=shown.live))
+            limited = msgspec.json.encode(
+                node_document(redacted(shown.view, key[1].__contains__), brief=True, live=shown.live)
+            )
             self._limited[key] = shown.document, limited
         self._limited.move_to_end(key)
         if len(self._limited) > _MOST_LIMITED:
@@ -279,7 +282,7 @@ class Board:
     def _alone(self, may_see: Callable[[str], bool] = everyone, *, anyway: bool = False) -> Sequence[Mapping[str, Any]]:
         if self._watched.nodes_readable and not anyway:
             return []
-        entries, phases = self._watched.cluster.fleet.entries, self._watched.phases
+        entries, phases = self._watched.cluster.fleet.entries, self._watched.cluster.phases
         holders = {pod.uid: (node, pod) for node, pod in self._watched.cluster.instance_pods}
         names = {(each.namespace, each.name, each.uid) for each in entries.values()}
         names |= {(pod.namespace, pod.name, pod.uid) for _, pod in holders.values()}
@@ -291,6 +294,8 @@ class Board:
                 fields |= {"node": node, "instances": holder.asked}
             if (entry := entries.get(uid)) is not None:
                 usage = entry.usage
-                fields |= {"node": entry.node, "shares": usage.all_shares, "gpus": usage.all_gpus}
-            found.append({"ns": namespace, "pod": name, **{key: value for key, value in fields.items() if value}})
+                fields |= {"node": entry.node, "shares": usage.all_shares, "wholeGpus": usage.all_gpus}
+            found.append(
+                {"namespace": namespace, "name": name, **{key: value for key, value in fields.items() if value}}
+            )
         return found

@@ -26,7 +26,6 @@ from gpu_device_plugin.core.contract.keys import MalformedAnnotationError
 from gpu_device_plugin.core.contract.nodereport import SERVED, USE_PATH, read_node_use
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.programs.web.ports import FiguresState
-from gpu_device_plugin.programs.web.watched import missing_right
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -189,7 +188,7 @@ class AgentFigures:
         return shared(first, others, kept, timing.at_once)
 
     def _refuse(self, error: ForbiddenError) -> None:
-        self._nothing = missing_right(error.call)
+        self._nothing = error.call.missing_right
         self._refused_s, self._listed_s = time.monotonic(), float("-inf")
         self._last.clear()
         self._problems.clear()

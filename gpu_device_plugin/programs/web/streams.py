@@ -13,7 +13,7 @@ import msgspec
 from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.core.model.times import rfc3339
-from gpu_device_plugin.core.telling.page import VERSION
+from gpu_device_plugin.core.telling.overview_document import VERSION
 from gpu_device_plugin.programs.web.board import PARTS
 from gpu_device_plugin.programs.web.sight import Sight
 

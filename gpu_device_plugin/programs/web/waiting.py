@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpu_device_plugin.core.cluster.asking import Ask, ask
 from gpu_device_plugin.core.telling.explaining import asked_amounts, what_makes_room, why_waits
-from gpu_device_plugin.core.telling.page import everyone
 from gpu_device_plugin.core.telling.printing import counted
+from gpu_device_plugin.programs.web.sight import everyone
 from gpu_device_plugin.view.why import why
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Waiting:
             "why": "" if reasons is None else reasons.why,
             "room": "" if reasons is None else what_makes_room(reasons.nearest, may_see),
         }
-        return {"ns": pod.namespace, "pod": pod.name, **{key: value for key, value in fields.items() if value}}
+        return {"namespace": pod.namespace, "name": pod.name, **{key: value for key, value in fields.items() if value}}
 
     def notes(self, may_see: Callable[[str], bool] = everyone) -> Sequence[str]:
         """Return a sentence if not all waiting pods that the reader may see are shown."""

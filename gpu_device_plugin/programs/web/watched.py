@@ -13,9 +13,8 @@ from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.claims import CLAIMS, read_claim
 from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.reflector import DEFAULT_TIMING, Reflector, ReflectorTiming
-from gpu_device_plugin.cluster.store import Store
-from gpu_device_plugin.view.claims import ABSENT, unseen
-from gpu_device_plugin.view.following import FollowedCluster, FollowedPod
+from gpu_device_plugin.view.following import FollowedCluster
+from gpu_device_plugin.view.reading import ABSENT, unseen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client import Client
     from gpu_device_plugin.core.model.claims import Claim
     from gpu_device_plugin.core.model.resources import Resource
-    from gpu_device_plugin.view.following import FollowedNode
+    from gpu_device_plugin.view.following import FollowedNode, FollowedPod
 
 _MOST_PROBLEMS = 20
 """The most sentences about single nodes."""
@@ -68,8 +67,6 @@ class Watched:
         self._on_change = on_change
         self.cluster = FollowedCluster(resources, on_change=self._changed)
         self._serving = asyncio.Event()
-        self.phases: dict[str, str] = {}
-        """The phase of each pod with GPUs, by its uid."""
         self.nodes: Reflector[FollowedNode] = Reflector(
             client, NODES, self.cluster.read_node, self.cluster.nodes, timing=timing
         )
@@ -112,12 +109,7 @@ class Watched:
     async def _follow_pods(self) -> NoReturn:
         self.only = await self._where_pods_are_read()
         self.pods = Reflector(
-            self._client,
-            PODS,
-            self.cluster.read_pod,
-            _Pods(self.cluster.pods, self.phases),
-            namespace=self.only,
-            timing=self._timing,
+            self._client, PODS, self.cluster.read_pod, self.cluster.pods, namespace=self.only, timing=self._timing
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.pods.run(), name="watch pods")
@@ -231,24 +223,3 @@ def _sentence(problem: ApiError | None) -> str:
     if not isinstance(problem, ForbiddenError):
         return str(problem)
     return problem.call.missing_right
-
-
-class _Pods(Store[FollowedPod]):
-    """Applies watched pods, and remembers their phases."""
-
-    def __init__(self, cluster: Store[FollowedPod], phases: dict[str, str]) -> None:
-        self._cluster = cluster
-        self._phases = phases
-
-    def replace(self, objects: Sequence[FollowedPod]) -> None:
-        self._phases.clear()
-        self._phases.update((each.uid, each.pod.phase) for each in objects)
-        self._cluster.replace(objects)
-
-    def put(self, object: FollowedPod) -> None:  # noqa: A002 - the API's term
-        self._phases[object.uid] = object.pod.phase
-        self._cluster.put(object)
-
-    def remove(self, object: FollowedPod) -> None:  # noqa: A002 - the API's term
-        self._phases.pop(object.uid, None)
-        self._cluster.remove(object)

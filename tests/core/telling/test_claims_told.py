@@ -7,16 +7,12 @@ from dataclasses import replace
 from gpu_device_plugin.core.contract.nodegpus import AWAY
 from gpu_device_plugin.core.model.claims import Request
 from gpu_device_plugin.core.telling.folded import folded
-from gpu_device_plugin.core.telling.overview_document import document
-from gpu_device_plugin.core.telling.overview_wide import wide
-from gpu_device_plugin.core.telling.page import node_document
+from gpu_device_plugin.core.telling.overview import wide
 from gpu_device_plugin.core.telling.podtable import pod_rows, rows_claimed, rows_unallocated
-from gpu_device_plugin.core.telling.redacting import HIDDEN, redacted
-from gpu_device_plugin.core.telling.tones import Tone
+from gpu_device_plugin.core.telling.tables import Tone
 from tests.claim_values import claim, part, serving, serving_view, whole
 from tests.reports import part as used
 from tests.reports import report
-from tests.views import node_view, pod_on
 
 GIB = 1024
 TWO = serving(8, 8)
@@ -26,10 +22,6 @@ def test_that_a_node_serves_claims_is_a_word_and_no_fault() -> None:
     heading, row, *_ = folded([serving_view("n1", TWO)], 80)
     assert (row.text.split()[-1], row.tone) == ("claims", Tone.PLAIN)
     assert [line.split()[-2] for line in wide([serving_view("n1", TWO)])[1:]] == ["healthy"] * 2
-    shown = node_document(serving_view("n1", TWO))
-    assert (shown["claims"], shown.get("problem")) == (True, None)
-    (told,) = document([serving_view("n1", TWO)])["nodes"]
-    assert (told["claims"], told["problem"]) == (True, None)
     assert heading.tone is Tone.HEADING
 
 
@@ -49,29 +41,6 @@ def test_use_is_that_of_all_pods_of_a_claim() -> None:
     first, stranger = pod_rows([there])
     assert (first.pod, first.given, first.used_mib) == ("default/a+b", "4G", 1500)
     assert (stranger.pod, stranger.given) == ("default/x", "nothing")
-    on_page, _ = node_document(there)["gpus"][0]["pods"]
-    assert on_page == {
-        "ns": "default",
-        "pod": "a+b",
-        "claims": ["c"],
-        "pods": ["a", "b"],
-        "shares": 4,
-        "usedMiB": 1500,
-    }
-
-
-def test_on_the_page_a_claim_of_one_pod_is_shown_as_that_pod() -> None:
-    gpus = node_document(serving_view("n1", TWO, claim("c", whole(0), pods=("a",)), claim("d", part(1, GIB))))["gpus"]
-    assert gpus[0]["pods"] == [{"ns": "default", "pod": "a", "claims": ["c"], "shares": 8, "whole": True}]
-    assert gpus[1]["pods"] == [{"ns": "default", "pod": "claim:d", "claims": ["d"], "pods": [], "shares": 1}]
-
-
-def test_claims_of_hidden_namespaces_have_no_names() -> None:
-    there = serving_view("n1", TWO, claim("theirs/secret", part(0, GIB), pods=("hush",)))
-    assert node_document(there, lambda _: False)["gpus"][0]["pods"] == [{"shares": 1}]
-    shown = redacted(there, lambda _: False)
-    assert [(pod.namespace, pod.name, pod.claims, pod.pods) for pod in shown.pods] == [(HIDDEN, HIDDEN, (), ())]
-    assert "secret" not in str(document([shown]))
 
 
 def test_claims_of_unknown_nodes_have_what_their_allocation_says() -> None:
@@ -94,9 +63,3 @@ def test_claims_that_wait_have_what_they_ask_for() -> None:
     assert [(row.pod, row.node, row.gpu, row.given, row.state) for row in rows] == [
         ("default/claim:c", "", "-", "8 GiB of one GPU and one whole GPU", "waits")
     ]
-
-
-def test_pods_by_limits_are_told_as_before() -> None:
-    there = node_view("a", (8,), pod_on("web", {0: 5}))
-    assert node_document(there)["gpus"][0]["pods"] == [{"ns": "default", "pod": "web", "shares": 5}]
-    assert "claims" not in str(document([there]))

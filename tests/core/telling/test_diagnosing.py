@@ -22,7 +22,7 @@ from gpu_device_plugin.core.telling.diagnosing import (
     warning,
     worst,
 )
-from gpu_device_plugin.core.telling.tones import Tone
+from gpu_device_plugin.core.telling.tables import Tone
 
 CHECKS = {
     "driver": lambda healthy: [

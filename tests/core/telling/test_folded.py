@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.contract.nodereport import UsedGpu
+from gpu_device_plugin.core.cluster.nodeview import sums_of
 from gpu_device_plugin.core.model.limits import GpuRung, Held, Rung
-from gpu_device_plugin.core.telling.folded import figures_age, folded, gib, totals_of, wrapped
-from gpu_device_plugin.core.telling.tones import Tone, columns
+from gpu_device_plugin.core.telling.folded import figures_age, folded, gib, wrapped
+from gpu_device_plugin.core.telling.tables import Tone, columns
 from tests.reports import SINCE, part, report
 from tests.views import node_view, pod_on
 
@@ -91,7 +92,7 @@ def test_stale_figures_are_not_shown() -> None:
     view = node_view("n", (15,), report=report(over, gpus={0: UsedGpu(9000)}, age_s=5000))
     assert " - " in texts(view)[1]
     assert "over" not in texts(view)[1]
-    assert totals_of([view]).used is None
+    assert sums_of([view]).used_mib is None
 
 
 def test_nodes_that_take_no_pods_say_so_and_are_not_free() -> None:
@@ -100,7 +101,7 @@ def test_nodes_that_take_no_pods_say_so_and_are_not_free() -> None:
     shown = folded([closed, opened], 80)
     assert shown[1].text.endswith("not ready, cordoned")
     assert shown[1].tone is Tone.WARNING
-    sums = totals_of([closed, opened])
+    sums = sums_of([closed, opened])
     assert (sums.free, sums.largest, sums.whole, sums.total) == (7 * 1024, 7 * 1024, 1, 22 * 1024)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_device_plugin.core.telling.folded_details import folded_details
-from gpu_device_plugin.core.telling.tones import columns
+from gpu_device_plugin.core.telling.podtable import folded_details
+from gpu_device_plugin.core.telling.tables import columns
 from tests.reports import part, report
 from tests.views import node_view, pod_on
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 from gpu_device_plugin.core.cluster.asking import Ask, Part
@@ -13,12 +12,9 @@ from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.explaining import answers, explain
 from gpu_device_plugin.core.telling.folded import folded
-from gpu_device_plugin.core.telling.folded_details import folded_details
-from gpu_device_plugin.core.telling.miginstances import gpu_names, place
-from gpu_device_plugin.core.telling.overview import details, summary
-from gpu_device_plugin.core.telling.overview_document import document
-from gpu_device_plugin.core.telling.overview_wide import wide
-from gpu_device_plugin.core.telling.podtable import pod_rows, pod_table, rows_alone
+from gpu_device_plugin.core.telling.overview import details, summary, wide
+from gpu_device_plugin.core.telling.podtable import folded_details, pod_rows, pod_table, rows_alone
+from gpu_device_plugin.core.telling.printing import gpu_names, place
 from gpu_device_plugin.core.telling.top import Picture, Wishes, frame
 from tests.reports import part, report
 from tests.views import WHOLE, listed_instance, mig_view, node_view, pod_on, with_instances
@@ -116,32 +112,6 @@ def test_an_instance_of_which_little_is_known_has_dashes() -> None:
     ]
 
 
-def test_the_document_has_the_place_of_each_instance_and_the_pods_that_have_it() -> None:
-    (node,) = document([MIXED])["nodes"]
-    assert [gpu.get("mig") for gpu in node["gpus"]] == [
-        None,
-        {"parent": "GPU-m", "gpu": 0, "number": 0, "profile": "1g.10gb", "gi": 7},
-        {"parent": "GPU-m", "gpu": 0, "number": 1, "profile": "1g.10gb", "gi": 8},
-    ]
-    (offer,) = node["instances"]
-    assert {key: offer[key] for key in ("resource", "profile", "total", "used", "free")} == {
-        "resource": WHOLE,
-        "profile": "1g.10gb",
-        "total": 3,
-        "used": 2,
-        "free": 0,
-    }
-    assert offer["instances"][0]["pods"] == [
-        {"namespace": "default", "name": "one", "uid": "uid-one", "deleting": False}
-    ]
-    assert (offer["instances"][1]["healthy"], offer["instances"][1]["reason"]) == (False, "XID 94")
-    assert offer["unplaced"] == [
-        {"namespace": "default", "name": "two", "uid": "uid-two", "deleting": True, "instances": 1}
-    ]
-    assert "instances" not in document([node_view("a", (15,))])["nodes"][0]
-    json.dumps(node)
-
-
 def test_narrow_terminals_have_a_row_for_the_instances_of_a_resource() -> None:
     told = [" ".join(line.text.split()) for line in folded([MIXED, mig_view("b", whole=2)], 110)]
     assert told[1:6] == [
@@ -152,7 +122,8 @@ def test_narrow_terminals_have_a_row_for_the_instances_of_a_resource() -> None:
         "b 0-1 2x MIG 1g.10gb 0/2 whole - 2 partition",
     ]
     assert " ".join(told[-2:]) == (
-        "2 nodes, 3 GPUs given 7G of 33G (21%) free 26G largest pod now 11G whole GPUs free 0 MIG instances free 2 of 5"
+        "2 nodes, 3 GPUs given 16G of 78G (20%) free 26G largest pod now 11G whole GPUs free 0 "
+        "MIG instances free 2 of 5"
     )
     assert "2/3 whole" in "".join(line.text for line in folded_details([MIXED], 110))
     cordoned = folded([replace(mig_view("b", whole=2), unschedulable=True)], 110)

@@ -1,21 +1,15 @@
-"""A cluster as tables and as a document."""
+"""A cluster as tables."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.nodeview import NodeView
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.model.gpus import Closeness, Links
-from gpu_device_plugin.core.telling.columns import aligned
-from gpu_device_plugin.core.telling.overview import details, summary
-from gpu_device_plugin.core.telling.overview_document import document
-from gpu_device_plugin.core.telling.overview_wide import short_uuid, wide
+from gpu_device_plugin.core.telling.overview import details, summary, wide
+from gpu_device_plugin.core.telling.printing import short_uuid
+from gpu_device_plugin.core.telling.tables import aligned
 from tests.views import node_view, pod_on
 
 # --- Columns ----------------------------------------------------------------------------------------------------------
@@ -287,92 +281,3 @@ def test_a_wide_row_names_all_pods_and_the_model_without_its_maker() -> None:
 )
 def test_a_uuid_is_told_by_its_first_part(uuid: str, short: str) -> None:
     assert short_uuid(uuid) == short
-
-
-# --- For machines -----------------------------------------------------------------------------------------------------
-
-
-def test_the_document_tells_everything() -> None:
-    gpus = NodeGpus(
-        (
-            ListedGpu(0, 4, "GPU-0", "Tesla T4", 4096, numa=1),
-            ListedGpu(1, 4, "GPU-1", "Tesla T4", 4096, unhealthy="too hot"),
-        ),
-        share_mib=1024,
-        policy="spread",
-        driver="580.95",
-        links=Links(((0, 1, Closeness.NVLINK, 4),)),
-    )
-    web = pod_on("web", {0: 1}, loose=2, priority=7, deleting=True)
-    view = NodeView(
-        candidate("a", gpus, [web.usage]),
-        (web,),
-        "10.0.0.7",
-        capacity={"aliyun.com/gpu-mem": 8},
-        allocatable={"aliyun.com/gpu-mem": 4},
-    )
-    named = {"namespace": "default", "name": "web", "uid": "uid-web", "priority": 7, "deleting": True}
-    unreported = dict.fromkeys(("usedMiB", "unattributedMiB", "limits", "limitsReason", "refusal"))
-    unreported["containers"] = []
-    assert document([view]) == {
-        "version": 1,
-        "nodes": [
-            {
-                "name": "a",
-                "address": "10.0.0.7",
-                "ready": True,
-                "unschedulable": False,
-                "problem": None,
-                "shareMiB": 1024,
-                "policy": "spread",
-                "driver": "580.95",
-                "divided": False,
-                "capacity": {"aliyun.com/gpu-mem": 8},
-                "allocatable": {"aliyun.com/gpu-mem": 4},
-                "totalShares": 8,
-                "usedShares": 3,
-                "limits": None,
-                "use": None,
-                "gpus": [
-                    {
-                        "index": 0,
-                        "uuid": "GPU-0",
-                        "model": "Tesla T4",
-                        "memoryMiB": 4096,
-                        "numa": 1,
-                        "healthy": True,
-                        "reason": None,
-                        "totalShares": 4,
-                        "usedShares": 1,
-                        "freeShares": 1,
-                        "whole": False,
-                        **unreported,
-                        "pods": [{**named, "shares": 1, "whole": False}],
-                    },
-                    {
-                        "index": 1,
-                        "uuid": "GPU-1",
-                        "model": "Tesla T4",
-                        "memoryMiB": 4096,
-                        "numa": None,
-                        "healthy": False,
-                        "reason": "too hot",
-                        "totalShares": 4,
-                        "usedShares": 0,
-                        "freeShares": 0,
-                        "whole": False,
-                        **unreported,
-                        "pods": [],
-                    },
-                ],
-                "links": [{"a": 0, "b": 1, "closeness": "nvlink", "nvlinks": 4}],
-                "unplaced": [{**named, "shares": 2, "wholeGpus": 0}],
-            }
-        ],
-    }
-
-
-def test_the_document_of_a_node_that_says_little_has_nulls() -> None:
-    (told,) = json.loads(json.dumps(document([NodeView(node_view("b", (15,), share_mib=None).candidate)])))["nodes"]
-    assert (told["shareMiB"], told["address"], told["capacity"], told["divided"]) == (None, None, {}, True)
-    assert (told["gpus"][0]["uuid"], told["gpus"][0]["memoryMiB"]) == (None, None)

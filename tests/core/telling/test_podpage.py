@@ -18,6 +18,9 @@ RESOURCES = ResourceSettings().offered
 MEM, COUNT = (resource.name for resource in RESOURCES)
 
 
+PLACE = {"parent": "GPU-m", "gpu": 0, "number": 1, "profile": "1g.10gb", "gi": 8}
+
+
 def a_pod(*limits: dict[str, int], node: str = "n", **annotations: str) -> Pod:
     containers = tuple(Container(f"c{at}", ContainerKind.APP, at, each) for at, each in enumerate(limits))
     keys = {"idx": IDX, "allocation": ALLOCATION, "pod": POD, "frameworks": FRAMEWORKS, "instances": INSTANCES}
@@ -48,7 +51,7 @@ def test_a_container_has_its_share_and_the_variables_of_its_place() -> None:
         "name": "c0",
         "kind": "app",
         "asks": {MEM: 5},
-        "gpus": [{"index": 1, "uuid": "GPU-1", "model": "Tesla T4", "shares": 5, "mib": 5120}],
+        "gpus": [{"index": 1, "uuid": "GPU-1", "model": "Tesla T4", "shares": 5, "grantedMiB": 5120}],
         "variables": {
             "NVIDIA_VISIBLE_DEVICES": "GPU-1",
             "GPUSHARE_MEMORY_LIMIT_MIB": "5120",
@@ -65,7 +68,10 @@ def test_a_container_has_its_share_and_the_variables_of_its_place() -> None:
 def test_a_container_with_whole_gpus_has_them_whole() -> None:
     pod = a_pod({COUNT: 2}, allocation=json.dumps({"0": {"0": 15, "1": 15}}))
     (shown,) = containers_of(pod, RESOURCES, node_view("n", (15, 15)))
-    assert [(gpu["index"], gpu["whole"], gpu["mib"]) for gpu in shown["gpus"]] == [(0, True, 15360), (1, True, 15360)]
+    assert [(gpu["index"], gpu["whole"], gpu["grantedMiB"]) for gpu in shown["gpus"]] == [
+        (0, True, 15360),
+        (1, True, 15360),
+    ]
     assert shown["variables"] == {"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1"}
 
 
@@ -93,10 +99,10 @@ def test_frameworks_get_their_fraction_but_beside_a_library_of_the_administrator
 def test_a_place_that_the_node_does_not_describe_has_no_variables() -> None:
     pod = a_pod({MEM: 5}, idx="7")
     (shown,) = containers_of(pod, RESOURCES, node_view("n", (15,)))
-    assert (shown["gpus"], shown["variables"]) == ([{"index": 7, "shares": 5, "mib": 5120}], {})
+    assert (shown["gpus"], shown["variables"]) == ([{"index": 7, "shares": 5, "grantedMiB": 5120}], {})
     unsized = node_view("n", (15,), share_mib=None)
     (shown,) = containers_of(a_pod({MEM: 5}, idx="0"), RESOURCES, unsized)
-    assert (shown["gpus"][0]["shares"], "mib" in shown["gpus"][0], shown["variables"]) == (5, False, {})
+    assert (shown["gpus"][0]["shares"], "grantedMiB" in shown["gpus"][0], shown["variables"]) == (5, False, {})
 
 
 def test_positions_that_are_not_used_any_more_are_no_obstacle() -> None:
@@ -113,9 +119,9 @@ def test_a_container_with_a_part_of_an_instance_is_told_which() -> None:
             "index": 2,
             "uuid": "MIG-1",
             "model": "NVIDIA H100 MIG 1g.10gb",
-            "mig": "0:1 1g.10gb",
+            "mig": PLACE,
             "shares": 5,
-            "mib": 5120,
+            "grantedMiB": 5120,
         }
     ]
     assert shown["variables"]["NVIDIA_VISIBLE_DEVICES"] == "MIG-1"
@@ -129,9 +135,9 @@ def test_a_container_with_a_whole_instance_has_it_whole() -> None:
             "index": 1,
             "uuid": "MIG-1",
             "model": "NVIDIA H100 MIG 1g.10gb",
-            "mig": "0:1 1g.10gb",
+            "mig": PLACE,
             "whole": True,
-            "mib": 9728,
+            "grantedMiB": 9728,
         }
     ]
     assert shown["variables"]["NVIDIA_VISIBLE_DEVICES"] == "MIG-1"

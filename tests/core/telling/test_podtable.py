@@ -11,7 +11,7 @@ from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.model.limits import Held, Rung
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.telling.podtable import SORTS, PodRow, pod_rows, pod_table, rows_alone, rows_waiting
-from gpu_device_plugin.core.telling.tones import Tone, columns
+from gpu_device_plugin.core.telling.tables import Tone, columns
 from tests.names import MEM
 from tests.reports import SINCE, part, report
 from tests.resources import RESOURCES

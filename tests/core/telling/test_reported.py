@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -11,9 +10,7 @@ from gpu_device_plugin.core.contract.nodereport import NodeReport, UsedGpu, Used
 from gpu_device_plugin.core.model.limits import GpuRung, Held, Rung
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.over_use import Excess, Response
-from gpu_device_plugin.core.telling.overview import details, summary
-from gpu_device_plugin.core.telling.overview_document import document
-from gpu_device_plugin.core.telling.overview_wide import wide
+from gpu_device_plugin.core.telling.overview import details, summary, wide
 from gpu_device_plugin.core.telling.reported import (
     age,
     annotation,
@@ -184,54 +181,6 @@ def test_wide_rows_have_the_use_and_the_means_of_each_gpu() -> None:
     ]
     old = wide([node_view("a", (15,), report=report(gpus=GPUS, age_s=600))])
     assert "  8,320 MiB (10 min ago)  advisory  " in old[1]
-
-
-def test_the_document_has_every_figure() -> None:
-    read = report(
-        DIFFERS, STRANGER, gpus=GPUS, rungs={1: GpuRung(Rung.DRIVER, "why", "refused")}, blind="no hostPID", left_out=3
-    )
-    assert read.use is not None
-    (node,) = json.loads(json.dumps(document([node_view("a", (15, 15), report=read)])))["nodes"]
-    assert node["limits"] == "driver"
-    assert node["use"] == {"at": read.use.at, "ageSeconds": 10, "blind": "no hostPID", "leftOut": 3}
-    first, second = node["gpus"]
-    assert (first["usedMiB"], first["unattributedMiB"], first["limits"], first["limitsReason"]) == (
-        8320,
-        300,
-        None,
-        None,
-    )
-    assert (second["limits"], second["limitsReason"], second["refusal"]) == ("driver", "why", "refused")
-    assert first["containers"] == [
-        {
-            "namespace": "default",
-            "pod": "spy",
-            "container": "main",
-            "grantedMiB": 0,
-            "usedMiB": 700,
-            "smPercent": None,
-            "trespassing": True,
-            "overSince": SINCE,
-            "rung": None,
-            "held": None,
-            "foundMiB": None,
-            "why": None,
-        }
-    ]
-    (differs,) = second["containers"]
-    assert (differs["rung"], differs["held"], differs["foundMiB"], differs["trespassing"]) == (
-        "driver",
-        "differs",
-        8192,
-        False,
-    )
-    assert differs["why"] == "its own env names another"
-
-
-def test_figures_without_a_time_and_without_limits_are_nulls() -> None:
-    read = report(WEB)
-    (node,) = document([node_view("a", (15,), report=NodeReport(None, read.use, None))])["nodes"]
-    assert (node["limits"], node["use"]["ageSeconds"], node["gpus"][0]["refusal"]) == (None, None, None)
 
 
 # --- Of a pod that exceeds --------------------------------------------------------------------------------------------

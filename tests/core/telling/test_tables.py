@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_device_plugin.core.telling.tables import Layout, Row, table
-from gpu_device_plugin.core.telling.tones import Line, Tone, columns, fitted, padded
+from gpu_device_plugin.core.telling.tables import Layout, Line, Row, Tone, columns, fitted, padded, table
 
 LAYOUT = Layout(("NAME", "N", "NOTE"), right=frozenset({"N"}), shrink={"NOTE": 4, "NAME": 3})
 

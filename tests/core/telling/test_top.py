@@ -8,7 +8,7 @@ import pytest
 
 from gpu_device_plugin.core.contract.nodereport import UsedGpu
 from gpu_device_plugin.core.telling.podtable import SORTS
-from gpu_device_plugin.core.telling.tones import Tone, columns
+from gpu_device_plugin.core.telling.tables import Tone, columns
 from gpu_device_plugin.core.telling.top import NODE_SORTS, Picture, Wishes, frame
 from tests.reports import SINCE, part, report
 from tests.views import node_view, pod_on

@@ -81,7 +81,7 @@ def test_the_document_has_claims_and_their_pods(both: World, capsys: pytest.Capt
     assert both.inspect("-o", "json") == 0
     dra, plugin = json.loads(capsys.readouterr().out)["nodes"]
     assert (dra["claims"], dra["problem"], dra["usedShares"]) == (True, None, 24)
-    assert "claims" not in plugin
+    assert not plugin["claims"]
     assert [(each["name"], each["uid"], each["claims"], each["pods"]) for each in dra["gpus"][0]["pods"]] == [
         ("claim:spare", "uid-claim-spare", ["spare"], []),
         ("web", "uid-web", ["web-gpu"], ["web"]),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.core.contract.nodereport import UsedGpu
-from gpu_device_plugin.core.telling.tones import columns
+from gpu_device_plugin.core.telling.tables import columns
 from gpu_device_plugin.programs.inspect.program import main
 from tests.patience import stretched, until
 from tests.programs.inspect.test_program import World, gpu, node, pod

@@ -30,7 +30,7 @@ def serving_node(name: str) -> Any:
 
 
 def parts(shown: Any, name: str) -> list[tuple[str, int]]:
-    return [(each["pod"], each["shares"]) for gpu in shown["nodes"][name]["gpus"] for each in gpu.get("pods", ())]
+    return [(each["name"], each["shares"]) for gpu in shown["nodes"][name]["gpus"] for each in gpu.get("pods", ())]
 
 
 async def test_claims_stand_beside_pods(api: ApiServer) -> None:
@@ -109,14 +109,18 @@ async def test_pods_that_wait_for_claims_are_listed_with_the_others(api: ApiServ
     async with served(api) as page, page.live() as stream:
         shown = await stream.until(lambda known: known["waiting"] and known["waiting"][0].get("why"))
         (late,) = shown["waiting"]
-        assert (late["ns"], late["pod"], late["asks"]) == ("a", "late", "16 GiB of one GPU, through ResourceClaims")
+        assert (late["namespace"], late["name"], late["asks"]) == (
+            "a",
+            "late",
+            "16 GiB of one GPU, through ResourceClaims",
+        )
         assert late["why"] == (
             "The only node that shares GPUs, dra, does not take it: the largest GPU has 8 GiB in all."
         )
         api.add(claim_json("other-gpu", memory="1Gi", namespace="b"))
         shown = await stream.until(lambda known: [bool(each.get("why")) for each in known["waiting"]] == [True, True])
-        whys = {each["pod"]: each["why"] for each in shown["waiting"]}
+        whys = {each["name"]: each["why"] for each in shown["waiting"]}
         assert whys.keys() == {"late", "other"}
         assert whys["other"].startswith("1 node has room for it now; ")
         api.delete("resourceclaims", "late-gpu", namespace="a")
-        await stream.until(lambda known: [each["pod"] for each in known["waiting"]] == ["other"])
+        await stream.until(lambda known: [each["name"] for each in known["waiting"]] == ["other"])

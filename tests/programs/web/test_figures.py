@@ -123,14 +123,14 @@ async def test_the_page_shows_what_agents_say_and_else_the_annotation(world: Wor
     ):
         now = await stream.until(lambda known: known["nodes"]["gpu-1"].get("use", {}).get("live"))
         (seen,) = now["nodes"]["gpu-1"]["gpus"][0]["pods"]
-        assert (seen["usedMiB"], seen["over"]) == (6500, SINCE)
+        assert (seen["usedMiB"], seen["overSince"]) == (6500, SINCE)
         assert now["nodes"]["gpu-1"]["gpus"][0]["usedMiB"] == 6600
         assert (await stream.until(lambda known: known["figures"]["source"] == "agents"))["figures"] == {
             "source": "agents"
         }
         world.pages["gpu-1"] = page(4000)
         now = await stream.until(lambda known: known["nodes"]["gpu-1"]["gpus"][0]["pods"][0].get("usedMiB") == 4000)
-        assert "over" not in now["nodes"]["gpu-1"]["gpus"][0]["pods"][0]
+        assert "overSince" not in now["nodes"]["gpu-1"]["gpus"][0]["pods"][0]
         world.pages["gpu-1"] = "<html>"
         now = await stream.until(lambda known: not known["nodes"]["gpu-1"]["use"].get("live"))
         assert now["nodes"]["gpu-1"]["gpus"][0]["pods"][0]["usedMiB"] == 6000

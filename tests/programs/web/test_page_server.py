@@ -122,7 +122,7 @@ async def test_the_first_event_is_the_whole_cluster(api: ApiServer) -> None:
     assert name == "cluster"
     assert event["version"] == 1
     assert [each["name"] for each in event["nodes"]] == ["gpu-1"]
-    assert event["nodes"][0]["gpus"][0]["pods"] == [{"ns": "default", "pod": "a", "shares": 5}]
+    assert event["nodes"][0]["gpus"][0]["pods"] == [{"namespace": "default", "name": "a", "shares": 5}]
     assert (event["waiting"], event["alone"], event["notes"]) == ([], [], [])
     assert event["figures"] == {"source": "nodes"}
     assert event["read"]["live"] is True
@@ -207,7 +207,7 @@ async def test_a_version_that_is_gone_is_read_anew(api: ApiServer) -> None:
         )
         api.close_watches()
         api.add(bound("a", 5))
-        await stream.until(lambda known: known["nodes"]["gpu-1"]["gpus"][0].get("taken") == 5)
+        await stream.until(lambda known: known["nodes"]["gpu-1"]["gpus"][0].get("usedShares") == 5)
         assert api.count("list", "pods") > lists
 
 
@@ -245,7 +245,7 @@ async def test_waiting_pods_are_told_with_their_reasons(api: ApiServer) -> None:
     async with served(api) as page, page.live() as stream:
         shown = await stream.until(lambda known: known["waiting"] and known["waiting"][0].get("why"))
         (waits,) = shown["waiting"]
-        assert (waits["ns"], waits["pod"], waits["since"]) == ("default", "big", "2026-11-22T10:00:00Z")
+        assert (waits["namespace"], waits["name"], waits["since"]) == ("default", "big", "2026-11-22T10:00:00Z")
         assert waits["asks"] == f"{GPU_MEM}: 8 of one GPU"
         assert waits["scheduler"] == "default-scheduler"
         assert waits["why"].startswith("The only node that shares GPUs, gpu-1, does not take it: ")
@@ -259,7 +259,7 @@ async def test_the_oldest_waiting_pods_are_shown_and_the_others_counted(api: Api
         api.add(pod(f"w-{number:03}", container(mem=8), created=f"2026-11-22T10:{number // 60:02}:{number % 60:02}Z"))
     async with served(api) as page, page.live() as stream:
         shown = await stream.until(lambda known: len(known["waiting"]) == MOST_WAITING and known["notes"])
-    assert [each["pod"] for each in shown["waiting"]] == [f"w-{number:03}" for number in range(MOST_WAITING)]
+    assert [each["name"] for each in shown["waiting"]] == [f"w-{number:03}" for number in range(MOST_WAITING)]
     assert shown["notes"] == [f"2 more pods wait; the oldest {MOST_WAITING} are shown."]
 
 
@@ -275,7 +275,7 @@ async def test_where_nodes_cannot_be_read_the_pods_stand_alone(api: ApiServer) -
         shown = await stream.until(lambda known: known["alone"])
         await stream.until(lambda known: known["waiting"])
         status, answer = await page.get("api/v1/pods/default/a")
-    assert shown["alone"] == [{"ns": "default", "pod": "a", "node": "gpu-1", "shares": 10, "phase": "Running"}]
+    assert shown["alone"] == [{"namespace": "default", "name": "a", "node": "gpu-1", "shares": 10, "phase": "Running"}]
     assert shown["nodes"] == {}
     (note,) = shown["notes"]
     assert note == (
@@ -299,8 +299,8 @@ async def test_pods_with_whole_instances_stand_alone_too(api: ApiServer) -> None
         api.add(each)
     async with served(api) as page, page.live() as stream:
         shown = await stream.until(lambda known: len(known["alone"]) == 2)
-        both = {"ns": "default", "pod": "both", "node": "gpu-2", "shares": 3, "instances": {resource: 1}}
-        two = {"ns": "default", "pod": "two", "node": "gpu-1", "instances": {resource: 2}, "phase": "Running"}
+        both = {"namespace": "default", "name": "both", "node": "gpu-2", "shares": 3, "instances": {resource: 1}}
+        two = {"namespace": "default", "name": "two", "node": "gpu-1", "instances": {resource: 2}, "phase": "Running"}
         assert shown["alone"] == [both | {"phase": "Pending"}, two]
         api.delete("pods", "both")
         await stream.until(lambda known: known["alone"] == [two])
@@ -324,7 +324,7 @@ async def test_pods_of_one_namespace_are_shown_where_only_that_may_be_read(api: 
     api.fail(refusal, verbs=["list"], resources=["pods"], times=1)
     async with served(api, namespace="team") as page, page.live() as stream:
         shown = await stream.until(lambda known: known["notes"])
-    assert [each["pod"] for each in shown["nodes"]["gpu-1"]["gpus"][0]["pods"]] == ["mine"]
+    assert [each["name"] for each in shown["nodes"]["gpu-1"]["gpus"][0]["pods"]] == ["mine"]
     (note,) = shown["notes"]
     assert note == (
         "The right to list pods in the whole cluster is missing, so only the pods of the namespace team are shown, and "
@@ -360,9 +360,9 @@ async def test_a_caller_sees_no_names_of_pods_that_it_may_not_see(api: ApiServer
         async with page.live(**ann) as stream:
             shown = await stream.until(lambda known: known["waiting"] and known["waiting"][0].get("why"))
             seen.append(json.dumps(shown))
-            assert [each["pod"] for each in shown["waiting"]] == ["w"]
+            assert [each["name"] for each in shown["waiting"]] == ["w"]
             assert shown["nodes"]["gpu-1"]["gpus"][0]["pods"] == [
-                {"ns": "mine", "pod": "mine-1", "shares": 2},
+                {"namespace": "mine", "name": "mine-1", "shares": 2},
                 {"shares": 9},
             ]
         seen += [json.dumps(await page.get(f"api/v1/{path}", **ann)) for path in ("nodes/gpu-1", "pods/mine/w")]
@@ -381,7 +381,7 @@ async def test_a_caller_without_nodes_sees_pods_with_instances_of_its_own_namesp
         page.live(Authorization=bearer("ann")) as stream,
     ):
         shown = await stream.until(lambda known: known["alone"])
-        assert [each["pod"] for each in shown["alone"]] == ["mine"]
+        assert [each["name"] for each in shown["alone"]] == ["mine"]
 
 
 async def test_a_right_that_is_given_or_taken_shows_in_the_open_stream(api: ApiServer) -> None:
@@ -390,7 +390,7 @@ async def test_a_right_that_is_given_or_taken_shows_in_the_open_stream(api: ApiS
     users = Users(ann={"other"})
 
     def names(known: dict[str, Any]) -> list[Any]:
-        return [each.get("pod") for each in known["nodes"]["gpu-1"]["gpus"][0]["pods"]]
+        return [each.get("name") for each in known["nodes"]["gpu-1"]["gpus"][0]["pods"]]
 
     async with served(api, callers=users) as page, page.live(Authorization=bearer("ann")) as stream:
         await stream.until(lambda known: names(known) == [None])
@@ -767,7 +767,7 @@ async def test_pods_of_others_push_none_of_mine_off_the_page(api: ApiServer) -> 
     async with served(api, callers=users) as page:
         async with page.live(Authorization=bearer("ann")) as stream:
             _, event = await stream.next()
-        assert ([each["pod"] for each in event["waiting"]], event["notes"]) == (["mine"], [])
+        assert ([each["name"] for each in event["waiting"]], event["notes"]) == (["mine"], [])
         async with page.live(Authorization=bearer("root")) as stream:
             _, event = await stream.next()
         assert len(event["waiting"]) == MOST_WAITING

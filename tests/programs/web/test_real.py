@@ -98,10 +98,10 @@ async def test_the_page_over_a_real_cluster(real: RealServer, home: Home, tmp_pa
             shown = await stream.until(lambda known: known["waiting"] and known["waiting"][0].get("why"))
             assert sorted(shown["nodes"]) == ["gpu-1"]
             (waits,) = shown["waiting"]
-            assert (waits["pod"], waits["asks"]) == ("waiting", f"{GPU_MEM}: 20 of one GPU")
+            assert (waits["name"], waits["asks"]) == ("waiting", f"{GPU_MEM}: 20 of one GPU")
             assert shown["read"]["live"] is True
             await client.patch(NODES, "gpu-1", {"spec": {"unschedulable": True}})
-            await stream.until(lambda known: known["nodes"]["gpu-1"].get("cordoned"))
+            await stream.until(lambda known: known["nodes"]["gpu-1"].get("unschedulable"))
 
         flag = f"--kubeconfig={kubeconfig(tmp_path, real.stranger)}"
         async with running(home, "--no-browser", flag) as command, live(command) as stream:

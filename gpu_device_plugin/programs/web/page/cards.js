@@ -1,11 +1,11 @@
 /** Shows nodes as cards: a bar for each GPU, on it a part for each pod. */
 
 import { amount, memory, percent } from "./amounts.js";
-import { gpuUseKnown, isIdle, partName, partUseKnown, podToOpen, sumsOf, takesPods, unheld } from "./cluster.js";
+import { gpusOf, gpuUseKnown, isIdle, partName, partUseKnown, podToOpen, takesPods, unheld } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { make, reconcile, setAttribute, setClass, setStyle, setText } from "./dom.js";
 import { oneStop } from "./keys.js";
-import { gpuName, gpuSaying, modelsSaying, notesOf, partSaying, podOf, rungHint, rungSaying, staleSaying } from "./sayings.js";
+import { givenSaying, gpuName, gpuSaying, migId, modelsSaying, notesOf, partSaying, podOf, rungHint, rungSaying, staleSaying } from "./sayings.js";
 import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
@@ -49,27 +49,28 @@ export function makeCard(on) {
 /** Writes a node on its card. `matches` (part): whether a pod is what the filters ask for. `shallow`: without its bars. */
 export function updateCard(card, node, matches, { shallow = false } = {}) {
   const to = pieces.get(card);
-  const sum = sumsOf(node);
   card.dataset.node = node.name;
   setAttribute(card, "aria-label", node.name);
   setClass(card, "card", !takesPods(node) && "card-closed");
   setText(to.title, node.name);
   setText(to.models, modelsSaying(node));
   updateBadges(to.badges, node);
-  setText(to.sum, t("sum_of", { given: amount(node, sum.taken), total: amount(node, sum.shares) }));
+  setText(to.sum, givenSaying(node));
   setText(to.problem, serverSaying(node.problem));
   to.problem.hidden = !node.problem;
+  const loose = (node.usedShares ?? 0) - node.gpus.reduce((sum, gpu) => sum + (gpu.usedShares ?? 0), 0);
+  const looseMig = (node.instances ?? []).flatMap((offer) => offer.unplaced ?? []).reduce((sum, pod) => sum + pod.instances, 0);
   const notes = [
     node.use?.blind && (typeof node.use.blind === "string" ? serverSaying(node.use.blind) : t("blind")),
-    node.loose && t("loose", { amount: amount(node, node.loose) }),
-    node.looseMig && t("loose_mig", { n: node.looseMig }),
+    loose > 0 && t("loose", { amount: amount(node, loose) }),
+    looseMig > 0 && t("loose_mig", { n: looseMig }),
     staleSaying(node),
   ].filter(Boolean);
   reconcile(to.notes, notes, (note) => note, () => make("p", { class: "note note-plain" }), setText);
   const rows = rowsOf(node);
   setStyle(card, "--gpus", String(Math.max(1, rows.length)));
   if (shallow) return;
-  reconcile(to.gpus, rows, (gpu) => gpu.parted ?? gpu.uuid ?? String(gpu.i), (gpu) => (gpu.parted ? makeHead() : makeGpu(card, to.on)),
+  reconcile(to.gpus, rows, (gpu) => gpu.parted ?? gpu.uuid ?? String(gpu.index), (gpu) => (gpu.parted ? makeHead() : makeGpu(card, to.on)),
     (row, gpu) => (gpu.parted ? setText(row, t("mig_gpu", { i: gpu.number })) : updateGpu(row, node, gpu, matches)));
   to.stop();
 }
@@ -83,9 +84,9 @@ export function isFilled(card) {
 function rowsOf(node) {
   const rows = [];
   let parted = null;
-  for (const gpu of node.gpus) {
-    const of = gpu.mig?.gpu ?? null;
-    if (of !== null && of !== parted) rows.push({ parted: of, number: gpu.mig.id.split(":")[0] });
+  for (const gpu of gpusOf(node)) {
+    const of = gpu.mig?.parent ?? null;
+    if (of !== null && of !== parted) rows.push({ parted: of, number: gpu.mig.gpu });
     parted = of;
     rows.push(gpu);
   }
@@ -99,9 +100,9 @@ function makeHead() {
 function updateBadges(element, node) {
   const badges = [
     !node.ready && ["badge-bad", t("not_ready")],
-    node.cordoned && ["badge-warn", t("cordoned")],
+    node.unschedulable && ["badge-warn", t("cordoned")],
     node.claims && ["badge-claims", t("serves_claims")],
-    node.rung && [KEEPING.includes(node.rung) ? "badge-kept" : "badge-open", rungSaying(node.rung), rungHint(node.rung)],
+    node.limits && [KEEPING.includes(node.limits) ? "badge-kept" : "badge-open", rungSaying(node.limits), rungHint(node.limits)],
   ].filter(Boolean);
   reconcile(element, badges, ([look]) => look, () => make("span"), (badge, [look, text, hint]) => {
     setClass(badge, "badge", look);
@@ -138,14 +139,14 @@ function makeGpu(card, on) {
 
 function updateGpu(row, node, gpu, matches) {
   const to = pieces.get(row);
-  const given = (gpu.pods ?? []).filter((part) => !part.trespass && (part.shares || part.whole));
-  const taken = gpu.taken ?? 0;
-  const shown = given.reduce((sum, part) => sum + partShares(gpu, part), 0);
-  const open = Math.max(0, gpu.shares - Math.max(taken, shown));
+  const given = gpu.pods ?? [];
+  const taken = gpu.usedShares ?? 0;
+  const shown = given.reduce((sum, part) => sum + part.shares, 0);
+  const open = Math.max(0, gpu.totalShares - Math.max(taken, shown));
   setClass(row, "gpu", gpu.mig && "gpu-mig");
-  setText(to.index, gpu.mig ? `${gpu.mig.id}\n${gpu.mig.profile}` : gpu.i);
+  setText(to.index, gpu.mig ? `${migId(gpu)}\n${gpu.mig.profile}` : gpu.index);
   setAttribute(to.bar, "aria-label", `${gpuName(gpu)}: ${gpuSaying(node, gpu)}`);
-  setClass(to.bar, "bar", gpu.bad && "bar-bad", gpu.fenced && !given.length && "bar-fenced");
+  setClass(to.bar, "bar", gpu.reason && "bar-bad");
   reconcile(to.parts, given, (part) => partName(part) ?? "?", () => makePart(to.on),
     (element, part) => updatePart(element, node, gpu, part, matches(part)));
   setStyle(to.parts, "flex-grow", String(shown));
@@ -157,11 +158,11 @@ function updateGpu(row, node, gpu, matches) {
   to.free.hidden = !open;
   setStyle(to.free, "flex-grow", String(open));
   // The bar's name says it too; here it is for the eye.
-  setClass(to.free, "bar-free", !gpu.free && "bar-free-none");
-  setText(to.freeText, gpu.bad ? t("legend_bad") : !gpu.free ? "" : open / gpu.shares < ROOMY ? amount(node, gpu.free) : t("bar_free", { free: amount(node, gpu.free) }));
+  setClass(to.free, "bar-free", !gpu.freeShares && "bar-free-none");
+  setText(to.freeText, gpu.reason ? t("legend_bad") : !gpu.freeShares ? "" : open / gpu.totalShares < ROOMY ? amount(node, gpu.freeShares) : t("bar_free", { free: amount(node, gpu.freeShares) }));
   setAttribute(to.free, "aria-hidden", "true");
   setText(to.given, amount(node, taken));
-  setText(to.total, ` / ${amount(node, gpu.shares)}`);
+  setText(to.total, ` / ${amount(node, gpu.totalShares)}`);
   setText(to.used, gpuUseKnown(node, gpu) ? t("bar_used", { used: memory(gpu.usedMiB) }) : "");
   const notes = notesOf(node, gpu);
   to.notes.hidden = !notes.length;
@@ -175,10 +176,6 @@ function makeNote() {
 function updateNote(element, note) {
   setClass(element, "note", `note-${note.tone}`);
   setText(element, note.text);
-}
-
-function partShares(gpu, part) {
-  return part.shares || (part.whole ? gpu.shares : 0);
 }
 
 function makePart(on) {
@@ -205,25 +202,25 @@ function makePart(on) {
 
 function updatePart(element, node, gpu, part, matching) {
   const to = pieces.get(element);
-  const mine = part.whole ? gpu.memMiB ?? 0 : part.shares * (node.shareMiB ?? 0);
+  const mine = part.whole ? gpu.memoryMiB ?? 0 : part.shares * (node.shareMiB ?? 0);
   const known = partUseKnown(node, part) && mine > 0;
   to.pod = podToOpen(part);
   setClass(
-    element, "part", lookOf(part.ns), part.over && "part-over", part.whole && "part-whole", unheld(part) && "part-unheld",
+    element, "part", lookOf(part.namespace), part.overSince && "part-over", part.whole && "part-whole", unheld(part) && "part-unheld",
     part.deleting && "part-ending", !matching && "part-dim",
   );
   setAttribute(element, "aria-label", partSaying(node, gpu, part));
   setAttribute(element, "aria-disabled", to.pod === null && "true");
   element.dataset.pod = partName(part) ?? "";
-  setStyle(element, "flex-grow", String(partShares(gpu, part)));
-  const name = part.pod ?? t("hidden");
+  setStyle(element, "flex-grow", String(part.shares));
+  const name = part.name ?? t("hidden");
   const half = name.length > WHOLE_NAME ? Math.ceil(name.length / 2) : name.length;
   setText(to.begin, name.slice(0, half));
   setText(to.end, name.slice(half));
   setText(to.idle, isIdle(node, part) ? t("idle") : "");
-  setText(to.use, known ? [memory(part.usedMiB), part.sm && percent(part.sm / 100)].filter(Boolean).join(" · ") : "");
-  to.sm.hidden = !part.sm;
-  setStyle(to.sm, "width", `${Math.min(100, part.sm ?? 0)}%`);
+  setText(to.use, known ? [memory(part.usedMiB), part.smPercent && percent(part.smPercent / 100)].filter(Boolean).join(" · ") : "");
+  to.sm.hidden = !part.smPercent;
+  setStyle(to.sm, "width", `${Math.min(100, part.smPercent ?? 0)}%`);
   to.meter.hidden = !known;
   if (!known) return;
   const all = Math.max(mine, part.usedMiB);

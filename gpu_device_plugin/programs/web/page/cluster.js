@@ -44,7 +44,31 @@ let byName = null; // it takes its time to make
 
 /** Whether pods can be scheduled to a node now. */
 export function takesPods(node) {
-  return Boolean(node.ready) && !node.cordoned;
+  return Boolean(node.ready) && !node.unschedulable;
+}
+
+const rows = new WeakMap();
+
+/** The GPUs of a node and its MIG instances, by position; those that are given whole have their `resource`. Kept with the node. */
+export function gpusOf(node) {
+  if (!node.instances) return node.gpus;
+  if (!rows.has(node)) {
+    const whole = node.instances.flatMap(({ resource, instances }) => (instances ?? []).map((gpu) => ({ ...gpu, resource })));
+    rows.set(node, [...node.gpus, ...whole].sort((a, b) => a.index - b.index));
+  }
+  return rows.get(node);
+}
+
+const NONE = [];
+
+/** The pods on a GPU: those that hold a part of it, then those that use it without one. */
+export function partsOf(gpu) {
+  return gpu.strangers ? [...(gpu.pods ?? NONE), ...gpu.strangers] : gpu.pods ?? NONE;
+}
+
+/** Whether a pod has all of a GPU. */
+export function isWhole(gpu) {
+  return (gpu.pods ?? NONE).some((part) => part.whole);
 }
 
 /** Whether a limit that should hold does not. */
@@ -55,7 +79,7 @@ export function unheld(part) {
 const problems = new WeakMap();
 
 /**
- * What asks for attention on a node, as a list of {kind, node, gpu, part}; kept with the node, as its sums are.
+ * What asks for attention on a node, as a list of {kind, node, gpu, part}; kept with the node: a change replaces it as a whole.
  *
  * `kind` is "node", "bad" (a GPU), "over", "trespass" or "unheld" (a part). `namespaces` are those that it concerns.
  */
@@ -63,13 +87,13 @@ export function problemsOf(node) {
   const known = problems.get(node);
   if (known !== undefined) return known;
   const found = [];
-  const namespacesOf = (gpus) => new Set(gpus.flatMap((gpu) => (gpu.pods ?? []).map((part) => part.ns ?? "")));
-  if (node.problem || !node.ready) found.push({ kind: "node", node, namespaces: namespacesOf(node.gpus) });
-  for (const gpu of node.gpus) {
-    if (gpu.bad) found.push({ kind: "bad", node, gpu, namespaces: namespacesOf([gpu]) });
-    for (const part of gpu.pods ?? []) {
-      const kinds = { over: part.over, trespass: part.trespass, unheld: unheld(part) };
-      for (const kind of Object.keys(kinds)) if (kinds[kind]) found.push({ kind, node, gpu, part, namespaces: new Set([part.ns ?? ""]) });
+  const namespacesOn = (gpus) => new Set(gpus.flatMap((gpu) => partsOf(gpu).map((part) => part.namespace ?? "")));
+  if (node.problem || !node.ready) found.push({ kind: "node", node, namespaces: namespacesOn(gpusOf(node)) });
+  for (const gpu of gpusOf(node)) {
+    if (gpu.reason) found.push({ kind: "bad", node, gpu, namespaces: namespacesOn([gpu]) });
+    for (const part of partsOf(gpu)) {
+      const kinds = { over: part.overSince, trespass: part.trespassing, unheld: unheld(part) };
+      for (const kind of Object.keys(kinds)) if (kinds[kind]) found.push({ kind, node, gpu, part, namespaces: new Set([part.namespace ?? ""]) });
     }
   }
   problems.set(node, found);
@@ -83,7 +107,7 @@ export function isTroubled(node) {
 
 /** Whether a pod computes nothing with the memory that it holds, as far as that is known. */
 export function isIdle(node, part) {
-  return partUseKnown(node, part) && part.usedMiB > 0 && part.sm === 0;
+  return partUseKnown(node, part) && part.usedMiB > 0 && part.smPercent === 0;
 }
 
 /** Whether memory in use on a node is known. */
@@ -101,75 +125,62 @@ export function partUseKnown(node, part) {
   return useKnown(node) && !node.use.blind && part.usedMiB !== undefined;
 }
 
-/** The pod that is opened for a part, as [ns, pod]; null: there is none, or none that the caller may see. */
+/** The pod that is opened for a part, as [namespace, name]; null: there is none, or none that the caller may see. */
 export function podToOpen(part) {
-  if (part.pod === undefined || !part.ns) return null;
-  const [pod] = part.pods ?? [part.pod]; // a claim may have several pods, or none
-  return pod === undefined ? null : [part.ns, pod];
+  if (part.name === undefined || !part.namespace) return null;
+  const [pod] = part.pods ?? [part.name]; // a claim may have several pods, or none
+  return pod === undefined ? null : [part.namespace, pod];
 }
 
-/** Whether a pod, as "ns/pod", has a part, alone or through a claim that several pods use. */
+/** Whether a pod, as "namespace/name", has a part, alone or through a claim that several pods use. */
 export function hasPart(name, part) {
-  return (part.pods ?? [part.pod]).some((pod) => `${part.ns}/${pod}` === name);
+  return (part.pods ?? [part.name]).some((pod) => `${part.namespace}/${pod}` === name);
 }
 
 export function partName(part) {
-  return part.pod === undefined ? null : `${part.ns ? `${part.ns}/` : ""}${part.pod}`;
+  return part.name === undefined ? null : `${part.namespace ? `${part.namespace}/` : ""}${part.name}`;
 }
 
-const sums = new WeakMap();
+const models = new WeakMap();
+
+/** The models of a node's GPUs, each with their number; kept with the node. */
+export function modelsOf(node) {
+  if (!models.has(node)) {
+    const counts = new Map();
+    for (const gpu of gpusOf(node)) counts.set(gpu.model ?? "", (counts.get(gpu.model ?? "") ?? 0) + 1);
+    models.set(node, counts);
+  }
+  return models.get(node);
+}
+
+const namespaces = new WeakMap();
 
 /**
- * The sums of a node. They are kept with it: a change replaces a node as a whole. All memory in MiB.
- *
- * What is used is summed over the GPUs of which it is known, `usedOf` of them; so it is of each namespace, over the
- * `usedOf` of its `gpus` on which the use of all its pods is known. `cards` are the GPUs that are no MIG instances,
- * `instances` the MIG instances that are given out whole: no other pod can have what is free of them.
+ * What the pods of each namespace have of a node, as far as they are seen: {givenMiB, usedMiB, measuredGpus, gpus}. Of `gpus`
+ * with pods of it, the use of all of them is known on `measuredGpus`. A node's other sums come from the server; these would
+ * be longer than the pods that they are made of.
  */
-export function sumsOf(node) {
-  const known = sums.get(node);
+export function namespacesOf(node) {
+  const known = namespaces.get(node);
   if (known !== undefined) return known;
-  const share = node.shareMiB ?? 0;
-  const sum = {
-    shares: 0, taken: 0, totalMiB: 0, givenMiB: 0, usedMiB: 0, usedOf: 0, freeMiB: 0, largestMiB: 0, largestGpu: null,
-    gpus: node.gpus.length, cards: 0, instances: 0, instancesFree: 0, whole: 0, models: new Map(), namespaces: new Map(),
-  };
-  for (const gpu of node.gpus) {
-    const free = gpu.free ?? 0;
-    sum.shares += gpu.shares;
-    sum.taken += gpu.taken ?? 0;
-    if (gpuUseKnown(node, gpu)) {
-      sum.usedMiB += gpu.usedMiB;
-      sum.usedOf += 1;
-    }
-    sum.models.set(gpu.model ?? "", (sum.models.get(gpu.model ?? "") ?? 0) + 1);
-    sum.cards += gpu.mig ? 0 : 1;
-    sum.instances += gpu.resource ? 1 : 0;
-    if (takesPods(node) && gpu.resource) {
-      sum.instancesFree += free ? 1 : 0;
-    } else if (takesPods(node)) {
-      sum.freeMiB += free * share;
-      if (free * share > sum.largestMiB) [sum.largestMiB, sum.largestGpu] = [free * share, gpu.i];
-      if (!gpu.mig && !gpu.taken && !gpu.bad && !gpu.whole && gpu.fenced !== "whole" && !gpu.refusal) sum.whole += 1;
-    }
+  const all = new Map();
+  for (const gpu of gpusOf(node)) {
     const used = new Map();
-    for (const part of gpu.pods ?? []) {
-      const ns = part.ns ?? "";
-      const of = sum.namespaces.get(ns) ?? { givenMiB: 0, usedMiB: 0, usedOf: 0, gpus: 0 };
-      of.givenMiB += part.shares * share;
-      sum.namespaces.set(ns, of);
-      used.set(ns, (used.get(ns) ?? 0) + (partUseKnown(node, part) ? part.usedMiB : NaN));
+    for (const part of partsOf(gpu)) {
+      const name = part.namespace ?? "";
+      const of = all.get(name) ?? { givenMiB: 0, usedMiB: 0, measuredGpus: 0, gpus: 0 };
+      of.givenMiB += (part.shares ?? 0) * (node.shareMiB ?? 0);
+      all.set(name, of);
+      used.set(name, (used.get(name) ?? 0) + (partUseKnown(node, part) ? part.usedMiB : NaN));
     }
-    for (const [ns, usedMiB] of used) {
-      const of = sum.namespaces.get(ns);
+    for (const [name, usedMiB] of used) {
+      const of = all.get(name);
       of.gpus += 1;
       if (Number.isNaN(usedMiB)) continue;
       of.usedMiB += usedMiB;
-      of.usedOf += 1;
+      of.measuredGpus += 1;
     }
   }
-  sum.totalMiB = sum.shares * share;
-  sum.givenMiB = sum.taken * share;
-  sums.set(node, sum);
-  return sum;
+  namespaces.set(node, all);
+  return all;
 }

@@ -1,11 +1,11 @@
 /** Makes what the drawer shows of a pod and of a node. */
 
-import { ageOf, amount, memory, percent } from "./amounts.js";
+import { ageOf, memory, percent } from "./amounts.js";
 import { makeCard, updateCard } from "./cards.js";
-import { partName, podToOpen, sumsOf } from "./cluster.js";
+import { gpusOf, partName, partsOf, podToOpen } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { make } from "./dom.js";
-import { modelsSaying, partSaying, placeOf, rungSaying } from "./sayings.js";
+import { givenSaying, migId, modelsSaying, partSaying, placeOf, rungSaying } from "./sayings.js";
 import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
@@ -40,8 +40,8 @@ function container(each) {
     (each.gpus ?? []).length > 0 && make("ul", { class: "plain-list" }, ...each.gpus.map((gpu) => make(
       "li", {},
       make("b", { text: t("gpu_name", { i: gpu.index ?? "?" }) }),
-      ` ${gpu.whole ? t(gpu.mig ? "part_whole_mig" : "part_whole") : memory(gpu.mib ?? 0)} `,
-      make("span", { class: "quiet", text: [gpu.mig && `MIG ${gpu.mig}`, gpu.model, gpu.uuid].filter(Boolean).join(" · ") }),
+      ` ${gpu.whole ? t(gpu.mig ? "part_whole_mig" : "part_whole") : memory(gpu.grantedMiB ?? 0)} `,
+      make("span", { class: "quiet", text: [gpu.mig && `MIG ${migId(gpu)} ${gpu.mig.profile}`, gpu.model, gpu.uuid].filter(Boolean).join(" · ") }),
     ))),
     ...(each.use ?? []).map(use),
     (each.gpus ?? []).length > 0 && !(each.use ?? []).length && make("p", { class: "quiet", text: t("use_unknown") }),
@@ -94,19 +94,18 @@ export function nodeDetails(node, open, readAll) {
   const card = makeCard(open);
   card.removeAttribute("role");
   updateCard(card, node, () => true);
-  const pods = node.gpus.flatMap((gpu) => (gpu.pods ?? []).map((part) => [gpu, part]));
+  const pods = gpusOf(node).flatMap((gpu) => partsOf(gpu).map((part) => [gpu, part]));
   const raw = make("details", {}, make("summary", { text: t("as_json") }));
   const lines = make("pre", { class: "lines", text: t("loading") });
   raw.append(lines);
   raw.addEventListener("toggle", () => raw.open && readAll(lines), { once: true });
-  const sum = sumsOf(node);
   return [
     facts([
-      ["state", [!node.ready && t("not_ready"), node.cordoned && t("cordoned"), node.claims && t("serves_claims")].filter(Boolean).join(" · ")],
+      ["state", [!node.ready && t("not_ready"), node.unschedulable && t("cordoned"), node.claims && t("serves_claims")].filter(Boolean).join(" · ")],
       ["gpus", modelsSaying(node)],
-      ["given", t("sum_of", { given: amount(node, sum.taken), total: amount(node, sum.shares) })],
+      ["given", givenSaying(node)],
       ["share_size", node.shareMiB && memory(node.shareMiB)],
-      ["limits", node.rung && rungSaying(node.rung).replace(/^[^:：]*[:：] ?/, "")],
+      ["limits", node.limits && rungSaying(node.limits).replace(/^[^:：]*[:：] ?/, "")],
       ["policy", node.policy],
       ["driver", node.driver],
       ["address", node.address],
@@ -115,7 +114,7 @@ export function nodeDetails(node, open, readAll) {
     card,
     section("pods", pods.length ? make("ul", { class: "plain-list" }, ...pods.map(([gpu, part]) => make(
       "li", { class: "pod-line" },
-      make("span", { class: `swatch ${lookOf(part.ns)}`, "aria-hidden": "true" }),
+      make("span", { class: `swatch ${lookOf(part.namespace)}`, "aria-hidden": "true" }),
       podToOpen(part) ? link(partName(part), () => open.pod(...podToOpen(part))) : make("span", { text: partName(part) ?? t("part_hidden") }),
       make("span", { class: "quiet", text: `${placeOf(gpu)} · ${partSaying(node, gpu, part).slice(partName(part)?.length ?? 0).replace(/^[,，]\s*/, "")}` }),
     ))) : make("p", { class: "quiet", text: t("no_pods") })),

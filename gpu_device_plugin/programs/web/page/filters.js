@@ -1,17 +1,17 @@
 /** Decides which nodes and pods the filters of the address let through. */
 
-import { isTroubled, partName, problemsOf, sumsOf } from "./cluster.js";
+import { gpusOf, isTroubled, modelsOf, partName, partsOf, problemsOf } from "./cluster.js";
 
 /** Whether a node is among those asked for by name and model. An exact name means this node only. */
 export function hasPlace(filters, node, names) {
   if (filters.node && (names.has(filters.node) ? node.name !== filters.node : !contains(node.name, filters.node))) return false;
-  return !filters.model || sumsOf(node).models.has(filters.model);
+  return !filters.model || modelsOf(node).has(filters.model);
 }
 
 /** Returns nodes in the order that is asked for; each order keeps the one by name among equals. */
 export function inOrder(sort, nodes) {
-  const full = (node) => sumsOf(node).taken / (sumsOf(node).shares || 1);
-  const keys = { full: (node) => -full(node), free: (node) => -(sumsOf(node).freeMiB), trouble: (node) => -problemsOf(node).length };
+  const full = ({ sums, usedShares, totalShares }) => (sums?.totalMiB ? (sums.givenMiB ?? 0) / sums.totalMiB : (usedShares ?? 0) / (totalShares || 1));
+  const keys = { full: (node) => -full(node), free: (node) => -(node.sums?.freeMiB ?? 0), trouble: (node) => -problemsOf(node).length };
   const key = keys[sort];
   return key ? [...nodes].sort((a, b) => key(a) - key(b)) : nodes;
 }
@@ -26,25 +26,25 @@ export function isShown(filters, node, names) {
   if (!hasPlace(filters, node, names) || (filters.trouble && !isTroubled(node))) return false;
   if (!filters.ns && !filters.q) return true;
   if (!filters.ns && nodeMatches(filters.q, node)) return true;
-  return node.gpus.some((gpu) => (gpu.pods ?? []).some((part) => partMatches(filters, part, node)));
+  return gpusOf(node).some((gpu) => partsOf(gpu).some((part) => partMatches(filters, part, node)));
 }
 
 /** Whether a pod's part of a GPU is what the filters ask for; the others on the same bar are dimmed. */
 export function partMatches(filters, part, node) {
-  if (filters.ns && part.ns !== filters.ns) return false;
+  if (filters.ns && part.namespace !== filters.ns) return false;
   return !filters.q || contains(partName(part) ?? "", filters.q) || nodeMatches(filters.q, node);
 }
 
 /** Whether a waiting pod is what the filters ask for. It has no node and no model yet. */
 export function waitMatches(filters, wait) {
-  if (filters.ns && wait.ns !== filters.ns) return false;
-  return !filters.q || [`${wait.ns}/${wait.pod}`, wait.asks, wait.why].some((text) => contains(text ?? "", filters.q));
+  if (filters.ns && wait.namespace !== filters.ns) return false;
+  return !filters.q || [`${wait.namespace}/${wait.name}`, wait.asks, wait.why].some((text) => contains(text ?? "", filters.q));
 }
 
 function nodeMatches(q, node) {
   return [node.name, node.problem, node.address].some((text) => contains(text ?? "", q))
-    || [...sumsOf(node).models.keys()].some((model) => contains(model, q))
-    || node.gpus.some((gpu) => contains(gpu.bad ?? "", q) || contains(gpu.uuid ?? "", q));
+    || [...modelsOf(node).keys()].some((model) => contains(model, q))
+    || gpusOf(node).some((gpu) => contains(gpu.reason ?? "", q) || contains(gpu.uuid ?? "", q));
 }
 
 function contains(text, part) {

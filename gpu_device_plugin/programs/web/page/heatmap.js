@@ -1,6 +1,6 @@
 /** Shows every GPU of many nodes as a cell. */
 
-import { gpuUseKnown, takesPods } from "./cluster.js";
+import { gpusOf, gpuUseKnown, isWhole, partsOf, takesPods } from "./cluster.js";
 import { make, reconcile, setAttribute, setClass, setStyle, setText } from "./dom.js";
 import { cellSaying, stateSaying } from "./sayings.js";
 
@@ -23,7 +23,7 @@ export function updateTile(tile, node, by) {
   setAttribute(tile, "aria-label", state ? `${node.name} (${state})` : node.name);
   setClass(tile, "tile", !takesPods(node) && "tile-closed", !node.ready && "tile-down");
   setText(to.name, node.name);
-  reconcile(to.cells, node.gpus, (gpu) => gpu.uuid ?? String(gpu.i), makeCell, (cell, gpu) => updateCell(cell, node, gpu, by));
+  reconcile(to.cells, gpusOf(node), (gpu) => gpu.uuid ?? String(gpu.index), makeCell, (cell, gpu) => updateCell(cell, node, gpu, by));
 }
 
 function makeCell() {
@@ -31,18 +31,17 @@ function makeCell() {
 }
 
 function updateCell(cell, node, gpu, by) {
-  const part = by === "used" ? partUsed(node, gpu) : gpu.shares ? (gpu.taken ?? 0) / gpu.shares : 0;
-  const pods = gpu.pods ?? [];
-  const wrong = pods.some((each) => each.over || each.trespass);
+  const part = by === "used" ? partUsed(node, gpu) : gpu.totalShares ? (gpu.usedShares ?? 0) / gpu.totalShares : 0;
+  const wrong = partsOf(gpu).some((each) => each.overSince || each.trespassing);
   setClass(
-    cell, "cell", `heat-${part === null ? "unknown" : Math.min(4, Math.ceil(part * 4))}`, gpu.bad && "cell-bad", wrong && "cell-over",
-    (gpu.whole || pods.some((each) => each.whole)) && "cell-whole",
+    cell, "cell", `heat-${part === null ? "unknown" : Math.min(4, Math.ceil(part * 4))}`, gpu.reason && "cell-bad", wrong && "cell-over",
+    isWhole(gpu) && "cell-whole",
   );
   setStyle(cell, "--part", `${Math.round(100 * Math.min(1, part ?? 0))}%`);
   setAttribute(cell, "aria-label", cellSaying(node, gpu));
 }
 
 function partUsed(node, gpu) {
-  const all = gpu.memMiB || gpu.shares * (node.shareMiB ?? 0);
+  const all = gpu.memoryMiB || gpu.totalShares * (node.shareMiB ?? 0);
   return gpuUseKnown(node, gpu) && all ? gpu.usedMiB / all : null;
 }

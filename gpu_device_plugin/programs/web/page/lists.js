@@ -9,11 +9,12 @@ import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
 const pieces = new WeakMap();
+const podName = ({ namespace, name }) => `${namespace}/${name}`;
 
 /** Shows the pods that wait, the oldest first, as a generator for `Slices`. `open` (ns, pod): one was chosen. */
 export function* showWaiting(list, waits, open) {
   const ordered = [...waits].sort((a, b) => (a.since ?? "").localeCompare(b.since ?? ""));
-  yield* reconciling(list, ordered, (wait) => `${wait.ns}/${wait.pod}`, () => makeWait(open), updateWait);
+  yield* reconciling(list, ordered, podName, () => makeWait(open), updateWait);
 }
 
 function makeWait(open) {
@@ -34,9 +35,9 @@ function makeWait(open) {
 
 function updateWait(item, wait) {
   const to = pieces.get(item);
-  to.opened = [wait.ns, wait.pod];
-  setClass(to.swatch, "swatch", lookOf(wait.ns));
-  setText(to.pod, `${wait.ns}/${wait.pod}`);
+  to.opened = [wait.namespace, wait.name];
+  setClass(to.swatch, "swatch", lookOf(wait.namespace));
+  setText(to.pod, podName(wait));
   setText(to.asks, [wait.asks && t("asked_for", { asks: wait.asks }), wait.scheduler].filter(Boolean).join(" · "));
   setText(to.why, serverSaying(wait.why));
   setText(to.room, serverSaying(wait.room));
@@ -49,7 +50,7 @@ const MOST_PROBLEMS = 100;
 
 /** Shows what asks for attention, as a generator for `Slices`: each opens its pod, or its node. */
 export function* showProblems(list, problems, open) {
-  const keyOf = ({ kind, node, gpu, part }) => [kind, node?.name, gpu?.uuid ?? gpu?.i, part?.ns, part?.pod].join(" ");
+  const keyOf = ({ kind, node, gpu, part }) => [kind, node?.name, gpu?.uuid ?? gpu?.index, part?.namespace, part?.name].join(" ");
   const more = problems.length - MOST_PROBLEMS;
   const shown = more > 0 ? [...problems.slice(0, MOST_PROBLEMS), { kind: "more", more }] : problems;
   yield* reconciling(list, shown, keyOf, () => makeProblem(open), updateProblem);
@@ -85,7 +86,7 @@ function updateProblem(item, problem) {
 
 /** Shows the pods of a person who may not read nodes, as a generator for `Slices`. */
 export function* showAlone(list, pods, open) {
-  yield* reconciling(list, pods, (pod) => `${pod.ns}/${pod.pod}`, () => makeAlone(open), updateAlone);
+  yield* reconciling(list, pods, podName, () => makeAlone(open), updateAlone);
 }
 
 function makeAlone(open) {
@@ -98,10 +99,10 @@ function makeAlone(open) {
 
 function updateAlone(item, pod) {
   const to = pieces.get(item);
-  to.opened = [pod.ns, pod.pod];
-  setClass(to.swatch, "swatch", lookOf(pod.ns));
-  setText(to.pod, `${pod.ns}/${pod.pod}`);
+  to.opened = [pod.namespace, pod.name];
+  setClass(to.swatch, "swatch", lookOf(pod.namespace));
+  setText(to.pod, podName(pod));
   const instances = Object.entries(pod.instances || {}).map(([resource, n]) => `${n} × ${resource}`);
-  const has = [pod.shares && t("shares", { n: pod.shares }), pod.gpus && `${pod.gpus} × ${t("legend_whole")}`, ...instances, pod.node, pod.phase];
+  const has = [pod.shares && t("shares", { n: pod.shares }), pod.wholeGpus && `${pod.wholeGpus} × ${t("legend_whole")}`, ...instances, pod.node, pod.phase];
   setText(to.rest, has.filter(Boolean).join(" · "));
 }

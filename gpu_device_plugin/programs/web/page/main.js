@@ -3,7 +3,7 @@
 import * as address from "./address.js";
 import { setClock } from "./amounts.js";
 import { isFilled, makeCard, updateCard } from "./cards.js";
-import { Cluster, hasPart, isTroubled, sumsOf } from "./cluster.js";
+import { Cluster, gpusOf, hasPart, isTroubled, namespacesOf, partsOf } from "./cluster.js";
 import { keyDetails, nodeDetails, podDetails } from "./details.js";
 import { make, reconcile, reconciling, setText } from "./dom.js";
 import { Drawer } from "./drawer.js";
@@ -82,7 +82,7 @@ function* showAll() {
   const nodes = cluster.sorted();
   yield;
   for (const node of nodes) {
-    sumsOf(node); // from now on they are known
+    namespacesOf(node); // from now on they are known
     yield;
   }
   const names = new Set(cluster.nodes.keys());
@@ -96,11 +96,11 @@ function* showAll() {
   const shown = inOrder(asked.sort, found);
   const all = total(nodes.filter((node) => hasPlace(asked, node, names)), asked.ns);
   // Namespace, node and model say what the tiles count; a search finds things in the lists and leaves the tiles alone.
-  const waiting = cluster.waiting.filter((wait) => !asked.ns || wait.ns === asked.ns);
+  const waiting = cluster.waiting.filter((wait) => !asked.ns || wait.namespace === asked.ns);
   const waits = waiting.filter((wait) => waitMatches(asked, wait));
   const problems = worstFirst(all.problems.filter((problem) => problemMatches(asked, problem)));
   const every = asked.node || asked.model ? total(nodes, "") : all;
-  const namespaces = [...new Set([...every.namespaces.keys(), ...cluster.waiting.map((wait) => wait.ns)])].filter(Boolean).sort();
+  const namespaces = [...new Set([...every.namespaces.keys(), ...cluster.waiting.map((wait) => wait.namespace)])].filter(Boolean).sort();
   showFilters($("filters"), { ...asked, view, by }, { namespaces, models: [...every.models].sort(), nodes: nodes.map((node) => node.name) }, { typing: typing !== 0 });
   yield;
   showSums($("sums"), all, waiting, showProblem);
@@ -258,7 +258,7 @@ function concernsDrawer({ nodes, gone, waiting }) {
 
 /** Whether the pod of the drawer is on a node. */
 function hasPod(node) {
-  return node.gpus.some((gpu) => (gpu.pods ?? []).some((part) => hasPart(asked.pod, part)));
+  return gpusOf(node).some((gpu) => partsOf(gpu).some((part) => hasPart(asked.pod, part)));
 }
 
 /** Shows what became of the drawer's node or pod, a while after a change: a busy cluster is not asked at each one. */

@@ -1,7 +1,7 @@
 /** Says what a bar, a part or a cell shows: for screen readers, and for the pointer that rests on it. */
 
 import { age, ageOf, amount, memory, percent, secondsSince } from "./amounts.js";
-import { gpuUseKnown, isIdle, partName, partUseKnown, sumsOf, useKnown } from "./cluster.js";
+import { gpuUseKnown, isIdle, isWhole, modelsOf, partName, partsOf, partUseKnown, useKnown } from "./cluster.js";
 import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
@@ -18,16 +18,17 @@ export function podOf(part) {
 
 /** A GPU in words. */
 export function gpuSaying(node, gpu) {
-  const whole = (gpu.pods ?? []).find((part) => part.whole);
+  const whole = isWhole(gpu);
   return joined(
-    t("bar_given", { given: amount(node, gpu.taken ?? 0), total: amount(node, gpu.shares) }),
-    (gpu.whole || whole) && t(gpu.mig ? "bar_whole_mig" : "bar_whole"),
+    t("bar_given", { given: amount(node, gpu.usedShares ?? 0), total: amount(node, gpu.totalShares) }),
+    whole && t(gpu.mig ? "bar_whole_mig" : "bar_whole"),
     gpuUseKnown(node, gpu) && t("bar_used", { used: memory(gpu.usedMiB) }),
-    t("bar_free", { free: amount(node, gpu.free ?? 0) }),
-    gpu.bad && t("bar_bad", { why: serverSaying(gpu.bad) }),
-    gpu.fenced === "whole" && !gpu.bad && t("bar_fenced_whole"),
-    gpu.fenced === "shares" && t("bar_fenced_shares"),
-    ...(gpu.pods ?? []).filter((part) => part.over).map((part) => `${podOf(part)}: ${overFor(part)}`),
+    t("bar_free", { free: amount(node, gpu.freeShares ?? 0) }),
+    gpu.reason && t("bar_bad", { why: serverSaying(gpu.reason) }),
+    // A MIG instance is never given as a whole GPU, so that its shares in use keep nobody from that.
+    gpu.usedShares > 0 && !whole && !gpu.mig && !gpu.reason && t("bar_fenced_whole"),
+    whole && !gpu.resource && t("bar_fenced_shares"),
+    ...partsOf(gpu).filter((part) => part.overSince).map((part) => `${podOf(part)}: ${overFor(part)}`),
   );
 }
 
@@ -37,18 +38,23 @@ export function gpuName(gpu) {
 
 /** The position of a GPU in words, and of a MIG instance its number too. */
 export function placeOf(gpu) {
-  return `${t("gpu_name", { i: gpu.i })}${gpu.mig ? ` (MIG ${gpu.mig.id} ${gpu.mig.profile})` : ""}`;
+  return `${t("gpu_name", { i: gpu.index })}${gpu.mig ? ` (MIG ${migId(gpu)} ${gpu.mig.profile})` : ""}`;
+}
+
+/** The number of a MIG instance as nvidia-smi counts. */
+export function migId(gpu) {
+  return `${gpu.mig.gpu}:${gpu.mig.number}`;
 }
 
 /** A pod's part of a GPU in words. */
 export function partSaying(node, gpu, part) {
   return joined(
     podOf(part),
-    part.trespass ? t("part_trespass") : part.whole ? t(gpu.mig ? "part_whole_mig" : "part_whole") : t("part_given", { amount: amount(node, part.shares) }),
+    part.trespassing ? t("part_trespass") : part.whole ? t(gpu.mig ? "part_whole_mig" : "part_whole") : t("part_given", { amount: amount(node, part.shares) }),
     partUseKnown(node, part) && t("part_used", { amount: memory(part.usedMiB) }),
-    part.sm !== undefined && t("part_sm", { percent: percent(part.sm / 100) }),
+    part.smPercent !== undefined && t("part_sm", { percent: percent(part.smPercent / 100) }),
     isIdle(node, part) && t("part_idle"),
-    part.over && overFor(part),
+    part.overSince && overFor(part),
     part.rung && rungSaying(part.rung),
     part.held && !part.whole && t(`held_${part.held}`),
     part.deleting && t("part_deleting"),
@@ -56,7 +62,7 @@ export function partSaying(node, gpu, part) {
 }
 
 function overFor(part) {
-  return t("part_over", { age: ageOf(part.over) });
+  return t("part_over", { age: ageOf(part.overSince) });
 }
 
 export function rungSaying(rung) {
@@ -64,7 +70,7 @@ export function rungSaying(rung) {
 }
 
 export function cellSaying(node, gpu) {
-  return t("cell", { node: node.name, i: gpu.i, rest: joined(stateSaying(node), gpuSaying(node, gpu)) });
+  return t("cell", { node: node.name, i: gpu.index, rest: joined(stateSaying(node), gpuSaying(node, gpu)) });
 }
 
 /** What the means of limiting is worth; "" for one that this page does not know. */
@@ -86,20 +92,27 @@ export function problemPlace({ node, gpu, part }) {
 export function problemSaying({ kind, node, gpu, part }) {
   const used = part && partUseKnown(node, part) ? memory(part.usedMiB) : "–";
   if (kind === "node") return serverSaying(node.problem) || t("not_ready");
-  if (kind === "bad") return t("bar_bad", { why: serverSaying(gpu.bad) });
-  if (kind === "over") return t("problem_over", { used, given: amount(node, part.shares), age: ageOf(part.over) });
+  if (kind === "bad") return t("bar_bad", { why: serverSaying(gpu.reason) });
+  if (kind === "over") return t("problem_over", { used, given: amount(node, part.shares), age: ageOf(part.overSince) });
   if (kind === "trespass") return part.usedMiB ? t("problem_trespass", { amount: memory(part.usedMiB) }) : t("part_trespass");
   return t(`held_${part.held}`);
 }
 
+/** How much of a node is given. */
+export function givenSaying(node) {
+  const { givenMiB, totalMiB } = node.sums ?? {};
+  const [given, total] = totalMiB ? [memory(givenMiB ?? 0), memory(totalMiB)] : [amount(node, node.usedShares ?? 0), amount(node, node.totalShares ?? 0)];
+  return t("sum_of", { given, total });
+}
+
 /** The state of a node in words; "" if it is as it should be. */
 export function stateSaying(node) {
-  return joined(!node.ready && t("not_ready"), node.cordoned && t("cordoned"));
+  return joined(!node.ready && t("not_ready"), node.unschedulable && t("cordoned"));
 }
 
 /** The models of a node, counted. */
 export function modelsSaying(node) {
-  return joined(...[...sumsOf(node).models].map(([model, n]) => (model ? t("gpus_of", { n, model }) : t("whole_of", { n }).replace(/^of /, ""))));
+  return joined(...[...modelsOf(node)].map(([model, n]) => (model ? t("gpus_of", { n, model }) : t("whole_of", { n }).replace(/^of /, ""))));
 }
 
 /** How old a node's figures of use are; "" while that is as usual. Agents write them every 5 minutes at least. */
@@ -111,15 +124,15 @@ export function staleSaying(node) {
 /** What is to be said below a bar: a list of {tone, text}. */
 export function notesOf(node, gpu) {
   const notes = [];
-  if (gpu.bad) notes.push({ tone: "bad", text: t("bar_bad", { why: serverSaying(gpu.bad) }) });
+  if (gpu.reason) notes.push({ tone: "bad", text: t("bar_bad", { why: serverSaying(gpu.reason) }) });
   if (gpu.refusal) notes.push({ tone: "warn", text: t("note_refusal", { why: serverSaying(gpu.refusal) }) });
-  for (const part of gpu.pods ?? []) {
+  for (const part of partsOf(gpu)) {
     const pod = podOf(part);
-    if (part.over && !part.trespass) {
+    if (part.overSince && !part.trespassing) {
       const [used, given] = [partUseKnown(node, part) ? memory(part.usedMiB) : "–", amount(node, part.shares)];
-      notes.push({ tone: "bad", text: t("note_over", { pod, used, given, age: ageOf(part.over) }), part });
+      notes.push({ tone: "bad", text: t("note_over", { pod, used, given, age: ageOf(part.overSince) }), part });
     }
-    if (part.trespass) {
+    if (part.trespassing) {
       const text = part.usedMiB ? t("note_trespass", { pod, amount: memory(part.usedMiB) }) : t("note_trespass_unknown", { pod });
       notes.push({ tone: "bad", text, part });
     }
@@ -127,7 +140,7 @@ export function notesOf(node, gpu) {
       notes.push({ tone: "warn", text: `${pod}: ${t(`held_${part.held}`)}`, part });
     }
   }
-  if (gpu.otherMiB) notes.push({ tone: "plain", text: t("note_other", { amount: memory(gpu.otherMiB) }) });
-  if (gpu.rung && gpu.rung !== node.rung) notes.push({ tone: "plain", text: rungSaying(gpu.rung) });
+  if (gpu.unattributedMiB) notes.push({ tone: "plain", text: t("note_other", { amount: memory(gpu.unattributedMiB) }) });
+  if (gpu.limits && gpu.limits !== node.limits) notes.push({ tone: "plain", text: rungSaying(gpu.limits) });
   return notes;
 }

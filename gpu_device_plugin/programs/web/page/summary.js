@@ -1,7 +1,7 @@
 /** Shows the sums of the cluster, and what asks for attention in it. */
 
 import { age, memory, percent, secondsSince } from "./amounts.js";
-import { problemsOf, sumsOf } from "./cluster.js";
+import { gpusOf, modelsOf, namespacesOf, problemsOf } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { make, reconcile, setAttribute, setClass, setStyle, setText } from "./dom.js";
 import { t } from "./words.js";
@@ -15,26 +15,27 @@ export function worstFirst(problems) {
   return [...problems].sort((a, b) => KINDS.indexOf(a.kind) - KINDS.indexOf(b.kind));
 }
 
+const ADDED = ["gpus", "freeGpus", "instances", "freeInstances", "totalMiB", "freeMiB"];
+
 /**
- * Returns the sums over `nodes`; of given, used and problems those of one namespace, if `ns` names one. Memory in MiB. What
- * is used is known of `usedOf` of `usedGpus` GPUs.
+ * Adds up the sums of `nodes`, which the filters choose here; of given, used and problems those of one namespace, if `ns`
+ * names one. What is used is known of `measuredGpus` of `usedGpus` GPUs.
  */
 export function total(nodes, ns) {
   const all = {
-    nodes: 0, gpus: 0, cards: 0, instances: 0, instancesFree: 0, totalMiB: 0, givenMiB: 0, usedMiB: 0, freeMiB: 0, whole: 0, largestMiB: 0, largestAt: null,
-    usedOf: 0, usedGpus: 0, problems: [], namespaces: new Map(), models: new Set(),
+    nodes: nodes.length, gpus: 0, freeGpus: 0, instances: 0, freeInstances: 0, totalMiB: 0, givenMiB: 0, usedMiB: 0, freeMiB: 0,
+    largestMiB: 0, largestAt: null, measuredGpus: 0, usedGpus: 0, problems: [], namespaces: new Map(), models: new Set(),
   };
   for (const node of nodes) {
-    const sum = sumsOf(node);
-    all.nodes += 1;
-    for (const key of ["gpus", "cards", "instances", "instancesFree", "totalMiB", "freeMiB", "whole"]) all[key] += sum[key];
-    const of = ns ? sum.namespaces.get(ns) : sum;
-    if (of) for (const key of ["givenMiB", "usedMiB", "usedOf"]) all[key] += of[key];
+    const sums = node.sums ?? {};
+    for (const key of ADDED) all[key] += sums[key] ?? 0;
+    const of = ns ? namespacesOf(node).get(ns) : { ...sums, gpus: gpusOf(node).length };
+    for (const key of of ? ["givenMiB", "usedMiB", "measuredGpus"] : []) all[key] += of[key] ?? 0;
     all.usedGpus += of?.gpus ?? 0;
     for (const problem of problemsOf(node)) if (!ns || problem.namespaces.has(ns)) all.problems.push(problem);
-    if (sum.largestMiB > all.largestMiB) [all.largestMiB, all.largestAt] = [sum.largestMiB, { node: node.name, i: sum.largestGpu }];
-    for (const [name, of] of sum.namespaces) all.namespaces.set(name, (all.namespaces.get(name) ?? 0) + of.givenMiB);
-    for (const model of sum.models.keys()) if (model) all.models.add(model);
+    if (sums.largestMiB > all.largestMiB) [all.largestMiB, all.largestAt] = [sums.largestMiB, { node: node.name, i: sums.largestIndex }];
+    for (const [name, { givenMiB }] of namespacesOf(node)) all.namespaces.set(name, (all.namespaces.get(name) ?? 0) + givenMiB);
+    for (const model of modelsOf(node).keys()) if (model) all.models.add(model);
   }
   return all;
 }
@@ -53,13 +54,13 @@ export function showSums(root, all, waiting, chosen) {
   write("given", counted ? memory(all.givenMiB) : "–", counted ? t("of_total", { total: memory(all.totalMiB) }) : "");
   // Of a part of the GPUs it would be no part of what is given on all of them.
   const ofGiven = all.givenMiB ? t("of_given", { percent: percent(all.usedMiB / all.givenMiB) }) : "";
-  const ofKnown = all.usedOf < all.usedGpus ? t("used_of", { known: all.usedOf, n: all.usedGpus }) : ofGiven;
-  write("used", all.usedOf || (counted && !all.usedGpus) ? memory(all.usedMiB) : "–", all.usedOf || !all.usedGpus ? ofKnown : t("only_allocation"));
+  const ofKnown = all.measuredGpus < all.usedGpus ? t("used_of", { known: all.measuredGpus, n: all.usedGpus }) : ofGiven;
+  write("used", all.measuredGpus || (counted && !all.usedGpus) ? memory(all.usedMiB) : "–", all.measuredGpus || !all.usedGpus ? ofKnown : t("only_allocation"));
   write("free", counted ? memory(all.freeMiB) : "–", counted ? t("free_hint") : "");
   const at = all.largestAt;
   write("largest", at ? memory(all.largestMiB) : "–", at ? t("largest_at", at) : counted ? t("largest_none") : "");
-  const instances = all.instances ? t("mig_free", { free: all.instancesFree, n: all.instances }) : "";
-  write("whole", counted ? String(all.whole) : "–", counted ? [t("whole_of", { n: all.cards }), instances].filter(Boolean).join(t("list_comma")) : "");
+  const instances = all.instances ? t("mig_free", { free: all.freeInstances, n: all.instances }) : "";
+  write("whole", counted ? String(all.freeGpus) : "–", counted ? [t("whole_of", { n: all.gpus }), instances].filter(Boolean).join(t("list_comma")) : "");
   const oldest = Math.max(0, ...waiting.map((wait) => secondsSince(wait.since)).filter((seconds) => !Number.isNaN(seconds)));
   write("waiting", String(waiting.length), waiting.length ? t("waiting_oldest", { age: age(oldest) }) : t("waiting_none"), waiting.length && "warn");
   const counts = KINDS.map((kind) => [kind, all.problems.filter((problem) => problem.kind === kind).length]).filter(([, n]) => n);
