@@ -24,8 +24,7 @@ from bench.extender import cluster, peak_mib, wait_in_vain, waiting_bar
 from bench.node_agent import Row, machine, percentiles, show
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.programs.web.callers import ReviewedCallers
-from gpu_device_plugin.programs.web.local import LocalCallers
+from gpu_device_plugin.programs.web.callers import LocalCallers, ReviewedCallers
 from gpu_device_plugin.programs.web.routes import About
 from gpu_device_plugin.programs.web.server import CONNECTIONS, PageServer
 from gpu_device_plugin.programs.web.waiting import MOST_WAITING
@@ -45,11 +44,12 @@ _SHAPES = ("gpu-mem 16", "gpu-mem 12", "gpu-count 8", "gpu-mem 32 over 4 GPUs", 
 
 async def serve(api: str, *, reviewed: bool) -> None:
     """Serve until standard input ends; print the port and the token. With `reviewed` tokens are the API server's."""
-    about = About("cluster" if reviewed else "kubeconfig")
     async with Client(ClusterConfig(api), connections=CONNECTIONS) as client:
         local = LocalCallers("bench")
         callers = ReviewedCallers(client) if reviewed else local
-        server = PageServer(client, ResourceSettings().offered, callers, about=lambda: about)
+        server = PageServer(
+            client, ResourceSettings().offered, callers, about=About("cluster" if reviewed else "kubeconfig")
+        )
         async with server.serving(Address("127.0.0.1", 0)) as port:
             print(port, "admin" if reviewed else local.token, flush=True)
             await asyncio.to_thread(sys.stdin.read)

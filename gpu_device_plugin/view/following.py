@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.cluster.api import NodeReader, NodeRecord, PodReader
-from gpu_device_plugin.cluster.store import Store
+from gpu_device_plugin.cluster.store import Store, Versioned
 from gpu_device_plugin.core.cluster.claimed import pools, waits_for_ours, with_claims
 from gpu_device_plugin.core.cluster.instances import instance_pod
 from gpu_device_plugin.core.cluster.nodeview import NodeView
@@ -15,7 +15,6 @@ from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.contract.nodereport import STALE_S, NodeReport, node_report
-from gpu_device_plugin.core.model.claims import Claim
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.nodechecks import Surroundings
 from gpu_device_plugin.fleet import Fleet
@@ -29,9 +28,12 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.instances import InstancePod
+    from gpu_device_plugin.core.model.claims import Claim
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.telling.podcauses import SchedulingStatus
+
+T_contra = TypeVar("T_contra", bound=Versioned, contravariant=True)
 
 _NAMES_CLAIMS = b'"resourceClaims"'
 """In the JSON of a pod that names ResourceClaims."""
@@ -131,9 +133,9 @@ class FollowedCluster:
         """Grows with every change of a waiting pod, and of a claim."""
         self._sorted: tuple[int, Sequence[FollowedPod]] = (0, ())
         """The waiting pods as of a version: every reader of a page asks for them."""
-        self.nodes: Store[FollowedNode] = _Nodes(self)
-        self.pods: Store[FollowedPod] = _Pods(self)
-        self.claims: Store[Claim] = _Claims(self)
+        self.nodes: Store[FollowedNode] = _Applied(self.replace_nodes, self.put_node, self.remove_node)
+        self.pods: Store[FollowedPod] = _Applied(self.replace_pods, self.put_pod, self.remove_pod)
+        self.claims: Store[Claim] = _Applied(self.replace_claims, self.put_claim, self.remove_claim)
 
     def __repr__(self) -> str:
         return f"<FollowedCluster: {len(self._nodes)} nodes, {len(self._waiting)} waiting pods>"
@@ -284,8 +286,9 @@ class FollowedCluster:
             self._touched.add(record.name)
             self._on_change()
 
-    def remove_node(self, name: str) -> None:
+    def remove_node(self, node: FollowedNode) -> None:
         """Remove a node."""
+        name = node.record.name
         if self._nodes.pop(name, None) is not None:
             self.fleet.remove_node(name)
             self._serving.discard(name)
@@ -296,7 +299,7 @@ class FollowedCluster:
         """Replace all nodes."""
         there = {node.record.name for node in nodes}
         for name in self._nodes.keys() - there:
-            self.remove_node(name)
+            self.remove_node(self._nodes[name])
         for node in nodes:
             self.put_node(node)
 
@@ -401,49 +404,19 @@ def _waits_for(each: FollowedPod, claims: Container[tuple[str, str]]) -> bool:
     return any((each.pod.namespace, claim.claim) in claims for claim in named)
 
 
-class _Nodes(Store[FollowedNode]):
-    """Applies watched nodes."""
+@dataclass(frozen=True, slots=True)
+class _Applied(Store[T_contra]):
+    """Applies watched objects of one kind to a cluster."""
 
-    def __init__(self, cluster: FollowedCluster) -> None:
-        self._cluster = cluster
+    cluster_replace: Callable[[Sequence[T_contra]], None]
+    cluster_put: Callable[[T_contra], None]
+    cluster_remove: Callable[[T_contra], None]
 
-    def replace(self, objects: Sequence[FollowedNode]) -> None:
-        self._cluster.replace_nodes(objects)
+    def replace(self, objects: Sequence[T_contra]) -> None:
+        self.cluster_replace(objects)
 
-    def put(self, object: FollowedNode) -> None:  # noqa: A002 - the API's term
-        self._cluster.put_node(object)
+    def put(self, object: T_contra) -> None:  # noqa: A002 - the API's term
+        self.cluster_put(object)
 
-    def remove(self, object: FollowedNode) -> None:  # noqa: A002 - the API's term
-        self._cluster.remove_node(object.record.name)
-
-
-class _Pods(Store[FollowedPod]):
-    """Applies watched pods."""
-
-    def __init__(self, cluster: FollowedCluster) -> None:
-        self._cluster = cluster
-
-    def replace(self, objects: Sequence[FollowedPod]) -> None:
-        self._cluster.replace_pods(objects)
-
-    def put(self, object: FollowedPod) -> None:  # noqa: A002 - the API's term
-        self._cluster.put_pod(object)
-
-    def remove(self, object: FollowedPod) -> None:  # noqa: A002 - the API's term
-        self._cluster.remove_pod(object)
-
-
-class _Claims(Store[Claim]):
-    """Applies watched claims."""
-
-    def __init__(self, cluster: FollowedCluster) -> None:
-        self._cluster = cluster
-
-    def replace(self, objects: Sequence[Claim]) -> None:
-        self._cluster.replace_claims(objects)
-
-    def put(self, object: Claim) -> None:  # noqa: A002 - the API's term
-        self._cluster.put_claim(object)
-
-    def remove(self, object: Claim) -> None:  # noqa: A002 - the API's term
-        self._cluster.remove_claim(object)
+    def remove(self, object: T_contra) -> None:  # noqa: A002 - the API's term
+        self.cluster_remove(object)

@@ -7,7 +7,6 @@ import json
 import os
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -17,8 +16,6 @@ from aiohttp import web
 from gpu_device_plugin import cli
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.core.contract.keys import ALLOCATION
-from gpu_device_plugin.programs.web.callers import ReviewedCallers
-from gpu_device_plugin.programs.web.figures import AgentFigures
 from gpu_device_plugin.programs.web.program import ClusterPage
 from gpu_device_plugin.settings.sources import Texts
 from gpu_device_plugin.settings.web import WebSettings
@@ -208,8 +205,8 @@ async def served(real: RealServer) -> AsyncIterator[Served]:
         server = ClusterPage(
             sources.read(texts=Texts()),
             ClusterConfig(real.config.url, ca_file=real.config.ca_file, token=own),
-            callers=ReviewedCallers,
-            figures=partial(AgentFigures, namespace="gpushare", timing=FAST),
+            agents_in="gpushare",
+            figures_timing=FAST,
             timings=QUICK,
         )
         running = asyncio.create_task(server.run())

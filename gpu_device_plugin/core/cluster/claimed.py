@@ -60,15 +60,6 @@ def pools(claim: Claim) -> frozenset[str]:
     return frozenset(device.pool for device in taken(claim))
 
 
-def claims_by_node(claims: Iterable[Claim]) -> Mapping[str, Sequence[Claim]]:
-    """Return the claims that have devices of ours, by node."""
-    found: dict[str, list[Claim]] = defaultdict(list)
-    for claim in claims:
-        for node in pools(claim):
-            found[node].append(claim)
-    return found
-
-
 def usage_of_claims(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> Usage:
     """Return what claims take of the GPUs of a node and its shared MIG instances; the others: `instance_claimants`.
 

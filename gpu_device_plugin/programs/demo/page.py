@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.core.model.shares import parse_id
+from gpu_device_plugin.programs.web.callers import LocalCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresTiming
-from gpu_device_plugin.programs.web.local import LocalCallers
 from gpu_device_plugin.programs.web.routes import About
 from gpu_device_plugin.programs.web.server import PageServer
 from gpu_device_plugin.settings.forms import Address
@@ -109,10 +109,9 @@ async def page_of(api: ApiServer, resources: Sequence[Resource], *, used: bool) 
         ListenError: no port is free.
     """
     callers = LocalCallers("")
-    about = About("kubeconfig", "demo")
+    about = About("kubeconfig", "demo", frozenset({_HOST, "localhost"}))
     async with Client(ClusterConfig(api.url)) as client:
         figures = AgentFigures(client, timing=_OFTEN) if used else None
-        server = PageServer(client, resources, callers, about=lambda: about, figures=figures)
+        server = PageServer(client, resources, callers, about=about, figures=figures)
         async with server.serving(Address(_HOST, 0)) as port:
-            about = About("kubeconfig", "demo", frozenset({f"{_HOST}:{port}", f"localhost:{port}"}))
             yield DemoPage(server, f"http://{_HOST}:{port}/#token={callers.token}")

@@ -7,14 +7,13 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.contract.nodereport import NodeReport
 from gpu_device_plugin.core.telling.overview_document import node_document
-from gpu_device_plugin.core.telling.redacting import redacted
 from gpu_device_plugin.programs.web.sight import everyone
 from gpu_device_plugin.programs.web.waiting import Nodes, Waiting
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.nodeview import NodeView
     from gpu_device_plugin.core.contract.nodereport import NodeUse
-    from gpu_device_plugin.programs.web.ports import FiguresState
     from gpu_device_plugin.programs.web.sight import Sight
     from gpu_device_plugin.programs.web.watched import Watched
 
@@ -42,6 +40,42 @@ NO_NODES = (
 ASKING = "Names of pods follow: the API server has not yet said for all namespaces whether you may see their pods"
 PARTS = ("waiting", "alone", "notes", "figures")
 """The parts of the page beside its nodes, by their names in events."""
+
+
+@dataclass(frozen=True, slots=True)
+class FiguresState:
+    """Where the figures of use come from."""
+
+    source: str
+    """``agents``: read from agents now; ``nodes``: from the nodes' annotations, up to some minutes old; ``none``."""
+    why: str = ""
+    """Why not from agents, as a sentence without names of pods and nodes."""
+    detail: str = ""
+    """More of it, for callers who see everything."""
+
+
+class Figures(Protocol):
+    """Reads the use of nodes from their agents."""
+
+    @property
+    def state(self) -> FiguresState:
+        """Where the figures come from at present."""
+        ...
+
+    async def follow(
+        self,
+        nodes: Callable[[], Collection[str]],
+        deliver: Callable[[str, NodeUse | None], None],
+        in_view: Callable[[], Collection[str]] = tuple,
+    ) -> NoReturn:
+        """Read the use of nodes again and again. Ends only by cancellation.
+
+        Args:
+            nodes: returns the names of the nodes whose use is wanted now; none while nobody looks.
+            deliver: takes the use of a node; None: its agent's figures cannot be read any more.
+            in_view: returns the names of those that come first, as far as they are among `nodes`.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +252,7 @@ class Board:
         key = shown.view.name, frozenset(filter(sight.may_see, shown.namespaces))
         whole, limited = self._limited.get(key, (b"", b""))
         if whole != shown.document:
-            limited = msgspec.json.encode(
-                node_document(redacted(shown.view, key[1].__contains__), brief=True, live=shown.live)
-            )
+            limited = msgspec.json.encode(node_document(sight.of(shown.view), brief=True, live=shown.live))
             self._limited[key] = shown.document, limited
         self._limited.move_to_end(key)
         if len(self._limited) > _MOST_LIMITED:
@@ -235,8 +267,7 @@ class Board:
         """Return all nodes for a reader; None: they cannot be read."""
         if not self.shows_nodes(sight):
             return None
-        views = [self._shown[name].view for name in sorted(self._shown)]
-        return views if sight.everything else [redacted(view, sight.may_see) for view in views]
+        return [sight.of(self._shown[name].view) for name in sorted(self._shown)]
 
     @property
     def namespaces(self) -> frozenset[str]:

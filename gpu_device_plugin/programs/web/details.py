@@ -14,7 +14,6 @@ from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError
 from gpu_device_plugin.core.telling.explaining import explain
 from gpu_device_plugin.core.telling.overview_document import node_document
 from gpu_device_plugin.core.telling.podpage import containers_of
-from gpu_device_plugin.core.telling.redacting import redacted
 from gpu_device_plugin.view.objects import ConfigMap, decoded
 from gpu_device_plugin.view.poddetails import event_documents, events, pod_and_status
 from gpu_device_plugin.view.policy import CONFIGURATION, assumed, policy_in
@@ -61,8 +60,7 @@ class Details:
         shown = self._board.node(name)
         if shown is None or not sight.nodes:
             return None
-        view = shown.view if sight.everything else redacted(shown.view, sight.may_see)
-        return {"node": node_document(view)}
+        return {"node": node_document(sight.of(shown.view))}
 
     async def pod(self, namespace: str, name: str, sight: Sight, user: str) -> Fields:
         """Return a pod of a namespace that the caller may see. Users take turns.

@@ -25,7 +25,7 @@ from gpu_device_plugin.core.cluster.agentpods import (
 from gpu_device_plugin.core.contract.keys import MalformedAnnotationError
 from gpu_device_plugin.core.contract.nodereport import SERVED, USE_PATH, read_node_use
 from gpu_device_plugin.core.model.times import rfc3339
-from gpu_device_plugin.programs.web.ports import FiguresState
+from gpu_device_plugin.programs.web.board import FiguresState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -1,40 +1,225 @@
-"""Serve the page on this machine, with the rights of whoever's kubeconfig it is: `kubectl inspect gpushare web`."""
+"""Serve the page on this machine through `kubectl proxy`, with the rights of whoever's kubeconfig it is."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import webbrowser
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.aio.http import ListenError
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.client import Client, Timing
+from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.programs.commandline import FAILED
 from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.terminal import discard_output, say
+from gpu_device_plugin.programs.web.callers import LocalCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures
-from gpu_device_plugin.programs.web.kubectl_proxy import ProxyError, running
-from gpu_device_plugin.programs.web.local import LocalCallers
 from gpu_device_plugin.programs.web.routes import About
 from gpu_device_plugin.programs.web.server import DEFAULT_TIMINGS, PageServer, Timings
 from gpu_device_plugin.settings.forms import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from gpu_device_plugin.core.model.resources import Resource
 
+_GUARD = 'read -r line; kill "$1"; rm -f "$2/socket"; rmdir "$2"'
+"""Reads from a pipe of which only we have the other end, so that it goes on when we have ended, however that was."""
+_MOST_SAID = 4096
+"""Bytes of kubectl's messages that are kept."""
+_RESTART_S = 2.0
+
+
+class ProxyError(Exception):
+    """`kubectl proxy` does not run. The message is a sentence for the user, with the last of what kubectl said."""
+
+
+class _Output:
+    """A pipe into which a process writes.
+
+    Not asyncio's: with that, a process ends only when what it leaves behind has closed the pipe, too, and the browser
+    of a login stays for days.
+    """
+
+    def __init__(self, take: Callable[[bytes], None]) -> None:
+        """Read from now on, until `close`; `take` gets what comes."""
+        self._take = take
+        self._end, self.other_end = os.pipe()
+        os.set_blocking(self._end, False)
+        asyncio.get_running_loop().add_reader(self._end, self._read)
+
+    def _read(self) -> bool:
+        try:
+            chunk = os.read(self._end, _MOST_SAID)
+        except BlockingIOError:
+            return False
+        if chunk:
+            self._take(chunk)
+        else:
+            asyncio.get_running_loop().remove_reader(self._end)
+        return bool(chunk)
+
+    def close(self) -> None:
+        """Take what has come, and read no more."""
+        if self._read():
+            self._read()
+        asyncio.get_running_loop().remove_reader(self._end)
+        os.close(self._end)
+
+
+class KubectlProxy:
+    """`kubectl proxy`, started again whenever it ends."""
+
+    def __init__(self, flags: Sequence[str], program: str, folder: Path) -> None:
+        """Prepare; see `running`."""
+        self._command = (
+            program,
+            *flags,
+            "proxy",
+            f"--unix-socket={folder / 'socket'}",
+            # We only read, and nobody else may write through it.
+            "--reject-methods=^(POST|PUT|PATCH|DELETE)$",
+        )
+        self._program = program
+        self._folder = folder
+        self._said = b""
+        self._process: asyncio.subprocess.Process | None = None
+        self._guard: asyncio.subprocess.Process | None = None
+        self._ended: asyncio.Task[int] | None = None
+        self._outputs: tuple[_Output, ...] = ()
+        self._serving = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<KubectlProxy in {self._folder}: {self._process!r}>"
+
+    @property
+    def config(self) -> ClusterConfig:
+        """Where the API server is for our client."""
+        # By default the proxy answers only requests to localhost.
+        return ClusterConfig("http://localhost", unix_socket=self._folder / "socket")
+
+    async def start(self, within_s: float = 60.0) -> None:
+        """Start it, and wait until it serves.
+
+        Raises:
+            ProxyError: it does not serve.
+        """
+        (self._folder / "socket").unlink(missing_ok=True)
+        self._said = b""
+        self._serving.clear()
+        self._outputs = out, err = _Output(self._printed), _Output(self._complained)
+        try:
+            process = await asyncio.create_subprocess_exec(*self._command, stdout=out.other_end, stderr=err.other_end)
+        except OSError as error:
+            why = "is not on the PATH" if isinstance(error, FileNotFoundError) else os.strerror(error.errno or 0)
+            raise ProxyError(
+                f"{self._program}: {why}; the cluster is read through it: install it "
+                "(https://kubernetes.io/docs/tasks/tools/)"
+            ) from error
+        finally:
+            for each in self._outputs:
+                os.close(each.other_end)
+        self._process = process
+        self._guard = await asyncio.create_subprocess_exec(
+            *("/bin/sh", "-c", _GUARD, "sh", str(process.pid), str(self._folder)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for us, and must not end the guard
+        )
+        self._ended = asyncio.create_task(process.wait(), name="kubectl's end")
+        self._ended.add_done_callback(lambda _: self._serving.set())
+        in_time = await within(within_s, self._serving.wait())
+        if process.returncode is not None or not in_time or not (self._folder / "socket").exists():
+            await self.stop()
+            why = f"it did not serve within {within_s:g} s" if not in_time else self._how_it_ended()
+            raise ProxyError(f"{self._program} proxy: {why}")
+
+    async def keep(self) -> NoReturn:
+        """Start it again whenever it has ended. Ends only by cancellation."""
+        while True:
+            if self._process is not None:
+                await self._process.wait()
+            await self.stop()
+            await asyncio.sleep(_RESTART_S)
+            with contextlib.suppress(ProxyError):  # the client's next request says that nobody answers
+                await self.start()
+
+    async def stop(self) -> None:
+        """End it."""
+        for process in (self._process, self._guard):
+            if process is not None:
+                signal_child(process.pid, process.returncode, signal.SIGKILL)
+                await process.wait()
+        for each in self._outputs:
+            each.close()
+        self._guard, self._outputs = None, ()
+
+    def _printed(self, _chunk: bytes) -> None:
+        """Learn that it has printed something: it does so once it serves, and wrappers of it do before."""
+        if (self._folder / "socket").exists():
+            self._serving.set()
+
+    def _complained(self, chunk: bytes) -> None:
+        """Show what kubectl says: a login plugin may ask for something, without the end of a line."""
+        self._said = (self._said + chunk)[-_MOST_SAID:]
+        with contextlib.suppress(OSError):  # nobody reads it any more, but kubectl must not wait for a reader
+            sys.stderr.write(chunk.decode(errors="replace"))
+            sys.stderr.flush()
+
+    def _how_it_ended(self) -> str:
+        if lines := self._said.decode(errors="replace").strip().splitlines():
+            return lines[-1]
+        code = None if self._process is None else self._process.returncode
+        if code is None or code >= 0:
+            return f"it ended with exit code {code}"
+        return f"it was ended by {signal.Signals(-code).name}"
+
+
+@contextlib.asynccontextmanager
+async def running(flags: Sequence[str], program: str = "kubectl") -> AsyncIterator[KubectlProxy]:
+    """Run a proxy for as long as the block runs. Its socket is in a folder that only this user can enter.
+
+    Args:
+        flags: kubectl's flags that select the cluster and the user.
+        program: the command that is run.
+
+    Raises:
+        ProxyError: it does not serve.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="gpushare-"))  # with mode 0700
+    except OSError as error:
+        raise ProxyError(
+            f"no folder can be made for the socket of {program} proxy ({error.strerror}); name a folder that can be "
+            "written to in TMPDIR"
+        ) from error
+    proxy = KubectlProxy(flags, program, folder)
+    try:
+        await proxy.start()
+        yield proxy
+    finally:
+        try:
+            await proxy.stop()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 _HOST = "127.0.0.1"
-_HTTP = 80
-"""The port that a browser leaves out in the header Host."""
 _LOGIN_S = 300.0
 """How long the first request may take: a login plugin may wait for a person."""
 _CHOSEN_S = 10.0
@@ -115,23 +300,18 @@ async def _serve(
             await _log_in(first)
         chosen = await _chosen(flags, kubectl)
         callers = LocalCallers(chosen.user)
-        about = About("kubeconfig", chosen.context)
         async with Client(proxy.config, timing=timings.api) as client:
             server = PageServer(
                 client,
                 resources,
                 callers,
-                about=lambda: about,
+                about=About("kubeconfig", chosen.context, frozenset({_HOST, "localhost"})),
                 figures=AgentFigures(client),
                 namespace=chosen.namespace,
                 timings=timings,
             )
             try:
                 async with server.serving(Address(_HOST, port)) as bound:
-                    hosts = {f"{_HOST}:{bound}", f"localhost:{bound}"} | (
-                        {_HOST, "localhost"} if bound == _HTTP else set()
-                    )
-                    about = About("kubeconfig", chosen.context, frozenset(hosts))
                     ready(f"http://{_HOST}:{bound}/#token={callers.token}")
                     await proxy.keep()
             except ListenError as error:

@@ -17,17 +17,15 @@ from gpu_device_plugin.cluster.config import SERVICE_ACCOUNT, ClusterConfigError
 from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.rereading import Rereading
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
-from gpu_device_plugin.programs.web.figures import AgentFigures
+from gpu_device_plugin.programs.web.figures import DEFAULT_TIMING, AgentFigures, FiguresTiming
 from gpu_device_plugin.programs.web.routes import About
 from gpu_device_plugin.programs.web.server import CONNECTIONS, DEFAULT_TIMINGS, PageServer, Timings
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable
 
     from gpu_device_plugin.cluster.config import ClusterConfig
-    from gpu_device_plugin.programs.web.ports import Callers, Figures
     from gpu_device_plugin.settings.sources import Sources, Texts
     from gpu_device_plugin.settings.web import WebSettings
 
@@ -49,9 +47,7 @@ def main(sources: Sources[WebSettings], texts: Texts, settings: WebSettings) -> 
         config = config_for(settings.api, os.environ)
     except ClusterConfigError as error:
         raise UsageError(f"api: {error}") from error
-    home = settings.home(SERVICE_ACCOUNT)
-    figures = partial(AgentFigures, namespace=home)
-    page = ClusterPage(settings, config, callers=ReviewedCallers, figures=figures)
+    page = ClusterPage(settings, config, agents_in=settings.home(SERVICE_ACCOUNT))
     rereading = Rereading(sources, texts, take=page.reload, refuse=page.keep_settings)
     look = partial(rereading.look, anyway=True)
     return asyncio.run(until_stopped(rereading.beside(page.run()), "page", {signal.SIGHUP: look}))
@@ -65,24 +61,24 @@ class ClusterPage:
         settings: WebSettings,
         config: ClusterConfig,
         *,
-        callers: Callable[[Client], Callers],
-        figures: Callable[[Client], Figures] | None = None,
+        agents_in: str = "",
         timings: Timings = DEFAULT_TIMINGS,
+        figures_timing: FiguresTiming = DEFAULT_TIMING,
     ) -> None:
         """Prepare; nothing is sent before `run`.
 
         Args:
             settings: the initial settings; `reload` changes some.
             config: where the API server is.
-            callers: makes what tells from a token who calls.
-            figures: makes what reads the use of nodes from their agents; None: only annotations are read.
+            agents_in: the namespace of the node agents; empty: wherever they are.
             timings: the timeouts and intervals.
+            figures_timing: those of reading agents.
         """
         self.settings = settings
         self._config = config
-        self._callers = callers
-        self._figures = figures
+        self._agents_in = agents_in
         self._timings = timings
+        self._figures_timing = figures_timing
         self.port = 0
         """The listening port, once open."""
 
@@ -115,14 +111,13 @@ class ClusterPage:
                 extra={"http": written(*settings.http)},
             )
         tls = _tls(settings)
-        about = About("cluster")
         async with Client(self._config, timing=self._timings.api, connections=CONNECTIONS) as client:
             server = PageServer(
                 client,
                 settings.offered,
-                self._callers(client),
-                about=lambda: about,
-                figures=None if self._figures is None else self._figures(client),
+                ReviewedCallers(client),
+                about=About("cluster"),
+                figures=AgentFigures(client, namespace=self._agents_in, timing=self._figures_timing),
                 timings=self._timings,
             )
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass
+from importlib import resources
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -19,14 +20,50 @@ from gpu_device_plugin.cluster.errors import ApiError, Call, ForbiddenError, Not
 from gpu_device_plugin.programs.web.sight import Sight
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from importlib.resources.abc import Traversable
 
     from gpu_device_plugin.aio.http import Request
     from gpu_device_plugin.programs.web.board import Board
     from gpu_device_plugin.programs.web.details import Details
-    from gpu_device_plugin.programs.web.ports import Caller, Callers
-    from gpu_device_plugin.programs.web.streams import Streams
-    from gpu_device_plugin.programs.web.views import Views
+    from gpu_device_plugin.programs.web.sight import Caller, Callers
+    from gpu_device_plugin.programs.web.streams import Streams, Views
+
+_FOLDER = "page"
+_INDEX = "index.html"
+_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        ".html": "text/html; charset=utf-8",
+        ".css": "text/css; charset=utf-8",
+        ".js": "text/javascript; charset=utf-8",
+        ".json": "application/json",
+        ".svg": "image/svg+xml",
+        ".png": "image/png",
+        ".ico": "image/x-icon",
+        ".webmanifest": "application/manifest+json",
+    }
+)
+"""The files that are served, by the end of their names."""
+
+
+def static_files() -> Mapping[str, Page]:
+    """Return the answer for each file by its path, and for the empty path that of the index.
+
+    Works wherever Python imports this package from, a zip file too.
+    """
+    found = dict(_files_in(resources.files("gpu_device_plugin.programs.web") / _FOLDER, ""))
+    if _INDEX in found:
+        found[""] = found[_INDEX]
+    return MappingProxyType(found)
+
+
+def _files_in(folder: Traversable, path: str) -> Iterator[tuple[str, Page]]:
+    for each in folder.iterdir() if folder.is_dir() else ():
+        if each.is_dir():
+            yield from _files_in(each, f"{path}{each.name}/")
+        elif (content_type := _TYPES.get(f".{each.name.rpartition('.')[2]}")) is not None:
+            yield f"{path}{each.name}", Page(each.read_bytes(), content_type=content_type)
+
 
 HEADERS: Mapping[str, str] = MappingProxyType(
     {
@@ -67,7 +104,7 @@ class About:
     context: str = ""
     """Of the kubeconfig."""
     hosts: frozenset[str] = frozenset()
-    """The values of the header Host that are answered, so that no other site's name can lead here (DNS rebinding);
+    """The names in the header Host that are answered, so that no other site's name can lead here (DNS rebinding);
     empty: all."""
 
 
@@ -83,10 +120,10 @@ class Routes:
         views: Views,
         *,
         files: Mapping[str, Page],
-        about: Callable[[], About],
+        about: About,
         within_s: float,
     ) -> None:
-        """Answer from these parts; `about` is called for each request, which waits `within_s` for the API server."""
+        """Answer from these parts; a request waits `within_s` for the API server."""
         self._callers = callers
         self._board = board
         self._streams = streams
@@ -129,13 +166,13 @@ class Routes:
         return Route(method, f"{_API}{path}", checked, headers=_READ)
 
     def _wrong_host(self, request: Request) -> Page | None:
-        hosts = self._about().hosts
-        if not hosts or request.headers.get("Host", "").lower() in hosts:
+        host = request.headers.get("Host", "").lower().partition(":")[0]
+        if not self._about.hosts or host in self._about.hosts:
             return None
         return _error(403, "This page is served under another address; open the one that the command printed.")
 
     def _unknown(self) -> Page:
-        if self._about().mode == "cluster":
+        if self._about.mode == "cluster":
             return _error(401, "Give the token of an account of this cluster.", login="token")
         return _error(401, "Open the page by the address that the command printed; it ends in a token.")
 
@@ -145,7 +182,7 @@ class Routes:
                 return _error(404, f"There is no pod {call.name} in the namespace {call.namespace}; it may be gone.")
             case NotFoundError():
                 return _error(404, f"There is no such object: {error}.")
-            case ForbiddenError(call=call) if self._about().mode != "cluster":  # of the user, not of our own account
+            case ForbiddenError(call=call) if self._about.mode != "cluster":  # of the user, not of our own account
                 return _error(
                     403, f"This is not shown: {call.missing_right}; ask an administrator of the cluster for it."
                 )
@@ -159,7 +196,7 @@ class Routes:
     # --- Data ---------------------------------------------------------------------------------------------------------
 
     async def _session(self, _request: Request, caller: Caller) -> Page:
-        about = self._about()
+        about = self._about
         return _json({"version": __version__, "mode": about.mode, "user": caller.user, "context": about.context})
 
     async def _live(self, request: Request, caller: Caller) -> Stream:

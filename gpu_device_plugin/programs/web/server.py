@@ -11,22 +11,20 @@ from gpu_device_plugin.aio.http import BROWSERS, Page, page_at, serving_routes
 from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.client import Client, Timing
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
-from gpu_device_plugin.programs.web.board import Board
+from gpu_device_plugin.programs.web.board import Board, FiguresState
 from gpu_device_plugin.programs.web.details import Details
-from gpu_device_plugin.programs.web.files import static_files
-from gpu_device_plugin.programs.web.ports import FiguresState
-from gpu_device_plugin.programs.web.routes import HEADERS, LARGEST_VIEW, Routes
-from gpu_device_plugin.programs.web.streams import Streams, StreamTiming
-from gpu_device_plugin.programs.web.views import Views
+from gpu_device_plugin.programs.web.routes import HEADERS, LARGEST_VIEW, Routes, static_files
+from gpu_device_plugin.programs.web.streams import Streams, StreamTiming, Views
 from gpu_device_plugin.programs.web.watched import Watched
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from gpu_device_plugin.core.model.resources import Resource
-    from gpu_device_plugin.programs.web.ports import Callers, Figures
+    from gpu_device_plugin.programs.web.board import Figures
     from gpu_device_plugin.programs.web.routes import About
+    from gpu_device_plugin.programs.web.sight import Callers
     from gpu_device_plugin.settings.forms import Address
 
 _MOST_HEADERS = 48
@@ -67,7 +65,7 @@ class PageServer:
         resources: Sequence[Resource],
         callers: Callers,
         *,
-        about: Callable[[], About],
+        about: About,
         figures: Figures | None = None,
         namespace: str = "",
         timings: Timings = DEFAULT_TIMINGS,
@@ -78,7 +76,7 @@ class PageServer:
             client: of the API server, already open.
             resources: the managed resources.
             callers: tells who calls.
-            about: returns how the page is served.
+            about: how the page is served.
             figures: reads the use of nodes from their agents; None: only the nodes' annotations are read.
             namespace: where pods are read if they cannot be read in all namespaces; empty: nowhere else.
             timings: the timeouts and intervals.

@@ -3,15 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.programs.web.ports import ALL_NAMESPACES
+from gpu_device_plugin.core.telling.redacting import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from gpu_device_plugin.programs.web.ports import Caller
+    from gpu_device_plugin.core.cluster.nodeview import NodeView
+
+
+ALL_NAMESPACES = ""
+"""In place of a namespace: all of them, as in the Kubernetes API."""
+
+
+class Caller(Protocol):
+    """Somebody whose token is valid."""
+
+    @property
+    def user(self) -> str:
+        """The user's name, for the page."""
+        ...
+
+    async def may_see(self, namespace: str) -> bool:
+        """Return whether the caller may see the pods of a namespace, or of `ALL_NAMESPACES`.
+
+        It is asked again and again for each namespace with GPUs, so answers are remembered for a while.
+
+        Raises:
+            ApiError: the API server did not say.
+        """
+        ...
+
+    async def may_see_nodes(self) -> bool:
+        """Return whether the caller may see nodes, and with them the GPUs.
+
+        Raises:
+            ApiError: the API server did not say.
+        """
+        ...
+
+
+class Callers(Protocol):
+    """Tells from a token who calls."""
+
+    async def caller(self, token: str) -> Caller | None:
+        """Return the caller; None: the token is not valid, or empty. Also asked now and then while a stream is open.
+
+        Raises:
+            ApiError: the API server did not say.
+        """
+        ...
+
 
 _AT_ONCE = 16
 """Questions to the API server at a time."""
@@ -55,6 +99,10 @@ class Sight:
     def may_see(self, namespace: str) -> bool:
         """Return whether the pods of a namespace may be seen; false before `learn` has asked about it."""
         return self.everything or namespace in self._seen
+
+    def of(self, node: NodeView) -> NodeView:
+        """Return a node without the names that may not be seen."""
+        return node if self.everything else redacted(node, self.may_see)
 
     def knows(self, namespaces: Collection[str]) -> bool:
         """Return whether the API server has said which of these namespaces' pods may be seen."""

@@ -220,6 +220,4 @@ class Watched:
 
 
 def _sentence(problem: ApiError | None) -> str:
-    if not isinstance(problem, ForbiddenError):
-        return str(problem)
-    return problem.call.missing_right
+    return problem.call.missing_right if isinstance(problem, ForbiddenError) else str(problem)

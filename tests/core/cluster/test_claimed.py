@@ -12,7 +12,6 @@ from gpu_device_plugin.core.cluster.claimed import (
     BY_LIMITS,
     ask_of_claims,
     claimants,
-    claims_by_node,
     for_claims,
     free_instances,
     usage_of_claims,
@@ -148,12 +147,6 @@ def test_claims_that_are_being_deleted_are_about_to_give_their_room_back() -> No
     going, staying = claim("a", whole(0), pods=("x",), deleting=True), claim("b", whole(1), pods=("x",))
     assert [each.terminating for each in claimants("n1", TWO, [going])] == [True]
     assert [each.terminating for each in claimants("n1", TWO, [going, staying])] == [False]
-
-
-def test_claims_are_found_by_their_nodes() -> None:
-    a, b = claim("a", part(0, GIB, "n1"), whole(1, "n2")), claim("b", whole(0, "n2"))
-    others = claim("c"), claim("d", part(0, GIB, "n3", admin=True))
-    assert claims_by_node([a, b, *others]) == {"n1": [a], "n2": [a, b]}
 
 
 def view(*pods: Occupant) -> NodeView:

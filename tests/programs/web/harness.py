@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
 from gpu_device_plugin.cluster.client import Client, Timing
 from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.programs.web.local import LocalCallers
+from gpu_device_plugin.programs.web.callers import LocalCallers
 from gpu_device_plugin.programs.web.routes import About
 from gpu_device_plugin.programs.web.server import PageServer, Timings
 from gpu_device_plugin.programs.web.streams import StreamTiming
@@ -23,7 +23,8 @@ from tests.patience import QUIET_S, stretched
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from gpu_device_plugin.programs.web.ports import Callers, Figures
+    from gpu_device_plugin.programs.web.board import Figures
+    from gpu_device_plugin.programs.web.sight import Callers
     from gpu_device_plugin.testing.cluster import ApiServer
 
 RESOURCES = ResourceSettings().offered
@@ -136,17 +137,14 @@ async def served_by(
 ) -> AsyncIterator[Page]:
     """Serve the page of a cluster; a browser has the right token of local mode."""
     local = LocalCallers("alice")
-    about = About(mode, "dev")
-
     server = PageServer(
         client,
         RESOURCES,
         local if callers is None else callers,
-        about=lambda: about,
+        about=About(mode, "dev", frozenset({"127.0.0.1"} if hosts else ())),
         figures=figures,
         namespace=namespace,
         timings=timings,
     )
     async with aiohttp.ClientSession() as http, server.serving(Address("127.0.0.1", 0)) as port:
-        about = replace(about, hosts=frozenset({f"127.0.0.1:{port}"} if hosts else ()))
         yield Page(server, port, http, {"Authorization": f"Bearer {local.token}"})

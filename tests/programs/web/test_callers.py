@@ -11,10 +11,8 @@ import pytest
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError, UnavailableError
-from gpu_device_plugin.programs.web.callers import ReviewedCaller, ReviewedCallers
-from gpu_device_plugin.programs.web.ports import ALL_NAMESPACES
-from gpu_device_plugin.programs.web.reviews import AccessReviews, User
-from gpu_device_plugin.programs.web.sight import Sight
+from gpu_device_plugin.programs.web.callers import AccessReviews, ReviewedCaller, ReviewedCallers, User
+from gpu_device_plugin.programs.web.sight import ALL_NAMESPACES, Sight
 from gpu_device_plugin.testing.cluster import Account, Answer, ApiServer, Garbage, Hang, Slow
 from tests.patience import eventually, stretched
 

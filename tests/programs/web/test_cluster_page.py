@@ -17,7 +17,6 @@ import pytest
 from aiohttp import web
 
 from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.programs.web.program import ClusterPage
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.sources import Sources
@@ -73,7 +72,7 @@ async def reviews() -> AsyncIterator[Reviews]:
 @asynccontextmanager
 async def running(reviews: Reviews, **flags: str) -> AsyncIterator[ClusterPage]:
     settings = Sources(WebSettings, {"http": "127.0.0.1:0", **flags}, {}).read()
-    page = ClusterPage(settings, ClusterConfig(reviews.url), callers=ReviewedCallers, timings=QUICK)
+    page = ClusterPage(settings, ClusterConfig(reviews.url), timings=QUICK)
     task = asyncio.create_task(page.run())
     await eventually(lambda: page.port or task.done())
     if task.done():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from gpu_device_plugin.programs.web import kubectl_proxy
+from gpu_device_plugin.programs.web import kubeconfig as kubectl_proxy
 from gpu_device_plugin.testing.builders import container, node, pod
 from gpu_device_plugin.testing.cluster import ApiServer
 from tests.patience import eventually, stretched

@@ -20,12 +20,11 @@ from gpu_device_plugin.cluster.errors import Call, UnavailableError
 from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_GPUS
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodereport import NodeUse, UsedGpu
+from gpu_device_plugin.programs.web.board import FiguresState
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
-from gpu_device_plugin.programs.web.ports import FiguresState
 from gpu_device_plugin.programs.web.routes import HEADERS
 from gpu_device_plugin.programs.web.server import CONNECTIONS
-from gpu_device_plugin.programs.web.streams import Streams, StreamTiming
-from gpu_device_plugin.programs.web.views import Views
+from gpu_device_plugin.programs.web.streams import Streams, StreamTiming, Views
 from gpu_device_plugin.programs.web.waiting import MOST_WAITING
 from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
 from gpu_device_plugin.testing.cluster import Account, Answer, ApiServer, Hang

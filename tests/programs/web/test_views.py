@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin.programs.web.views import MOST_NODES, Views
+from gpu_device_plugin.programs.web.streams import MOST_NODES, Views
 
 
 def test_readers_take_turns_and_each_node_comes_once() -> None:
