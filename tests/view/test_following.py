@@ -1,4 +1,4 @@
-"""The cluster for display, change by change; it shows the same as reading everything anew."""
+"""The cluster for display, change by change, and read once."""
 
 from __future__ import annotations
 
@@ -88,29 +88,13 @@ def names(pods: Iterable[FollowedPod]) -> list[str]:
     return [each.pod.name for each in pods]
 
 
-def test_it_shows_what_reading_everything_shows(world: World) -> None:
-    objects = [
-        node("gpu-1", mem=30, count=2),
-        node("gpu-2", mem=15, count=1),
-        node("cpu-1"),
-        bound("a", 5),
-        bound("b", 15, position=1),
-        bound("elsewhere", 3, at="gpu-2"),
-        bound("ended", 3, phase="Succeeded"),
-    ]
-    world.put(*objects)
-    raw = [world.raw(each) for each in objects]
-    whole = cluster(raw[:3], raw[3:], RESOURCES)
-    assert list(world.followed.names) == ["gpu-1", "gpu-2"] == [view.name for view in whole.nodes]
-    for view in whole.nodes:
-        shown = world.followed.view(view.name)
-        assert shown is not None
-        assert (shown.candidate, shown.capacity) == (view.candidate, view.capacity)
-        assert [(each.namespace, each.name, each.usage) for each in shown.pods] == [
-            (each.namespace, each.name, each.usage) for each in view.pods
-        ]
-    assert world.followed.view("cpu-1") is None
-    assert world.followed.view("nowhere") is None
+def test_it_shows_the_nodes_that_share_gpus_with_the_pods_that_hold_them(world: World) -> None:
+    world.put(node("gpu-1", mem=30, count=2), node("gpu-2", mem=15, count=1), node("cpu-1"))
+    world.put(bound("a", 5), bound("b", 15, position=1), bound("elsewhere", 3, at="gpu-2"))
+    world.put(bound("ended", 3, phase="Succeeded"))
+    assert [view.name for view in world.followed.views] == ["gpu-1", "gpu-2"]
+    assert world.held("gpu-1") == [("default/a", Usage(((0, 5),))), ("default/b", Usage(((1, 15),)))]
+    assert (world.followed.view("cpu-1"), world.followed.view("nowhere")) == (None, None)
 
 
 def test_only_nodes_that_changed_are_named(world: World) -> None:
@@ -316,19 +300,15 @@ def test_a_node_that_gives_only_instances_is_shown_with_the_pods_that_have_them(
     assert used(world) == [("default/b", ["MIG-1"])]
 
 
-def test_reading_everything_shows_the_same_instances(world: World) -> None:
-    objects = [node("gpu-1", annotations={NODE_GPUS: ONE_OF_MIG}), with_mig("a", "MIG-0", node="gpu-1"), with_mig("w")]
-    world.put(*objects)
-    raw = [world.raw(each) for each in objects]
-    whole = cluster(raw[:1], raw[1:], RESOURCES)
+def test_a_cluster_that_is_read_once_tells_what_could_not_be_read(world: World) -> None:
+    nodes = [world.raw(node("gpu-1", annotations={NODE_GPUS: ONE_OF_MIG})), msgspec.Raw(b'{"metadata": {}}')]
+    pods = [world.raw(each) for each in (with_mig("a", "MIG-0", node="gpu-1"), with_mig("w"))]
+    whole = cluster(nodes, pods, RESOURCES)
     (view,) = whole.nodes
     assert [(str(each), each.held) for each in view.instance_pods] == [("default/a", frozenset({"MIG-0"}))]
-    shown = world.followed.view("gpu-1")
-    assert shown is not None
-    assert shown.instance_pods == view.instance_pods
-    assert names(world.followed.waiting) == ["w"]
-    assert [(each.name, usage) for each, usage in gpu_pods(raw[1:], RESOURCES)] == [("a", Usage())]
     assert [each.name for each in whole.state.waiting_pods] == ["w"]
+    assert [warning.partition(":")[0] for warning in whole.warnings] == ["a node is left out"]
+    assert [(each.name, usage) for each, usage in gpu_pods(pods, RESOURCES)] == [("a", Usage())]
 
 
 def test_of_what_an_owner_writes_into_a_waiting_pod_a_bounded_part_is_kept(world: World) -> None:
