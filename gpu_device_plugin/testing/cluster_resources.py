@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.model.times import rfc3339
-from gpu_device_plugin.testing.cluster_served import Served, invalid
+from gpu_device_plugin.testing.cluster_kinds import Served, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -17,8 +17,8 @@ from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse, Mount
 from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, read, stamp_of
-from tests.names import COUNT, MEM, OURS
 from gpu_device_plugin.testing import kubelet_files
+from tests.names import COUNT, MEM, OURS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,7 @@ from gpu_device_plugin.core.telling.diagnosing_limits import held, limits, super
 from gpu_device_plugin.core.telling.diagnosing_parts import agents, extender, original, scheduler_versions, versions
 from gpu_device_plugin.core.telling.nodeamounts import gpushare_count, mismatches
 from gpu_device_plugin.core.telling.poduse import told_over_use
-from gpu_device_plugin.core.telling.printing import listed
-from gpu_device_plugin.core.telling.printing import counted, gpu_names, listed
+from gpu_device_plugin.core.telling.printing import gpu_names, listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -15,9 +15,8 @@ from gpu_device_plugin.core.model.placing import Demand, Obstacle, Refusal, fits
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.podcauses import scheduler_says, scheduler_silent
-from gpu_device_plugin.core.telling.printing import counted, ranges
+from gpu_device_plugin.core.telling.printing import counted, ranges, short_uuid
 from gpu_device_plugin.core.telling.printing import place as place_of
-from gpu_device_plugin.core.telling.printing import ranges, short_uuid
 from gpu_device_plugin.core.telling.tables import aligned
 
 if TYPE_CHECKING:

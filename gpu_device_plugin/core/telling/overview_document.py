@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.cluster.nodeview import sums_of
-from gpu_device_plugin.core.contract.nodereport import trespasses
-from gpu_device_plugin.core.contract.nodeuse import UsedGpu
+from gpu_device_plugin.core.contract.nodereport import UsedGpu, trespasses
 from gpu_device_plugin.core.model.limits import Held as Reading
 from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.telling.redacting import HIDDEN
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.instances import InstancePod, Instances
     from gpu_device_plugin.core.cluster.nodeview import GpuView, Held, NodeView, Sums
     from gpu_device_plugin.core.cluster.usage import Occupant
-    from gpu_device_plugin.core.contract.nodereport import NodeReport, UsedPart
     from gpu_device_plugin.core.contract.nodegpus import ListedInstance
+    from gpu_device_plugin.core.contract.nodereport import NodeReport, UsedPart
 
 VERSION = 1
 """Increases when a field changes its meaning or is removed. Fields may be added at any time."""

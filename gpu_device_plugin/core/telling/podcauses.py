@@ -21,9 +21,9 @@ from gpu_device_plugin.core.cluster.usage import usage_of
 from gpu_device_plugin.core.contract.dra import DRIVER, MIG_CLASS, SHARED_CLASS, WHOLE_CLASS, parse_device_name
 from gpu_device_plugin.core.contract.keys import ASSIGNED, ASSUME_TIME, MalformedAnnotationError
 from gpu_device_plugin.core.contract.promises import promises
-from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.telling.diagnosing import Finding, note
 from gpu_device_plugin.core.telling.explaining_mig import held_instances, out_of_service
 from gpu_device_plugin.core.telling.mistakes import asks_for_others, asks_for_several, asks_in_mib

@@ -11,8 +11,8 @@ from gpu_device_plugin.core.cluster.instances import asked_instances
 from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
 from gpu_device_plugin.core.telling.explaining import asked_amounts
-from gpu_device_plugin.core.telling.podcauses import asked_amount
 from gpu_device_plugin.core.telling.folded import CLAIMS, folded_rows, gib, totals
+from gpu_device_plugin.core.telling.podcauses import asked_amount
 from gpu_device_plugin.core.telling.printing import place
 from gpu_device_plugin.core.telling.reported import limit
 from gpu_device_plugin.core.telling.tables import Layout, Line, Row, Tone, table

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.usage import Occupant
-from gpu_device_plugin.core.contract.nodeuse import UsedPart
+from gpu_device_plugin.core.contract.nodereport import UsedPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -36,8 +36,7 @@ from gpu_device_plugin.core.telling.symptoms import ClusterSymptoms, Lease, Node
 from gpu_device_plugin.programs.inspect.claims import device_classes, slices
 from gpu_device_plugin.programs.inspect.kubectl import GRANT, ClusterUnreadableError, items, unread
 from gpu_device_plugin.view.objects import Condition, ConfigMap, Named, Node, Resources, Shape, decoded
-from gpu_device_plugin.view.reading import gpu_pods
-from gpu_device_plugin.view.reading import readable_claims
+from gpu_device_plugin.view.reading import gpu_pods, readable_claims
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.aio.http import JSON, Page
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.core.node.holdings import holdings
 from gpu_device_plugin.core.contract.nodereport import SERVED, write_node_use
+from gpu_device_plugin.core.node.holdings import holdings
 from gpu_device_plugin.core.node.use import NOT_READ, UseReading, attribute, blindness
 from gpu_device_plugin.core.node.use_report import SELDOM_S, SOON_S, due_in_s, fresh, names, node_use
 from gpu_device_plugin.kubelet.procfs import Processes, boot_time, in_nodes_namespace
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
     from typing import NoReturn
 
-    from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.contract.nodereport import NodeUse
+    from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.limits import LimitState
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.shares import Shares

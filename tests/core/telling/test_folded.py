@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.contract.nodereport import UsedGpu
 from gpu_device_plugin.core.cluster.nodeview import sums_of
+from gpu_device_plugin.core.contract.nodereport import UsedGpu
 from gpu_device_plugin.core.model.limits import GpuRung, Held, Rung
 from gpu_device_plugin.core.telling.folded import figures_age, folded, gib, wrapped
 from gpu_device_plugin.core.telling.tables import Tone, columns

@@ -11,9 +11,7 @@ import pytest
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.nodeview import NodeView
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.contract.nodelimits import NodeLimits
-from gpu_device_plugin.core.contract.nodereport import NodeReport
-from gpu_device_plugin.core.contract.nodeuse import UsedGpu
+from gpu_device_plugin.core.contract.nodereport import NodeLimits, NodeReport, UsedGpu
 from gpu_device_plugin.core.model.gpus import Closeness, Links
 from gpu_device_plugin.core.model.limits import GpuRung, Held, Rung
 from gpu_device_plugin.core.telling.overview_document import document, node_document

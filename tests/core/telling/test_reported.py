@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_device_plugin.core.contract.nodereport import NodeReport, UsedGpu, UsedPart
+from gpu_device_plugin.core.contract.nodereport import UsedGpu, UsedPart
 from gpu_device_plugin.core.model.limits import GpuRung, Held, Rung
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.over_use import Excess, Response

@@ -23,7 +23,7 @@ from gpu_device_plugin.programs.doctor.node_files import (
     toolkit,
     with_driver_limits,
 )
-from gpu_device_plugin.testing.device_checkpoint import Entry, write
+from gpu_device_plugin.testing.kubelet_files import Entry, write_checkpoint
 from tests.names import COUNT, MEM
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def test_containers_that_carry_the_pair_are_those_of_the_kubelets_record(tmp_pat
         entry("a", "main", MEM, OTHER="1"),
         entry("a", "other", COUNT, **pair),
     ]
-    write(file, entries, {})
+    write_checkpoint(file, entries, {})
     assert with_driver_limits(file, MEM) == ("a/side", "b/main")
 
 

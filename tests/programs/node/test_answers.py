@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.contract.promises import Promise
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.admitting import Refused, Why

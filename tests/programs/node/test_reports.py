@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin import metrics as m
+from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.admitting import Refused, Why
 from gpu_device_plugin.core.node.health import Cause

@@ -10,18 +10,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.contract.nodereport import SERVED, UsedGpu, read_node_use
+from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.limits import Held, LimitState, Rung
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.holdings import Allocated, Holding
+from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.over_use import Excess
 from gpu_device_plugin.core.node.use import NOT_READ, WITHOUT_HOST_PID, ContainerUse, GpuProcess, GpuReading, UseReading
 from gpu_device_plugin.core.node.use_report import FRESH_S, SELDOM_S, SOON_S
 from gpu_device_plugin.kubelet.procfs import Processes
-from gpu_device_plugin.programs.node.use import UseWatch
-from gpu_device_plugin.programs.node.use import UseReports, UseWatch, allocated
+from gpu_device_plugin.programs.node.use import UseReports, UseWatch
 from tests.nodes import ids, node, uuid
 from tests.patience import eventually
 
@@ -258,7 +257,7 @@ PLACE = (UID, "main", uuid(0))
 class Reported:
     """A pod on the first GPU, and what was written of it on the node, by a clock that the test turns."""
 
-    entries: Latest[tuple[Entry, ...]] = field(default_factory=lambda: Latest((entry(),)))
+    entries: Latest[tuple[DeviceHold, ...]] = field(default_factory=lambda: Latest((entry(),)))
     limits: Latest[Mapping[Place, LimitState]] = field(default_factory=lambda: Latest({}))
     over: Latest[Mapping[Place, Excess]] = field(default_factory=lambda: Latest({}))
     now: float = 1000.0
@@ -266,7 +265,7 @@ class Reported:
 
     def __post_init__(self) -> None:
         self.watch = UseWatch(
-            _unread, self.entries, RESOURCES, lambda: SHARES, interval_s=15.0, pods=lambda: (Pod(UID, "shop", "web-0"),)
+            _unread, self.entries, lambda: SHARES, interval_s=15.0, pods=lambda: (Pod(UID, "shop", "web-0"),)
         )
         self.reports = UseReports(self.watch, self.limits, self.over, self.written.append, clock=lambda: self.now)
 
