@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 _NAMESPACE, _CONTAINER = "default", "main"
 _AGENTS = "gpushare"
-_METRICS = 9445
-"""The port of an agent's metrics, as in our manifests."""
+_HTTP = 9445
+"""The port of an agent, as in our manifests."""
 _SCHEDULER = "gpushare-scheduler"
 _PUBLISH_S = 0.2
 
@@ -60,13 +60,13 @@ class Pods:
         return f"<Pods: {len(self._kubelet.pods)} on {self._kubelet.node}>"
 
     def add_agent(self) -> str:
-        """Add the pod of the node's agent; return the address at which the agent has to serve its metrics."""
+        """Add the pod of the node's agent; return the address at which the agent has to serve HTTP."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             address = "{}:{}".format(*free.getsockname())
         inside = f"10.0.0.{len(self._api.all('nodes'))}"
-        self._api.network[f"{inside}:{_METRICS}"] = f"http://{address}"
-        container = {**builders.container("agent"), "ports": [{"name": "http", "containerPort": _METRICS}]}
+        self._api.network[f"{inside}:{_HTTP}"] = f"http://{address}"
+        container = {**builders.container("agent"), "ports": [{"name": "http", "containerPort": _HTTP}]}
         pod = builders.pod(
             f"gpushare-node-{self._kubelet.node}",
             container,

@@ -326,7 +326,7 @@ async def world(api: ApiServer, node: str, gpus: str, *, metrics: bool = False, 
         api: the API server of its cluster, which is stopped before the agent ends.
         node: its name.
         gpus: their source, as in the agent's settings.
-        metrics: have the agent serve its metrics, to those who ask for them through the API server.
+        metrics: have the agent serve HTTP, to those who ask through the API server.
         more: further settings of the agent.
 
     Raises:
