@@ -139,10 +139,10 @@ class DraDriver:
     def holders_of_shares(self) -> frozenset[str]:
         """Return the UIDs of the claims that an earlier agent prepared with shares; damaged files count."""
         try:
-            found, damaged = self.store.load()
+            prepared, damaged = self.store.load()
         except ClaimStoreError:
             return frozenset()  # `take_over` reports it
-        return damaged | {uid for uid, claim in found.items() if claim.kind is Kind.MEMORY and claim.device_ids}
+        return damaged | {uid for uid, claim in prepared.items() if claim.kind is Kind.MEMORY and claim.device_ids}
 
     @property
     def holders(self) -> frozenset[str]:
@@ -198,11 +198,11 @@ class DraDriver:
         """
         if not self._state.node.shares.gpus:
             raise NotPreparedError("no GPU is found, and the file of a claim is damaged")
-        there = await self.api.allocated()
+        allocated = await self.api.allocated()
         for uid in sorted(damaged):
             try:
-                if uid in there:
-                    await self.claims.adopt(there[uid])
+                if uid in allocated:
+                    await self.claims.adopt(allocated[uid])
                 if uid not in self.claims.prepared.value:
                     await self.claims.unprepare(uid)
             except NotPreparedError as error:
@@ -239,8 +239,9 @@ class DraDriver:
         raise AssertionError  # pragma: no cover (the tasks never return)
 
     def _servicer(self) -> DraServicer:
-        observe = lambda rpc, seconds: self._metrics.took(m.RPCS, seconds, rpc)  # noqa: E731
-        return DraServicer(self.claims, self.offer.health, observe)
+        return DraServicer(
+            self.claims, self.offer.health, lambda rpc, seconds: self._metrics.took(m.RPCS, seconds, rpc)
+        )
 
     async def _registered(self) -> NoReturn:
         while True:
@@ -275,7 +276,7 @@ class DraDriver:
                 await self._reconciler.prepare()
 
     async def _leave(self) -> NoReturn:
-        """While the way is to be left, find the claims that are allocated here and not prepared yet."""
+        """While the node waits to serve in another way, find the claims that are allocated here, prepared or not."""
         since: float | None = None
         while True:
             if not self.closing.value:
@@ -363,8 +364,8 @@ class DraDriver:
         vain = set()
         for uid, claim in self.claims.prepared.value.items():
             if (claim.namespace, claim.name) not in listed:
-                found = await self.api.read(claim.namespace, claim.name)
-                if found is None or found.uid != uid or not found.devices_of(DRIVER):
+                present = await self.api.read(claim.namespace, claim.name)
+                if present is None or present.uid != uid or not present.devices_of(DRIVER):
                     vain.add(uid)
         for uid in sorted(vain & self._vain):
             _log.warning("a claim is prepared in vain, and dropped", extra={"uid": uid})
