@@ -109,7 +109,6 @@ FLAGS_OF_OTHERS = {
     "NVIDIA's": {"runtime", "device-name-strategy", "gpu-reset", "nvidia-resource-names", "query-gpu", "format"},
     "Alibaba's": {"memory-unit", "policy-config-file"},
     "vLLM": {"gpu-memory-utilization"},
-    "bench.extender": {"real-nodes"},
     "kube-state-metrics": {"metric-labels-allowlist"},
 }
 
