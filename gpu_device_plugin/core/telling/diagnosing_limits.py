@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.telling.diagnosing import Parameter
     from gpu_device_plugin.core.telling.symptoms import ClusterSymptoms, NodeSeen, NodeSymptoms
 
-_GUIDE = "docs/guide.md says what each means needs (What holds on my node)"
+_GUIDE = "docs/guide.md says what each enforcement needs (How a memory limit is enforced)"
 _START_MPS = (
     "kubectl apply -f deploy/optional/mps.yaml, patch the agents with deploy/patches/mps-agent.yaml, and see "
     "kubectl -n gpushare get pods -l app.kubernetes.io/component=mps -o wide"
@@ -246,7 +246,7 @@ def _held(node: str, report: NodeReport) -> Iterator[Finding]:
     if loose := [part for part in report.current if not_held(part)]:
         advice = (
             "a container keeps the limit that it was started with: correct what the line names, and delete the pod; "
-            "docs/guide.md has more (What holds on my node)"
+            "docs/guide.md has more (How a memory limit is enforced)"
         )
         yield warning("limits-not-held", _DETAILS, advice, **_details(node, loose, does_not_hold))
     unread = [part for part in report.current if part.rung is Rung.DRIVER and part.held is Held.UNVERIFIED]
