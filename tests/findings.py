@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,3 +25,8 @@ def _told(finding: Finding, show: Iterable[str]) -> str:
 def facts(findings: Iterable[Finding], show: str = "") -> list[str]:
     """Return the same without the severity, for what is told of a pod or a node."""
     return [line.partition(" ")[2] for line in told(findings, show)]
+
+
+def case(check: str, *expected: str, **changes: Any) -> tuple[str, dict[str, Any], list[str]]:
+    """Return a case of a table: the check, what is changed in a world that is well, and what `told` says then."""
+    return check, changes, list(expected)

@@ -95,15 +95,13 @@ def _slices(cluster: ClusterSymptoms, serving: Sequence[NodeSeen]) -> Iterator[F
             cut.append(node.name)
     if cut:
         version = "" if isinstance(cluster.version, Unknown) else cluster.version
-        yield warning(
-            "devices-not-shared",
-            "{nodes}: no ResourceSlice has devices that claims can share, so there are only whole GPUs",
+        text = "{nodes}: no ResourceSlice has devices that claims can share, so there are only whole GPUs"
+        advice = (
             "an API server older than 1.36, or without the feature gate DRAConsumableCapacity, drops what makes a "
             f"device shared{' (this one is {version})' if version else ''}; for parts of GPUs use limits of pods "
-            f"({SERVE_LABEL}=device-plugin)",
-            nodes=tuple(cut),
-            version=version,
+            f"({SERVE_LABEL}=device-plugin)"
         )
+        yield warning("devices-not-shared", text, advice, nodes=tuple(cut), version=version)
 
 
 def _counters(cluster: ClusterSymptoms, serving: Sequence[NodeSeen]) -> Iterator[Finding]:
@@ -142,13 +140,12 @@ def _classes(cluster: ClusterSymptoms, serving: Iterable[NodeSeen]) -> Iterator[
         text = "{classes:DeviceClass is|DeviceClasses are} missing: {classes}"
         yield error("no-device-class", text, "kubectl apply -f deploy/optional/dra.yaml", classes=missing)
     elif known[WHOLE_CLASS] != cluster.count_resource:
-        yield note(
-            "class-without-resource",
+        text = (
             f"the DeviceClass {WHOLE_CLASS} does not serve {{resource}}: pods that ask for it by their limits get no "
-            "GPU on nodes that serve claims",
-            "its extendedResourceName would have to be {resource}; API servers older than 1.36 drop it",
-            resource=cluster.count_resource,
+            "GPU on nodes that serve claims"
         )
+        advice = "its extendedResourceName would have to be {resource}; API servers older than 1.36 drop it"
+        yield note("class-without-resource", text, advice, resource=cluster.count_resource)
 
 
 def _runtimes(serving: Iterable[NodeSeen]) -> Iterator[Finding]:

@@ -95,13 +95,12 @@ def _runtime_class(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if isinstance(known, Unknown):
         yield known
     elif wanted not in known:
-        yield error(
-            "no-runtime-class",
-            "the agents need the runtime class {name}, which this cluster does not have",
+        text = "the agents need the runtime class {name}, which this cluster does not have"
+        advice = (
             "create it (handler: {name}), or remove runtimeClassName from the DaemonSet if NVIDIA's runtime is the "
-            "default",
-            name=wanted,
+            "default"
         )
+        yield error("no-runtime-class", text, advice, name=wanted)
     else:
         yield ok("runtime-class", "{name} exists", name=wanted)
 
@@ -310,13 +309,12 @@ def _policies(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield cluster.policies
     elif missing := tuple(ADMISSION_POLICIES - cluster.policies):
         names = "" if len(missing) == len(ADMISSION_POLICIES) else " ({policies})"
-        yield note(
-            "policies-missing",
+        text = (
             "{policies:admission policy is|admission policies are} not installed" + names + ": pods may set requests "
-            "and variables that break the sharing",
-            "kubectl apply -f deploy/policies.yaml (Kubernetes 1.30 or newer)",
-            policies=missing,
+            "and variables that break the sharing"
         )
+        advice = "kubectl apply -f deploy/policies.yaml (Kubernetes 1.30 or newer)"
+        yield note("policies-missing", text, advice, policies=missing)
     else:
         yield ok("policies", "all admission policies are installed")
 

@@ -149,13 +149,12 @@ def device_nodes(node: NodeSymptoms) -> Iterator[Finding]:
     if right := [path for path, why in node.device_nodes.items() if not why]:
         yield ok("device-nodes", "{paths}", paths=", ".join(right))
     if node.unlinked_nodes and not {"device-specs", "cdi"} & set(node.devices):
-        yield warning(
-            "device-nodes-unlinked",
+        text = (
             "/dev/char does not lead to {paths}: with systemd cgroups a systemctl daemon-reload takes GPUs from "
-            "running containers",
-            "nvidia-ctk system create-dev-char-symlinks --create-all on the node, or --devices device-specs or cdi",
-            paths=", ".join(node.unlinked_nodes),
+            "running containers"
         )
+        advice = "nvidia-ctk system create-dev-char-symlinks --create-all on the node, or --devices device-specs or cdi"
+        yield warning("device-nodes-unlinked", text, advice, paths=", ".join(node.unlinked_nodes))
 
 
 def runtime(node: NodeSymptoms) -> Iterator[Finding]:
@@ -182,13 +181,12 @@ def runtime(node: NodeSymptoms) -> Iterator[Finding]:
         )
     if not fit and "envvar" in node.devices:
         present = tuple(f"{runtime.engine} ({runtime.path})" for runtime in node.runtimes)
-        yield error(
-            "no-nvidia-runtime",
-            "no container runtime that is configured here knows NVIDIA's: {runtimes}",
+        text = "no container runtime that is configured here knows NVIDIA's: {runtimes}"
+        advice = (
             "install nvidia-container-toolkit, nvidia-ctk runtime configure --runtime=containerd (docker, crio), and "
-            "restart that; or --devices cdi",
-            runtimes=present or "no container runtime",
+            "restart that; or --devices cdi"
         )
+        yield error("no-nvidia-runtime", text, advice, runtimes=present or "no container runtime")
 
 
 def cdi(node: NodeSymptoms) -> Iterator[Finding]:

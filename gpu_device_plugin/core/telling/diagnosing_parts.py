@@ -106,12 +106,11 @@ def extender(cluster: ClusterSymptoms) -> Iterator[Finding]:
     elif sum(counts):
         yield ok("extender-asked", "schedulers called it {calls:time} since it started", calls=sum(counts))
     elif cluster.pods:
-        yield warning(
-            "extender-never-asked",
-            "no scheduler has called it since it started",
+        advice = (
             "set schedulerName: gpushare-scheduler on GPU pods, or configure the cluster's own scheduler "
-            "(docs/scheduler.md)",
+            "(docs/scheduler.md)"
         )
+        yield warning("extender-never-asked", "no scheduler has called it since it started", advice)
     else:
         yield note("extender-idle", "no scheduler has called it yet, and there is no GPU pod")
 
@@ -180,13 +179,12 @@ def original(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield error("original-agent", text, advice, nodes=both)
     extenders = tuple(part.name for part in cluster.extenders if part.original)
     if extenders and len(extenders) < len(cluster.extenders):
-        yield error(
-            "original-extender-beside-ours",
+        text = (
             "gpushare's own extender runs beside ours ({extenders}): pods of one are unknown to the other until they "
-            "are bound",
-            "leave one of them: docs/operations.md explains how gpushare's works with our agent",
-            extenders=extenders,
+            "are bound"
         )
+        advice = "leave one of them: docs/operations.md explains how gpushare's works with our agent"
+        yield error("original-extender-beside-ours", text, advice, extenders=extenders)
     elif extenders:
         text = "gpushare's own extender is in use, which knows gpu-mem only"
         yield note("original-extender", text, "docs/operations.md lists its limits")

@@ -222,12 +222,11 @@ def _waiting(
             f"the sum of a node's free GPU memory. Set schedulerName: {SCHEDULER}.",
         )
     if nodes is not None and not nodes:
-        yield note(
-            "no-node",
+        text = (
             "No node shares GPUs: none has GPUs written on it by an agent, nor {resource} in its capacity. Label GPU "
-            "nodes gpushare=true and see the agent's log there.",
-            resource=resources[0].name,
+            "nodes gpushare=true and see the agent's log there."
         )
+        yield note("no-node", text, resource=resources[0].name)
 
 
 def _location(
@@ -372,12 +371,11 @@ def _instances(waiting: Iterable[Claim], nodes: Mapping[str, NodeView] | None) -
     more = len(free) - _MOST_NODES
     if free:
         named = "; ".join([*free[:_MOST_NODES], *([f"{more} more nodes have some"] if more > 0 else [])])
-        yield note(
-            "instances-free",
+        text = (
             "Whole MIG instances that no claim has: {instances}. The selectors of the request decide which of them "
-            "will do.",
-            instances=named,
+            "will do."
         )
+        yield note("instances-free", text, instances=named)
     else:
         text = "No node that serves claims has a MIG instance, healthy, that no claim has."
         yield note("no-instance-free", text)
@@ -441,9 +439,8 @@ def by_claim_instead(asked: Ask, nodes: Sequence[NodeView]) -> Iterator[Finding]
     sizes = {node.candidate.gpus.share_mib for node in nodes}
     mib = (sizes.pop() or MIB_PER_GIB) * (memory[0].amount // memory[0].gpus) if len(sizes) == 1 else None
     amount = "the amount" if mib is None else f"{mib // MIB_PER_GIB}Gi" if mib % MIB_PER_GIB == 0 else f"{mib}Mi"
-    yield note(
-        "ask-by-claim",
+    text = (
         "Every node that shares GPUs gives them to ResourceClaims (DRA), and none to limits: let the pod name a "
-        f"ResourceClaimTemplate of the DeviceClass {SHARED_CLASS} with the capacity memory: {{amount}} (docs/dra.md).",
-        amount=amount,
+        f"ResourceClaimTemplate of the DeviceClass {SHARED_CLASS} with the capacity memory: {{amount}} (docs/dra.md)."
     )
+    yield note("ask-by-claim", text, amount=amount)

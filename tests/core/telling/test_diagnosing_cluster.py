@@ -17,7 +17,7 @@ from gpu_device_plugin.core.telling.diagnosing import Unknown, examine, worst
 from gpu_device_plugin.core.telling.diagnosing_cluster import ADMISSION_POLICIES, CHECKS, examine_partly
 from gpu_device_plugin.core.telling.nodeamounts import set_count
 from gpu_device_plugin.core.telling.symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
-from tests.findings import told
+from tests.findings import case, told
 from tests.names import COUNT, MEM
 
 ROOT = Path(__file__).parents[3]
@@ -156,118 +156,105 @@ WRONG = node("node-b", capacity={MEM: 30, COUNT: 1})
     ("check", "changes", "expected"),
     [
         # Where no agent is installed nothing more is to be said of the nodes.
-        ("nodes", {"daemonset": False, "agents": (), "nodes": (SILENT,)}, ["error not-installed"]),
-        ("nodes", {"nodes": (SILENT, node("node-b"))}, ["error no-gpus-listed nodes=node-a"]),
-        ("nodes", {"agents": ()}, ["error no-agent-on-node nodes=node-a, node-b"]),
-        (
+        case("nodes", "error not-installed", daemonset=False, agents=(), nodes=(SILENT,)),
+        case("nodes", "error no-gpus-listed nodes=node-a", nodes=(SILENT, node("node-b"))),
+        case("nodes", "error no-agent-on-node nodes=node-a, node-b", agents=()),
+        case(
             "nodes",
-            {"nodes": (SILENT, node("node-c", annotated=False))},
-            ["error no-gpus-listed nodes=node-a", "error no-agent-on-node nodes=node-c"],
+            "error no-gpus-listed nodes=node-a",
+            "error no-agent-on-node nodes=node-c",
+            nodes=(SILENT, node("node-c", annotated=False)),
         ),
         # `false` is somebody's will, and no label is none.
-        (
+        case(
             "nodes",
-            {"nodes": (*PLACED, *MISTYPED)},
-            [
-                "ok nodes nodes=1",
-                "warning switch-mistyped nodes=node-2 value=",
-                "warning switch-mistyped nodes=node-0, node-3 value=True",
-                "warning switch-mistyped nodes=node-1 value=yes",
-            ],
+            "ok nodes nodes=1",
+            "warning switch-mistyped nodes=node-2 value=",
+            "warning switch-mistyped nodes=node-0, node-3 value=True",
+            "warning switch-mistyped nodes=node-1 value=yes",
+            nodes=(*PLACED, *MISTYPED),
         ),
-        ("leftovers", {"nodes": (*PLACED, *MISTYPED)}, []),
-        ("leftovers", {"nodes": (node("node-c", switch=None),)}, ["note leftovers nodes=node-c"]),
+        case("leftovers", nodes=(*PLACED, *MISTYPED)),
+        case("leftovers", "note leftovers nodes=node-c", nodes=(node("node-c", switch=None),)),
         # Its DaemonSet chooses nodes otherwise.
-        ("leftovers", {"nodes": (node("node-c", switch=None),), "agents": (agent("node-c"),)}, []),
-        ("runtime class", {"runtime_classes": frozenset()}, ["error no-runtime-class"]),
-        ("runtime class", {"runtime_class": ""}, []),
-        (
+        case("leftovers", nodes=(node("node-c", switch=None),), agents=(agent("node-c"),)),
+        case("runtime class", "error no-runtime-class", runtime_classes=frozenset()),
+        case("runtime class", runtime_class=""),
+        case(
             "GPUs",
-            {"nodes": (node("node-a", gpus=ILL), node("node-b", gpus=NodeGpus(problem="of another version")))},
-            [
-                "warning gpu-unhealthy node=node-a gpus=GPU 1",
-                "warning gpu-unhealthy node=node-a gpus=GPU 2",
-                "error node-unreadable node=node-b",
-            ],
+            "warning gpu-unhealthy node=node-a gpus=GPU 1",
+            "warning gpu-unhealthy node=node-a gpus=GPU 2",
+            "error node-unreadable node=node-b",
+            nodes=(node("node-a", gpus=ILL), node("node-b", gpus=NodeGpus(problem="of another version"))),
         ),
-        ("GPUs", {"nodes": (MIXED_NODE,)}, ["ok gpus-healthy nodes=1 gpus=3 instances=2"]),
-        (
+        case("GPUs", "ok gpus-healthy nodes=1 gpus=3 instances=2", nodes=(MIXED_NODE,)),
+        case(
             "GPUs",
-            {"nodes": (node("node-a", gpus=ILL_MIXED),)},
-            ["warning gpu-unhealthy node=node-a gpus=GPU 2 (MIG 0:1 1g.10gb)"],
+            "warning gpu-unhealthy node=node-a gpus=GPU 2 (MIG 0:1 1g.10gb)",
+            nodes=(node("node-a", gpus=ILL_MIXED),),
         ),
-        ("capacity", {"nodes": (MIXED_NODE,)}, ["ok capacity nodes=1"]),
-        ("capacity", {"nodes": (ONLY_WHOLE,)}, ["ok capacity nodes=1"]),
-        ("allocatable", {"nodes": (ONLY_WHOLE,)}, []),
-        ("allocatable", {"nodes": (ONLY_WHOLE, node("node-b"))}, ["ok offered nodes=1"]),
+        case("capacity", "ok capacity nodes=1", nodes=(MIXED_NODE,)),
+        case("capacity", "ok capacity nodes=1", nodes=(ONLY_WHOLE,)),
+        case("allocatable", nodes=(ONLY_WHOLE,)),
+        case("allocatable", "ok offered nodes=1", nodes=(ONLY_WHOLE, node("node-b"))),
         # node-a has an agent, so that its GPUs may be in use; node-b has none.
-        (
+        case(
             "allocatable",
-            {
-                "nodes": (node("node-a", allocatable={MEM: 0}), node("node-b", allocatable={})),
-                "agents": (agent("node-a"),),
-            },
-            ["error not-offered nodes=node-b", "note all-in-use nodes=node-a"],
+            "error not-offered nodes=node-b",
+            "note all-in-use nodes=node-a",
+            nodes=(node("node-a", allocatable={MEM: 0}), node("node-b", allocatable={})),
+            agents=(agent("node-a"),),
         ),
-        ("allocatable", {"nodes": ()}, []),
-        (
-            "allocatable",
-            {"nodes": (node("node-a"), node("node-c", switch=None, allocatable={}))},
-            ["ok offered nodes=1"],
-        ),
-        ("share size", {"nodes": (node("node-a", gpus=NodeGpus()),)}, []),
-        (
+        case("allocatable", nodes=()),
+        case("allocatable", "ok offered nodes=1", nodes=(node("node-a"), node("node-c", switch=None, allocatable={}))),
+        case("share size", nodes=(node("node-a", gpus=NodeGpus()),)),
+        case(
             "share size",
-            {"nodes": (node("node-a"), node("node-b", gpus=SMALL))},
-            ["warning share-sizes-differ sizes=256 MiB on node-b; 1 GiB on node-a"],
+            "warning share-sizes-differ sizes=256 MiB on node-b; 1 GiB on node-a",
+            nodes=(node("node-a"), node("node-b", gpus=SMALL)),
         ),
         # Sizes that differ by profile are meant to; within one profile they are not. `default` is as good as no label.
-        (
+        case(
             "share size",
-            {"nodes": (node("node-a"), node("node-b", gpus=SMALL, profile="small"))},
-            ["note share-sizes-by-profile sizes=256 MiB on node-b; 1 GiB on node-a"],
+            "note share-sizes-by-profile sizes=256 MiB on node-b; 1 GiB on node-a",
+            nodes=(node("node-a"), node("node-b", gpus=SMALL, profile="small")),
         ),
-        (
+        case(
             "share size",
-            {"nodes": (node("node-b", gpus=SMALL, profile="small"), node("node-c", profile="small"))},
-            ["warning share-sizes-differ sizes=256 MiB on node-b; 1 GiB on node-c"],
+            "warning share-sizes-differ sizes=256 MiB on node-b; 1 GiB on node-c",
+            nodes=(node("node-b", gpus=SMALL, profile="small"), node("node-c", profile="small")),
         ),
-        (
+        case(
             "share size",
-            {"nodes": (node("node-a"), node("node-b", gpus=SMALL, profile="default"))},
-            ["warning share-sizes-differ sizes=256 MiB on node-b; 1 GiB on node-a"],
+            "warning share-sizes-differ sizes=256 MiB on node-b; 1 GiB on node-a",
+            nodes=(node("node-a"), node("node-b", gpus=SMALL, profile="default")),
         ),
-        (
+        case(
             "other plugins",
-            {
-                "nodes": (
-                    node("node-a", others=OTHERS),
-                    node("node-b", others=OTHERS),
-                    node("c", switch=None, others=OTHERS),
-                )
-            },
-            [f"error other-plugin nodes=node-a, node-b {DEVICE_PLUGIN}"],
+            f"error other-plugin nodes=node-a, node-b {DEVICE_PLUGIN}",
+            nodes=(node("node-a", others=OTHERS), node("node-b", others=OTHERS), node("c", switch=None, others=OTHERS)),
         ),
-        ("variables", {"meddling": ("default/greedy",)}, ["warning variable-set-by-pod"]),
-        (
+        case("variables", "warning variable-set-by-pod", meddling=("default/greedy",)),
+        case(
             "capacity",
-            {"nodes": (node("node-a"), WRONG)},
-            [f"warning capacity-differs node=node-b kubelet=1 agent=2 command={set_count('node-b', COUNT, 2)}"],
+            f"warning capacity-differs node=node-b kubelet=1 agent=2 command={set_count('node-b', COUNT, 2)}",
+            nodes=(node("node-a"), WRONG),
         ),
-        (
+        case(
             "capacity",
-            {"nodes": (node("node-a", capacity={MEM: 28, COUNT: 2}),)},
-            ["warning capacity-differs node=node-a kubelet=28 agent=30 command="],
+            "warning capacity-differs node=node-a kubelet=28 agent=30 command=",
+            nodes=(node("node-a", capacity={MEM: 28, COUNT: 2}),),
         ),
-        ("capacity", {"nodes": (node("node-a", gpus=NodeGpus()),)}, ["ok capacity nodes=1"]),
+        case("capacity", "ok capacity nodes=1", nodes=(node("node-a", gpus=NodeGpus()),)),
         # Of an agent that is not ready nothing is expected.
-        ("capacity", {"nodes": (WRONG,), "agents": (agent("node-b", ready=False),)}, []),
+        case("capacity", nodes=(WRONG,), agents=(agent("node-b", ready=False),)),
         # With memory alone offered and an extender of ours nobody goes by the number of GPUs; gpushare's divides by it.
-        ("capacity", {"nodes": FORGOTTEN}, ["ok capacity nodes=1"]),
-        (
+        case("capacity", "ok capacity nodes=1", nodes=FORGOTTEN),
+        case(
             "capacity",
-            {"nodes": FORGOTTEN, "extenders": (replace(EXTENDER, original=True),)},
-            [f"warning capacity-differs node=node-a kubelet=0 agent=2 command={set_count('node-a', COUNT, 2)}"],
+            f"warning capacity-differs node=node-a kubelet=0 agent=2 command={set_count('node-a', COUNT, 2)}",
+            nodes=FORGOTTEN,
+            extenders=(replace(EXTENDER, original=True),),
         ),
     ],
 )
@@ -349,53 +336,66 @@ LEASE = "gpushare/gpushare-scheduler"
 @pytest.mark.parametrize(
     ("check", "changes", "expected"),
     [
-        ("extender", {"extenders": ()}, ["warning no-extender"]),
+        case("extender", "warning no-extender", extenders=()),
         # With a scheduler of its own every replica is to be ready; behind a Service only the one that leads is,
         # unless a replica cannot start.
-        ("extender", {"extenders": (STARTING,)}, ["error extender-not-ready"]),
-        (
+        case("extender", "error extender-not-ready", extenders=(STARTING,)),
+        case(
             "extender",
-            {"extenders": (EXTENDER, STARTING)},
-            ["warning extender-not-ready", "ok extender extenders=gpushare/scheduler-0", "ok extender-asked calls=7"],
+            "warning extender-not-ready",
+            "ok extender extenders=gpushare/scheduler-0",
+            "ok extender-asked calls=7",
+            extenders=(EXTENDER, STARTING),
         ),
-        (
+        case(
             "extender",
-            {"extenders": (EXTENDER, STARTING), "own_scheduler": False},
-            ["note extender-not-ready", "ok extender extenders=gpushare/scheduler-0", "ok extender-asked calls=7"],
+            "note extender-not-ready",
+            "ok extender extenders=gpushare/scheduler-0",
+            "ok extender-asked calls=7",
+            extenders=(EXTENDER, STARTING),
+            own_scheduler=False,
         ),
-        (
+        case(
             "extender",
-            {"extenders": (EXTENDER, CRASHING), "own_scheduler": False},
-            ["warning extender-not-ready", "ok extender extenders=gpushare/scheduler-0", "ok extender-asked calls=7"],
+            "warning extender-not-ready",
+            "ok extender extenders=gpushare/scheduler-0",
+            "ok extender-asked calls=7",
+            extenders=(EXTENDER, CRASHING),
+            own_scheduler=False,
         ),
-        (
+        case(
             "extender",
-            {"extenders": (EXTENDER, replace(EXTENDER, name="gpushare/scheduler-1"))},
-            [f"ok extender extenders={BEYOND}", "ok extender-asked calls=14"],
+            f"ok extender extenders={BEYOND}",
+            "ok extender-asked calls=14",
+            extenders=(EXTENDER, replace(EXTENDER, name="gpushare/scheduler-1")),
         ),
         # The original's has no metrics that a right would show.
-        (
+        case(
             "extender",
-            {"extenders": (replace(EXTENDER, original=True, asked=None),)},
-            ["ok extender extenders=gpushare/scheduler-0"],
+            "ok extender extenders=gpushare/scheduler-0",
+            extenders=(replace(EXTENDER, original=True, asked=None),),
         ),
-        (
+        case(
             "extender",
-            {"extenders": (replace(EXTENDER, asked=None),)},
-            ["ok extender extenders=gpushare/scheduler-0", "unknown calls-unknown"],
+            "ok extender extenders=gpushare/scheduler-0",
+            "unknown calls-unknown",
+            extenders=(replace(EXTENDER, asked=None),),
         ),
-        (
+        case(
             "extender",
-            {"extenders": (replace(EXTENDER, asked=0),)},
-            ["ok extender extenders=gpushare/scheduler-0", "warning extender-never-asked"],
+            "ok extender extenders=gpushare/scheduler-0",
+            "warning extender-never-asked",
+            extenders=(replace(EXTENDER, asked=0),),
         ),
-        (
+        case(
             "extender",
-            {"extenders": (replace(EXTENDER, asked=0),), "pods": ()},
-            ["ok extender extenders=gpushare/scheduler-0", "note extender-idle"],
+            "ok extender extenders=gpushare/scheduler-0",
+            "note extender-idle",
+            extenders=(replace(EXTENDER, asked=0),),
+            pods=(),
         ),
-        ("scheduler version", {}, []),
-        ("scheduler version", {"extenders": (replace(EXTENDER, kube_scheduler="v1.36.2"),), "version": HIDDEN}, []),
+        case("scheduler version"),
+        case("scheduler version", extenders=(replace(EXTENDER, kube_scheduler="v1.36.2"),), version=HIDDEN),
         *(
             (
                 "scheduler version",
@@ -411,29 +411,28 @@ LEASE = "gpushare/gpushare-scheduler"
                 ("", "v1.36.2", "unknown scheduler-version-unknown minor=v1.36"),
             )
         ),
-        ("leader", {"leases": {LEASE: Lease("a", 80.0, 15.0)}}, ["error leader-lost seconds=80"]),
-        ("leader", {"leases": {LEASE: Lease("a", 74.0, 15.0)}}, ["ok leader"]),
-        ("leader", {"leases": {LEASE: Lease("", 1.0, 1.0)}}, ["error no-leader"]),
-        ("leader", {"leases": {}}, ["error no-lease"]),
-        ("leader", {"leases": {}, "own_scheduler": False}, []),
-        (
+        case("leader", "error leader-lost seconds=80", leases={LEASE: Lease("a", 80.0, 15.0)}),
+        case("leader", "ok leader", leases={LEASE: Lease("a", 74.0, 15.0)}),
+        case("leader", "error no-leader", leases={LEASE: Lease("", 1.0, 1.0)}),
+        case("leader", "error no-lease", leases={}),
+        case("leader", leases={}, own_scheduler=False),
+        case(
             "scheduler configuration",
-            {"configurations": {"x": "kubescheduler.config.k8s.io/v1beta2", "y": ""}},
-            [
-                "error configuration-version version=kubescheduler.config.k8s.io/v1beta2",
-                "error configuration-version version=(none)",
-            ],
+            "error configuration-version version=kubescheduler.config.k8s.io/v1beta2",
+            "error configuration-version version=(none)",
+            configurations={"x": "kubescheduler.config.k8s.io/v1beta2", "y": ""},
         ),
-        (
+        case(
             "placement",
-            {"pods": (POD, LOST, replace(LOST, name="default/b"))},
-            ["warning extender-not-asked pods=default/b, default/lost"],
+            "warning extender-not-asked pods=default/b, default/lost",
+            pods=(POD, LOST, replace(LOST, name="default/b")),
         ),
-        ("placement", {"pods": ()}, []),
-        (
+        case("placement", pods=()),
+        case(
             "pending pods",
-            {"pods": (POD, WAITING, IGNORED, FRESH)},
-            ["error pods-ignored pods=default/lost", "note pods-pending pods=default/new, default/web"],
+            "error pods-ignored pods=default/lost",
+            "note pods-pending pods=default/new, default/web",
+            pods=(POD, WAITING, IGNORED, FRESH),
         ),
     ],
 )
@@ -451,38 +450,44 @@ NEWER = (replace(EXTENDER, version="0.2.0"),)
 @pytest.mark.parametrize(
     ("check", "changes", "expected"),
     [
-        (
+        case(
             "versions",
-            {"agents": (agent("node-b", version="v0.1.5"),), "extenders": NEWER},
-            ["note versions-differ versions=1 x 0.2.0, 1 x v0.1.5"],
+            "note versions-differ versions=1 x 0.2.0, 1 x v0.1.5",
+            agents=(agent("node-b", version="v0.1.5"),),
+            extenders=NEWER,
         ),
-        (
+        case(
             "versions",
-            {"agents": (agent("node-b", version="0.0.9"),), "extenders": NEWER},
-            ["warning versions-apart versions=1 x 0.0.9, 1 x 0.2.0"],
+            "warning versions-apart versions=1 x 0.0.9, 1 x 0.2.0",
+            agents=(agent("node-b", version="0.0.9"),),
+            extenders=NEWER,
         ),
-        (
+        case(
             "versions",
-            {"agents": (agent("node-b", version="0.2.0"),), "extenders": (replace(EXTENDER, version="1.2.0"),)},
-            ["warning versions-apart versions=1 x 0.2.0, 1 x 1.2.0"],
+            "warning versions-apart versions=1 x 0.2.0, 1 x 1.2.0",
+            agents=(agent("node-b", version="0.2.0"),),
+            extenders=(replace(EXTENDER, version="1.2.0"),),
         ),
-        (
+        case(
             "versions",
-            {"agents": (agent("node-a", version="latest"),)},
-            ["unknown versions-unknown", "ok versions versions=1 x 0.1.0, 1 x latest"],
+            "unknown versions-unknown",
+            "ok versions versions=1 x 0.1.0, 1 x latest",
+            agents=(agent("node-a", version="latest"),),
         ),
-        ("versions", {"agents": (), "extenders": ()}, []),
-        (
+        case("versions", agents=(), extenders=()),
+        case(
             "gpushare's own parts",
-            {"agents": (*WELL.agents, THEIR_AGENT), "extenders": (EXTENDER, THEIR_EXTENDER)},
-            ["error original-agent", "error original-extender-beside-ours"],
+            "error original-agent",
+            "error original-extender-beside-ours",
+            agents=(*WELL.agents, THEIR_AGENT),
+            extenders=(EXTENDER, THEIR_EXTENDER),
         ),
-        ("gpushare's own parts", {"agents": (agent("n", original=True),)}, []),
-        ("gpushare's own parts", {"extenders": (THEIR_EXTENDER,)}, ["note original-extender"]),
-        (
+        case("gpushare's own parts", agents=(agent("n", original=True),)),
+        case("gpushare's own parts", "note original-extender", extenders=(THEIR_EXTENDER,)),
+        case(
             "policies",
-            {"policies": ADMISSION_POLICIES - {"gpushare-placement", "gpushare-size"}},
-            ["note policies-missing policies=gpushare-placement, gpushare-size"],
+            "note policies-missing policies=gpushare-placement, gpushare-size",
+            policies=ADMISSION_POLICIES - {"gpushare-placement", "gpushare-size"},
         ),
     ],
 )

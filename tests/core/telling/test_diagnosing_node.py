@@ -18,7 +18,7 @@ from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
 from gpu_device_plugin.core.telling.nodeamounts import set_count
 from gpu_device_plugin.core.telling.symptoms import AgentSeen, ApiSeen, NodeSymptoms, Profiles, Runtime
 from tests.core.telling.test_diagnosing_limits import HELD, HOG, MISSING
-from tests.findings import told
+from tests.findings import case, told
 from tests.names import COUNT, MEM
 from tests.reports import report
 from tests.resources import RESOURCES
@@ -126,75 +126,73 @@ DEFAULT = (replace(CONTAINERD, default=True),)
 @pytest.mark.parametrize(
     ("check", "changes", "expected"),
     [
-        ("driver", {"driver_problem": "it hangs"}, ["error driver-unusable"]),
-        ("driver", {"inventory": NO_INVENTORY}, ["error no-gpu"]),
-        ("driver", {"invented": True}, ["ok driver"]),
-        ("GPUs", {"unhealthy": {"GPU-a": "XID 79"}}, ["error gpu-unhealthy gpu=GPU 0 (GPU-a) why=XID 79"]),
-        ("GPUs", {"inventory": NO_INVENTORY}, []),
-        ("shares", {"inventory": NO_INVENTORY}, ["unknown nothing-to-share"]),
-        ("device nodes", {"invented": True}, ["ok invented"]),
-        (
+        case("driver", "error driver-unusable", driver_problem="it hangs"),
+        case("driver", "error no-gpu", inventory=NO_INVENTORY),
+        case("driver", "ok driver", invented=True),
+        case("GPUs", "error gpu-unhealthy gpu=GPU 0 (GPU-a) why=XID 79", unhealthy={"GPU-a": "XID 79"}),
+        case("GPUs", inventory=NO_INVENTORY),
+        case("shares", "unknown nothing-to-share", inventory=NO_INVENTORY),
+        case("device nodes", "ok invented", invented=True),
+        case(
             "device nodes",
-            {"device_nodes": MISSING_NODES},
-            [
-                "error no-uvm why=is missing",
-                "error no-device-node paths=/dev/nvidia0 why=is missing",
-                "ok device-nodes paths=/dev/nvidiactl, /dev/nvidia1",
-            ],
+            "error no-uvm why=is missing",
+            "error no-device-node paths=/dev/nvidia0 why=is missing",
+            "ok device-nodes paths=/dev/nvidiactl, /dev/nvidia1",
+            device_nodes=MISSING_NODES,
         ),
-        (
+        case("device nodes", "unknown uvm-hidden", device_nodes={"/dev/nvidia-uvm": "is missing"}, in_container=True),
+        case(
             "device nodes",
-            {"device_nodes": {"/dev/nvidia-uvm": "is missing"}, "in_container": True},
-            ["unknown uvm-hidden"],
-        ),
-        (
-            "device nodes",
-            {"device_nodes": {"/dev/a": "is no device"}},
-            ["error no-device-node paths=/dev/a why=is no device"],
+            "error no-device-node paths=/dev/a why=is no device",
+            device_nodes={"/dev/a": "is no device"},
         ),
         # A daemon-reload takes the GPU away, unless the runtime is given a rule (F6).
-        (
+        case(
             "device nodes",
-            UNLINKED,
-            [f"ok device-nodes paths={NODES}", "warning device-nodes-unlinked paths=/dev/nvidiactl, /dev/nvidia0"],
+            f"ok device-nodes paths={NODES}",
+            "warning device-nodes-unlinked paths=/dev/nvidiactl, /dev/nvidia0",
+            **UNLINKED,
         ),
-        ("device nodes", {**UNLINKED, "devices": ("envvar", "device-specs")}, [f"ok device-nodes paths={NODES}"]),
-        ("device nodes", {**UNLINKED, "devices": ("cdi",)}, [f"ok device-nodes paths={NODES}"]),
-        ("container runtime", {"invented": True, "runtimes": ()}, ["ok invented"]),
-        ("container runtime", {"runtimes": DEFAULT}, ["ok runtime-default"]),
-        ("container runtime", {"runtimes": ()}, ["error no-nvidia-runtime runtimes=no container runtime"]),
-        (
+        case("device nodes", f"ok device-nodes paths={NODES}", **UNLINKED, devices=("envvar", "device-specs")),
+        case("device nodes", f"ok device-nodes paths={NODES}", **UNLINKED, devices=("cdi",)),
+        case("container runtime", "ok invented", invented=True, runtimes=()),
+        case("container runtime", "ok runtime-default", runtimes=DEFAULT),
+        case("container runtime", "error no-nvidia-runtime runtimes=no container runtime", runtimes=()),
+        case(
             "container runtime",
-            {"runtimes": (replace(CONTAINERD, handlers=()),)},
-            ["error no-nvidia-runtime runtimes=containerd (/etc/containerd/config.toml)"],
+            "error no-nvidia-runtime runtimes=containerd (/etc/containerd/config.toml)",
+            runtimes=(replace(CONTAINERD, handlers=()),),
         ),
-        ("container runtime", {"runtimes": (), "devices": ("cdi",)}, []),
-        ("container runtime", {"runtimes": HIDDEN, "in_container": True}, ["ok runtime-gave-driver"]),
-        ("container runtime", {"runtimes": HIDDEN}, ["unknown hidden"]),
-        ("container runtime", {"runtimes": HIDDEN, "in_container": True, "driver_problem": "x"}, ["unknown hidden"]),
-        ("container runtime", {"runtimes": HIDDEN, "in_container": True, "invented": True}, ["unknown hidden"]),
-        ("CDI", {"cdi_devices": HIDDEN}, []),
-        ("CDI", {"cdi_devices": HIDDEN, "devices": ("cdi",)}, ["unknown hidden"]),
-        ("CDI", {"devices": ("cdi",)}, ["ok cdi devices=2"]),
+        case("container runtime", runtimes=(), devices=("cdi",)),
+        case("container runtime", "ok runtime-gave-driver", runtimes=HIDDEN, in_container=True),
+        case("container runtime", "unknown hidden", runtimes=HIDDEN),
+        case("container runtime", "unknown hidden", runtimes=HIDDEN, in_container=True, driver_problem="x"),
+        case("container runtime", "unknown hidden", runtimes=HIDDEN, in_container=True, invented=True),
+        case("CDI", cdi_devices=HIDDEN),
+        case("CDI", "unknown hidden", cdi_devices=HIDDEN, devices=("cdi",)),
+        case("CDI", "ok cdi devices=2", devices=("cdi",)),
         # The toolkit writes indexes unless told otherwise (F9).
-        (
+        case(
             "CDI",
-            {"devices": ("cdi",), "cdi_devices": frozenset({"nvidia.com/gpu=0", "nvidia.com/gpu=GPU-b"})},
-            ["error cdi-devices-missing devices=nvidia.com/gpu=GPU-a"],
+            "error cdi-devices-missing devices=nvidia.com/gpu=GPU-a",
+            devices=("cdi",),
+            cdi_devices=frozenset({"nvidia.com/gpu=0", "nvidia.com/gpu=GPU-b"}),
         ),
-        (
+        case(
             "CDI",
-            {"devices": ("cdi",), "runtimes": (replace(CONTAINERD, cdi=False),)},
-            ["ok cdi devices=2", "warning no-runtime-with-cdi"],
+            "ok cdi devices=2",
+            "warning no-runtime-with-cdi",
+            devices=("cdi",),
+            runtimes=(replace(CONTAINERD, cdi=False),),
         ),
-        ("CDI", {"devices": ("cdi",), "runtimes": HIDDEN}, ["ok cdi devices=2"]),
+        case("CDI", "ok cdi devices=2", devices=("cdi",), runtimes=HIDDEN),
         # An image that asks for every GPU is worst where every container runs with NVIDIA's runtime (F2).
-        ("images", {"obeys_images": True, "runtimes": DEFAULT}, ["warning images-see-gpus"]),
-        ("images", {"obeys_images": True}, ["note images-see-gpus-with-class"]),
-        ("images", {"obeys_images": True, "runtimes": HIDDEN}, ["note images-see-gpus-with-class"]),
-        ("images", {"obeys_images": HIDDEN}, ["unknown hidden"]),
-        ("cgroups", {"cgroup": 1}, ["warning cgroup-v1"]),
-        ("cgroups", {"cgroup": HIDDEN}, ["unknown hidden"]),
+        case("images", "warning images-see-gpus", obeys_images=True, runtimes=DEFAULT),
+        case("images", "note images-see-gpus-with-class", obeys_images=True),
+        case("images", "note images-see-gpus-with-class", obeys_images=True, runtimes=HIDDEN),
+        case("images", "unknown hidden", obeys_images=HIDDEN),
+        case("cgroups", "warning cgroup-v1", cgroup=1),
+        case("cgroups", "unknown hidden", cgroup=HIDDEN),
     ],
 )
 def test_hardware_and_how_containers_reach_it(check: str, changes: dict[str, Any], expected: list[str]) -> None:
@@ -303,45 +301,47 @@ OTHERS = sightings(["nvidia-gpu.sock"], [], {}, ())
 @pytest.mark.parametrize(
     ("check", "changes", "expected"),
     [
-        (
+        case(
             "shares",
-            {"share_mib_in_force": 2048},
-            ["warning share-size-waits size=2 GiB", "ok shares gpus=2 GPUs shares=14 size=2 GiB"],
+            "warning share-size-waits size=2 GiB",
+            "ok shares gpus=2 GPUs shares=14 size=2 GiB",
+            share_mib_in_force=2048,
         ),
-        ("shares", {"share_mib_in_force": 1024}, ["ok shares gpus=2 GPUs shares=30 size=1 GiB"]),
+        case("shares", "ok shares gpus=2 GPUs shares=30 size=1 GiB", share_mib_in_force=1024),
         # Two GPUs of 15 GiB in shares of 1 MiB are 30,720 IDs.
-        ("shares", {"share_mib": 1}, ["error too-many-shares"]),
-        ("shares", {"exclude_gpus": ("GPU-a",)}, ["note gpu-left-out", "ok shares gpus=1 GPU shares=15 size=1 GiB"]),
-        ("shares", {"share_mib": 100 * 1024}, ["error no-gpu-shared"]),
-        ("shares", {"exclude_gpus": ("GPU-a", "1")}, ["error no-gpu-shared"]),
-        (
-            "shares",
-            {"exclude_gpus": ("9",)},
-            ["warning excluded-gpu-unknown", "ok shares gpus=2 GPUs shares=30 size=1 GiB"],
+        case("shares", "error too-many-shares", share_mib=1),
+        case("shares", "note gpu-left-out", "ok shares gpus=1 GPU shares=15 size=1 GiB", exclude_gpus=("GPU-a",)),
+        case("shares", "error no-gpu-shared", share_mib=100 * 1024),
+        case("shares", "error no-gpu-shared", exclude_gpus=("GPU-a", "1")),
+        case(
+            "shares", "warning excluded-gpu-unknown", "ok shares gpus=2 GPUs shares=30 size=1 GiB", exclude_gpus=("9",)
         ),
-        ("shares", {"reserve_mib": 1024}, ["ok shares gpus=2 GPUs shares=28 size=1 GiB"]),
-        ("kubelet directory", {"directory_problem": "no directory"}, ["error directory-unusable"]),
-        ("kubelet", {"kubelet_listens": False}, ["error no-kubelet"]),
-        (
+        case("shares", "ok shares gpus=2 GPUs shares=28 size=1 GiB", reserve_mib=1024),
+        case("kubelet directory", "error directory-unusable", directory_problem="no directory"),
+        case("kubelet", "error no-kubelet", kubelet_listens=False),
+        case(
             "kubelet's records",
-            {"pod_resources_problem": "no answer", "checkpoint_problem": "damaged"},
-            ["error pod-resources-unreadable", "error checkpoint-unreadable"],
+            "error pod-resources-unreadable",
+            "error checkpoint-unreadable",
+            pod_resources_problem="no answer",
+            checkpoint_problem="damaged",
         ),
-        ("kubelet's records", {"checkpoint_problem": "damaged"}, ["error checkpoint-unreadable"]),
-        ("agent", {"agents_running": 0, "agent": HIDDEN}, ["error no-agent node=node-a"]),
-        ("agent", {"agents_running": 0, "node_name": ""}, ["error no-agent node=NODE"]),
-        ("agent", {"agents_running": None, "agent": HIDDEN}, ["unknown hidden"]),
-        ("agent", {"agent": HIDDEN}, ["unknown hidden"]),
+        case("kubelet's records", "error checkpoint-unreadable", checkpoint_problem="damaged"),
+        case("agent", "error no-agent node=node-a", agents_running=0, agent=HIDDEN),
+        case("agent", "error no-agent node=NODE", agents_running=0, node_name=""),
+        case("agent", "unknown hidden", agents_running=None, agent=HIDDEN),
+        case("agent", "unknown hidden", agent=HIDDEN),
         ("agent", {"agent": agent(missing=("no stream", "paused"))}, ["error agent-not-ready"] * 2),
-        ("agent", {"agent": agent(version="")}, ["ok agent-ready"]),
-        ("registration", {"agent": HIDDEN}, []),
-        (
+        case("agent", "ok agent-ready", agent=agent(version="")),
+        case("registration", agent=HIDDEN),
+        case(
             "registration",
-            {"agent": agent(streams={MEM: True, COUNT: False})},
-            [f"ok registered resource={MEM}", f"error not-registered resource={COUNT}"],
+            f"ok registered resource={MEM}",
+            f"error not-registered resource={COUNT}",
+            agent=agent(streams={MEM: True, COUNT: False}),
         ),
-        ("other plugins", {"others": OTHERS}, ["error other-plugin"]),
-        ("other plugins", {"others": OTHERS, "allow_other_plugins": True}, ["warning other-plugin-allowed"]),
+        case("other plugins", "error other-plugin", others=OTHERS),
+        case("other plugins", "warning other-plugin-allowed", others=OTHERS, allow_other_plugins=True),
     ],
 )
 def test_shares_the_kubelet_and_the_agent(check: str, changes: dict[str, Any], expected: list[str]) -> None:
@@ -411,75 +411,75 @@ def rights(**changes: bool | None) -> ApiSeen:
 @pytest.mark.parametrize(
     ("check", "changes", "expected"),
     [
-        ("API server", {"api": HIDDEN}, ["unknown hidden"]),
-        ("API server", {"api": api(problem="refused")}, ["error api-unreachable"]),
-        ("API server", {"api": api(version=""), "agent": agent(api_errors=3)}, ["ok api", "note api-errors calls=3"]),
+        case("API server", "unknown hidden", api=HIDDEN),
+        case("API server", "error api-unreachable", api=api(problem="refused")),
+        case("API server", "ok api", "note api-errors calls=3", api=api(version=""), agent=agent(api_errors=3)),
         *(
             (check, {"api": unseen}, [])
             for check in ("rights", "node", "allocatable", "clock")
             for unseen in (HIDDEN, api(problem="refused"))
         ),
-        ("rights", {"api": rights(watch_pods=None)}, ["unknown rights-unknown rights=watch pods"]),
-        ("rights", {"api": rights(patch_pods=False)}, ["error rights-missing rights=patch pods"]),
-        (
+        case("rights", "unknown rights-unknown rights=watch pods", api=rights(watch_pods=None)),
+        case("rights", "error rights-missing rights=patch pods", api=rights(patch_pods=False)),
+        case(
             "rights",
-            {"api": rights(patch_pods=False, watch_pods=None)},
-            ["error rights-missing rights=patch pods", "unknown rights-unknown rights=watch pods"],
+            "error rights-missing rights=patch pods",
+            "unknown rights-unknown rights=watch pods",
+            api=rights(patch_pods=False, watch_pods=None),
         ),
-        (
+        case(
             "rights",
-            {"api": api(rights=DENIED)},
-            [
-                "error rights-for-settings-missing right=create pods/eviction value=agent.evict",
-                "error rights-for-settings-missing right=patch nodes/status value=agent.nodeCondition",
-                "error rights-missing rights=patch pods",
-            ],
+            "error rights-for-settings-missing right=create pods/eviction value=agent.evict",
+            "error rights-for-settings-missing right=patch nodes/status value=agent.nodeCondition",
+            "error rights-missing rights=patch pods",
+            api=api(rights=DENIED),
         ),
-        ("node", {"api": api(node_problem="404")}, ["error node-unreadable"]),
-        ("node", {"api": api(labels={})}, ["note node-not-labelled"]),
-        ("allocatable", {"api": api(node_problem="404")}, []),
-        (
+        case("node", "error node-unreadable", api=api(node_problem="404")),
+        case("node", "note node-not-labelled", api=api(labels={})),
+        case("allocatable", api=api(node_problem="404")),
+        case(
             "allocatable",
-            {"api": api(allocatable={MEM: 0})},
-            [f"note all-in-use resource={MEM}", f"error not-offered resource={COUNT}"],
+            f"note all-in-use resource={MEM}",
+            f"error not-offered resource={COUNT}",
+            api=api(allocatable={MEM: 0}),
         ),
-        ("clock", {"api": api(skew_s=None)}, ["unknown clock-unknown"]),
-        ("clock", {"api": api(skew_s=29.0)}, ["ok clock"]),
-        ("clock", {"api": api(skew_s=300.0)}, ["warning clock-skewed seconds=300"]),
-        ("clock", {"api": api(skew_s=-45.0)}, ["warning clock-skewed seconds=45"]),
-        ("capacity", {}, ["ok capacity"]),
-        (
+        case("clock", "unknown clock-unknown", api=api(skew_s=None)),
+        case("clock", "ok clock", api=api(skew_s=29.0)),
+        case("clock", "warning clock-skewed seconds=300", api=api(skew_s=300.0)),
+        case("clock", "warning clock-skewed seconds=45", api=api(skew_s=-45.0)),
+        case("capacity", "ok capacity"),
+        case(
             "capacity",
-            {"api": api(capacity={MEM: 28, COUNT: 3})},
-            [
-                f"warning capacity-differs resource={MEM} kubelet=28 agent=30",
-                f"warning capacity-differs resource={COUNT} kubelet=3 agent=2",
-            ],
+            f"warning capacity-differs resource={MEM} kubelet=28 agent=30",
+            f"warning capacity-differs resource={COUNT} kubelet=3 agent=2",
+            api=api(capacity={MEM: 28, COUNT: 3}),
         ),
-        (
+        case(
             "capacity",
-            {"api": api(capacity={MEM: 30, COUNT: 0})},
-            [f"warning capacity-differs resource={COUNT} kubelet=0 agent=2"],
+            f"warning capacity-differs resource={COUNT} kubelet=0 agent=2",
+            api=api(capacity={MEM: 30, COUNT: 0}),
         ),
-        ("capacity", {"api": api(capacity={})}, ["ok capacity"]),  # that it has none is told elsewhere
+        case("capacity", "ok capacity", api=api(capacity={})),  # that it has none is told elsewhere
         # For gpushare's extender a number that the agent does not offer is right, and only for that one; 0 is what
         # the kubelet leaves of what it forgot.
-        ("capacity", {"resources": RESOURCES[:1]}, [f"note count-not-offered resource={COUNT} kubelet=2"]),
-        ("capacity", {"resources": RESOURCES[:1], "api": api(capacity={MEM: 30, COUNT: 0})}, ["ok capacity"]),
-        (
+        case("capacity", f"note count-not-offered resource={COUNT} kubelet=2", resources=RESOURCES[:1]),
+        case("capacity", "ok capacity", resources=RESOURCES[:1], api=api(capacity={MEM: 30, COUNT: 0})),
+        case(
             "capacity",
-            {"resources": RESOURCES[:1], "api": api(capacity={MEM: 30, COUNT: 1})},
-            [f"warning capacity-differs resource={COUNT} kubelet=1 agent=2"],
+            f"warning capacity-differs resource={COUNT} kubelet=1 agent=2",
+            resources=RESOURCES[:1],
+            api=api(capacity={MEM: 30, COUNT: 1}),
         ),
-        (
+        case(
             "capacity",
-            {"resources": RESOURCES[:1], "api": api(gpus=NO_GPUS)},
-            [f"note count-not-offered resource={COUNT} kubelet=2"],
+            f"note count-not-offered resource={COUNT} kubelet=2",
+            resources=RESOURCES[:1],
+            api=api(gpus=NO_GPUS),
         ),
         # Where the agent is not ready no amount is called wrong.
-        ("capacity", {"api": HIDDEN}, []),
-        ("capacity", {"agent": HIDDEN}, []),
-        ("capacity", {"agent": AgentSeen("x", ("not ready",))}, []),
+        case("capacity", api=HIDDEN),
+        case("capacity", agent=HIDDEN),
+        case("capacity", agent=AgentSeen("x", ("not ready",))),
     ],
 )
 def test_the_api_and_what_it_tells(check: str, changes: dict[str, Any], expected: list[str]) -> None:
