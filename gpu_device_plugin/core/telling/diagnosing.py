@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from string import Formatter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from gpu_device_plugin.core.telling.printing import counted, listed
 from gpu_device_plugin.core.telling.tables import Line, Tone
@@ -48,7 +48,8 @@ _UNCOUNTABLE: Mapping[Severity, str] = MappingProxyType({Severity.OK: "ok", Seve
 """Severities whose count has no plural; the others are counted by their names."""
 
 
-Parameter = str | int | tuple[str, ...]
+Parameter: TypeAlias = str | int | tuple[str, ...]
+"""A value in a sentence; a tuple has names."""
 
 
 @dataclass(frozen=True, slots=True)

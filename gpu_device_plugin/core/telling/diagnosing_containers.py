@@ -170,13 +170,12 @@ def runtime(node: NodeSymptoms) -> Iterator[Finding]:
         return
     fit = [runtime for runtime in node.runtimes if runtime.handlers]
     for runtime in fit:
-        handler = runtime.handlers[0]
-        how = "is its default" if runtime.default else f"needs runtimeClassName: {handler} on every GPU pod"
+        how = "is its default" if runtime.default else "needs runtimeClassName: {handler} on every GPU pod"
         yield ok(
             "runtime-default" if runtime.default else "runtime-by-class",
             f"{{engine}} knows NVIDIA's runtime as {{handler}}, which {how} ({{path}})",
             engine=runtime.engine,
-            handler=handler,
+            handler=runtime.handlers[0],
             path=runtime.path,
         )
     if not fit and "envvar" in node.devices:

@@ -33,6 +33,7 @@ _START_MPS = (
 )
 _LIMITING_TOOLKIT = (1, 20, 1)
 _DRIVER = wanted(Rung.DRIVER, {})
+_DETAILS = "{node}: {details}"
 _SELF_GIVEN = "such a pod is privileged, or sets NVIDIA_VISIBLE_DEVICES itself; have it ask for its GPU memory"
 
 
@@ -315,21 +316,17 @@ def _used(node: str, report: NodeReport, *, agent_ready: bool) -> Iterator[Findi
         advice = "see its log; with usage_interval: 0s it does not read it, and a clock that is wrong shows so too"
         yield warning("use-outdated", text, advice, node=node, age=age(report.use_age_s))
     strangers = [part for part in report.current if trespasses(part)]
-    over = [part for part in report.current if exceeds(part)]
-    if many := [part for part in strangers if part in over]:
+    if many := [part for part in strangers if exceeds(part)]:
         advice = f"{_SELF_GIVEN}; deploy/policies.yaml refuses the variable"
         yield warning("trespassing", _DETAILS, advice, **_details(node, many, uses))
-    if few := [part for part in strangers if part not in over]:
+    if few := [part for part in strangers if not exceeds(part)]:
         yield note("trespassing-little", _DETAILS, _SELF_GIVEN, **_details(node, few, uses))
-    if own := [part for part in over if part not in strangers]:
+    if over := [part for part in report.current if exceeds(part) and not trespasses(part)]:
         advice = (
             "give its program less memory, or the pod more; with over_use: evict, or evict-when-short, the agent "
             "evicts such pods (docs/guide.md)"
         )
-        yield warning("over-use", _DETAILS, advice, **_details(node, own, uses))
-
-
-_DETAILS = "{node}: {details}"
+        yield warning("over-use", _DETAILS, advice, **_details(node, over, uses))
 
 
 def _details(node: str, parts: Sequence[UsedPart], say: Callable[[UsedPart], str]) -> dict[str, Parameter]:

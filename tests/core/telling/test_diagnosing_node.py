@@ -121,6 +121,7 @@ MISSING_NODES = {
 UNLINKED: dict[str, Any] = {"unlinked_nodes": ("/dev/nvidiactl", "/dev/nvidia0")}
 NODES = "/dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia0, /dev/nvidia1"
 DEFAULT = (replace(CONTAINERD, default=True),)
+SHOWN = "paths runtimes devices gpu why"
 
 
 @pytest.mark.parametrize(
@@ -132,6 +133,17 @@ DEFAULT = (replace(CONTAINERD, default=True),)
         case("GPUs", "error gpu-unhealthy gpu=GPU 0 (GPU-a) why=XID 79", unhealthy={"GPU-a": "XID 79"}),
         case("GPUs", inventory=NO_INVENTORY),
         case("shares", "unknown nothing-to-share", inventory=NO_INVENTORY),
+        case("cgroups", "warning cgroup-v1", cgroup=1),
+        case("cgroups", "unknown hidden", cgroup=HIDDEN),
+    ],
+)
+def test_the_driver_and_its_gpus(check: str, changes: dict[str, Any], expected: list[str]) -> None:
+    assert of(check, SHOWN, **changes) == expected
+
+
+@pytest.mark.parametrize(
+    ("check", "changes", "expected"),
+    [
         case("device nodes", "ok invented", invented=True),
         case(
             "device nodes",
@@ -146,7 +158,6 @@ DEFAULT = (replace(CONTAINERD, default=True),)
             "error no-device-node paths=/dev/a why=is no device",
             device_nodes={"/dev/a": "is no device"},
         ),
-        # A daemon-reload takes the GPU away, unless the runtime is given a rule (F6).
         case(
             "device nodes",
             f"ok device-nodes paths={NODES}",
@@ -155,6 +166,18 @@ DEFAULT = (replace(CONTAINERD, default=True),)
         ),
         case("device nodes", f"ok device-nodes paths={NODES}", **UNLINKED, devices=("envvar", "device-specs")),
         case("device nodes", f"ok device-nodes paths={NODES}", **UNLINKED, devices=("cdi",)),
+    ],
+)
+def test_nodes_that_systemd_does_not_know_matter_where_no_rule_is_given_to_the_runtime(
+    check: str, changes: dict[str, Any], expected: list[str]
+) -> None:
+    """A daemon-reload takes the GPU away (F6)."""
+    assert of(check, SHOWN, **changes) == expected
+
+
+@pytest.mark.parametrize(
+    ("check", "changes", "expected"),
+    [
         case("container runtime", "ok invented", invented=True, runtimes=()),
         case("container runtime", "ok runtime-default", runtimes=DEFAULT),
         case("container runtime", "error no-nvidia-runtime runtimes=no container runtime", runtimes=()),
@@ -168,10 +191,20 @@ DEFAULT = (replace(CONTAINERD, default=True),)
         case("container runtime", "unknown hidden", runtimes=HIDDEN),
         case("container runtime", "unknown hidden", runtimes=HIDDEN, in_container=True, driver_problem="x"),
         case("container runtime", "unknown hidden", runtimes=HIDDEN, in_container=True, invented=True),
+    ],
+)
+def test_without_nvidias_runtime_a_variable_gives_no_gpu(
+    check: str, changes: dict[str, Any], expected: list[str]
+) -> None:
+    assert of(check, SHOWN, **changes) == expected
+
+
+@pytest.mark.parametrize(
+    ("check", "changes", "expected"),
+    [
         case("CDI", cdi_devices=HIDDEN),
         case("CDI", "unknown hidden", cdi_devices=HIDDEN, devices=("cdi",)),
         case("CDI", "ok cdi devices=2", devices=("cdi",)),
-        # The toolkit writes indexes unless told otherwise (F9).
         case(
             "CDI",
             "error cdi-devices-missing devices=nvidia.com/gpu=GPU-a",
@@ -186,17 +219,27 @@ DEFAULT = (replace(CONTAINERD, default=True),)
             runtimes=(replace(CONTAINERD, cdi=False),),
         ),
         case("CDI", "ok cdi devices=2", devices=("cdi",), runtimes=HIDDEN),
-        # An image that asks for every GPU is worst where every container runs with NVIDIA's runtime (F2).
+    ],
+)
+def test_a_cdi_file_that_names_gpus_otherwise_is_of_no_use(
+    check: str, changes: dict[str, Any], expected: list[str]
+) -> None:
+    """The toolkit writes indexes unless told otherwise (F9)."""
+    assert of(check, SHOWN, **changes) == expected
+
+
+@pytest.mark.parametrize(
+    ("check", "changes", "expected"),
+    [
         case("images", "warning images-see-gpus", obeys_images=True, runtimes=DEFAULT),
         case("images", "note images-see-gpus-with-class", obeys_images=True),
         case("images", "note images-see-gpus-with-class", obeys_images=True, runtimes=HIDDEN),
         case("images", "unknown hidden", obeys_images=HIDDEN),
-        case("cgroups", "warning cgroup-v1", cgroup=1),
-        case("cgroups", "unknown hidden", cgroup=HIDDEN),
     ],
 )
-def test_hardware_and_how_containers_reach_it(check: str, changes: dict[str, Any], expected: list[str]) -> None:
-    assert of(check, "paths runtimes devices gpu why", **changes) == expected
+def test_images_that_ask_for_every_gpu(check: str, changes: dict[str, Any], expected: list[str]) -> None:
+    """Worst where every container runs with NVIDIA's runtime (F2)."""
+    assert of(check, SHOWN, **changes) == expected
 
 
 # --- Memory limits ----------------------------------------------------------------------------------------------------
