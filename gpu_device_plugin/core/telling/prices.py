@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.worth.mix import PodKind
     from gpu_device_plugin.core.worth.shapes import GpuKind, Shape
     from gpu_device_plugin.core.worth.studying import Study
-    from gpu_device_plugin.core.worth.trial import Trial
 
 DISCLAIMER = (
     "This is what the bound pods of now teach. The running extender may have learned from pods that have ended since, "
@@ -62,24 +61,16 @@ class Priced:
 class Lesson:
     """All that is learned."""
 
-    pods: int
-    kinds: int
+    study: Study
     gpus: tuple[Priced, ...]
     """By model and size."""
-    cpu_per_share: float
-    """Thousandths of a CPU that pods ask for beside each share."""
-    memory_per_share: float
-    """MiB, likewise."""
     of_several: float
     """The part of the demand for GPUs that is for several at once."""
-    trial: Trial
-    distrusted: tuple[str, ...]
-    """Namespaces that count little; see `Study.distrusted`."""
 
     @property
     def in_force(self) -> bool:
         """Whether the policy `fit` goes by it; it is `binpack` otherwise."""
-        return self.pods >= FEWEST and not self.trial.failed
+        return self.study.pods >= FEWEST and not self.study.trial.failed
 
 
 def lesson(study: Study, nodes: Mapping[Shape, int]) -> Lesson:
@@ -88,16 +79,8 @@ def lesson(study: Study, nodes: Mapping[Shape, int]) -> Lesson:
     demand = {kind: part * kind.gpus * (kind.shares or tables.unit) for kind, part in mix.items()}
     several = sum(amount for kind, amount in demand.items() if kind.gpus > 1)
     total = sum(demand.values())
-    return Lesson(
-        study.pods,
-        len(mix),
-        tuple(_priced(gpu, mix, nodes, tables) for gpu in sorted(tables.packed, key=_by_model)),
-        tables.cpu_per_share,
-        tables.memory_per_share,
-        several / total if total else 0.0,
-        study.trial,
-        study.distrusted,
-    )
+    priced = tuple(_priced(gpu, mix, nodes, tables) for gpu in sorted(tables.packed, key=_by_model))
+    return Lesson(study, priced, several / total if total else 0.0)
 
 
 def _by_model(gpu: GpuKind) -> tuple[str, int, bool]:
@@ -145,9 +128,9 @@ def _sums(sizes: Iterable[int], most: int) -> int:
 
 def price_lines(found: Lesson, width: int) -> list[Line]:
     """Return the lesson as a table, and sentences below it, for a terminal of `width` columns."""
-    if found.pods < FEWEST:
-        verb = "teaches" if found.pods == 1 else "teach"
-        few = f"{counted(found.pods, 'pod')} {verb} too little: until {FEWEST} have come, the policy fit is binpack."
+    if (pods := found.study.pods) < FEWEST:
+        verb = "teaches" if pods == 1 else "teach"
+        few = f"{counted(pods, 'pod')} {verb} too little: until {FEWEST} have come, the policy fit is binpack."
         return [Line(few)]
     rows = [
         Row(
@@ -173,6 +156,7 @@ def price_lines(found: Lesson, width: int) -> list[Line]:
 
 
 def _sentences(found: Lesson) -> list[str]:
+    study = found.study
     dearest = [
         (price.price - price.size / gpu.shares, gpu, price)
         for gpu in found.gpus
@@ -187,8 +171,8 @@ def _sentences(found: Lesson) -> list[str]:
             f"{price.strands}, and is priced as {price.price:.2f} of the GPU."
         )
     told.append(
-        f"{counted(found.pods, 'pod')} of {counted(found.kinds, 'kind')} came. Beside each share they ask for "
-        f"{found.cpu_per_share / 1000:.2f} CPUs and {found.memory_per_share / 1024:.2f} GiB of memory."
+        f"{counted(study.pods, 'pod')} of {counted(len(study.mix), 'kind')} came. Beside each share they ask for "
+        f"{study.tables.cpu_per_share / 1000:.2f} CPUs and {study.tables.memory_per_share / 1024:.2f} GiB of memory."
     )
     if found.of_several:
         told.append(
@@ -199,16 +183,16 @@ def _sentences(found: Lesson) -> list[str]:
 
 
 def _of_trial(found: Lesson) -> str:
-    fit, binpack = found.trial.fit, found.trial.binpack
+    fit, binpack = found.study.trial.fit, found.study.trial.binpack
     told = f"Such pods got {fit:.1%} of the GPUs of a few empty nodes by these prices, and {binpack:.1%} by binpack"
-    return f"{told}, so that the policy fit is binpack." if found.trial.failed else f"{told}."
+    return f"{told}, so that the policy fit is binpack." if found.study.trial.failed else f"{told}."
 
 
 def _of_namespaces(found: Lesson) -> list[str]:
-    if not found.distrusted:
+    if not found.study.distrusted:
         return []
-    named = ", ".join(map(printable, found.distrusted[:_MOST_NAMED]))
-    more = f" and {len(found.distrusted) - _MOST_NAMED} more" if len(found.distrusted) > _MOST_NAMED else ""
+    named = ", ".join(map(printable, found.study.distrusted[:_MOST_NAMED]))
+    more = f" and {len(found.study.distrusted) - _MOST_NAMED} more" if len(found.study.distrusted) > _MOST_NAMED else ""
     told = f"Pods of {named}{more} count as no more than {LITTLE:.0%} of the demand"
     return [f"{told}: what they teach would cost the pods of other namespaces GPUs."]
 
@@ -217,14 +201,14 @@ def price_document(found: Lesson) -> dict[str, Any]:
     """Return the lesson for programs."""
     return {
         "version": 1,
-        "pods": found.pods,
-        "kinds": found.kinds,
-        "learned": found.pods >= FEWEST,
+        "pods": found.study.pods,
+        "kinds": len(found.study.mix),
+        "learned": found.study.pods >= FEWEST,
         "inForce": found.in_force,
-        "trial": {"fit": round(found.trial.fit, 4), "binpack": round(found.trial.binpack, 4)},
-        "distrusted": list(found.distrusted),
-        "cpuMilliPerShare": round(found.cpu_per_share, 3),
-        "memoryMiBPerShare": round(found.memory_per_share, 3),
+        "trial": {"fit": round(found.study.trial.fit, 4), "binpack": round(found.study.trial.binpack, 4)},
+        "distrusted": list(found.study.distrusted),
+        "cpuMilliPerShare": round(found.study.tables.cpu_per_share, 3),
+        "memoryMiBPerShare": round(found.study.tables.memory_per_share, 3),
         "ofSeveralGpus": round(found.of_several, 4),
         "gpus": [
             {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -34,6 +34,10 @@ def taught(pods: int, mix: Mapping[PodKind, float], nodes: Mapping[Shape, int]) 
         for _ in range(round(10 * often)):
             counted.add([kind], 0.0)
     return lesson(replace(studied(counted, nodes), pods=pods), nodes)
+
+
+def changed(found: Lesson, **study: Any) -> Lesson:
+    return replace(found, study=replace(found.study, **study))
 
 
 def test_a_lesson_is_a_table_of_the_sizes_that_come_with_sentences() -> None:
@@ -111,20 +115,20 @@ def test_programs_get_the_same_as_json() -> None:
 
 def test_a_lesson_says_how_it_did_beside_binpack_and_whether_it_is_in_force() -> None:
     found = taught(40, MIX, {A10: 1, T4: 2})
-    good, bad = replace(found, trial=Trial(0.97, 0.951)), replace(found, trial=Trial(0.882, 0.974))
+    good, bad = changed(found, trial=Trial(0.97, 0.951)), changed(found, trial=Trial(0.882, 0.974))
     told = "Such pods got {} of the GPUs of a few empty nodes by these prices, and {} by binpack{}."
     assert told.format("97.0%", "95.1%", "") in [line.text for line in price_lines(good, 300)]
     why = ", so that the policy fit is binpack"
     assert told.format("88.2%", "97.4%", why) in [line.text for line in price_lines(bad, 300)]
     assert (price_document(good)["inForce"], price_document(bad)["inForce"]) == (True, False)
     assert price_document(bad)["trial"] == {"fit": 0.882, "binpack": 0.974}
-    assert price_document(replace(good, pods=19))["inForce"] is False
+    assert price_document(changed(good, pods=19))["inForce"] is False
 
 
 def test_a_lesson_names_the_namespaces_that_count_little() -> None:
     found = taught(40, MIX, {A10: 1, T4: 2})
-    one = replace(found, distrusted=("\x1b[31mred",))
-    many = replace(found, distrusted=tuple(f"team-{number}" for number in range(7)))
+    one = changed(found, distrusted=("\x1b[31mred",))
+    many = changed(found, distrusted=tuple(f"team-{number}" for number in range(7)))
     told = "count as no more than 2% of the demand: what they teach would cost the pods of other namespaces GPUs."
     (line,) = [line.text for line in price_lines(one, 300) if "count as" in line.text]
     assert "\x1b" not in line
