@@ -202,17 +202,19 @@ def _without_nodes(
 def _pods_of(namespace: str, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
     """Show the pods of one namespace, with their use if nodes can be read."""
     raw_pods = kubectl.items(_pods_in(namespace), _COUNTING[1:])
-    waiting = rows_waiting(cluster((), raw_pods, resources).state.waiting_pods, resources)
     try:
         raw_nodes = kubectl.items(_NODES, optional=True)
     except ClusterUnreadableError as error:
         say(sys.stderr, f"warning: {unread(error)}: what the pods use is not shown ({_VIEWER})")
         alone = [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims_alone(kubectl, namespace))]
+        waiting = rows_waiting(cluster((), raw_pods, resources).state.waiting_pods, resources)
         return _table_of([*alone, *waiting], namespace), OK
     found = with_claims(cluster(raw_nodes, raw_pods, resources), kubectl, namespace)
     _warn(found)
-    rows = [*pod_rows(found.nodes, namespace), *waiting, *rows_unallocated(found.state.claims_of())]
-    return _table_of(rows, namespace), OK
+    waiting = rows_waiting(found.state.waiting_pods, resources)
+    return _table_of(
+        [*pod_rows(found.nodes, namespace), *waiting, *rows_unallocated(found.state.claims_of())], namespace
+    ), OK
 
 
 def _table_of(rows: Sequence[PodRow], namespace: str) -> Sequence[Line]:
