@@ -26,7 +26,7 @@ from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.fleet import View
-from gpu_device_plugin.fleet_index.judge import Judge
+from gpu_device_plugin.fleet_judge import Judge
 from gpu_device_plugin.programs.extender.learning import Learner
 
 if TYPE_CHECKING:

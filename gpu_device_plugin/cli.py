@@ -76,7 +76,6 @@ def _node(arguments: argparse.Namespace) -> int:
 
 def _extender(arguments: argparse.Namespace) -> int:
     sources, texts, settings = _begin(ExtenderSettings, arguments)
-    frugal.with_one_thread(os.environ)
     from gpu_device_plugin.programs.extender import program  # noqa: PLC0415 - a quarter of a second that --help need not take
 
     return program.main(sources, texts, settings)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -12,6 +10,7 @@ from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.other_pods import OtherPods
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, usage_of
 from gpu_device_plugin.core.model.amounts import NO_AMOUNTS, Amounts
+from gpu_device_plugin.core.model.changes import ChangeLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 
 NOT_KNOWN: Mapping[str, Amounts | None] = MappingProxyType({})
-_MOST_CHANGES = 10_000
-"""The most nodes whose last change is remembered. A reader that lags further behind reads all nodes again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +91,8 @@ class View:
         """Start without nodes; `current` is called before every read."""
         self._current = current
         self._nodes: dict[str, Candidate] = {}
-        self._changes: OrderedDict[str, int] = OrderedDict()
-        """The number of each node's last change, the latest at the end."""
+        self._changes: ChangeLog[str] = ChangeLog()
         self._latest = 0
-        self._forgotten = 0
 
     @property
     def candidates(self) -> Mapping[str, Candidate]:
@@ -111,10 +106,7 @@ class View:
         None instead of names: `mark` is too old, and any node may have changed. The first mark is 0.
         """
         self._current()
-        if mark < self._forgotten:
-            return self._latest, None
-        latest_first = reversed(self._changes.items())
-        return self._latest, [name for name, _ in takewhile(lambda change: change[1] > mark, latest_first)]
+        return self._latest, self._changes.since(mark)
 
     def put(self, name: str, node: Candidate | None) -> None:
         """Store the current state of a node; None removes it."""
@@ -123,10 +115,7 @@ class View:
         elif self._nodes.pop(name, None) is None:
             return
         self._latest += 1
-        self._changes[name] = self._latest
-        self._changes.move_to_end(name)
-        if len(self._changes) > _MOST_CHANGES:
-            _, self._forgotten = self._changes.popitem(last=False)
+        self._changes.add(name, self._latest)
 
 
 class Fleet:
@@ -171,7 +160,7 @@ class Fleet:
         self._claimed: set[str] = set()
         self._stale: set[str] = set()
         self._others = OtherPods()
-        self._now = View(self._refresh)
+        self.now = View(self._refresh)
         self.soon = View(self._refresh)
         """Nodes on which time alone makes room, as they will be: without the pods that count temporarily."""
 
@@ -187,23 +176,23 @@ class Fleet:
         GPUs that are settling count as available: the binding waits for them (`settling`). A pod refused for them would
         stay unschedulable until the next event in the cluster, for minutes in a quiet one.
         """
-        return self._now.candidates
+        return self.now.candidates
 
     def changed_since(self, mark: int) -> tuple[int, Sequence[str] | None]:
         """Return the current mark, and the names of the candidates that changed since `mark`; see `View`."""
-        return self._now.changed_since(mark)
+        return self.now.changed_since(mark)
 
     def _refresh(self) -> None:
         stale, self._stale = self._stale, set()
         for name in stale:
             node = self._nodes.get(name)
             if node is None or node.gpus is None:
-                self._now.put(name, None)
+                self.now.put(name, None)
                 self.soon.put(name, None)
                 continue
             counting = [entry for entry in node.entries.values() if not entry.settling]
             staying = [entry for entry in counting if not entry.temporary]
-            self._now.put(name, self._candidate(name, node, node.gpus, counting))
+            self.now.put(name, self._candidate(name, node, node.gpus, counting))
             same = len(staying) == len(counting)
             self.soon.put(name, None if same else self._candidate(name, node, node.gpus, staying))
 

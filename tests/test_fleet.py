@@ -139,20 +139,6 @@ def test_what_changed_since_is_told_by_name() -> None:
     assert set(there.changed_since(mark)[1] or ()) == {"a", "b"}
 
 
-def test_what_changed_too_long_ago_is_not_known_any_more() -> None:
-    there = fleet(a=gpus(8))
-    mark, _ = there.changed_since(0)
-    for number in range(10_000):
-        there.put_node(f"node-{number}", gpus(8))
-    assert len(there.changed_since(mark)[1] or ()) == 10_000
-    there.put_node("one more", gpus(8))
-    now, names = there.changed_since(mark)
-    assert names is None
-    assert there.changed_since(now) == (now, [])
-    there.put_node("and another", gpus(8))
-    assert there.changed_since(now)[1] == ["and another"]
-
-
 def test_that_something_has_changed_is_told_once_until_somebody_looks() -> None:
     told: list[str] = []
     there = Fleet((MEM, COUNT), vanished_grace_s=VANISHED_GRACE_S, on_change=lambda: told.append("changed"))

@@ -15,16 +15,15 @@ from gpu_device_plugin.core.cluster.asking import Ask, ask
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, fit, unfit
 from gpu_device_plugin.core.cluster.promising import promise
-from gpu_device_plugin.core.cluster.scoring import score
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, usage_of
 from gpu_device_plugin.core.contract.keys import IDX
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.fleet import Fleet
-from gpu_device_plugin.fleet_index.judge import Judge
-from gpu_device_plugin.fleet_index.verdicts import UNKNOWN
+from gpu_device_plugin.fleet_judge import UNKNOWN, Judge
 from tests.resources import COUNT, MEM, RESOURCES
+from tests.scores import score
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,7 +74,7 @@ class World(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.fleet = Fleet(RESOURCES, vanished_grace_s=VANISHED_GRACE_S)
-        self.judge = Judge(self.fleet)
+        self.judge = Judge(self.fleet.now)
         self.now = 0.0
         self.numbers = count()
         self.there: dict[str, Pod] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.usage import Usage
@@ -61,17 +61,6 @@ class Candidate:
     """The CPU and memory that pods may request in all; None if unknown."""
     left: Amounts | None = None
     """What no pod requests of it."""
-    like: str = field(init=False, repr=False, compare=False)
-    """A key for the reason why a pod does not fit here: every input of it but free shares and GPU models. A string,
-    since Python computes the hash of a string only once."""
-
-    def __post_init__(self) -> None:
-        gpus, numbers = self.gpus, self.summary
-        sizes = f"{numbers.sizes} {numbers.failed}"
-        if numbers.of_gpus is not None or gpus.instances:
-            sizes = f"{sizes} {numbers.gpus.sizes} {numbers.gpus.failed} {bool(gpus.instances)}"
-        like = f"{sizes} {len(self.rooms)} {gpus.share_mib} {gpus.divided} {gpus.problem}"
-        object.__setattr__(self, "like", like)
 
 
 def candidate(

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.candidate import Candidate, Summary
-    from gpu_device_plugin.core.cluster.packing import Pack
     from gpu_device_plugin.core.model.placing import Demand, Rank, Ranks, Room
+    from gpu_device_plugin.core.contract.nodegpus import NodeGpus
+    from gpu_device_plugin.core.contract.wishes import Wishes
 
     _Likeness = tuple[int, int, bool, bool, bool, bool]
 
@@ -51,22 +52,29 @@ class Unfit:
     """Even if all pods of this node ended, there would be no room; kube-scheduler then looks for no victims here."""
 
 
-def unfit(ask: Ask, node: Candidate, pack: Pack | None = None) -> Unfit | None:
+def unfit(ask: Ask, node: Candidate, packer: Packer | None = None) -> Unfit | None:
     """Return why a pod does not fit on `node`, None if it does: the verdict of `fit`, without a placement.
 
     Args:
         ask: the pod's demand; without any part it fits everywhere.
         node: the node with its free room.
-        pack: used in place of a `Packer`.
+        packer: for the pod's demands, where many nodes are asked about one pod; None: made anew.
     """
-    if by_claims(ask, node):
-        return _unfit_by_claims(ask, node)
-    if len(ask.parts) == 1 and not ask.wishes.choosy:
-        # The path of nearly every pod, for every node.
-        return unfit_by_kind(ask, node) or _too_large(ask.parts[0].demand, node, node.summary)
     if not ask.parts:
         return None
-    found = _packed(ask, node, allowed(ask, node), pack)
+    if by_claims(ask, node):
+        return _unfit_by_claims(ask, node)
+    why = unfit_by_kind(ask, node)
+    if why is not None:
+        return why
+    rooms = allowed(ask, node)
+    numbers = node.summary if rooms is node.rooms else summary(rooms)
+    if len(ask.parts) == 1:
+        return _alone(ask, node, rooms, numbers)
+    packer = packer or Packer([part.demand for part in ask.parts])
+    if packer.surely_fits(numbers):
+        return None
+    found = _packed(ask, node, rooms, numbers, packer)
     return found if isinstance(found, Unfit) else None
 
 
@@ -83,11 +91,14 @@ def fit(ask: Ask, node: Candidate, policy: str, ranks: Ranks | None = None) -> F
         return Fit(())
     if by_claims(ask, node):
         return _unfit_by_claims(ask, node) or Fit(())
+    why = unfit_by_kind(ask, node)
+    if why is not None:
+        return why
     rooms = allowed(ask, node)
-    found = _packed(ask, node, rooms)
+    demands = [part.demand for part in ask.parts]
+    found = _packed(ask, node, rooms, summary(rooms), Packer(demands))
     if isinstance(found, Unfit):
         return found
-    demands = [part.demand for part in ask.parts]
     chosen = gpu_policy_of(ask, node, policy)
     rank_of = ranks if ranks is not None and chosen == FIT else lambda _demand: POLICIES[chosen]
     placements = _preferred(demands, rooms, rank_of, node.gpus.links.connection) or _as_packed(demands, rooms, found)
@@ -123,18 +134,17 @@ def gpu_policy_of(ask: Ask, node: Candidate, policy: str) -> str:
 
 
 def _packed(
-    ask: Ask, node: Candidate, rooms: Sequence[Room], pack: Pack | None = None
+    ask: Ask, node: Candidate, rooms: Sequence[Room], numbers: Summary, packer: Packer
 ) -> tuple[tuple[int, ...], ...] | Unfit:
-    """Return a packing of all parts of a pod, or why there is none."""
-    why = unfit_by_kind(ask, node) or _alone(ask, node, rooms)
+    """Return a packing of all parts of a pod into the allowed rooms, or why there is none."""
+    why = _alone(ask, node, rooms, numbers)
     if why is not None and (why.unresolvable or len(ask.parts) == 1):
         return why
-    pack = pack or Packer([part.demand for part in ask.parts])
-    if why is None and (taken := pack(*frees_of(rooms)).taken) is not None:
+    if why is None and (taken := packer(*frees_of(rooms)).taken) is not None:
         return taken
     sizes = tuple(room.total for room in rooms if room.healthy and room.card is None)
     instances = tuple(room.total for room in rooms if room.healthy and room.card is not None)
-    unresolvable = pack(sizes, sizes, instances).taken is None
+    unresolvable = packer(sizes, sizes, instances).taken is None
     if why is None or unresolvable:
         return Unfit(TOGETHER + _among(node, rooms), unresolvable)
     return why
@@ -163,29 +173,53 @@ def _beyond_gpushare(ask: Ask, node: Candidate) -> Unfit | None:
 
 
 def allowed(ask: Ask, node: Candidate) -> tuple[Room, ...]:
-    """Return the rooms that the pod's annotations allow."""
-    wishes = ask.wishes
+    """Return the rooms that the pod's annotations allow; `node.rooms` itself where these are all."""
+    wishes, gpus = ask.wishes, node.gpus
     if not wishes.choosy:
         return node.rooms
+    if not _named(wishes, gpus):
+        # Of nearly all nodes the models decide, and most have GPUs of one model.
+        models = set(map(wishes.allow_model, gpus.models))
+        if wishes.use_uuids or models == {False}:
+            return ()
+        if models == {True}:
+            return node.rooms
     return tuple(
         room
-        for gpu, room in zip(node.gpus.gpus, node.rooms, strict=True)
+        for gpu, room in zip(gpus.gpus, node.rooms, strict=True)
         if wishes.allow_model(gpu.model) and wishes.allow_uuid(gpu.uuid, gpu.card)
     )
+
+
+def _named(wishes: Wishes, gpus: NodeGpus) -> bool:
+    """Return whether wishes name a GPU of a node, or the GPU of one of its MIG instances."""
+    if not (wishes.use_uuids or wishes.avoid_uuids):
+        return False
+    uuids = {*gpus.parents, *[gpu.uuid for gpu in gpus.gpus]}
+    return not (uuids.isdisjoint(wishes.use_uuids) and uuids.isdisjoint(wishes.avoid_uuids))
 
 
 def _among(node: Candidate, rooms: Sequence[Room]) -> str:
     return "" if len(rooms) == len(node.rooms) else ", among the GPUs that the pod's annotations allow"
 
 
-def _alone(ask: Ask, node: Candidate, rooms: Sequence[Room]) -> Unfit | None:
-    """Return why some part of a pod does not fit even alone into the allowed rooms, None if each part does."""
+def _alone(ask: Ask, node: Candidate, rooms: Sequence[Room], numbers: Summary) -> Unfit | None:
+    """Return why some part of a pod does not fit even alone into the allowed rooms, None if each part does.
+
+    Args:
+        ask: the pod's demand.
+        node: the node.
+        rooms: the allowed ones.
+        numbers: these summarized.
+    """
     if not rooms:
         return Unfit(_NONE_ALLOWED, unresolvable=True)
-    numbers = node.summary if len(rooms) == len(node.rooms) else summary(rooms)
     answers = [why for part in ask.parts if (why := _too_large(part.demand, node, numbers)) is not None]
-    first = min(answers, key=lambda why: not why.unresolvable, default=None)
-    return None if first is None else Unfit(first.sentence + _among(node, rooms), first.unresolvable)
+    if not answers:
+        return None
+    first = min(answers, key=lambda why: not why.unresolvable)
+    among = _among(node, rooms)
+    return Unfit(first.sentence + among, first.unresolvable) if among else first
 
 
 def _too_large(demand: Demand, node: Candidate, numbers: Summary) -> Unfit | None:

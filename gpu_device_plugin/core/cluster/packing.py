@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from operator import ge
+from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
+    from gpu_device_plugin.core.cluster.candidate import Summary
+    from gpu_device_plugin.core.cluster.effort import Effort
     from gpu_device_plugin.core.model.placing import Demand, Room
 
 T = TypeVar("T")
@@ -18,6 +21,8 @@ T = TypeVar("T")
 MOST_STEPS = 1000
 """A pod of several parts is placed by a search, and does not fit if the search takes more steps. Six containers on
 eight GPUs that are all different take a few dozen; a step takes some microseconds."""
+_MOST_PACKINGS = 10_000
+"""The most packings that are cached for one pod; the cache is cleared when it is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +37,6 @@ class Packing:
     """How many steps the search took, each of some microseconds."""
 
 
-Pack: TypeAlias = "Callable[[tuple[int, ...], tuple[int, ...], tuple[int, ...]], Packing]"
-"""A `Packer` for the demands of one pod, or a cache in front of one."""
-
-
 class Packer:
     """Packs all demands of one pod onto a node's GPUs and instances; precomputes all that depends on the pod alone."""
 
@@ -48,9 +49,24 @@ class Packer:
         """(GPUs, shares of each) of every demand for memory."""
         self._several = sum(gpus > 1 for gpus, _ in self.pieces)
         """How many of `pieces`, which come first, instances cannot serve: no container can use several."""
+        self._each = sorted((each for gpus, each in self.pieces for _ in range(gpus)), reverse=True)
+        """The shares of each GPU for memory, the most first."""
         # By n: the sum of shares of the n-th piece and all after it, and the fewest shares per GPU of any of them.
         self._sums = list(accumulate((gpus * each for gpus, each in reversed(self.pieces)), initial=0))[::-1]
         self._least = list(accumulate((each for _, each in reversed(self.pieces)), min))[::-1]
+
+    def surely_fits(self, numbers: Summary) -> bool:
+        """Return whether the numbers of a node alone show that there is a packing, as they do of most nodes.
+
+        One GPU has room for all pieces, or each piece has a GPU of its own: the search then succeeds at once. Whole
+        GPUs are those with the fewest shares; to leave out the emptiest GPUs instead is on the safe side.
+        """
+        frees, each = (numbers.gpus if self._several else numbers).frees, self._each
+        if not self.whole and not self._several and frees and frees[0] >= self._sums[0]:
+            return True
+        if len(frees) < self.whole + len(each) or len(numbers.gpus.unused) < self.whole:
+            return False
+        return all(map(ge, frees[self.whole :], each))
 
     def left(self, frees: Sequence[int], idle: Sequence[int]) -> list[int] | None:
         """Return the free shares of GPUs that remain once whole ones are taken, the least first; None: too few idle."""
@@ -107,6 +123,38 @@ class Packer:
             return None
 
         return Packing(rest(0, left), steps)
+
+
+class CachingPacker(Packer):
+    """Packs the demands of one pod onto thousands of nodes: GPUs with equivalent room are searched only once.
+
+    Says only whether there is a packing, not which.
+    """
+
+    def __init__(self, demands: Sequence[Demand], effort: Effort) -> None:
+        """Search for no longer than `effort` allows: then `TooLongError` is raised."""
+        super().__init__(demands)
+        self._effort = effort
+        self._smallest = min((each for _, each in self.pieces), default=0)
+        self._cache: dict[tuple[int, ...], Packing] = {}
+
+    def packing(self, left: Sequence[int], instances: Sequence[int] = (), most_steps: int = MOST_STEPS) -> Packing:
+        """Search as a `Packer` does."""
+        # Fewer free shares than the smallest piece count as none, more than the sum of all pieces as that sum.
+        key = tuple([min(free, self._sums[0]) for free in left if free >= self._smallest])
+        if instances:
+            # Memory of one GPU may be that of an instance; where that is all that is asked, they are as GPUs.
+            beside = sorted([min(free, self._sums[0]) for free in instances if free >= self._smallest])
+            key = (*key, *(-free for free in beside)) if self._several else tuple(sorted((*key, *beside)))
+        packing = self._cache.get(key)
+        if packing is None:
+            self._effort.check()
+            if len(self._cache) >= _MOST_PACKINGS:
+                self._cache.clear()
+            searched = super().packing(left, instances, most_steps)
+            self._effort.spend(searched.steps + 1)
+            packing = self._cache[key] = replace(searched, taken=searched.taken and ())
+        return packing
 
 
 def order(demands: Sequence[Demand]) -> list[int]:

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.candidate import candidate, rooms_of
 from gpu_device_plugin.core.cluster.effort import Effort, TooLongError
 from gpu_device_plugin.core.cluster.fitting import unfit
-from gpu_device_plugin.core.cluster.packing import Packer, Packing
+from gpu_device_plugin.core.cluster.packing import MOST_STEPS, Packer, Packing
 from gpu_device_plugin.core.cluster.victims import VictimSearch, spared
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.fitting import Unfit
     from gpu_device_plugin.core.cluster.usage import Occupant
+    from gpu_device_plugin.core.model.placing import Demand
 
 # A step takes about a microsecond. A request names up to a tenth of a cluster's nodes: after so many steps no further
 # node is begun, and none is looked at for longer.
@@ -112,7 +113,7 @@ class _Choice:
     ) -> None:
         self._preemptor = preemptor
         self._node = node
-        self._packer = Packer([part.demand for part in preemptor.ask.parts])
+        self._packer = _CountedPacker([part.demand for part in preemptor.ask.parts], effort)
         self._victims = victims
         self._staying = [pod for pod in occupants if not pod.terminating]
         self._proposed = frozenset(pod for pod in self._staying if pod.uid in victims)
@@ -189,12 +190,7 @@ class _Choice:
         before = self._node
         usages = [pod.usage for pod in self._staying if pod not in evicted]
         self._effort.take(3 * len(usages) + 10 * len(before.gpus.gpus) + 20)
-        return unfit(self._preemptor.ask, candidate(before.name, before.gpus, usages), self._pack)
-
-    def _pack(self, frees: tuple[int, ...], idle: tuple[int, ...], instances: tuple[int, ...]) -> Packing:
-        found = self._packer(frees, idle, instances)
-        self._effort.take((found.steps + 1) * (len(frees) + len(instances) + 4))
-        return found
+        return unfit(self._preemptor.ask, candidate(before.name, before.gpus, usages), self._packer)
 
     def _importance(self, pod: Occupant) -> tuple[int, bool, int, str]:
         """The most important first."""
@@ -207,6 +203,19 @@ class _Choice:
             sum(map(self._memory.__getitem__, pods)),
             sorted(pod.uid for pod in pods),
         )
+
+
+class _CountedPacker(Packer):
+    """Takes the steps of each search from an effort."""
+
+    def __init__(self, demands: Sequence[Demand], effort: Effort) -> None:
+        super().__init__(demands)
+        self._effort = effort
+
+    def packing(self, left: Sequence[int], instances: Sequence[int] = (), most_steps: int = MOST_STEPS) -> Packing:
+        packing = super().packing(left, instances, most_steps)
+        self._effort.take((packing.steps + 1) * (len(left) + len(instances) + 4))
+        return packing
 
 
 class _Sums:

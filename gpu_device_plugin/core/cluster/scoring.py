@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import combinations
 from math import comb
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.candidate import summary
-from gpu_device_plugin.core.cluster.fitting import allowed, by_claims, gpu_policy_of, unfit
+from gpu_device_plugin.core.cluster.fitting import allowed, by_claims, gpu_policy_of
 from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.core.model.placing import closest
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.candidate import Candidate, Summary
+    from gpu_device_plugin.core.cluster.effort import Effort
     from gpu_device_plugin.core.model.gpus import Links
 
 MOST = 10
@@ -25,92 +25,97 @@ MOST = 10
 MIDDLE = MOST // 2
 """The score of a node on which kube-scheduler allocates the pod's GPUs: we do not know how full it is."""
 
-Fill: TypeAlias = "tuple[int, int, int, int]"
-"""Of a node the shares in use, all shares, its GPUs and the shares of these without those of MIG instances, as far as
-they are healthy."""
-
 _FULLNESS = 6
 """The part of the `binpack` score that measures how full the node gets; the rest measures what the pod spoils."""
 _CLOSEST = max(Closeness) * 100
+_STEPS_OF_A_GROUP = 5
+"""The cost of finding the best connected group of GPUs, in steps of `Effort`."""
+_STEPS_OF_A_NODE = 1
+"""The cost of looking at each GPU of a node of which a pod may have some."""
+_MOST_GROUPS = 50_000
+"""The most groups of GPUs whose connection is cached for one pod; the cache is cleared when it is full."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A pod's demand in the numbers that its score depends on."""
-
-    memory: tuple[tuple[int, int], ...]
-    """(shares of each GPU, GPUs) of each part that asks for memory."""
-    counts: tuple[tuple[int, int], ...]
-    """(GPUs, pairs of them, at least 1) of each part that asks for whole GPUs."""
-    shares: int
-    """The sum of all shares that it asks for."""
-    whole: int
-    """The sum of all whole GPUs that it asks for."""
-    spoilable: int
-    """The units that the pod could spoil: GPUs for memory, and pairs of whole ones."""
-
-    def full(self, fill: Fill) -> float:
-        """Return the used fraction of a node once the pod is there, 0 to 1. A whole GPU counts as the average one."""
-        used, total, gpus, on_gpus = fill
-        whole = self.whole / gpus * (on_gpus / total) if self.whole else 0.0
-        return min(1.0, (used + self.shares) / total + whole)
-
-
-def wanted(ask: Ask) -> Wanted:
-    """Return a pod's demand as its score needs it."""
-    demands = [part.demand for part in ask.parts]
-    memory = tuple((demand.amount // demand.gpus, demand.gpus) for demand in demands if demand.kind is Kind.MEMORY)
-    counts = tuple((demand.amount, max(1, comb(demand.amount, 2))) for demand in demands if demand.kind is Kind.COUNT)
-    return Wanted(
-        memory,
-        counts,
-        shares=sum(each * gpus for each, gpus in memory),
-        whole=sum(amount for amount, _ in counts),
-        spoilable=sum(gpus for _, gpus in memory) + sum(pairs for _, pairs in counts),
-    )
-
-
-def score(ask: Ask, node: Candidate, node_policy: str, gpu_policy: str) -> int:
-    """Return how well a node suits a pod; 0 also where it does not fit.
-
-    Args:
-        ask: the pod's demand.
-        node: the node with its free room.
-        node_policy: a name in `POLICIES`, where the pod does not say.
-        gpu_policy: which GPU is preferred, where neither pod nor node says.
-    """
-    return 0 if unfit(ask, node) is not None else score_of_fit(ask, node, node_policy, gpu_policy)
-
-
-def score_of_fit(ask: Ask, node: Candidate, node_policy: str, gpu_policy: str) -> int:
-    """Return `score` of a node on which the pod fits.
+class Scorer:
+    """Scores nodes on which one pod fits, from 0 to 10.
 
     `spread` prefers nodes by the fraction that remains free. `binpack` prefers full nodes, and among these the ones
     whose memory comes from GPUs that are already in shared use, and whose whole GPUs are well connected; so does `fit`
     before anything is learned. Each part of a pod is scored as if it were alone, so that no placement is necessary.
     """
-    if by_claims(ask, node):
-        return MIDDLE
-    numbers, wish = node.summary, wanted(ask)
-    if not numbers.total or not wish.spoilable:
-        return 0
-    full = wish.full(fill_of(numbers))
-    numbers = summary(allowed(ask, node)) if ask.wishes.choosy else numbers
-    packs = gpu_policy_of(ask, node, gpu_policy) != "spread"
-    spared = 0.0
-    for each, gpus in wish.memory:
-        # binpack takes GPUs in use before others, another policy once there are no unused ones left.
-        shared = numbers.shared if gpus == 1 else numbers.gpus.shared
-        fitting = sum(free >= each for free in shared[:gpus])
-        spared += fitting if packs else max(0, gpus - len(numbers.unused))
-    for amount, pairs in wish.counts:
-        spared += pairs * connected(node.gpus.links, numbers.unused, amount)
-    return score_for(ask.wishes.node_policy or node_policy, full, spared / wish.spoilable)
 
+    def __init__(self, ask: Ask, node_policy: str, gpu_policy: str, effort: Effort) -> None:
+        """Score for one pod.
 
-def fill_of(numbers: Summary) -> Fill:
-    """Return what decides how full a node is."""
-    return numbers.used, numbers.total, len(numbers.gpus.sizes), numbers.gpus.total
+        Args:
+            ask: the pod's demand.
+            node_policy: a name in `POLICIES`, where the pod does not say.
+            gpu_policy: which GPU is preferred, where neither pod nor node says.
+            effort: limits what needs time: to compare links between GPUs, and to look at each GPU that is allowed.
+        """
+        self._ask = ask
+        self._policy = ask.wishes.node_policy or node_policy
+        self._gpu_policy = gpu_policy
+        self._effort = effort
+        demands = [part.demand for part in ask.parts]
+        memory, whole = ([demand for demand in demands if demand.kind is kind] for kind in (Kind.MEMORY, Kind.COUNT))
+        self._memory = [(demand.amount // demand.gpus, demand.gpus) for demand in memory]
+        """(shares of each GPU, GPUs) of each part that asks for memory."""
+        self._counts = [(demand.amount, max(1, comb(demand.amount, 2))) for demand in whole]
+        """(GPUs, pairs of them, at least 1) of each part that asks for whole GPUs."""
+        self._shares = sum(each * gpus for each, gpus in self._memory)
+        self._whole = sum(amount for amount, _ in self._counts)
+        self._spoilable = sum(gpus for _, gpus in self._memory) + sum(pairs for _, pairs in self._counts)
+        """The units that the pod could spoil: GPUs for memory, and pairs of whole ones."""
+        self._connected: dict[tuple[Links, tuple[int, ...], int], float] = {}
+
+    def score(self, node: Candidate) -> int:
+        """Return how well a node suits the pod. Raises TooLongError once there is no time to look closer."""
+        numbers = node.summary
+        if (rooms := allowed(self._ask, node)) is not node.rooms:
+            self._effort.check()
+            self._effort.spend(_STEPS_OF_A_NODE)
+            numbers = summary(rooms)
+        return self._score(node, numbers, self._connection)
+
+    def estimate(self, node: Candidate) -> int:
+        """Return the score as if all GPUs of the node were allowed, and none connected with another."""
+        return self._score(node, node.summary, lambda _links, _unused, _amount: 0.0)
+
+    def _score(
+        self, node: Candidate, numbers: Summary, connection: Callable[[Links, tuple[int, ...], int], float]
+    ) -> int:
+        if by_claims(self._ask, node):
+            return MIDDLE
+        if not node.summary.total or not self._spoilable:
+            return 0
+        spared = 0.0
+        if self._policy != "spread":
+            packs = gpu_policy_of(self._ask, node, self._gpu_policy) != "spread"
+            for each, gpus in self._memory:
+                # binpack takes GPUs in use before others, another policy once there are no unused ones left.
+                shared = numbers.shared if gpus == 1 else numbers.gpus.shared
+                spared += sum([free >= each for free in shared[:gpus]]) if packs else max(0, gpus - len(numbers.unused))
+            for amount, pairs in self._counts:
+                spared += pairs * connection(node.gpus.links, numbers.unused, amount)
+        return score_for(self._policy, self._full(node.summary), spared / self._spoilable)
+
+    def _full(self, numbers: Summary) -> float:
+        """Return the used fraction of a node once the pod is there, 0 to 1. A whole GPU counts as the average one."""
+        gpus = numbers.gpus
+        whole = self._whole / len(gpus.sizes) * (gpus.total / numbers.total) if self._whole else 0.0
+        return min(1.0, (numbers.used + self._shares) / numbers.total + whole)
+
+    def _connection(self, links: Links, unused: tuple[int, ...], amount: int) -> float:
+        key = links, unused, amount
+        found = self._connected.get(key)
+        if found is None:
+            self._effort.check()
+            self._effort.spend(_STEPS_OF_A_GROUP)
+            if len(self._connected) >= _MOST_GROUPS:
+                self._connected.clear()
+            found = self._connected[key] = connected(links, unused, amount)
+        return found
 
 
 def score_for(policy: str, full: float, spared: float) -> int:

@@ -5,20 +5,22 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_device_plugin.core.worth.learning import SCARCITY, STRANDED, cell
-from gpu_device_plugin.core.worth.shapes import GpuKind, needs_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gpu_device_plugin.core.worth.learning import Tables
     from gpu_device_plugin.core.worth.mix import PodKind
-    from gpu_device_plugin.core.worth.shapes import Shape
+    from gpu_device_plugin.core.worth.shapes import GpuKind, Shape
 
 CLOSED = -1
 """The free shares of a GPU that gives none, whatever ends on it: it is out of service."""
+NEVER = -inf
+"""The gain of a node on which a pod does not fit, or of whose shape the tables know nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Left:
     @property
     def shares(self) -> int:
         """Free shares of all GPUs."""
-        return sum(free for free in self.frees if free > 0)
+        return sum([free for free in self.frees if free > 0])
 
     def after(self, kind: PodKind, gpus: Iterable[int]) -> Left:
         """Return the room that is left once a pod has these GPUs."""
@@ -41,6 +43,43 @@ class Left:
         for at in gpus:
             frees[at] -= kind.shares or frees[at]
         return Left(tuple(frees), self.cpu_milli - kind.cpu_milli, self.memory_mib - kind.memory_mib)
+
+
+class Group(NamedTuple):
+    """GPUs of one node that are of one kind and have as many free shares."""
+
+    gpu: GpuKind
+    free: int
+    cell: int
+    """That of `free`, see `cells`."""
+    unused: bool
+    """They may be taken whole."""
+    number: int
+    packed: tuple[tuple[float, ...], ...]
+    """`Tables.packed` of their kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appraisal:
+    """The room of a node, in the numbers that show what a pod costs of it."""
+
+    left: Left
+    groups: tuple[Group, ...]
+    """The GPUs that have free shares."""
+    group_at: tuple[int, ...]
+    """By GPU: its place in `groups`; -1: it has no free share."""
+    unused_at: tuple[int, ...]
+    """The unused GPUs."""
+    cards: tuple[int | None, ...]
+    """Those of its shape."""
+    shares: int
+    unused: int
+    """How many they are."""
+    wanted: float
+    """`Tables.wanted` and `Tables.together` of its shape."""
+    together: tuple[tuple[float, ...], ...]
+    worth: float
+    """In shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,75 +92,153 @@ class Choice:
     """Places in `Left.frees`."""
 
 
-@dataclass(frozen=True, slots=True)
 class Appraiser:
     """Appraises by tables that were learned."""
 
-    tables: Tables
+    def __init__(self, tables: Tables) -> None:
+        """Appraise by `tables`."""
+        self.tables = tables
+        self._gpus: dict[Shape, tuple[GpuKind, ...]] = {}
+        per_cpu, per_memory = tables.cpu_per_share, tables.memory_per_share
+        # How many shares a thousandth of a CPU, or a MiB, serves if pods take more or less than the mean; fewest first.
+        self._served_by_cpu = [1 / (each * per_cpu) for each in reversed(SCARCITY)] if per_cpu else []
+        self._served_by_memory = [1 / (each * per_memory) for each in reversed(SCARCITY)] if per_memory else []
 
-    def worth(self, shape: Shape, left: Left) -> float:
-        """Return what the room of a node is worth, in shares."""
+    def appraise(self, shape: Shape, left: Left) -> Appraisal | None:
+        """Return a node's room appraised; None where the tables do not know its shape."""
         tables = self.tables
-        level = self._level(left.cpu_milli)
-        packed = (self._packed(shape, at, level, free) for at, free in enumerate(left.frees))
-        return (
-            sum(packed)
-            + tables.wanted[shape] * left.shares
-            + tables.together[shape][level][len(unused(shape, left.frees))]
-            + tables.cpu_worth[level] * left.cpu_milli
-            - STRANDED / len(SCARCITY) * sum(self._stranded(left))
+        if shape not in tables.wanted:
+            return None
+        gpus = self._gpus.get(shape)
+        if gpus is None:
+            gpus = self._gpus[shape] = shape.gpus
+        kinds = list(zip(gpus, left.frees, strict=True))
+        places: dict[tuple[GpuKind, int], int] = {}
+        group_at = tuple([places.setdefault(kind, len(places)) if kind[1] > 0 else -1 for kind in kinds])
+        groups = tuple(
+            [
+                Group(
+                    gpu,
+                    free,
+                    cell(free, gpu.size),
+                    free == gpu.size and not gpu.instance,
+                    group_at.count(at),
+                    tables.packed[gpu],
+                )
+                for (gpu, free), at in places.items()
+            ]
         )
+        unused_at = tuple([at for at, group in enumerate(group_at) if group >= 0 and groups[group].unused])
+        shares, unused = left.shares, len(unused_at)
+        wanted, together, level = tables.wanted[shape], tables.together[shape], self._level(left.cpu_milli)
+        worth = _packed(groups, level) + wanted * shares + together[level][unused]
+        worth += self._amounts(level, left.cpu_milli, left.memory_mib, shares)
+        return Appraisal(left, groups, group_at, unused_at, shape.cards, shares, unused, wanted, together, worth)
+
+    def gain(self, kind: PodKind, room: Appraisal) -> float:
+        """Return what a node gains by a pod, in shares: usually a loss; `NEVER` where the pod does not fit."""
+        cpu, memory = room.left.cpu_milli - kind.cpu_milli, room.left.memory_mib - kind.memory_mib
+        if cpu < 0 or memory < 0:
+            return NEVER
+        level = self._level(cpu)
+        changes, shares, unused, lacking = 0.0, room.shares, room.unused, kind.gpus
+        for group, there, change in self._taken(kind, room, level) if lacking else ():
+            number = min(there, lacking)
+            lacking -= number
+            changes += change * number
+            shares -= (kind.shares or group.free) * number
+            unused -= number * group.unused
+        if lacking:
+            return NEVER
+        worth = _packed(room.groups, level) + changes + room.wanted * shares + room.together[level][unused]
+        worth += self._amounts(level, cpu, memory, shares)
+        return worth - room.worth - self.tables.idle_cpu * cpu - self.tables.idle_share * shares
+
+    def gpus(self, kind: PodKind, room: Appraisal) -> list[int]:
+        """Return the GPUs of a node on which a pod costs least; it fits there."""
+        if not kind.shares:
+            return _whole(kind, room)
+        options = self._options(kind, room, self._level(room.left.cpu_milli - kind.cpu_milli))
+        preferred = {at: gain for gain, _, at in options}
+        frees, groups = room.left.frees, room.groups
+        allowed = [at >= 0 and kind.wishes.allow_model(groups[at].gpu.model) for at in room.group_at]
+        ties = ties_of(room.cards or (None,) * len(frees), frees, allowed)
+        fitting = [(-preferred[group], ties[at], at) for at, group in enumerate(room.group_at) if group in preferred]
+        return [at for *_, at in sorted(fitting)[: kind.gpus]]
 
     def choose(self, kind: PodKind, shape: Shape, left: Left) -> Choice | None:
         """Return the GPUs on which a pod costs least; None where it does not fit."""
-        cpu, memory = left.cpu_milli - kind.cpu_milli, left.memory_mib - kind.memory_mib
-        if cpu < 0 or memory < 0:
-            return None
-        allowed = tuple(map(kind.wishes.allow_model, shape.models))
-        if kind.shares:
-            only_gpus = needs_gpus(kind)
-            may = [ok and not (only_gpus and shape.card(at) is not None) for at, ok in enumerate(allowed)]
-            fitting = [at for at, free in enumerate(left.frees) if free >= kind.shares and may[at]]
-            changes = {at: self.change(shape, left.frees, cpu, at, kind.shares) for at in fitting}
-            ties = ties_of(shape.cards or (None,) * len(left.frees), left.frees, allowed)
-            taken = sorted(fitting, key=lambda at: (-changes[at], ties[at], at))[: kind.gpus]
-        else:
-            taken = [at for at in unused(shape, left.frees) if allowed[at]][: kind.gpus]
-        if len(taken) < kind.gpus:
-            return None
-        after = left.after(kind, taken)
-        idle = self.tables.idle_cpu * cpu + self.tables.idle_share * after.shares
-        return Choice(self.worth(shape, after) - self.worth(shape, left) - idle, tuple(taken))
+        room = self.appraise(shape, left)
+        gain = NEVER if room is None else self.gain(kind, room)
+        return None if room is None or gain == NEVER else Choice(gain, tuple(self.gpus(kind, room)))
 
-    def change(self, shape: Shape, frees: tuple[int, ...], cpu_milli: int, at: int, shares: int) -> float:
+    def change(self, shape: Shape, frees: Sequence[int], cpu_milli: int, at: int, shares: int) -> float:
         """Return what one GPU gains if a pod takes shares of it and leaves the node this CPU: usually a loss."""
-        free, level = frees[at], self._level(cpu_milli)
-        change = self._packed(shape, at, level, free - shares) - self._packed(shape, at, level, free)
-        if free == shape.sizes[at] and shape.card(at) is None:
-            together = self.tables.together[shape][level]
-            number = len(unused(shape, frees))
-            change += together[number - 1] - together[number]
-        return change
+        gpu, free, level = shape.gpus[at], frees[at], self._level(cpu_milli)
+        packed = self.tables.packed[gpu][level]
+        now, then = (packed[cell(each, gpu.size)] if each > 0 else 0.0 for each in (free, free - shares))
+        if free != gpu.size or gpu.instance:
+            return then - now
+        return then - now + _opened(self.tables.together[shape][level], len(unused(shape, frees)))
 
     def _level(self, cpu_milli: int) -> int:
         return bisect_right(self.tables.levels, cpu_milli)
 
-    def _packed(self, shape: Shape, at: int, level: int, free: int) -> float:
-        size = shape.sizes[at]
-        gpu = GpuKind(size, shape.models[at], shape.card(at) is not None)
-        return self.tables.packed[gpu][level][cell(free, size)] if free > 0 else 0.0
+    def _taken(self, kind: PodKind, room: Appraisal, level: int) -> Iterable[tuple[Group, int, float]]:
+        """Return of which GPUs a pod takes some, the best first: how many there are, and what each of them gains."""
+        if not kind.shares:
+            whole = [room.groups[room.group_at[at]] for at in _whole(kind, room)]
+            return [(group, 1, -group.packed[level][group.cell]) for group in whole]
+        options = self._options(kind, room, level)
+        if kind.gpus > 1:
+            options.sort(reverse=True)
+        elif options:
+            options = [max(options)]
+        return [(room.groups[at], room.groups[at].number, change) for _, change, at in options]
 
-    def _stranded(self, left: Left) -> Iterable[float]:
-        for each in SCARCITY:
-            for amount, per_share in (
-                (left.cpu_milli, self.tables.cpu_per_share),
-                (left.memory_mib, self.tables.memory_per_share),
-            ):
-                if per_share:
-                    yield max(0.0, left.shares - amount / (each * per_share))
+    def _options(self, kind: PodKind, room: Appraisal, level: int) -> list[tuple[float, float, int]]:
+        """Return what a node gains if a pod takes shares of one GPU, what the GPU alone does, and the GPU's group."""
+        opened = _opened(room.together[level], room.unused)
+        shares, choosy, only_gpus = kind.shares, kind.wishes.choosy, kind.gpus > 1
+        options = []
+        for at, (gpu, free, now, unused, _, packed) in enumerate(room.groups):
+            if free < shares or (only_gpus and gpu.instance) or (choosy and not kind.wishes.allow_model(gpu.model)):
+                continue
+            values = packed[level]
+            change = values[cell(free - shares, gpu.size)] - values[now]
+            options.append((change + opened if unused else change, change, at))
+        return options
+
+    def _amounts(self, level: int, cpu: int, memory: int, shares: int) -> float:
+        """Return the worth of CPU and memory beside so many free shares: less than 0 where too little is left."""
+        stranded = 0.0
+        for amount, served in ((cpu, self._served_by_cpu), (memory, self._served_by_memory)):
+            for each in served:
+                if shares <= amount * each:
+                    break  # the next ones serve more
+                stranded += shares - amount * each
+        return self.tables.cpu_worth[level] * cpu - STRANDED / len(SCARCITY) * stranded
 
 
-def unused(shape: Shape, frees: tuple[int, ...]) -> list[int]:
+def _packed(groups: Iterable[Group], level: int) -> float:
+    """Return the worth of what could be packed into GPUs as they are."""
+    return sum([group.packed[level][group.cell] * group.number for group in groups])
+
+
+def _whole(kind: PodKind, room: Appraisal) -> list[int]:
+    """Return the GPUs that a pod would get whole, by position; fewer than it asks for where no more are unused."""
+    if kind.wishes.choosy:
+        allow = kind.wishes.allow_model
+        return [at for at in room.unused_at if allow(room.groups[room.group_at[at]].gpu.model)][: kind.gpus]
+    return list(room.unused_at[: kind.gpus])
+
+
+def _opened(together: Sequence[float], unused: int) -> float:
+    """Return what a node gains if one GPU less is unused."""
+    return together[unused - 1] - together[unused] if unused else 0.0
+
+
+def unused(shape: Shape, frees: Sequence[int]) -> list[int]:
     """Return the GPUs that no pod uses; MIG instances cannot be taken as GPUs."""
     whole = [at for at, (free, size) in enumerate(zip(frees, shape.sizes, strict=True)) if free == size]
     return [at for at in whole if shape.cards[at] is None] if shape.cards else whole

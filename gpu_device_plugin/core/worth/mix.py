@@ -6,13 +6,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
-from gpu_device_plugin.core.model.resources import Kind as Resource
 from gpu_device_plugin.core.model.times import epoch_s
+from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.asking import Ask
+    from gpu_device_plugin.core.model.amounts import Amounts
 
 HALF_LIFE_S = 6 * 3600.0
 """After this many seconds a pod counts half as much as one that comes now, if enough others came meanwhile."""
@@ -134,7 +135,7 @@ def kinds_of(ask: Ask, cpu_milli: int, memory_mib: int) -> tuple[PodKind, ...]:
     kinds: list[PodKind] = []
     for part in ask.parts:
         demand = part.demand
-        whole = demand.kind is Resource.COUNT
+        whole = demand.kind is Kind.COUNT
         kinds.append(
             PodKind(
                 0 if whole else demand.amount // demand.gpus,
@@ -145,6 +146,13 @@ def kinds_of(ask: Ask, cpu_milli: int, memory_mib: int) -> tuple[PodKind, ...]:
             )
         )
     return tuple(kinds) or (PodKind(cpu_milli=cpu_milli, memory_mib=memory_mib),)
+
+
+def largest_kind(ask: Ask, amounts: Amounts) -> PodKind:
+    """Return the largest of a pod's parts as a kind, with all CPU and memory that the pod requests."""
+    kinds = kinds_of(ask, amounts.cpu_milli, amounts.memory_mib)
+    largest = max(kinds, key=lambda kind: (kind.gpus > 0 and not kind.shares, kind.gpus * kind.shares, kind.gpus))
+    return replace(largest, cpu_milli=amounts.cpu_milli, memory_mib=amounts.memory_mib)
 
 
 def created_s(created: str) -> float:

@@ -12,8 +12,7 @@ from gpu_device_plugin.core.cluster.asking import Ask, Impossible, ask
 from gpu_device_plugin.core.cluster.preempting import Preemptor, choose_on_each
 from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.cluster.waiting import Reason, by_verdicts
-from gpu_device_plugin.fleet_index.judge import Judge
-from gpu_device_plugin.fleet_index.verdicts import UNKNOWN
+from gpu_device_plugin.fleet_judge import UNKNOWN, Judge
 from gpu_device_plugin.metrics import VERDICTS
 from gpu_device_plugin.scheduler import wire
 
@@ -84,14 +83,14 @@ class Verbs:
         self._ready = ready
         self._metrics = metrics
         self._waiting = waiting
-        self.judge = Judge(fleet)
+        self.judge = Judge(fleet.now)
         self._judge_soon = Judge(fleet.soon)
 
     def __repr__(self) -> str:
         return f"<Verbs: {self._fleet!r}, {self.judge!r}>"
 
     def prepare(self) -> None:
-        """Apply the changes of all nodes to the index, so that the next request need not wait for that."""
+        """Apply the changes of all nodes so that the next request need not wait for that."""
         self.judge.prepare()
         self._judge_soon.prepare()
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu_device_plugin.fleet_index.gains import NEVER
+from gpu_device_plugin.core.worth.appraising import NEVER
 from gpu_device_plugin.programs.simulate.states import states_after
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.worth.mix import PodKind
-    from gpu_device_plugin.fleet_index.rooms import Floats, Ints, Rooms
+    from gpu_device_plugin.programs.simulate.rooms import Floats, Ints, Rooms
 
 
 class BestFit:

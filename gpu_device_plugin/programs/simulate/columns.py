@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from gpu_device_plugin.fleet_index.gains import NEVER
+from gpu_device_plugin.core.worth.appraising import NEVER, Appraiser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpu_device_plugin.core.worth.appraising import Appraisal
+    from gpu_device_plugin.core.worth.learning import Tables
     from gpu_device_plugin.core.worth.mix import PodKind
-    from gpu_device_plugin.fleet_index.rooms import Floats, Ints, Rooms
+    from gpu_device_plugin.programs.simulate.rooms import Floats, Ints, Rooms
 
 
 class Scorer(Protocol):
@@ -26,6 +28,35 @@ class Scorer(Protocol):
 
     def refresh(self, rows: Ints) -> None:
         """Take note of rows that have changed."""
+
+
+class Fit:
+    """The policy `fit`, by tables that were learned."""
+
+    def __init__(self, rooms: Rooms, tables: Tables) -> None:
+        """Score `rooms`."""
+        self.rooms = rooms
+        self._appraiser = Appraiser(tables)
+        self._appraisals: list[Appraisal | None] = [None] * len(rooms)
+        self.refresh(np.arange(len(rooms)))
+
+    def refresh(self, rows: Ints) -> None:
+        """Appraise rows again that have changed."""
+        for row in rows.tolist():
+            shape, left = self.rooms.node(row)
+            self._appraisals[row] = self._appraiser.appraise(shape, left)
+
+    def of(self, kind: PodKind, rows: Ints) -> Floats:
+        """Return the scores of rows, the best being the highest; `NEVER` where the pod does not fit."""
+        appraisals, gain = self._appraisals, self._appraiser.gain
+        return np.array(
+            [NEVER if (room := appraisals[row]) is None else gain(kind, room) for row in rows.tolist()], np.float64
+        )
+
+    def gpus(self, kind: PodKind, row: int) -> Sequence[int]:
+        """Return the GPUs of a row on which a pod costs least, by position."""
+        room = self._appraisals[row]
+        return () if room is None else self._appraiser.gpus(kind, room)
 
 
 class Columns:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu_device_plugin.fleet_index.gains import NEVER
+from gpu_device_plugin.core.worth.appraising import NEVER
 from gpu_device_plugin.programs.simulate.states import states_after
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpu_device_plugin.core.worth.mix import PodKind
-    from gpu_device_plugin.fleet_index.rooms import Bools, Floats, Ints, Rooms
+    from gpu_device_plugin.programs.simulate.rooms import Bools, Floats, Ints, Rooms
 
 _TYPICAL = 0.95
 """The most frequent kinds that are this part of all pods."""

@@ -12,7 +12,7 @@ from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.placing import Demand, Room
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.fleet import View
-from gpu_device_plugin.fleet_index.judge import Judge
+from gpu_device_plugin.fleet_judge import Judge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.worth.mix import PodKind
     from gpu_device_plugin.core.worth.shapes import Shape
-    from gpu_device_plugin.fleet_index.rooms import Bools, Floats
+    from gpu_device_plugin.programs.simulate.rooms import Bools, Floats
 
 
 @dataclass(frozen=True, slots=True)

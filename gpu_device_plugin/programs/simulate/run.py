@@ -14,23 +14,22 @@ from gpu_device_plugin.core.worth.learning import learn
 from gpu_device_plugin.core.worth.mix import Mix
 from gpu_device_plugin.core.worth.studying import studied
 from gpu_device_plugin.core.worth.when import due
-from gpu_device_plugin.fleet_index.gains import Gains
-from gpu_device_plugin.fleet_index.rooms import rooms_of
 from gpu_device_plugin.programs.simulate.beside import Beside
 from gpu_device_plugin.programs.simulate.bestfit import BestFit
-from gpu_device_plugin.programs.simulate.columns import Columns
+from gpu_device_plugin.programs.simulate.columns import Columns, Fit
 from gpu_device_plugin.programs.simulate.fgd import Fgd
 from gpu_device_plugin.programs.simulate.judged import Judged
 from gpu_device_plugin.programs.simulate.model import Outcome, capacity_of, shares_of, unit_of
+from gpu_device_plugin.programs.simulate.rooms import rooms_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gpu_device_plugin.core.worth.mix import PodKind
-    from gpu_device_plugin.fleet_index.rooms import Rooms
     from gpu_device_plugin.programs.simulate.beside import Placer
     from gpu_device_plugin.programs.simulate.columns import Scorer
     from gpu_device_plugin.programs.simulate.model import Arrivals, Start, Workload
+    from gpu_device_plugin.programs.simulate.rooms import Rooms
 
 POLICIES = ("fit", "binpack", "spread", "fgd", "bestfit")
 """The policies of the scheduler extender, and two for comparison."""
@@ -138,13 +137,13 @@ def _placer(policy: str, nodes: Sequence[Start], workload: Workload, *, cold: bo
     if cold:
         return _Learning(rooms, workload.kinds, {"fit": _fit, "fgd": _fgd}[policy])
     mix = workload.mix()
-    scorer = Gains(rooms, learn(mix, rooms.counts())) if policy == "fit" else Fgd(rooms, mix)
+    scorer = Fit(rooms, learn(mix, rooms.counts())) if policy == "fit" else Fgd(rooms, mix)
     return Columns(rooms, workload.kinds, scorer)
 
 
 def _fit(rooms: Rooms, mix: Mix) -> Scorer:
     usable = studied(mix, rooms.counts()).usable
-    return BestFit(rooms) if usable is None else Gains(rooms, usable)
+    return BestFit(rooms) if usable is None else Fit(rooms, usable)
 
 
 def _fgd(rooms: Rooms, mix: Mix) -> Scorer:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpu_device_plugin.core.worth.shapes import needs_gpus
-from gpu_device_plugin.fleet_index.gains import allowed_gpus
+from gpu_device_plugin.programs.simulate.rooms import allowed_gpus
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.worth.mix import PodKind
-    from gpu_device_plugin.fleet_index.rooms import Bools, Ints, Rooms
+    from gpu_device_plugin.programs.simulate.rooms import Bools, Ints, Rooms
 
 _MANY = 1 << 60
 

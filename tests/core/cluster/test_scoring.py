@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, fit
-from gpu_device_plugin.core.cluster.scoring import MIDDLE, connected, score
+from gpu_device_plugin.core.cluster.scoring import MIDDLE, connected
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
 from gpu_device_plugin.core.contract.wishes import Wishes
@@ -19,6 +19,7 @@ from gpu_device_plugin.core.model.gpus import Closeness, Links
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
+from tests.scores import score
 
 
 def mem(shares: int, gpus: int = 1) -> Demand:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, fit
-from gpu_device_plugin.core.cluster.scoring import score
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
@@ -24,6 +23,7 @@ from gpu_device_plugin.core.worth.learning import learn
 from gpu_device_plugin.core.worth.mix import PodKind
 from gpu_device_plugin.core.worth.shapes import Shape
 from gpu_device_plugin.core.worth.trial import Trial, binpack, trying
+from tests.scores import score
 from tests.work import counted
 
 if TYPE_CHECKING:

@@ -793,7 +793,7 @@ def test_repr_is_one_line() -> None:
     world = two_nodes()
     world.filter(wanting(1), "a")
     assert repr(world.verbs) == (
-        "<Verbs: <Fleet: 2 nodes, 3 pods, 0 pending>, <Judge: <NodeTable: 2 nodes, 1 kinds>, remembers 1 pods>>"
+        "<Verbs: <Fleet: 2 nodes, 3 pods, 0 pending>, <Judge: 2 nodes, remembers 1 pods>>"
     )
 
 

@@ -14,11 +14,10 @@ import pytest
 from gpu_device_plugin.core.worth.mix import Mix, PodKind
 from gpu_device_plugin.core.worth.shapes import Shape
 from gpu_device_plugin.core.worth.studying import studied
-from gpu_device_plugin.fleet_index.gains import Gains
-from gpu_device_plugin.fleet_index.rooms import rooms_of
 from gpu_device_plugin.programs.simulate.bestfit import BestFit
-from gpu_device_plugin.programs.simulate.columns import Columns
 from gpu_device_plugin.programs.simulate.model import Start, Workload, capacity_of, shares_of, until
+from gpu_device_plugin.programs.simulate.columns import Columns, Fit
+from gpu_device_plugin.programs.simulate.rooms import rooms_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,7 +50,7 @@ def given_out(tables: Tables | None) -> float:
     given = 0.0
     for seed in (0, 1):
         rooms = rooms_of([(node.shape, node.left) for node in NODES])
-        columns = Columns(rooms, KINDS, BestFit(rooms) if tables is None else Gains(rooms, tables))
+        columns = Columns(rooms, KINDS, BestFit(rooms) if tables is None else Fit(rooms, tables))
         pods = until(HONEST, NODES, seed, 1.0).pods
         given += sum(shares_of(KINDS[pod], 80) for pod in pods if columns.place(pod) is not None)
     return given / capacity_of(NODES) / 2

@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 
 from gpu_device_plugin.core.contract.wishes import Wishes
-from gpu_device_plugin.core.worth.appraising import Appraiser, Left
+from gpu_device_plugin.core.worth.appraising import NEVER, Appraiser, Left
 from gpu_device_plugin.core.worth.learning import learn
 from gpu_device_plugin.core.worth.mix import PodKind
 from gpu_device_plugin.core.worth.shapes import Shape
-from gpu_device_plugin.fleet_index.gains import NEVER, Gains
-from gpu_device_plugin.fleet_index.rooms import rooms_of
 from gpu_device_plugin.programs.simulate.beside import Beside
 from gpu_device_plugin.programs.simulate.bestfit import BestFit
-from gpu_device_plugin.programs.simulate.columns import Columns
 from gpu_device_plugin.programs.simulate.entries import nodes_in_trace, pods_in_trace
+from gpu_device_plugin.programs.simulate.columns import Columns, Fit
 from gpu_device_plugin.programs.simulate.fgd import Fgd
 from gpu_device_plugin.programs.simulate.judged import Judged
 from gpu_device_plugin.programs.simulate.model import (
@@ -32,6 +30,7 @@ from gpu_device_plugin.programs.simulate.model import (
     departing,
     until,
 )
+from gpu_device_plugin.programs.simulate.rooms import rooms_of
 from gpu_device_plugin.programs.simulate.run import POLICIES, run
 
 T4 = Shape((16, 16), ("T4", "T4"), 32_000, 131_072)
@@ -65,7 +64,7 @@ def test_fit_places_every_pod_as_the_core_says_while_pods_come_and_leave(nodes: 
     rooms = rooms_of([(node.shape, node.left) for node in nodes])
     tables = learn(pods.mix(), rooms.counts())
     core = Appraiser(tables)
-    columns = Columns(rooms, KINDS, Gains(rooms, tables))
+    columns = Columns(rooms, KINDS, Fit(rooms, tables))
     lefts = [node.left for node in nodes]
     running: list[tuple[int, int, tuple[int, ...]]] = []
     rng = random.Random(1)  # noqa: S311 - the same pods every time

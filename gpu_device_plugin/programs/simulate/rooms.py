@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.core.worth.shapes import GpuKind, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.core.worth.appraising import Left
+    from gpu_device_plugin.core.worth.mix import PodKind
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -73,6 +74,12 @@ class Rooms:
         self.gpu[row, :gpus] = self._gpus_of[code]
         self.gpu[row, gpus:] = 0
 
+    def node(self, row: int) -> tuple[Shape, Left]:
+        """Return the shape and the room of the node in a row."""
+        shape = self.shapes[self.shape[row]]
+        frees = tuple(self.free[row, : len(shape.sizes)].tolist())
+        return shape, Left(frees, int(self.cpu[row]), int(self.memory[row]))
+
     def counts(self) -> Mapping[Shape, int]:
         """Return how many nodes with GPUs there are of each shape."""
         found = Counter(self.shape.tolist())
@@ -115,3 +122,11 @@ def rooms_of(nodes: Sequence[tuple[Shape, Left]]) -> Rooms:
     for row, (shape, left) in enumerate(nodes):
         rooms.write(row, shape, left)
     return rooms
+
+
+def allowed_gpus(kind: PodKind, rooms: Rooms, rows: Ints) -> Bools:
+    """Return which GPUs of rows the wishes of a kind allow."""
+    if not kind.wishes.choosy:
+        return np.ones((1, 1), np.bool_)
+    by_gpu = np.array([kind.wishes.allow_model(gpu.model) for gpu in rooms.gpus])
+    return by_gpu[rooms.gpu[rows]]

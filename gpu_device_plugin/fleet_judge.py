@@ -1,0 +1,374 @@
+"""Verdicts and scores of thousands of nodes for one pod, within the time that a scheduler waits.
+
+The core decides node by node; here each of its results is cached until the node changes, and one request has a limit
+of steps. See docs/decisions/0021.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, OrderedDict
+from itertools import repeat
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from gpu_device_plugin.core.cluster.effort import Effort, TooLongError
+from gpu_device_plugin.core.cluster.fitting import Unfit, unfit
+from gpu_device_plugin.core.cluster.packing import CachingPacker
+from gpu_device_plugin.core.cluster.scoring import MIDDLE, MOST, Scorer, connected
+from gpu_device_plugin.core.model.amounts import NO_AMOUNTS
+from gpu_device_plugin.core.model.changes import ChangeLog
+from gpu_device_plugin.core.model.policy import FIT
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.worth.appraising import NEVER, Appraiser
+from gpu_device_plugin.core.worth.candidates import left_on, shape_of
+from gpu_device_plugin.core.worth.mix import largest_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping, MutableSequence, Sequence
+
+    from gpu_device_plugin.core.cluster.asking import Ask
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.model.amounts import Amounts
+    from gpu_device_plugin.core.model.gpus import Links
+    from gpu_device_plugin.core.worth.appraising import Appraisal
+    from gpu_device_plugin.core.worth.learning import Tables
+    from gpu_device_plugin.core.worth.shapes import Shape
+    from gpu_device_plugin.fleet import View
+
+V = TypeVar("V")
+
+_MOST_STEPS = 1000
+"""The most steps of one request for results that are not cached; a step takes some microseconds."""
+_MOST_ASKS = 64
+"""The most different demands that are cached. With 5,000 nodes each takes 80 kB."""
+_MOST_AMOUNTS = 4
+"""The most different requests for CPU and memory that are cached for one demand. With 5,000 nodes each takes 40 kB."""
+_MOST_GROUPS = 4
+"""The most groups of unused GPUs that are compared by their links: one takes up to half a millisecond."""
+_EQUAL = 1e-9
+"""Gains that differ by less are equal, in shares."""
+_AT_ONCE = 16
+"""So many nodes are appraised in one step."""
+
+UNKNOWN = Unfit("this node is not known to the GPU scheduler yet", unresolvable=False)
+UNTRIED = Unfit("the search for GPUs for all containers of the pod together is not finished yet", unresolvable=False)
+
+
+class Judge:
+    """Judges nodes for pods.
+
+    Its results equal the core's, with one exception: where one request runs out of steps before all packings have been
+    tried, the pod does not fit on the nodes left over (`UNTRIED`), or these get an estimate as their score. Tried
+    packings are cached, so that the next request gets further.
+    """
+
+    def __init__(self, nodes: View) -> None:
+        """Judge `nodes`."""
+        self._rows = _Rows(nodes)
+        self._pods: OrderedDict[Ask, _Pod] = OrderedDict()
+        self._appraised: _Appraised | None = None
+
+    def __repr__(self) -> str:
+        return f"<Judge: {len(self._rows.index)} nodes, remembers {len(self._pods)} pods>"
+
+    def verdicts(self, ask: Ask, names: Sequence[str]) -> Sequence[Unfit | None]:
+        """Return `fitting.unfit` of one pod for each named node; `UNKNOWN` where no node has the name."""
+        verdicts = self._pod(ask).verdicts.now()
+        return [verdicts[row] for row in self._rows.named(names)]
+
+    def scores(
+        self, ask: Ask, names: Sequence[str], node_policy: str, gpu_policy: str, amounts: Amounts = NO_AMOUNTS
+    ) -> Sequence[int]:
+        """Return the score of one pod for each named node; 0 where it does not fit, and where no node has the name.
+
+        Under the policy `fit`, with tables, scores are relative: only the nodes that gain most get 10, and the others
+        are spread evenly from 0 to 9. Otherwise they are those of `Scorer`.
+
+        Args:
+            ask: the pod's demand.
+            names: the nodes.
+            node_policy: a name in `POLICIES`, where the pod does not say.
+            gpu_policy: which GPU is preferred, where neither pod nor node says.
+            amounts: the pod's requests.
+        """
+        pod = self._pod(ask)
+        rows = self._rows.named(names)
+        if self._appraised is not None and (ask.wishes.node_policy or node_policy) == FIT:
+            return self._scores_by_gain(ask, rows, pod.verdicts.now(), pod.gains(self._appraised, amounts))
+        scores = pod.scores(node_policy, gpu_policy)
+        return [scores[row] for row in rows]
+
+    def learned(self, tables: Tables | None) -> Generator[None, None, None]:
+        """Score by these tables, where the policy is `fit`, from the end of these steps on; None: as without any."""
+        self.prepare()
+        appraised = None
+        if tables is not None:
+            appraised = _Appraised(self._rows, tables)
+            yield from appraised.rooms.refresh()
+        self._appraised = appraised
+        for pod in self._pods.values():
+            pod.forget_gains()
+
+    def shapes(self) -> Mapping[Shape, int]:
+        """Return how many nodes with GPUs there are of each shape."""
+        self.prepare()
+        return +self._rows.shapes
+
+    @property
+    def outdated(self) -> bool:
+        """Whether there is a node of a shape that the tables do not know; it scores 0."""
+        return self._appraised is not None and not self._appraised.tables.wanted.keys() >= self.shapes().keys()
+
+    def prepare(self) -> None:
+        """Apply the changes of nodes, so that the next request need not wait for that."""
+        self._rows.update()
+        if self._appraised is not None:
+            self._appraised.rooms.now()
+
+    def _pod(self, ask: Ask) -> _Pod:
+        self.prepare()
+        pod = self._pods.pop(ask, None) or _Pod(ask, self._rows)
+        self._pods[ask] = pod
+        if len(self._pods) > _MOST_ASKS:
+            self._pods.popitem(last=False)
+        return pod
+
+    def _scores_by_gain(
+        self, ask: Ask, rows: Sequence[int], verdicts: Sequence[Unfit | None], gains: Sequence[float]
+    ) -> list[int]:
+        # We do not know what room nodes have that serve claims: they get `MIDDLE`, and do not count for the scale.
+        claims = self._rows.claims
+        named = [gains[row] if verdicts[row] is None and row not in claims else NEVER for row in rows]
+        best = max(named, default=NEVER)
+        worst = min([gain for gain in named if gain > NEVER], default=NEVER)
+        span = max(best - worst, _EQUAL)
+        scores = [
+            0 if gain == NEVER else MOST if gain >= best - _EQUAL else int((MOST - 1) * (gain - worst) / span)
+            for gain in named
+        ]
+        amount = max((part.demand.amount for part in ask.parts if part.demand.kind is Kind.COUNT), default=1)
+        if amount > 1:
+            # Of the nodes that gain most, those are preferred whose unused GPUs are best connected.
+            best_rows = [row for row, score in zip(rows, scores, strict=True) if score == MOST]
+            spoilt = set(best_rows) - self._best_connected(best_rows, amount)
+            scores = [MOST - 1 if row in spoilt else score for row, score in zip(rows, scores, strict=True)]
+        if not claims:
+            return scores
+        return [
+            MIDDLE if row in claims and verdicts[row] is None else score
+            for row, score in zip(rows, scores, strict=True)
+        ]
+
+    def _best_connected(self, rows: Sequence[int], amount: int) -> set[int]:
+        """Return the rows of which `amount` unused GPUs are best connected."""
+        by_group: dict[tuple[Links, tuple[int, ...]], set[int]] = {}
+        for row in rows:
+            node = self._rows.nodes[row]
+            if node is not None:
+                by_group.setdefault((node.gpus.links, node.summary.unused), set()).add(row)
+        tried = sorted(by_group, key=lambda group: -len(by_group[group]))[:_MOST_GROUPS]
+        near = {group: connected(*group, amount) for group in tried}
+        nearest = max(near.values(), default=0.0)
+        return set[int]().union(*[by_group[group] for group in tried if near[group] == nearest])
+
+
+class _Rows:
+    """The nodes, each in a row for as long as it exists; later another node may get the row. No node is in row 0."""
+
+    def __init__(self, nodes: View) -> None:
+        """Start without nodes; see `update`."""
+        self._view = nodes
+        self._mark = 0
+        self._changes: ChangeLog[int] = ChangeLog()
+        self._latest = 0
+        self._vacant: list[int] = []
+        self.index: dict[str, int] = {}
+        """The row of each node by its name."""
+        self.nodes: list[Candidate | None] = [None]
+        self.shape_at: list[Shape | None] = [None]
+        """The shape of each node that has GPUs."""
+        self.shapes: Counter[Shape] = Counter()
+        """How many nodes there are of each."""
+        self.claims: set[int] = set()
+        """The rows whose nodes serve claims: kube-scheduler allocates their GPUs."""
+
+    def named(self, names: Sequence[str]) -> list[int]:
+        """Return the rows of the named nodes, 0 for one that is not known."""
+        return list(map(self.index.get, names, repeat(0)))
+
+    def update(self) -> None:
+        """Apply the changes of the nodes."""
+        self._mark, changed = self._view.changed_since(self._mark)
+        candidates = self._view.candidates
+        for name in {*self.index, *candidates} if changed is None else changed:
+            node, row = candidates.get(name), self.index.get(name)
+            if node is None:
+                if row is not None:
+                    self._vacant.append(self.index.pop(name))
+                    self._write(row, None)
+                continue
+            if row is None:
+                row = self.index[name] = self._vacant.pop() if self._vacant else self._append()
+            self._write(row, node)
+
+    def changed_since(self, mark: int) -> tuple[int, Sequence[int]]:
+        """Return the current mark, and the rows that have changed since `mark`: all of them where it is too old."""
+        changed = self._changes.since(mark)
+        return self._latest, range(len(self.nodes)) if changed is None else changed
+
+    def _append(self) -> int:
+        self.nodes.append(None)
+        self.shape_at.append(None)
+        return len(self.nodes) - 1
+
+    def _write(self, row: int, node: Candidate | None) -> None:
+        before, shape = self.shape_at[row], None if node is None else shape_of(node)
+        self.nodes[row] = node
+        self.shape_at[row] = shape = shape if shape is not None and shape.sizes else None
+        if before != shape:
+            self.shapes.update({} if shape is None else {shape: 1})
+            self.shapes.subtract({} if before is None else {before: 1})
+        (self.claims.add if node is not None and node.gpus.claims else self.claims.discard)(row)
+        self._latest += 1
+        self._changes.add(row, self._latest)
+
+
+class _Remembered(Generic[V]):
+    """A result for each row, computed again when the node there has changed."""
+
+    def __init__(
+        self,
+        rows: _Rows,
+        result: Callable[[int], V],
+        values: MutableSequence[V],
+        *,
+        effort: Effort | None = None,
+        estimate: Callable[[int], V] | None = None,
+    ) -> None:
+        """Compute nothing yet.
+
+        Args:
+            rows: the nodes.
+            result: computes the result of a row.
+            values: empty; gets the results.
+            effort: limits what one request computes.
+            estimate: stands for a result, where given, while TooLongError keeps it from being computed.
+        """
+        self._rows = rows
+        self._result = result
+        self._values = values
+        self._effort = effort
+        self._estimate = estimate or result
+        self._mark = 0
+        self._left_over: list[int] = []
+
+    def now(self) -> Sequence[V]:
+        """Return the current results by row; valid until the next change."""
+        for _ in self.refresh():
+            pass
+        return self._values
+
+    def refresh(self) -> Generator[None, None, None]:
+        """Compute what is missing or out of date by now, in small steps."""
+        self._mark, changed = self._rows.changed_since(self._mark)
+        if self._effort is not None:
+            self._effort.renew()
+        left_over, self._left_over = self._left_over, []
+        values, missing = self._values, range(len(self._values), len(self._rows.nodes))
+        for number, row in enumerate(sorted({*changed, *left_over, *missing})):
+            try:
+                value = self._result(row)
+            except TooLongError:
+                value = self._estimate(row)
+                self._left_over.append(row)
+            if row < len(values):
+                values[row] = value
+            else:
+                values.append(value)
+            if number % _AT_ONCE == _AT_ONCE - 1:
+                yield
+
+
+class _Appraised:
+    """All nodes appraised by tables that were learned."""
+
+    def __init__(self, rows: _Rows, tables: Tables) -> None:
+        """Appraise none yet."""
+        self.tables = tables
+        self.appraiser = appraiser = Appraiser(tables)
+
+        def appraisal(row: int) -> Appraisal | None:
+            node, shape = rows.nodes[row], rows.shape_at[row]
+            return None if node is None or shape is None else appraiser.appraise(shape, left_on(node))
+
+        self.rooms: _Remembered[Appraisal | None] = _Remembered(rows, appraisal, [])
+
+
+class _Pod:
+    """The cached results for pods with equal demands."""
+
+    def __init__(self, ask: Ask, rows: _Rows) -> None:
+        self._ask = ask
+        self._rows = rows
+        effort = Effort(_MOST_STEPS)
+        packer = CachingPacker([part.demand for part in ask.parts], effort)
+        sentences: dict[Unfit, Unfit] = {}
+
+        def verdict(row: int) -> Unfit | None:
+            node = rows.nodes[row]
+            why = UNKNOWN if node is None else unfit(ask, node, packer)
+            # Many nodes have equal reasons: each is kept once.
+            return None if why is None else sentences.setdefault(why, why)
+
+        self.verdicts: _Remembered[Unfit | None] = _Remembered(
+            rows, verdict, [], effort=effort, estimate=lambda _row: UNTRIED
+        )
+        self._scores: tuple[tuple[str, str], _Remembered[int]] | None = None
+        self._gains: OrderedDict[Amounts, _Remembered[float]] = OrderedDict()
+
+    def gains(self, appraised: _Appraised, amounts: Amounts) -> Sequence[float]:
+        """Return what each row gains by a pod that requests these amounts, `NEVER` where it has no room for itself.
+
+        Appraised is the largest of the pod's parts, with all CPU and memory.
+        """
+        gains = self._gains.pop(amounts, None)
+        if gains is None:
+            rooms, kind, gain_of = appraised.rooms.now(), largest_kind(self._ask, amounts), appraised.appraiser.gain
+            # A pod without GPUs takes nothing on a node without GPUs that pods with GPUs need.
+            elsewhere = NEVER if self._ask.parts else 0.0
+
+            def gain(row: int) -> float:
+                room = rooms[row]
+                if room is not None:
+                    return gain_of(kind, room)
+                return elsewhere if self._rows.shape_at[row] is None else NEVER
+
+            gains = _Remembered(self._rows, gain, array("d"))
+        self._gains[amounts] = gains
+        if len(self._gains) > _MOST_AMOUNTS:
+            self._gains.popitem(last=False)
+        return gains.now()
+
+    def forget_gains(self) -> None:
+        self._gains.clear()
+
+    def scores(self, node_policy: str, gpu_policy: str) -> Sequence[int]:
+        """Return `Scorer.score` of each row on which the pod fits, 0 of the others."""
+        verdicts = self.verdicts.now()
+        if self._scores is None or self._scores[0] != (node_policy, gpu_policy):
+            effort = Effort(_MOST_STEPS)
+            scorer = Scorer(self._ask, node_policy, gpu_policy, effort)
+
+            def score(row: int) -> int:
+                if verdicts[row] is UNTRIED:
+                    raise TooLongError
+                node = self._rows.nodes[row]
+                return 0 if node is None or verdicts[row] is not None else scorer.score(node)
+
+            def estimate(row: int) -> int:
+                node = self._rows.nodes[row]
+                return 0 if node is None or verdicts[row] is not None else scorer.estimate(node)
+
+            remembered = _Remembered(self._rows, score, array("b"), effort=effort, estimate=estimate)
+            self._scores = (node_policy, gpu_policy), remembered
+        return self._scores[1].now()
