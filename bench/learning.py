@@ -21,10 +21,9 @@ from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.contract.keys import AVOID_MODEL, USE_MODEL
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.resources import Amounts, Kind
 from gpu_device_plugin.fleet import View
 from gpu_device_plugin.fleet_judge import Judge
 from gpu_device_plugin.programs.extender.learning import Learner

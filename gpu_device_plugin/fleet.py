@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.other_pods import OtherPods
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, usage_of
-from gpu_device_plugin.core.model.amounts import NO_AMOUNTS, Amounts
 from gpu_device_plugin.core.model.changes import ChangeLog
+from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

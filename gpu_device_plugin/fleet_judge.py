@@ -11,16 +11,13 @@ from collections import Counter, OrderedDict
 from itertools import repeat
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from gpu_device_plugin.core.cluster.effort import Effort, TooLongError
 from gpu_device_plugin.core.cluster.fitting import Unfit, unfit
-from gpu_device_plugin.core.cluster.packing import CachingPacker
+from gpu_device_plugin.core.cluster.packing import CachingPacker, Effort, TooLongError
 from gpu_device_plugin.core.cluster.scoring import MIDDLE, MOST, Scorer, connected
-from gpu_device_plugin.core.model.amounts import NO_AMOUNTS
 from gpu_device_plugin.core.model.changes import ChangeLog
 from gpu_device_plugin.core.model.policy import FIT
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.worth.appraising import NEVER, Appraiser
-from gpu_device_plugin.core.worth.candidates import left_on, shape_of
+from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Kind
+from gpu_device_plugin.core.worth.appraising import NEVER, Appraiser, left_on, shape_of
 from gpu_device_plugin.core.worth.mix import largest_kind
 
 if TYPE_CHECKING:
@@ -28,8 +25,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.model.amounts import Amounts
     from gpu_device_plugin.core.model.gpus import Links
+    from gpu_device_plugin.core.model.resources import Amounts
     from gpu_device_plugin.core.worth.appraising import Appraisal
     from gpu_device_plugin.core.worth.learning import Tables
     from gpu_device_plugin.core.worth.shapes import Shape
@@ -138,7 +135,9 @@ class Judge:
     ) -> list[int]:
         # We do not know what room nodes have that serve claims: they get `MIDDLE`, and do not count for the scale.
         claims = self._rows.claims
-        named = [gains[row] if verdicts[row] is None and row not in claims else NEVER for row in rows]
+        named = [gains[row] if verdicts[row] is None else NEVER for row in rows]
+        if claims:
+            named = [NEVER if row in claims else gain for row, gain in zip(rows, named, strict=True)]
         best = max(named, default=NEVER)
         worst = min([gain for gain in named if gain > NEVER], default=NEVER)
         span = max(best - worst, _EQUAL)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.effort import Effort
 from gpu_device_plugin.core.cluster.fitting import unfit
+from gpu_device_plugin.core.cluster.packing import Effort
 from gpu_device_plugin.core.cluster.scoring import Scorer
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.keys import IDX
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.model.resources import Amounts
 from gpu_device_plugin.fleet import Entry, Fleet
 from tests.resources import COUNT, MEM
 

@@ -15,12 +15,11 @@ from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
-from gpu_device_plugin.core.model.amounts import NO_AMOUNTS, Amounts
 from gpu_device_plugin.core.model.gpus import NO_LINKS, Closeness, Links
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.policy import POLICIES
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.worth.candidates import shape_of
+from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts, Kind
+from gpu_device_plugin.core.worth.appraising import shape_of
 from gpu_device_plugin.core.worth.learning import Tables, learn
 from gpu_device_plugin.core.worth.mix import PodKind
 from gpu_device_plugin.fleet import View

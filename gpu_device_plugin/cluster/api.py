@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from gpu_device_plugin.cluster.requests import ContainerSpec
-    from gpu_device_plugin.core.model.amounts import Amounts
+    from gpu_device_plugin.core.model.resources import Amounts
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from decimal import ROUND_CEILING, Decimal
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.model.amounts import Amounts
+from gpu_device_plugin.core.model.resources import Amounts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

@@ -9,7 +9,7 @@ import msgspec
 
 from gpu_device_plugin.cluster.quantity import requested_amounts
 from gpu_device_plugin.core.contract.keys import STATIC_POD
-from gpu_device_plugin.core.model.amounts import NO_AMOUNTS, Amounts
+from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

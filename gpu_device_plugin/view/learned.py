@@ -13,7 +13,7 @@ from gpu_device_plugin.core.contract.keys import READ_ON_NODES, READ_ON_PODS
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.prices import Lesson, lesson
-from gpu_device_plugin.core.worth.candidates import shape_of
+from gpu_device_plugin.core.worth.appraising import shape_of
 from gpu_device_plugin.core.worth.learning import mean_gpu
 from gpu_device_plugin.core.worth.mix import Mix, PodKind, created_s, kinds_of
 from gpu_device_plugin.core.worth.studying import studied

@@ -20,8 +20,8 @@ from gpu_device_plugin.cluster.api import (
 from gpu_device_plugin.cluster.quantity import whole_quantity
 from gpu_device_plugin.core.contract.keys import ALLOCATION, AVOID_MODEL, READ_ON_PODS, TOO_LONG, USE_MODEL
 from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
-from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.model.resources import Amounts
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, mirror, node, pod
 
 READER = PodReader([GPU_MEM, GPU_COUNT], lambda key: key.startswith("ours/"))

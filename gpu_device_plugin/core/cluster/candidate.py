@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.core.model.amounts import Amounts
+    from gpu_device_plugin.core.model.resources import Amounts
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.candidate import summary
+from gpu_device_plugin.core.cluster.candidate import Summary, summary
 from gpu_device_plugin.core.cluster.packing import MOST_STEPS, Packer, Packing, frees_of, groups, order
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.placing import Placement, Refusal, fits_kind, place, preference
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gpu_device_plugin.core.cluster.asking import Ask
-    from gpu_device_plugin.core.cluster.candidate import Candidate, Summary
     from gpu_device_plugin.core.model.placing import Demand, Rank, Ranks, Room
+    from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.core.contract.wishes import Wishes
 
     _Likeness = tuple[int, int, bool, bool, bool, bool]
 
 TOGETHER = "its GPUs have no room for all containers of the pod together"
+_NOTHING = Summary()
 _NONE_ALLOWED = "the pod's annotations allow none of its GPUs"
 _WHOLE_INSTANCES = "its MIG instances are given whole, by the resources of their profiles, and it shares no GPU"
 _NO_GPU = "it has MIG instances only, none of its GPUs is whole"
@@ -68,7 +69,7 @@ def unfit(ask: Ask, node: Candidate, packer: Packer | None = None) -> Unfit | No
     if why is not None:
         return why
     rooms = allowed(ask, node)
-    numbers = node.summary if rooms is node.rooms else summary(rooms)
+    numbers = _numbers(node, rooms)
     if len(ask.parts) == 1:
         return _alone(ask, node, rooms, numbers)
     packer = packer or Packer([part.demand for part in ask.parts])
@@ -96,7 +97,7 @@ def fit(ask: Ask, node: Candidate, policy: str, ranks: Ranks | None = None) -> F
         return why
     rooms = allowed(ask, node)
     demands = [part.demand for part in ask.parts]
-    found = _packed(ask, node, rooms, summary(rooms), Packer(demands))
+    found = _packed(ask, node, rooms, _numbers(node, rooms), Packer(demands))
     if isinstance(found, Unfit):
         return found
     chosen = gpu_policy_of(ask, node, policy)
@@ -179,16 +180,22 @@ def allowed(ask: Ask, node: Candidate) -> tuple[Room, ...]:
         return node.rooms
     if not _named(wishes, gpus):
         # Of nearly all nodes the models decide, and most have GPUs of one model.
-        models = set(map(wishes.allow_model, gpus.models))
-        if wishes.use_uuids or models == {False}:
+        if wishes.use_uuids or not any(map(wishes.allow_model, gpus.models)):
             return ()
-        if models == {True}:
+        if all(map(wishes.allow_model, gpus.models)):
             return node.rooms
     return tuple(
         room
         for gpu, room in zip(gpus.gpus, node.rooms, strict=True)
         if wishes.allow_model(gpu.model) and wishes.allow_uuid(gpu.uuid, gpu.card)
     )
+
+
+def _numbers(node: Candidate, rooms: Sequence[Room]) -> Summary:
+    """Return the numbers that summarize the allowed rooms of a node."""
+    if rooms is node.rooms:
+        return node.summary
+    return summary(rooms) if rooms else _NOTHING
 
 
 def _named(wishes: Wishes, gpus: NodeGpus) -> bool:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Summary
-    from gpu_device_plugin.core.cluster.effort import Effort
     from gpu_device_plugin.core.model.placing import Demand, Room
+
 
 T = TypeVar("T")
 
@@ -23,6 +23,48 @@ MOST_STEPS = 1000
 eight GPUs that are all different take a few dozen; a step takes some microseconds."""
 _MOST_PACKINGS = 10_000
 """The most packings that are cached for one pod; the cache is cleared when it is full."""
+
+
+class TooLongError(Exception):
+    """A search has no steps left. Its unfinished result must not be cached."""
+
+
+class Effort:
+    """The steps that a search has left: the same request has the same answer on every machine.
+
+    Each search defines how long its step takes.
+    """
+
+    def __init__(self, steps: int) -> None:
+        """Start with `steps`."""
+        self._steps = steps
+        self._left = steps
+
+    def __repr__(self) -> str:
+        return f"<Effort: {self._left} of {self._steps} steps left>"
+
+    @property
+    def spent(self) -> int:
+        """The number of steps taken."""
+        return self._steps - self._left
+
+    def renew(self) -> None:
+        """Restore the whole budget for another search."""
+        self._left = self._steps
+
+    def spend(self, steps: int) -> None:
+        """Count steps that were taken; never raises."""
+        self._left -= steps
+
+    def take(self, steps: int) -> None:
+        """Count steps that were taken. Raises TooLongError if no step is left."""
+        self.spend(steps)
+        self.check()
+
+    def check(self) -> None:
+        """Raise TooLongError if no step is left."""
+        if self._left <= 0:
+            raise TooLongError
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.candidate import candidate, rooms_of
-from gpu_device_plugin.core.cluster.effort import Effort, TooLongError
 from gpu_device_plugin.core.cluster.fitting import unfit
-from gpu_device_plugin.core.cluster.packing import MOST_STEPS, Packer, Packing
+from gpu_device_plugin.core.cluster.packing import MOST_STEPS, Effort, Packer, Packing, TooLongError
 from gpu_device_plugin.core.cluster.victims import VictimSearch, spared
 from gpu_device_plugin.core.model.resources import Kind
 

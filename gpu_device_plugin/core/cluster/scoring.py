@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import combinations
 from math import comb
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.candidate import Candidate, Summary
-    from gpu_device_plugin.core.cluster.effort import Effort
+    from gpu_device_plugin.core.cluster.packing import Effort
     from gpu_device_plugin.core.model.gpus import Links
 
 MOST = 10
@@ -32,8 +33,8 @@ _STEPS_OF_A_GROUP = 5
 """The cost of finding the best connected group of GPUs, in steps of `Effort`."""
 _STEPS_OF_A_NODE = 1
 """The cost of looking at each GPU of a node of which a pod may have some."""
-_MOST_GROUPS = 50_000
-"""The most groups of GPUs whose connection is cached for one pod; the cache is cleared when it is full."""
+_MOST_GROUPS = 10_000
+"""The most groups of GPUs whose connection is cached for one pod."""
 
 
 class Scorer:
@@ -67,7 +68,7 @@ class Scorer:
         self._whole = sum(amount for amount, _ in self._counts)
         self._spoilable = sum(gpus for _, gpus in self._memory) + sum(pairs for _, pairs in self._counts)
         """The units that the pod could spoil: GPUs for memory, and pairs of whole ones."""
-        self._connected: dict[tuple[Links, tuple[int, ...], int], float] = {}
+        self._connection = lru_cache(_MOST_GROUPS)(self._compared)
 
     def score(self, node: Candidate) -> int:
         """Return how well a node suits the pod. Raises TooLongError once there is no time to look closer."""
@@ -106,16 +107,10 @@ class Scorer:
         whole = self._whole / len(gpus.sizes) * (gpus.total / numbers.total) if self._whole else 0.0
         return min(1.0, (numbers.used + self._shares) / numbers.total + whole)
 
-    def _connection(self, links: Links, unused: tuple[int, ...], amount: int) -> float:
-        key = links, unused, amount
-        found = self._connected.get(key)
-        if found is None:
-            self._effort.check()
-            self._effort.spend(_STEPS_OF_A_GROUP)
-            if len(self._connected) >= _MOST_GROUPS:
-                self._connected.clear()
-            found = self._connected[key] = connected(links, unused, amount)
-        return found
+    def _compared(self, links: Links, unused: tuple[int, ...], amount: int) -> float:
+        self._effort.check()
+        self._effort.spend(_STEPS_OF_A_GROUP)
+        return connected(links, unused, amount)
 
 
 def score_for(policy: str, full: float, spared: float) -> int:

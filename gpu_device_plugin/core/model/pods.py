@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.amounts import NO_AMOUNTS, Amounts
+from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.model.mig import is_mig_resource
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 class Kind(StrEnum):
@@ -60,3 +60,24 @@ class Names:
     def __contains__(self, name: object) -> bool:
         """Whether a resource of this full name is ours."""
         return isinstance(name, str) and self.kind_of(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """CPU and memory."""
+
+    cpu_milli: int = 0
+    """Thousandths of a CPU."""
+    memory_mib: int = 0
+    """MiB; requests are rounded up, and the room of a node down."""
+
+    def without(self, taken: Iterable[Amounts]) -> Amounts:
+        """Return the rest; less than 0 where more is taken than there is."""
+        cpu, memory = self.cpu_milli, self.memory_mib
+        for each in taken:
+            cpu -= each.cpu_milli
+            memory -= each.memory_mib
+        return Amounts(cpu, memory)
+
+
+NO_AMOUNTS = Amounts()

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.ending import ends_needed
 from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit
+from gpu_device_plugin.core.cluster.victims import ends_needed
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.placing import Demand, Obstacle, Refusal, fits_kind, place
 from gpu_device_plugin.core.model.policy import POLICIES
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.asking import Ask, Part
-    from gpu_device_plugin.core.cluster.ending import Ends
     from gpu_device_plugin.core.cluster.nodeview import GpuView, Held, NodeView
     from gpu_device_plugin.core.cluster.usage import Occupant
     from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.cluster.victims import Ends
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.telling.diagnosing import Finding
     from gpu_device_plugin.core.telling.podcauses import SchedulingStatus

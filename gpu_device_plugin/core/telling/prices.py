@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.core.telling.printing import counted, printable
 from gpu_device_plugin.core.telling.tables import Layout, Line, Row, table
 from gpu_device_plugin.core.worth.learning import HOSTS, cells
-from gpu_device_plugin.core.worth.studying import LITTLE
-from gpu_device_plugin.core.worth.when import FEWEST
+from gpu_device_plugin.core.worth.studying import FEWEST, LITTLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.worth.learning import Tables
     from gpu_device_plugin.core.worth.mix import PodKind
     from gpu_device_plugin.core.worth.shapes import GpuKind, Shape
-    from gpu_device_plugin.core.worth.studying import Study
+    from gpu_device_plugin.core.worth.studying import Study, Trial
 
 DISCLAIMER = (
     "This is what the bound pods of now teach. The running extender may have learned from pods that have ended since, "

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.asking import Ask
-    from gpu_device_plugin.core.model.amounts import Amounts
+    from gpu_device_plugin.core.model.resources import Amounts
 
 HALF_LIFE_S = 6 * 3600.0
 """After this many seconds a pod counts half as much as one that comes now, if enough others came meanwhile."""

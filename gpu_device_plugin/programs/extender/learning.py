@@ -8,22 +8,19 @@ import math
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 from gpu_device_plugin.core.cluster.asking import Ask, ask
-from gpu_device_plugin.core.worth.appraising import Appraiser
-from gpu_device_plugin.core.worth.candidates import ranks_on
+from gpu_device_plugin.core.worth.appraising import Appraiser, ranks_on
 from gpu_device_plugin.core.worth.learning import mean_gpu
 from gpu_device_plugin.core.worth.mix import Mix, PodKind, created_s, kinds_of
-from gpu_device_plugin.core.worth.studying import studying
-from gpu_device_plugin.core.worth.when import due
+from gpu_device_plugin.core.worth.studying import due, studying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.other_pods import OtherPod
-    from gpu_device_plugin.core.model.amounts import Amounts
     from gpu_device_plugin.core.model.placing import Ranks
     from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.model.resources import Amounts, Resource
     from gpu_device_plugin.core.worth.learning import Tables
     from gpu_device_plugin.core.worth.shapes import Shape
     from gpu_device_plugin.core.worth.studying import Study

@@ -29,14 +29,11 @@ from gpu_device_plugin.core.contract.keys import READ_ON_NODES, READ_ON_PODS, Ma
 from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.core.telling.gauges import ExtenderMetrics, WatchMetrics
 from gpu_device_plugin.fleet import Entry, Fleet
-from gpu_device_plugin.programs.extender.binding import Binding
+from gpu_device_plugin.programs.extender.binding import Binding, Freshness
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
-from gpu_device_plugin.programs.extender.freshness import Freshness
 from gpu_device_plugin.programs.extender.learning import Learner
-from gpu_device_plugin.programs.extender.readiness import Readiness
-from gpu_device_plugin.programs.extender.routes import Routes
-from gpu_device_plugin.programs.extender.verbs import Verbs
-from gpu_device_plugin.programs.extender.waiting import Waiting
+from gpu_device_plugin.programs.extender.routes import Readiness, Routes
+from gpu_device_plugin.programs.extender.verbs import Verbs, Waiting
 from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.rereading import Rereading
 from gpu_device_plugin.settings.knobs import UsageError, reload
@@ -52,7 +49,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.errors import ApiError
     from gpu_device_plugin.core.cluster.other_pods import OtherPod
     from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.programs.extender.readiness import Watches
+    from gpu_device_plugin.programs.extender.routes import Watches
     from gpu_device_plugin.settings.extender import ExtenderSettings
     from gpu_device_plugin.settings.forms import Address
     from gpu_device_plugin.settings.sources import Sources, Texts

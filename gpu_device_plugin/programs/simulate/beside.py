@@ -9,6 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpu_device_plugin.core.worth.appraising import Left
     from gpu_device_plugin.core.worth.mix import PodKind
     from gpu_device_plugin.programs.simulate.model import Start
 
@@ -24,6 +25,9 @@ class Placer(Protocol):
 
     def leave(self, kind: int, row: int, gpus: Sequence[int]) -> None:
         """Give back what a pod has taken."""
+
+    def left(self, row: int) -> Left:
+        """Return what a node has left now."""
 
 
 class Beside:
@@ -65,3 +69,7 @@ class Beside:
         """Give back what a pod has taken."""
         self._placer.leave(kind, row, gpus)
         self._left[row] += (self._kinds[kind].cpu_milli, self._kinds[kind].memory_mib)
+
+    def left(self, row: int) -> Left:
+        """Return what a node has left now."""
+        return self._placer.left(row)

@@ -13,7 +13,7 @@ from gpu_device_plugin.core.cluster.asking import Ask, amount_of, ask
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, READ_ON_NODES, READ_ON_PODS
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.worth.candidates import left_on, shape_of
+from gpu_device_plugin.core.worth.appraising import left_on, shape_of
 from gpu_device_plugin.core.worth.mix import kinds_of
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.programs.simulate import nvidia

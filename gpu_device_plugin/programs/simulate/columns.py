@@ -11,7 +11,7 @@ from gpu_device_plugin.core.worth.appraising import NEVER, Appraiser
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpu_device_plugin.core.worth.appraising import Appraisal
+    from gpu_device_plugin.core.worth.appraising import Appraisal, Left
     from gpu_device_plugin.core.worth.learning import Tables
     from gpu_device_plugin.core.worth.mix import PodKind
     from gpu_device_plugin.programs.simulate.rooms import Floats, Ints, Rooms
@@ -108,6 +108,10 @@ class Columns:
         rooms.cpu[row] += pod.cpu_milli
         rooms.memory[row] += pod.memory_mib
         self._changed(row)
+
+    def left(self, row: int) -> Left:
+        """Return what a node has left now."""
+        return self.rooms.node(row)[1]
 
     def _changed(self, row: int) -> None:
         self._changes.append(row)

@@ -24,7 +24,7 @@ from gpu_device_plugin.settings.knobs import nearest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.model.amounts import Amounts
+    from gpu_device_plugin.core.model.resources import Amounts
 
 _NODE_WORDS = ("gpus", "mem", "model", "mig", "divided", "cpu", "memory")
 _POD_WORDS = ("mem", "count", "split", "model", "cpu", "memory")

@@ -8,9 +8,9 @@ from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import Candidate, summary
 from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
-from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.placing import Demand, Room
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.fleet import View
 from gpu_device_plugin.fleet_judge import Judge
 
@@ -37,8 +37,7 @@ class Judged:
         self._asks = [asked(kind) for kind in kinds]
         self._names = [str(at) for at in range(len(nodes))]
         self._gpus = [_gpus(node) for node in nodes]
-        self._frees = [list(node.left.frees) for node in nodes]
-        self._left = [Amounts(node.left.cpu_milli, node.left.memory_mib) for node in nodes]
+        self._left = [node.left for node in nodes]
         self._nodes = View(lambda: None)
         for row in range(len(nodes)):
             self._put(row)
@@ -66,22 +65,24 @@ class Judged:
 
     def take(self, kind: int, row: int, gpus: Sequence[int]) -> None:
         """Place a pod where somebody else has decided."""
-        pod = self._kinds[kind]
-        for gpu in gpus:
-            self._frees[row][gpu] -= pod.shares or self._frees[row][gpu]
-        self._left[row] = self._left[row].without([Amounts(pod.cpu_milli, pod.memory_mib)])
+        self._left[row] = self._left[row].after(self._kinds[kind], gpus)
         self._put(row)
 
     def leave(self, kind: int, row: int, gpus: Sequence[int]) -> None:
         """Give back what a pod has taken."""
-        pod, sizes = self._kinds[kind], self._gpus[row].sizes
+        pod, left, sizes = self._kinds[kind], self._left[row], self._gpus[row].sizes
+        frees = list(left.frees)
         for gpu in gpus:
-            self._frees[row][gpu] = self._frees[row][gpu] + pod.shares if pod.shares else sizes[gpu]
-        self._left[row] = self._left[row].without([Amounts(-pod.cpu_milli, -pod.memory_mib)])
+            frees[gpu] = frees[gpu] + pod.shares if pod.shares else sizes[gpu]
+        self._left[row] = Left(tuple(frees), left.cpu_milli + pod.cpu_milli, left.memory_mib + pod.memory_mib)
         self._put(row)
 
+    def left(self, row: int) -> Left:
+        """Return what a node has left now."""
+        return self._left[row]
+
     def _put(self, row: int) -> None:
-        gpus = self._gpus[row]
+        gpus, left = self._gpus[row], self._left[row]
         rooms = tuple(
             Room(
                 gpu.position,
@@ -91,9 +92,9 @@ class Judged:
                 shared=free != gpu.shares,
                 card=gpus.cards.get(gpu.position),
             )
-            for gpu, free in zip(gpus.gpus, self._frees[row], strict=True)
+            for gpu, free in zip(gpus.gpus, left.frees, strict=True)
         )
-        self._nodes.put(str(row), Candidate(str(row), gpus, rooms, summary(rooms), None, self._left[row]))
+        self._nodes.put(str(row), Candidate(str(row), gpus, rooms, summary(rooms)))
 
 
 def _gpus(node: Start) -> NodeGpus:

@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gpu_device_plugin.core.worth.appraising import Left
-from gpu_device_plugin.core.worth.shapes import GpuKind, Shape
+from gpu_device_plugin.core.worth.shapes import GpuKind, Shape, needs_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gpu_device_plugin.core.worth.mix import PodKind
+
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -130,3 +131,30 @@ def allowed_gpus(kind: PodKind, rooms: Rooms, rows: Ints) -> Bools:
         return np.ones((1, 1), np.bool_)
     by_gpu = np.array([kind.wishes.allow_model(gpu.model) for gpu in rooms.gpus])
     return by_gpu[rooms.gpu[rows]]
+
+
+_MANY = 1 << 60
+
+
+def states_after(kind: PodKind, rooms: Rooms, rows: Ints) -> tuple[Ints, Bools]:
+    """Return the free shares that a pod may leave, rows x states x GPUs, and which of the states are possible.
+
+    A pod that takes shares of one GPU may take any; of several GPUs a pod gets the fullest ones that have room.
+    """
+    free, whole = rooms.free[rows], rooms.whole[rows]
+    number, gpus = free.shape
+    if not kind.gpus:
+        return free[:, None, :], np.ones((number, 1), np.bool_)
+    fitting = (free >= kind.shares) if kind.shares else (free == whole)
+    fitting &= (free > 0) & allowed_gpus(kind, rooms, rows)
+    if needs_gpus(kind):
+        fitting &= whole > 0
+    if kind.shares and kind.gpus == 1:
+        states = np.repeat(free[:, None, :], gpus, 1)
+        at = np.arange(gpus)
+        states[:, at, at] -= kind.shares
+        return states, fitting
+    order = np.argsort(np.where(fitting, free, _MANY), 1, kind="stable")
+    taken = fitting & (np.argsort(order, 1, kind="stable") < kind.gpus)
+    states = np.where(taken, free - kind.shares if kind.shares else 0, free)
+    return states[:, None, :], (fitting.sum(1) >= kind.gpus)[:, None]

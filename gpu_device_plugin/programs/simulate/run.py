@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.core.worth.learning import learn
 from gpu_device_plugin.core.worth.mix import Mix
-from gpu_device_plugin.core.worth.studying import studied
-from gpu_device_plugin.core.worth.when import due
+from gpu_device_plugin.core.worth.studying import due, studied
 from gpu_device_plugin.programs.simulate.beside import Beside
-from gpu_device_plugin.programs.simulate.bestfit import BestFit
 from gpu_device_plugin.programs.simulate.columns import Columns, Fit
-from gpu_device_plugin.programs.simulate.fgd import Fgd
+from gpu_device_plugin.programs.simulate.fgd import BestFit, Fgd
 from gpu_device_plugin.programs.simulate.judged import Judged
 from gpu_device_plugin.programs.simulate.model import Outcome, capacity_of, shares_of, unit_of
 from gpu_device_plugin.programs.simulate.rooms import rooms_of
@@ -64,49 +61,16 @@ def run(
     placer = _placer(policy, ordered, workload, cold=cold)
     if others_apart:
         placer = Beside(placer, ordered, workload.kinds)
-    left = _Left(ordered, workload.kinds)
-    accepted = _accepted(placer, left, arrivals, progress)
+    accepted = _accepted(placer, arrivals, progress)
     unit = unit_of(nodes)
     demand = np.array([shares_of(kind, unit) for kind in workload.kinds])
     shares = demand[np.array(arrivals.pods, np.int64)]
     cpu_s = time.process_time() - began
-    return Outcome(policy, arrivals.pods, accepted, shares, capacity_of(nodes), cpu_s, left.nodes())
+    after = tuple([replace(node, left=placer.left(row)) for row, node in enumerate(ordered)])
+    return Outcome(policy, arrivals.pods, accepted, shares, capacity_of(nodes), cpu_s, after)
 
 
-class _Left:
-    """Keeps account of what pods leave on the nodes."""
-
-    def __init__(self, nodes: Sequence[Start], kinds: Sequence[PodKind]) -> None:
-        self._nodes = nodes
-        self._kinds = kinds
-        self._frees = [list(node.left.frees) for node in nodes]
-        self._amounts = [[node.left.cpu_milli, node.left.memory_mib] for node in nodes]
-
-    def take(self, kind: int, row: int, gpus: Sequence[int]) -> None:
-        """Note a pod that was placed."""
-        pod, frees = self._kinds[kind], self._frees[row]
-        for gpu in gpus:
-            frees[gpu] -= pod.shares or frees[gpu]
-        self._use(row, pod.cpu_milli, pod.memory_mib)
-
-    def give_back(self, kind: int, row: int, gpus: Sequence[int]) -> None:
-        """Note a pod that left."""
-        pod, frees, sizes = self._kinds[kind], self._frees[row], self._nodes[row].shape.sizes
-        for gpu in gpus:
-            frees[gpu] = frees[gpu] + pod.shares if pod.shares else sizes[gpu]
-        self._use(row, -pod.cpu_milli, -pod.memory_mib)
-
-    def _use(self, row: int, cpu_milli: int, memory_mib: int) -> None:
-        self._amounts[row][0] -= cpu_milli
-        self._amounts[row][1] -= memory_mib
-
-    def nodes(self) -> tuple[Start, ...]:
-        """Return the nodes as they are now."""
-        now = zip(self._nodes, self._frees, self._amounts, strict=True)
-        return tuple([replace(node, left=Left(tuple(frees), *amounts)) for node, frees, amounts in now])
-
-
-def _accepted(placer: Placer, left: _Left, arrivals: Arrivals, progress: Callable[[int], None]) -> np.ndarray:
+def _accepted(placer: Placer, arrivals: Arrivals, progress: Callable[[int], None]) -> np.ndarray:
     accepted = np.zeros(len(arrivals.pods), np.bool_)
     running: list[tuple[float, int, int, Sequence[int]]] = []
     """When a pod leaves, its kind, its row and its GPUs."""
@@ -117,11 +81,8 @@ def _accepted(placer: Placer, left: _Left, arrivals: Arrivals, progress: Callabl
             while running and running[0][0] <= arrivals.at[n]:
                 _, ended, row, gpus = heapq.heappop(running)
                 placer.leave(ended, row, gpus)
-                left.give_back(ended, row, gpus)
         found = placer.place(kind)
         accepted[n] = found is not None
-        if found is not None:
-            left.take(kind, *found)
         if found is not None and arrivals.at is not None and arrivals.life is not None:
             heapq.heappush(running, (arrivals.at[n] + arrivals.life[n], kind, *found))
     progress(len(arrivals.pods))
@@ -150,27 +111,20 @@ def _fgd(rooms: Rooms, mix: Mix) -> Scorer:
     return Fgd(rooms, mix.parts())
 
 
-class _Learning:
+class _Learning(Columns):
     """Learns from the pods that found room so far, at the same times as the scheduler extender."""
 
-    def __init__(self, rooms: Rooms, kinds: Sequence[PodKind], scorer: Callable[[Rooms, Mix], Scorer]) -> None:
-        self._columns = Columns(rooms, kinds, BestFit(rooms))
-        self._kinds = kinds
-        self._scorer = scorer
+    def __init__(self, rooms: Rooms, kinds: Sequence[PodKind], learned: Callable[[Rooms, Mix], Scorer]) -> None:
+        super().__init__(rooms, kinds, BestFit(rooms))
+        self._learned = learned
         self._mix = Mix()
         self._learned_from = 0
 
     def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
         if due(self._mix.came, self._learned_from, 0.0, outdated=False):
             self._learned_from = self._mix.came
-            self._columns.follow(self._scorer(self._columns.rooms, self._mix))
-        found = self._columns.place(kind)
+            self.follow(self._learned(self.rooms, self._mix))
+        found = super().place(kind)
         if found is not None:
             self._mix.add([self._kinds[kind]], 0.0)
         return found
-
-    def take(self, kind: int, row: int, gpus: Sequence[int]) -> None:
-        self._columns.take(kind, row, gpus)
-
-    def leave(self, kind: int, row: int, gpus: Sequence[int]) -> None:
-        self._columns.leave(kind, row, gpus)

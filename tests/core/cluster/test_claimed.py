@@ -23,10 +23,9 @@ from gpu_device_plugin.core.cluster.instances import InstancePod
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage
 from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.core.contract.nodegpus import AWAY, ListedInstance
-from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.claims import Device, Request
 from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.resources import Amounts, Kind
 from tests.claim_values import (
     INSTANCES,
     claim,

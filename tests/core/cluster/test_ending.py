@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import candidate
-from gpu_device_plugin.core.cluster.ending import Ends, ends_needed
 from gpu_device_plugin.core.cluster.fitting import unfit
+from gpu_device_plugin.core.cluster.victims import Ends, ends_needed
 from gpu_device_plugin.core.contract.nodegpus import ListedInstance
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.placing import Demand

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.cluster.effort import Effort, TooLongError
-from gpu_device_plugin.core.cluster.packing import CachingPacker, Packer
+from gpu_device_plugin.core.cluster.packing import CachingPacker, Effort, Packer, TooLongError
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
 

@@ -11,8 +11,7 @@ from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.telling.prices import DISCLAIMER, Lesson, lesson, price_document, price_lines
 from gpu_device_plugin.core.worth.mix import Mix, PodKind
 from gpu_device_plugin.core.worth.shapes import Shape
-from gpu_device_plugin.core.worth.studying import studied
-from gpu_device_plugin.core.worth.trial import Trial
+from gpu_device_plugin.core.worth.studying import Trial, studied
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

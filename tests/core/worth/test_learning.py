@@ -16,11 +16,18 @@ from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
-from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.worth.appraising import CLOSED, Appraiser, Choice, Left
-from gpu_device_plugin.core.worth.candidates import UNKNOWN, left_on, ranks_on, shape_of
+from gpu_device_plugin.core.model.resources import Amounts, Kind
+from gpu_device_plugin.core.worth.appraising import (
+    CLOSED,
+    UNKNOWN,
+    Appraiser,
+    Choice,
+    Left,
+    left_on,
+    ranks_on,
+    shape_of,
+)
 from gpu_device_plugin.core.worth.learning import MOST_CELLS, MOST_LEVELS, MOST_TABLES, WANTED, Tables, learn, learning
 from gpu_device_plugin.core.worth.mix import PodKind
 from gpu_device_plugin.core.worth.shapes import GpuKind, Shape, rounded

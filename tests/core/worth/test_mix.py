@@ -7,9 +7,18 @@ import pytest
 from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.worth.mix import HALF_LIFE_S, MOST_KINDS, MOST_WISHES, Mix, PodKind, created_s, kinds_of
-from gpu_device_plugin.core.worth.when import due
+from gpu_device_plugin.core.model.resources import Amounts, Kind
+from gpu_device_plugin.core.worth.mix import (
+    HALF_LIFE_S,
+    MOST_KINDS,
+    MOST_WISHES,
+    Mix,
+    PodKind,
+    created_s,
+    kinds_of,
+    largest_kind,
+)
+from gpu_device_plugin.core.worth.studying import due
 
 A, B = PodKind(4, 1), PodKind(8, 1)
 
@@ -165,3 +174,12 @@ def test_it_is_time_to_learn(came: int, learned_from: int, age_s: float, *, outd
 def test_a_pod_without_a_time_counts_like_the_latest() -> None:
     assert created_s("1970-01-01T00:01:00Z") == 60.0
     assert created_s("") == 0.0
+
+
+def test_the_largest_part_of_a_pod_stands_for_it_with_all_its_cpu() -> None:
+    """A whole GPU is larger than any memory."""
+    memory, whole = (Part(Demand(Kind.MEMORY, amount)) for amount in (4, 9)), Part(Demand(Kind.COUNT, 1))
+    parts = tuple(memory)
+    assert largest_kind(Ask(parts), Amounts(2000, 64)) == PodKind(9, 1, 2000, 64)
+    assert largest_kind(Ask((*parts, whole)), Amounts(2000, 64)) == PodKind(0, 1, 2000, 64)
+    assert largest_kind(Ask(), Amounts(500, 16)) == PodKind(0, 0, 500, 16)

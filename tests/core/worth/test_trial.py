@@ -14,15 +14,13 @@ from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
-from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.worth.appraising import Left
-from gpu_device_plugin.core.worth.candidates import left_on, shape_of
+from gpu_device_plugin.core.model.resources import Amounts, Kind
+from gpu_device_plugin.core.worth.appraising import Left, left_on, shape_of
 from gpu_device_plugin.core.worth.learning import learn
 from gpu_device_plugin.core.worth.mix import PodKind
 from gpu_device_plugin.core.worth.shapes import Shape
-from gpu_device_plugin.core.worth.trial import Trial, binpack, trying
+from gpu_device_plugin.core.worth.studying import Trial, binpack, trying
 from tests.scores import score
 from tests.work import counted
 

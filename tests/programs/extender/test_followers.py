@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.cluster.api import NodeReader, NodeRecord
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, PLACEMENT_LABEL
-from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.model.resources import Amounts
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
 from gpu_device_plugin.testing import builders

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpu_device_plugin.programs.extender.freshness import PAUSE_S, Freshness
+from gpu_device_plugin.programs.extender.binding import PAUSE_S, Freshness
 
 
 @dataclass

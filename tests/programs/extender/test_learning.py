@@ -17,8 +17,8 @@ from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.keys import USE_MODEL
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.contract.wishes import Wishes
-from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.model.resources import Amounts
 from gpu_device_plugin.core.worth.mix import PodKind
 from gpu_device_plugin.core.worth.shapes import GpuKind, Shape
 from gpu_device_plugin.fleet import Entry

@@ -792,9 +792,7 @@ def test_a_message_in_the_log_says_what_was_not_answered(caplog: pytest.LogCaptu
 def test_repr_is_one_line() -> None:
     world = two_nodes()
     world.filter(wanting(1), "a")
-    assert repr(world.verbs) == (
-        "<Verbs: <Fleet: 2 nodes, 3 pods, 0 pending>, <Judge: 2 nodes, remembers 1 pods>>"
-    )
+    assert repr(world.verbs) == ("<Verbs: <Fleet: 2 nodes, 3 pods, 0 pending>, <Judge: 2 nodes, remembers 1 pods>>")
 
 
 # --- Nodes that serve claims ------------------------------------------------------------------------------------------

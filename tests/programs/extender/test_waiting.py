@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.waiting import Reason
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.fleet import Fleet
-from gpu_device_plugin.programs.extender.waiting import Waiting
+from gpu_device_plugin.programs.extender.verbs import Waiting
 from tests.programs.extender.harness import world
 from tests.promtool import complaints, needs_promtool
 from tests.resources import RESOURCES
