@@ -71,11 +71,11 @@ def unfit(ask: Ask, node: Candidate, packer: Packer | None = None) -> Unfit | No
     rooms = allowed(ask, node)
     numbers = _numbers(node, rooms)
     if len(ask.parts) == 1:
-        return _alone(ask, node, rooms, numbers)
+        return _alone([ask.parts[0].demand], node, rooms, numbers)
     packer = packer or Packer([part.demand for part in ask.parts])
     if packer.surely_fits(numbers):
         return None
-    found = _packed(ask, node, rooms, numbers, packer)
+    found = _packed(node, rooms, numbers, packer)
     return found if isinstance(found, Unfit) else None
 
 
@@ -97,7 +97,7 @@ def fit(ask: Ask, node: Candidate, policy: str, ranks: Ranks | None = None) -> F
         return why
     rooms = allowed(ask, node)
     demands = [part.demand for part in ask.parts]
-    found = _packed(ask, node, rooms, _numbers(node, rooms), Packer(demands))
+    found = _packed(node, rooms, _numbers(node, rooms), Packer(demands))
     if isinstance(found, Unfit):
         return found
     chosen = gpu_policy_of(ask, node, policy)
@@ -135,19 +135,29 @@ def gpu_policy_of(ask: Ask, node: Candidate, policy: str) -> str:
 
 
 def _packed(
-    ask: Ask, node: Candidate, rooms: Sequence[Room], numbers: Summary, packer: Packer
+    node: Candidate, rooms: Sequence[Room], numbers: Summary, packer: Packer
 ) -> tuple[tuple[int, ...], ...] | Unfit:
     """Return a packing of all parts of a pod into the allowed rooms, or why there is none."""
-    why = _alone(ask, node, rooms, numbers)
-    if why is not None and (why.unresolvable or len(ask.parts) == 1):
+    why = None
+    if not packer.all_fit_alone(numbers):
+        resolvable = packer.all_fit_alone(numbers, emptied=True)
+        why = _alone(packer.demands, node, rooms, numbers, resolvable=resolvable)
+    if why is not None and why.unresolvable:
         return why
-    if why is None and (taken := packer(*frees_of(rooms)).taken) is not None:
-        return taken
-    sizes = tuple(room.total for room in rooms if room.healthy and room.card is None)
-    instances = tuple(room.total for room in rooms if room.healthy and room.card is not None)
-    unresolvable = packer(sizes, sizes, instances).taken is None
-    if why is None or unresolvable:
-        return Unfit(TOGETHER + _among(node, rooms), unresolvable)
+    if why is None:
+        # The numbers have all that decides, but for which of the GPUs are unused, and which are instances.
+        by_numbers = numbers.of_gpus is None and not packer.whole
+        taken = (packer(numbers.frees, ()) if by_numbers else packer(*frees_of(rooms))).taken
+        if taken is not None:
+            return taken
+    if numbers.of_gpus is None:
+        emptied = packer(numbers.sizes, numbers.sizes)
+    else:
+        sizes = tuple(room.total for room in rooms if room.healthy and room.card is None)
+        instances = tuple(room.total for room in rooms if room.healthy and room.card is not None)
+        emptied = packer(sizes, sizes, instances)
+    if why is None or emptied.taken is None:
+        return Unfit(TOGETHER + _among(node, rooms), unresolvable=emptied.taken is None)
     return why
 
 
@@ -210,21 +220,26 @@ def _among(node: Candidate, rooms: Sequence[Room]) -> str:
     return "" if len(rooms) == len(node.rooms) else ", among the GPUs that the pod's annotations allow"
 
 
-def _alone(ask: Ask, node: Candidate, rooms: Sequence[Room], numbers: Summary) -> Unfit | None:
-    """Return why some part of a pod does not fit even alone into the allowed rooms, None if each part does.
+def _alone(
+    demands: Iterable[Demand], node: Candidate, rooms: Sequence[Room], numbers: Summary, *, resolvable: bool = False
+) -> Unfit | None:
+    """Return why some demand does not fit even alone into the allowed rooms, None if each does.
 
     Args:
-        ask: the pod's demand.
+        demands: those of the pod.
         node: the node.
         rooms: the allowed ones.
         numbers: these summarized.
+        resolvable: whether each is known to fit alone once no other pod is left.
     """
     if not rooms:
         return Unfit(_NONE_ALLOWED, unresolvable=True)
-    answers = [why for part in ask.parts if (why := _too_large(part.demand, node, numbers)) is not None]
-    if not answers:
+    answers = (why for demand in demands if (why := _too_large(demand, node, numbers)) is not None)
+    first = next(answers, None)
+    if first is None:
         return None
-    first = min(answers, key=lambda why: not why.unresolvable)
+    if not first.unresolvable and not resolvable:
+        first = next((why for why in answers if why.unresolvable), first)
     among = _among(node, rooms)
     return Unfit(first.sentence + among, first.unresolvable) if among else first
 

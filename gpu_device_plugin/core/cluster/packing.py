@@ -84,6 +84,8 @@ class Packer:
 
     def __init__(self, demands: Sequence[Demand]) -> None:
         """Pack `demands`."""
+        self.demands = tuple(dict.fromkeys(demands))
+        """Those that differ."""
         ordered = [demands[n] for n in order(demands)]
         self.whole = sum(demand.amount for demand in ordered if demand.kind is Kind.COUNT)
         """The number of GPUs that the pod takes whole."""
@@ -96,6 +98,24 @@ class Packer:
         # By n: the sum of shares of the n-th piece and all after it, and the fewest shares per GPU of any of them.
         self._sums = list(accumulate((gpus * each for gpus, each in reversed(self.pieces)), initial=0))[::-1]
         self._least = list(accumulate((each for _, each in reversed(self.pieces)), min))[::-1]
+
+        # The largest demands: a number of whole GPUs, and by n the free shares of the GPU that has the n-th most.
+        self._most_whole = max((demand.amount for demand in ordered if demand.kind is Kind.COUNT), default=0)
+        self._most_shares: dict[int, int] = {}
+        for gpus, each in self.pieces:
+            self._most_shares[gpus - 1] = max(each, self._most_shares.get(gpus - 1, 0))
+
+    def all_fit_alone(self, numbers: Summary, *, emptied: bool = False) -> bool:
+        """Return whether each of the demands would fit if it were the only one, or also the node had no other pod."""
+        gpus = numbers.gpus
+        if self._most_whole > len(gpus.sizes if emptied else gpus.unused):
+            return False
+        for last, each in self._most_shares.items():
+            usable = gpus if last else numbers
+            frees = usable.sizes if emptied else usable.frees
+            if last >= len(frees) or frees[last] < each:
+                return False
+        return True
 
     def surely_fits(self, numbers: Summary) -> bool:
         """Return whether the numbers of a node alone show that there is a packing, as they do of most nodes.

@@ -101,38 +101,6 @@ def test_a_node_is_told_with_all_that_is_known_of_it() -> None:
     assert candidate("n", nothing, [Usage(((0, 3),))]) == Candidate("n", nothing)
 
 
-def test_nodes_of_which_the_same_can_be_said_are_alike() -> None:
-    """Whatever their names and models, and however much is free."""
-    there = candidate("n", NodeGpus((ListedGpu(0, 8, model="Tesla T4"), ListedGpu(1, 4)), share_mib=1024), [])
-    gpus = NodeGpus((ListedGpu(0, 4), ListedGpu(1, 8)), share_mib=1024, policy="spread")
-    other = candidate("m", gpus, [Usage(((0, 3),))])
-    assert there.like == other.like
-
-
-def test_nodes_of_which_another_gpu_is_out_of_service_are_not_alike() -> None:
-    """A pod of 20 is told of the GPU of 21, and not of the one of 14."""
-    large, small = (
-        NodeGpus((ListedGpu(0, 8), ListedGpu(1, size, unhealthy="hot")), share_mib=1024) for size in (21, 14)
-    )
-    assert candidate("n", large, []).like != candidate("n", small, []).like
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        NodeGpus((ListedGpu(0, 8), ListedGpu(1, 5)), share_mib=1024),
-        NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4), ListedGpu(2, 4, unhealthy="hot")), share_mib=1024),
-        NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4)), share_mib=256),
-        NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4)), share_mib=1024, divided=True),
-        NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4)), share_mib=1024, problem="why"),
-    ],
-    ids=["another size", "one GPU more", "another share", "divided", "a problem"],
-)
-def test_nodes_of_which_something_else_can_be_said_are_not(other: NodeGpus) -> None:
-    there = candidate("n", NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4)), share_mib=1024), [])
-    assert there.like != candidate("n", other, []).like
-
-
 # --- MIG instances
 
 
@@ -188,20 +156,6 @@ def test_a_summary_has_the_gpus_alone_too() -> None:
     )
     assert found.gpus is found.of_gpus
     assert found.gpus.gpus is found.gpus
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (mixed("GPU-a", "GPU-a"), NodeGpus((ListedGpu(0, 10), ListedGpu(1, 10)), share_mib=1024)),
-        (mixed(None, "GPU-a"), NodeGpus((ListedGpu(0, 80), ListedGpu(1, 10)), share_mib=1024)),
-        (mixed(None, "GPU-a", unhealthy=0), mixed(None, "GPU-a", unhealthy=1)),
-        (mixed(elsewhere=(1,)), NodeGpus(share_mib=1024)),
-    ],
-    ids=["instances only", "a GPU and an instance", "another is out of service", "instances that are given whole"],
-)
-def test_nodes_whose_instances_differ_are_not_alike(one: NodeGpus, other: NodeGpus) -> None:
-    assert candidate("n", one, []).like != candidate("n", other, []).like
 
 
 # --- nothing is promised twice
