@@ -202,6 +202,8 @@ class CachingPacker(Packer):
 
     def packing(self, left: Sequence[int], instances: Sequence[int] = (), most_steps: int = MOST_STEPS) -> Packing:
         """Search as a `Packer` does."""
+        if sum(left) + sum(instances) < self._sums[0]:
+            return Packing(None, 0)
         # Fewer free shares than the smallest piece count as none, more than the sum of all pieces as that sum.
         key = tuple([min(free, self._sums[0]) for free in left if free >= self._smallest])
         if instances:

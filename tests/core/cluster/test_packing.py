@@ -51,6 +51,7 @@ def test_a_search_for_many_nodes_ends_with_its_effort_and_what_is_cached_costs_n
     assert packer((8,), ()).taken == ()
     assert packer((9, 1), ()).taken == ()
     assert effort.spent == 3
+    assert packer((3, 4), ()).taken is None  # of which the sum says enough
     with pytest.raises(TooLongError):
         packer((3, 5), ())
 
