@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gpu_device_plugin.core.cluster.asking import Ask
-    from gpu_device_plugin.core.model.placing import Demand, Rank, Ranks, Room
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.core.contract.wishes import Wishes
+    from gpu_device_plugin.core.model.placing import Demand, Rank, Ranks, Room
 
     _Likeness = tuple[int, int, bool, bool, bool, bool]
 

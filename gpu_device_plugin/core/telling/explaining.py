@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.asking import Ask, Part
     from gpu_device_plugin.core.cluster.nodeview import GpuView, Held, NodeView
     from gpu_device_plugin.core.cluster.usage import Occupant
-    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.cluster.victims import Ends
+    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.telling.diagnosing import Finding
     from gpu_device_plugin.core.telling.podcauses import SchedulingStatus

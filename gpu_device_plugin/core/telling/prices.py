@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.worth.learning import Tables
     from gpu_device_plugin.core.worth.mix import PodKind
     from gpu_device_plugin.core.worth.shapes import GpuKind, Shape
-    from gpu_device_plugin.core.worth.studying import Study, Trial
+    from gpu_device_plugin.core.worth.studying import Study
 
 DISCLAIMER = (
     "This is what the bound pods of now teach. The running extender may have learned from pods that have ended since, "

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.core.model.placing import Demand, Room
-    from gpu_device_plugin.core.model.policy import Rank, Ranks
+    from gpu_device_plugin.core.model.placing import Demand, Rank, Ranks, Room
     from gpu_device_plugin.core.worth.learning import Tables
     from gpu_device_plugin.core.worth.mix import PodKind
     from gpu_device_plugin.core.worth.shapes import GpuKind

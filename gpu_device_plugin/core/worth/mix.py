@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
-from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.times import epoch_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -10,18 +10,17 @@ import numpy as np
 
 from gpu_device_plugin.core.telling.printing import printable
 from gpu_device_plugin.core.telling.tables import Line, Tone, columns, fitted, padded
-from gpu_device_plugin.fleet_index.rooms import rooms_of
 from gpu_device_plugin.programs.simulate.experiment import REJECTED
 from gpu_device_plugin.programs.simulate.model import class_of, counted, order, unit_of
-from gpu_device_plugin.programs.simulate.states import states_after
+from gpu_device_plugin.programs.simulate.rooms import rooms_of, states_after
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.worth.mix import PodKind
-    from gpu_device_plugin.fleet_index.rooms import Rooms
     from gpu_device_plugin.programs.simulate.experiment import Needed, Plan
     from gpu_device_plugin.programs.simulate.model import Outcome, Start, Workload
+    from gpu_device_plugin.programs.simulate.rooms import Rooms
     from gpu_device_plugin.programs.simulate.sources import Inputs
 
 VERSION = 1

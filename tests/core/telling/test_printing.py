@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.telling.printing import json_line, missing_right, printable, ranges
+from gpu_device_plugin.core.telling.printing import json_line, printable, ranges
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,3 @@ def test_what_json_has_no_form_for_is_text() -> None:
 )
 def test_numbers_in_a_row_are_written_as_a_range(numbers: tuple[int, ...], shown: str) -> None:
     assert ranges(numbers) == shown
-
-
-@pytest.mark.parametrize(
-    ("group", "namespace", "right"),
-    [
-        ("", "", "the right to list pods in the whole cluster is missing"),
-        ("resource.k8s.io", "ml", "the right to list pods.resource.k8s.io in the namespace ml is missing"),
-    ],
-)
-def test_a_missing_right_names_what_to_ask_for(group: str, namespace: str, right: str) -> None:
-    assert missing_right("list", "pods", group, namespace) == right

@@ -14,9 +14,9 @@ import pytest
 from gpu_device_plugin.core.worth.mix import Mix, PodKind
 from gpu_device_plugin.core.worth.shapes import Shape
 from gpu_device_plugin.core.worth.studying import studied
-from gpu_device_plugin.programs.simulate.model import Start, Workload, capacity_of, shares_of, until
 from gpu_device_plugin.programs.simulate.columns import Columns, Fit
 from gpu_device_plugin.programs.simulate.fgd import BestFit
+from gpu_device_plugin.programs.simulate.model import Start, Workload, capacity_of, shares_of, until
 from gpu_device_plugin.programs.simulate.rooms import rooms_of
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from gpu_device_plugin.core.worth.learning import learn
 from gpu_device_plugin.core.worth.mix import PodKind
 from gpu_device_plugin.core.worth.shapes import Shape
 from gpu_device_plugin.programs.simulate.beside import Beside
-from gpu_device_plugin.programs.simulate.entries import nodes_in_trace, pods_in_trace
 from gpu_device_plugin.programs.simulate.columns import Columns, Fit
+from gpu_device_plugin.programs.simulate.entries import nodes_in_trace, pods_in_trace
 from gpu_device_plugin.programs.simulate.fgd import BestFit, Fgd
 from gpu_device_plugin.programs.simulate.judged import Judged
 from gpu_device_plugin.programs.simulate.model import (
