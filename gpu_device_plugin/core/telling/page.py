@@ -167,10 +167,6 @@ def _claims(pod: Occupant, may_see: Callable[[str], bool]) -> Fields:
     return {"claims": list(pod.claims), **({} if pod.pods == (pod.name,) else {"pods": list(pod.pods)})}
 
 
-_WORST = ("missing", "differs", "unverified", "held")
-"""The results of reading limits back, the one to look at first."""
-
-
 def _used(parts: Iterable[UsedPart]) -> Fields:
     """Return the use of one GPU by all containers of a pod together; what one of them lacks is unknown of all."""
     listed = list(parts)
@@ -178,7 +174,7 @@ def _used(parts: Iterable[UsedPart]) -> Fields:
         return {}
     amounts = [part.used_mib for part in listed]
     percents = [part.sm_percent for part in listed if part.sm_percent is not None]
-    states = [part.held.value for part in listed if part.held is not None]
+    worst = max((part.held for part in listed if part.held), key=lambda held: held.severity, default=None)
     rungs = [part.rung for part in listed if part.rung is not None]
     weakest = min(rungs, key=lambda rung: rung.strength, default=None)
     known: Fields = {}
@@ -190,7 +186,7 @@ def _used(parts: Iterable[UsedPart]) -> Fields:
         {
             "over": min((part.over_since for part in listed if part.over_since), default=""),
             "rung": None if weakest is None else weakest.value,
-            "held": min(states, key=_WORST.index, default=None),
+            "held": None if worst is None else worst.value,
         }
     )
 
