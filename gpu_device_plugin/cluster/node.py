@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.cluster.client import Client
-    from gpu_device_plugin.core.node.gpu_condition import GpuCondition
+    from gpu_device_plugin.core.node.gpu_failure import GpuCondition
 
 _log = logging.getLogger(__name__)
 

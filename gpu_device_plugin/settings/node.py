@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.core.model.limits import CHOOSABLE, Rung
-from gpu_device_plugin.core.model.mig import MigMode, resource_name
+from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind, Names, Resource
 from gpu_device_plugin.core.node.grants import WAYS
@@ -373,7 +373,7 @@ class NodeSettings(ProgramSettings):
 
     def of_profile(self, profile: str) -> Resource:
         """Return the resource of a MIG profile."""
-        return Resource(Kind.INSTANCE, f"{self.domain_of_mig}/{resource_name(profile)}", profile)
+        return Resource.of_profile(profile, self.domain_of_mig)
 
     @property
     def kubelet_root(self) -> Path:

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_device_plugin.cluster.errors import ForbiddenError
 from gpu_device_plugin.cluster.node import NodeCondition
-from gpu_device_plugin.core.node.gpu_condition import GpuCondition
+from gpu_device_plugin.core.node.gpu_failure import GpuCondition
 from gpu_device_plugin.testing.builders import node
 from gpu_device_plugin.testing.cluster import Answer, Garbage
 

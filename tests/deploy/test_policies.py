@@ -27,9 +27,8 @@ from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.extra_grant import Owner
-from gpu_device_plugin.core.node.frameworks import VARIABLES
 from gpu_device_plugin.core.node.grants import WAYS, Delivery, grant
-from gpu_device_plugin.core.node.limit_grants import Means
+from gpu_device_plugin.core.node.limit_grants import VARIABLES, Means
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.testing.builders import container, pod
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below

@@ -19,7 +19,6 @@ from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.core.contract.keys import INSTANCES
 from gpu_device_plugin.core.model.mig import MigMode, is_mig_resource
 from gpu_device_plugin.programs.extender.program import Extender
-from gpu_device_plugin.programs.node.instances import resources
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
@@ -200,7 +199,7 @@ class Guide:
             and all(
                 sum(healthy for offer in advertiser.offers[each.listing] for _, healthy in offer.devices(each.listing))
                 == self.node.healthy(each.name)
-                for each in resources(self.node.agent)
+                for each in self.node.agent.config.value.resources
             )
         )
 

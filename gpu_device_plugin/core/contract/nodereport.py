@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpu_device_plugin.core.contract.keys import NODE_LIMITS, NODE_USE, MalformedAnnotationError
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
-from gpu_device_plugin.core.model.limits import NOT_HELD, GpuRung, Held, Rung
+from gpu_device_plugin.core.model.limits import GpuRung, Held, Rung
 from gpu_device_plugin.core.model.times import epoch_s
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def trespasses(part: UsedPart) -> bool:
 
 def not_held(part: UsedPart) -> bool:
     """Return whether the driver was asked to limit a container and does not, or not as asked."""
-    return part.held in NOT_HELD
+    return part.held is not None and part.held.broken
 
 
 # --- Both -------------------------------------------------------------------------------------------------------------

@@ -42,10 +42,15 @@ class Held(StrEnum):
     UNVERIFIED = "unverified"
     """The limit cannot be read back: by its kind, or for the reason given."""
 
+    @property
+    def broken(self) -> bool:
+        """Whether the driver was seen not to keep the container within its part."""
+        return self in {Held.DIFFERS, Held.MISSING}
 
-NOT_HELD = frozenset({Held.DIFFERS, Held.MISSING})
-"""The driver was asked for a limit, and has none, or another."""
-WORST_FIRST = (Held.MISSING, Held.DIFFERS, Held.UNVERIFIED, Held.HELD)
+    @property
+    def severity(self) -> int:
+        """Higher for a worse state: of several limits the worst one counts."""
+        return (Held.HELD, Held.UNVERIFIED, Held.DIFFERS, Held.MISSING).index(self)
 
 
 @dataclass(frozen=True, slots=True)

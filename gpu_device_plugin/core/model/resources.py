@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.mig import is_mig_resource
+from gpu_device_plugin.core.model.mig import is_mig_resource, resource_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -36,6 +39,11 @@ class Resource:
     """With its domain, for example ``aliyun.com/gpu-mem``."""
     profile: str = ""
     """The MIG profile of its instances; empty for all other resources."""
+
+    @classmethod
+    def of_profile(cls, profile: str, domain: str) -> Resource:
+        """Return the resource of a MIG profile in this domain."""
+        return cls(Kind.INSTANCE, f"{domain}/{resource_name(profile)}", profile)
 
     @property
     def listing(self) -> tuple[Kind, str]:

@@ -59,7 +59,7 @@ class Owner:
     """Empty: unknown."""
     container: str = ""
     frameworks: tuple[str, ...] = ()
-    """The frameworks of its programs, names in `core.node.frameworks`."""
+    """The frameworks of its programs, names in `core.node.limit_grants`."""
 
 
 NOBODY = Owner()

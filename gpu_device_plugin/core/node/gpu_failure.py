@@ -1,4 +1,4 @@
-"""Decide which GPUs have failed for so long, for a reason of their own, that their pods should leave them.
+"""Decide which GPUs have failed: which pods should leave them, and what the node condition GPUHealthy says.
 
 A GPU that is not watched (the driver hangs, the agent is paused) has not failed: its grace begins anew when it is
 watched again. So does that of a GPU that was reset and is on its way back.
@@ -58,11 +58,6 @@ class Failures:
         """Return the GPUs that have failed for the grace."""
         return {uuid: failed for uuid, failed in self.gpus.items() if now - failed.since >= grace_s}
 
-    def next_s(self, grace_s: float, now: float) -> float | None:
-        """Return the seconds until the next GPU has failed for the grace; None if there is none to wait for."""
-        rest = [left for failed in self.gpus.values() if (left := failed.since + grace_s - now) > 0]
-        return min(rest, default=None)
-
 
 def on_failed(lasting: Mapping[str, Failed], holdings: Iterable[Holding]) -> tuple[Candidate, ...]:
     """Return the pods that hold GPUs that failed, with shares or whole; those that the API does not know are left out.
@@ -75,4 +70,48 @@ def on_failed(lasting: Mapping[str, Failed], holdings: Iterable[Holding]) -> tup
         if holding.pod is not None
         for uuid, granted in holding.granted.items()
         if uuid in lasting
+    )
+
+
+# --- The condition, by which tools that repair nodes see failed GPUs --------------------------------------------------
+
+MOST_MESSAGE = 1024
+"""Characters of the message. The API has no limit of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCondition:
+    """The condition's value."""
+
+    status: str
+    """``True``, ``False``, or ``Unknown``, which no tool repairs a node for."""
+    reason: str
+    message: str
+
+
+def gpu_condition(gpus: Iterable[tuple[int, Belief]], *, watched: bool, sentence: str) -> GpuCondition:
+    """Return the condition of a node.
+
+    Args:
+        gpus: position of each shared GPU, and the belief about it.
+        watched: the driver answers.
+        sentence: why no GPU is shared or watched, for the message.
+    """
+    gpus = tuple(gpus)
+    if not watched:
+        return _of("Unknown", "NotWatched", sentence)
+    if not gpus:
+        return _of("Unknown", "NoGPU", sentence)
+    failed = [f"GPU {position}: {why}" for position, belief in gpus if (why := failure(belief))]
+    if failed:
+        return _of("False", "GPUUnhealthy", ". ".join(failed))
+    unsure = [f"GPU {position}: {'; '.join(belief.reasons)}" for position, belief in gpus if not belief.healthy]
+    if unsure:
+        return _of("Unknown", "NotWatched", ". ".join(unsure))
+    return _of("True", "GPUsHealthy", f"{len(gpus)} of {len(gpus)} GPUs are healthy")
+
+
+def _of(status: str, reason: str, message: str) -> GpuCondition:
+    return GpuCondition(
+        status, reason, message if len(message) <= MOST_MESSAGE else f"{message[: MOST_MESSAGE - 3]}..."
     )

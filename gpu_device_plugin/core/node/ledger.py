@@ -15,7 +15,7 @@ SETTLING_S = 10.0
 """How long after our answer to Allocate the kubelet's own records may still lack the IDs. The kubelet adds them within
 milliseconds, in the same goroutine; a kubelet frozen at that point would not answer List either."""
 
-_IN_USE_MIB = 100
+IN_USE_MIB = 100
 """A CUDA context takes more than this much memory, an idle GPU less."""
 
 
@@ -78,7 +78,7 @@ class Reading:
         """
         if processes is None and used_mib is None:
             return cls(None, began)
-        return cls((processes or 0) + ((used_mib or 0) >= _IN_USE_MIB), began)
+        return cls((processes or 0) + ((used_mib or 0) >= IN_USE_MIB), began)
 
 
 FREE = Use()

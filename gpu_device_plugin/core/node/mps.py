@@ -15,10 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.model.holds import DeviceHold
-    from gpu_device_plugin.core.model.limits import GpuRung
-    from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.ledger import Ledger
-    from gpu_device_plugin.core.node.rungs import Wanted
 
 BEAT_S = 10.0
 """After so many seconds without a beat the supervisor does not run any more."""
@@ -38,14 +35,6 @@ SILENT = (
 )
 _STOPPED = MpsGpu(MpsStatus.STOPPED)
 _BROKEN = frozenset({MpsStatus.FAULT, MpsStatus.FAILED})
-
-
-def asked(shares: Shares, rungs: Mapping[str, GpuRung], want: Wanted) -> frozenset[str]:
-    """Return the GPUs (by UUID) on which MPS is the means that the administrator wants, even if it is not there."""
-    if Rung.MPS not in want.rungs:
-        return frozenset()
-    uuids = (shared.gpu.uuid for shared in shares.gpus if not shared.gpu.mig and shared.gpu.instance is None)
-    return frozenset(uuid for uuid in uuids if uuid in rungs and rungs[uuid].rung in {Rung.MPS, Rung.ADVISORY})
 
 
 # --- Who is on a GPU --------------------------------------------------------------------------------------------------

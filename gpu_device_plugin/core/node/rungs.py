@@ -12,13 +12,15 @@ from gpu_device_plugin.core.model.limits import CHOOSABLE, GpuRung, Rung
 from gpu_device_plugin.core.node.mps import NOT_THERE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.core.model.gpus import Gpu
 
 AUTO = "auto"
 """A value of the setting `limits`: the driver's limits where they are, and nothing is asked for where they are not."""
+LIMITS = (AUTO, *CHOOSABLE)
+"""The values of the setting `limits` and of the node label `SET_LIMITS_LABEL`."""
 REFUSE = "refuse"
 """A value of the setting `limits_fallback`."""
 CGROUP = 2
@@ -47,8 +49,6 @@ class Wanted:
     """The setting or label that says so, for a person."""
     compute: bool = False
     """Under MPS the multiprocessors are limited too."""
-    ignored: str = ""
-    """Why a node label is ignored, as a sentence without a full stop; empty: none is."""
     required: bool = True
     """Containers may be refused where it is not there. ACK's label requires nothing: a node may carry it from a time
     when it was another product's, and its pods would all fail."""
@@ -94,19 +94,31 @@ def wanted(limits: str, labels: Mapping[str, str], *, compute: bool = False) -> 
         compute: whether the setting `mps_compute` limits multiprocessors under MPS.
     """
     own, schedule = labels.get(SET_LIMITS_LABEL, ""), labels.get(SCHEDULE_LABEL, "")
-    known = (AUTO, *CHOOSABLE)
-    if own in known:
+    if own in LIMITS:
         return Wanted(_rungs(own), f"the node label {SET_LIMITS_LABEL}={own}", compute)
-    ignored = own and f"the node label {SET_LIMITS_LABEL}={own} is ignored: its value is none of {', '.join(known)}"
     if schedule in _SCHEDULES:
         rungs, with_compute = _SCHEDULES[schedule]
         source = f"the node label {SCHEDULE_LABEL}={schedule}"
-        return Wanted(rungs, source, compute or with_compute, ignored, required=False)
-    return Wanted(_rungs(limits), f"the setting limits={limits}", compute, ignored)
+        return Wanted(rungs, source, compute or with_compute, required=False)
+    return Wanted(_rungs(limits), f"the setting limits={limits}", compute)
 
 
 def _rungs(limits: str) -> tuple[Rung, ...]:
     return () if limits == AUTO else (Rung(limits),)
+
+
+def mps_gpus(gpus: Iterable[Gpu], chosen: Mapping[str, GpuRung], want: Wanted) -> frozenset[str]:
+    """Return the GPUs (by UUID) on which MPS is the means that the administrator wants, even if it is not there.
+
+    Args:
+        gpus: the node's.
+        chosen: the means on those that are shared, by UUID.
+        want: the wanted means.
+    """
+    if Rung.MPS not in want.rungs:
+        return frozenset()
+    uuids = (gpu.uuid for gpu in gpus if not gpu.mig and gpu.instance is None)
+    return frozenset(uuid for uuid in uuids if uuid in chosen and chosen[uuid].rung in {Rung.MPS, Rung.ADVISORY})
 
 
 def rungs(

@@ -36,15 +36,6 @@ WAYS = (AUTO, *Way)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """The way that the administrator wants."""
-
-    way: Way
-    ignored: str = ""
-    """Why the node's label is ignored, as a sentence without a full stop; empty: it is not."""
-
-
-@dataclass(frozen=True, slots=True)
 class Serving:
     """The way in force."""
 
@@ -59,7 +50,7 @@ class Serving:
         return bool(self.waits)
 
 
-def wanted_way(setting: str, labels: Mapping[str, str]) -> Wanted:
+def wanted_way(setting: str, labels: Mapping[str, str]) -> Way:
     """Return the way that a node's label names, else the setting; `AUTO` is the device plugin until somebody chooses.
 
     Args:
@@ -67,12 +58,8 @@ def wanted_way(setting: str, labels: Mapping[str, str]) -> Wanted:
         labels: of the node.
     """
     label = labels.get(SERVE_LABEL, "")
-    ignored = ""
-    if label and label not in WAYS:
-        ignored = f"the node label {SERVE_LABEL}={label!a} is none of {', '.join(WAYS)}"
-        label = ""
-    word = label or setting
-    return Wanted(Way.DEVICE_PLUGIN if word == AUTO else Way(word), ignored)
+    word = label if label in WAYS else setting
+    return Way.DEVICE_PLUGIN if word == AUTO else Way(word)
 
 
 def serving(wanted: Way, before: Way | None, holders: Mapping[Way, Collection[str]]) -> Serving:

@@ -7,12 +7,15 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
+from gpu_device_plugin.core.node.ledger import IN_USE_MIB
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.cgroups import CgroupOwner
     from gpu_device_plugin.core.node.holdings import Holding
+
 
 Place: TypeAlias = tuple[str, str, str]
 """One container on one GPU: pod UID as the kubelet knows it, container name, UUID of the GPU."""
@@ -91,8 +94,6 @@ WITHOUT_HOST_PID = (
 """A value of `UseReading.blind`. NVML names only processes of the caller's PID namespace and of those within it."""
 NOT_READ = "the use of the GPUs is not read; set usage_interval to more than 0s"
 """A value of `UseReading.blind`."""
-_IN_USE_MIB = 100
-"""A CUDA context takes more than this much memory, an idle GPU less."""
 
 
 def blindness(
@@ -107,7 +108,7 @@ def blindness(
             use on a GPU without any process tells it, unless the agent sees a process of a pod.
     """
     if host_pids is None:
-        hidden = any(reading.processes == () and (reading.used_mib or 0) >= _IN_USE_MIB for reading in readings)
+        hidden = any(reading.processes == () and (reading.used_mib or 0) >= IN_USE_MIB for reading in readings)
         host_pids = not hidden or any(owner is not None for owner in owners.values())
     return "" if host_pids else WITHOUT_HOST_PID
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import DEFAULT_PROFILE
+from gpu_device_plugin.core.contract.keys import DEFAULT_PROFILE, SET_LIMITS_LABEL
 from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
 from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
 from gpu_device_plugin.core.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.core.model.limits import Held, Rung
 from gpu_device_plugin.core.model.mig import MigMode
+from gpu_device_plugin.core.node.node_config import ignored_labels
 from gpu_device_plugin.core.node.rungs import AUTO, REFUSE, Abilities, rungs, told, wanted
 from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, warning
 from gpu_device_plugin.core.telling.poduse import refusals
@@ -92,8 +93,8 @@ def limits_here(node: NodeSymptoms) -> Iterator[Finding]:
         yield Unknown("no-driver", "advisory as long as no driver answers")
         return
     want = wanted(node.limits, node.labels)
-    if want.ignored:
-        yield warning("label-ignored", "{problem}", "correct the label, or remove it", problem=want.ignored)
+    if ignored := ignored_labels(node.labels).get(SET_LIMITS_LABEL):
+        yield warning("label-ignored", "{problem}", "correct the label, or remove it", problem=ignored)
     gpus = dict(enumerate(node.given))
     given_whole = {n for n, gpu in gpus.items() if gpu.instance is not None and node.mig_in_force is MigMode.WHOLE}
     abilities = Abilities(node.inventory.cgroup, node.mps, node.extra_grant)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.cluster.nodeview import sums_of
 from gpu_device_plugin.core.contract.nodereport import UsedGpu, trespasses
-from gpu_device_plugin.core.model.limits import Held as Reading
 from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.telling.redacting import HIDDEN
 
@@ -207,7 +206,6 @@ def _stranger(parts: Sequence[UsedPart], *, brief: bool) -> Fields:
     return known(fields) if brief else fields
 
 
-_WORST_FIRST = (Reading.MISSING, Reading.DIFFERS, Reading.UNVERIFIED, Reading.HELD)
 _WEAKEST_FIRST = tuple(sorted(Rung, key=lambda rung: rung.strength))
 
 
@@ -218,7 +216,7 @@ def _sum(parts: Sequence[UsedPart]) -> Fields:
     amounts = [part.used_mib for part in parts if part.used_mib is not None]
     percents = [part.sm_percent for part in parts if part.sm_percent is not None]
     rungs = {part.rung for part in parts if part.rung is not None}
-    states = {part.held for part in parts if part.held is not None}
+    worst = max((part.held for part in parts if part.held), key=lambda state: state.severity, default=None)
     # 0 percent is said only where it is known of all.
     percent = min(100, sum(percents)) if sum(percents) or len(percents) == len(parts) else None
     return {
@@ -226,7 +224,7 @@ def _sum(parts: Sequence[UsedPart]) -> Fields:
         "smPercent": percent,
         "overSince": min((part.over_since for part in parts if part.over_since), default=None),
         "rung": next((rung.value for rung in _WEAKEST_FIRST if rung in rungs), None),
-        "held": next((state.value for state in _WORST_FIRST if state in states), None),
+        "held": None if worst is None else worst.value,
     }
 
 

@@ -15,9 +15,8 @@ from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import SharedGpu, Shares
 from gpu_device_plugin.core.node.extra_grant import Owner
-from gpu_device_plugin.core.node.frameworks import read_frameworks
 from gpu_device_plugin.core.node.grants import Delivery, grant
-from gpu_device_plugin.core.node.limit_grants import Means
+from gpu_device_plugin.core.node.limit_grants import Means, read_frameworks
 from gpu_device_plugin.core.telling.overview_document import Fields, container_use, known, mig_place
 
 if TYPE_CHECKING:

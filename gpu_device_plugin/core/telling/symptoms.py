@@ -9,7 +9,7 @@ from gpu_device_plugin.core.contract.keys import MIG_LABEL, SWITCHED_ON
 from gpu_device_plugin.core.contract.nodegpus import NO_GPUS
 from gpu_device_plugin.core.contract.nodereport import NO_REPORT
 from gpu_device_plugin.core.model.mig import MigMode
-from gpu_device_plugin.core.node.equipping import mig_mode
+from gpu_device_plugin.core.node.node_config import mig_mode
 from gpu_device_plugin.core.telling.diagnosing import Unknown
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ import yaml
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares, parse_id
-from gpu_device_plugin.core.node.equipping import GONE
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.node import Node
+from gpu_device_plugin.core.node.node_config import GONE
 from gpu_device_plugin.core.node.offers import offers
 from gpu_device_plugin.core.node.over_use import Rules
 from gpu_device_plugin.hardware.forms import DescriptionError

@@ -28,8 +28,8 @@ from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.contract.nodereport import node_report
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.equipping import mig_mode
 from gpu_device_plugin.core.node.grants import CONTROL_NODES
+from gpu_device_plugin.core.node.node_config import mig_mode
 from gpu_device_plugin.core.node.others import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
 from gpu_device_plugin.core.node.serving import Way
 from gpu_device_plugin.core.telling.diagnosing import Unknown, examine, exit_code, report

@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.core.node.offers import offers
-from gpu_device_plugin.core.node.refusals import Refusals
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.offers import ADVICE, Refusals, offers
 from gpu_device_plugin.kubelet.servicer import device_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from typing import NoReturn
 
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.model.shares import Listing
+    from gpu_device_plugin.core.node.admitting import Refused
+    from gpu_device_plugin.core.node.node_config import NodeConfig
     from gpu_device_plugin.core.node.offers import Offer
     from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
     from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.reports import Reports
 
 _LOOK_S = 10.0
 """Seconds after the last change of the node until the limit that refusals set is checked again."""
@@ -29,13 +31,12 @@ _LOOK_S = 10.0
 class Advertiser:
     """The device lists of all resources. A list is sent if the health of an ID changed, or for `resend`."""
 
-    def __init__(self, state: NodeState, resources: Callable[[], Sequence[Resource]], refusal_limit: int) -> None:
-        """Advertise the `resources` of the node in `state`; more may come, and none goes."""
+    def __init__(self, state: NodeState, config: Latest[NodeConfig], reports: Reports, refusal_limit: int) -> None:
+        """Advertise the resources in `config` of the node in `state`; more may come, and none goes."""
+        self._reports = reports
         self._state = state
-        self._resources = resources
+        self._config = config
         self.refusals = Refusals(refusal_limit)
-        self.idle = False
-        """Nobody listens to the lists: the node serves in another way. `refresh` brings them up to date again."""
         self.offers: dict[Listing, tuple[Offer, ...]] = {}
         """The content of each resource's list."""
         self._lists: dict[Listing, Latest[pb.ListAndWatchResponse]] = {}
@@ -45,19 +46,22 @@ class Advertiser:
         self.refusals = replace(self.refusals, limit=refusals) if refusals else Refusals(refusals)
         self.refresh()
 
-    def refused(self, shares: int) -> bool:
-        """Record that no GPU had room for `shares` shares; return whether a run of refusals has just begun."""
-        before = self.refusals.run
-        self.refusals = self.refusals.refused(shares, time.monotonic())
-        self.refresh()
-        return self.refusals.run is not None and self.refusals.run != before
+    def refused(self, kind: Kind, amount: int, refused: Refused) -> None:
+        """Report that a container was refused its devices, and show less if that happens again and again."""
+        self._reports.refused(kind, amount, refused)
+        if kind is Kind.MEMORY and refused.why in ADVICE:
+            before = self.refusals.run
+            self.refusals = self.refusals.refused(amount, time.monotonic())
+            self.refresh()
+            if self.refusals.run not in {None, before}:
+                self._reports.refused_again_and_again(amount, ADVICE[refused.why])
 
     def refresh(self) -> None:
         """Advertise the current state of the node."""
         node, now = self._state.node, time.monotonic()
         emptiest = node.emptiest if self.refusals.run is not None else 0
         self.refusals = self.refusals.settled(emptiest, now)
-        for resource in self._resources():
+        for resource in self._config.value.resources:
             found = offers(node, resource.listing, self.refusals.most_free(emptiest, now))
             if found != self.offers.get(resource.listing, ()):
                 self.offers[resource.listing] = found
@@ -71,13 +75,13 @@ class Advertiser:
 
     def resend(self) -> None:
         """Send one list again, unchanged: the kubelet then writes its checkpoint."""
-        newest = self.list_of(self._resources()[0])
+        newest = self.list_of(self._config.value.resources[0])
         newest.set(newest.value)
 
     async def run(self) -> NoReturn:
-        """Follow the node. Ends only by cancellation."""
+        """Follow the node, but while it serves claims: then nobody listens. Ends only by cancellation."""
         while True:
             shown = self._state.nodes.version
-            if not self.idle:
+            if not self._config.value.claims:
                 self.refresh()
             await within(_LOOK_S, self._state.nodes.after(shown))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,22 +12,13 @@ from typing import TYPE_CHECKING, NoReturn
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.core.contract.keys import CGPU_DISABLE_LABEL, PLACEMENT_LABEL
 from gpu_device_plugin.core.model.gpus import NO_LINKS
 from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.model.mig import MigMode
-from gpu_device_plugin.core.model.policy import POLICIES, policy_in_force
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.model.shares import Shares
+from gpu_device_plugin.core.model.shares import SHARES, Shares
 from gpu_device_plugin.core.node.ended_pods import PodsInApi
-from gpu_device_plugin.core.node.grants import Delivery
 from gpu_device_plugin.core.node.ledger import Reading
-from gpu_device_plugin.core.node.mps import asked
 from gpu_device_plugin.core.node.node import Node
-from gpu_device_plugin.core.node.refusals import ADVICE
-from gpu_device_plugin.core.node.rungs import wanted
-from gpu_device_plugin.core.node.serving import Way
+from gpu_device_plugin.core.telling.gauges import NodeMetrics
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.hardware.forms import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware
@@ -39,64 +29,35 @@ from gpu_device_plugin.kubelet.registration_loop import Plugin, RegistrationEven
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
 from gpu_device_plugin.node_state import NodeState
-from gpu_device_plugin.programs import frugal
-from gpu_device_plugin.programs.node import probes, watching
 from gpu_device_plugin.programs.node.advertiser import Advertiser
 from gpu_device_plugin.programs.node.answers import NodeAnswers
 from gpu_device_plugin.programs.node.coexistence import Coexistence
-from gpu_device_plugin.programs.node.equipment import Equipment
+from gpu_device_plugin.programs.node.configuration import Configuration, initial
 from gpu_device_plugin.programs.node.forgotten_pods import ForgottenPods
 from gpu_device_plugin.programs.node.handover import Handover
-from gpu_device_plugin.programs.node.instances import Instances, resources
-from gpu_device_plugin.programs.node.limiting import Limiting
 from gpu_device_plugin.programs.node.mps import MpsLink
+from gpu_device_plugin.programs.node.node_api import NodeApi, reach_api
+from gpu_device_plugin.programs.node.over_use import OverUse
+from gpu_device_plugin.programs.node.probes import serving_probes
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.programs.node.reports import Reports
-from gpu_device_plugin.programs.node.responses import Responses
+from gpu_device_plugin.programs.node.stranding import Stranding
 from gpu_device_plugin.programs.node.use import UseReports, UseWatch
 from gpu_device_plugin.programs.node.verification import Verification
 from gpu_device_plugin.programs.node.ways import Ways
-from gpu_device_plugin.settings.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpu_device_plugin.cluster.api import NodeRecord
-    from gpu_device_plugin.cluster.config import ClusterConfig
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.resources import Resource
-    from gpu_device_plugin.core.node.admitting import Refused
+    from gpu_device_plugin.core.node.node_config import NodeConfig
     from gpu_device_plugin.programs.node.cluster import NodeCluster
     from gpu_device_plugin.programs.node.dra import DraDriver
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
-
-_GPUS_S = 10.0
-"""How long the kubelet of a node with claims waits for our GPUs, in seconds."""
-
-
-def reach_api(settings: NodeSettings) -> ClusterConfig | None:
-    """Return how an agent with these settings reaches the API server, None if it runs without the API.
-
-    Raises:
-        UsageError: the setting `api` cannot be used.
-    """
-    if not settings.reaches_api(os.environ):
-        return None
-    frugal.import_aiohttp()
-    # 12 MB that an agent without API access does not pay.
-    from gpu_device_plugin.cluster.config import ClusterConfigError, config_if_any  # noqa: PLC0415
-
-    try:
-        config = config_if_any(settings.api, os.environ)
-    except ClusterConfigError as error:
-        raise UsageError(f"--api {settings.api}: {error}") from error
-    if config is not None and not settings.node_name:
-        _log.warning("runs without the Kubernetes API: set NODE_NAME (from the field spec.nodeName)")
-        return None
-    return config
 
 
 class NodeAgent:
@@ -114,38 +75,22 @@ class NodeAgent:
 
         `dev` is the directory of the device nodes, `proc` that of the processes, `cgroups` that of the cgroups.
         """
-        self.settings = settings
-        self.state = NodeState(Node(Shares(settings.share_size_mib, settings.reserve_mib)))
-        self.metrics: m.Metrics = (
-            m.PrometheusMetrics(partial(probes.metrics_state, self)) if settings.http is not None else m.Metrics()
-        )
+        self.settings = Latest(settings)
+        self.config = config = Latest(initial(settings))
+        """How the node gives its GPUs to pods."""
+        self.state = NodeState(Node(config.value.shares))
+        self.metrics = m.Metrics()
+        if settings.http is not None:
+            self.metrics = m.PrometheusMetrics(self.metrics_state)
         self.cluster = cluster = self._reach_cluster()
-        self.node: Latest[NodeRecord | None] = Latest(None) if cluster is None else cluster.node
-        """Our node as last read from the Kubernetes API; None: not yet."""
-        self.reports = Reports(self.state, self.metrics, (lambda *_, **__: None) if cluster is None else cluster.event)
+        self.api = api = NodeApi() if cluster is None else cluster
+        self.reports = Reports(self.state, self.metrics, api)
         try:
-            self.hardware = Hardware(
-                settings.gpus,
-                timings=watching.timings(settings),
-                rules=watching.rules(settings),
-                on_change=self.reports.health_changed,
-                on_xid=self.reports.xid_seen,
-            )
+            self.hardware = Hardware(settings.gpus, on_change=self.reports.health_changed, on_xid=self.reports.xid_seen)
         except DescriptionError as error:
             raise UsageError(str(error)) from error
-        gpus_before = None if cluster is None else cluster.gpus_before
-        self.equipment = Equipment(
-            self.hardware,
-            self.state,
-            self.metrics,
-            gpus_before,
-            excluded=settings.exclude_gpus,
-            mig=MigMode(settings.mig),
-            on_equipped=lambda: self.reconciler.find_foreign(),  # noqa: PLW0108 - it is made later
-        )
-        self.coexistence = Coexistence(settings)
-        self.limiting = Limiting(read_extra_grant(settings.extra_grant), self.reports.limits_missing)
-        self.advertiser = Advertiser(self.state, partial(resources, self), settings.refusal_limit)
+        self.coexistence = Coexistence(self.settings, api)
+        self.advertiser = Advertiser(self.state, config, self.reports, settings.refusal_limit)
         self.kubelet_records = KubeletRecords(
             settings.device_plugin_dir,
             settings.pod_resources_socket,
@@ -173,10 +118,9 @@ class NodeAgent:
             self.state,
             None if cluster is None else cluster.waiting,
             self.metrics,
-            policy=settings.policy,
-            delivery=Delivery(frozenset(settings.devices), settings.cdi_kind),
+            config=config,
             dev=dev,
-            on_refusal=self._refused,
+            on_refusal=self.advertiser.refused,
             on_grant=self.reconciler.granted,
             mps=self.mps,
         )
@@ -198,11 +142,19 @@ class NodeAgent:
             self.hardware.limits,
             CgroupTree(cgroups),
             self.state,
-            (lambda *_: None) if cluster is None else cluster.pod_event,
+            api,
             interval_s=settings.usage_interval_s,
         )
-        self.responses = Responses(self, self.use_watch.reading)
-        self.over_use = self.responses.over_use
+        self.evictor = None
+        self.failures = None
+        if cluster is not None:
+            from gpu_device_plugin.programs.node.evictor import Evictor, GpuFailures  # noqa: PLC0415 - see node_api.reach_api
+
+            self.evictor = Evictor(cluster, self.metrics, self.settings)
+            self.failures = GpuFailures(
+                self.hardware.view, self.state, self.settings, self.use_watch.holdings, self.evictor
+            )
+        self.over_use = OverUse(self.use_watch.reading, self.state, self.settings, api, self.evictor)
         self.use_reports = UseReports(
             self.use_watch,
             self.verification.states,
@@ -211,26 +163,39 @@ class NodeAgent:
         )
         self.registration = RegistrationLoop(
             settings.device_plugin_dir,
-            lambda: [Plugin(resource, partial(self._servicer, resource)) for resource in resources(self)],
+            lambda: [Plugin(resource, partial(self._servicer, resource)) for resource in config.value.resources],
             self._prepare,
             self._registration_event,
         )
-        self.instances = Instances(self)
+        self._stranding = Stranding(config, self.entries, self.kubelet_records, api, self.reports)
         self._lock = NodeLock(settings.device_plugin_dir)
         self._handover = Handover(settings, self.kubelet_records)
         self.ways = Ways(
+            config,
             self.state,
-            self.registration,
-            self.reconciler,
-            self.coexistence,
+            api,
             self.reports,
+            registration=self.registration,
+            reconciler=self.reconciler,
+            coexistence=self.coexistence,
             handover=self._handover,
-            there=self.equipment.there,
-            wanted=lambda: (self.settings.serve, None if self.node.value is None else self.node.value.labels),
+        )
+        self.configuration = Configuration(
+            config,
+            self.settings,
+            self.state,
+            self.metrics,
+            self.reports,
+            hardware=self.hardware,
+            api=api,
+            mps=self.mps,
+            serving=self.ways.serving,
+            coexistence=self.coexistence,
+            reconciler=self.reconciler,
         )
         self.dra: DraDriver | None = None
         if cluster is not None:
-            from gpu_device_plugin.programs.node.dra import DraDriver  # noqa: PLC0415 - see reach_api
+            from gpu_device_plugin.programs.node.dra import DraDriver  # noqa: PLC0415 - see node_api.reach_api
 
             self.dra = self.ways.dra = DraDriver(
                 settings,
@@ -238,16 +203,17 @@ class NodeAgent:
                 cluster,
                 self.metrics,
                 self.reports,
+                config=config,
                 reconciler=self.reconciler,
                 coexistence=self.coexistence,
                 mps=self.mps,
-                delivery=lambda: self._answers.delivery,
                 dev=dev,
                 changed=self.ways.look,
             )
+        self._paused = Latest(value=False)
 
     def __repr__(self) -> str:
-        return f"<NodeAgent {self.settings.node_name or 'standalone'}: {self.state!r}>"
+        return f"<NodeAgent {self.settings.value.node_name or 'standalone'}: {self.state!r}>"
 
     async def run(self) -> NoReturn:
         """Serve this node until cancelled.
@@ -261,27 +227,25 @@ class NodeAgent:
         self._begin()
         try:
             async with (
-                probes.serving_probes(
-                    self.settings.http,
-                    partial(probes.alive, self),
-                    partial(probes.ready, self),
-                    lambda: (*self.equipment.remarks, *self.limiting.remarks),
+                serving_probes(
+                    self.settings.value.http,
+                    self.ways.alive,
+                    self.ways.ready,
+                    lambda: self.config.value.notes,
                     metrics=self.metrics,
                     use=self.use_reports.page,
                 ),
                 asyncio.TaskGroup() as tasks,
             ):
                 tasks.create_task(self.hardware.run(), name="hardware")
-                tasks.create_task(self.equipment.run(), name="follow the hardware")
-                tasks.create_task(self.equipment.views.follow(self._apply), name="publish the GPUs")
-                tasks.create_task(self.equipment.pause_and_resume(), name="pause and resume")
+                tasks.create_task(self.configuration.run(), name="keep the configuration")
+                tasks.create_task(self.config.follow(self._take_config), name="follow the configuration")
+                tasks.create_task(self._pause_and_resume(), name="pause and resume")
                 tasks.create_task(self.advertiser.run(), name="advertise")
                 tasks.create_task(self.coexistence.run(), name="look for other plugins")
-                tasks.create_task(self.coexistence.others.follow(self._apply), name="publish other plugins")
                 tasks.create_task(self.mps.run(), name="meet the MPS supervisor")
-                tasks.create_task(self.mps.states.follow(self._apply), name="publish the MPS daemons")
-                tasks.create_task(self._serve(), name="serve the kubelet")
-                tasks.create_task(self.responses.run(), name="respond to over-use and failed GPUs")
+                tasks.create_task(self.ways.run(), name="serve the kubelet")
+                tasks.create_task(self.over_use.run(), name="follow the use")
                 tasks.create_task(self.reconciler.rounds.follow(self._round_over), name="save ended pods")
                 tasks.create_task(self.use_watch.run(), name="read the use of the GPUs")
                 pods = () if self.cluster is None else (self.cluster.followed.changes,)
@@ -292,14 +256,17 @@ class NodeAgent:
                 tasks.create_task(
                     self.reconciler.checkpoint_entries.follow(self._holders_changed), name="follow the checkpoint"
                 )
-                tasks.create_task(self.ways.serving.follow(self._apply), name="publish the way of serving")
+                if self.evictor is not None and self.failures is not None:
+                    tasks.create_task(self.evictor.run(), name="evict")
+                    tasks.create_task(self.failures.run(), name="follow failed GPUs")
                 if self.cluster is not None and self.dra is not None:
                     tasks.create_task(self.use_reports.run(), name="publish the use of the GPUs")
                     tasks.create_task(self.dra.entries.follow(self._holders_changed), name="follow those with claims")
                     tasks.create_task(self.dra.follow(), name="follow claims")
+                    tasks.create_task(self.config.follow(self.dra.tell), name="offer the configuration to claims")
                     tasks.create_task(self.verification.states.follow(self.dra.limits_read), name="status of claims")
                     tasks.create_task(self.cluster.run(self.dra.run_api), name="Kubernetes API")
-                    tasks.create_task(self.cluster.node.follow(self._take_node), name="follow our node")
+                    tasks.create_task(self.api.node.follow(self._stranding.look), name="look for missing instances")
                     tasks.create_task(self.cluster.users.follow(self.reconciler.users_changed), name="follow users")
                     tasks.create_task(
                         self.reconciler.checkpoint_entries.follow(self.cluster.learn), name="settle promises"
@@ -310,25 +277,41 @@ class NodeAgent:
 
     def reload(self, wanted: NodeSettings) -> None:
         """Apply those changes of settings that need no restart, and report the others."""
-        outcome = reload(self.settings, wanted)
-        settings = self.settings = outcome.settings
+        outcome = reload(self.settings.value, wanted)
+        settings = outcome.settings
+        self.settings.set(settings)
         self.reconciler.interval_s = settings.reconcile_interval_s
         self.reconciler.process_wait_s = settings.process_wait_s
         self.use_watch.interval_s = self.verification.interval_s = settings.usage_interval_s
         self.advertiser.limit(settings.refusal_limit)
-        self.hardware.timings, self.hardware.rules = watching.timings(settings), watching.rules(settings)
-        self.coexistence.settings = settings
-        self.coexistence.look()
-        self.ways.look()
         logging.getLogger("gpu_device_plugin").setLevel(settings.log_level.upper())
-        self._apply()
+        self.configuration.reload()
         self.reports.settings_read(outcome)
+
+    def toggle_pause(self) -> None:
+        """Release the GPUs so that they can be reset, or take them up again."""
+        self._paused.set(not self._paused.value)
+
+    def metrics_state(self) -> NodeMetrics:
+        """Return the state of the node for the metrics."""
+        config = self.config.value
+        return NodeMetrics(
+            node=self.state.node,
+            use=self.use_reports.now(),
+            limits=config.limits,
+            driver=config.inventory.driver_version or "",
+            fenced={offer.shared.gpu.uuid: len(offer.fenced) for offer in self.advertiser.offers.get(SHARES, ())},
+            limit_states=self.verification.counts,
+            containers_over=len(self.over_use.excesses.value),
+            streams=self.registration.outages(),
+            mps=self.mps.ready,
+        )
 
     # --- Callbacks ------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         """Take the lock, and keep the share size that is in use, even if our settings name another."""
-        settings = self.settings
+        settings = self.settings.value
         try:
             check_directory(settings.device_plugin_dir)
             self._lock.take()
@@ -337,23 +320,29 @@ class NodeAgent:
         claims = () if self.dra is None else self.dra.holders_of_shares()
         share_mib = self._handover.share_mib((*claims, *self._forgotten.load()))
         if share_mib != settings.share_size_mib:
-            self.settings = replace(settings, share_size_mib=share_mib)
-            self.state.equip(Shares(share_mib, settings.reserve_mib), {}, NO_LINKS)
+            shares = Shares(share_mib, settings.reserve_mib)
+            self.settings.set(replace(settings, share_size_mib=share_mib))
+            self.state.equip(shares, {}, NO_LINKS)
+            self.config.set(replace(self.config.value, shares=shares))
             self.reload(settings)
         self._handover.keep_share_size(share_mib)
         share = format_mib(share_mib)
         _log.info("node agent starts", extra={"version": __version__, "gpus": settings.gpus, "share": share})
 
-    async def _serve(self) -> None:
-        if not await within(_GPUS_S if self.ways.served_claims else None, self.equipment.there.wait()):
-            _log.warning("claims are served before a GPU is found: pods that end have to give theirs back")
-        await self.ways.run()
+    async def _pause_and_resume(self) -> NoReturn:
+        async for paused in self._paused.values():
+            if paused:
+                await self.hardware.pause()
+                _log.warning("paused: GPUs can be reset now; send SIGUSR1 again to resume")
+            elif self.hardware.view.value.state is State.PAUSED:
+                self.hardware.resume()
+        raise AssertionError  # pragma: no cover (a Latest never ends)
 
     async def _prepare(self) -> None:
         """Bring ledger and device lists up to date before any resource is registered."""
         self._lock.take()
         self._handover.keep_share_size(self.state.node.shares.share_mib)
-        remove_stale_sockets(self.settings.device_plugin_dir)
+        remove_stale_sockets(self.settings.value.device_plugin_dir)
         await self.reconciler.prepare()
         self.mps.ledger_complete()
         self.advertiser.refresh()
@@ -363,7 +352,7 @@ class NodeAgent:
             resource,
             self._answers,
             self.advertiser.list_of(resource),
-            pre_start=self.settings.pre_start and not self.ways.parting,
+            pre_start=self.settings.value.pre_start and not self.ways.parting,
             observe=lambda _resource, rpc, seconds: self.metrics.took(m.RPCS, seconds, rpc),
         )
 
@@ -372,12 +361,6 @@ class NodeAgent:
             self.reconciler.registered()
             self.ways.registered()
         self.reports.registration(event, details)
-
-    def _refused(self, kind: Kind, amount: int, refused: Refused) -> None:
-        self.reports.refused(kind, amount, refused)
-        advice = ADVICE.get(refused.why) if kind is Kind.MEMORY else None
-        if advice is not None and self.advertiser.refused(amount):
-            self.reports.refused_again_and_again(amount, advice)
 
     def _round_over(self, _round: int) -> None:
         self._handover.keep_ended_pods()
@@ -392,49 +375,23 @@ class NodeAgent:
         claims = () if self.dra is None else self.dra.entries.value
         self.entries.set((*self.reconciler.checkpoint_entries.value, *claims))
         self.ways.look()
-        if self.instances.there:
-            self._apply()  # who has an instance decides in which list of the node it is
+        if self._stranding.possible:
+            self._stranding.look()
+            if self.cluster is not None:
+                self.cluster.note()  # who has an instance decides in which list of the node it is
 
-    def _take_node(self, node: NodeRecord | None) -> None:
-        if node is not None:
-            self.coexistence.offered(node.allocatable)
-        self.ways.look()
-        self._apply()
-
-    def _apply(self, _new: object = None) -> None:
-        """Apply settings, hardware and our node's labels to the choice and delivery of GPUs; publish the result."""
-        settings, view = self.settings, self.hardware.view.value
-        self.advertiser.idle = self.ways.serving.value.way is Way.DRA and not self.ways.parting
-        labels = {} if self.node.value is None else self.node.value.labels
-        cgpu_disable = labels.get(CGPU_DISABLE_LABEL) == "true"
-        self.mps.look()  # who asks for MPS only now does not hear that there was no supervisor before
-        self.limiting.mps = self.mps.daemons
-        means = self.limiting.apply(settings, self.state.node.shares, view.inventory.cgroup, labels)
-        self.mps.ask_for(asked(self.state.node.shares, means.rungs, wanted(settings.limits, labels)))
-        self.mps.refuse = means.refuse
-        self._answers.delivery = Delivery(frozenset(settings.devices), settings.cdi_kind, cgpu_disable, means)
-        self.instances.apply(labels)
-        placement = labels.get(PLACEMENT_LABEL, "")
-        if placement and placement not in POLICIES:
-            extra = {"value": placement, "known": sorted(POLICIES), "once_per_s": 3600}
-            _log.warning("the node label %s names no policy, and is ignored", PLACEMENT_LABEL, extra=extra)
-        policy = policy_in_force(placement, settings.policy)
-        if policy != self._answers.policy:
-            _log.info("the policy for choosing GPUs changed", extra={"policy": policy})
-            self._answers.policy = policy
-        self.responses.show_condition()
-        if self.cluster is not None and view.state is not State.STARTING:
-            serving = self.ways.serving.value
-            withheld = "; ".join(other.found for other in self.coexistence.others.value) or serving.waits
-            sentence, claims = self.equipment.why_none, serving.way is Way.DRA
-            self.cluster.show(view.inventory, policy, sentence, withheld, self.limiting.node, claims=claims)
-        if self.dra is not None:
-            self.dra.tell(settings, policy, means, view.inventory.driver_version)
+    def _take_config(self, config: NodeConfig) -> None:
+        names = {resource.name for resource in config.resources}
+        if not config.claims and not self.registration.registrations.keys() >= names:
+            self.advertiser.refresh()
+            self.registration.serve_more()
+        self._stranding.look()
 
     def _reach_cluster(self) -> NodeCluster | None:
-        config = reach_api(self.settings)
-        if config is None:
+        settings = self.settings.value
+        server = reach_api(settings)
+        if server is None:
             return None
-        from gpu_device_plugin.programs.node.cluster import NodeCluster  # noqa: PLC0415 - see reach_api
+        from gpu_device_plugin.programs.node.cluster import NodeCluster  # noqa: PLC0415 - see node_api.reach_api
 
-        return NodeCluster(config, self.settings, self.state, self.metrics)
+        return NodeCluster(server, settings, self.config, self.state, self.metrics)

@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    from gpu_device_plugin.aio.latest import Latest
     from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.grants import Delivery, Grant
     from gpu_device_plugin.core.node.matching import Match
+    from gpu_device_plugin.core.node.node_config import NodeConfig
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.mps import MpsLink
     from gpu_device_plugin.programs.node.waiting import WaitingPods
@@ -52,30 +54,32 @@ class NodeAnswers:
         waiting: WaitingPods | None,
         metrics: m.Metrics,
         *,
-        policy: str,
-        delivery: Delivery,
+        config: Latest[NodeConfig],
         dev: Path,
         on_refusal: Callable[[Kind, int, Refused], None],
         on_grant: Callable[[], None],
         mps: MpsLink,
     ) -> None:
-        """Answer for the node in `state` by its `policy`, a key of `POLICIES`.
+        """Answer for the node in `state`.
 
-        `waiting` are the pods that a call may be for; None: every call is answered by policy alone. `dev` is the
-        directory of the device nodes. `on_refusal` is called with kind, number of devices and reason after every
-        refusal, `on_grant` after every grant.
+        `config` says how GPUs are chosen and reach containers. `waiting` are the pods that a call may be for; None:
+        every call is answered by policy alone. `dev` is the directory of the device nodes. `on_refusal` is called with
+        kind, number of devices and reason after every refusal, `on_grant` after every grant.
         """
         self._state = state
         self._waiting = waiting
         self._metrics = metrics
-        self.policy = policy
-        self.delivery = delivery
+        self._config = config
         self._dev = dev
         self._on_refusal = on_refusal
         self._on_grant = on_grant
         self._mps = mps
         self._preferred: tuple[frozenset[str], Match | None] = _NOTHING
         """The last answer to GetPreferredAllocation, until Allocate comes; the kubelet makes one call at a time."""
+
+    @property
+    def _delivery(self) -> Delivery:
+        return self._config.value.delivery
 
     async def prefer(
         self, resource: Resource, available: Iterable[str], must: Iterable[str], amount: int, *, waits: bool = True
@@ -86,7 +90,7 @@ class NodeAnswers:
         """
         node = self._state.node
         if resource.kind is Kind.MEMORY:
-            if barred := self.delivery.means.barred:
+            if barred := self._delivery.means.barred:
                 # Who asks for all of an instance has it to itself, and needs no means of limiting.
                 barred -= self._instances_of(amount)
             if self._mps.on:
@@ -98,7 +102,7 @@ class NodeAnswers:
             matched = UNMATCHED
         else:
             matched = await waiting.find(question.call) if waits else waiting.find_now(question.call)
-        policy = self.policy if matched.match is None else matched.match.pod.policy or self.policy
+        policy = (matched.match and matched.match.pod.policy) or self._config.value.policy
         ids = question.answer(self._state.node, POLICIES[policy], matched)
         self._preferred = frozenset(ids), matched.match
         return ids
@@ -114,7 +118,7 @@ class NodeAnswers:
         match = None if waiting is None else self._whose(waiting, resource.kind, ids)
         self._preferred = _NOTHING
         owner = NOBODY if match is None else Owner(match.pod.uid, match.wanted.container, match.pod.frameworks)
-        verdict, delivery = self._judge(resource.kind, device_ids, match, owner), self.delivery
+        verdict, delivery = self._judge(resource.kind, device_ids, match, owner), self._delivery
         mps = self._mps if self._mps.on else None
         means = None if mps is None or isinstance(verdict, Refused) else mps.means(verdict, node.shares, delivery.means)
         if isinstance(means, Refused):
@@ -148,7 +152,7 @@ class NodeAnswers:
             node.shares,
             delivery,
             match.pod.total_shares if match is not None else None,
-            device_nodes(self._dev, self.delivery),
+            device_nodes(self._dev, delivery),
             owner=owner,
         )
         if mps is not None:
@@ -217,7 +221,7 @@ class NodeAnswers:
         promise = match.wanted.promise if match is not None else None
         return (
             refuse_request(match)
-            or refuse_without_nodes(self.delivery, device_nodes(self._dev, self.delivery))
+            or refuse_without_nodes(self._delivery, device_nodes(self._dev, self._delivery))
             or self._unlimited(kind, device_ids, owner)
             or admit(
                 self._state.node, kind, device_ids, promise, after_init=None if match is None else match.after_init
@@ -229,7 +233,7 @@ class NodeAnswers:
         node, mps = self._state.node, self._mps
         if mps.on and mps.decides_on(spread_over(node, device_ids), node.shares):
             return None
-        return refuse_unlimited(node, kind, device_ids, self.delivery.means, owner)
+        return refuse_unlimited(node, kind, device_ids, self._delivery.means, owner)
 
 
 def device_nodes(dev: Path, delivery: Delivery) -> frozenset[str]:

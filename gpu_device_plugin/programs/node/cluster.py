@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from gpu_device_plugin.cluster.node import NodeCondition, NodeNotes, NodeSelf
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.podwriter import PodWriter
 from gpu_device_plugin.core.contract import instances
-from gpu_device_plugin.core.contract.cleanup import our_labels
+from gpu_device_plugin.core.contract.cleanup import our_annotations, our_labels, switched_on
 from gpu_device_plugin.core.contract.keys import (
     AGENT_LABELS,
     ASSUME_TIME,
@@ -32,10 +31,12 @@ from gpu_device_plugin.core.contract.keys import (
     NODE_LIMITS,
     NODE_USE,
     READ_BY_AGENT,
+    SWITCH_LABEL,
+    SWITCHED_ON,
 )
 from gpu_device_plugin.core.contract.nodegpus import node_gpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodelabels import node_labels
-from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, write_node_limits
+from gpu_device_plugin.core.contract.nodereport import write_node_limits
 from gpu_device_plugin.core.contract.promises import assignment
 from gpu_device_plugin.core.model.gpus import Inventory
 from gpu_device_plugin.core.model.mig import MigMode
@@ -44,25 +45,27 @@ from gpu_device_plugin.core.model.shares import TooManySharesError
 from gpu_device_plugin.core.node.ended_pods import pods_in_api
 from gpu_device_plugin.core.node.holdings import assigned_shares
 from gpu_device_plugin.core.node.positions import listed_before
-from gpu_device_plugin.programs.node.cleanup import Cleanup
+from gpu_device_plugin.programs.node.node_api import NodeApi
 from gpu_device_plugin.programs.node.waiting import WaitingPods
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
     from typing import NoReturn
 
-    from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.cluster.config import ClusterConfig
     from gpu_device_plugin.cluster.evictions import Eviction
-    from gpu_device_plugin.core.contract.nodereport import NodeLimits
     from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.ended_pods import PodsInApi
+    from gpu_device_plugin.core.node.node_config import NodeConfig
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
+
+_LOOK_S = 0.5
+"""Seconds between two checks whether a node that is cleaned up still shows our resources."""
 
 
 class _Readiness(Enum):
@@ -75,39 +78,30 @@ class _Readiness(Enum):
     """The agent is about to end. A pod that arrives while no agent runs fails."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """The content of the node's annotation and labels that its state does not hold."""
-
-    inventory: Inventory
-    """The GPUs that the driver shows."""
-    policy: str
-    """The node's policy for choosing a GPU."""
-    sentence: str
-    """Why no GPU is shared, for a node without one."""
-    withheld: str
-    """Why no GPU is advertised although all may be healthy; empty: they are advertised."""
-    limits: NodeLimits
-    """What keeps containers within their parts."""
-    claims: bool = False
-    """Pods get the GPUs by ResourceClaims."""
-
-
-class NodeCluster:
+class NodeCluster(NodeApi):
     """Follows this node's pods, annotates them with their GPUs, and publishes on the node what schedulers need."""
 
-    def __init__(self, config: ClusterConfig, settings: NodeSettings, state: NodeState, metrics: m.Metrics) -> None:
-        """Prepare; nothing is sent before `run`."""
+    def __init__(
+        self,
+        server: ClusterConfig,
+        settings: NodeSettings,
+        config: Latest[NodeConfig],
+        state: NodeState,
+        metrics: m.Metrics,
+    ) -> None:
+        """Prepare to publish `config` through `server`; nothing is sent before `run`."""
+        super().__init__()
         self._settings = settings
+        self._config = config
         self._state = state
         self._metrics = metrics
-        self.client = Client(config, on_error=self._count_error)
+        self.client = Client(server, on_error=self._count_error)
         """Open while `run` runs."""
         names = [resource.name for resource in settings.offered]
         reader = PodReader(names, READ_BY_AGENT.__contains__, ids=True, claims=True, mig=True)
         self.followed = NodePods(self.client, reader, settings.node_name)
         """The pods bound to our node."""
-        self.waiting = WaitingPods(self.followed, settings.offered, metrics, lambda: state.node.shares)
+        self.waiting = WaitingPods(self.followed, settings.offered, metrics, state)
         self._writer = PodWriter(self.client, node=settings.node_name, refused=self._refused)
         self._events = EventWriter(self.client, instance=settings.node_name)
         self._self = NodeSelf(self.client, settings.node_name)
@@ -120,11 +114,8 @@ class NodeCluster:
         """Seconds between two readings of our node, for changed labels and for notes that another client removed."""
         self.linger_s = 1.0
         """Seconds that an agent stays after it announced its shutdown: pods that are being bound still arrive."""
-        self.node: Latest[NodeRecord | None] = Latest(None)
-        """Our node as last read, with all labels and its allocatable resources; None: not yet."""
         self.users: Latest[frozenset[str]] = Latest(frozenset())
         """UIDs of the pods that request devices and have not ended."""
-        self._shown: _Shown | None = None
         self._readiness = _Readiness.STARTING
         self._outdated: Mapping[str, None] = {}
         """Labels that an earlier agent may have left. Those of removed GPU models would otherwise stay for ever."""
@@ -150,6 +141,7 @@ class NodeCluster:
             tasks.create_task(self._writer.run(), name="annotate pods")
             tasks.create_task(self._events.run(), name="write events")
             tasks.create_task(self._publish(), name="publish the GPUs")
+            tasks.create_task(self._config.follow(self._show), name="follow the configuration")
             tasks.create_task(self.condition.run(), name="keep the node's condition")
             tasks.create_task(self._look_at_node(), name="read the node's labels")
             tasks.create_task(self.followed.changes.follow(self._pods_changed), name="settle promises")
@@ -164,7 +156,7 @@ class NodeCluster:
         or after `within_s` seconds without an answer of the API server.
         """
         self._readiness = _Readiness.SHUTTING_DOWN
-        self._note()
+        self.note()
         if NODE_GPUS not in self._notes.value.annotations:
             return
         try:
@@ -175,23 +167,19 @@ class NodeCluster:
             why = str(error) or f"no answer within {within_s:g} s"
             _log.info("the agent's shutdown could not be announced on its node: %s", why)
 
-    def event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:
-        """Post an Event about our node."""
+    def event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:  # noqa: D102
         ours = about_node(self._settings.node_name)
         self._events.post(ours, reason=reason, note=note, action=action, warning=warning)
 
-    def pod_event(self, pod: Pod, reason: str, note: str, action: str, *, warning: bool = True) -> None:
-        """Post an Event about a pod of our node; `deploy/policies.yaml` lists the reasons."""
+    def pod_event(self, pod: Pod, reason: str, note: str, action: str, *, warning: bool = True) -> None:  # noqa: D102
         about = About("Pod", pod.name, pod.namespace, pod.uid)
         self._events.post(about, reason=reason, note=note, action=action, warning=warning)
 
     @property
-    def pods(self) -> Mapping[str, Pod]:
-        """The pods bound to our node, by UID."""
+    def pods(self) -> Mapping[str, Pod]:  # noqa: D102
         return self.followed.pods
 
-    def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
-        """Write annotations on a pod in the background; None removes one."""
+    def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:  # noqa: D102
         self._writer.annotate(pod, annotations)
 
     async def evict(self, pod: Pod, most_grace_s: int) -> Eviction:
@@ -209,34 +197,16 @@ class NodeCluster:
         )
         self.event("PodNotAnnotated", note, "Annotating")
 
-    async def looked(self, within_s: float) -> bool:
-        """Return whether our node was read, after at most so many seconds."""
-        return await within(within_s, self._looked.wait())
-
     async def gpus_before(self, within_s: float) -> tuple[Gpu, ...]:
         """Return the GPUs that our node listed before we started, by position; none if it cannot be read in time."""
-        if not await self.looked(within_s):
+        if not await within(within_s, self._looked.wait()):
             _log.warning("the positions of the GPUs may differ from before: our node could not be read yet")
         return self._before
-
-    def show(
-        self,
-        inventory: Inventory,
-        policy: str,
-        sentence: str,
-        withheld: str = "",
-        limits: NodeLimits = NO_LIMITS,
-        *,
-        claims: bool = False,
-    ) -> None:
-        """Publish on the node its GPUs, their limits and the policy for choosing one, see `_Shown`."""
-        self._shown = _Shown(inventory, policy, sentence, withheld, limits, claims)
-        self._note()
 
     def show_use(self, text: str) -> None:
         """Publish on the node who uses what, as the value of its annotation."""
         self._use = {NODE_USE: text}
-        self._note()
+        self.note()
 
     def announce_ready(self) -> None:
         """Publish that the node accepts pods: its kubelet listens to us, and we know which shares are free.
@@ -246,7 +216,7 @@ class NodeCluster:
         """
         if self._readiness is _Readiness.STARTING:
             self._readiness = _Readiness.READY
-            self._note()
+            self.note()
 
     def learn(self, holds: Sequence[DeviceHold]) -> None:
         """Take over from the kubelet's checkpoint which container has which devices, and settle the promises by it."""
@@ -309,9 +279,17 @@ class NodeCluster:
         await self._notes.after(0)  # nothing is published before the GPUs are known
         await self._self.keep(self._notes)
 
-    def _note(self) -> None:
-        shown = self._shown
-        if shown is None or not self._looked.is_set():
+    def _show(self, config: NodeConfig) -> None:
+        node = self.node.value
+        ours = self.condition.wanted.version or (node is not None and node.gpu_condition)
+        if config.started and (config.condition is not None or ours):  # this agent wrote it, or an earlier one
+            self.condition.want(config.condition)
+        self.note()
+
+    def note(self) -> None:
+        """Publish on the node its GPUs and how they are given to pods, as they are now."""
+        config = self._config.value
+        if not (config.started and config.labelled):
             return  # an annotation about GPUs that the driver does not show now must not be lost
         shares, unhealthy = self._state.node.shares, self._state.node.unhealthy
         if not shares.any_listed:
@@ -321,28 +299,28 @@ class NodeCluster:
                     self._settings.exclude_gpus,
                     mig=MigMode(self._settings.mig),
                 )
-            unhealthy = {shared.gpu.uuid: shown.sentence for shared in shares.gpus}
-        if shown.withheld:
-            unhealthy = {shared.gpu.uuid: shown.withheld for shared in shares.gpus}
-        offered = self._state.node.shares.any_listed and not shown.withheld
+            unhealthy = {shared.gpu.uuid: config.why_none for shared in shares.gpus}
+        if config.withheld:
+            unhealthy = {shared.gpu.uuid: config.withheld for shared in shares.gpus}
+        offered = self._state.node.shares.any_listed and not config.withheld
         away = self._readiness is _Readiness.SHUTTING_DOWN or (offered and self._readiness is _Readiness.STARTING)
         uses = {shared.gpu.uuid: self._state.node.use(shared) for shared in shares.gpus}
         gpus = node_gpus(
             shares,
-            shown.inventory,
+            config.inventory,
             unhealthy,
-            shown.policy,
+            config.policy,
             away=away,
-            claims=shown.claims,
+            claims=config.claims,
             mig_domain=self._settings.domain_of_mig,
             held_shares={uuid for uuid, use in uses.items() if use.shares},
             held_whole={uuid for uuid, use in uses.items() if use.whole},
         )
         notes = NodeNotes(
-            labels={**self._outdated, **node_labels(shares, shown.inventory, shown.policy, shown.limits)},
+            labels={**self._outdated, **node_labels(shares, config.inventory, config.policy, config.limits)},
             annotations={
                 NODE_GPUS: write_node_gpus(gpus),
-                NODE_LIMITS: write_node_limits(shown.limits) if shown.limits.gpus else None,
+                NODE_LIMITS: write_node_limits(config.limits) if config.limits.gpus else None,
                 **self._use,
             },
         )
@@ -366,5 +344,63 @@ class NodeCluster:
                 self._looked.set()
             elif self._notes.value.missing(node):
                 self._notes.set(self._notes.value)  # the node was recreated, or another client removed them
-            self.node.set(node)  # its followers call `show`
+            self.node.set(node)
+            self._show(self._config.value)  # the configuration may have nothing new to say of the node
             await asyncio.sleep(self.look_s)
+
+
+class Cleanup:
+    """Cleans up after the last agent of a node.
+
+    A rollout stops an agent in the same way, but leaves the label: then nothing is removed. Nor is anything from a node
+    that never had the label: another rule, which we do not know, selects it.
+    """
+
+    def __init__(self, client: Client, ourselves: NodeSelf, resources: Container[str] = ()) -> None:
+        """Prepare to clean the node `ourselves` through `client`, which is opened for that, and closed again.
+
+        Without our annotations, schedulers take a node that shows one of `resources` for a node of another device
+        plugin. So the kubelet has to drop these resources first.
+        """
+        self._client = client
+        self._self = ourselves
+        self._resources = resources
+        self._switched_on = False
+
+    def saw(self, labels: Mapping[str, str]) -> None:
+        """Record the labels of our node."""
+        self._switched_on = self._switched_on or switched_on(labels)
+
+    async def run(self, within_s: float = 3.0, forgotten_within_s: float = 12.0) -> None:
+        """Clean up if the node had the label and has lost it. To be called after the agent has ended.
+
+        Args:
+            within_s: timeout of each call to the API server.
+            forgotten_within_s: how long to wait until the kubelet drops our resources; it updates the status of its
+                node every 10 seconds by default.
+        """
+        if not self._switched_on:
+            return
+        try:
+            async with self._client:
+                forgotten_by = time.monotonic() + forgotten_within_s
+                while True:
+                    async with asyncio.timeout(within_s):
+                        node = await self._self.read()
+                    if switched_on(node.labels):
+                        return
+                    offered = any(amount and name in self._resources for name, amount in node.allocatable.items())
+                    if not offered or time.monotonic() >= forgotten_by:
+                        break
+                    await asyncio.sleep(min(_LOOK_S, forgotten_within_s))
+                ours = dict.fromkeys(our_labels(node.labels)), dict.fromkeys(our_annotations(node.annotations))
+                async with asyncio.timeout(within_s):
+                    if await self._self.put(NodeNotes(*ours), node):
+                        sentence = "the node lost the label %s=%s: our labels and annotations are removed"
+                        _log.info(sentence, SWITCH_LABEL, SWITCHED_ON)
+                if node.gpu_condition:
+                    async with asyncio.timeout(within_s):
+                        await NodeCondition(self._client, self._self.name).put(None)
+        except (ApiError, TimeoutError) as error:
+            why = str(error) or f"no answer within {within_s:g} s"
+            _log.warning("the node could not be cleaned up; our labels and annotations may still be on it: %s", why)

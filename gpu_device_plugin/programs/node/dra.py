@@ -15,7 +15,6 @@ from gpu_device_plugin.cluster.slices import ClaimsApi
 from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.core.dra.devices import Facts
 from gpu_device_plugin.core.dra.prepared import claim_holds
-from gpu_device_plugin.core.model.limits import WORST_FIRST
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_claims
 from gpu_device_plugin.kubelet.claim_store import ClaimStore, ClaimStoreError
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.limits import Held, LimitState
-    from gpu_device_plugin.core.node.grants import Delivery
-    from gpu_device_plugin.core.node.limit_grants import Means
+    from gpu_device_plugin.core.node.node_config import NodeConfig
     from gpu_device_plugin.core.node.use import Place
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.cluster import NodeCluster
@@ -61,17 +59,17 @@ class DraDriver:
         metrics: m.Metrics,
         reports: Reports,
         *,
+        config: Latest[NodeConfig],
         reconciler: Reconciler,
         coexistence: Coexistence,
         mps: MpsLink,
-        delivery: Callable[[], Delivery],
         dev: Path,
         changed: Callable[[], None],
     ) -> None:
         """Prepare; no file, socket or connection is opened yet.
 
-        `delivery` returns how GPUs reach containers now, `dev` is the directory of the device nodes, and `changed` is
-        called when `holders` may have changed.
+        `config` says how GPUs reach containers, `dev` is the directory of the device nodes, and `changed` is called
+        when `holders` may have changed.
         """
         self._settings = settings
         self._state = state
@@ -94,7 +92,7 @@ class DraDriver:
             cluster.followed,
             metrics,
             node_name=settings.node_name,
-            delivery=delivery,
+            delivery=lambda: config.value.delivery,
             mps=mps,
             dev=dev,
             reports=reports,
@@ -124,17 +122,17 @@ class DraDriver:
     def __repr__(self) -> str:
         return f"<DraDriver of {self._settings.node_name}: {self.claims!r}>"
 
-    def tell(self, settings: NodeSettings, policy: str, means: Means, driver_version: str | None) -> None:
+    def tell(self, config: NodeConfig) -> None:
         """Take over what the devices say beside the GPUs and their health."""
         facts = Facts(
             order=(),
-            driver_version=driver_version,
-            rungs={uuid: gpu.rung for uuid, gpu in means.rungs.items()},
-            barred=means.barred | (self._mps.barred if self._mps.on else frozenset()),
-            evict=settings.on_gpu_failure == "evict",
-            kinds=frozenset(settings.resources),
+            driver_version=config.inventory.driver_version,
+            rungs={uuid: gpu.rung for uuid, gpu in config.delivery.means.rungs.items()},
+            barred=config.barred,
+            evict=config.evict,
+            kinds=frozenset(self._settings.resources),
         )
-        self.offer.tell(policy, facts)
+        self.offer.tell(config.policy, facts)
 
     def holders_of_shares(self) -> frozenset[str]:
         """Return the UIDs of the claims that an earlier agent prepared with shares; damaged files count."""
@@ -333,7 +331,7 @@ class DraDriver:
                 state = self._limits.get((hold.pod_uid, hold.container, device.uuid))
                 if state is not None:
                     before = held[hold.through].get(device.uuid, state.held)
-                    held[hold.through][device.uuid] = min(before, state.held, key=WORST_FIRST.index)
+                    held[hold.through][device.uuid] = max(before, state.held, key=lambda held: held.severity)
         shown = {
             uid: (claim, {uuid: state.value for uuid, state in held[uid].items()}) for uid, claim in prepared.items()
         }

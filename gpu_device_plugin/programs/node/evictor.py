@@ -1,4 +1,4 @@
-"""Evict pods one after the other, with patience where that is refused, and tell what came of each eviction."""
+"""Evict pods one after the other, with patience where that is refused; those on failed GPUs, where that is wanted."""
 
 from __future__ import annotations
 
@@ -7,20 +7,31 @@ import logging
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.evictions import Outcome
 from gpu_device_plugin.core.node.evicting import leaving, next_victims
+from gpu_device_plugin.core.node.gpu_failure import Failures, on_failed
+from gpu_device_plugin.core.node.health import with_cards
+from gpu_device_plugin.core.telling.reported import duration
+from gpu_device_plugin.hardware.beliefs import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import NoReturn
 
-    from gpu_device_plugin import metrics as m
+    from gpu_device_plugin.aio.latest import Latest
     from gpu_device_plugin.cluster.evictions import Eviction
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.evicting import Candidate
+    from gpu_device_plugin.core.node.holdings import Holding
+    from gpu_device_plugin.hardware.beliefs import HardwareView
+    from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.cluster import NodeCluster
+    from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
 
@@ -29,23 +40,6 @@ MOST_RETRY_S = 300.0
 CLEANUP_S = 30.0
 """A pod that is still there so many seconds after its containers should have been killed is overdue. Until then its
 kubelet may be busy with volumes and networks."""
-
-
-class PodAccess(Protocol):
-    """What the evictor needs of the Kubernetes API, see `NodeCluster`."""
-
-    @property
-    def pods(self) -> Mapping[str, Pod]:
-        """The pods of this node by UID."""
-
-    def event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:
-        """Post an Event about our node."""
-
-    def pod_event(self, pod: Pod, reason: str, note: str, action: str, *, warning: bool = True) -> None:
-        """Post an Event about a pod."""
-
-    async def evict(self, pod: Pod, most_grace_s: int) -> Eviction:
-        """Ask for the eviction of a pod, once; it has no more than `most_grace_s` seconds to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +67,20 @@ class Evictor:
 
     def __init__(
         self,
-        cluster: PodAccess,
+        cluster: NodeCluster,
         metrics: m.Metrics,
-        most_grace_s: Callable[[], float],
+        settings: Latest[NodeSettings],
         *,
         first_retry_s: float = FIRST_RETRY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Evict through `cluster`; after a refusal possible again in `first_retry_s`, then twice that, and so on.
 
-        `most_grace_s` returns the longest time that an evicted pod has to end, `clock` monotonic seconds.
+        `settings` say how long an evicted pod has to end at most; `clock` returns monotonic seconds.
         """
         self._cluster = cluster
         self._metrics = metrics
-        self._most_grace = most_grace_s
+        self._settings = settings
         self.first_retry_s = first_retry_s
         self._clock = clock
         self._orders: dict[str, _Order] = {}
@@ -129,7 +123,7 @@ class Evictor:
     @property
     def _most_grace_s(self) -> int:
         """In whole seconds, and at least one: with 0 the API server forgets a pod whose containers still run."""
-        return max(1, math.ceil(self._most_grace()))
+        return max(1, math.ceil(self._settings.value.eviction_grace_s))
 
     def next_victims(self, candidates: Iterable[Candidate]) -> Mapping[str, tuple[Pod, frozenset[str]]]:
         """Return the pods among these to order the eviction of, see `core.node.evicting.next_victims`."""
@@ -197,3 +191,60 @@ class Evictor:
         elif answer.outcome is Outcome.FORBIDDEN:
             note = f"The agent of this node cannot evict pod {name}: {answer.why}"
             self._cluster.event("GPUEvictionForbidden", note, "Evict")
+
+
+class GpuFailures:
+    """Follows the health of the GPUs, and has the evictor take the pods off those that failed."""
+
+    def __init__(
+        self,
+        view: Latest[HardwareView],
+        state: NodeState,
+        settings: Latest[NodeSettings],
+        holdings: Callable[[], Iterable[Holding]],
+        evictor: Evictor,
+        *,
+        again_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Follow `view`; while a GPU fails, look every `again_s` seconds which of its `holdings` goes next."""
+        self._view = view
+        self._state = state
+        self._settings = settings
+        self._holdings = holdings
+        self._evictor = evictor
+        self.again_s = again_s
+        self._clock = clock
+        self._failures = Failures()
+
+    def __repr__(self) -> str:
+        return f"<GpuFailures: {len(self._failures.gpus)} GPUs fail>"
+
+    async def run(self) -> NoReturn:
+        """Look at every new view. Ends only by cancellation."""
+        while True:
+            version, view = self._view.version, self._view.value
+            watched = view.state is State.WATCHING
+            beliefs = with_cards(view.beliefs, view.inventory.gpus)
+            self._failures = self._failures.after(beliefs, watched=watched, now=self._clock())
+            if self._settings.value.on_gpu_failure == "evict":
+                self._evict()
+            await within(self.again_s if self._failures.gpus else None, self._view.after(version))
+
+    def _evict(self) -> None:
+        now = self._clock()
+        lasting = self._failures.lasting(self._settings.value.gpu_failure_grace_s, now)
+        if not lasting:
+            return
+        candidates = on_failed(lasting, self._holdings())
+        victims = self._evictor.next_victims(candidates)
+        for pod, uuids in victims.values():
+            why = "; ".join(
+                f"{self._gpu(uuid)} has failed, for {duration(now - lasting[uuid].since)}: {lasting[uuid].why}"
+                for uuid in sorted(uuids)
+            )
+            self._evictor.order(pod, uuids, "GPUFailureEvicted", why, m.GPU_FAILURE_EVICTIONS)
+
+    def _gpu(self, uuid: str) -> str:
+        shared = self._state.node.shares.by_uuid(uuid)
+        return f"GPU {uuid}" if shared is None else shared.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.equipping import share_size
+from gpu_device_plugin.core.node.node_config import share_size
 from gpu_device_plugin.core.node.serving import Way
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SHARE_SIZE, WAY, StateFile

@@ -67,15 +67,10 @@ class MpsLink:
         *,
         clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
     ) -> None:
-        """Prepare; no file is opened before `run`.
+        """Prepare; no file in `directory` is opened before `run`.
 
-        Args:
-            directory: where the two files are.
-            state: the node's state, with our ledger.
-            entries: those of the kubelet's checkpoint, set with every reading of it.
-            on_trouble: called with a GPU's UUID (empty: for all) and the reason, when it lacks the daemon that it
-                needs, and with an empty reason when it has it again.
-            clock: seconds since the machine started.
+        `on_trouble` is called with a GPU's UUID (empty: for all) and the reason when it lacks the daemon that it needs,
+        and with an empty reason when it has it again; `clock` returns the seconds since the machine started.
         """
         self._directory = directory
         self._state = state
@@ -137,15 +132,19 @@ class MpsLink:
     @property
     def barred(self) -> frozenset[str]:
         """The UUIDs of GPUs whose shares every container is refused for the containers that are there."""
-        if not (self.refuse and self._asked_for):
-            return frozenset()
-        present = mps.tenants(self._state.node.ledger, self._given.all())
-        return frozenset(uuid for uuid in self._asked_for if present.get(uuid, mps.NOBODY).others)
+        return self._asked_for & self.others if self.refuse and self._asked_for else frozenset()
 
     @property
-    def wanted(self) -> MpsWanted:
-        """The daemons that the supervisor was last told to run."""
-        return self._wanted
+    def others(self) -> frozenset[str]:
+        """The UUIDs of GPUs with containers that were started without MPS."""
+        present = mps.tenants(self._state.node.ledger, self._given.all())
+        return frozenset(uuid for uuid, tenants in present.items() if tenants.others)
+
+    @property
+    def ready(self) -> Mapping[str, bool]:
+        """Whether each daemon that the supervisor was last told to run accepts clients, by the GPU's UUID."""
+        gpus = self.gpus
+        return {uuid: uuid in gpus and gpus[uuid].status is MpsStatus.READY for uuid in self._wanted.gpus}
 
     def ask_for(self, uuids: Iterable[str]) -> None:
         """Let MPS be the means that the administrator wants on these GPUs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.latest import Latest
@@ -14,7 +14,7 @@ from gpu_device_plugin.core.node.over_use import Response, Rules, Watch, ended
 from gpu_device_plugin.core.telling.reported import annotation, event_note, outlook, use_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import NoReturn
 
     from gpu_device_plugin.core.model.pods import Pod
@@ -22,23 +22,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.use import Place, UseReading
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.evictor import Evictor
+    from gpu_device_plugin.programs.node.node_api import NodeApi
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
-
-
-class PodAccess(Protocol):
-    """What is needed of the Kubernetes API, see `NodeCluster`."""
-
-    @property
-    def pods(self) -> Mapping[str, Pod]:
-        """The pods of this node by UID."""
-
-    def pod_event(self, pod: Pod, reason: str, note: str, action: str, *, warning: bool = True) -> None:
-        """Post an Event about a pod."""
-
-    def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
-        """Write annotations on a pod in the background; None removes one."""
 
 
 class OverUse:
@@ -52,15 +39,15 @@ class OverUse:
         self,
         readings: Latest[UseReading],
         state: NodeState,
-        settings: Callable[[], NodeSettings],
-        cluster: PodAccess | None = None,
+        settings: Latest[NodeSettings],
+        api: NodeApi,
         evictor: Evictor | None = None,
     ) -> None:
-        """Follow `readings`; without a `cluster` (no API) excesses are only logged and published."""
+        """Follow `readings`; without an `evictor` nothing is evicted."""
         self._readings = readings
         self._state = state
         self._settings = settings
-        self._cluster = cluster
+        self._api = api
         self._evictor = evictor
         self._watch = Watch()
         self._first: float | None = None
@@ -84,8 +71,8 @@ class OverUse:
     def _read(self, reading: UseReading) -> None:
         if reading.at <= self._watch.at:
             return  # what it shows is known already
-        rules = rules_of(self._settings())
-        pods = {} if self._cluster is None else {pod.kubelet_uid: pod for pod in self._cluster.pods.values()}
+        rules = rules_of(self._settings.value)
+        pods = {pod.kubelet_uid: pod for pod in self._api.pods.values()}
         self._first = reading.at if self._first is None else self._first
         self._watch = self._watch.after(reading, rules)
         excesses = self._watch.excesses(rules, pods)
@@ -96,9 +83,8 @@ class OverUse:
             _log.info("no longer more GPU memory than granted", extra=self._facts(self.excesses.value[place]))
         if excesses != self.excesses.value:
             self.excesses.set(excesses)
-        if self._cluster is not None:
-            self._annotate(self._cluster, excesses, rules, {place[0] for place in (*told_anew, *over)}, pods)
-            self._remove_stale(self._cluster, reading, rules, pods)
+        self._annotate(excesses, rules, {place[0] for place in (*told_anew, *over)}, pods)
+        self._remove_stale(reading, rules, pods)
         self._evict(excesses, reading, rules)
 
     def _tell(self, excesses: Mapping[Place, Excess], rules: Rules, now: float) -> tuple[Place, ...]:
@@ -113,18 +99,13 @@ class OverUse:
             new.append(place)
             note = event_note(excess, self._gpu(place[2]), now, rules.response)
             _log.warning("%s", note, extra=self._facts(excess))
-            if self._cluster is not None and excess.pod is not None:
+            if excess.pod is not None:
                 reason = "GPUMemoryExceeded" if excess.granted_mib else "GPUTrespass"
-                self._cluster.pod_event(excess.pod, reason, note, "Observe")
+                self._api.pod_event(excess.pod, reason, note, "Observe")
         return tuple(new)
 
     def _annotate(
-        self,
-        cluster: PodAccess,
-        excesses: Mapping[Place, Excess],
-        rules: Rules,
-        changed: set[str],
-        pods: Mapping[str, Pod],
+        self, excesses: Mapping[Place, Excess], rules: Rules, changed: set[str], pods: Mapping[str, Pod]
     ) -> None:
         """Write the sentence on the pods about which something is new, or remove it."""
         for uid in changed & pods.keys():
@@ -134,9 +115,9 @@ class OverUse:
                 for place, excess in excesses.items()
                 if place[0] == uid
             ]
-            cluster.annotate(pods[uid], {OVER_USE: annotation(told, rules.response) if told else None})
+            self._api.annotate(pods[uid], {OVER_USE: annotation(told, rules.response) if told else None})
 
-    def _remove_stale(self, cluster: PodAccess, reading: UseReading, rules: Rules, pods: Mapping[str, Pod]) -> None:
+    def _remove_stale(self, reading: UseReading, rules: Rules, pods: Mapping[str, Pod]) -> None:
         """Remove the sentences that an earlier agent wrote, once a reading or a whole grace does not confirm them."""
         waited = self._first is not None and reading.at - self._first >= rules.grace_s
         if reading.blind and not waited:
@@ -144,7 +125,7 @@ class OverUse:
         suspects = {place[0] for place in self._watch.evidence}
         for uid, pod in pods.items():
             if OVER_USE in pod.annotations and uid not in suspects and not pod.ended:
-                cluster.annotate(pod, {OVER_USE: None})
+                self._api.annotate(pod, {OVER_USE: None})
 
     def _evict(self, excesses: Mapping[Place, Excess], reading: UseReading, rules: Rules) -> None:
         if self._evictor is None or not excesses:

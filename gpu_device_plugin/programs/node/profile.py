@@ -14,7 +14,7 @@ from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.cluster.events import EventWriter, about_node
 from gpu_device_plugin.cluster.node import NodeSelf
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
-from gpu_device_plugin.programs.node.cleanup import Cleanup
+from gpu_device_plugin.programs.node.cluster import Cleanup
 from gpu_device_plugin.programs.node.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import settings_for

@@ -13,8 +13,9 @@ from gpu_device_plugin.kubelet.registration_loop import DirectoryGoneError
 from gpu_device_plugin.kubelet.sockets import DirectoryError
 from gpu_device_plugin.kubelet.statefile import PROFILE, StateFile
 from gpu_device_plugin.programs.lifetime import until_stopped
-from gpu_device_plugin.programs.node.agent import NodeAgent, reach_api
-from gpu_device_plugin.programs.node.equipment import ListFullError
+from gpu_device_plugin.programs.node.agent import NodeAgent
+from gpu_device_plugin.programs.node.configuration import ListFullError
+from gpu_device_plugin.programs.node.node_api import reach_api
 from gpu_device_plugin.programs.rereading import Rereading
 from gpu_device_plugin.settings.node import NodeSettings, settings_for
 
@@ -116,7 +117,7 @@ class NodeProgram:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(agent.run(), name="node agent")
             tasks.create_task(self.rereading.run(), name="follow the settings")
-            tasks.create_task(agent.node.follow(self._take_node), name="follow the profile")
+            tasks.create_task(agent.api.node.follow(self._take_node), name="follow the profile")
         raise AssertionError  # pragma: no cover (the tasks never return)
 
     def look(self) -> None:
@@ -129,7 +130,7 @@ class NodeProgram:
     def toggle_pause(self) -> None:
         """Release the GPUs, or take them up again, if there is an agent already."""
         if self.agent is not None:
-            self.agent.equipment.toggle_pause()
+            self.agent.toggle_pause()
         else:
             _log.warning("nothing to pause: no GPU is opened before this node's profile of settings is known")
 

@@ -11,7 +11,7 @@ from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent
 from gpu_device_plugin.programs.node.coexistence import ALLOW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from gpu_device_plugin.core.model.claims import Claim
     from gpu_device_plugin.core.model.holds import DeviceHold
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.serving import Serving
     from gpu_device_plugin.hardware.beliefs import HealthChange, XidSeen
     from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.node_api import NodeApi
     from gpu_device_plugin.settings.knobs import Reload
     from gpu_device_plugin.settings.node import NodeSettings
 
@@ -36,11 +37,11 @@ _DRAIN_FIRST = frozenset({"share_size", "domain", "memory_resource", "count_reso
 class Reports:
     """One method for each kind of event."""
 
-    def __init__(self, state: NodeState, metrics: m.Metrics, event: Callable[..., None]) -> None:
-        """Report on the node in `state`; `event` posts an Event about it, see `NodeCluster.event`."""
+    def __init__(self, state: NodeState, metrics: m.Metrics, api: NodeApi) -> None:
+        """Report on the node in `state`; Events go to `api`."""
         self._state = state
         self._metrics = metrics
-        self._event = event
+        self._api = api
 
     def health_changed(self, change: HealthChange) -> None:
         """A GPU has become healthy or unhealthy."""
@@ -48,14 +49,14 @@ class Reports:
         level, name = logging.INFO if change.healthy else logging.ERROR, self._name_of(change.uuid)
         _log.log(level, "%s is %s", name, change.reason, extra={"uuid": change.uuid})
         reason = "GPUHealthy" if change.healthy else "GPUUnhealthy"
-        self._event(reason, f"{name} ({change.uuid}) is {change.reason}", "Observe", warning=not change.healthy)
+        self._api.event(reason, f"{name} ({change.uuid}) is {change.reason}", "Observe", warning=not change.healthy)
 
     def xid_seen(self, seen: XidSeen) -> None:
         """The driver has reported an XID."""
         self._metrics.count(m.XIDS, seen.uuid, str(seen.code))
         name, what = self._name_of(seen.uuid), f"XID {seen.code}: {seen.xid.meaning}"
         _log.warning("%s: %s", name, what, extra={"uuid": seen.uuid, "once_per_s": 60})
-        self._event("GPUError", f"{name} ({seen.uuid}) reported {what}", "Observe")
+        self._api.event("GPUError", f"{name} ({seen.uuid}) reported {what}", "Observe")
 
     def registration(self, event: RegistrationEvent, details: dict[str, object]) -> None:
         """A registration with the kubelet succeeded, failed, or has to be repeated for all resources."""
@@ -78,18 +79,16 @@ class Reports:
             f"The API server does not know {', '.join(fields)} of ResourceSlices, which Kubernetes has from 1.36 on: "
             "claims get whole GPUs of this node only. Serve it by device-plugin to share its GPUs."
         )
-        self._event("GPUSharesUnavailable", note, "Publish")
+        self._api.event("GPUSharesUnavailable", note, "Publish")
 
-    def serving_changed(self, serving: Serving, ignored: str) -> None:
-        """The node serves in another way than before, or waits to do so, or its label for that is ignored."""
-        if ignored:
-            _log.warning("%s, and it is ignored", ignored)
+    def serving_changed(self, serving: Serving) -> None:
+        """The node serves in another way than before, or waits to do so."""
         if serving.closing:
             _log.warning("%s", serving.waits)
-            self._event("ServingWaits", f"{serving.waits}.", "Serve")
+            self._api.event("ServingWaits", f"{serving.waits}.", "Serve")
         else:
             _log.info("this node serves by %s", serving.way)
-            self._event("Serving", f"This node gives GPUs by {serving.way}.", "Serve", warning=False)
+            self._api.event("Serving", f"This node gives GPUs by {serving.way}.", "Serve", warning=False)
 
     def allocations_lost(self, lost: Collection[DeviceHold], names: Mapping[str, str]) -> None:
         """The kubelet has lost its record of these allocations; `names` are those of pods by UID, as far as known."""
@@ -104,7 +103,7 @@ class Reports:
             "the kubelet knows"
         )
         _log.error("%s", why)
-        self._event("DevicesForgotten", f"{why[0].upper()}{why[1:]}.", "Observe")
+        self._api.event("DevicesForgotten", f"{why[0].upper()}{why[1:]}.", "Observe")
 
     def refused(self, kind: Kind, amount: int, refused: Refused) -> None:
         """A container was refused its devices."""
@@ -115,17 +114,17 @@ class Reports:
         """Containers that request `shares` shares are refused so often that a person should act."""
         asked = format_mib(shares * self._state.node.shares.share_mib)
         _log.warning("pods of %s are refused again and again: %s", asked, advice)
-        self._event("GPUMemoryFragmented", f"Pods of {asked} are refused again and again: {advice}.", "Refuse")
+        self._api.event("GPUMemoryFragmented", f"Pods of {asked} are refused again and again: {advice}.", "Refuse")
 
     def mps_changed(self, uuid: str, why: str) -> None:
         """A GPU (by UUID; empty: each that needs one) lacks its MPS daemon for this reason; empty: it has it again."""
         name = f"{self._name_of(uuid)} ({uuid})" if uuid else "this node"
         if why:
             _log.error("MPS does not serve %s: %s", name, why)
-            self._event("MPSNotReady", f"MPS does not serve {name}: {why}", "Observe")
+            self._api.event("MPSNotReady", f"MPS does not serve {name}: {why}", "Observe")
         else:
             _log.info("MPS serves %s again", name)
-            self._event("MPSReady", f"MPS serves {name} again", "Observe", warning=False)
+            self._api.event("MPSReady", f"MPS serves {name} again", "Observe", warning=False)
 
     def instance_gone(self, found: Stranded) -> None:
         """A container holds a MIG instance that exists no more."""
@@ -133,18 +132,20 @@ class Reports:
             f"the pod with the UID {found.pod_uid}" if found.pod is None else f"{found.pod.namespace}/{found.pod.name}"
         )
         _log.warning("%s: %s", pod, found.sentence)
-        self._event("MigInstanceGone", f"{pod}: {found.sentence}.", "Observe")
+        self._api.event("MigInstanceGone", f"{pod}: {found.sentence}.", "Observe")
+        if found.pod is not None:
+            self._api.pod_event(found.pod, "MigInstanceGone", f"{found.sentence}.", "Observe")
 
     def limits_missing(self, sentence: str) -> None:
         """The means of limiting memory that the administrator wants is not there."""
         _log.warning("memory limits are not there: %s", sentence)
-        self._event("GPULimitsUnavailable", f"Memory limits are not there: {sentence}.", "Limit")
+        self._api.event("GPULimitsUnavailable", f"Memory limits are not there: {sentence}.", "Limit")
 
     def not_alone(self, others: Iterable[Sighting]) -> None:
         """Other plugins hand out GPUs of this node, so this agent does not."""
         for other in others:
             _log.error("GPUs are not shared: %s; %s", other, ALLOW)
-            self._event("OtherDevicePlugin", f"GPUs of this node are not shared: {other}; {ALLOW}.", "Refuse")
+            self._api.event("OtherDevicePlugin", f"GPUs of this node are not shared: {other}; {ALLOW}.", "Refuse")
 
     def settings_read(self, outcome: Reload[NodeSettings]) -> None:
         """Settings were read again, and those that need no restart were applied."""
@@ -157,12 +158,12 @@ class Reports:
                 f"--field-selector spec.nodeName={outcome.settings.node_name}"
             )
             note = f"The settings {', '.join(outcome.waiting)} wait for a restart of the agent: {drain}{restart}"
-            self._event("SettingsWait", note, "Reload")
+            self._api.event("SettingsWait", note, "Reload")
 
     def settings_refused(self, why: str) -> None:
         """Changed settings cannot be used; the current ones stay in force."""
         _log.error("the configuration stays as it was", extra={"why": why})
-        self._event("SettingsRefused", f"The settings of the agent stay as they were: {why}", "Reload")
+        self._api.event("SettingsRefused", f"The settings of the agent stay as they were: {why}", "Reload")
 
     def _name_of(self, uuid: str) -> str:
         shares = self._state.node.shares

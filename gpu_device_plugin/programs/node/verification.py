@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.core.model.limits import NOT_HELD, Held
+from gpu_device_plugin.core.model.limits import Held
 from gpu_device_plugin.core.node import verifying
 from gpu_device_plugin.core.node.cgroups import CgroupOwner
 from gpu_device_plugin.core.telling.printing import printable
@@ -20,19 +20,17 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.core.model.limits import LimitState
-    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.use import Place
     from gpu_device_plugin.hardware.messages import CgroupLimit
     from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
     from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.node_api import NodeApi
 
 _log = logging.getLogger(__name__)
 
 ReadLimits: TypeAlias = "Callable[[Sequence[tuple[str, str]]], Awaitable[tuple[CgroupLimit, ...] | None]]"
 """Reads limits back: of each pair of a GPU's UUID and the path of a cgroup; None: no driver answers now."""
-PodEvent: TypeAlias = "Callable[[Pod, str, str, str], None]"
-"""Posts a warning about a pod: reason, note, action."""
 
 _Container: TypeAlias = tuple[str, str]
 """Pod UID as the kubelet knows it, container name."""
@@ -74,25 +72,19 @@ class Verification:
         read_limits: ReadLimits,
         tree: CgroupTree,
         state: NodeState,
-        event: PodEvent,
+        api: NodeApi,
         *,
         interval_s: float = 0.0,
     ) -> None:
-        """Verify the limits of `holdings`; call `changed` when they may have changed.
+        """Verify the limits of `holdings`, which returns what the containers of this node hold now.
 
-        Args:
-            holdings: returns what the containers of this node hold now.
-            read_limits: reads limits back.
-            tree: finds the containers' cgroups.
-            state: the node's state, for the positions of its GPUs.
-            event: posts an Event about a pod.
-            interval_s: seconds between two readings of all limits, and with them of `measured`; 0: as few as needed.
+        `interval_s` are the seconds between two readings of all limits, and of `measured`; 0: as few as needed.
         """
         self._holdings = holdings
         self._read_limits = read_limits
         self._tree = tree
         self._state = state
-        self._event = event
+        self._api = api
         self.interval_s = interval_s
         self.states: Latest[Mapping[Place, LimitState]] = Latest({})
         """The state of each limit of a container that runs, or may run: of all means whose limits are more than told,
@@ -254,7 +246,7 @@ class Verification:
         faults = []
         for state, names in gpus.items():
             extra = {"pod": f"{pod.namespace}/{pod.name}", "container": holding.container, "gpus": sorted(names)}
-            wrong = state.held in NOT_HELD
+            wrong = state.held.broken
             level = logging.WARNING if wrong else logging.INFO
             _log.log(level, "the memory limit of a container is %s", state.held, extra={**extra, "why": state.why})
             if wrong:
@@ -262,7 +254,7 @@ class Verification:
         if faults and self._reported.get(key) != found.container_id:
             self._reported[key] = found.container_id
             note = f"The memory limit of container {printable(holding.container)} does not hold: {'; '.join(faults)}."
-            self._event(pod, "GPULimitNotHeld", note, "Verify")
+            self._api.pod_event(pod, "GPULimitNotHeld", note, "Verify")
 
     def _name_of(self, uuid: str) -> str:
         shared = self._state.node.shares.by_uuid(uuid)

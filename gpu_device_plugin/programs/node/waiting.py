@@ -15,8 +15,8 @@ from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS, promises
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, read_wishes
 from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
-from gpu_device_plugin.core.node.frameworks import read_frameworks
 from gpu_device_plugin.core.node.ledger import SETTLING_S
+from gpu_device_plugin.core.node.limit_grants import read_frameworks
 from gpu_device_plugin.core.node.matching import Matched, WaitingPod, Wanted, match
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
-    from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.holdings import Slot
     from gpu_device_plugin.core.node.matching import Call, Match
+    from gpu_device_plugin.node_state import NodeState
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -67,15 +67,15 @@ class WaitingPods:
         followed: NodePods,
         resources: Sequence[Resource],
         metrics: m.Metrics,
-        shares: Callable[[], Shares],
+        state: NodeState,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Match the pods of `followed`, whose reflector the caller runs; `shares` returns the node's GPUs."""
+        """Match the pods of `followed`, whose reflector the caller runs, with the GPUs of the node in `state`."""
         self._followed = followed
         self._resources = tuple(resources)
         self._kinds = {resource.name: resource.kind for resource in resources}
         self._metrics = metrics
-        self._shares = shares
+        self._state = state
         self._clock = clock
         self.wait_s = WAIT_S
         """Longest wait for the pod of a call, in seconds."""
@@ -173,7 +173,7 @@ class WaitingPods:
             return None
         written = self._read(pod)
         promised, wishes = written.promises, written.wishes
-        gpus = self._shares().gpus if wishes.choosy else ()
+        gpus = self._state.node.shares.gpus if wishes.choosy else ()
         allowed = {
             s.position for s in gpus if wishes.allow_model(s.gpu.product) and wishes.allow_uuid(s.gpu.uuid, s.gpu.card)
         }

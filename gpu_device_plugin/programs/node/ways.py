@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.core.node.serving import Serving, Wanted, Way, serving, wanted_way
-from gpu_device_plugin.programs.node.coexistence import serve_while_alone
+from gpu_device_plugin.core.node.serving import Serving, Way, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from gpu_device_plugin.core.node.node_config import NodeConfig
     from gpu_device_plugin.kubelet.registration_loop import RegistrationLoop
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.coexistence import Coexistence
     from gpu_device_plugin.programs.node.dra import DraDriver
     from gpu_device_plugin.programs.node.handover import Handover
+    from gpu_device_plugin.programs.node.node_api import NodeApi
     from gpu_device_plugin.programs.node.reconciler import Reconciler
     from gpu_device_plugin.programs.node.reports import Reports
 
@@ -28,6 +29,8 @@ _LABEL_S = 2.0
 """How long the first registration waits for the node's label, in seconds. Pods fail until we register."""
 _PART_S = 5.0
 """How long a kubelet has for the last registration, in seconds."""
+_GPUS_S = 10.0
+"""How long the kubelet of a node with claims waits for our GPUs, in seconds."""
 
 
 class Ways:
@@ -35,53 +38,37 @@ class Ways:
 
     def __init__(
         self,
+        config: Latest[NodeConfig],
         state: NodeState,
+        api: NodeApi,
+        reports: Reports,
+        *,
         registration: RegistrationLoop,
         reconciler: Reconciler,
         coexistence: Coexistence,
-        reports: Reports,
-        *,
         handover: Handover,
-        there: asyncio.Event,
-        wanted: Callable[[], tuple[str, Mapping[str, str] | None]],
     ) -> None:
-        """Serve the node in `state`.
-
-        Args:
-            state: the node, with our ledger.
-            registration: serves as a device plugin.
-            reconciler: keeps the ledger in step with the kubelet's records meanwhile.
-            coexistence: looks for others who hand out GPUs of the node.
-            reports: where to report.
-            handover: remembers the way for the next agent.
-            there: set once there is a GPU; without one nothing is registered as a device plugin.
-            wanted: returns the setting `serve`, and the labels of our node; None: it was not read yet.
-        """
+        """Serve the node in `state` in the way that `config` wants, by `registration` or by `dra`."""
+        self._config = config
+        self.serving = Latest(Serving(Way.DEVICE_PLUGIN))
+        """The way in force. Not set before the first decision."""
         self._state = state
+        self._api = api
         self._registration = registration
         self._reconciler = reconciler
         self._coexistence = coexistence
         self._reports = reports
         self._handover = handover
-        self._there = there
-        self._wanted = wanted
         self.dra: DraDriver | None = None
         """To be set before `run`; None: the agent runs without the Kubernetes API."""
-        self.serving: Latest[Serving] = Latest(Serving(Way.DEVICE_PLUGIN))
-        """The way in force. Not set before the first decision."""
         self.parting = False
         """The plugin registers for the last time, and has the kubelet call nothing before containers start."""
         self._changed = asyncio.Event()
         self._registered = asyncio.Event()
-        self._reported: tuple[Serving, str] = (Serving(Way.DEVICE_PLUGIN), "")
+        self._reported = self.serving.value
 
     def __repr__(self) -> str:
         return f"<Ways: {self.serving.value!r}>"
-
-    @property
-    def served_claims(self) -> bool:
-        """Whether the previous agent of this node served claims."""
-        return self._handover.way is Way.DRA
 
     def look(self, _new: object = None) -> None:
         """Decide again soon: a setting, a label or a holder may have changed."""
@@ -91,10 +78,34 @@ class Ways:
         """Learn that the kubelet has registered a resource of the plugin."""
         self._registered.set()
 
+    async def alive(self) -> tuple[str, ...]:
+        """Return the faults that only a restart can resolve, as sentences."""
+        if self.dra is not None and self.serving.value.way is Way.DRA:
+            return () if await self.dra.loop.answers_ourselves() else ("the DRA driver's socket does not answer",)
+        serves = self._config.value.shares.any_listed and not self._coexistence.others.value
+        works = not serves or await self._registration.answer_ourselves()
+        return () if works else ("the agent's sockets do not answer",)
+
+    async def ready(self) -> tuple[str, ...]:
+        """Return the conditions that this node lacks to serve pods, as sentences."""
+        config, serving = self._config.value, self.serving.value
+        if not config.shares.any_listed:
+            return (config.why_none,)
+        unseen = () if config.watched else (config.why_none,)
+        certain = self._state.node.ledger.certain
+        unread = () if certain else ("the kubelet's checkpoint cannot be read; see the log",)
+        claims = None if self.dra is None or serving.way is Way.DEVICE_PLUGIN else self.dra
+        unmet = self._registration.unmet() if claims is None else claims.unmet()
+        waits = (serving.waits,) if serving.closing else ()
+        return (*unseen, *self._coexistence.unmet(), *unread, *waits, *unmet)
+
     async def run(self) -> NoReturn:
         """Serve until cancelled."""
+        if not await within(_GPUS_S if self._handover.way is Way.DRA else None, self._any_gpu()):
+            _log.warning("claims are served before a GPU is found: pods that end have to give theirs back")
         before = await self._begin()
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._config.follow(self.look), name="follow the way that is wanted")
             tasks.create_task(self._state.nodes.follow(self.look), name="follow those who hold GPUs")
             task: asyncio.Task[NoReturn] | None = None
             while True:
@@ -114,11 +125,21 @@ class Ways:
                     task = tasks.create_task(self._serve(now.way), name=f"serve by {now.way}")
                 await self._changed.wait()
 
+    async def _any_gpu(self) -> None:
+        """Wait until there is a GPU; without one nothing is registered as a device plugin."""
+        await self._until(lambda config: config.shares.any_listed)
+
+    async def _until(self, met: Callable[[NodeConfig], bool]) -> None:
+        version = self._config.version
+        while not met(self._config.value):
+            version, _ = await self._config.after(version)
+
     async def _begin(self) -> Way | None:
         """Find out who holds GPUs, and return the way in which the previous agent served; None if unknown."""
         if self.dra is None:
             return None
-        known, before = await self.dra.cluster.looked(_LABEL_S), self._handover.way
+        before = self._handover.way
+        known = await within(_LABEL_S, self._until(lambda config: config.labelled))
         if not known and before is not None:
             _log.warning("our node could not be read yet: it is served as by the previous agent, by %s", before)
         await self.dra.take_over(served=before is Way.DRA)
@@ -157,26 +178,21 @@ class Ways:
     def _decide(self, before: Way | None) -> Serving:
         if self.dra is None:
             return Serving(Way.DEVICE_PLUGIN)
-        wanted = self._asked(before)
+        config = self._config.value
+        wanted = config.wanted_way if config.labelled or before is None else before
         holders = {Way.DEVICE_PLUGIN: self._holders_of_plugin(self.dra), Way.DRA: self.dra.holders}
-        found = serving(wanted.way, before, holders)
-        if (found, wanted.ignored) != self._reported:
-            self._reports.serving_changed(found, wanted.ignored)
-            self._reported = found, wanted.ignored
-        return found
-
-    def _asked(self, before: Way | None) -> Wanted:
-        setting, labels = self._wanted()
-        if labels is None:  # our node was not read yet
-            return Wanted(before) if before is not None else wanted_way(setting, {})
-        return wanted_way(setting, labels)
+        decision = serving(wanted, before, holders)
+        if decision != self._reported:
+            self._reports.serving_changed(decision)
+            self._reported = decision
+        return decision
 
     def _holders_of_plugin(self, dra: DraDriver) -> frozenset[str]:
         """Return the names of the pods that hold devices of the plugin."""
         held = self._state.node.ledger.holds.keys() - dra.device_ids
         if not held:
             return frozenset()
-        pods = dra.cluster.followed.pods
+        pods = self._api.pods
         names = {
             f"pod {pods[entry.pod_uid].namespace}/{pods[entry.pod_uid].name}"
             if entry.pod_uid in pods
@@ -196,6 +212,30 @@ class Ways:
     async def _serve(self, way: Way) -> NoReturn:
         if self.dra is not None and way is Way.DRA:
             await self.dra.run()
-        await self._there.wait()
-        await serve_while_alone(self._registration, self._reconciler, self._coexistence, self._reports)
-        raise AssertionError  # pragma: no cover (it never returns)
+        await self._any_gpu()
+        await self._serve_while_alone()
+
+    async def _serve_while_alone(self) -> NoReturn:
+        """Keep resources registered and the ledger reconciled while there is no other plugin; report others."""
+        self._coexistence.look()  # before the first registration, whichever task runs first
+        task: asyncio.Task[NoReturn] | None = None
+        refused = False
+        async with asyncio.TaskGroup() as tasks:
+            async for others in self._coexistence.others.values():
+                self._reports.not_alone(others)
+                if others and task is not None:
+                    task.cancel()
+                    await asyncio.wait({task})
+                    task = None
+                elif not others and task is None:
+                    if refused:
+                        _log.info("GPUs are shared again: no other plugin hands them out")
+                    task = tasks.create_task(self._offer_and_reconcile(), name="offer and reconcile")
+                refused = bool(others)
+        raise AssertionError  # pragma: no cover (a Latest never ends)
+
+    async def _offer_and_reconcile(self) -> NoReturn:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._registration.run(), name="plugins")
+            tasks.create_task(self._reconciler.run(), name="reconcile")
+        raise AssertionError  # pragma: no cover (the tasks never return)

@@ -1,4 +1,4 @@
-"""Pods leave a GPU that has failed by itself for the grace; a driver that does not answer fails no GPU."""
+"""Pods leave a GPU that has failed by itself for the grace, and the condition GPUHealthy names it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import pytest
 
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.evicting import Candidate
-from gpu_device_plugin.core.node.gpu_failure import OWN_CAUSES, Failed, Failures, failure, on_failed
+from gpu_device_plugin.core.node.gpu_failure import (
+    MOST_MESSAGE,
+    OWN_CAUSES,
+    Failed,
+    Failures,
+    GpuCondition,
+    failure,
+    gpu_condition,
+    on_failed,
+)
 from gpu_device_plugin.core.node.health import Belief, Cause, Problem
 from gpu_device_plugin.core.node.holdings import Holding
 
@@ -40,8 +49,8 @@ XID = {"a": belief(Cause.FATAL_XID), "b": Belief()}
 def test_a_gpu_has_failed_once_the_grace_is_over() -> None:
     failures = after((10, XID, True), (50, XID, True))
     assert failures.gpus == {"a": Failed(10, "it is fatal XID")}
-    assert (failures.lasting(60, 69), failures.next_s(60, 69)) == ({}, 1)
-    assert (list(failures.lasting(60, 70)), failures.next_s(60, 70)) == (["a"], None)
+    assert failures.lasting(60, 69) == {}
+    assert list(failures.lasting(60, 70)) == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -76,3 +85,43 @@ def test_the_pods_on_it_go_whether_they_have_parts_or_all_of_it() -> None:
         Holding("x", "main", {"b": 1024}, pod=two),
     ]
     assert on_failed({"a": Failed(0, "")}, holdings) == (Candidate(one, "a", 4096), Candidate(two, "a", 16384))
+
+
+# --- The node condition -----------------------------------------------------------------------------------------------
+
+FAILED = Belief((Problem(Cause.FATAL_XID, "XID 79 (it fell off the bus)"), Problem(Cause.LOST, "it is gone")))
+UNWATCHED = Belief((Problem(Cause.UNWATCHED, "the driver does not answer"),))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "watched", "expected"),
+    [
+        ([(0, Belief()), (1, Belief())], True, ("True", "GPUsHealthy", "2 of 2 GPUs are healthy")),
+        (
+            [(0, Belief()), (1, FAILED), (2, UNWATCHED)],
+            True,
+            ("False", "GPUUnhealthy", "GPU 1: XID 79 (it fell off the bus); it is gone"),
+        ),
+        (
+            [(0, Belief()), (2, UNWATCHED)],
+            True,
+            (
+                "Unknown",
+                "NotWatched",
+                "GPU 2: the driver does not answer; it is offered again as soon as it can be read",
+            ),
+        ),
+        ([(0, FAILED)], False, ("Unknown", "NotWatched", "the agent is paused")),
+        ([], True, ("Unknown", "NoGPU", "the agent is paused")),
+    ],
+)
+def test_the_condition_names_the_gpus(
+    gpus: list[tuple[int, Belief]], expected: tuple[str, str, str], *, watched: bool
+) -> None:
+    assert gpu_condition(gpus, watched=watched, sentence="the agent is paused") == GpuCondition(*expected)
+
+
+def test_a_long_message_is_cut() -> None:
+    found = gpu_condition([(n, FAILED) for n in range(64)], watched=True, sentence="")
+    assert len(found.message) == MOST_MESSAGE
+    assert found.message.endswith("...")

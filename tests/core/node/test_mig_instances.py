@@ -20,17 +20,16 @@ from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind, Names, Resource
 from gpu_device_plugin.core.model.shares import SHARES, WHOLE_GPUS, Listing, parse_id
 from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_unlimited
-from gpu_device_plugin.core.node.equipping import mig_mode, out_of_service
 from gpu_device_plugin.core.node.extra_grant import NOBODY
 from gpu_device_plugin.core.node.grants import Delivery, grant
 from gpu_device_plugin.core.node.health import Belief, Cause, Problem, with_cards
 from gpu_device_plugin.core.node.holdings import Holding, holdings, stranded
 from gpu_device_plugin.core.node.limit_grants import Means
-from gpu_device_plugin.core.node.mps import asked
 from gpu_device_plugin.core.node.node import Node
+from gpu_device_plugin.core.node.node_config import mig_mode, out_of_service
 from gpu_device_plugin.core.node.offers import offers
 from gpu_device_plugin.core.node.preferring import Question
-from gpu_device_plugin.core.node.rungs import Abilities, Wanted, rungs
+from gpu_device_plugin.core.node.rungs import Abilities, Wanted, mps_gpus, rungs
 from gpu_device_plugin.core.node.verifying import by_kind
 from tests.mig import instance, inventory, mig_node
 
@@ -310,9 +309,8 @@ def test_an_instance_that_is_given_whole_is_a_partition_whatever_is_wanted() -> 
 
 
 def test_no_instance_asks_for_a_daemon_of_mps() -> None:
-    node = mig_node((10,), 4)
     advisory = {uuid: GpuRung(Rung.ADVISORY, "") for uuid in ("MIG-0-0", "GPU-1")}
-    assert asked(node.shares, advisory, Wanted((Rung.MPS,), "")) == {"GPU-1"}
+    assert mps_gpus(inventory((10,), 4).gpus, advisory, Wanted((Rung.MPS,), "")) == {"GPU-1"}
 
 
 def test_the_limit_of_a_partition_holds_by_hardware() -> None:

@@ -11,11 +11,9 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsState, MpsStatus, MpsWanted
-from gpu_device_plugin.core.model.gpus import Inventory
 from gpu_device_plugin.core.model.holds import DeviceHold
-from gpu_device_plugin.core.model.limits import GpuRung, Rung
+from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.admitting import Refused, Why
 from gpu_device_plugin.core.node.ledger import Evidence, Ledger
 from gpu_device_plugin.core.node.mps import (
@@ -25,7 +23,6 @@ from gpu_device_plugin.core.node.mps import (
     Await,
     Situation,
     Tenants,
-    asked,
     choose,
     daemon,
     in_vain,
@@ -35,8 +32,7 @@ from gpu_device_plugin.core.node.mps import (
     wanted,
     why_not_start,
 )
-from gpu_device_plugin.core.node.rungs import Wanted
-from tests.nodes import ids, inventory, uuid
+from tests.nodes import ids, uuid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,18 +55,6 @@ def wants(
     ledger: Ledger, *each: DeviceHold, asked: Mapping[str, int] | None = None, before: MpsWanted = NOTHING
 ) -> object:
     return dict(wanted(ledger, tenants(ledger, each), asked or {}, before, 1024).gpus)
-
-
-# --- Where MPS is asked for -------------------------------------------------------------------------------------------
-
-
-def test_mps_is_asked_for_where_it_is_the_means_or_would_be_if_it_were_there() -> None:
-    """GPU 0 has it, GPU 1 would, GPU 2 has the stronger one, GPU 3 is in MIG mode, and GPU 4 is not judged yet."""
-    gpus = inventory(8, 8, 8, 8, 8).gpus
-    shares = Shares(1024).with_inventory(Inventory((*gpus[:3], replace(gpus[3], mig=True), gpus[4])))
-    means = {uuid(n): GpuRung(rung, "") for n, rung in enumerate((Rung.MPS, Rung.ADVISORY, Rung.DRIVER, Rung.ADVISORY))}
-    assert asked(shares, means, Wanted((Rung.DRIVER, Rung.MPS), "a label")) == {uuid(0), uuid(1)}
-    assert asked(shares, means, Wanted((Rung.DRIVER,), "a label")) == frozenset()
 
 
 # --- Who is on a GPU, and what is wanted ------------------------------------------------------------------------------

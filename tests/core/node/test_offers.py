@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
-from gpu_device_plugin.core.node.offers import Offer, offers
+from gpu_device_plugin.core.node.offers import HOLD_S, WINDOW_S, Offer, Refusals, offers
 from tests.nodes import ids, node, uuid
 
 if TYPE_CHECKING:
@@ -179,3 +179,92 @@ def test_a_node_that_changes_over_offers_what_is_in_use_and_nothing_else(kind: K
     here = replace(node(4, 4, 4, used={0: [1]}, whole=[2]), closing=True)
     healthy = [name for offer in offers(here, (kind, "")) for name, well in offer.devices((kind, "")) if well]
     assert healthy == ([*ids(0, [1])] if kind is Kind.MEMORY else [uuid(2)])
+
+
+# --- Less while demands are refused again and again -------------------------------------------------------------------
+
+
+def after(*refused: tuple[int, float], limit: int = 3) -> Refusals:
+    """The state after refusals of (shares, time)."""
+    state = Refusals(limit)
+    for shares, at in refused:
+        state = state.refused(shares, at)
+    return state
+
+
+RUN = after((8, 100.0), (8, 101.0), (8, 102.0))
+"""A run of demands for 8 shares, the last refused at 102."""
+
+
+@pytest.mark.parametrize(
+    ("refused", "limit", "run"),
+    [
+        ([(8, 100.0), (8, 101.0)], 3, None),
+        ([(8, 100.0), (7, 101.0), (8, 102.0), (7, 103.0)], 3, None),  # different sizes do not add up
+        ([(8, 100.0), (8, 159.0), (8, 160.0)], 3, None),  # one of them is a minute old
+        ([(8, 100.1), (8, 159.0), (8, 160.0)], 3, 8),
+        ([(8, 100.0)] * 9, 10, None),
+        ([(8, 100.0)] * 10, 10, 8),
+        ([(8, 100.0)] * 50, 0, None),  # turned off
+        ([(8, 100.0)], 1, 8),
+        ([(8, 100.0)] * 3 + [(5, 103.0)] * 2, 3, 8),
+        ([(8, 100.0)] * 3 + [(5, 103.0)] * 3, 3, 5),  # a smaller run is the stronger bound
+        ([(8, 100.0)] * 3 + [(12, 103.0)] * 3, 3, 8),
+        ([(8, 100.0)] * 3 + [(8, 400.0)], 3, None),  # the run is over, and does not come back with one refusal
+        ([(8, 100.0)] * 3 + [(12, 400.0)] * 3, 3, 12),
+    ],
+)
+def test_a_run_is_of_one_size_within_a_minute(refused: list[tuple[int, float]], limit: int, run: int | None) -> None:
+    assert after(*refused, limit=limit).run == run
+
+
+@pytest.mark.parametrize(
+    ("emptiest", "now", "most_free"),
+    [
+        (4, 103.0, 7),  # eight are asked and no GPU has them: the scheduler looks elsewhere
+        (8, 103.0, None),
+        (9, 103.0, None),
+        (4, 401.9, 7),
+        (4, 402.0, None),  # five minutes after the last refusal
+    ],
+)
+def test_a_run_offers_less_than_the_refused_size_until_it_is_over(
+    emptiest: int, now: float, most_free: int | None
+) -> None:
+    assert RUN.most_free(emptiest, now) == most_free
+    assert RUN.settled(emptiest, now) == (Refusals(3) if most_free is None else RUN)
+
+
+def test_without_a_run_there_is_nothing_to_settle() -> None:
+    some = after((8, 100.0))
+    assert some.settled(8, 1000.0) is some
+    assert Refusals().most_free(0, 0.0) is None
+    assert Refusals().limit == 10
+
+
+def test_old_refusals_are_forgotten_and_a_new_one_prolongs_the_run() -> None:
+    assert after((8, 100.0), (7, 150.0), (7, 165.0)).times == ((150.0, 7), (165.0, 7))
+    assert RUN.refused(5, 400.0).most_free(4, 699.0) == 7
+
+
+@given(st.integers(1, 4), st.lists(st.tuples(st.integers(1, 6), st.integers(0, 200), st.integers(0, 8)), max_size=25))
+def test_no_run_outlives_its_reason(limit: int, steps: list[tuple[int, int, int]]) -> None:
+    """For every history: a bound means that a run of its size was refused lately and that no GPU has room for it."""
+    state, now = Refusals(limit), 0.0
+    events: list[tuple[float, int]] = []
+    for shares, pause, emptiest in steps:
+        now += pause
+        events.append((now, shares))
+        state = state.refused(shares, now)
+        bound = state.most_free(emptiest, now)
+        if bound is not None:
+            assert emptiest <= bound
+            assert any(
+                sum(size == bound + 1 and at - WINDOW_S < earlier <= at for earlier, size in events) >= limit
+                for at, _ in events
+            )
+        assert state.most_free(6, now) is None
+        assert state.most_free(0, now + HOLD_S) is None
+        state = state.settled(emptiest, now)
+        assert state.most_free(emptiest, now) == bound
+        assert (state.run is None) is (bound is None)

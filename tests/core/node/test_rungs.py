@@ -11,7 +11,7 @@ from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.core.model.gpus import Gpu
 from gpu_device_plugin.core.model.limits import GpuRung, Rung
 from gpu_device_plugin.core.node.mps import NOT_THERE
-from gpu_device_plugin.core.node.rungs import Abilities, Wanted, rungs, told, wanted
+from gpu_device_plugin.core.node.rungs import Abilities, Wanted, mps_gpus, rungs, told, wanted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -133,8 +133,6 @@ def test_the_rung_of_a_gpu(
                 (ADVISORY,),
                 "the node label ack.node.gpu.schedule=share",
                 required=False,
-                ignored="the node label gpu-device-plugin/set-limits=MPS is ignored: its value is none of auto, "
-                "driver, mps, custom, advisory",
             ),
         ),
     ],
@@ -143,6 +141,14 @@ def test_labels_of_the_node_override_the_setting(
     setting: str, labels: Mapping[str, str], expected: Wanted, *, compute: bool
 ) -> None:
     assert wanted(setting, labels, compute=compute) == expected
+
+
+def test_mps_is_asked_for_where_it_is_the_means_or_would_be_if_it_were_there() -> None:
+    """GPU 0 has it, GPU 1 would, GPU 2 has the stronger one, GPU 3 is in MIG mode, and GPU 4 is not judged yet."""
+    gpus = [replace(GPU, uuid=f"GPU-{n}", mig=n == 3) for n in range(5)]
+    chosen = {gpu.uuid: GpuRung(rung, "") for gpu, rung in zip(gpus, (MPS, ADVISORY, DRIVER, ADVISORY), strict=False)}
+    assert mps_gpus(gpus, chosen, Wanted((DRIVER, MPS), "a label")) == {"GPU-0", "GPU-1"}
+    assert mps_gpus(gpus, chosen, Wanted((DRIVER,), "a label")) == frozenset()
 
 
 def test_a_reason_names_who_asked_and_what_is_missing() -> None:

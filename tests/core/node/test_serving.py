@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_device_plugin.core.node.serving import Serving, Wanted, Way, serving, wanted_way
+from gpu_device_plugin.core.node.serving import Serving, Way, serving, wanted_way
 
 PLUGIN, DRA = Way.DEVICE_PLUGIN, Way.DRA
 
@@ -19,17 +19,12 @@ PLUGIN, DRA = Way.DEVICE_PLUGIN, Way.DRA
         ("dra", "device-plugin", PLUGIN),
         ("dra", "auto", PLUGIN),
         ("dra", "", DRA),
+        ("dra", "DRA", DRA),
     ],
 )
 def test_the_label_counts_before_the_setting(setting: str, label: str | None, expected: Way) -> None:
     labels = {} if label is None else {"gpu-device-plugin/serve": label}
-    assert wanted_way(setting, labels) == Wanted(expected)
-
-
-def test_an_unknown_label_is_ignored_and_named() -> None:
-    found = wanted_way("dra", {"gpu-device-plugin/serve": "DRA"})
-    assert found.way is DRA
-    assert found.ignored == "the node label gpu-device-plugin/serve='DRA' is none of auto, device-plugin, dra"
+    assert wanted_way(setting, labels) is expected
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.matching import Call
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.metrics import Metrics
+from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.extender.verbs import Verbs
 from gpu_device_plugin.programs.node.waiting import WaitingPods
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
@@ -233,7 +234,7 @@ def test_pods_that_wait_on_a_node_hold_no_other_one_up(what: str) -> None:
         cast("NodePods", Followed(on_a_node([*strangers, innocent]))),
         RESOURCES,
         Metrics(),
-        lambda: nodes.node(14, 14, 14).shares,
+        NodeState(nodes.node(14, 14, 14)),
     )
     with counted(400_000):
         waiting.find_now(Call(Kind.MEMORY, 5, {0: 14, 1: 14, 2: 14}))

@@ -74,7 +74,7 @@ class NodeWorld:
         assert self.agent is not None
         agent = self.agent
         await self.until(lambda: bool(agent.state.node.shares.gpus) and not agent.registration.unmet())
-        await self.until(lambda: self._listened_to() >= {r.name for r in agent.settings.offered})
+        await self.until(lambda: self._listened_to() >= {r.name for r in agent.settings.value.offered})
 
     def _listened_to(self) -> set[str]:
         """The resources of which the kubelet has got a list over a stream that is open, from a socket that is there."""

@@ -64,13 +64,6 @@ async def test_a_pod_for_which_no_gpu_has_room_is_told_so_in_a_sentence() -> Non
         assert "GPU memory: 8 GiB asked, the emptiest healthy GPU has 5 GiB free" in made.message
 
 
-async def test_a_size_that_no_gpu_can_ever_give_is_told_as_such() -> None:
-    async with world() as node:
-        await node.start_agent()
-        made = await node.kubelet.admit(pod("c", mem=20))
-        assert "the largest GPU of this node has 14 GiB in all, so it can never run here" in made.message
-
-
 async def test_whole_and_shared_use_exclude_each_other_and_undo_themselves() -> None:
     async with world() as node:
         await node.start_agent()

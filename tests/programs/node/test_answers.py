@@ -14,6 +14,7 @@ from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.admitting import Refused, Why
 from gpu_device_plugin.core.node.grants import Delivery
 from gpu_device_plugin.core.node.matching import Call, Match, Matched, WaitingPod, Wanted
+from gpu_device_plugin.core.node.node_config import NodeConfig
 from gpu_device_plugin.core.node.preferring import UNMATCHED
 from gpu_device_plugin.kubelet.servicer import RefusedError
 from gpu_device_plugin.node_state import NodeState
@@ -96,8 +97,9 @@ class Desk:
             self.state,
             None if self.alone else cast("WaitingPods", self.waiting),
             self.metrics,
-            policy=self.policy,
-            delivery=Delivery(frozenset(self.ways)),
+            config=Latest(
+                NodeConfig(shares=self.node.shares, policy=self.policy, delivery=Delivery(frozenset(self.ways)))
+            ),
             dev=self.dev,
             on_refusal=lambda kind, amount, refused: self.refusals.append((kind, amount, refused)),
             on_grant=self._granted,

@@ -6,7 +6,6 @@ import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.programs.node import probes
 from tests.names import COUNT, MEM
 from tests.programs.node.cluster_harness import NODE, cluster
 from tests.programs.node.harness import pod, world
@@ -43,12 +42,12 @@ async def test_beside_another_device_plugin_nothing_is_registered(caplog: pytest
             agent = node.agent
             await node.until(lambda: "GPUs are not shared: NVIDIA's device plugin" in caplog.text)
             assert node.kubelet.registrations == []
-            missing = await probes.ready(agent)
+            missing = await agent.ways.ready()
             assert "nvidia.com/gpu.deploy.device-plugin=false" in missing[0]
             assert "--allow-other-plugins" in missing[0]
-            assert await probes.alive(agent) == (), "a restart would not help"
+            assert await agent.ways.alive() == (), "a restart would not help"
         await node.ready()  # the file is still there, and nobody listens
-        assert await probes.ready(agent) == ()
+        assert await agent.ways.ready() == ()
         assert node.healthy(MEM) == 28
         assert "GPUs are shared again: no other plugin hands them out" in caplog.text
 
@@ -111,7 +110,7 @@ async def test_who_allows_it_shares_beside_others_also_without_a_restart() -> No
         with listener(node.kubelet.device_plugin_dir / "nvidia-gpu.sock"):
             await node.start_agent(allow_other_plugins="true")
             assert node.agent is not None
-            agent, allowing = node.agent, node.agent.settings
+            agent, allowing = node.agent, node.agent.settings.value
             await node.stop_agent()
             node.settings["allow_other_plugins"] = "false"
             agent = node.launch()

@@ -133,7 +133,7 @@ class World:
         self.here.launch()
         agent = self.here.node.agent
         assert agent is not None
-        await self.here.node.until(lambda: bool(agent.ways.serving.version) or not agent.equipment.there.is_set())
+        await self.here.node.until(lambda: bool(agent.ways.serving.version) or not agent.config.value.shares.any_listed)
         await self.settled()
 
     async def settled(self) -> None:
@@ -143,7 +143,7 @@ class World:
             await self.here.node.until(
                 lambda: (
                     agent.ways.serving.value.way is not Way.DRA
-                    or not agent.equipment.there.is_set()  # a damaged file is adopted once its GPU is known
+                    or not agent.config.value.shares.any_listed  # a damaged file is adopted once its GPU is known
                     or (not self.here.dra.loop.unmet() and self.here.kubelet.reaches(DRIVER))
                 )
             )

@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.cluster.evictions import Eviction, Outcome
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.evicting import Candidate
 from gpu_device_plugin.programs.node.evictor import Evictor
+from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Sources
 from tests.patience import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from gpu_device_plugin.programs.node.cluster import NodeCluster
 
 POD = Pod("u", "default", "big")
 GPUS = frozenset({"GPU-0"})
@@ -33,11 +38,11 @@ class Desk(m.Metrics):
     events: list[tuple[str, str, str]] = field(default_factory=list)
     counted: list[tuple[str, ...]] = field(default_factory=list)
     bounds: list[int] = field(default_factory=list)
-    most_grace_s: float = 60
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        self.evictor = Evictor(self, self, lambda: self.most_grace_s, first_retry_s=10, clock=lambda: self.now)
+        self.settings = Latest(Sources(NodeSettings, {}, {}).read())
+        self.evictor = Evictor(cast("NodeCluster", self), self, self.settings, first_retry_s=10, clock=lambda: self.now)
 
     def event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:
         assert (action, warning) == ("Evict", True)
@@ -103,7 +108,7 @@ async def test_a_pod_that_does_not_end_in_time_keeps_its_gpu_busy_no_longer(
     stubborn = replace(POD, grace_s=own_s)
     candidates = [Candidate(stubborn, "GPU-0", 9), Candidate(ANOTHER, "GPU-0", 1)]
     async with desk(Eviction(Outcome.EVICTED)) as it:
-        it.most_grace_s = most_s
+        it.settings.set(replace(it.settings.value, eviction_grace_s=most_s))
         it.pods |= {"u": stubborn, "v": ANOTHER}
         it.order(stubborn)
         await eventually(lambda: bool(it.events))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def offered(node: NodeWorld, resource: str) -> set[str]:
     """Return the IDs that the agent calls healthy, whether or not a kubelet listens."""
     assert node.agent is not None
-    found = next(each for each in node.agent.settings.offered if each.name == resource)
+    found = next(each for each in node.agent.settings.value.offered if each.name == resource)
     return {device.ID for device in node.agent.advertiser.list_of(found).value.devices if device.health == "Healthy"}
 
 

@@ -47,8 +47,8 @@ async def test_the_pods_of_a_failed_gpu_go_one_after_the_other() -> None:
         await it.node.rounds(3)
         assert going(it) == [first]
         assert it.node.agent is not None
-        assert it.node.agent.responses.failures is not None
-        it.node.agent.responses.failures.again_s = 0.05
+        assert it.node.agent.failures is not None
+        it.node.agent.failures.again_s = 0.05
         it.api.delete("pods", first)
         await it.node.until(lambda: bool(going(it)))
         (second,) = going(it)
@@ -94,7 +94,7 @@ async def test_the_condition_follows_the_gpus() -> None:
         await it.node.agent.hardware.pause()
         await it.node.until(lambda: condition(it).get("status") == "Unknown")
         assert condition(it)["reason"] == "NotWatched"
-        it.node.agent.reload(replace(it.node.agent.settings, node_condition=False))
+        it.node.agent.reload(replace(it.node.agent.settings.value, node_condition=False))
         await it.node.until(lambda: not condition(it))
         assert {one["type"] for one in it.api.get("nodes", NODE)["status"]["conditions"]} == {"Ready"}
 

@@ -25,7 +25,6 @@ from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
 from gpu_device_plugin.kubelet.registration_loop import DirectoryGoneError
 from gpu_device_plugin.kubelet.sockets import AlreadyRunningError
-from gpu_device_plugin.programs.node import probes
 from gpu_device_plugin.programs.node.agent import NodeAgent
 from gpu_device_plugin.programs.node.program import RESTART_AFTER, main
 from gpu_device_plugin.settings.knobs import UsageError
@@ -188,8 +187,8 @@ async def test_without_gpus_nothing_is_registered_until_there_are_some() -> None
         agent = node.launch()
         await node.until(lambda: agent.hardware.view.value.state is State.WATCHING)
         assert node.kubelet.registrations == []
-        assert await probes.alive(agent) == ()
-        assert "lists no GPU" in (await probes.ready(agent))[0]
+        assert await agent.ways.alive() == ()
+        assert "lists no GPU" in (await agent.ways.ready())[0]
         await agent.hardware.pause()  # whoever resumes looks afresh, at once
         node.hardware(T4)
         agent.hardware.resume()
@@ -200,10 +199,10 @@ async def test_without_gpus_nothing_is_registered_until_there_are_some() -> None
 async def test_paused_the_gpus_are_let_go_of_and_resumed_they_serve_again() -> None:
     async with world() as node:
         agent = await node.start_agent()
-        agent.equipment.toggle_pause()
+        agent.toggle_pause()
         await node.healthy_is(MEM, 0)
         await node.until(lambda: agent.hardware.view.value.state is State.PAUSED)
-        agent.equipment.toggle_pause()
+        agent.toggle_pause()
         await node.healthy_is(MEM, 28)
 
 
@@ -235,18 +234,6 @@ async def test_a19_a_share_size_that_makes_too_many_ids_is_refused_with_one_that
         assert isinstance(error, UsageError)
         assert "cuts the GPUs of this node into 1145248 shares" in str(error)
         assert "set the share size to" in str(error)
-
-
-async def test_new_gpus_that_would_be_too_many_are_left_out_and_the_others_go_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with world([T4], share_size="4MiB") as node:
-        agent = await node.start_agent()
-        await agent.hardware.pause()
-        node.hardware(T4, T4)
-        agent.hardware.resume()
-        await node.until(lambda: "new GPUs are not shared" in caplog.messages)
-        await node.healthy_is(COUNT, 1)
 
 
 async def test_an_xid_is_told_and_takes_the_gpu_out_of_service_at_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -316,7 +303,7 @@ async def test_probes_and_metrics_show_what_the_agent_does() -> None:
                 for uuid, value in zip(node.uuids, values, strict=True)
             ]
             assert set(shown) <= set(lines)
-        assert {resource: up for resource, (up, _) in probes.metrics_state(agent).streams.items()} == {
+        assert {resource: up for resource, (up, _) in agent.metrics_state().streams.items()} == {
             MEM: True,
             COUNT: True,
         }
@@ -336,7 +323,7 @@ async def test_metrics_are_there_where_whole_gpus_alone_are_offered() -> None:
     async with world([T4], resources="count") as node:
         agent = node.launch()
         await node.until(lambda: not agent.registration.unmet())
-        values = {gauge.name: list(values) for gauge, values in probes.metrics_state(agent).gauges()}
+        values = {gauge.name: list(values) for gauge, values in agent.metrics_state().gauges()}
         (uuid,) = node.uuids
         for name, value in (("gpushare_gpu_shares", 14), ("gpushare_gpu_shares_fenced", 0)):
             assert values[name] == [((uuid,), value)]
@@ -382,11 +369,11 @@ async def test_an_agent_that_is_ready_says_what_else_is_to_be_known(caplog: pyte
 async def test_an_agent_whose_sockets_do_not_answer_is_not_alive() -> None:
     async with world() as node:
         agent = await node.start_agent()
-        assert await probes.alive(agent) == ()
+        assert await agent.ways.alive() == ()
         directory = node.kubelet.device_plugin_dir
         directory.rename(directory.with_name("away"))
-        await eventually(lambda: probes.alive(agent))
-        assert await probes.alive(agent) == ("the agent's sockets do not answer",)
+        await eventually(agent.ways.alive)
+        assert await agent.ways.alive() == ("the agent's sockets do not answer",)
         directory.with_name("away").rename(directory)
         await node.ready()
 

@@ -7,15 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.core.contract.nodereport import NodeLimits, read_node_limits
 from gpu_device_plugin.core.model.limits import Rung
-from gpu_device_plugin.core.model.shares import Shares
-from gpu_device_plugin.programs.node.limiting import Limiting
 from gpu_device_plugin.settings.knobs import UsageError
-from gpu_device_plugin.settings.node import NodeSettings
-from gpu_device_plugin.settings.sources import Sources
-from tests.nodes import inventory
 from tests.programs.node.cluster_harness import Cluster, cluster
 from tests.programs.node.harness import T4, envs_of, gpus_of, pod, world
 
@@ -159,48 +153,3 @@ async def test_the_frameworks_that_a_pod_names_get_their_fraction(caplog: pytest
             expected = "per_process_memory_fraction:0.2060" if name == "a" else None
             assert envs.get("PYTORCH_CUDA_ALLOC_CONF") == expected
         assert caplog.messages.count("frameworks of a pod are ignored") == 1
-
-
-# --- Without an agent around it ---------------------------------------------------------------------------------------
-
-SHARES = Shares(1024).with_inventory(inventory(8, 8))
-
-
-def settings(**flags: str) -> NodeSettings:
-    return Sources(NodeSettings, flags, {}).read()
-
-
-def test_what_is_new_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    missing: list[str] = []
-    limiting = Limiting(None, missing.append)
-    wanting = settings(limits="mps")
-    with caplog.at_level("INFO"):
-        assert (repr(limiting), limiting.remarks) == ("<Limiting: no GPU>", ())
-        for _ in range(2):
-            limiting.apply(wanting, Shares(1024), 2, {})
-        assert (caplog.messages, missing) == ([], [])
-        for _ in range(2):
-            limiting.apply(wanting, SHARES, 2, {})
-        assert (len(caplog.messages), len(missing)) == (1, 1)
-        assert limiting.remarks == (caplog.messages[0],)
-        limiting.mps = {}
-        limiting.apply(wanting, SHARES, 2, {})
-        assert caplog.messages[1:] == [
-            "memory limits: mps: the setting limits=mps asks for it, and the server of MPS limits each process"
-        ]
-        limiting.mps = "it ended"
-        limiting.apply(wanting, SHARES, 2, {})
-        assert len(missing) == 2
-
-
-def test_daemons_of_mps_and_settings_reach_the_means() -> None:
-    limiting = Limiting(None, lambda _: None)
-    limiting.mps = daemons = {"GPU-0": MpsGpu(MpsStatus.READY, pipe_directory="/run/x/GPU-0")}
-    means = limiting.apply(settings(mps_dir="/run/x"), SHARES, 2, {"ack.node.gpu.schedule": "core_mem"})
-    assert (means.mps, means.mps_shm, means.mps_compute) == (daemons, "/run/x/shm", True)
-    assert {uuid: gpu.rung for uuid, gpu in means.rungs.items()} == {"GPU-0": Rung.MPS, "GPU-1": Rung.MPS}
-    assert limiting.node == NodeLimits({0: means.rungs["GPU-0"], 1: means.rungs["GPU-1"]})
-    assert (means.soft_is_share, means.refuse, means.extra) == (False, False, None), "this label requires nothing"
-    means = limiting.apply(settings(soft_limit="share", limits_fallback="advisory"), SHARES, 2, {})
-    assert (means.soft_is_share, means.refuse, means.mps_compute) == (True, False, False)
-    assert limiting.apply(settings(mps_compute="by-share"), SHARES, 2, {}).mps_compute

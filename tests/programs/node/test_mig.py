@@ -11,7 +11,7 @@ import pytest
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.hardware.description import read
 from gpu_device_plugin.hardware.monitor import Timings
-from gpu_device_plugin.programs.node.equipment import ListFullError
+from gpu_device_plugin.programs.node.configuration import ListFullError
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.pods import ContainerSpec, PodSpec
@@ -162,13 +162,6 @@ async def test_the_label_of_the_node_decides() -> None:
         there.api.patch("nodes", NODE, {"metadata": {"labels": {"gpu-device-plugin/mig": "share"}}})
         await there.node.healthy_is(MEM, 2 * 9 + 14)
         await there.node.healthy_is(ONE_G, 0)
-
-
-async def test_a_label_that_names_no_way_is_told_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    async with cluster([h100("1g.10gb*2"), T4], node_labels={"gpu-device-plugin/mig": "shared"}, mig="whole") as there:
-        await there.start_agent()
-        await there.node.healthy_is(ONE_G, 2)
-        await there.node.until(lambda: any("names no way of giving MIG instances" in each for each in caplog.messages))
 
 
 # --- A GPU is divided anew --------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from gpu_device_plugin.core.contract.mpsfiles import (
     write_wanted,
 )
 from gpu_device_plugin.core.contract.variables import LIMITS
-from gpu_device_plugin.programs.node.probes import metrics_state
 from gpu_device_plugin.testing.pods import Kind
 from tests.names import COUNT
 from tests.programs.node.cluster_harness import allocation, cluster
@@ -199,7 +198,7 @@ async def test_a_daemon_that_fails_is_reported_takes_nobody_and_recovers(
         supervisor.broken[gpu] = MpsGpu(status, "a client was killed")
         await seen(node, gpu, status)
         await node.until(lambda: f"MPS does not serve GPU 0 ({gpu})" in caplog.text)
-        assert metrics_state(agent).mps == {gpu: False}
+        assert agent.metrics_state().mps == {gpu: False}
         refused = await node.kubelet.admit(pod("q", mem=3))
         assert f"does not serve new clients ({status}: a client was killed)" in refused.message
         agent.mps.stop_s = 0.1
@@ -208,7 +207,7 @@ async def test_a_daemon_that_fails_is_reported_takes_nobody_and_recovers(
         del supervisor.broken[gpu]
         await seen(node, gpu, MpsStatus.READY)
         await node.until(lambda: f"MPS serves GPU 0 ({gpu}) again" in caplog.text)
-        assert metrics_state(agent).mps == {gpu: True}
+        assert agent.metrics_state().mps == {gpu: True}
         assert (await node.kubelet.restart_container(client, "main")).only.running
         assert (await node.kubelet.admit(pod("r", mem=3))).only.running
 
@@ -387,7 +386,7 @@ async def test_an_administrator_who_asks_for_mps_while_the_agent_runs_hears_no_c
         agent = await node.start_agent(limits="advisory")
         supervisor.start()
         await node.until((supervisor.directory / STATE_FILE).exists)
-        agent.reload(replace(agent.settings, limits="mps"))
+        agent.reload(replace(agent.settings.value, limits="mps"))
         assert envs_of(await node.kubelet.admit(pod("p", mem=3)))[LIMITS] == "mps"
         assert "memory limits are not there" not in caplog.text
 
@@ -399,7 +398,7 @@ async def test_what_could_not_be_taken_back_is_taken_back_later() -> None:
         agent = await node.start_agent()
         client = await node.kubelet.admit(pod("p", mem=3))
         await node.confirmed()
-        agent.reload(replace(agent.settings, limits="advisory"))
+        agent.reload(replace(agent.settings.value, limits="advisory"))
         file = supervisor.directory / WANTED_FILE
         text = file.read_text()
         file.unlink()
@@ -407,7 +406,7 @@ async def test_what_could_not_be_taken_back_is_taken_back_later() -> None:
         (supervisor.directory / STATE_FILE).unlink(missing_ok=True)
         await supervisor.stop()
         await ended(node, client)
-        await node.until(lambda: not agent.mps.wanted.gpus)
+        await node.until(lambda: not agent.mps.ready)
         file.rmdir()
         file.write_text(text)
         await node.until(lambda: supervisor.wanted == {})

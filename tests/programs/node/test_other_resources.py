@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin.programs.node import probes
 from tests.names import COUNT, MEM
 from tests.programs.node.harness import pod, world
 
@@ -48,13 +47,13 @@ async def test_what_was_given_out_under_another_domain_is_not_given_out_again() 
 async def test_readiness_tells_what_was_lost_after_the_start() -> None:
     async with world("fake:1xT4") as node:
         agent = await node.start_agent()
-        assert await probes.ready(agent) == ()
-        agent.equipment.toggle_pause()
+        assert await agent.ways.ready() == ()
+        agent.toggle_pause()
         await node.healthy_is(MEM, 0)
-        assert await probes.ready(agent) == ("paused: the agent does not use the GPUs",)
-        agent.equipment.toggle_pause()
+        assert await agent.ways.ready() == ("paused: the agent does not use the GPUs",)
+        agent.toggle_pause()
         await node.healthy_is(MEM, 14)
-        assert await probes.ready(agent) == ()
+        assert await agent.ways.ready() == ()
 
 
 async def test_a_size_that_no_gpu_can_ever_give_ends_in_less_being_shown() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,9 +25,10 @@ from tests.nodes import node, uuid
 from tests.patience import eventually
 from tests.programs.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, promise
 from tests.programs.node.harness import container, gpus_of, pod, world
+from tests.programs.node.recorded_api import RecordedApi
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator, Iterable
 
 EVICTING = {*RIGHTS, ("create", "pods/eviction")}
 QUICK: dict[str, Any] = {"over_use_grace": "60s", "http": "127.0.0.1:0", "usage_interval": "1h"}
@@ -99,8 +100,8 @@ async def scene(
             await it.run(pod(name, mem=4), promise(0, 4), grace_s=grace_s)
         await it.assigned(*pods)
         assert it.node.agent is not None
-        assert it.node.agent.responses.evictor is not None
-        it.node.agent.responses.evictor.first_retry_s = 0.1
+        assert it.node.agent.evictor is not None
+        it.node.agent.evictor.first_retry_s = 0.1
         yield Scene(it, time.monotonic() + 3600)
 
 
@@ -163,19 +164,14 @@ async def test_it_is_evicted_where_the_settings_say_so() -> None:
         assert f"{evictions('evicted')} 2.0" in await its.it.metrics()
 
 
-async def test_an_evicted_pod_has_no_more_time_to_end_than_the_settings_say() -> None:
-    """Its owner gave it thirty years, and it ignores SIGTERM."""
-    async with scene(over_use="evict", grace_s=10**9) as its:
+@pytest.mark.parametrize(("own_s", "expected_s"), [(10**9, 60), (5, 5)])
+async def test_an_evicted_pod_has_no_more_time_to_end_than_the_settings_say_or_it_asked_for(
+    own_s: int, expected_s: int
+) -> None:
+    async with scene(over_use="evict", grace_s=own_s) as its:
         await its.exceed()
         await its.it.node.until(its.going)
-        assert its.grace_s() == 60
-
-
-async def test_an_evicted_pod_has_no_more_time_to_end_than_it_asked_for() -> None:
-    async with scene(over_use="evict", grace_s=5) as its:
-        await its.exceed()
-        await its.it.node.until(its.going)
-        assert its.grace_s() == 5
+        assert its.grace_s() == expected_s
 
 
 async def test_a_pod_whose_owner_deletes_it_with_years_to_end_is_evicted() -> None:
@@ -228,7 +224,7 @@ async def test_a_budget_is_respected_and_told() -> None:
         assert f"{evictions('blocked')} 1.0" in await its.it.metrics()
         its.it.api.patch("poddisruptionbudgets", "all", {"status": {"disruptionsAllowed": 1}}, subresource="status")
         assert its.it.node.agent is not None
-        evictor = its.it.node.agent.responses.evictor
+        evictor = its.it.node.agent.evictor
         assert evictor is not None
         await its.it.node.until(lambda: not evictor.put_off)
         its.read({"big": 6120, "small": 0})
@@ -243,7 +239,7 @@ async def test_an_api_that_is_away_meanwhile_is_asked_again(trouble: Any) -> Non
         await its.exceed()
         await its.it.node.until(lambda: fault.happened == 1)
         assert its.it.node.agent is not None
-        evictor = its.it.node.agent.responses.evictor
+        evictor = its.it.node.agent.evictor
         assert evictor is not None
         await its.it.node.until(lambda: "1 refused" in repr(evictor) and not evictor.put_off)
         its.read({"big": 6120, "small": 0})
@@ -260,23 +256,6 @@ async def test_without_the_right_the_node_tells_what_to_apply() -> None:
         assert "grant 'create' on 'pods/eviction' to the service account" in note
 
 
-@dataclass
-class Desk:
-    """An API with one pod, which an earlier agent marked."""
-
-    pods: dict[str, Pod]
-    events: list[str] = field(default_factory=list)
-    written: list[Mapping[str, str | None]] = field(default_factory=list)
-
-    def pod_event(self, pod: Pod, reason: str, note: str, action: str, *, warning: bool = True) -> None:
-        assert (pod.name, action, warning) == ("big", "Observe", True), note
-        self.events.append(reason)
-
-    def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
-        assert pod.name == "big"
-        self.written.append(annotations)
-
-
 @pytest.mark.parametrize(
     ("readings", "events", "removed"),
     [
@@ -291,10 +270,10 @@ class Desk:
 async def test_a_new_agent_begins_the_grace_anew_and_removes_what_no_longer_holds(
     readings: list[tuple[float, int | None, str]], events: list[str], *, removed: bool
 ) -> None:
-    desk = Desk({"u": Pod("u", "default", "big", annotations={OVER_USE: "it did"})})
+    api = RecordedApi(Pod("u", "default", "big", annotations={OVER_USE: "it did"}))
     settings = Sources(NodeSettings, {"over_use_grace": "60s"}, {}).read()
     latest = Latest(UseReading())
-    over_use = OverUse(latest, NodeState(node(8)), lambda: settings, desk)
+    over_use = OverUse(latest, NodeState(node(8)), Latest(settings), api)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(over_use.run())
         for at, used, blind in readings:
@@ -302,8 +281,8 @@ async def test_a_new_agent_begins_the_grace_anew_and_removes_what_no_longer_hold
             latest.set(UseReading(at, (use,), {uuid(0): used}, blind=blind))
             await eventually(lambda at=at: over_use.seen == at)  # type: ignore[misc]
         running.cancel()
-    assert desk.events == events
-    assert ({OVER_USE: None} in desk.written) is removed
+    assert [reason for _, reason, *_ in api.pod_events] == events
+    assert (("u", {OVER_USE: None}) in api.annotated) is removed
 
 
 async def test_settings_that_change_take_effect_with_the_next_reading() -> None:
@@ -312,7 +291,7 @@ async def test_settings_that_change_take_effect_with_the_next_reading() -> None:
         await its.it.node.until(lambda: bool(its.marked()))
         agent = its.it.node.agent
         assert agent is not None
-        agent.reload(replace(agent.settings, over_use="evict"))
+        agent.reload(replace(agent.settings.value, over_use="evict"))
         its.read({"big": 6120, "small": 0})
         await its.it.node.until(its.going)
         await its.it.node.until(lambda: len(its.told("GPUMemoryExceeded")) == 2)

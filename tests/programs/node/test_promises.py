@@ -105,25 +105,6 @@ async def test_a_pod_without_a_promise_leaves_what_is_promised_to_others() -> No
         assert there.positions(await there.admit(promised)) == {0: 10}
 
 
-async def test_a_whole_gpu_without_a_promise_is_not_one_that_is_promised() -> None:
-    async with cluster() as there:
-        await there.start_agent()
-        free = await there.schedule(pod("free", count=1))
-        promised = await there.schedule(pod("promised", mem=10), promise(0, 10))
-        assert there.positions(await there.admit(free), resource=COUNT) == {1: 1}
-        assert there.positions(await there.admit(promised)) == {0: 10}
-
-
-async def test_promised_room_goes_to_a_pod_without_a_promise_only_if_nothing_else_fits() -> None:
-    """13 fit on no GPU beside the promise of 10 and 4; the kubelet asks now, and the promise may never be called in."""
-    async with cluster() as there:
-        await there.start_agent()
-        free = await there.schedule(pod("free", mem=13))
-        await there.schedule(pod("p", mem=10), promise(0, 10))
-        await there.schedule(pod("q", mem=4), promise(1, 4))
-        assert (await there.admit(free)).phase == "Running"
-
-
 async def test_a_promise_that_cannot_be_kept_is_replaced_by_the_policy_and_corrected() -> None:
     """GPU 0 has 4 free when the pod comes that was promised 5 of it."""
     async with cluster() as there:
@@ -160,37 +141,6 @@ async def test_pods_of_the_first_list_are_ordered_by_age() -> None:
         old = await there.admit(there.known(pod("old", mem=4)))
         young = await there.admit(there.known(pod("young", mem=4)))
         assert (there.positions(old), there.positions(young)) == ({0: 4}, {1: 4})
-
-
-async def test_the_sequence_in_which_oldest_first_loses() -> None:
-    """GPU 0 has 8 free, GPU 1 has 4. The older pod needs all 8 of GPU 0; the younger was bound first.
-
-    Oldest first would take the younger's call for the older's init container, and give it 4 of GPU 0.
-    """
-    async with cluster() as there:
-        await there.start_agent()
-        await there.run(pod("six", mem=6), promise(0, 6))
-        await there.run(pod("ten", mem=10), promise(1, 10))
-        older = pod("older", container("init", kind=Kind.INIT, mem=4), container("main", mem=8))
-        there.create(older, created="2026-01-01T00:00:00Z")
-        there.create(pod("younger", mem=4), created="2026-01-02T00:00:00Z")
-        await there.bind("younger", promise(1, 4))
-        await there.bind("older", promise(0, 8))
-        younger = await there.admit(there.known(pod("younger", mem=4)))
-        made = await there.admit(there.known(older))
-        assert there.positions(younger) == {1: 4}
-        assert (made.phase, there.positions(made, "main")) == ("Running", {0: 8})
-
-
-async def test_a_pod_once_begun_is_finished_first() -> None:
-    """The kubelet takes the pod of 6 and 4 first, though that of 4 was bound before; then it asks for 4."""
-    async with cluster() as there:
-        await there.start_agent()
-        single = await there.schedule(pod("single", mem=4), promise(0, 4))
-        double = await there.schedule(pod("double", container("a", mem=6), container("b", mem=4)), promise(1, 10))
-        made = await there.admit(double)
-        assert there.positions(made) == {1: 10}
-        assert there.positions(await there.admit(single)) == {0: 4}
 
 
 async def test_a_pod_that_the_watch_shows_after_the_kubelet_asks_is_waited_for() -> None:

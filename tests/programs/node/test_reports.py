@@ -19,6 +19,7 @@ from gpu_device_plugin.settings.knobs import reload
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests.nodes import node, uuid
+from tests.programs.node.recorded_api import RecordedApi
 
 
 @dataclass
@@ -26,13 +27,10 @@ class Desk(m.Metrics):
     """Reports, and what they say."""
 
     counted: list[tuple[str, ...]] = field(default_factory=list)
-    events: list[tuple[str, str, str, bool]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.reports = Reports(NodeState(node(8)), self, self._event)
-
-    def _event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:
-        self.events.append((reason, note, action, warning))
+        api = RecordedApi()
+        self.reports, self.events = Reports(NodeState(node(8)), self, api), api.events
 
     def count(self, what: m.Count, *labels: str, times: int = 1) -> None:
         self.counted += [(what.name.removeprefix("gpushare_"), *labels)] * times

@@ -22,6 +22,7 @@ from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.verification import Verification
 from tests.nodes import node, uuid
 from tests.patience import eventually
+from tests.programs.node.recorded_api import RecordedApi
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -50,16 +51,17 @@ class Node:
     asked: list[Sequence[tuple[str, str]]] = field(default_factory=list)
     said_held: set[str] = field(default_factory=set)
     """UIDs of the pods for which the driver once said that it has the limit that was granted."""
-    events: list[tuple[str, str, str, str]] = field(default_factory=list)
+    api: RecordedApi = field(default_factory=RecordedApi)
 
     def __post_init__(self) -> None:
         self.root.mkdir(exist_ok=True)
+        self.events = self.api.pod_events
         self.verification = Verification(
             lambda: list(self.held.values()),
             self._read,
             CgroupTree(self.root),
             NodeState(node(8, 8)),
-            lambda pod, *words: self.events.append((pod.uid, *words)),
+            self.api,
         )
 
     def run(self, uid: str, number: int, *, mib: int | None = GRANTED, gpus: int = 1, **rest: Any) -> str:

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint
 
-SHARES = gpus(14, 14, 14).shares
-
 
 @dataclass
 class Node:
@@ -54,7 +52,8 @@ class Node:
     now: float = 1000.0
 
     def __post_init__(self) -> None:
-        self.waiting = WaitingPods(self.followed, (resources.MEM,), Metrics(), lambda: SHARES, clock=lambda: self.now)
+        state = NodeState(gpus(14, 14, 14))
+        self.waiting = WaitingPods(self.followed, (resources.MEM,), Metrics(), state, clock=lambda: self.now)
 
     async def bound(self, name: str, gpu: int, amount: int = 4) -> None:
         """Bind a pod with a promise of one GPU."""

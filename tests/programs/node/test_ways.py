@@ -8,7 +8,6 @@ from gpu_device_plugin.core.node.serving import Way
 from gpu_device_plugin.testing.cluster import Answer
 from gpu_device_plugin.testing.dra_scheduler import Wish
 from tests.names import COUNT, MEM
-from tests.programs.node.cluster_harness import NODE
 from tests.programs.node.dra_harness import Claims, claims
 from tests.programs.node.harness import envs_of, pod
 
@@ -224,14 +223,6 @@ async def test_a_share_size_waits_for_claims_too() -> None:
         agent = here.node.agent
         assert agent is not None
         assert agent.state.node.shares.share_mib == 2048
-
-
-async def test_an_unknown_label_is_ignored() -> None:
-    async with claims(serve="auto", node_labels={"gpu-device-plugin/serve": "both"}) as here:
-        here.launch()
-        await serves_as_plugin(here)
-        await way_is(here, Way.DEVICE_PLUGIN)
-        assert here.api.get("nodes", NODE)["metadata"]["labels"]["gpu-device-plugin/serve"] == "both"
 
 
 async def test_a_missing_directory_of_the_kubelet_is_told_and_tried_again() -> None:

@@ -1,0 +1,278 @@
+"""Derive from settings, labels, hardware and MPS how a node gives its GPUs to pods: one value, in one order."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.keys import (
+    CGPU_DISABLE_LABEL,
+    MIG_LABEL,
+    PLACEMENT_LABEL,
+    SERVE_LABEL,
+    SET_LIMITS_LABEL,
+)
+from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, NodeLimits
+from gpu_device_plugin.core.model.gpus import NO_LINKS, Inventory, Links
+from gpu_device_plugin.core.model.mig import MigMode
+from gpu_device_plugin.core.model.policy import FIT, POLICIES, policy_in_force
+from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.core.model.shares import TooManySharesError, unknown_exclusions
+from gpu_device_plugin.core.node.gpu_failure import gpu_condition
+from gpu_device_plugin.core.node.grants import Delivery
+from gpu_device_plugin.core.node.health import Belief, with_cards
+from gpu_device_plugin.core.node.mps import NOT_THERE
+from gpu_device_plugin.core.node.rungs import AUTO, LIMITS, Abilities, mps_gpus, rungs, told, wanted
+from gpu_device_plugin.core.node.serving import WAYS, Serving, Way, wanted_way
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
+    from gpu_device_plugin.core.model.shares import Shares
+    from gpu_device_plugin.core.node.gpu_failure import GpuCondition
+    from gpu_device_plugin.core.node.others import Sighting
+
+GONE = "the MIG instance exists no more"
+IN_MIG_MODE = "it is in MIG mode now"
+
+_CHOICES: Mapping[str, Collection[str]] = MappingProxyType(
+    {PLACEMENT_LABEL: POLICIES, SET_LIMITS_LABEL: LIMITS, MIG_LABEL: tuple(MigMode), SERVE_LABEL: WAYS}
+)
+"""The values of each node label that overrides a setting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeInputs:
+    """All that a node's configuration follows from, beside the configuration before."""
+
+    # Settings
+    policy: str = FIT
+    mig: str = MigMode.OFF
+    serve: str = AUTO
+    limits: str = AUTO
+    refuse: bool = False
+    """Where the wanted means of limiting is not there, containers are refused; otherwise their limits are advisory."""
+    excluded: tuple[str, ...] = ()
+    """UUIDs or NVML indexes of the GPUs that are not shared."""
+    resources: tuple[Resource, ...] = ()
+    """Those of whole GPUs and of shares."""
+    mig_domain: str = ""
+    """Domain of the resources of MIG profiles."""
+    delivery: Delivery = field(default_factory=Delivery)
+    """How GPUs reach containers, and what is said of limiting them, without the GPUs' means."""
+    condition: bool = False
+    """The node condition GPUHealthy is wanted."""
+    evict: bool = False
+    """Pods shall leave GPUs that are out of service."""
+
+    # The node
+    labels: Mapping[str, str] | None = None
+    """None: our node was not read yet, or there is no API."""
+    inventory: Inventory = field(default_factory=Inventory)
+    beliefs: Mapping[str, Belief] = field(default_factory=dict)
+    """By UUID."""
+    started: bool = False
+    """The driver has been asked for its GPUs."""
+    watched: bool = False
+    """The driver answers."""
+    sentence: str = ""
+    """The state of the driver, for people."""
+    mps: Mapping[str, MpsGpu] | str = NOT_THERE
+    """The daemons of the MPS supervisor by the GPU's UUID, or why there is none."""
+    without_mps: frozenset[str] = frozenset()
+    """UUIDs of the GPUs with containers that were started without MPS: no client of MPS can join them."""
+    serving: Serving = field(default_factory=lambda: Serving(Way.DEVICE_PLUGIN))
+    others: tuple[Sighting, ...] = ()
+    """Other programs that hand out GPUs of the node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """How a node gives its GPUs to pods."""
+
+    shares: Shares
+    unhealthy: Mapping[str, str] = field(default_factory=dict)
+    """The reason for each GPU (by UUID) out of service."""
+    links: Links = NO_LINKS
+    inventory: Inventory = field(default_factory=Inventory)
+    """The GPUs that the driver shows."""
+    started: bool = False
+    watched: bool = False
+    policy: str = FIT
+    """By which a GPU is chosen, a key of `POLICIES`."""
+    resources: tuple[Resource, ...] = ()
+    """Those of GPUs, and one for each MIG profile that the node gives, or has given."""
+    limits: NodeLimits = NO_LIMITS
+    """What keeps containers within their parts of each GPU, by position."""
+    delivery: Delivery = field(default_factory=Delivery)
+    """How GPUs and limits reach containers."""
+    mps_gpus: frozenset[str] = frozenset()
+    """UUIDs of the GPUs on which MPS is wanted."""
+    barred: frozenset[str] = frozenset()
+    """UUIDs of the GPUs of which no container is given a part, as the wanted limits are not there."""
+    labelled: bool = False
+    """The node's labels are known; until then the settings alone count."""
+    wanted_way: Way = Way.DEVICE_PLUGIN
+    """How the administrator wants pods to get the GPUs."""
+    claims: bool = False
+    """Pods get the GPUs by ResourceClaims."""
+    withheld: str = ""
+    """Why no GPU is advertised although all may be healthy; empty: they are advertised."""
+    why_none: str = ""
+    """Why no GPU is shared or watched, for a node without one."""
+    condition: GpuCondition | None = None
+    """The node condition GPUHealthy; None: there is to be none."""
+    evict: bool = False
+    """Pods shall leave GPUs that are out of service."""
+    remarks: tuple[str, ...] = ()
+    """What a person should correct, in sentences: labels, exclusions, GPUs that are not shared."""
+    missing: str = ""
+    """The wanted means of limiting that are not there, in a sentence for an Event; empty: all are there."""
+    too_many: str = ""
+    """Why new GPUs are not shared; empty: they are."""
+
+    @property
+    def limits_told(self) -> str:
+        """The means of limiting with their reasons, in a sentence for people; empty for a node without GPUs."""
+        return told(self.limits.gpus)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The same and the remarks, in sentences for readiness."""
+        return (*self.remarks, *((f"memory limits: {self.limits_told}",) if self.limits_told else ()))
+
+
+def derive(inputs: NodeInputs, before: NodeConfig) -> NodeConfig:
+    """Return the configuration of a node. The GPUs are cut into shares anew only for another listing or use of MIG.
+
+    Raises:
+        TooManySharesError: the first GPUs are cut into more shares than a kubelet can handle; or only a new process
+            can share the present ones.
+    """
+    labels, inventory = inputs.labels or {}, inputs.inventory
+    mig = mig_mode(inputs.mig, labels.get(MIG_LABEL, ""))
+    shares, links, too_many = before.shares, before.links, before.too_many
+    if (inventory, mig) != (before.inventory, shares.mig):
+        shares, too_many = _cut(shares, inventory, inputs.excluded, mig)
+        links = shares.links(inventory.links)
+    reasons = {uuid: belief.reasons for uuid, belief in inputs.beliefs.items()}
+
+    listed = {shared.position: shared for shared in shares.gpus if shared.listed and not shared.gone}
+    whole = {at for at, shared in listed.items() if any(kind is Kind.INSTANCE for kind, _ in shared.offered)}
+    template = inputs.delivery.means
+    want = wanted(inputs.limits, labels, compute=template.mps_compute)
+    abilities = Abilities(inventory.cgroup, inputs.mps, template.extra is not None)
+    gpus = {at: shared.gpu for at, shared in listed.items()}
+    chosen = rungs(gpus, abilities, want, refuse=inputs.refuse, partitions=whole)
+    means = replace(
+        template,
+        rungs={gpu.uuid: chosen.gpus[at] for at, gpu in gpus.items()},
+        mps={} if isinstance(inputs.mps, str) else inputs.mps,
+        mps_compute=want.compute,
+        refuse=inputs.refuse and want.required,
+    )
+
+    on_mps = mps_gpus((shared.gpu for shared in shares.gpus), means.rungs, want)
+    why_none = (inputs.watched and shares.why_none) or inputs.sentence
+    return NodeConfig(
+        shares=shares,
+        unhealthy=out_of_service(reasons, shares),
+        links=links,
+        inventory=inventory,
+        started=inputs.started,
+        watched=inputs.watched,
+        policy=policy_in_force(labels.get(PLACEMENT_LABEL, ""), inputs.policy),
+        resources=(*inputs.resources, *(Resource.of_profile(name, inputs.mig_domain) for name in shares.profiles)),
+        limits=NodeLimits(chosen.gpus),
+        delivery=replace(inputs.delivery, cgpu_disable=labels.get(CGPU_DISABLE_LABEL) == "true", means=means),
+        mps_gpus=on_mps,
+        barred=means.barred | (on_mps & inputs.without_mps if means.refuse else frozenset()),
+        labelled=inputs.labels is not None,
+        wanted_way=wanted_way(inputs.serve, labels),
+        claims=inputs.serving.way is Way.DRA,
+        withheld="; ".join(other.found for other in inputs.others) or inputs.serving.waits,
+        why_none=why_none,
+        condition=_condition(inputs, shares, why_none) if inputs.condition and inputs.started else None,
+        evict=inputs.evict,
+        remarks=(*ignored_labels(labels).values(), *remarks(shares, inventory, inputs.excluded)),
+        missing=chosen.missing,
+        too_many=too_many,
+    )
+
+
+def ignored_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the node labels with a value that nobody knows, each with a sentence on it without a full stop."""
+    return {
+        label: f"the node label {label}={value} is ignored: its value is none of {', '.join(known)}"
+        for label, known in _CHOICES.items()
+        if (value := labels.get(label, "")) and value not in known
+    }
+
+
+def mig_mode(setting: str, label: str) -> MigMode:
+    """Return how pods get MIG instances: by the node's label if its value is a mode, otherwise by the setting."""
+    return MigMode(label if label in list(MigMode) else setting)
+
+
+def share_size(wanted: int, before: int | None, holders: Collection[str] | None, ended: Collection[str]) -> int:
+    """Return the share size in MiB: that of the previous agent as long as a container holds shares of that size.
+
+    Under another size the held shares would mean another amount of memory, part of which could be allocated twice.
+
+    Args:
+        wanted: the share size in the settings.
+        before: the share size of the previous agent; None if unknown.
+        holders: UIDs of the pods for which the kubelet's checkpoint shows shares; None if it cannot be read.
+        ended: UIDs of the pods that the previous agent saw end, see `ended_pods`.
+    """
+    held = holders is None or not set(holders) <= set(ended)
+    return before if held and before is not None else wanted
+
+
+def out_of_service(reasons: Mapping[str, Sequence[str]], shares: Shares) -> Mapping[str, str]:
+    """Return the reason for each GPU (by UUID) out of service, see `Node.unhealthy`; `reasons` are those of health.
+
+    What is wrong with a GPU is wrong with its MIG instances.
+    """
+    failed = {uuid: "; ".join(why) for uuid, why in reasons.items() if why}
+    unhealthy = dict(failed)
+    for shared in shares.gpus:
+        gpu = shared.gpu
+        if shared.gone:
+            unhealthy[gpu.uuid] = IN_MIG_MODE if gpu.instance is None else GONE
+        elif gpu.mig:
+            unhealthy.setdefault(gpu.uuid, IN_MIG_MODE)
+        elif gpu.card in failed and gpu.instance is not None:
+            own, of_card = failed.get(gpu.uuid), failed[gpu.card]
+            why = f"its GPU is out of service: {of_card}"
+            unhealthy[gpu.uuid] = f"{own}; {why}" if own and own != of_card else why
+    return unhealthy
+
+
+def remarks(shares: Shares, inventory: Inventory, excluded: Collection[str]) -> tuple[str, ...]:
+    """Return remarks on a node's GPUs on which a person should act, in sentences."""
+    return tuple(filter(None, (unknown_exclusions(excluded, inventory), shares.why_none)))
+
+
+def _cut(before: Shares, inventory: Inventory, excluded: Iterable[str], mig: MigMode) -> tuple[Shares, str]:
+    """Return the shares of the present GPUs; of those alone that are known, if all are too many, and why."""
+    try:
+        return before.with_inventory(inventory, excluded, mig=mig), ""
+    except TooManySharesError as error:
+        if not before.gpus or error.restart_helps:
+            raise
+        why = str(error)
+    known = {shared.gpu.uuid for shared in before.gpus}
+    present = replace(inventory, gpus=tuple(gpu for gpu in inventory.gpus if gpu.uuid in known))
+    no_limit = sys.maxsize  # the known ones are in the list already
+    return before.with_inventory(present, excluded, no_limit, mig=before.mig), why
+
+
+def _condition(inputs: NodeInputs, shares: Shares, sentence: str) -> GpuCondition:
+    gpus = [(shared.position, shared.gpu.uuid) for shared in shares.gpus if not shared.gone]
+    beliefs = with_cards(inputs.beliefs, inputs.inventory.gpus)
+    believed = ((position, beliefs.get(uuid, Belief())) for position, uuid in gpus)
+    return gpu_condition(believed, watched=inputs.watched, sentence=sentence)

@@ -1,0 +1,235 @@
+"""Keep the node's configuration, its GPUs and what follows from them, in step with hardware, settings and labels."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.core.contract.mpsfiles import SHM_DIRECTORY
+from gpu_device_plugin.core.model.mig import MigMode
+from gpu_device_plugin.core.model.shares import Shares, TooManySharesError
+from gpu_device_plugin.core.node.grants import Delivery
+from gpu_device_plugin.core.node.health import Rules
+from gpu_device_plugin.core.node.limit_grants import Means
+from gpu_device_plugin.core.node.node_config import NodeConfig, NodeInputs, derive
+from gpu_device_plugin.core.node.rungs import REFUSE
+from gpu_device_plugin.hardware.beliefs import HardwareView, State
+from gpu_device_plugin.hardware.monitor import Timings
+from gpu_device_plugin.settings.extra_grant import read_extra_grant
+from gpu_device_plugin.settings.knobs import UsageError
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from gpu_device_plugin.aio.latest import Latest
+    from gpu_device_plugin.core.node.extra_grant import ExtraGrant
+    from gpu_device_plugin.core.node.serving import Serving
+    from gpu_device_plugin.hardware.monitor import Hardware
+    from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.coexistence import Coexistence
+    from gpu_device_plugin.programs.node.mps import MpsLink
+    from gpu_device_plugin.programs.node.node_api import NodeApi
+    from gpu_device_plugin.programs.node.reconciler import Reconciler
+    from gpu_device_plugin.programs.node.reports import Reports
+    from gpu_device_plugin.settings.node import NodeSettings
+
+_log = logging.getLogger(__name__)
+
+_REMEMBER_S = 2.0
+"""How long new GPUs wait for the positions that they had before, in seconds. Pods fail until we register."""
+
+
+class ListFullError(Exception):
+    """The device list is full of MIG instances that are not offered any more; a new process lists them no longer."""
+
+
+def initial(settings: NodeSettings) -> NodeConfig:
+    """Return the configuration of a node of which nothing but the settings is known yet.
+
+    Raises:
+        UsageError: the file of the setting `extra_grant` cannot be used.
+    """
+    inputs = _inputs(settings, read_extra_grant(settings.extra_grant))
+    nothing = NodeConfig(shares=Shares(settings.share_size_mib, settings.reserve_mib))
+    return derive(replace(inputs, sentence=HardwareView().sentence), nothing)
+
+
+def _inputs(settings: NodeSettings, extra: ExtraGrant | None) -> NodeInputs:
+    means = Means(
+        mps_shm=str(settings.mps_dir / SHM_DIRECTORY),
+        mps_compute=settings.mps_compute == "by-share",
+        soft_is_share=settings.soft_limit == "share",
+        extra=extra,
+    )
+    return NodeInputs(
+        policy=settings.policy,
+        mig=settings.mig,
+        serve=settings.serve,
+        limits=settings.limits,
+        refuse=settings.limits_fallback == REFUSE,
+        excluded=settings.exclude_gpus,
+        resources=settings.offered,
+        mig_domain=settings.domain_of_mig,
+        delivery=Delivery(frozenset(settings.devices), settings.cdi_kind, means=means),
+        condition=settings.node_condition,
+        evict=settings.on_gpu_failure == "evict",
+    )
+
+
+class Configuration:
+    """Derives the configuration anew whenever something that it follows from has changed, and publishes it."""
+
+    def __init__(
+        self,
+        config: Latest[NodeConfig],
+        settings: Latest[NodeSettings],
+        state: NodeState,
+        metrics: m.Metrics,
+        reports: Reports,
+        *,
+        hardware: Hardware,
+        api: NodeApi,
+        mps: MpsLink,
+        serving: Latest[Serving],
+        coexistence: Coexistence,
+        reconciler: Reconciler,
+    ) -> None:
+        """Prepare to set `config`, which is `initial` until now, and the GPUs of `state`."""
+        self._config = config
+        self._settings = settings
+        self._state = state
+        self._metrics = metrics
+        self._reports = reports
+        self._hardware = hardware
+        self._api = api
+        self._mps = mps
+        self._serving = serving
+        self._coexistence = coexistence
+        self._reconciler = reconciler
+        self._view = HardwareView()
+        """The view of the hardware that was taken over last."""
+        self._set_up_hardware()
+
+    def __repr__(self) -> str:
+        return f"<Configuration: {self._config.value.limits_told or 'no GPU'}>"
+
+    async def run(self) -> NoReturn:
+        """Follow all that the configuration follows from, until cancelled.
+
+        Raises:
+            UsageError: the share size cuts the first GPUs into more shares than a kubelet can handle.
+            ListFullError: only a restart of the process can help.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_hardware(), name="follow the hardware")
+            tasks.create_task(self._api.node.follow(self._take_node), name="follow our node")
+            tasks.create_task(self._coexistence.others.follow(self.update), name="follow other plugins")
+            tasks.create_task(self._mps.states.follow(self.update), name="follow the MPS daemons")
+            tasks.create_task(self._serving.follow(self.update), name="follow the way of serving")
+        raise AssertionError  # pragma: no cover (the tasks never return)
+
+    def update(self, _new: object = None) -> None:
+        """Derive the configuration from the present state of all that, report what is new, and publish it.
+
+        Raises:
+            UsageError, ListFullError: as `run` says.
+        """
+        self._mps.look()  # who asks for MPS only now does not hear that there was no supervisor before
+        before, view, node = self._config.value, self._view, self._api.node.value
+        inputs = replace(
+            _inputs(self._settings.value, before.delivery.means.extra),
+            labels=None if node is None else node.labels,
+            inventory=view.inventory,
+            beliefs=view.beliefs,
+            started=view.state is not State.STARTING,
+            watched=view.state is State.WATCHING,
+            sentence=view.sentence,
+            mps=self._mps.daemons,
+            without_mps=self._mps.others,
+            serving=self._serving.value,
+            others=self._coexistence.others.value,
+        )
+        try:
+            config = derive(inputs, before)
+        except TooManySharesError as error:
+            raise (ListFullError if before.shares.gpus else UsageError)(str(error)) from error
+        if config == before:
+            return
+        self._report_gpus(config, before)
+        self._report(config, before)
+        self._state.equip(config.shares, config.unhealthy, config.links)
+        self._reconciler.find_foreign()  # before anybody else sees the new GPUs
+        self._mps.refuse = config.delivery.means.refuse
+        self._mps.ask_for(config.mps_gpus)
+        self._config.set(config)
+
+    def reload(self) -> None:
+        """Take over changed settings."""
+        self._set_up_hardware()
+        self._coexistence.look()
+        self.update()
+
+    async def _follow_hardware(self) -> NoReturn:
+        logged: tuple[object, ...] = ()
+        restarts, remembered = 0, False
+        async for view in self._hardware.view.values():
+            if view.state is not State.STARTING and (view.state, view.sentence) != logged:
+                logged = (view.state, view.sentence)
+                usual = view.state in {State.WATCHING, State.PAUSED}
+                _log.log(logging.INFO if usual else logging.WARNING, "%s", view.sentence)
+            if view.child_restarts > restarts:
+                self._metrics.count(m.CHILD_RESTARTS, str(view.state), times=view.child_restarts - restarts)
+            restarts = view.child_restarts
+            if view.inventory.gpus and not remembered:
+                if (before := await self._api.gpus_before(_REMEMBER_S)) is not None:
+                    self._hardware.restore_order(before)
+                remembered = True
+            self._view = self._hardware.view.value
+            self.update()
+        raise AssertionError  # pragma: no cover (a Latest never ends)
+
+    def _set_up_hardware(self) -> None:
+        settings = self._settings.value
+        self._hardware.timings = Timings(
+            probe_every_s=settings.probe_interval_s,
+            answer_within_s=settings.nvml_timeout_s,
+            blind_after_s=settings.blind_after_s,
+        )
+        self._hardware.rules = Rules(
+            ignored_xids=frozenset(settings.ignored_xids),
+            fatal_xids=frozenset(settings.fatal_xids),
+            remap_pending_is_fatal=settings.row_remap_pending == "unhealthy",
+        )
+
+    def _take_node(self, _new: object) -> None:
+        self._coexistence.look()  # the node may show another plugin's resources, which is to be told with its labels
+        self.update()
+
+    def _report_gpus(self, config: NodeConfig, before: NodeConfig) -> None:
+        shares = config.shares
+        for gpu, reason in shares.left_out:
+            if (gpu, reason) not in before.shares.left_out:
+                _log.warning("GPU %s is not shared: %s", gpu.label, reason, extra={"uuid": gpu.uuid})
+        for shared in shares.gpus[len(before.shares.gpus) :]:
+            extra = {"uuid": shared.gpu.uuid, "model": shared.gpu.product, "shares": len(shared.shares)}
+            if shared.offered:
+                whole = shared.gpu.instance is not None and shares.mig is MigMode.WHOLE
+                _log.info("%s is %s", shared.name, "given whole" if whole else "shared", extra=extra)
+        if config.too_many not in {"", before.too_many}:
+            _log.error("new GPUs are not shared", extra={"why": config.too_many})
+        if shares.mig is not before.shares.mig:
+            _log.info("the way of giving MIG instances to pods changed", extra={"mig": shares.mig.value})
+
+    def _report(self, config: NodeConfig, before: NodeConfig) -> None:
+        for remark in config.remarks:
+            if remark not in before.remarks:
+                _log.warning("%s", remark)
+        if config.policy != before.policy:
+            _log.info("the policy for choosing GPUs changed", extra={"policy": config.policy})
+        if config.limits_told not in {"", before.limits_told}:
+            _log.info("memory limits: %s", config.limits_told)
+        if config.missing not in {"", before.missing}:
+            self._reports.limits_missing(config.missing)

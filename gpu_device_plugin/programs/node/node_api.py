@@ -1,0 +1,73 @@
+"""The Kubernetes API as the parts of an agent use it for their node, if the agent has access to it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.programs import frugal
+from gpu_device_plugin.settings.knobs import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpu_device_plugin.cluster.api import NodeRecord
+    from gpu_device_plugin.cluster.config import ClusterConfig
+    from gpu_device_plugin.core.model.gpus import Gpu
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.settings.node import NodeSettings
+
+_log = logging.getLogger(__name__)
+
+
+class NodeApi:
+    """That of an agent without the API, which knows no pod and tells nobody anything; see `NodeCluster`."""
+
+    def __init__(self) -> None:
+        self.node: Latest[NodeRecord | None] = Latest(None)
+        """Our node as last read, with all labels and its allocatable resources; None: not yet."""
+
+    @property
+    def pods(self) -> Mapping[str, Pod]:
+        """The pods bound to our node, by UID."""
+        return {}
+
+    def event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:
+        """Post an Event about our node."""
+
+    def pod_event(self, pod: Pod, reason: str, note: str, action: str, *, warning: bool = True) -> None:
+        """Post an Event about a pod of our node; `deploy/policies.yaml` lists the reasons."""
+
+    def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
+        """Write annotations on a pod in the background; None removes one."""
+
+    async def gpus_before(self, _within_s: float) -> tuple[Gpu, ...] | None:
+        """Return the GPUs that our node listed before we started, by position, within so many seconds; None: unknown.
+
+        Empty if the node cannot be read in time.
+        """
+        return None
+
+
+def reach_api(settings: NodeSettings) -> ClusterConfig | None:
+    """Return how an agent with these settings reaches the API server, None if it runs without the API.
+
+    Raises:
+        UsageError: the setting `api` cannot be used.
+    """
+    if not settings.reaches_api(os.environ):
+        return None
+    frugal.import_aiohttp()
+    # 12 MB that an agent without API access does not pay.
+    from gpu_device_plugin.cluster.config import ClusterConfigError, config_if_any  # noqa: PLC0415
+
+    try:
+        config = config_if_any(settings.api, os.environ)
+    except ClusterConfigError as error:
+        raise UsageError(f"--api {settings.api}: {error}") from error
+    if config is not None and not settings.node_name:
+        _log.warning("runs without the Kubernetes API: set NODE_NAME (from the field spec.nodeName)")
+        return None
+    return config

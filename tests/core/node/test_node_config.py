@@ -1,0 +1,211 @@
+"""What follows for a node from its settings, labels, GPUs, MPS and way of serving."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
+from gpu_device_plugin.core.model.gpus import Inventory
+from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.mig import MigMode
+from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.core.model.shares import Shares, TooManySharesError
+from gpu_device_plugin.core.node.grants import Delivery
+from gpu_device_plugin.core.node.health import Belief, Cause, Problem
+from gpu_device_plugin.core.node.limit_grants import Means
+from gpu_device_plugin.core.node.node_config import (
+    NodeConfig,
+    NodeInputs,
+    derive,
+    ignored_labels,
+    out_of_service,
+    share_size,
+)
+from gpu_device_plugin.core.node.others import OTHERS, Sighting
+from gpu_device_plugin.core.node.serving import Serving, Way
+from tests import mig
+from tests.nodes import inventory, node
+from tests.resources import MEM
+
+FAILED = Belief((Problem(Cause.LOST, "it is gone"),))
+READY = MpsGpu(MpsStatus.READY, pipe_directory="/run/x/GPU-0")
+
+
+def config(before: NodeConfig | None = None, **inputs: Any) -> NodeConfig:
+    """Derive the configuration of a node with two GPUs of 8 GiB, if nothing else is given."""
+    known: dict[str, Any] = {"inventory": inventory(8, 8), "started": True, "watched": True, "resources": (MEM,)}
+    return derive(NodeInputs(**known | inputs), before or NodeConfig(shares=Shares(1024)))
+
+
+def labels(**values: str) -> dict[str, str]:
+    names = {"policy": "ack.node.gpu.placement", "cgpu": "cgpu.disable.isolation"}
+    return {names.get(name, f"gpu-device-plugin/{name.replace('_', '-')}"): value for name, value in values.items()}
+
+
+# --- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+def test_only_another_listing_or_use_of_mig_cuts_the_gpus_anew() -> None:
+    first = config()
+    assert [len(shared.shares) for shared in first.shares.gpus] == [8, 8]
+    sick = config(first, beliefs={"GPU-1": FAILED})
+    assert sick.shares is first.shares
+    assert (sick.unhealthy, first.unhealthy) == ({"GPU-1": "; ".join(FAILED.reasons)}, {})
+    assert [len(shared.shares) for shared in config(first, inventory=inventory(8, 8, 4)).shares.gpus] == [8, 8, 4]
+    assert config(first, mig=MigMode.SHARE).shares.mig is MigMode.SHARE
+    assert config(first, labels=labels(mig="whole")).shares.mig is MigMode.WHOLE
+
+
+def test_gpus_that_come_to_too_many_are_not_shared_and_the_others_are() -> None:
+    first = config(inventory=inventory(3000))
+    assert first.too_many == ""
+    full = config(first, inventory=inventory(3000, 3000))
+    assert [shared.gpu.uuid for shared in full.shares.gpus] == ["GPU-0"]
+    assert "cuts the GPUs of this node into 6000 shares" in full.too_many
+    assert config(full, inventory=inventory(3000, 3000), beliefs={"GPU-0": FAILED}).too_many == full.too_many
+    with pytest.raises(TooManySharesError, match="6000 shares"):
+        config(inventory=inventory(3000, 3000))
+
+
+def test_each_mig_profile_that_is_given_whole_has_a_resource() -> None:
+    whole = config(inventory=mig.inventory((10, 20), 8), mig="whole", mig_domain="x.com")
+    assert whole.resources == (
+        MEM,
+        Resource(Kind.INSTANCE, "x.com/mig-1g.10gb", "1g.10gb"),
+        Resource(Kind.INSTANCE, "x.com/mig-2g.20gb", "2g.20gb"),
+    )
+    assert {gpu.rung for position, gpu in whole.limits.gpus.items() if position < 2} == {Rung.PARTITION}
+    assert config(inventory=mig.inventory((10, 20), 8)).resources == (MEM,)
+
+
+@pytest.mark.parametrize(
+    ("before", "holders", "ended", "expected"),
+    [
+        (None, {"a"}, [], 1024),
+        (2048, set(), [], 1024),
+        (2048, {"a"}, [], 2048),
+        (2048, {"a"}, ["a", "b"], 1024),
+        (2048, {"a", "c"}, ["a", "b"], 2048),
+        (2048, None, [], 2048),
+        (None, None, [], 1024),
+    ],
+)
+def test_the_share_size_waits_while_a_pod_holds_shares_or_may(
+    before: int | None, holders: set[str] | None, ended: list[str], expected: int
+) -> None:
+    assert share_size(1024, before, holders, ended) == expected
+
+
+def test_a_gpu_is_out_of_service_for_its_health_or_in_mig_mode() -> None:
+    shares = node(4, 4, 4).shares
+    gpus = [replace(shared, gpu=replace(shared.gpu, mig=shared.position > 0)) for shared in shares.gpus]
+    shares = replace(shares, gpus=tuple(gpus))
+    assert out_of_service({"GPU-0": ["too hot", "too old"], "GPU-1": [], "GPU-2": ["lost"]}, shares) == {
+        "GPU-0": "too hot; too old",
+        "GPU-1": "it is in MIG mode now",
+        "GPU-2": "lost",
+    }
+
+
+def test_an_instance_that_is_gone_and_a_gpu_in_mig_mode_that_was_never_offered_are_out_of_service() -> None:
+    order = (*mig.gpus(0, ()), mig.instance(0, 5), *mig.gpus(1, 4))
+    shares = Shares(1024).with_inventory(replace(mig.inventory((), 4), order=order), mig=MigMode.SHARE)
+    assert out_of_service({"GPU-0": ["lost"], "MIG-0-5": ["lost"]}, shares) == {
+        "GPU-0": "it is in MIG mode now",
+        "MIG-0-5": "the MIG instance exists no more",
+    }
+
+
+# --- Settings and labels ----------------------------------------------------------------------------------------------
+
+
+def test_labels_override_settings_one_by_one() -> None:
+    plain = config(policy="spread", serve="dra")
+    assert (plain.policy, plain.wanted_way, plain.labelled) == ("spread", Way.DRA, False)
+    labelled = config(policy="spread", serve="dra", labels=labels(policy="binpack", serve="auto", cgpu="true"))
+    assert (labelled.policy, labelled.wanted_way, labelled.labelled) == ("binpack", Way.DEVICE_PLUGIN, True)
+    assert (labelled.delivery.cgpu_disable, plain.delivery.cgpu_disable) == (True, False)
+
+
+def test_labels_that_nobody_understands_are_told_together_and_change_nothing() -> None:
+    wrong = labels(policy="best", set_limits="hard", mig="shared", serve="both")
+    assert set(ignored_labels(wrong)) == set(wrong)
+    assert ignored_labels(wrong)["gpu-device-plugin/mig"] == (
+        "the node label gpu-device-plugin/mig=shared is ignored: its value is none of off, whole, share"
+    )
+    understood = labels(policy="fit", set_limits="auto", mig="off", serve="auto")
+    assert ignored_labels(understood) == ignored_labels({**understood, "gpu-device-plugin/mig": ""}) == {}
+    found = config(labels=wrong)
+    assert found == replace(config(labels={}), remarks=found.remarks)
+    assert found.remarks == tuple(ignored_labels(wrong).values())
+
+
+def test_exclusions_of_no_gpu_and_gpus_none_of_which_is_shared_are_remarked() -> None:
+    assert config(inventory=Inventory(), excluded=("9",)).remarks == ()
+    (unknown,) = config(excluded=("9",)).remarks
+    assert unknown.startswith("--exclude-gpus names 9, but this node has no such GPU")
+    excluded = config(excluded=("0", "1"))
+    assert excluded.remarks == (excluded.why_none,) == (excluded.shares.why_none,)
+
+
+# --- Limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_daemons_of_mps_labels_and_settings_reach_the_means() -> None:
+    template = Delivery(means=Means(mps_shm="/run/x/shm", soft_is_share=True))
+    by_label = config(
+        labels={"ack.node.gpu.schedule": "core_mem"}, mps={"GPU-0": READY}, refuse=True, delivery=template
+    )
+    means = by_label.delivery.means
+    assert (means.mps, means.mps_shm, means.mps_compute, means.soft_is_share) == (
+        {"GPU-0": READY},
+        "/run/x/shm",
+        True,
+        True,
+    )
+    assert {uuid: gpu.rung for uuid, gpu in means.rungs.items()} == {"GPU-0": Rung.MPS, "GPU-1": Rung.MPS}
+    assert by_label.limits.gpus == {0: means.rungs["GPU-0"], 1: means.rungs["GPU-1"]}
+    assert by_label.mps_gpus == {"GPU-0", "GPU-1"}
+    assert (means.refuse, by_label.missing, by_label.barred) == (False, "", frozenset()), "this label requires nothing"
+    assert by_label.notes == (f"memory limits: {by_label.limits_told}",)
+    assert by_label.limits_told.startswith("mps: the node label ack.node.gpu.schedule=core_mem asks for it")
+
+
+def test_a_wanted_means_that_is_not_there_bars_the_gpus_or_is_told_alone() -> None:
+    refused = config(limits="mps", refuse=True, mps="it ended")
+    assert refused.barred == {"GPU-0", "GPU-1"}
+    assert refused.delivery.means.refuse
+    assert refused.missing.startswith("GPU 0, 1: the setting limits=mps asks for mps: it ended; containers are refused")
+    beside: dict[str, Any] = {"limits": "mps", "mps": {}, "without_mps": frozenset({"GPU-1", "GPU-7"})}
+    assert config(**beside, refuse=True).barred == {"GPU-1"}
+    assert not config(**beside).barred
+    advisory = config(limits="mps", mps="it ended")
+    assert not advisory.barred
+    assert advisory.mps_gpus == {"GPU-0", "GPU-1"}
+    assert config(inventory=Inventory(), limits="mps").notes == ()
+
+
+# --- What is told of the node -----------------------------------------------------------------------------------------
+
+
+def test_gpus_are_withheld_for_other_plugins_or_while_the_node_changes_over() -> None:
+    waiting = Serving(Way.DRA, "this node waits")
+    assert (config(serving=waiting).withheld, config(serving=waiting).claims) == ("this node waits", True)
+    others = tuple(Sighting(other, ("a sign",)) for other in OTHERS[:2])
+    assert config(serving=waiting, others=others).withheld == "; ".join(other.found for other in others)
+    assert (config().withheld, config().claims) == ("", False)
+
+
+def test_the_condition_names_failed_gpus_while_the_driver_answers() -> None:
+    assert config(beliefs={"GPU-1": FAILED}).condition is None, "nobody wants it"
+    assert config(condition=True, started=False).condition is None, "nothing is known yet"
+    bad = config(condition=True, beliefs={"GPU-0": Belief(), "GPU-1": FAILED}).condition
+    assert bad is not None
+    assert (bad.status, bad.message) == ("False", "GPU 1: it is gone")
+    paused = config(condition=True, watched=False, sentence="the agent is paused")
+    assert paused.condition is not None
+    assert (paused.condition.status, paused.condition.message) == ("Unknown", "the agent is paused")
+    assert paused.why_none == "the agent is paused"

@@ -1,0 +1,40 @@
+"""The Kubernetes API of an agent's node, which knows some pods and remembers what it is told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.programs.node.node_api import NodeApi
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpu_device_plugin.core.model.pods import Pod
+
+
+class RecordedApi(NodeApi):
+    """With all Events, and all annotations that it was asked to write."""
+
+    def __init__(self, *pods: Pod) -> None:
+        super().__init__()
+        self.known = {pod.uid: pod for pod in pods}
+        self.events: list[tuple[str, str, str, bool]] = []
+        """Reason, note, action, and whether it is a warning."""
+        self.pod_events: list[tuple[str, str, str, str]] = []
+        """UID of the pod, reason, note, action."""
+        self.annotated: list[tuple[str, Mapping[str, str | None]]] = []
+        """By the UID of the pod."""
+
+    @property
+    def pods(self) -> Mapping[str, Pod]:
+        return self.known
+
+    def event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:
+        self.events.append((reason, note, action, warning))
+
+    def pod_event(self, pod: Pod, reason: str, note: str, action: str, *, warning: bool = True) -> None:
+        assert warning
+        self.pod_events.append((pod.uid, reason, note, action))
+
+    def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
+        self.annotated.append((pod.uid, annotations))
