@@ -106,7 +106,7 @@ class Packer:
             self._most_shares[gpus - 1] = max(each, self._most_shares.get(gpus - 1, 0))
 
     def all_fit_alone(self, numbers: Summary, *, emptied: bool = False) -> bool:
-        """Return whether each of the demands would fit if it were the only one, or also the node had no other pod."""
+        """Return whether each demand would fit if it were the only one; `emptied`: and if the node had no other pod."""
         gpus = numbers.gpus
         if self._most_whole > len(gpus.sizes if emptied else gpus.unused):
             return False
