@@ -114,7 +114,7 @@ def _offered_nowhere(resource: str, nodes: Iterable[NodeView]) -> Iterator[Findi
             "Instances of this profile are shared by memory ({nodes}): ask for gpu-mem instead, or have them given "
             f"whole ({how})."
         )
-        yield note("instances-shared", text, nodes=_few(shared))
+        yield note("instances-shared", text, nodes=tuple(shared))
     else:
         yield note(
             "instances-by-setting",

@@ -163,7 +163,11 @@ def test_a_profile_that_no_node_offers_is_told_with_those_that_are_offered_and_h
     [
         ("one", mig_view("a", with_instances("one", 0), whole=1), [f"{HAS} ill="]),
         ("one", None, []),
-        ("two", mig_view("a", with_instances("two", asks=1), shared=1, whole=3), ["instance-unknown"]),
+        (
+            "two",
+            mig_view("a", with_instances("one", 0), with_instances("two", asks=1), shared=1, whole=3),
+            ["instance-unknown"],
+        ),
         (
             "one",
             mig_view("a", with_instances("one", 0), whole=1, ill={0: "XID 94"}),

@@ -289,7 +289,7 @@ def test_nodes_are_read_with_all_that_concerns_us(tmp_path: Path) -> None:
         node("plain"),
     )
     a, b, c, d, e = read(tmp_path, pages).nodes
-    assert (a.labelled, a.annotated, "another version" in a.gpus.problem) == (True, True, True)
+    assert (a.labelled, a.annotated, "another version" in a.gpus.fault) == (True, True, True)
     assert (b.labelled, b.annotated) == (True, False)
     assert [sighting.signs for sighting in b.others] == [("the node offers 8 nvidia.com/gpu",)]
     assert (c.labelled, c.capacity, c.allocatable) == (False, {MEM: 0}, {MEM: 0})
