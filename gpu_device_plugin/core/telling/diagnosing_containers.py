@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract.keys import MIG_LABEL
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.node.grants import CONTROL_NODES
-from gpu_device_plugin.core.node.node_config import ignored_labels
 from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, warning
 
 if TYPE_CHECKING:
@@ -70,8 +69,11 @@ def gpus(node: NodeSymptoms) -> Iterator[Finding]:
 def mig(node: NodeSymptoms) -> Iterator[Finding]:
     """Check each GPU in MIG mode, if the node has one: its instances, and how pods get them."""
     parents = [gpu for gpu in node.inventory.gpus if gpu.mig]
-    if parents and (ignored := ignored_labels(node.labels).get(MIG_LABEL)):
-        yield warning("mig-label-ignored", "{problem}", "correct the label, or remove it", problem=ignored)
+    label = node.labels.get(MIG_LABEL, "")
+    if parents and label and label not in list(MigMode):
+        text = "the node label {label} is ignored: its value is none of {modes}"
+        advice = "correct the label, or remove it"
+        yield warning("mig-label-ignored", text, advice, label=f"{MIG_LABEL}={label}", modes=tuple(MigMode))
     for parent in parents:
         instances = [gpu for gpu in node.inventory.gpus if gpu.instance is not None and gpu.card == parent.uuid]
         yield from _instances(node, parent, instances) if instances else [_no_instance(node, parent)]
