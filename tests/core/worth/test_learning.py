@@ -534,6 +534,7 @@ def test_a_gpu_ranks_by_what_the_node_loses_with_it() -> None:
 def test_on_a_node_of_an_unknown_shape_there_is_no_rank() -> None:
     there = Appraiser(learn({PodKind(5, 1): 1.0}, {T4: 1}))
     assert ranks_on(there, candidate("n", gpus(16), []), Amounts()) is None
+    assert there.choose(PodKind(5, 1), A10, left(24)) is None
 
 
 def test_a_shape_hosts_what_fits_on_it_empty() -> None:
