@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,10 +59,8 @@ def test_a_search_for_many_nodes_ends_with_its_effort_and_what_is_cached_costs_n
 
 
 def test_the_cache_of_searches_has_an_end() -> None:
-    """Twelve thousand rooms of three GPUs, none like another."""
+    """Thousands of nodes of four GPUs, none like another."""
     packer = CachingPacker([memory(30), memory(1)], Effort(10**6))
-    for a in range(1, 28):
-        for b in range(a):
-            for c in range(32):
-                assert packer((a, b, c), ()).taken is None or c >= 30
+    for frees in combinations(range(1, 32), 4):
+        assert (packer(frees, ()).taken is None) == (frees[-1] < 30)
     assert len(packer._cache) <= 10_000
