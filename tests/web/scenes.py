@@ -123,7 +123,8 @@ def summed(node: Json) -> Json:
     gpus = [*node["gpus"], *whole]
     takes_pods = node.get("ready") and not node.get("unschedulable")
     free = node["gpus"] if takes_pods else []
-    largest: Json = max(free, key=lambda each: each.get("freeShares", 0), default={"index": None})
+    nothing: Json = {"index": None}
+    largest: Json = max(free, key=lambda each: each.get("freeShares", 0), default=nothing)
     used = [each["usedMiB"] for each in gpus if "usedMiB" in each and "use" in node]
     sums: Json = {
         "totalMiB": 1024 * sum(each["totalShares"] for each in gpus),
