@@ -227,7 +227,7 @@ async def test_the_manifests_rights_are_enough_and_each_sees_what_his_own_allow(
     async with live(served.port, served.viewer) as stream:
         known = await stream.until(lambda known: known["nodes"]["gpu-1"].get("use", {}).get("live"))
         pods = known["nodes"]["gpu-1"]["gpus"][0]["pods"]
-        assert {(each["ns"], each["pod"]): each.get("usedMiB") for each in pods} == {
+        assert {(each["namespace"], each["name"]): each.get("usedMiB") for each in pods} == {
             ("default", "a"): 3000,
             ("team-a", "b"): None,
         }
@@ -236,7 +236,7 @@ async def test_the_manifests_rights_are_enough_and_each_sees_what_his_own_allow(
     async with live(served.port, served.tenant) as stream:
         known = await stream.until(lambda known: known["nodes"])
         pods = known["nodes"]["gpu-1"]["gpus"][0]["pods"]
-        assert sorted((each.get("ns", ""), each.get("pod", "")) for each in pods) == [("", ""), ("team-a", "b")]
+        assert sorted((each.get("namespace", ""), each.get("name", "")) for each in pods) == [("", ""), ("team-a", "b")]
     async with live(served.port, served.nobody) as stream:
         known = await stream.until(lambda known: known["read"]["live"])
         assert (known["nodes"], known["alone"], known["waiting"]) == ({}, [], [])

@@ -57,7 +57,7 @@ class DemoPage:
     def shows(self, worlds: Iterable[World]) -> bool:
         """Return whether all readers were told the newest, and this is how the nodes and the waiting pods are."""
         server = self._server
-        waiting = {each["pod"] for each in server.board.waiting.documents(lambda _: True) if each.get("why")}
+        waiting = {each["name"] for each in server.board.waiting.documents(lambda _: True) if each.get("why")}
         there = list(worlds)
         return (
             server.board.current
@@ -70,10 +70,12 @@ class DemoPage:
         shown = self._server.board.node(world.kubelet.node)
         if shown is None:
             return False
-        gpus = {gpu["i"]: gpu for gpu in json.loads(shown.document)["gpus"]}
+        node = json.loads(shown.document)
+        whole = [gpu for offer in node.get("instances", ()) for gpu in offer["instances"]]
+        gpus = {gpu["index"]: gpu for gpu in (*node["gpus"], *whole)}
         return all(
             _parts_of(gpus[shared.position]) == _expected(world, shared)
-            and bool(gpus[shared.position].get("bad")) == (shared.gpu.uuid in world.node.unhealthy)
+            and bool(gpus[shared.position].get("reason")) == (shared.gpu.uuid in world.node.unhealthy)
             if shared.position in gpus
             else shared.gone and not _expected(world, shared)
             for shared in world.shares.gpus
@@ -81,7 +83,8 @@ class DemoPage:
 
 
 def _parts_of(gpu: Any) -> set[_Part]:
-    return {(part["pod"], part["shares"], part.get("usedMiB"), "over" in part) for part in gpu.get("pods", ())}
+    parts = (*gpu.get("pods", ()), *gpu.get("strangers", ()))
+    return {(part["name"], part.get("shares", 0), part.get("usedMiB"), "overSince" in part) for part in parts}
 
 
 def _expected(world: World, shared: SharedGpu) -> set[_Part]:
