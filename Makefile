@@ -98,7 +98,7 @@ picture: $(VENV)/.ready  ## the picture of the page in README.md, by a headless 
 docs: $(VENV)/.ready  ## build the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-mutants: $(VENV)/.ready  ## mutation-test the core, for an hour; ARGS='gpu_device_plugin.core.cluster.asking.*' tests one module
+mutants: $(VENV)/.ready  ## mutation-test the core, for an hour; ARGS='gpu_device_plugin.core.cluster.pod_demand.*' tests one module
 	rm -rf mutants  # mutmut would reuse its earlier results although tests have changed
 	$(BIN)/pip install --quiet --disable-pip-version-check mutmut
 	$(BIN)/mutmut run $(ARGS)

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 from bench.cluster import uid
 from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster import ApiServer
-from gpu_device_plugin.testing.dra_scheduler import Allocator, Wish, request_of
+from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from gpu_device_plugin.testing.cluster.dra_scheduler import Allocator, Wish, request_of
 
 MEMORY = "4Gi"
 """What each claim asks for."""

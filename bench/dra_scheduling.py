@@ -21,11 +21,11 @@ from bench.extender import running
 from bench.kubeapi import KubeApi
 from bench.node_agent import Row
 from bench.scheduler import PREFIX
-from gpu_device_plugin.cluster.claims import read_claim
+from gpu_device_plugin.cluster.objects.resource_claims import read_claim
 from gpu_device_plugin.core.contract.dra import DRIVER, SHARED, SHARED_CLASS, WHOLE, WHOLE_CLASS, parse_device_name
 from gpu_device_plugin.core.contract.keys import NODE_GPUS
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
-from gpu_device_plugin.core.dra.devices import Facts
+from gpu_device_plugin.core.dra.devices import SliceInputs
 from gpu_device_plugin.core.dra.pool import contents, writes
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.shares import Shares
@@ -34,7 +34,7 @@ from gpu_device_plugin.core.node.node import Node
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
-    from gpu_device_plugin.core.model.claims import Claim
+    from gpu_device_plugin.core.model.resource_claims import Claim
     from gpu_device_plugin.testing.builders import Json
 
 GPUS, GPU_GIB = 8, 16
@@ -137,7 +137,7 @@ def slices(number: int) -> Iterator[Json]:
         for at in range(GPUS)
     )
     node = Node(Shares(1024).with_inventory(Inventory(gpus)))
-    facts = Facts(tuple(gpu.uuid for gpu in gpus), driver_version="570.86.15")
+    facts = SliceInputs(tuple(gpu.uuid for gpu in gpus), driver_version="570.86.15")
     for name, spec, _ in writes(node_name(number), contents(node, facts), ()).put:
         yield {
             "apiVersion": "resource.k8s.io/v1",

@@ -17,14 +17,14 @@ import aiohttp
 
 from bench import hostile, synthetic
 from bench.scheduler import arguments
-from gpu_device_plugin.cluster.binder import PodRef
-from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.core.cluster.asking import Ask, ask
+from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.cluster.writers.binder import PodRef
 from gpu_device_plugin.core.cluster.fitting import fit
+from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.cluster.usage import usage_of
 from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.programs.extender.binding import Binding
-from gpu_device_plugin.programs.extender.program import Extender
+from gpu_device_plugin.programs.extender.extender_program import Extender
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 

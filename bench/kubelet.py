@@ -16,7 +16,7 @@ from bench.wire import Caller
 from gpu_device_plugin.core.contract.variables import LIMITS
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import podresources_pb2 as pods
-from gpu_device_plugin.testing import kubelet_files
+from gpu_device_plugin.testing.kubelet import kubelet_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,9 +89,9 @@ class Kubelet:
             plugin.close()
         self._server.stop(None).wait()
 
-    def hold(self, pod_uid: str, resource: str, device_ids: Sequence[str], rung: str = "") -> None:
+    def hold(self, pod_uid: str, resource: str, device_ids: Sequence[str], enforcement: str = "") -> None:
         """Let PodResources show that a pod has these devices, and that the answer named this means of limits."""
-        answer = pb.ContainerAllocateResponse(envs={LIMITS: rung} if rung else {})
+        answer = pb.ContainerAllocateResponse(envs={LIMITS: enforcement} if enforcement else {})
         self._held[pod_uid] = kubelet_files.Entry(pod_uid, "main", resource, {-1: tuple(device_ids)}, answer)
 
     def write_checkpoint(self, resources: Sequence[str]) -> None:

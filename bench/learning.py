@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from bench import synthetic
 from bench.node_agent import Row, machine, percentiles, show
-from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.contract.keys import AVOID_MODEL, USE_MODEL
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.placing import Demand
@@ -26,7 +26,7 @@ from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Amounts, Kind
 from gpu_device_plugin.fleet import View
 from gpu_device_plugin.fleet_judge import Judge
-from gpu_device_plugin.programs.extender.learning import Learner
+from gpu_device_plugin.programs.extender.workload_learning import Learner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -107,7 +107,7 @@ def running(
     *flags: str,
     gpus: str = f"fake:{MODEL}",
     held: Sequence[tuple[str, str]] = (),
-    rung: str = "",
+    enforcement: str = "",
     proc: Path | None = None,
     awaited: Sequence[str] = (),
 ) -> Iterator[Run]:
@@ -118,13 +118,13 @@ def running(
         flags: its settings.
         gpus: its GPUs.
         held: (pod, share) of pods that run already.
-        rung: what keeps them within their shares.
+        enforcement: what keeps them within their shares.
         proc: what stands for /proc.
         awaited: resources beside gpu-mem and gpu-count that have to be registered.
     """
     with Kubelet(root) as kubelet, (root / "agent.log").open("wb") as log:
         for pod_uid, share in held:
-            kubelet.hold(pod_uid, MEMORY, [share], rung)
+            kubelet.hold(pod_uid, MEMORY, [share], enforcement)
         kubelet.write_checkpoint([MEMORY, COUNT])
         command: list[str | Path] = [Path(sys.executable).with_name("gpu-device-plugin")]
         if proc is not None:
@@ -299,7 +299,7 @@ def with_all_series(root: Path, options: argparse.Namespace) -> Iterator[Row]:
         )
         (port,) = free_ports(1)
         flags = ("--http", f"127.0.0.1:{port}", "--usage-interval", "5s")
-        with running(root, *flags, gpus=str(description), held=held, rung="driver", proc=Path(folder)) as run:
+        with running(root, *flags, gpus=str(description), held=held, enforcement="driver", proc=Path(folder)) as run:
             time.sleep(options.settle)
             before = memory.alone_mib(run.pids())
             yield Row("memory, every share in use, not scraped", before, "MiB", note=f"{len(held):,} containers")

@@ -32,9 +32,9 @@ from bench.node_agent import machine
 from bench.scheduler import PREFIX
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, USE_MODEL
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
-from gpu_device_plugin.core.worth.mix import PodKind
-from gpu_device_plugin.core.worth.shapes import Shape
-from gpu_device_plugin.programs.simulate.entries import TRACE_SHARES, nodes_in_trace, pods_in_trace
+from gpu_device_plugin.core.value.node_types import NodeType
+from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.programs.simulate.inputs.entries import TRACE_SHARES, nodes_in_trace, pods_in_trace
 from gpu_device_plugin.programs.simulate.model import Arrivals, Start, Workload, capacity_of, shares_of, unit_of, until
 from gpu_device_plugin.programs.simulate.run import run
 
@@ -91,8 +91,8 @@ def cluster(nodes: int, trace: str, seed: int) -> Cluster:
 
 
 def _made_up(nodes: int) -> tuple[list[Start], Workload]:
-    small = Shape((100,) * 2, ("T4",) * 2, 96_000, 393_216)
-    large = Shape((100,) * 8, ("V100",) * 8, 96_000, 786_432)
+    small = NodeType((100,) * 2, ("T4",) * 2, 96_000, 393_216)
+    large = NodeType((100,) * 8, ("V100",) * 8, 96_000, 786_432)
     shapes = [large if at % 3 else small for at in range(nodes)]
     starts = [Start.empty("", shape) for shape in shapes]
     kinds = {

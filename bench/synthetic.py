@@ -9,8 +9,8 @@ from functools import cache
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.cluster.asking import Ask, ask
 from gpu_device_plugin.core.cluster.fitting import Fit
+from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.cluster.promising import promise
 from gpu_device_plugin.core.contract.keys import ASSIGNED, NODE_GPUS, SPLIT_LABEL, USE_MODEL
 from gpu_device_plugin.core.contract.nodegpus import by_division, node_gpus, write_node_gpus

@@ -19,11 +19,11 @@ from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares, share_id
-from gpu_device_plugin.core.node.cgroups import CgroupOwner, owner_of_process
 from gpu_device_plugin.core.node.holdings import holdings
-from gpu_device_plugin.core.node.use import GpuProcess, GpuReading, attribute
-from gpu_device_plugin.core.node.use_report import names, node_use
-from gpu_device_plugin.hardware.beliefs import State
+from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner, owner_of_process
+from gpu_device_plugin.core.node.use.process_use import GpuProcess, GpuReading, attribute
+from gpu_device_plugin.core.node.use.use_report import names, node_use
+from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet.procfs import Processes
 

@@ -22,12 +22,12 @@ import aiohttp
 from bench import hostile, memory, synthetic
 from bench.extender import cluster, peak_mib, wait_in_vain, waiting_bar
 from bench.node_agent import Row, machine, percentiles, show
-from gpu_device_plugin.cluster.client import Client
-from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.cluster.client.api_client import Client
+from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.programs.web.callers import LocalCallers, ReviewedCallers
-from gpu_device_plugin.programs.web.routes import About
 from gpu_device_plugin.programs.web.server import CONNECTIONS, PageServer
-from gpu_device_plugin.programs.web.waiting import MOST_WAITING
+from gpu_device_plugin.programs.web.waiting_page import MOST_WAITING
+from gpu_device_plugin.programs.web.web_routes import About
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.forms import Address
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin import __version__, logs
-from gpu_device_plugin.programs import frugal
+from gpu_device_plugin.programs import low_memory_imports as frugal
 from gpu_device_plugin.programs.commandline import FAILED, Parser, add_settings, ending, flags_in, no_such_argument
 from gpu_device_plugin.settings.common import ProgramSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
@@ -27,7 +27,7 @@ from gpu_device_plugin.settings.web import WebSettings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpu_device_plugin.programs.doctor.agent import Running
+    from gpu_device_plugin.programs.doctor.agent_probe import Running
 
 _log = logging.getLogger(__name__)
 
@@ -69,21 +69,21 @@ def _node(arguments: argparse.Namespace) -> int:
     sources, texts, settings = _begin(NodeSettings, arguments)
     if settings.http is None and not settings.reaches_api(os.environ):
         frugal.without_tls()
-    from gpu_device_plugin.programs.node import program  # noqa: PLC0415 - half a second that --help need not take
+    from gpu_device_plugin.programs.node import node_program as program  # noqa: PLC0415 - half a second that --help need not take
 
     return program.main(sources, texts, settings)
 
 
 def _extender(arguments: argparse.Namespace) -> int:
     sources, texts, settings = _begin(ExtenderSettings, arguments)
-    from gpu_device_plugin.programs.extender import program  # noqa: PLC0415 - a quarter of a second that --help need not take
+    from gpu_device_plugin.programs.extender import extender_program as program  # noqa: PLC0415 - a quarter of a second that --help need not take
 
     return program.main(sources, texts, settings)
 
 
 def _mps(arguments: argparse.Namespace) -> int:
     sources, texts, settings = _begin(MpsSettings, arguments)
-    from gpu_device_plugin.programs.mps import program  # noqa: PLC0415 - a fifth of a second that --help need not take
+    from gpu_device_plugin.programs.mps import mps_program as program  # noqa: PLC0415 - a fifth of a second that --help need not take
 
     return program.main(sources, texts, settings)
 
@@ -100,7 +100,7 @@ def _begin(make: type[P], arguments: argparse.Namespace) -> tuple[Sources[P], Te
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from gpu_device_plugin.programs.inspect import program  # noqa: PLC0415 - nothing that another program needs
+    from gpu_device_plugin.programs.inspect import inspect_program as program  # noqa: PLC0415 - nothing that another program needs
 
     def web(*given: Any, **more: Any) -> int:
         logs.configure("error", "human", sys.stderr, colour="NO_COLOR" not in os.environ)
@@ -114,7 +114,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 def _web(arguments: argparse.Namespace) -> int:
     sources, texts, settings = _begin(WebSettings, arguments)
-    from gpu_device_plugin.programs.web import program  # noqa: PLC0415 - a quarter of a second that --help need not take
+    from gpu_device_plugin.programs.web import web_program as program  # noqa: PLC0415 - a quarter of a second that --help need not take
 
     return program.main(sources, texts, settings)
 
@@ -122,9 +122,11 @@ def _web(arguments: argparse.Namespace) -> int:
 def _doctor(arguments: argparse.Namespace) -> int:
     logs.quiet_grpc(os.environ)
     logs.configure("critical", "text", sys.stderr, colour=False)
-    from gpu_device_plugin.programs.doctor import agent, program  # noqa: PLC0415 - a second that --help need not take
+    # A second that --help need not take.
+    from gpu_device_plugin.programs.doctor import agent_probe  # noqa: PLC0415
+    from gpu_device_plugin.programs.doctor import doctor_program as program  # noqa: PLC0415
 
-    running = agent.agents(Path("/proc"))
+    running = agent_probe.agents(Path("/proc"))
     where = program.place(arguments.host_root or "", os.environ)
     sources, texts = sources_of_the_agent(arguments, running or [])
     settings, profiles = program.settings_of(sources, texts, where)
@@ -162,14 +164,14 @@ def _texts_of_the_agent(sources: Sources[NodeSettings], root: Path) -> Texts:
 
 def _demo(arguments: argparse.Namespace) -> int:
     logs.quiet_grpc(os.environ)
-    from gpu_device_plugin.programs.demo import program  # noqa: PLC0415 - half a second that --help need not take
+    from gpu_device_plugin.programs.demo import demo_program as program  # noqa: PLC0415 - half a second that --help need not take
 
     return program.main(gpus=arguments.gpus, once=arguments.once, page=arguments.page)
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
     frugal.with_one_thread(os.environ)
-    from gpu_device_plugin.programs.simulate import program  # noqa: PLC0415 - a third of a second that --help need not take
+    from gpu_device_plugin.programs.simulate import simulate_program as program  # noqa: PLC0415 - a third of a second that --help need not take
 
     return program.main(arguments, os.environ)
 

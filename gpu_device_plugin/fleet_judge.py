@@ -17,19 +17,19 @@ from gpu_device_plugin.core.cluster.scoring import MIDDLE, MOST, Scorer, connect
 from gpu_device_plugin.core.model.changes import ChangeLog
 from gpu_device_plugin.core.model.policy import FIT
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Kind
-from gpu_device_plugin.core.worth.appraising import NEVER, Appraiser, left_on, shape_of
-from gpu_device_plugin.core.worth.mix import largest_kind
+from gpu_device_plugin.core.value.marginal_value import NEVER, Appraiser, left_on, shape_of
+from gpu_device_plugin.core.value.workload_mix import largest_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, MutableSequence, Sequence
 
-    from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.cluster.pod_demand import Ask
     from gpu_device_plugin.core.model.gpus import Links
     from gpu_device_plugin.core.model.resources import Amounts
-    from gpu_device_plugin.core.worth.appraising import Appraisal
-    from gpu_device_plugin.core.worth.learning import Tables
-    from gpu_device_plugin.core.worth.shapes import Shape
+    from gpu_device_plugin.core.value.marginal_value import Appraisal
+    from gpu_device_plugin.core.value.node_types import NodeType
+    from gpu_device_plugin.core.value.price_learning import Tables
     from gpu_device_plugin.fleet import View
 
 V = TypeVar("V")
@@ -106,7 +106,7 @@ class Judge:
         for pod in self._pods.values():
             pod.forget_gains()
 
-    def shapes(self) -> Mapping[Shape, int]:
+    def shapes(self) -> Mapping[NodeType, int]:
         """Return how many nodes with GPUs there are of each shape."""
         self.prepare()
         return +self._rows.shapes
@@ -184,9 +184,9 @@ class _Rows:
         self.index: dict[str, int] = {}
         """The row of each node by its name."""
         self.nodes: list[Candidate | None] = [None]
-        self.shape_at: list[Shape | None] = [None]
+        self.shape_at: list[NodeType | None] = [None]
         """The shape of each node that has GPUs."""
-        self.shapes: Counter[Shape] = Counter()
+        self.shapes: Counter[NodeType] = Counter()
         """How many nodes there are of each."""
         self.claims: set[int] = set()
         """The rows whose nodes serve claims: kube-scheduler allocates their GPUs."""

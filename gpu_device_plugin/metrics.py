@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import Page
-from gpu_device_plugin.core.telling.exposition import Gauge, family
+from gpu_device_plugin.core.report.exposition import Gauge, family
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
     from prometheus_client.registry import CollectorRegistry
 
-    from gpu_device_plugin.core.telling.exposition import Gauges
+    from gpu_device_plugin.core.report.exposition import Gauges
 
 
 # --- Counters and histograms. Labels have few values: names of resources, RPCs, causes; never pods or sentences. -----
@@ -112,7 +112,7 @@ EXTENDER_DURATIONS = (VERBS,)
 
 
 class Shown(Protocol):
-    """The state of a program at one moment, like `core.telling.gauges.NodeMetrics`."""
+    """The state of a program at one moment, like `core.report.gauges.NodeMetrics`."""
 
     def gauges(self) -> Gauges:
         """Return its gauges with their values; values may be read as they are written, some lines at a time."""

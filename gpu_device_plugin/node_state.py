@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
-from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.aio.observable import Observable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ class NodeState:
     """A node's state. Every method takes effect before it returns; none awaits."""
 
     def __init__(self, node: Node) -> None:
-        self.nodes = Latest(node)
+        self.nodes = Observable(node)
         """Every new state of the node, for the readers that follow it."""
 
     def __repr__(self) -> str:
@@ -40,7 +40,7 @@ class NodeState:
         if node is not self.node:
             self.nodes.set(node)
 
-    def equip(self, shares: Shares, unhealthy: Mapping[str, str], links: Links) -> None:
+    def refresh_inventory(self, shares: Shares, unhealthy: Mapping[str, str], links: Links) -> None:
         """Replace the shares, the GPUs out of service and the links by the present ones of the hardware."""
         new = replace(self.node, shares=shares, unhealthy=unhealthy, links=links)
         if new != self.node:

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.cluster.candidate import candidate
-from gpu_device_plugin.core.cluster.claimed import with_claims
-from gpu_device_plugin.core.cluster.nodeview import NodeView
+from gpu_device_plugin.core.cluster.claimed_gpus import with_claims
+from gpu_device_plugin.core.cluster.node_report import NodeView
 from gpu_device_plugin.core.contract.dra import DRIVER, device_name
 from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.core.contract.nodereport import NO_REPORT, NodeReport
-from gpu_device_plugin.core.model.claims import Claim, Consumer, Device, Request
+from gpu_device_plugin.core.model.resource_claims import Claim, Consumer, Device, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

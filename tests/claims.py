@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.dra import API_VERSION, CONFIG_KIND, DRIVER, device_name
-from gpu_device_plugin.core.model.claims import Claim, Consumer, Device, Parameters
 from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Links, MigInstance
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB
 from gpu_device_plugin.core.model.mig import MigMode
+from gpu_device_plugin.core.model.resource_claims import Claim, Consumer, Device, Parameters
 from gpu_device_plugin.core.model.shares import Shares, share_id
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.node import Node

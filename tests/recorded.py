@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import NODE_LABELS, NODE_USE
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.pods import ContainerSpec, Kind, PodSpec
+from gpu_device_plugin.testing.pod_specs import ContainerSpec, Kind, PodSpec
 from tests.names import COUNT, MEM
 from tests.programs.extender import harness as extender_harness
 from tests.programs.node import harness

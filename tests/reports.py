@@ -17,7 +17,7 @@ from gpu_device_plugin.core.contract.nodereport import (
     write_node_limits,
     write_node_use,
 )
-from gpu_device_plugin.core.model.limits import GpuRung, Rung
+from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,14 +35,14 @@ def part(pod: str, gpu: int = 0, *, granted: int = 4096, used: int | None = 1000
 def written(
     *parts: UsedPart,
     gpus: Mapping[int, UsedGpu] | None = None,
-    rungs: Mapping[int, GpuRung] | None = None,
+    enforcements: Mapping[int, GpuEnforcement] | None = None,
     age_s: float = 10.0,
     blind: str = "",
     left_out: int = 0,
 ) -> dict[str, str]:
     """Return the annotations of a node whose agent read them so long ago."""
     at = datetime.fromtimestamp(time.time() - age_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    limits = NodeLimits({0: GpuRung(Rung.ADVISORY, NO_LIMITS)} if rungs is None else rungs)
+    limits = NodeLimits({0: GpuEnforcement(Enforcement.ADVISORY, NO_LIMITS)} if enforcements is None else enforcements)
     return {
         NODE_LIMITS: write_node_limits(limits),
         NODE_USE: write_node_use(NodeUse(at, gpus or {}, parts, blind, left_out)),

@@ -9,8 +9,8 @@ from gpu_device_plugin.core.cluster.packing import Effort
 from gpu_device_plugin.core.cluster.scoring import Scorer
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.cluster.pod_demand import Ask
 
 
 def score(ask: Ask, node: Candidate, node_policy: str, gpu_policy: str) -> int:

@@ -8,11 +8,11 @@ from bench.placement import Ledger, Watched, _count, _outcome, cluster, node_jso
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, USE_MODEL
 from gpu_device_plugin.core.contract.nodegpus import read_node_gpus
 from gpu_device_plugin.core.contract.wishes import Wishes
-from gpu_device_plugin.core.worth.mix import PodKind
-from gpu_device_plugin.core.worth.shapes import Shape
+from gpu_device_plugin.core.value.node_types import NodeType
+from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.programs.simulate.model import Start
 
-T4 = Shape((100, 100), ("T4", "T4"), 96_000, 393_216)
+T4 = NodeType((100, 100), ("T4", "T4"), 96_000, 393_216)
 NODE = Start.empty("n", T4)
 
 

@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpu_device_plugin.core.cluster.asking import Ask, ask
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, fit, unfit
+from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.cluster.promising import promise
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, usage_of
 from gpu_device_plugin.core.contract.keys import IDX

@@ -18,7 +18,7 @@ from gpu_device_plugin.aio.http import ListenError, Page, serving
 from gpu_device_plugin.core.cluster.candidate import Candidate
 from gpu_device_plugin.core.contract.nodegpus import NodeGpus
 from gpu_device_plugin.core.model.placing import Room
-from gpu_device_plugin.core.telling.gauges import ExtenderMetrics, NodeMetrics
+from gpu_device_plugin.core.report.gauges import ExtenderMetrics, NodeMetrics
 from tests.nodes import node
 
 if TYPE_CHECKING:

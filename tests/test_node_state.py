@@ -78,7 +78,7 @@ def test_gpus_that_others_hold_are_noted() -> None:
 
 def test_hardware_changes_leave_the_ledger_alone() -> None:
     state, other = NodeState(node(4, used={0: [0]})), node(4, 8)
-    state.equip(other.shares, {"GPU-1": "too hot"}, Links(((0, 1, Closeness.UNKNOWN, 7),)))
+    state.refresh_inventory(other.shares, {"GPU-1": "too hot"}, Links(((0, 1, Closeness.UNKNOWN, 7),)))
     assert state.node == node(4, 8, used={0: [0]}, unhealthy={1: "too hot"}, closeness={(0, 1): 7})
 
 
@@ -104,7 +104,7 @@ async def test_readers_are_not_woken_for_nothing(act: str) -> None:
         case "reconcile":
             state.update(Ledger.reconciled, Evidence(frozenset({A0}), 1000.0, frozenset()), {}, 1000.0, 60.0)
         case _:
-            state.equip(node(4).shares, {"GPU-0": "too hot"}, NO_LINKS)
+            state.refresh_inventory(node(4).shares, {"GPU-0": "too hot"}, NO_LINKS)
     assert await nothing_new(nodes)
     state.update(Ledger.granted, [A1], 5.0)
     assert state.node != there

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.cluster.candidate import candidate
-from gpu_device_plugin.core.cluster.instances import InstancePod
-from gpu_device_plugin.core.cluster.nodeview import NodeView
+from gpu_device_plugin.core.cluster.held_instances import InstancePod
+from gpu_device_plugin.core.cluster.node_report import NodeView
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.core.contract.nodereport import NO_REPORT, NodeReport
@@ -20,7 +20,7 @@ def pod_on(
     name: str,
     shares: Mapping[int, int] | None = None,
     *whole: int,
-    loose: int = 0,
+    usage_outside_grants: int = 0,
     loose_gpus: int = 0,
     priority: int = 0,
     deleting: bool = False,
@@ -37,7 +37,7 @@ def pod_on(
         deleting: it is being deleted.
     """
     namespace, _, own = name.rpartition("/")
-    usage = Usage(tuple(sorted((shares or {}).items())), tuple(sorted(whole)), loose, loose_gpus)
+    usage = Usage(tuple(sorted((shares or {}).items())), tuple(sorted(whole)), usage_outside_grants, loose_gpus)
     return Occupant(f"uid-{name}", usage, priority, deleting, {}, namespace or "default", own)
 
 

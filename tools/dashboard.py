@@ -179,7 +179,11 @@ CLUSTER = (
         "Limits by means and state",
         "What keeps containers within their part, and whether that was read back. differs, missing: it does not keep "
         "them. unverified: it cannot be read back, as with advisory, where only the container's variables name it.",
-        {"{{rung}}, {{state}}": by("rung, state", container("gpushare_container_gpu_memory_limit_bytes"), "count")},
+        {
+            "{{enforcement}}, {{state}}": by(
+                "enforcement, state", container("gpushare_container_gpu_memory_limit_bytes"), "count"
+            )
+        },
         stacked=True,
     ),
     lines(
@@ -231,7 +235,7 @@ CLUSTER = (
 
 OF_GPU = "node, gpu"
 SERVICE = (
-    "max by (node, gpu, index, model, driver, rung, profile, parent) "
+    "max by (node, gpu, index, model, driver, enforcement, profile, parent) "
     '(gpushare_gpu_info{node=~"$node", model=~"$model"} '
     f"* on (node, gpu) group_left () {by(OF_GPU, gpu('gpushare_gpu_healthy'), 'min')})"
 )
@@ -326,7 +330,7 @@ NODE = (
             "gpu": "GPU",
             "model": "Model",
             "driver": "Driver",
-            "rung": "Limits by",
+            "enforcement": "Limits by",
             "profile": "MIG profile",
             "parent": "MIG instance of",
         },
@@ -420,8 +424,8 @@ NAMESPACE = (
         "Limits that are not held",
         "differs: the driver has the limit shown, which is not the one granted. missing: it has none; the one shown is "
         "the one granted.",
-        {**CONTAINER, "rung": "Limits by", "state": "State"},
-        {"Limit": (BYTES, by(f"{OF_CONTAINER}, rung, state", NOT_HELD, "max"))},
+        {**CONTAINER, "enforcement": "Limits by", "state": "State"},
+        {"Limit": (BYTES, by(f"{OF_CONTAINER}, enforcement, state", NOT_HELD, "max"))},
         width=12,
     ),
 )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.aio.accepting import Limits
 from gpu_device_plugin.aio.bodies import Bodies, BodyError
 from gpu_device_plugin.aio.listeners import who_listens
-from gpu_device_plugin.aio.within import within
+from gpu_device_plugin.aio.waiting import within
 
 if TYPE_CHECKING:
     import ssl

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.cluster.api import LEASES, micro_time
-from gpu_device_plugin.cluster.errors import ApiError, Call, ConflictError, NotFoundError, UnavailableError
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, NotFoundError, UnavailableError
+from gpu_device_plugin.cluster.objects.decoding import LEASES, micro_time
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.cluster.client import Client
+    from gpu_device_plugin.cluster.client.api_client import Client
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Lease:
         self._spec_seen_at = -math.inf
         self._until = -math.inf
         """Until this time, on our clock, no other candidate can have become the leader."""
-        self.leader: Latest[bool] = Latest(False)
+        self.leader: Observable[bool] = Observable(False)
         """Whether we lead; set only on a change."""
         self.problem: ApiError | None = None
         """Why the last attempt failed; None if it did not."""

@@ -7,20 +7,20 @@ import logging
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
-from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.cluster.api import PODS
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.cluster.objects.decoding import PODS
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.store import Store
 from gpu_device_plugin.core.model.pods import Pod
-from gpu_device_plugin.core.node.admission_order import AdmissionOrder
+from gpu_device_plugin.core.node.kubelet.admission_order import AdmissionOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import msgspec
 
-    from gpu_device_plugin.cluster.api import PodReader
-    from gpu_device_plugin.cluster.client import Client
+    from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.cluster.objects.decoding import PodReader
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class NodePods(Store[Pod]):
         """Follow the pods bound to `node`."""
         self._reader = reader
         self._order = AdmissionOrder()
-        self.changes: Latest[Mapping[str, Pod]] = Latest(MappingProxyType({}))
+        self.changes: Observable[Mapping[str, Pod]] = Observable(MappingProxyType({}))
         """Every snapshot that differs from the previous one in more than resource versions; and the first list."""
         self.reflector: Reflector[Pod] = Reflector(
             client, PODS, self._read, self, fields=f"spec.nodeName={node}", what="pods of this node", timing=timing

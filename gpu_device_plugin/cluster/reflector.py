@@ -10,11 +10,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
-from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.cluster.api import UnreadableObjectError, read_version, version_number
-from gpu_device_plugin.cluster.backoff import Backoff
-from gpu_device_plugin.cluster.errors import ApiError, Call, GoneError, UnavailableError
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.cluster.client.backoff import Backoff
+from gpu_device_plugin.cluster.client.errors import ApiError, Call, GoneError, UnavailableError
+from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError, read_version, version_number
 from gpu_device_plugin.cluster.store import Versioned
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from gpu_device_plugin.cluster.api import Kind, WatchEvent
-    from gpu_device_plugin.cluster.client import Client
+    from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.cluster.objects.decoding import Kind, WatchEvent
     from gpu_device_plugin.cluster.store import Store
 
 _log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Reflector(Generic[T]):
         """The watch has not reached the version of the last list."""
         self._at_hand = bool(fields)
         """The next list may be of any cached state that is not older than our version."""
-        self._known: Latest[int] = Latest(0)
+        self._known: Observable[int] = Observable(0)
         self._watching: asyncio.Timeout | None = None
         """Can end the open watch."""
         self._recorded: list[tuple[int, bool, T]] | None = None

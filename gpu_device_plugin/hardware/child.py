@@ -44,11 +44,11 @@ def open_driver(source: str, origin_s: float = 0.0, since_s: float = -1.0) -> Dr
         HardwareError: the driver cannot be used.
     """
     if source != "nvml":
-        from gpu_device_plugin.hardware.fake import Fake  # noqa: PLC0415 - loading only one of the two saves memory
+        from gpu_device_plugin.hardware.fake.fake_driver import Fake  # noqa: PLC0415 - loading only one of the two saves memory
 
         return Fake(source, origin_s, since_s)
     try:
-        from gpu_device_plugin.hardware.nvml import Nvml  # noqa: PLC0415 - as above
+        from gpu_device_plugin.hardware.nvml.nvml_driver import Nvml  # noqa: PLC0415 - as above
     except ImportError as error:
         raise HardwareError(driver.OTHER, f"the Python package nvidia-ml-py cannot be loaded: {error}") from error
     return Nvml()

@@ -1,8 +1,9 @@
 """The port between this program and a GPU driver: its calls, their results and their errors.
 
 The port is used inside the driver process, whose memory counts as the agent's. Its values cross a pipe as JSON, so they
-are plain dictionaries whose keys are the fields of `core.model.gpus` and `core.node.health`. Neither this module nor
-any other that the driver process loads imports dataclasses, enum or typing at run time, which would cost 2 MB.
+are plain dictionaries whose keys are the fields of `core.model.gpus` and `core.node.health.gpu_health`. Neither this
+module nor any other that the driver process loads imports dataclasses, enum or typing at run time, which would cost
+2 MB.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
         """One sentence for each of those GPUs and each capability that this driver lacks."""
 
     class ProbeRecord(TypedDict, total=False):
-        """The fields of `core.node.health.Probe`; omitted ones are unknown."""
+        """The fields of `core.node.health.gpu_health.Probe`; omitted ones are unknown."""
 
         uuid: str
         error: str
@@ -76,7 +77,7 @@ if TYPE_CHECKING:
         mig_changed: bool
 
     class XidRecord(TypedDict):
-        """The fields of `core.node.health.Xid`; `gi` and `ci` are omitted where the driver does not tell them."""
+        """The fields of `core.node.health.gpu_health.Xid`; `gi` and `ci` are left out if unknown."""
 
         uuid: str
         code: int
@@ -84,14 +85,14 @@ if TYPE_CHECKING:
         ci: NotRequired[int]
 
     class ProcessRecord(TypedDict):
-        """The fields of `core.node.use.GpuProcess`."""
+        """The fields of `core.node.use.process_use.GpuProcess`."""
 
         pid: int
         used_mib: int | None
         sm_percent: int | None
 
     class UseRecord(TypedDict):
-        """The fields of `core.node.use.GpuReading`."""
+        """The fields of `core.node.use.process_use.GpuReading`."""
 
         uuid: str
         processes: list[ProcessRecord] | None

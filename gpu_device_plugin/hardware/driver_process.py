@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gpu_device_plugin.aio.children import signal_child
-from gpu_device_plugin.aio.within import within
+from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.messages import (
@@ -27,8 +27,8 @@ from gpu_device_plugin.hardware.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from gpu_device_plugin.core.node.health import Probe, Xid
-    from gpu_device_plugin.core.node.use import GpuReading
+    from gpu_device_plugin.core.node.health.gpu_health import Probe, Xid
+    from gpu_device_plugin.core.node.use.process_use import GpuReading
 
 A = TypeVar("A")
 _NAME = "the process that speaks to the driver"

@@ -8,8 +8,8 @@ import msgspec
 
 from gpu_device_plugin.core.model.gpus import Gpu, Link, MigInstance  # noqa: TC001 - msgspec looks them up
 from gpu_device_plugin.core.model.mig import is_profile
-from gpu_device_plugin.core.node.health import Probe, Xid
-from gpu_device_plugin.core.node.use import GpuReading  # noqa: TC001 - as above
+from gpu_device_plugin.core.node.health.gpu_health import Probe, Xid
+from gpu_device_plugin.core.node.use.process_use import GpuReading  # noqa: TC001 - as above
 from gpu_device_plugin.hardware.driver import ADVICE, HardwareError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _MOST_ID = (1 << 31) - 1
 _MOST_LIMIT_MIB = 1 << 44
 """The most that a limit can be: NVML has 64 bits for its bytes."""
 _MOST_PROCESSES = 4096
-"""The most processes of a GPU; `hardware/nvml_use.py` lists no more."""
+"""The most processes of a GPU; `hardware/nvml/nvml_use.py` lists no more."""
 _MOST_PID = (1 << 32) - 1
 """NVML's processes have unsigned IDs of 32 bits."""
 _MOST_PERCENT = 100

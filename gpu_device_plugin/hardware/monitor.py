@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.core.node.health import Rules
-from gpu_device_plugin.core.telling.printing import counted
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.core.node.health.gpu_health import Rules
+from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.hardware import driver
-from gpu_device_plugin.hardware.beliefs import Beliefs, HealthChange, State, XidSeen
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.driver_process import DriverProcess
+from gpu_device_plugin.hardware.gpu_health_tracker import GpuHealthTracker, HealthChange, State, XidSeen
 from gpu_device_plugin.hardware.relisting import Relisting
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from gpu_device_plugin.core.model.gpus import Gpu
-    from gpu_device_plugin.core.node.health import Probe, Xid
-    from gpu_device_plugin.core.node.use import GpuReading
+    from gpu_device_plugin.core.node.health.gpu_health import Probe, Xid
+    from gpu_device_plugin.core.node.use.process_use import GpuReading
     from gpu_device_plugin.hardware.messages import Answer, CgroupLimit, Listing
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class Hardware:
         """Prepare to watch; `run` does the work.
 
         Args:
-            source: ``nvml``, or a description as in `hardware/description.py`.
+            source: ``nvml``, or a description as in `hardware/fake/description.py`.
             timings: intervals and timeouts.
             rules: which observations make a GPU unhealthy.
             on_change: called for every change of a GPU's health, before the new view is published.
@@ -105,15 +105,15 @@ class Hardware:
             version_files: files in which the kernel states its driver's version, in order of preference.
 
         Raises:
-            gpu_device_plugin.hardware.forms.DescriptionError: `source` is an invalid description.
+            gpu_device_plugin.hardware.fake.value_forms.DescriptionError: `source` is an invalid description.
         """
         if source != "nvml":
-            from gpu_device_plugin.hardware.description import read  # noqa: PLC0415 - not needed on real hardware
+            from gpu_device_plugin.hardware.fake.description import read  # noqa: PLC0415 - not needed on real hardware
 
             read(source)
         self.timings = timings or Timings()
         self.rules = rules or Rules()
-        self._beliefs = Beliefs(lambda: self.rules, on_change, on_xid)
+        self._beliefs = GpuHealthTracker(lambda: self.rules, on_change, on_xid)
         self.view = self._beliefs.view
         self.load = self._beliefs.load
         self._source = source
@@ -188,7 +188,7 @@ class Hardware:
         self._wake.set()
 
     def restore_order(self, before: Sequence[Gpu]) -> None:
-        """See `Beliefs.restore_order`."""
+        """See `GpuHealthTracker.restore_order`."""
         self._beliefs.restore_order(before)
 
     async def read_again(self) -> None:

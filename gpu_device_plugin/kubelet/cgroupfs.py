@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.node.cgroups import CgroupOwner, owner_of
+from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner, owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from gpu_device_plugin import files
 from gpu_device_plugin.core.contract import variables
 from gpu_device_plugin.core.model.holds import DeviceHold
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.kubelet.sockets import advice
 
@@ -30,10 +30,10 @@ _LARGEST = 64 << 20
 
 # A variable in a serialized ContainerAllocateResponse: an entry of a map is a message with the key as field 1 and the
 # value as field 2, each after its length. Every serializer writes the key first.
-_RUNG, _LIMITED_BY_DRIVER = (
+_ENFORCEMENT, _LIMITED_BY_DRIVER = (
     b"\n%c%s\x12" % (len(name), name.encode()) for name in (variables.LIMITS, variables.DRIVER_LIMIT)
 )
-_WORDS = {bytes([len(rung)]) + rung.encode(): rung for rung in Rung}
+_WORDS = {bytes([len(enforcement)]) + enforcement.encode(): enforcement for enforcement in Enforcement}
 
 Stamp: TypeAlias = tuple[int, int, int]
 """Identity of one version of the file: inode, modification time in ns, size."""
@@ -121,11 +121,11 @@ def _hold(entry: Any, names: Names) -> DeviceHold:
         names.kind_of(resource),
         device_ids,
         through=resource,
-        rung=_rung(entry.get("AllocResp")),
+        enforcement=_enforcement(entry.get("AllocResp")),
     )
 
 
-def _rung(answer: Any) -> Rung | None:
+def _enforcement(answer: Any) -> Enforcement | None:
     """Find the means of limiting in a plugin's answer; parsing it whole would take twice as long.
 
     An older agent does not name it, and asks the driver for a limit by other variables.
@@ -134,7 +134,7 @@ def _rung(answer: Any) -> Rung | None:
         content = binascii.a2b_base64(answer)
     except (ValueError, TypeError):  # the answer is the kubelet's affair: we need no more of it than this word
         return None
-    if (found := content.find(_RUNG)) >= 0:
-        value = found + len(_RUNG)
+    if (found := content.find(_ENFORCEMENT)) >= 0:
+        value = found + len(_ENFORCEMENT)
         return _WORDS.get(content[value : value + 1 + sum(content[value : value + 1])])
-    return Rung.DRIVER if _LIMITED_BY_DRIVER in content else None
+    return Enforcement.DRIVER if _LIMITED_BY_DRIVER in content else None

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from grpc import aio
 
-from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.aio.watching import watching
-from gpu_device_plugin.aio.within import within
+from gpu_device_plugin.aio.directory_watch import watching
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.kubelet import sockets
 from gpu_device_plugin.kubelet._proto import pluginregistration_pb2 as pb
@@ -122,7 +122,7 @@ class DraLoop:
         self._refusal = ""
         self._services: DraServicer | None = None
         """The services of this round; None between rounds."""
-        self.reached: Latest[bool] = Latest(value=False)
+        self.reached: Observable[bool] = Observable(value=False)
         """Whether the kubelet can call the driver, as far as we know. The end of a kubelet ends its stream of health;
         without such streams (before 1.36) we do not hear of it."""
         self._entry: Path | None = None

@@ -1,4 +1,4 @@
-"""Serve the kubelet's API for DRA drivers; `ClaimAnswers` makes every decision."""
+"""Serve the kubelet's API for DRA drivers; `ClaimHandler` makes every decision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from grpc import aio
 
-    from gpu_device_plugin.aio.latest import Latest
+    from gpu_device_plugin.aio.observable import Observable
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class NotPreparedError(Exception):
     """A claim is not prepared, or not unprepared; the owner of the pod reads the message in an Event."""
 
 
-class ClaimAnswers(Protocol):
+class ClaimHandler(Protocol):
     """Makes the decisions."""
 
     async def prepare(self, claim: ClaimRef) -> Sequence[ReadyDevice]:
@@ -87,8 +87,8 @@ class DraServicer:
 
     def __init__(
         self,
-        answers: ClaimAnswers,
-        health: Latest[tuple[DeviceHealth, ...]],
+        answers: ClaimHandler,
+        health: Observable[tuple[DeviceHealth, ...]],
         observe: Callable[[str, float], None] = lambda _rpc, _seconds: None,
     ) -> None:
         """Serve; `observe` is called with the name of a call and the seconds that it took."""

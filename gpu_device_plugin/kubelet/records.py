@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.node.ended_pods import EndedPods
+from gpu_device_plugin.core.node.kubelet.ended_pods import EndedPods
 from gpu_device_plugin.core.node.ledger import Evidence
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_pods
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.core.model.resources import Names
-    from gpu_device_plugin.core.node.ended_pods import PodsInApi
+    from gpu_device_plugin.core.node.kubelet.ended_pods import PodsInApi
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint
 
 _LOOK_S = 0.02

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from grpc import aio
 
-from gpu_device_plugin.aio.watching import watching
-from gpu_device_plugin.aio.within import within
+from gpu_device_plugin.aio.directory_watch import watching
+from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.kubelet import sockets
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
 from gpu_device_plugin.kubelet.calls import NotRegisteredError, answers, register

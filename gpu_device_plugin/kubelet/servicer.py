@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from grpc import aio
 
-    from gpu_device_plugin.aio.latest import Latest
+    from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.model.resources import Resource
-    from gpu_device_plugin.core.node.grants import Grant
-    from gpu_device_plugin.core.node.offers import Offer
+    from gpu_device_plugin.core.node.kubelet.advertised_devices import Offer
+    from gpu_device_plugin.core.node.limits.container_grants import Grant
 
 _MOST_CONTAINERS = 64
 """Most containers in one call. A kubelet asks for one."""
@@ -74,7 +74,7 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
         self,
         resource: Resource,
         answers: Answers,
-        lists: Latest[pb.ListAndWatchResponse],
+        lists: Observable[pb.ListAndWatchResponse],
         *,
         pre_start: bool = True,
         observe: Callable[[Resource, str, float], None],

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin import files
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
-from gpu_device_plugin.core.model.limits import Rung
-from gpu_device_plugin.core.node.remembered import Remembered
+from gpu_device_plugin.core.model.limits import Enforcement
+from gpu_device_plugin.core.node.kubelet.lost_allocations import Remembered
 from gpu_device_plugin.kubelet.sockets import OURS
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ ENDED_PODS = "ended-pods"
 """UIDs, separated by spaces, of ended pods whose devices the kubelet's checkpoint still shows."""
 
 WAY = "serve"
-"""The way in which pods got the node's GPUs, a `core.node.serving.Way`."""
+"""The way in which pods got the node's GPUs, a `core.node.serving_mode.Way`."""
 
 ALLOCATIONS = "allocations"
 """The kubelet's record of allocated devices as last read, see `SavedAllocations`."""
@@ -142,12 +142,12 @@ class SavedAllocations:
                 source,
                 str(resource),
                 # A later version may know other means of limiting.
-                Rung(rung) if rung in list(Rung) else None,
+                Enforcement(enforcement) if enforcement in list(Enforcement) else None,
             )
-            for uid, container, resource, ids, rung in rows
+            for uid, container, resource, ids, enforcement in rows
         )
 
 
 def _rows(holds: Iterable[DeviceHold]) -> list[list[object]]:
     ordered = sorted(holds, key=lambda hold: (hold.pod_uid, hold.container, hold.through))
-    return [[h.pod_uid, h.container, h.through, sorted(h.device_ids), h.rung or ""] for h in ordered]
+    return [[h.pod_uid, h.container, h.through, sorted(h.device_ids), h.enforcement or ""] for h in ordered]

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
-from gpu_device_plugin.aio.within import within
+from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.settings.knobs import Settings, UsageError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Rereading(Generic[S]):
         changed = asyncio.Event()
         if not self._sources.config:
             await changed.wait()
-        from gpu_device_plugin.aio.watching import CONTENTS, watching  # noqa: PLC0415 - only needed with a file
+        from gpu_device_plugin.aio.directory_watch import CONTENTS, watching  # noqa: PLC0415 - only needed with a file
 
         # A mounted ConfigMap is a directory of links through one link, ..data; an update renames a new one over it.
         with watching(self._folder, changed, CONTENTS):

@@ -7,8 +7,8 @@ import sys
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.telling.printing import printable
-from gpu_device_plugin.core.telling.tables import Line, Tone
+from gpu_device_plugin.core.report.text.columns import Line, Tone
+from gpu_device_plugin.core.report.text.printing import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

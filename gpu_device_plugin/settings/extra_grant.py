@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin import files
-from gpu_device_plugin.core.node.extra_grant import ExtraGrant, Mount, wrong_mount, wrong_name, wrong_path, wrong_text
+from gpu_device_plugin.core.node.limits.extra_grant import (
+    ExtraGrant,
+    Mount,
+    wrong_mount,
+    wrong_name,
+    wrong_path,
+    wrong_text,
+)
 from gpu_device_plugin.settings.knobs import SettingsError, nearest, refuse
 
 if TYPE_CHECKING:

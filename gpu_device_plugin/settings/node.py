@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
-from gpu_device_plugin.core.model.limits import CHOOSABLE, Rung
+from gpu_device_plugin.core.model.limits import CHOOSABLE, Enforcement
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind, Names, Resource
-from gpu_device_plugin.core.node.grants import WAYS
-from gpu_device_plugin.core.node.serving import WAYS as WAYS_TO_SERVE
-from gpu_device_plugin.core.node.serving import Way
+from gpu_device_plugin.core.node.limits.container_grants import WAYS
+from gpu_device_plugin.core.node.serving_mode import WAYS as WAYS_TO_SERVE
+from gpu_device_plugin.core.node.serving_mode import ServingMode
 from gpu_device_plugin.settings.common import ProgramSettings
 from gpu_device_plugin.settings.forms import (
     DIRECTORY,
@@ -337,13 +337,13 @@ class NodeSettings(ProgramSettings):
                 "without an answer; make the second longer than the first",
                 ("probe_interval", "blind_after"),
             )
-        if self.limits == Rung.CUSTOM and self.extra_grant is None:
+        if self.limits == Enforcement.CUSTOM and self.extra_grant is None:
             yield SettingsError(
                 "limits is custom, and no file says what containers get for that; name it in extra_grant, or choose "
                 "another value of limits",
                 ("limits", "extra_grant"),
             )
-        if self.serve == Way.DRA and self.api == "off":
+        if self.serve == ServingMode.DRA and self.api == "off":
             yield SettingsError(
                 "serve is dra, and ResourceClaims are read from the Kubernetes API, which api=off forbids; set api to "
                 "auto, or serve to device-plugin",

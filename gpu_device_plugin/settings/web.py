@@ -7,7 +7,7 @@ import ipaddress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gpu_device_plugin.core.cluster.agentpods import HOME
+from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
 from gpu_device_plugin.settings.common import ProgramSettings
 from gpu_device_plugin.settings.forms import ADDRESS, OPTIONAL_PATH, Address, api_server, object_name
 from gpu_device_plugin.settings.knobs import SettingsError, knob
@@ -65,7 +65,7 @@ class WebSettings(ProgramSettings):
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if own := (service_account / "namespace").read_text(encoding="utf-8").strip():
                 return own
-        return HOME
+        return AGENT_NAMESPACE
 
     @property
     def exposed(self) -> bool:

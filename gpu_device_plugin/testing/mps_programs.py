@@ -1,4 +1,4 @@
-"""Stand in for nvidia-cuda-mps-control and nvidia-smi: `testing.mps` copies this file under these names.
+"""Stand in for nvidia-cuda-mps-control and nvidia-smi: `testing.mps_double` copies this file under these names.
 
 It is protocol 2 of MPS (drivers up to 610), as NVIDIA's documentation and its device plugin show it. Only the standard
 library is used, because it runs outside of the package.

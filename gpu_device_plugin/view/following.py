@@ -6,17 +6,17 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from gpu_device_plugin.cluster.api import NodeReader, NodeRecord, PodReader
+from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord, PodReader
 from gpu_device_plugin.cluster.store import Store, Versioned
-from gpu_device_plugin.core.cluster.claimed import pools, waits_for_ours, with_claims
-from gpu_device_plugin.core.cluster.instances import instance_pod
-from gpu_device_plugin.core.cluster.nodeview import NodeView
+from gpu_device_plugin.core.cluster.claimed_gpus import pools, waits_for_ours, with_claims
+from gpu_device_plugin.core.cluster.held_instances import instance_pod
+from gpu_device_plugin.core.cluster.node_report import NodeView
 from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.contract.nodereport import STALE_S, NodeReport, node_report
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.telling.nodechecks import Surroundings
+from gpu_device_plugin.core.report.why.scheduler_checks import Surroundings
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.view.objects import Node, decoded
 from gpu_device_plugin.view.poddetails import bounded, pod_and_status
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     import msgspec
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.cluster.instances import InstancePod
-    from gpu_device_plugin.core.model.claims import Claim
+    from gpu_device_plugin.core.cluster.held_instances import InstancePod
     from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resource_claims import Claim
     from gpu_device_plugin.core.model.resources import Resource
-    from gpu_device_plugin.core.telling.podcauses import SchedulingStatus
+    from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
 
 T_contra = TypeVar("T_contra", bound=Versioned, contravariant=True)
 

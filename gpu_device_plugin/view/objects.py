@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from gpu_device_plugin.cluster.api import ObjectMeta, Page, UnreadableObjectError
-from gpu_device_plugin.cluster.quantity import whole_quantity
-from gpu_device_plugin.core.telling.nodechecks import Taint  # noqa: TC001 - msgspec reads the annotation
+from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, Page, UnreadableObjectError
+from gpu_device_plugin.cluster.objects.quantity import whole_quantity
+from gpu_device_plugin.core.report.why.scheduler_checks import Taint  # noqa: TC001 - msgspec reads the annotation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Shape(msgspec.Struct, rename="camel", gc=False):
+class ApiObject(msgspec.Struct, rename="camel", gc=False):
     """Base of all objects: JSON names are in camel case, and unknown fields are ignored."""
 
 
-class Named(Shape):
+class Named(ApiObject):
     """Any object."""
 
     metadata: ObjectMeta
 
 
-class Condition(Shape):
+class Condition(ApiObject):
     """One of an object's conditions."""
 
     type: str = ""
@@ -35,22 +35,22 @@ class Condition(Shape):
     message: str | None = None
 
 
-class Resources(Shape):
+class Resources(ApiObject):
     """The limits and requests of a container."""
 
     limits: dict[str, Any] | None = None
     requests: dict[str, Any] | None = None
 
 
-class _NodeSpec(Shape):
+class _NodeSpec(ApiObject):
     taints: tuple[Taint, ...] = ()
 
 
-class _NodeInfo(Shape):
+class _NodeInfo(ApiObject):
     container_runtime_version: str = ""
 
 
-class _NodeStatus(Shape):
+class _NodeStatus(ApiObject):
     node_info: _NodeInfo | None = None
     capacity: dict[str, str] | None = None
     allocatable: dict[str, str] | None = None

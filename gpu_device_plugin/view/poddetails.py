@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpu_device_plugin.cluster.api import PodReader, UnreadableObjectError
+from gpu_device_plugin.cluster.objects.decoding import PodReader, UnreadableObjectError
 from gpu_device_plugin.core.contract.keys import FRAMEWORKS, NODE_LABELS, READ_BY_AGENT, WISHES
-from gpu_device_plugin.core.model.claims import PodClaim
-from gpu_device_plugin.core.telling.nodechecks import NO_TERMS, Alternative, Requirement, Terms, Toleration
-from gpu_device_plugin.core.telling.podcauses import DEFAULT_SCHEDULER, SchedulingStatus
+from gpu_device_plugin.core.model.resource_claims import PodClaim
+from gpu_device_plugin.core.report.why.pod_causes import DEFAULT_SCHEDULER, SchedulingStatus
+from gpu_device_plugin.core.report.why.scheduler_checks import NO_TERMS, Alternative, Requirement, Terms, Toleration
 from gpu_device_plugin.settings.knobs import nearest
-from gpu_device_plugin.view.objects import Condition, Named, Resources, Shape, decoded
+from gpu_device_plugin.view.objects import ApiObject, Condition, Named, Resources, decoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from gpu_device_plugin.cluster.api import ObjectMeta
+    from gpu_device_plugin.cluster.objects.decoding import ObjectMeta
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
 
@@ -34,38 +34,38 @@ _MOST_KEPT = 100
 """Terms, gates, resources and claims of a waiting pod. Its owner can write some ten thousand of each."""
 
 
-class _Gate(Shape):
+class _Gate(ApiObject):
     name: str = ""
 
 
-class _Container(Shape):
+class _Container(ApiObject):
     resources: Resources = msgspec.field(default_factory=Resources)
 
 
-class _Alternative(Shape):
+class _Alternative(ApiObject):
     match_expressions: tuple[Requirement, ...] = ()
     match_fields: tuple[Requirement, ...] = ()
 
 
-class _NodeSelector(Shape):
+class _NodeSelector(ApiObject):
     node_selector_terms: list[_Alternative] | None = None
 
 
-class _NodeAffinity(Shape):
+class _NodeAffinity(ApiObject):
     required: _NodeSelector | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
 
 
-class _Affinity(Shape):
+class _Affinity(ApiObject):
     node_affinity: _NodeAffinity | None = None
 
 
-class _PodClaim(Shape):
+class _PodClaim(ApiObject):
     name: str = ""
     resource_claim_name: str | None = None
     resource_claim_template_name: str | None = None
 
 
-class _PodSpec(Shape):
+class _PodSpec(ApiObject):
     resource_claims: list[_PodClaim] | None = None
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
@@ -76,11 +76,11 @@ class _PodSpec(Shape):
     affinity: _Affinity | None = None
 
 
-class _Made(Shape):
+class _Made(ApiObject):
     resource_claim_name: str | None = None
 
 
-class _PodStatus(Shape):
+class _PodStatus(ApiObject):
     resource_claim_statuses: list[_PodClaim] | None = None
     extended_resource_claim_status: _Made | None = None
     reason: str | None = None
@@ -173,12 +173,12 @@ def _misspelt(meta: ObjectMeta) -> Iterator[str]:
 # --- Its Events -------------------------------------------------------------------------------------------------------
 
 
-class _Series(Shape):
+class _Series(ApiObject):
     count: int | None = None
     last_observed_time: str | None = None
 
 
-class _Event(Shape):
+class _Event(ApiObject):
     type: str | None = None
     reason: str | None = None
     message: str | None = None

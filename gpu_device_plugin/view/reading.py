@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from gpu_device_plugin.cluster.api import PodReader, UnreadableObjectError
-from gpu_device_plugin.cluster.claims import GROUP, read_claim
-from gpu_device_plugin.core.cluster.instances import instance_pod
+from gpu_device_plugin.cluster.objects.decoding import PodReader, UnreadableObjectError
+from gpu_device_plugin.cluster.objects.resource_claims import GROUP, read_claim
+from gpu_device_plugin.core.cluster.held_instances import instance_pod
 from gpu_device_plugin.core.cluster.usage import NOTHING, usage_of
 from gpu_device_plugin.core.contract.keys import READ_BY_AGENT
 from gpu_device_plugin.view.following import FollowedCluster
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.cluster.usage import Usage
-    from gpu_device_plugin.core.model.claims import Claim
     from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resource_claims import Claim
     from gpu_device_plugin.core.model.resources import Resource
 
 T = TypeVar("T")

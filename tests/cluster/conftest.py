@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from gpu_device_plugin.cluster.client import Client, Timing
-from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.cluster.client.api_client import Client, Timing
+from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.testing.builders import pod
-from gpu_device_plugin.testing.cluster import Account, ApiServer
+from gpu_device_plugin.testing.cluster.api_server import Account, ApiServer
 from tests import patience
 from tests.ports import free_ports
 

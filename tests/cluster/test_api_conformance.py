@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.cluster.api import (
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.cluster.client.api_client import Client, PatchType, Timing
+from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, InvalidError, NotFoundError
+from gpu_device_plugin.cluster.lease import Lease, LeaseTiming
+from gpu_device_plugin.cluster.node_pods import NodePods
+from gpu_device_plugin.cluster.objects.decoding import (
     EVENTS,
     LEASES,
     NODES,
@@ -22,16 +26,12 @@ from gpu_device_plugin.cluster.api import (
     read_metadata,
     read_version,
 )
-from gpu_device_plugin.cluster.binder import Binder, BindError, PodRef
-from gpu_device_plugin.cluster.client import Client, PatchType, Timing
-from gpu_device_plugin.cluster.errors import ApiError, ConflictError, InvalidError, NotFoundError
-from gpu_device_plugin.cluster.events import About, EventWriter, about_node
-from gpu_device_plugin.cluster.lease import Lease, LeaseTiming
-from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
-from gpu_device_plugin.cluster.node_pods import NodePods
-from gpu_device_plugin.cluster.podwriter import PodWriter
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.store import Store
+from gpu_device_plugin.cluster.writers.binder import Binder, BindError, PodRef
+from gpu_device_plugin.cluster.writers.events import About, EventWriter, about_node
+from gpu_device_plugin.cluster.writers.own_node import NodeMetadata, OwnNode
+from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, mirror, node, pod
 from tests.patience import patience
@@ -39,7 +39,7 @@ from tests.patience import patience
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Sequence
 
-    from gpu_device_plugin.cluster.api import NodeRecord
+    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from tests.cluster.conftest import Api
 
 IN_DEFAULT = "/api/v1/namespaces/default/pods"
@@ -327,8 +327,8 @@ MIRRORED = "metadata.annotations[kubernetes.io/config.mirror]"
 
 async def test_a_mirror_pod_is_made_as_one_on_its_node_or_never_becomes_one(api: Api, name: str) -> None:
     body = mirror(pod(name, node="n"), "0123456789abcdef" * 2)
-    loose = {**body, "spec": {key: value for key, value in body["spec"].items() if key != "nodeName"}}
-    answer = await refused(api, "POST", IN_DEFAULT, loose)
+    usage_outside_grants = {**body, "spec": {key: value for key, value in body["spec"].items() if key != "nodeName"}}
+    answer = await refused(api, "POST", IN_DEFAULT, usage_outside_grants)
     (cause,) = answer["details"]["causes"]
     assert (answer["code"], cause["reason"], cause["field"]) == (422, "FieldValueInvalid", MIRRORED)
     assert cause["message"].endswith("must set spec.nodeName if mirror pod annotation is set")
@@ -596,8 +596,8 @@ async def test_the_pods_of_a_node_outlive_a_restart_of_the_api_server(api: Api, 
 async def test_a_node_says_what_we_want_to_be_known(api: Api, name: str) -> None:
     await created(api, node(name))
     async with asyncio.TaskGroup() as tasks:
-        myself = NodeSelf(api.client, name)
-        wanted = Latest(NodeNotes(labels={"example.com/gpus": "8"}, annotations={"example.com/list": "[1,2]"}))
+        myself = OwnNode(api.client, name)
+        wanted = Observable(NodeMetadata(labels={"example.com/gpus": "8"}, annotations={"example.com/list": "[1,2]"}))
         running = tasks.create_task(myself.keep(wanted))
         for _ in range(400):
             found = await myself.read()
@@ -610,7 +610,7 @@ async def test_a_node_says_what_we_want_to_be_known(api: Api, name: str) -> None
 
 
 async def test_our_own_node_may_be_missing(api: Api, name: str) -> None:
-    assert isinstance(await error_of(NodeSelf(api.client, name).read()), NotFoundError)
+    assert isinstance(await error_of(OwnNode(api.client, name).read()), NotFoundError)
 
 
 async def test_a_stranger_learns_which_right_is_missing(api: Api) -> None:

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from gpu_device_plugin.cluster.api import PodReader
-from gpu_device_plugin.cluster.client import Client, Timing
-from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.cluster.client.api_client import Client, Timing
+from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.node_pods import NodePods
+from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
 from gpu_device_plugin.testing.builders import pod
-from gpu_device_plugin.testing.cluster import Answer, ApiServer, Garbage, Hang, Reset, Slow, Trouble
+from gpu_device_plugin.testing.cluster.api_server import Answer, ApiServer, Garbage, Hang, Reset, Slow, Trouble
 from tests.patience import stretched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gpu_device_plugin.aio.latest import Latest
+    from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.model.pods import Pod
 
 
@@ -96,7 +96,7 @@ def seen(pods: Mapping[str, Pod]) -> Mapping[str, str]:
     return {found.name: found.annotations.get("a", "") for found in pods.values()}
 
 
-async def keeping_places(changes: Latest[Mapping[str, Pod]]) -> NoReturn:
+async def keeping_places(changes: Observable[Mapping[str, Pod]]) -> NoReturn:
     """Fail if a pod that stays ever changes its place, or a new one comes before it."""
     before: Mapping[str, Pod] = {}
     async for pods in changes.values():

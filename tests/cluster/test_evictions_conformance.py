@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gpu_device_plugin.cluster.api import NODES
-from gpu_device_plugin.cluster.client import PatchType
-from gpu_device_plugin.cluster.evictions import Outcome, evict
+from gpu_device_plugin.cluster.client.api_client import PatchType
+from gpu_device_plugin.cluster.objects.decoding import NODES
+from gpu_device_plugin.cluster.writers.evictions import Outcome, evict
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.testing.builders import node, pod
 

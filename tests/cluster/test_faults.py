@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.cluster.api import NODES, NodeReader, PodReader
-from gpu_device_plugin.cluster.client import Client, Timing
-from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.cluster.errors import (
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.cluster.client.api_client import Client, Timing
+from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.cluster.client.errors import (
     ConflictError,
     ForbiddenError,
     InvalidError,
     NotFoundError,
     UnavailableError,
 )
-from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
 from gpu_device_plugin.cluster.node_pods import NodePods
-from gpu_device_plugin.cluster.podwriter import PodWriter
+from gpu_device_plugin.cluster.objects.decoding import NODES, NodeReader, PodReader
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
+from gpu_device_plugin.cluster.writers.own_node import NodeMetadata, OwnNode
+from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.testing.builders import GPU_MEM, node, pod
-from gpu_device_plugin.testing.cluster import Answer, ApiServer, Garbage, Hang, Reset, Trouble
+from gpu_device_plugin.testing.cluster.api_server import Answer, ApiServer, Garbage, Hang, Reset, Trouble
 from tests.patience import stretched
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ async def test_e5_a_node_name_that_does_not_exist_is_found_out(server: ApiServer
     """NODE_NAME is not always the host's name; the agent reads its node at the start."""
     server.add(node("node-a"))
     with pytest.raises(NotFoundError, match=r"get nodes host-a: 404 NotFound: .*set the node's name"):
-        await NodeSelf(client, "host-a").read()
+        await OwnNode(client, "host-a").read()
 
 
 async def test_e5_a_rotated_token_is_read_again(server: ApiServer, tmp_path: Path) -> None:
@@ -403,7 +403,7 @@ async def test_c8_the_node_is_patched_again_after_a_conflict(
     server.add(node("n"))
     server.fail(Answer(409), verbs={"patch"}, times=3)
     async with asyncio.TaskGroup() as tasks:
-        wanted = Latest(NodeNotes(labels={"gpus": "8"}))
-        running = tasks.create_task(NodeSelf(client, "n").keep(wanted, first_retry_s=0.01))
+        wanted = Observable(NodeMetadata(labels={"gpus": "8"}))
+        running = tasks.create_task(OwnNode(client, "n").keep(wanted, first_retry_s=0.01))
         await eventually(lambda: server.get("nodes", "n")["metadata"]["labels"].get("gpus") == "8")
         running.cancel()

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.cluster.client import Client
-from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.cluster.errors import ForbiddenError, UnavailableError
+from gpu_device_plugin.cluster.client.api_client import Client
+from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.cluster.client.errors import ForbiddenError, UnavailableError
 from gpu_device_plugin.cluster.lease import Lease, LeaseTiming
-from gpu_device_plugin.testing.cluster import Answer, ApiServer, Garbage, Hang, Reset, Slow, Trouble
+from gpu_device_plugin.testing.cluster.api_server import Answer, ApiServer, Garbage, Hang, Reset, Slow, Trouble
 from tests.patience import stretched
 
 if TYPE_CHECKING:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.cluster.errors import ForbiddenError
-from gpu_device_plugin.cluster.node import NodeCondition
-from gpu_device_plugin.core.node.gpu_failure import GpuCondition
+from gpu_device_plugin.cluster.client.errors import ForbiddenError
+from gpu_device_plugin.cluster.writers.own_node import NodeCondition
+from gpu_device_plugin.core.node.health.gpu_failure import GpuCondition
 from gpu_device_plugin.testing.builders import node
-from gpu_device_plugin.testing.cluster import Answer, Garbage
+from gpu_device_plugin.testing.cluster.api_server import Answer, Garbage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from gpu_device_plugin.cluster.client import Client
-    from gpu_device_plugin.testing.cluster import ApiServer
+    from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.testing.cluster.api_server import ApiServer
 
 GOOD = GpuCondition("True", "GPUsHealthy", "2 of 2 GPUs are healthy")
 BAD = GpuCondition("False", "GPUUnhealthy", "GPU 0: XID 79")

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.cluster.api import PodReader
-from gpu_device_plugin.cluster.client import Client, Timing
-from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.cluster.errors import ForbiddenError
+from gpu_device_plugin.cluster.client.api_client import Client, Timing
+from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.cluster.client.errors import ForbiddenError
 from gpu_device_plugin.cluster.node_pods import NodePods
+from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
 from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
-from gpu_device_plugin.testing.cluster import Answer, ApiServer, Fault, Garbage
-from gpu_device_plugin.testing.cluster_store import Store
+from gpu_device_plugin.testing.cluster.api_server import Answer, ApiServer, Fault, Garbage
+from gpu_device_plugin.testing.cluster.cluster_store import Store
 from tests.patience import stretched
 
 if TYPE_CHECKING:

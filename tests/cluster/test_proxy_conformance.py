@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 
-from gpu_device_plugin.cluster.api import PODS
-from gpu_device_plugin.cluster.client import Client, PatchType
-from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.cluster.errors import (
+from gpu_device_plugin.cluster.client.api_client import Client, PatchType
+from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.cluster.client.errors import (
     ApiError,
     ForbiddenError,
     InvalidError,
     NotFoundError,
     UnavailableError,
 )
+from gpu_device_plugin.cluster.objects.decoding import PODS
 from gpu_device_plugin.testing.builders import pod
-from gpu_device_plugin.testing.cluster import ApiServer
+from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from tests import patience
 from tests.ports import free_ports
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.cluster.api import NODES, PODS, NodeReader, NodeRecord, PodReader
-from gpu_device_plugin.cluster.client import Client, Timing
-from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError, UnavailableError
+from gpu_device_plugin.cluster.client.api_client import Client, Timing
+from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, UnavailableError
+from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, NodeReader, NodeRecord, PodReader
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.store import Store as ObjectStore
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
-from gpu_device_plugin.testing.cluster import Answer, ApiServer, Garbage, Hang, Reset, Slow, Trouble
-from gpu_device_plugin.testing.cluster_store import Store
+from gpu_device_plugin.testing.cluster.api_server import Answer, ApiServer, Garbage, Hang, Reset, Slow, Trouble
+from gpu_device_plugin.testing.cluster.cluster_store import Store
 from tests.patience import stretched
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import gpu_device_plugin
-from gpu_device_plugin.cluster import api, claims
+from gpu_device_plugin.cluster.objects import decoding as api
+from gpu_device_plugin.cluster.objects import resource_claims as claims
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics
-from gpu_device_plugin.core.telling.gauges import ExtenderMetrics, NodeMetrics
+from gpu_device_plugin.core.report.gauges import ExtenderMetrics, NodeMetrics
 from tests.nodes import node
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import jsonschema  # type: ignore[import-untyped]  # its stubs would be one more
 import pytest
 
 from gpu_device_plugin import __version__, cli
-from gpu_device_plugin.core.node.extra_grant import ExtraGrant, Mount
-from gpu_device_plugin.core.node.verifying import NO_CGROUPS
+from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant, Mount
+from gpu_device_plugin.core.node.limits.limit_verification import NO_CGROUPS
 from gpu_device_plugin.kubelet import cgroupfs
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.extra_grant import read_extra_grant

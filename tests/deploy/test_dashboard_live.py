@@ -17,7 +17,7 @@ import yaml
 
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster import ApiServer
+from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from tests.deploy.test_monitoring import ALERTS, QUERIES, RECORDS
 from tests.patience import eventually
 from tests.ports import free_ports
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from gpu_device_plugin.testing.pods import Pod
+    from gpu_device_plugin.testing.pod_specs import Pod
 
 Json = dict[str, Any]
 

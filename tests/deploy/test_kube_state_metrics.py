@@ -18,8 +18,8 @@ import pytest
 from aiohttp import web
 
 from gpu_device_plugin.aio.children import signal_child
-from gpu_device_plugin.cluster.api import PODS, Kind
-from gpu_device_plugin.cluster.client import Client
+from gpu_device_plugin.cluster.client.api_client import Client
+from gpu_device_plugin.cluster.objects.decoding import PODS, Kind
 from tests.cluster.conftest import processes, programs
 from tests.deploy.test_dashboard_live import prometheus
 from tests.deploy.test_monitoring import PAGE
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from gpu_device_plugin.cluster.config import ClusterConfig
+    from gpu_device_plugin.cluster.client.config import ClusterConfig
     from tests.deploy.test_dashboard_live import Prometheus
 
 Json = dict[str, Any]

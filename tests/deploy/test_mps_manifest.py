@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_device_plugin import cli
-from gpu_device_plugin.core.node.mps_daemon import QUIT_S
+from gpu_device_plugin.core.node.mps.mps_daemon import QUIT_S
 from gpu_device_plugin.settings.knobs import knobs_of
 from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from gpu_device_plugin.cluster.events import CONTROLLER
+from gpu_device_plugin.cluster.writers.events import CONTROLLER
 from gpu_device_plugin.core.contract import keys as wire
 from gpu_device_plugin.core.contract.cleanup import our_annotations, our_labels
 from gpu_device_plugin.core.contract.keys import SWITCH_LABEL
@@ -21,14 +21,14 @@ from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.core.contract.nodelabels import node_labels
 from gpu_device_plugin.core.contract.nodereport import NodeLimits
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
-from gpu_device_plugin.core.model.limits import GpuRung, Rung
+from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares
-from gpu_device_plugin.core.node.extra_grant import Owner
-from gpu_device_plugin.core.node.grants import WAYS, Delivery, grant
-from gpu_device_plugin.core.node.limit_grants import VARIABLES, Means
+from gpu_device_plugin.core.node.limits.container_grants import WAYS, Delivery, grant
+from gpu_device_plugin.core.node.limits.extra_grant import Owner
+from gpu_device_plugin.core.node.limits.limit_grants import VARIABLES, EnforcementPlan
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.testing.builders import container, pod
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
@@ -178,16 +178,16 @@ def test_variables_are_those_that_the_agent_sets() -> None:
     daemon = MpsGpu(MpsStatus.READY, pipe_directory="/run/gpushare/mps/a")
     every = Owner(frameworks=tuple(VARIABLES))
 
-    def means(rung: Rung) -> Means:
-        return Means({"GPU-a": GpuRung(rung, "")}, {"GPU-a": daemon}, mps_compute=True)
+    def plan(enforcement: Enforcement) -> EnforcementPlan:
+        return EnforcementPlan({"GPU-a": GpuEnforcement(enforcement, "")}, {"GPU-a": daemon}, mps_compute=True)
 
     set_by_us = {
         variable
         for placement in placements
         for way in WAYS
-        for rung in Rung
+        for enforcement in Enforcement
         for variable in grant(
-            placement, shares, Delivery(frozenset({way}), cgpu_disable=True, means=means(rung)), owner=every
+            placement, shares, Delivery(frozenset({way}), cgpu_disable=True, plan=plan(enforcement)), owner=every
         ).envs
     } - {variable for variable, _ in VARIABLES.values()}
     assert quoted(variable("gpushare-variables", "ours")) == set_by_us
@@ -211,7 +211,7 @@ def test_annotations_are_those_of_the_wire_contract() -> None:
     assert annotations >= wire.POD_ANNOTATIONS | told
     models = quoted(variable("gpushare-own-node", "mislabelled")) - {"Pod", "metadata.labels"}
     card = Inventory((Gpu("GPU-a", 0, "T4", 15_360, minor=0), *in_mig_mode(1, SMALL)), driver_version="570.1")
-    limits = NodeLimits({0: GpuRung(Rung.ADVISORY, "")})
+    limits = NodeLimits({0: GpuEnforcement(Enforcement.ADVISORY, "")})
     written = node_labels(Shares(1024).with_inventory(card, mig=MigMode.SHARE), card, "binpack", limits)
     assert labels == {label for label in written if not label.startswith(tuple(models))}
     of_models = {"gpu-device-plugin/product.T4", "gpu-device-plugin/mig-1g.10gb"}

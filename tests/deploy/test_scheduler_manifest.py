@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gpu_device_plugin import __version__, cli
-from gpu_device_plugin.programs.extender.routes import PREFIX
+from gpu_device_plugin.programs.extender.extender_routes import PREFIX
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from tests.configmap import FOLDER, texts_of
 from tests.deploy import manifests
@@ -288,7 +288,7 @@ def roles(manifest: Path, kind: str, *names: str) -> set[Right]:
 def test_f12_rbac_grants_what_the_extender_calls_and_nothing_else(manifest: Path) -> None:
     """But for the patch that only API servers need which do not copy annotations from a Binding."""
     granted = roles(manifest, "ClusterRole", ROLE) | roles(manifest, "Role", ROLE)
-    needed = rights_needed("gpu_device_plugin.programs.extender.program")
+    needed = rights_needed("gpu_device_plugin.programs.extender.extender_program")
     leases = {right for right in needed if right[1] == "leases"}
     assert leases
     assert granted == (needed if settings(manifest).leader_election else needed - leases)

@@ -44,7 +44,7 @@ from tests.ports import free_ports
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
-    from gpu_device_plugin.cluster.config import ClusterConfig
+    from gpu_device_plugin.cluster.client.config import ClusterConfig
     from tests.cluster.conftest import RealServer
 
 FILES = [path for path in sorted((*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml"))) if path != CONFIG]

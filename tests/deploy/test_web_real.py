@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 
 from gpu_device_plugin import cli
-from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.core.contract.keys import ALLOCATION
-from gpu_device_plugin.programs.web.program import ClusterPage
+from gpu_device_plugin.programs.web.web_program import ClusterPage
 from gpu_device_plugin.settings.sources import Texts
 from gpu_device_plugin.settings.web import WebSettings
 from gpu_device_plugin.testing.builders import container, node, pod

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.core.contract.keys import INSTANCES
 from gpu_device_plugin.core.model.mig import MigMode, is_mig_resource
-from gpu_device_plugin.programs.extender.program import Extender
+from gpu_device_plugin.programs.extender.extender_program import Extender
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
-from gpu_device_plugin.testing.cluster import ApiServer
-from gpu_device_plugin.testing.pods import ContainerSpec, Kind, Pod, PodSpec
+from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from gpu_device_plugin.testing.pod_specs import ContainerSpec, Kind, Pod, PodSpec
 from tests.programs.extender.harness import QUICK
 from tests.programs.node.cluster_harness import said_of, takes_pods
 from tests.programs.node.harness import NodeWorld, world

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gpu_device_plugin.core.contract.keys import SWITCH_LABEL
-from gpu_device_plugin.core.node.others import OTHERS
+from gpu_device_plugin.core.node.kubelet.conflicting_plugins import OTHERS
 from tests.docs.pages import DOCS, ROOT, blocks, commands, pages, text_of
 
 if TYPE_CHECKING:

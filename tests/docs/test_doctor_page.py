@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_device_plugin.core.telling import diagnosing_cluster, diagnosing_node
-from gpu_device_plugin.core.telling.diagnosing import EXIT_CODES, Severity, examine, lines
-from tests.core.telling.test_diagnosing_node import GPUS, WELL, agent
+from gpu_device_plugin.core.report.finding import EXIT_CODES, Severity, examine, lines
+from gpu_device_plugin.core.report.findings import cluster_checks as diagnosing_cluster
+from gpu_device_plugin.core.report.findings import node_checks as diagnosing_node
+from tests.core.report.findings.test_node_checks import GPUS, WELL, agent
 from tests.docs.pages import DOCS, blocks, text_of
 from tests.names import MEM
 

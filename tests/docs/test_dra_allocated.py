@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from gpu_device_plugin.core.contract import dra
-from gpu_device_plugin.core.dra.devices import Facts
+from gpu_device_plugin.core.dra.devices import SliceInputs
 from gpu_device_plugin.core.dra.pool import contents, slice_name
 from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Link, MigInstance
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.node import Node
@@ -146,7 +146,7 @@ def publish(cluster: Cluster, inventory: Inventory, mig: MigMode, generation: in
     """Let the node have the slices of these GPUs, and no others."""
     shares = Shares(1024).with_inventory(inventory, mig=mig)
     node = Node(shares, links=shares.links(inventory.links))
-    facts = Facts((*UUIDS, *INSTANCES), rungs=dict.fromkeys(UUIDS[3:], Rung.DRIVER))
+    facts = SliceInputs((*UUIDS, *INSTANCES), enforcements=dict.fromkeys(UUIDS[3:], Enforcement.DRIVER))
     found = contents(node, facts)
     for each in cluster.get("resourceslices")["items"]:
         cluster.kubectl("delete", "resourceslice", each["metadata"]["name"])

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from gpu_device_plugin.core.contract.keys import INSTANCES
-from gpu_device_plugin.core.telling.nodechecks import Taint, Toleration
+from gpu_device_plugin.core.report.why.scheduler_checks import Taint, Toleration
 from tests.docs.guide_world import DIVIDED, EXAMPLES, GPUS, NODE, documents, guide, pods_of
 from tests.docs.pages import DOCS, README, ROOT, blocks, sections, text_of
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.nodereport import UsedGpu
-from gpu_device_plugin.core.model.limits import GpuRung, Held, Rung
-from gpu_device_plugin.core.telling.folded import folded
-from gpu_device_plugin.core.telling.top import NODE_SORTS
+from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
+from gpu_device_plugin.core.report.tables.folded_table import folded
+from gpu_device_plugin.core.report.tables.top import NODE_SORTS
 from gpu_device_plugin.programs.inspect.arguments import parse
 from tests.docs.pages import DOCS, blocks, text_of
-from tests.programs.inspect.test_program import World, asking_mig, gpu, node, parted, pod
+from tests.programs.inspect.test_inspect_program import World, asking_mig, gpu, node, parted, pod
 from tests.reports import SINCE, part, report, written
 from tests.views import node_view, pod_on
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PAGE = text_of(DOCS / "inspect.md")
 REASON = "0/1 nodes are available: 1 no GPU has 8 GiB free"
-ADVISORY: dict[str, Any] = {"rung": Rung.ADVISORY, "held": Held.UNVERIFIED}
+ADVISORY: dict[str, Any] = {"enforcement": Enforcement.ADVISORY, "held": LimitStatus.UNVERIFIED}
 WAITING = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": REASON}
 
 
@@ -119,9 +119,9 @@ def test_the_folded_table_is_shown_as_it_is_drawn() -> None:
     (shown,) = (block.text for block in blocks(PAGE, "text") if "3x Tesla T4" in block.text)
     over = replace(part("web-0", granted=5120, used=9011), over_since=SINCE)
     gpus = {0: UsedGpu(13_633), 1: UsedGpu(1024), 2: UsedGpu(1024), 3: UsedGpu(1024)}
-    rungs = dict.fromkeys(range(4), GpuRung(Rung.ADVISORY, "the driver is older than r615"))
+    enforcements = dict.fromkeys(range(4), GpuEnforcement(Enforcement.ADVISORY, "the driver is older than r615"))
     pods = [pod_on("web-0", {0: 5}), pod_on("web-1", {0: 5}), *(pod_on(f"n{at}", {at: 9}) for at in (1, 2, 3))]
-    view = node_view("node-a", (15,) * 4, *pods, report=report(over, gpus=gpus, rungs=rungs))
+    view = node_view("node-a", (15,) * 4, *pods, report=report(over, gpus=gpus, enforcements=enforcements))
     assert [line.text for line in folded([view], 80)] == shown.splitlines()
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.hardware.models import MODELS
-from gpu_device_plugin.programs.simulate.entries import nodes_in, nodes_in_json, pods_in, pods_in_json
+from gpu_device_plugin.hardware.fake.gpu_models import MODELS
+from gpu_device_plugin.programs.simulate.inputs.entries import nodes_in, nodes_in_json, pods_in, pods_in_json
 from gpu_device_plugin.programs.simulate.run import POLICIES
 from gpu_device_plugin.testing.builders import container, node, pod
 from tests.docs.pages import DOCS, blocks, commands, text_of

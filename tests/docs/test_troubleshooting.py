@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import gpu_device_plugin
-from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
+from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes

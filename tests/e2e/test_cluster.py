@@ -122,9 +122,9 @@ def test_the_node_says_by_what_means_it_limits_and_who_uses_what(cluster: Cluste
         meta = cluster.get("node", cluster.node)["metadata"]
         assert meta["labels"][NODE_LIMITS] == "advisory"
         limits = read_node_limits(meta["annotations"][NODE_LIMITS])
-        assert {position: (gpu.rung.value, gpu.refusal) for position, gpu in limits.gpus.items()} == dict.fromkeys(
-            range(4), ("advisory", "")
-        )
+        assert {
+            position: (gpu.enforcement.value, gpu.refusal) for position, gpu in limits.gpus.items()
+        } == dict.fromkeys(range(4), ("advisory", ""))
         chosen = cluster.items("nodes", f"--selector={NODE_LIMITS}=advisory")
         assert [node["metadata"]["name"] for node in chosen] == [cluster.node]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.hardware.beliefs import HardwareView
+from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView
 from gpu_device_plugin.hardware.monitor import VERSION_FILES, Hardware, Timings
 from tests.patience import patience, stretched
 

@@ -143,7 +143,9 @@ def test_without_the_library_real_hardware_says_what_is_missing() -> None:
 
 
 def test_a_missing_binding_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gpu_device_plugin.hardware.nvml", None)  # what a failed import leaves behind
+    monkeypatch.setitem(
+        sys.modules, "gpu_device_plugin.hardware.nvml.nvml_driver", None
+    )  # what a failed import leaves behind
     with pytest.raises(HardwareError, match="nvidia-ml-py cannot be loaded"):
         open_driver("nvml")
 

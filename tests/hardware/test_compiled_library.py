@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_device_plugin.core.telling.diagnosing import examine
-from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
-from gpu_device_plugin.hardware.beliefs import HardwareView, State
+from gpu_device_plugin.core.report.finding import examine
+from gpu_device_plugin.core.report.findings.node_checks import CHECKS
+from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.hardware.monitor import Hardware
-from gpu_device_plugin.programs.doctor.program import Deadlines, Place, examined
+from gpu_device_plugin.programs.doctor.doctor_program import Deadlines, Place, examined
 from gpu_device_plugin.settings.node import NodeSettings
 
 Watching = Callable[..., AbstractAsyncContextManager[Hardware]]

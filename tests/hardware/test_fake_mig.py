@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.core.model.mig import profile_name
-from gpu_device_plugin.hardware.description import read
-from gpu_device_plugin.hardware.fake import Fake
-from gpu_device_plugin.hardware.forms import DescriptionError
-from gpu_device_plugin.hardware.models import MODELS, SIZES, profiles_of
-from tests.hardware.test_fake import Clock, opened, written
+from gpu_device_plugin.hardware.fake.description import read
+from gpu_device_plugin.hardware.fake.fake_driver import Fake
+from gpu_device_plugin.hardware.fake.gpu_models import MODELS, SIZES, profiles_of
+from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
+from tests.hardware.fake.test_fake_driver import Clock, opened, written
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,7 @@ import pytest
 
 from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.core.model.memory import shares_of
-from gpu_device_plugin.hardware.beliefs import HardwareView, State, XidSeen
+from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State, XidSeen
 from gpu_device_plugin.hardware.monitor import Hardware, Timings
 from tests.patience import stretched
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Link, MigInstance
-from gpu_device_plugin.core.node.health import Probe, Xid
-from gpu_device_plugin.core.node.use import GpuProcess, GpuReading
+from gpu_device_plugin.core.node.health.gpu_health import Probe, Xid
+from gpu_device_plugin.core.node.use.process_use import GpuProcess, GpuReading
 from gpu_device_plugin.hardware.child import serve
 from gpu_device_plugin.hardware.driver import ADVICE, HardwareError
-from gpu_device_plugin.hardware.fake import Fake
+from gpu_device_plugin.hardware.fake.fake_driver import Fake
 from gpu_device_plugin.hardware.messages import (
     MOST_BYTES,
     Answer,

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.core.model.gpus import Closeness
-from gpu_device_plugin.core.node.health import Belief, Rules
-from gpu_device_plugin.core.node.use import GpuProcess, GpuReading
-from gpu_device_plugin.core.node.xids import Verdict
-from gpu_device_plugin.hardware.beliefs import HardwareView, HealthChange, State, XidSeen
-from gpu_device_plugin.hardware.forms import DescriptionError
+from gpu_device_plugin.core.node.health.gpu_health import GpuHealth, Rules
+from gpu_device_plugin.core.node.health.xids import Verdict
+from gpu_device_plugin.core.node.use.process_use import GpuProcess, GpuReading
+from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
+from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, HealthChange, State, XidSeen
 from gpu_device_plugin.hardware.messages import MOST_BYTES, CgroupLimit
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, Timings
 from tests.patience import eventually, patience, stretched
@@ -31,7 +31,7 @@ Until = Callable[[Hardware, Callable[[HardwareView], object]], Awaitable[Hardwar
 Describe = Callable[..., Any]
 
 
-def believed(view: HardwareView) -> list[Belief]:
+def believed(view: HardwareView) -> list[GpuHealth]:
     return [view.beliefs[gpu.uuid] for gpu in view.inventory.gpus]
 
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from gpu_device_plugin.testing.kubelet import Kubelet
-    from gpu_device_plugin.testing.pods import Pod, PodSpec
-    from gpu_device_plugin.testing.versions import Version
+    from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
+    from gpu_device_plugin.testing.kubelet.kubelet_versions import Version
+    from gpu_device_plugin.testing.pod_specs import Pod, PodSpec
 
 T = TypeVar("T")
 

@@ -20,8 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.testing.pods import Container, DeviceNode, Kind, Mount, Pod, PodSpec, Received
-from gpu_device_plugin.testing.versions import Version
+from gpu_device_plugin.testing.kubelet.kubelet_versions import Version
+from gpu_device_plugin.testing.pod_specs import Container, DeviceNode, Kind, Mount, Pod, PodSpec, Received
 from tests.patience import eventually, stretched
 from tests.ports import free_port
 from tests.real_node import child_of, containerd_configuration, kubelet_configuration, make_cgroups, removed_cgroups

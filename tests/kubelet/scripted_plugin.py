@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
-from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     AllocateResponse,
     ContainerAllocateResponse,
@@ -28,8 +28,8 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import (
     RegistrationStub,
     add_DevicePluginServicer_to_server,
 )
-from gpu_device_plugin.testing.device_manager import HEALTHY
-from gpu_device_plugin.testing.kubelet_services import Gate, RpcStatusError
+from gpu_device_plugin.testing.kubelet.device_manager import HEALTHY
+from gpu_device_plugin.testing.kubelet.kubelet_services import Gate, RpcStatusError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -98,7 +98,7 @@ class ScriptedPlugin(DevicePluginServicer):
         """Open ListAndWatch streams."""
         self.listened = 0
         """ListAndWatch streams that were ever opened."""
-        self._healthy = Latest(dict(healthy))
+        self._healthy = Observable(dict(healthy))
         self._server: grpc.aio.Server | None = None
 
     def __repr__(self) -> str:

@@ -22,9 +22,9 @@ from gpu_device_plugin.kubelet.calls import (
     listed_pods,
     register,
 )
-from gpu_device_plugin.testing.kubelet import Kubelet
-from gpu_device_plugin.testing.kubelet_services import PodResources
-from gpu_device_plugin.testing.pods import pod
+from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
+from gpu_device_plugin.testing.kubelet.kubelet_services import PodResources
+from gpu_device_plugin.testing.pod_specs import pod
 from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
 from tests.names import MEM

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.contract.variables import LIMITS
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.resources import Kind, Names
-from gpu_device_plugin.core.node.cgroups import CgroupOwner, owner_of_process
+from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner, owner_of_process
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse, Mount
 from gpu_device_plugin.kubelet.cgroupfs import ROOT, CgroupTree, Leaves
-from gpu_device_plugin.testing.pods import pod
+from gpu_device_plugin.testing.pod_specs import pod
 from tests.kubelet.kubelet_under_test import healthy
 from tests.kubelet.real_kubelet import RealKubelet
 from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
@@ -77,8 +77,8 @@ async def test_the_containers_of_a_real_kubelet_are_found() -> None:
                     assert inside.paths == {each: f"/proc/{pid}/root{path}" for each, path in leaves.paths.items()}
 
             holds = checkpoint.read(kubelet.checkpoint, Names({RESOURCE: Kind.MEMORY})).holds
-            told = {(hold.pod_uid, hold.container): hold.rung for hold in holds}
-            assert told == {(each.uid, name): Rung.DRIVER for each in given for name in ids[each.uid]}
+            told = {(hold.pod_uid, hold.container): hold.enforcement for hold in holds}
+            assert told == {(each.uid, name): Enforcement.DRIVER for each in given for name in ids[each.uid]}
 
             await kubelet.delete(given[0].uid)
             await eventually(

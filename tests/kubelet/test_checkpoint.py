@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.variables import LIMITS
 from gpu_device_plugin.core.model.holds import DeviceHold
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse, Mount
 from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, read, stamp_of
-from gpu_device_plugin.testing import kubelet_files
+from gpu_device_plugin.testing.kubelet import kubelet_files
 from tests.names import COUNT, MEM, OURS
 
 if TYPE_CHECKING:
@@ -79,11 +79,11 @@ DRIVER_PAIR = {"NVIDIA_GPU_MEMORY_REQUEST": "0", "NVIDIA_GPU_MEMORY_LIMIT": "409
 
 
 @pytest.mark.parametrize(
-    ("envs", "rung"),
+    ("envs", "enforcement"),
     [
-        *(({LIMITS: rung}, rung) for rung in Rung),
-        ({LIMITS: "mps", **DRIVER_PAIR}, Rung.MPS),
-        (DRIVER_PAIR, Rung.DRIVER),
+        *(({LIMITS: enforcement}, enforcement) for enforcement in Enforcement),
+        ({LIMITS: "mps", **DRIVER_PAIR}, Enforcement.MPS),
+        (DRIVER_PAIR, Enforcement.DRIVER),
         ({"GPUSHARE_MEMORY_LIMIT_MIB": "4096"}, None),
         ({LIMITS: "of a newer agent", **DRIVER_PAIR}, None),
         ({LIMITS: "drivers"}, None),
@@ -93,15 +93,17 @@ DRIVER_PAIR = {"NVIDIA_GPU_MEMORY_REQUEST": "0", "NVIDIA_GPU_MEMORY_LIMIT": "409
         ({}, None),
     ],
 )
-def test_the_means_of_limiting_is_read_from_the_answer(tmp_path: Path, envs: dict[str, str], rung: Rung | None) -> None:
+def test_the_means_of_limiting_is_read_from_the_answer(
+    tmp_path: Path, envs: dict[str, str], enforcement: Enforcement | None
+) -> None:
     """Wherever it stands among the variables; an older agent does not name it. Nothing else of the answer is kept."""
     around = {"A": "x" * 200, **envs, "Z": "secret" * 300}
     response = ContainerAllocateResponse(envs=around, mounts=[Mount(container_path="/a", host_path="/b")])
     held = kubelet_files.Entry("p", "c", MEM, {-1: ("a",)}, response)
     kubelet_files.write_checkpoint(tmp_path / "c", [held], {MEM: ["a"]})
     (found,) = read(tmp_path / "c", OURS).holds
-    assert found.rung == rung
-    assert found == DeviceHold("p", "c", Kind.MEMORY, frozenset("a"), through=MEM, rung=rung)
+    assert found.enforcement == enforcement
+    assert found == DeviceHold("p", "c", Kind.MEMORY, frozenset("a"), through=MEM, enforcement=enforcement)
     assert "secret" not in repr(found)
 
 
@@ -116,14 +118,14 @@ def test_a_damaged_answer_is_no_damaged_file(
     path = written(tmp_path_factory.mktemp("c") / "c", entry({"-1": ["a"]}) | {"AllocResp": as_text(before + content)})
     (found,) = read(path, OURS).holds
     assert found.device_ids == {"a"}
-    assert found.rung in {None, *Rung}
+    assert found.enforcement in {None, *Enforcement}
 
 
 @pytest.mark.parametrize("answer", ["x", "\N{SNOWMAN}", None, 7, ["a"], {}])
 def test_an_answer_that_is_no_answer_names_no_means(tmp_path: Path, answer: Any) -> None:
     (found,) = read(written(tmp_path / "c", entry({"-1": ["a"]}) | {"AllocResp": answer}), OURS).holds
     assert found.device_ids == {"a"}
-    assert found.rung is None
+    assert found.enforcement is None
 
 
 def test_a_missing_file_is_an_empty_one(tmp_path: Path) -> None:

@@ -23,11 +23,11 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     Mount,
 )
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerStub
-from gpu_device_plugin.testing import kubelet_files
-from gpu_device_plugin.testing.device_manager import Amount, KubeletPanic
-from gpu_device_plugin.testing.kubelet import Kubelet
-from gpu_device_plugin.testing.plugin_client import Dialling
-from gpu_device_plugin.testing.pods import Pod, effective_requests, pod
+from gpu_device_plugin.testing.kubelet import kubelet_files
+from gpu_device_plugin.testing.kubelet.device_manager import Amount, KubeletPanic
+from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
+from gpu_device_plugin.testing.kubelet.plugin_client import Dialling
+from gpu_device_plugin.testing.pod_specs import Pod, effective_requests, pod
 from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
 from tests.names import COUNT, MEM
 from tests.patience import eventually
@@ -35,7 +35,7 @@ from tests.patience import eventually
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from gpu_device_plugin.testing.pods import PodSpec
+    from gpu_device_plugin.testing.pod_specs import PodSpec
 
 EIGHT = {f"GPU-{gpu}::{share}": True for gpu in range(2) for share in range(4)}
 PREFERS = DevicePluginOptions(get_preferred_allocation_available=True)

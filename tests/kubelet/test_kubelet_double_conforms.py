@@ -27,10 +27,10 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     Mount,
 )
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerStub
-from gpu_device_plugin.testing.kubelet import Kubelet
-from gpu_device_plugin.testing.kubelet_services import RpcStatusError
-from gpu_device_plugin.testing.plugin_client import Dialling
-from gpu_device_plugin.testing.pods import pod
+from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
+from gpu_device_plugin.testing.kubelet.kubelet_services import RpcStatusError
+from gpu_device_plugin.testing.kubelet.plugin_client import Dialling
+from gpu_device_plugin.testing.pod_specs import pod
 from tests.kubelet.kubelet_under_test import (
     KubeletUnderTest,
     TheDouble,
@@ -47,7 +47,7 @@ from tests.patience import eventually, stretched
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-    from gpu_device_plugin.testing.pods import Pod
+    from gpu_device_plugin.testing.pod_specs import Pod
 
 FOUR_EACH = {f"GPU-{gpu}::{share}": True for gpu in range(2) for share in range(4)}
 PREFERS = DevicePluginOptions(get_preferred_allocation_available=True)

@@ -14,9 +14,9 @@ import grpc
 import pytest
 from grpc import aio
 
-from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.model.resources import Kind, Resource
-from gpu_device_plugin.core.node.grants import Grant
+from gpu_device_plugin.core.node.limits.container_grants import Grant
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
 from gpu_device_plugin.kubelet.calls import answers
@@ -28,8 +28,8 @@ from gpu_device_plugin.kubelet.registration_loop import (
     Timings,
 )
 from gpu_device_plugin.kubelet.servicer import PluginServicer
-from gpu_device_plugin.testing.kubelet import Kubelet
-from gpu_device_plugin.testing.kubelet_services import Gate
+from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
+from gpu_device_plugin.testing.kubelet.kubelet_services import Gate
 from tests.kubelet.scripted_plugin import ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
 from tests.patience import eventually, patience, rounds, stretched
@@ -118,7 +118,7 @@ class Node:
 
     def _servicer(self, resource: Resource) -> PluginServicer:
         devices = pb.ListAndWatchResponse(devices=[pb.Device(ID=f"{resource.kind}-0", health="Healthy")])
-        return Deaf(resource, self.answers, Latest(devices), node=self)
+        return Deaf(resource, self.answers, Observable(devices), node=self)
 
     async def _prepare(self) -> None:
         self.prepared.append(self.sockets)

@@ -10,9 +10,9 @@ import grpc
 import pytest
 from grpc import aio
 
-from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.core.node.grants import Grant
-from gpu_device_plugin.core.node.offers import Offer
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.core.node.kubelet.advertised_devices import Offer
+from gpu_device_plugin.core.node.limits.container_grants import Grant
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
 from gpu_device_plugin.kubelet.servicer import PluginServicer, RefusedError, device_list
@@ -59,7 +59,7 @@ class Served:
 
     servicer: PluginServicer
     answers: Scripted
-    lists: Latest[pb.ListAndWatchResponse]
+    lists: Observable[pb.ListAndWatchResponse]
     stub: deviceplugin_pb2_grpc.DevicePluginStub[Any, Any, Any, Any, Any]
     observed: list[tuple[str, str]]
 
@@ -84,7 +84,7 @@ def listing(**healthy: bool) -> pb.ListAndWatchResponse:
 @asynccontextmanager
 async def served(*, pre_start: bool = False) -> AsyncIterator[Served]:
     with short_folder() as folder:
-        answers, lists, observed = Scripted(), Latest(listing(a=True)), list[tuple[str, str]]()
+        answers, lists, observed = Scripted(), Observable(listing(a=True)), list[tuple[str, str]]()
         servicer = PluginServicer(
             MEM,
             answers,

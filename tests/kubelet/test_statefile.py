@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.remembered import Remembered
+from gpu_device_plugin.core.node.kubelet.lost_allocations import Remembered
 from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, SavedAllocations, StateFile
 from tests.names import OURS
 
@@ -83,7 +83,12 @@ def test_a_word_that_cannot_be_kept_is_a_warning(tmp_path: Path, caplog: pytest.
 # --- Allocations -----------------------------------------------------------------------------------------------------
 
 A = DeviceHold(
-    "a", "main", Kind.MEMORY, frozenset({"GPU-0::0", "GPU-0::1"}), through="aliyun.com/gpu-mem", rung=Rung.DRIVER
+    "a",
+    "main",
+    Kind.MEMORY,
+    frozenset({"GPU-0::0", "GPU-0::1"}),
+    through="aliyun.com/gpu-mem",
+    enforcement=Enforcement.DRIVER,
 )
 B = DeviceHold("b", "main", Kind.COUNT, frozenset({"GPU-1"}), HoldSource.REMEMBERED, "aliyun.com/gpu-count")
 SAVED = Remembered("7.1", frozenset({A}), frozenset({B}))
@@ -146,4 +151,4 @@ def test_a_means_of_limiting_that_this_version_does_not_know_is_left_out(folder:
     file = folder / "gpushare" / "allocations"
     file.write_text(file.read_text().replace('"driver"', '["new"]'))
     (found,) = saved(folder).load().recorded
-    assert (found.device_ids, found.rung) == (A.device_ids, None)
+    assert (found.device_ids, found.enforcement) == (A.device_ids, None)

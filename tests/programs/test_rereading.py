@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.programs.rereading import Rereading
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.node import NodeSettings
@@ -28,7 +28,7 @@ class Told:
 
     def __init__(self, config: Path | None) -> None:
         sources = Sources(NodeSettings, {} if config is None else {"config": str(config)}, {})
-        self.changes: Latest[tuple[str, ...]] = Latest(())
+        self.changes: Observable[tuple[str, ...]] = Observable(())
         self.rereading: Rereading[NodeSettings] = Rereading(
             sources, sources.texts(), take=lambda settings: self.say(settings.policy), refuse=self.say
         )

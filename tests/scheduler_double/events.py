@@ -5,14 +5,14 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.testing.cluster_kinds import NODES, PODS
+from gpu_device_plugin.testing.cluster.cluster_kinds import NODES, PODS
 from tests.scheduler_double.nodes import AFFINITY, CORDON, EXTENDER, FIT, counts_on_a_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from gpu_device_plugin.testing.builders import Json
-    from gpu_device_plugin.testing.cluster_store import Change
+    from gpu_device_plugin.testing.cluster.cluster_store import Change
 
 _PARTS: Mapping[str, Callable[[Json], Any]] = MappingProxyType(
     {

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from gpu_device_plugin.testing.cluster_kinds import NODES, PODS, StatusError
+from gpu_device_plugin.testing.cluster.cluster_kinds import NODES, PODS, StatusError
 from tests.scheduler_double.events import may_help
 from tests.scheduler_double.extender import NO_VICTIM, Extender, ExtenderConfig, ExtenderError, Filtered
 from tests.scheduler_double.nodes import (
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gpu_device_plugin.testing.builders import Json
-    from gpu_device_plugin.testing.cluster import ApiServer
+    from gpu_device_plugin.testing.cluster.api_server import ApiServer
 
 __all__ = ["ExtenderConfig", "Outcome", "Scheduler"]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.node.extra_grant import ExtraGrant, Mount, Owner, Part
+from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant, Mount, Owner, Part
 from gpu_device_plugin.settings.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.docs.pages import DOCS

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster import ApiServer
+from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.kubeconfig import kubeconfig
 from tests.patience import eventually, stretched

@@ -22,7 +22,7 @@ import yaml
 
 from gpu_device_plugin.core.contract.keys import ALLOCATION
 from gpu_device_plugin.testing.builders import container, node, pod
-from gpu_device_plugin.testing.cluster import ApiServer
+from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from tests.patience import stretched
 from tools.onefile import archive
 
@@ -67,7 +67,7 @@ RUN_ALL = """
 import json, os, runpy, sys
 plugin, folder, commands = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 sys.path.insert(0, plugin)
-import gpu_device_plugin.programs.inspect.program  # compiled once for all
+import gpu_device_plugin.programs.inspect.inspect_program  # compiled once for all
 for number, words in enumerate(commands):
     if not os.fork():
         for stream, name in enumerate(("out", "err"), 1):

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gpu_device_plugin.cluster.claims import read_claim
+from gpu_device_plugin.cluster.objects.resource_claims import read_claim
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.keys import ALLOCATION, INSTANCES, NODE_GPUS, NODE_USE
 from gpu_device_plugin.core.contract.nodegpus import NodeGpus, write_node_gpus
-from gpu_device_plugin.core.telling.nodechecks import NO_TERMS
+from gpu_device_plugin.core.report.why.scheduler_checks import NO_TERMS
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.testing.builders import container, node, pod
 from gpu_device_plugin.view.following import FollowedCluster, FollowedNode, FollowedPod
@@ -24,7 +24,7 @@ from tests.views import WHOLE, listed_instance
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpu_device_plugin.core.model.claims import Claim
+    from gpu_device_plugin.core.model.resource_claims import Claim
 
 RESOURCES = ResourceSettings().offered
 NOW_S = 1_800_000_000.0

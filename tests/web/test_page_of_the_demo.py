@@ -7,8 +7,8 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.programs.demo.demo_program import Stage, play
 from gpu_device_plugin.programs.demo.pace import Pace
-from gpu_device_plugin.programs.demo.program import Stage, play
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, WITH_PAGE
 from tests.patience import eventually, patience
 

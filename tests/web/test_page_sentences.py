@@ -6,20 +6,20 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.errors import Call
-from gpu_device_plugin.core.cluster.asking import Ask, ask
+from gpu_device_plugin.cluster.client.errors import Call
+from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.telling.diagnosing import note
-from gpu_device_plugin.core.telling.explaining import Kept, answers, what_makes_room, why_waits
-from gpu_device_plugin.core.telling.podcauses import SchedulingStatus
-from gpu_device_plugin.programs.web.board import ASKING, NO_NODES
+from gpu_device_plugin.core.report.finding import note
+from gpu_device_plugin.core.report.why.explanations import Kept, answers, what_makes_room, why_waits
+from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
+from gpu_device_plugin.programs.web.page_state import ASKING, NO_NODES
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.views import node_view, pod_on
 from tests.web.page_server import PageServer
 from tests.web.scenes import small
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.core.telling.explaining import NodeAnswer
+    from gpu_device_plugin.core.report.why.explanations import NodeAnswer
     from tests.web.browser import Browser
 
 NAMES = re.compile(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-HOME = "gpushare"
+AGENT_NAMESPACE = "gpushare"
 """The namespace of our manifests."""
 
 
@@ -49,10 +49,10 @@ def agents(pods: Iterable[AgentPod]) -> Agents:
     places = sorted({pod.namespace for pod in usable})
     if not places:
         return Agents({}, "no node agent that serves HTTP runs")
-    if len(places) > 1 and HOME not in places:
+    if len(places) > 1 and AGENT_NAMESPACE not in places:
         why = "pods in several namespaces have the labels of node agents, and those of one alone can be right"
         return Agents({}, why, tuple(places[:3]))
-    trusted = places[0] if len(places) == 1 else HOME
+    trusted = places[0] if len(places) == 1 else AGENT_NAMESPACE
     chosen = sorted((pod for pod in usable if pod.namespace == trusted), key=lambda pod: (pod.created, pod.name))
     return Agents({pod.node: pod for pod in chosen})
 

@@ -15,8 +15,8 @@ from gpu_device_plugin.core.model.resources import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.cluster.pod_demand import Ask
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.core.contract.wishes import Wishes
     from gpu_device_plugin.core.model.placing import Demand, Rank, Ranks, Room

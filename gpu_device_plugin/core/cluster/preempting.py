@@ -16,9 +16,9 @@ from gpu_device_plugin.core.model.resources import Kind
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.fitting import Unfit
+    from gpu_device_plugin.core.cluster.pod_demand import Ask
     from gpu_device_plugin.core.cluster.usage import Occupant
     from gpu_device_plugin.core.model.placing import Demand
 

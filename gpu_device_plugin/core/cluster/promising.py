@@ -12,8 +12,8 @@ from gpu_device_plugin.core.model.resources import Kind
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpu_device_plugin.core.cluster.asking import Ask, Part
     from gpu_device_plugin.core.cluster.fitting import Fit
+    from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.model.pods import Container

@@ -16,9 +16,9 @@ from gpu_device_plugin.core.model.resources import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.candidate import Candidate, Summary
     from gpu_device_plugin.core.cluster.packing import Effort
+    from gpu_device_plugin.core.cluster.pod_demand import Ask
     from gpu_device_plugin.core.model.gpus import Links
 
 MOST = 10

@@ -9,14 +9,14 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.asking import amount_of, parts_of
+from gpu_device_plugin.core.cluster.pod_demand import amount_of, parts_of
 from gpu_device_plugin.core.contract.promises import readable_promises
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Mapping
 
-    from gpu_device_plugin.core.cluster.asking import Part
+    from gpu_device_plugin.core.cluster.pod_demand import Part
     from gpu_device_plugin.core.contract.promises import Promise
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource

@@ -21,9 +21,9 @@ from gpu_device_plugin.core.model.resources import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.core.cluster.pod_demand import Ask
     from gpu_device_plugin.core.cluster.usage import Usage
     from gpu_device_plugin.core.model.placing import Demand
 

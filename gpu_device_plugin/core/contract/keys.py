@@ -51,7 +51,7 @@ USE_UUID = "gpu-device-plugin/use-uuid"
 AVOID_UUID = "gpu-device-plugin/avoid-uuid"
 FRAMEWORKS = "gpu-device-plugin/frameworks"
 """Frameworks of the pod's programs that its containers' variables keep within their parts, separated by commas: names
-in `core.node.limit_grants`."""
+in `core.node.limits.limit_grants`."""
 WISHES = frozenset({GPU_POLICY, NODE_POLICY, USE_MODEL, AVOID_MODEL, USE_UUID, AVOID_UUID})
 
 READ_ON_PODS = POD_ANNOTATIONS | WISHES | {SPLIT_LABEL}
@@ -95,7 +95,7 @@ NODE_LABELS = "gpu-device-plugin/"
 MODEL_LABELS = f"{NODE_LABELS}product."
 """Prefix of the labels that name one GPU model each."""
 NODE_LIMITS = "gpu-device-plugin/limits"
-"""Label: the means by which the memory limits of this node hold (`core.model.limits.Rung`), the weakest of its GPUs'.
+"""Label: how the memory limits of this node are enforced (`core.model.limits.Enforcement`), the weakest of its GPUs'.
 Annotation: the means of each GPU with its reason, as JSON (`nodereport`)."""
 NODE_USE = "gpu-device-plugin/use"
 """Annotation: who uses what on the node's GPUs, as JSON (`nodereport`)."""
@@ -130,7 +130,7 @@ SERVE_LABEL = "gpu-device-plugin/serve"
 MIG_LABEL = "gpu-device-plugin/mig"
 """The setting `mig` of this node, which it takes precedence over: how pods get its MIG instances."""
 SCHEDULE_LABEL = "ack.node.gpu.schedule"
-"""Of Alibaba's ACK: how GPUs of this node are shared; `core.node.rungs` has the meaning of each value for limits."""
+"""Of Alibaba's ACK: how GPUs of this node are shared; `core.node.enforcement` says what each value means for limits."""
 
 READ_ON_NODES = frozenset({NODE_GPUS, PLACEMENT_LABEL})
 """The annotations and labels of a node that the programs which place pods keep."""

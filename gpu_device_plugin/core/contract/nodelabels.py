@@ -40,7 +40,7 @@ def node_labels(shares: Shares, inventory: Inventory, policy: str, limits: NodeL
         labels[f"{NODE_LABELS}product"] = label_value(models[0]) if len(models) == 1 else "mixed"
         labels[f"{NODE_LABELS}memory-mib"] = str(min(shared.gpu.total_mib for shared in whole))
     if limits.gpus:
-        labels[NODE_LIMITS] = limits.rung.value
+        labels[NODE_LIMITS] = limits.enforcement.value
     places = [shared.gpu.instance for shared in shares.gpus if shared.offered and shared.gpu.instance is not None]
     for profile, number in Counter(place.profile for place in places).items():
         labels[f"{NODE_LABELS}{resource_name(profile)}"] = str(number)

@@ -1,7 +1,7 @@
 """What the agent of a node reports for people: the limits that hold there, and who uses what.
 
-Limits and use are annotations of the node, which the agent writes when something changes (`core.node.use_report` says
-when). It also serves the use as it is now, the same document, at the path `USE_PATH` of its HTTP port.
+Limits and use are annotations of the node, which the agent writes when something changes (see
+`core.node.use.use_report`). It also serves the present use, the same document, at the path `USE_PATH` of its HTTP port.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpu_device_plugin.core.contract.keys import NODE_LIMITS, NODE_USE, MalformedAnnotationError
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
-from gpu_device_plugin.core.model.limits import GpuRung, Held, Rung
+from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.core.model.times import epoch_s
 
 if TYPE_CHECKING:
@@ -53,17 +53,21 @@ _LARGEST = 1 << 40
 class NodeLimits:
     """The means of limiting on each GPU of a node, by position."""
 
-    gpus: Mapping[int, GpuRung]
+    gpus: Mapping[int, GpuEnforcement]
 
     @property
-    def rung(self) -> Rung:
+    def enforcement(self) -> Enforcement:
         """The weakest of them: the one that every container of the node gets at least."""
-        return min((gpu.rung for gpu in self.gpus.values()), key=lambda rung: rung.strength, default=Rung.ADVISORY)
+        return min(
+            (gpu.enforcement for gpu in self.gpus.values()),
+            key=lambda enforcement: enforcement.strength,
+            default=Enforcement.ADVISORY,
+        )
 
     @property
     def why(self) -> str:
         """The reason of the weakest, as a sentence without a full stop."""
-        return next((gpu.why for gpu in self.gpus.values() if gpu.rung is self.rung), "there is no GPU")
+        return next((gpu.why for gpu in self.gpus.values() if gpu.enforcement is self.enforcement), "there is no GPU")
 
 
 NO_LIMITS = NodeLimits({})
@@ -73,7 +77,8 @@ NO_LIMITS = NodeLimits({})
 def write_node_limits(limits: NodeLimits) -> str:
     """Return the value of the annotation `NODE_LIMITS`, as compact JSON."""
     gpus = [
-        {"index": position, "rung": gpu.rung, "why": gpu.why} | ({"refusal": gpu.refusal} if gpu.refusal else {})
+        {"index": position, "enforcement": gpu.enforcement, "why": gpu.why}
+        | ({"refusal": gpu.refusal} if gpu.refusal else {})
         for position, gpu in sorted(limits.gpus.items())
     ]
     return _compact({"version": VERSION, "gpus": gpus})
@@ -88,7 +93,7 @@ def read_node_limits(text: str) -> NodeLimits:
     with _reading(NODE_LIMITS):
         return NodeLimits(
             {
-                gpu["index"]: GpuRung(Rung(gpu["rung"]), _text(gpu, "why"), _text(gpu, "refusal"))
+                gpu["index"]: GpuEnforcement(Enforcement(gpu["enforcement"]), _text(gpu, "why"), _text(gpu, "refusal"))
                 for gpu in json.loads(text)["gpus"]
                 if type(gpu["index"]) is int
             }
@@ -125,9 +130,9 @@ class UsedPart:
     used_mib: int | None = None
     sm_percent: int | None = None
     """Its use of the GPU's multiprocessors, 0 to 100."""
-    rung: Rung | None = None
+    enforcement: Enforcement | None = None
     """None for a container with whole GPUs, or one that was given none."""
-    held: Held | None = None
+    held: LimitStatus | None = None
     found_mib: int | None = None
     """The limit that the driver has."""
     why: str = ""
@@ -165,15 +170,15 @@ _PART = {
     "granted_mib": "granted",
     "used_mib": "used",
     "sm_percent": "sm",
-    "rung": "rung",
+    "enforcement": "enforcement",
     "held": "limit",
     "found_mib": "found",
     "why": "why",
     "over_since": "over",
 }
 # A value that is not known here is of a newer agent.
-_RUNGS: Mapping[Any, Rung] = {rung.value: rung for rung in Rung}
-_HELD: Mapping[Any, Held] = {held.value: held for held in Held}
+_ENFORCEMENTS: Mapping[Any, Enforcement] = {enforcement.value: enforcement for enforcement in Enforcement}
+_HELD: Mapping[Any, LimitStatus] = {held.value: held for held in LimitStatus}
 _WHOLE = ("gpu", "granted_mib", "used_mib", "sm_percent", "found_mib")
 
 
@@ -233,10 +238,12 @@ def read_node_use(text: str, bounds: Bounds = ANNOTATED) -> NodeUse:
 
 def _part(fields: Mapping[str, Any]) -> UsedPart:
     whole: Any = {name: _whole(fields, _PART[name]) for name in _WHOLE}
-    texts: Any = {name: _text(fields, key) for name, key in _PART.items() if name not in (*_WHOLE, "rung", "held")}
+    texts: Any = {
+        name: _text(fields, key) for name, key in _PART.items() if name not in (*_WHOLE, "enforcement", "held")
+    }
     return UsedPart(
         **{**texts, **whole, "gpu": whole["gpu"] or 0, "granted_mib": whole["granted_mib"] or 0},
-        rung=_RUNGS.get(fields.get("rung")),
+        enforcement=_ENFORCEMENTS.get(fields.get("enforcement")),
         held=_HELD.get(fields.get("limit")),
     )
 
@@ -283,7 +290,7 @@ class NodeReport:
         """The containers, if the figures show the present; otherwise none."""
         return () if self.use is None or self.stale else self.use.parts
 
-    def rung(self, position: int) -> GpuRung | None:
+    def enforcement(self, position: int) -> GpuEnforcement | None:
         """Return the means of limiting on one GPU; None: unknown."""
         return None if self.limits is None else self.limits.gpus.get(position)
 

@@ -1,4 +1,4 @@
-"""The environment variables of a container with GPUs; `core.node.grants` sets their values."""
+"""The environment variables of a container with GPUs; `core.node.limits.container_grants` sets their values."""
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 """UUIDs of its GPUs, separated by commas: NVIDIA's container runtime exposes these and no others."""
@@ -14,8 +14,8 @@ DRIVER_LIMIT = "NVIDIA_GPU_MEMORY_LIMIT"
 requires both variables, and sets them for the container's cgroup on each of its GPUs."""
 
 LIMITS = "GPUSHARE_MEMORY_LIMIT_BY"
-"""The means that keeps the container within its limit, a `core.model.limits.Rung`. Not GPUSHARE_LIMITS, which is the
-variable of the setting `limits`: a program of ours may run in a container with shares."""
+"""How the container's limit is enforced, a `core.model.limits.Enforcement`. Not GPUSHARE_LIMITS, which is the variable
+of the setting `limits`: a program of ours may run in a container with shares."""
 
 # Of NVIDIA's MPS, for clients.
 MPS_PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"

@@ -7,35 +7,35 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract import variables
 from gpu_device_plugin.core.contract.dra import CDI_KIND, DRIVER
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.admitting import Refused, Why
-from gpu_device_plugin.core.node.extra_grant import Owner
-from gpu_device_plugin.core.node.grants import OPTIONAL_NODES, grant, parts
-from gpu_device_plugin.core.node.limit_grants import refusal
+from gpu_device_plugin.core.node.kubelet.admission import Refused, Why
+from gpu_device_plugin.core.node.limits.container_grants import OPTIONAL_NODES, grant, parts
+from gpu_device_plugin.core.node.limits.extra_grant import Owner
+from gpu_device_plugin.core.node.limits.limit_grants import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from gpu_device_plugin.core.dra.preparing import Preparation
-    from gpu_device_plugin.core.model.claims import Claim
+    from gpu_device_plugin.core.model.resource_claims import Claim
     from gpu_device_plugin.core.model.shares import Shares
-    from gpu_device_plugin.core.node.extra_grant import Part
-    from gpu_device_plugin.core.node.grants import Delivery, Grant
-    from gpu_device_plugin.core.node.limit_grants import Means
+    from gpu_device_plugin.core.node.limits.container_grants import Delivery, Grant
+    from gpu_device_plugin.core.node.limits.extra_grant import Part
+    from gpu_device_plugin.core.node.limits.limit_grants import EnforcementPlan
 
 
 def refuse_limits(claim: Claim, preparation: Preparation, shares: Shares, delivery: Delivery) -> Refused | None:
     """Refuse a claim whose memory is not limited as the administrator, or its own parameters, require."""
-    placement, means = preparation.placement, delivery.means
+    placement, plan = preparation.placement, delivery.plan
     if placement.demand.kind is not Kind.MEMORY or preparation.admin:
         return None
     given = parts(placement.shares, shares)
     names = ", ".join(shares.gpus[position].name for position in placement.positions)
-    if why := refusal(given, means, _owner(claim, preparation)):
+    if why := refusal(given, plan, _owner(claim, preparation)):
         return Refused(Why.NO_LIMIT, f"{names}: {why}")
     least = preparation.config.limits
-    weakest = min((_rung(part, means) for part in given), key=lambda rung: rung.strength)
+    weakest = min((_enforcement(part, plan) for part in given), key=lambda enforcement: enforcement.strength)
     if least is not None and weakest.strength < least.strength:
         return Refused(
             Why.NO_LIMIT,
@@ -60,16 +60,16 @@ def claim_grant(
     if not preparation.compute:
         return made
     envs = {**made.envs, variables.COMPUTE_LIMIT: str(preparation.compute)}
-    if made.envs.get(variables.LIMITS) == Rung.MPS:
+    if made.envs.get(variables.LIMITS) == Enforcement.MPS:
         envs[variables.MPS_THREADS] = str(preparation.compute)
     return replace(made, envs=envs)
 
 
-def _rung(part: Part, means: Means) -> Rung:
+def _enforcement(part: Part, plan: EnforcementPlan) -> Enforcement:
     """Return what keeps a claim within its part of one GPU or instance."""
     if part.partition:
-        return Rung.PARTITION
-    return means.rungs[part.uuid].rung if part.uuid in means.rungs else Rung.ADVISORY
+        return Enforcement.PARTITION
+    return plan.enforcements[part.uuid].enforcement if part.uuid in plan.enforcements else Enforcement.ADVISORY
 
 
 def _owner(claim: Claim, preparation: Preparation) -> Owner:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract import dra
 from gpu_device_plugin.core.model.gpus import Closeness
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.core.model.shares import SHARES
 
@@ -26,13 +26,13 @@ _SUFFIXES = ("Mi", "Gi", "Ti")
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class SliceInputs:
     """What the devices of a node say beside its GPUs and their health."""
 
     order: tuple[str, ...]
     """UUIDs of the GPUs in the order of their devices: the scheduler takes the first device that fits."""
     driver_version: str | None = None
-    rungs: Mapping[str, Rung] = field(default_factory=dict)
+    enforcements: Mapping[str, Enforcement] = field(default_factory=dict)
     """What keeps containers within their parts, by UUID."""
     barred: frozenset[str] = frozenset()
     """UUIDs of the GPUs of which no container is given a part, as the wanted limits are not there."""
@@ -75,7 +75,7 @@ def counters(gpus: Iterable[SharedGpu]) -> dict[str, Any]:
     return {_counter(shared): {"value": "1"} for shared in gpus}
 
 
-def devices(node: Node, facts: Facts, sets: Mapping[str, str]) -> list[dict[str, Any]]:
+def devices(node: Node, facts: SliceInputs, sets: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the devices of a node: the shared ones in the given order, then the whole ones in the opposite order.
 
     Whole GPUs are taken from the end at which shares are taken last; MIG instances that are only given whole are taken
@@ -101,7 +101,7 @@ def devices(node: Node, facts: Facts, sets: Mapping[str, str]) -> list[dict[str,
     ]
 
 
-def plain_devices(node: Node, facts: Facts) -> list[dict[str, Any]]:
+def plain_devices(node: Node, facts: SliceInputs) -> list[dict[str, Any]]:
     """Return what is given whole, for an API server that knows neither parts nor counters nor taints.
 
     MIG instances are among it where they are given whole only: it could not know of the parts of the others. GPUs out
@@ -167,7 +167,7 @@ def _in_order(node: Node, order: Iterable[str]) -> list[SharedGpu]:
 
 
 def _shared(
-    node: Node, shared: SharedGpu, facts: Facts, groups: Mapping[int, int], held: Collection[str]
+    node: Node, shared: SharedGpu, facts: SliceInputs, groups: Mapping[int, int], held: Collection[str]
 ) -> dict[str, Any]:
     step, total = node.shares.share_mib, node.shares.share_mib * len(shared.shares)
     taints = _taints(node, shared, facts, held)
@@ -178,7 +178,7 @@ def _shared(
         "allowMultipleAllocations": True,
         "attributes": {
             **_attributes(shared, facts, groups, dra.SHARED),
-            dra.LIMITS: {"string": facts.rungs.get(shared.gpu.uuid, Rung.ADVISORY).value},
+            dra.LIMITS: {"string": facts.enforcements.get(shared.gpu.uuid, Enforcement.ADVISORY).value},
         },
         "capacity": {
             dra.MEMORY: {
@@ -204,13 +204,13 @@ def _shared(
 
 
 def _whole(
-    node: Node, shared: SharedGpu, facts: Facts, groups: Mapping[int, int], held: Collection[str]
+    node: Node, shared: SharedGpu, facts: SliceInputs, groups: Mapping[int, int], held: Collection[str]
 ) -> dict[str, Any]:
     taints = _taints(node, shared, facts, held)
     if shared.gpu.instance is None:
         attributes = _attributes(shared, facts, groups, dra.WHOLE)
     else:
-        limits = {dra.LIMITS: {"string": Rung.PARTITION.value}}
+        limits = {dra.LIMITS: {"string": Enforcement.PARTITION.value}}
         attributes = _attributes(shared, facts, groups, dra.MIG) | limits
     return {
         "name": dra.device_name(shared.gpu.uuid, whole=True),
@@ -220,7 +220,7 @@ def _whole(
     }
 
 
-def _monitor(shared: SharedGpu, facts: Facts, groups: Mapping[int, int]) -> dict[str, Any]:
+def _monitor(shared: SharedGpu, facts: SliceInputs, groups: Mapping[int, int]) -> dict[str, Any]:
     """Return the device by which a GPU, or an instance, is looked at.
 
     Of a GPU in MIG mode that are its instances: to a program without privileges the driver tells nothing of the use of
@@ -232,7 +232,7 @@ def _monitor(shared: SharedGpu, facts: Facts, groups: Mapping[int, int]) -> dict
     }
 
 
-def _attributes(shared: SharedGpu, facts: Facts, groups: Mapping[int, int], kind: str) -> dict[str, Any]:
+def _attributes(shared: SharedGpu, facts: SliceInputs, groups: Mapping[int, int], kind: str) -> dict[str, Any]:
     gpu, instance = shared.gpu, shared.gpu.instance
     version = semver(facts.driver_version or "")
     known: dict[str, tuple[str, Any]] = {
@@ -263,7 +263,7 @@ def _counter(shared: SharedGpu) -> str:
     return dra.device_name(shared.gpu.uuid, whole=False)
 
 
-def _taints(node: Node, shared: SharedGpu, facts: Facts, held: Collection[str]) -> list[dict[str, Any]]:
+def _taints(node: Node, shared: SharedGpu, facts: SliceInputs, held: Collection[str]) -> list[dict[str, Any]]:
     uuid = shared.gpu.uuid
     if uuid in node.unhealthy:
         return [_taint(taint_value(node.unhealthy[uuid]), "NoExecute" if facts.evict else "NoSchedule")]

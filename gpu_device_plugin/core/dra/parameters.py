@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.dra import API_VERSION, CONFIG_KIND
-from gpu_device_plugin.core.model.limits import CHOOSABLE, Rung
-from gpu_device_plugin.core.node.limit_grants import VARIABLES
+from gpu_device_plugin.core.model.limits import CHOOSABLE, Enforcement
+from gpu_device_plugin.core.node.limits.limit_grants import VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpu_device_plugin.core.model.claims import Claim
+    from gpu_device_plugin.core.model.resource_claims import Claim
 
 _FIELDS = ("limits", "computePercent", "frameworks")
 _SHOWN = 64
@@ -27,12 +27,12 @@ class ParametersError(ValueError):
 class ShareConfig:
     """The parameters of the devices of one request."""
 
-    limits: Rung | None = None
+    limits: Enforcement | None = None
     """The weakest means of limiting memory that will do; None: whatever the node has."""
     compute: int | None = None
     """Percent of the multiprocessors; None: what the claim took of them, or no limit."""
     frameworks: tuple[str, ...] = ()
-    """Names in `core.node.limit_grants`."""
+    """Names in `core.node.limits.limit_grants`."""
 
 
 NO_CONFIG = ShareConfig()
@@ -66,7 +66,7 @@ def _fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     if "limits" in values:
         if values["limits"] not in CHOOSABLE:
             raise ParametersError(f"{where} has limits {_said(values['limits'])}; write one of {', '.join(CHOOSABLE)}")
-        found["limits"] = Rung(values["limits"])
+        found["limits"] = Enforcement(values["limits"])
     if "computePercent" in values:
         percent = values["computePercent"]
         if type(percent) is not int or not 1 <= percent <= 100:

@@ -12,7 +12,7 @@ from gpu_device_plugin.core.dra.devices import counters, devices, offered_as, pl
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.dra.devices import Facts
+    from gpu_device_plugin.core.dra.devices import SliceInputs
     from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.node import Node
 
@@ -59,7 +59,7 @@ class Writes:
 NOTHING = Writes()
 
 
-def contents(node: Node, facts: Facts) -> tuple[Content, ...]:
+def contents(node: Node, facts: SliceInputs) -> tuple[Content, ...]:
     """Return what the slices of a node offer: the counters first, then the devices. Without GPUs, one is empty.
 
     Where only parts of GPUs are offered, or only whole ones, there are no counters.
@@ -90,7 +90,7 @@ def _counter_sets(gpus: Iterable[SharedGpu]) -> dict[str, list[SharedGpu]]:
     return found
 
 
-def plain_contents(node: Node, facts: Facts) -> tuple[Content, ...]:
+def plain_contents(node: Node, facts: SliceInputs) -> tuple[Content, ...]:
     """Return what the slices of a node offer where the API server knows whole devices only."""
     return tuple(_cut(plain_devices(node, facts))) or ({"devices": []},)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.dra import DRIVER, is_instance
-from gpu_device_plugin.core.model.claims import Consumer
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.limits import Enforcement
+from gpu_device_plugin.core.model.resource_claims import Consumer
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
 
@@ -52,7 +52,7 @@ class PreparedClaim:
     device_ids: frozenset[str] = frozenset()
     """What it holds in the node's ledger: IDs of shares, or UUIDs of whole GPUs or MIG instances; none with access
     beside others."""
-    rung: Rung | None = None
+    enforcement: Enforcement | None = None
     """The means by which its containers are limited; None: they have no limit, as with whole GPUs."""
     consumers: tuple[Consumer, ...] = ()
     """The pods that it was reserved for when it was prepared."""
@@ -93,7 +93,7 @@ def claim_holds(prepared: Iterable[PreparedClaim], pods: Iterable[Pod]) -> tuple
         (consumer.uid, "", claim) for claim in claims.values() if claim.uid not in used for consumer in claim.consumers
     ]
     return tuple(
-        DeviceHold(pod_uid, container, claim.kind, claim.device_ids, HoldSource.CLAIM, claim.uid, claim.rung)
+        DeviceHold(pod_uid, container, claim.kind, claim.device_ids, HoldSource.CLAIM, claim.uid, claim.enforcement)
         for pod_uid, container, claim in users
     )
 
@@ -127,7 +127,7 @@ def write_prepared(claim: PreparedClaim) -> str:
             "namespace": claim.namespace,
             "name": claim.name,
             "deviceIDs": sorted(claim.device_ids),
-            "rung": None if claim.rung is None else claim.rung.value,
+            "enforcement": None if claim.enforcement is None else claim.enforcement.value,
             "consumers": [[consumer.uid, consumer.name] for consumer in claim.consumers],
             "devices": [
                 {
@@ -161,7 +161,7 @@ def read_prepared(text: str, uid: str) -> PreparedClaim:
             namespace=_text(found["namespace"]),
             name=_text(found["name"]),
             device_ids=frozenset(map(_text, _list(found["deviceIDs"]))),
-            rung=None if found["rung"] is None else Rung(_text(found["rung"])),
+            enforcement=None if found["enforcement"] is None else Enforcement(_text(found["enforcement"])),
             consumers=tuple(Consumer(_text(uid), _text(name)) for uid, name in map(_list, _list(found["consumers"]))),
             devices=tuple(map(_device, _list(found["devices"]))),
             cdi_names=tuple(map(_text, _list(found["cdiNames"]))),
@@ -234,7 +234,7 @@ def device_status(claim: PreparedClaim, held: Mapping[str, str]) -> list[dict[st
                 "uuid": device.uuid,
                 "memoryMiB": device.mib,
                 **({"computePercent": device.compute} if device.compute else {}),
-                **({} if claim.rung is None else {"limitBy": claim.rung.value}),
+                **({} if claim.enforcement is None else {"limitBy": claim.enforcement.value}),
                 **({"limit": held[device.uuid]} if device.uuid in held else {}),
             },
         }

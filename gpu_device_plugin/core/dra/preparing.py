@@ -12,14 +12,14 @@ from gpu_device_plugin.core.dra.prepared import PreparedDevice
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.admitting import Refused, Why
+from gpu_device_plugin.core.node.kubelet.admission import Refused, Why
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from gpu_device_plugin.core.dra.prepared import PreparedClaim
-    from gpu_device_plugin.core.model.claims import Claim, Device
     from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resource_claims import Claim, Device
     from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.node import Node
 

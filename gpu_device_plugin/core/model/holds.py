@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.core.model.limits import Rung
+    from gpu_device_plugin.core.model.limits import Enforcement
     from gpu_device_plugin.core.model.resources import Kind
 
 
@@ -38,5 +38,5 @@ class DeviceHold:
     source: HoldSource = HoldSource.CHECKPOINT
     through: str = ""
     """The name of the resource in the kubelet's records, or the UID of the claim."""
-    rung: Rung | None = None
+    enforcement: Enforcement | None = None
     """The means of limiting that the container was given; None: it was given none, or by an agent that did not say."""

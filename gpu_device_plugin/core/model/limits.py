@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Rung(StrEnum):
+class Enforcement(StrEnum):
     """A means of keeping a container within its part of a GPU's memory, the strongest first."""
 
     PARTITION = "partition"
@@ -23,14 +23,14 @@ class Rung(StrEnum):
     @property
     def strength(self) -> int:
         """Higher for a stronger means."""
-        return len(Rung) - list(Rung).index(self)
+        return len(Enforcement) - list(Enforcement).index(self)
 
 
-CHOOSABLE = tuple(rung for rung in Rung if rung is not Rung.PARTITION)
+CHOOSABLE = tuple(enforcement for enforcement in Enforcement if enforcement is not Enforcement.PARTITION)
 """The means that a setting or a label can ask for, the strongest first. A partition is a matter of what a pod asks."""
 
 
-class Held(StrEnum):
+class LimitStatus(StrEnum):
     """The result of reading back the limit of a running container."""
 
     HELD = "held"
@@ -45,21 +45,21 @@ class Held(StrEnum):
     @property
     def broken(self) -> bool:
         """Whether the driver was seen not to keep the container within its part."""
-        return self in {Held.DIFFERS, Held.MISSING}
+        return self in {LimitStatus.DIFFERS, LimitStatus.MISSING}
 
     @property
     def severity(self) -> int:
         """Higher for a worse state: of several limits the worst one counts."""
-        return (Held.HELD, Held.UNVERIFIED, Held.DIFFERS, Held.MISSING).index(self)
+        return (LimitStatus.HELD, LimitStatus.UNVERIFIED, LimitStatus.DIFFERS, LimitStatus.MISSING).index(self)
 
 
 @dataclass(frozen=True, slots=True)
 class LimitState:
     """Whether the limit of one container on one GPU holds."""
 
-    rung: Rung
+    enforcement: Enforcement
     """The means that the container was started with, which the node's present one may differ from."""
-    held: Held = Held.UNVERIFIED
+    held: LimitStatus = LimitStatus.UNVERIFIED
     found_mib: int | None = None
     """The limit that the driver has, in MiB; None: it has none, or it is unknown."""
     why: str = ""
@@ -67,10 +67,10 @@ class LimitState:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuRung:
+class GpuEnforcement:
     """The means by which new containers on one GPU are kept within their parts."""
 
-    rung: Rung
+    enforcement: Enforcement
     why: str
     """Why this one, as a sentence without a full stop."""
     refusal: str = ""

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, TypeAlias
 from gpu_device_plugin.core.model.mig import is_mig_resource, resource_name
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
-from gpu_device_plugin.core.node.preferring import spread_over
+from gpu_device_plugin.core.node.preferred_allocation import spread_over
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.model.holds import DeviceHold
-    from gpu_device_plugin.core.model.limits import Rung
+    from gpu_device_plugin.core.model.limits import Enforcement
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.model.shares import SharedGpu, Shares
@@ -42,8 +42,8 @@ class Holding:
     container hands on to a later container count once."""
     whole: bool = False
     """It was given whole GPUs, or MIG instances, which have no limit of ours."""
-    rung: Rung | None = None
-    """See `DeviceHold.rung`."""
+    enforcement: Enforcement | None = None
+    """See `DeviceHold.enforcement`."""
     pod: Pod | None = None
     """The pod in the API; None: not known (yet), or the agent runs without the API."""
 
@@ -82,7 +82,7 @@ def holdings(
         together = {uuid: _mib(shares, uuid, len(ids[hold.pod_uid, uuid]), whole=whole) for uuid in granted}
         if granted:
             pod = known.get(hold.pod_uid)
-            found.append(Holding(hold.pod_uid, hold.container, granted, together, whole, hold.rung, pod))
+            found.append(Holding(hold.pod_uid, hold.container, granted, together, whole, hold.enforcement, pod))
     return tuple(found)
 
 

@@ -53,7 +53,7 @@ class Evidence:
     recorded: frozenset[str]
     """Device IDs in a checkpoint that was written after that answer came."""
     stale: frozenset[str] = frozenset()
-    """Device IDs among both that are shown only for pods that have ended, see `core.node.ended_pods`."""
+    """Device IDs among both that are shown only for pods that have ended, see `core.node.kubelet.ended_pods`."""
 
     @property
     def held(self) -> frozenset[str]:
@@ -95,7 +95,7 @@ class Ledger:
     """GPUs (by UUID) that containers hold through a resource that is not, or no longer, ours, with the resource's name.
     The kubelet does not know that it is the same hardware."""
     forgotten: frozenset[str] = frozenset()
-    """Device IDs of running containers that the kubelet takes for free, see `core.node.remembered`."""
+    """Device IDs of running containers that the kubelet takes for free, see `core.node.kubelet.lost_allocations`."""
     _uses: Mapping[str, Use] = field(default_factory=dict, repr=False, compare=False)
 
     def use(self, uuid: str) -> Use:

@@ -20,20 +20,20 @@ from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.policy import FIT, POLICIES, policy_in_force
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.model.shares import TooManySharesError, unknown_exclusions
-from gpu_device_plugin.core.node.gpu_failure import gpu_condition
-from gpu_device_plugin.core.node.grants import Delivery
-from gpu_device_plugin.core.node.health import Belief, with_cards
-from gpu_device_plugin.core.node.mps import NOT_THERE
-from gpu_device_plugin.core.node.rungs import AUTO, LIMITS, Abilities, mps_gpus, rungs, told, wanted
-from gpu_device_plugin.core.node.serving import WAYS, Serving, Way, wanted_way
+from gpu_device_plugin.core.node.enforcement import AUTO, LIMITS, Abilities, enforcements, mps_gpus, told, wanted
+from gpu_device_plugin.core.node.health.gpu_failure import gpu_condition
+from gpu_device_plugin.core.node.health.gpu_health import GpuHealth, with_cards
+from gpu_device_plugin.core.node.limits.container_grants import Delivery
+from gpu_device_plugin.core.node.mps.mps_wishes import NOT_THERE
+from gpu_device_plugin.core.node.serving_mode import WAYS, Serving, ServingMode, wanted_way
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.core.model.shares import Shares
-    from gpu_device_plugin.core.node.gpu_failure import GpuCondition
-    from gpu_device_plugin.core.node.others import Sighting
+    from gpu_device_plugin.core.node.health.gpu_failure import GpuCondition
+    from gpu_device_plugin.core.node.kubelet.conflicting_plugins import Detection
 
 GONE = "the MIG instance exists no more"
 IN_MIG_MODE = "it is in MIG mode now"
@@ -72,7 +72,7 @@ class NodeInputs:
     labels: Mapping[str, str] | None = None
     """None: our node was not read yet, or there is no API."""
     inventory: Inventory = field(default_factory=Inventory)
-    beliefs: Mapping[str, Belief] = field(default_factory=dict)
+    beliefs: Mapping[str, GpuHealth] = field(default_factory=dict)
     """By UUID."""
     started: bool = False
     """The driver has been asked for its GPUs."""
@@ -84,8 +84,8 @@ class NodeInputs:
     """The daemons of the MPS supervisor by the GPU's UUID, or why there is none."""
     without_mps: frozenset[str] = frozenset()
     """UUIDs of the GPUs with containers that were started without MPS: no client of MPS can join them."""
-    serving: Serving = field(default_factory=lambda: Serving(Way.DEVICE_PLUGIN))
-    others: tuple[Sighting, ...] = ()
+    serving: Serving = field(default_factory=lambda: Serving(ServingMode.DEVICE_PLUGIN))
+    others: tuple[Detection, ...] = ()
     """Other programs that hand out GPUs of the node."""
 
 
@@ -115,7 +115,7 @@ class NodeConfig:
     """UUIDs of the GPUs of which no container is given a part, as the wanted limits are not there."""
     labelled: bool = False
     """The node's labels are known; until then the settings alone count."""
-    wanted_way: Way = Way.DEVICE_PLUGIN
+    wanted_way: ServingMode = ServingMode.DEVICE_PLUGIN
     """How the administrator wants pods to get the GPUs."""
     claims: bool = False
     """Pods get the GPUs by ResourceClaims."""
@@ -162,20 +162,20 @@ def derive(inputs: NodeInputs, before: NodeConfig) -> NodeConfig:
 
     listed = {shared.position: shared for shared in shares.gpus if shared.listed and not shared.gone}
     whole = {at for at, shared in listed.items() if any(kind is Kind.INSTANCE for kind, _ in shared.offered)}
-    template = inputs.delivery.means
+    template = inputs.delivery.plan
     want = wanted(inputs.limits, labels, compute=template.mps_compute)
     abilities = Abilities(inventory.cgroup, inputs.mps, template.extra is not None)
     gpus = {at: shared.gpu for at, shared in listed.items()}
-    chosen = rungs(gpus, abilities, want, refuse=inputs.refuse, partitions=whole)
-    means = replace(
+    chosen = enforcements(gpus, abilities, want, refuse=inputs.refuse, partitions=whole)
+    plan = replace(
         template,
-        rungs={gpu.uuid: chosen.gpus[at] for at, gpu in gpus.items()},
+        enforcements={gpu.uuid: chosen.gpus[at] for at, gpu in gpus.items()},
         mps={} if isinstance(inputs.mps, str) else inputs.mps,
         mps_compute=want.compute,
         refuse=inputs.refuse and want.required,
     )
 
-    on_mps = mps_gpus((shared.gpu for shared in shares.gpus), means.rungs, want)
+    on_mps = mps_gpus((shared.gpu for shared in shares.gpus), plan.enforcements, want)
     why_none = (inputs.watched and shares.why_none) or inputs.sentence
     return NodeConfig(
         shares=shares,
@@ -187,12 +187,12 @@ def derive(inputs: NodeInputs, before: NodeConfig) -> NodeConfig:
         policy=policy_in_force(labels.get(PLACEMENT_LABEL, ""), inputs.policy),
         resources=(*inputs.resources, *(Resource.of_profile(name, inputs.mig_domain) for name in shares.profiles)),
         limits=NodeLimits(chosen.gpus),
-        delivery=replace(inputs.delivery, cgpu_disable=labels.get(CGPU_DISABLE_LABEL) == "true", means=means),
+        delivery=replace(inputs.delivery, cgpu_disable=labels.get(CGPU_DISABLE_LABEL) == "true", plan=plan),
         mps_gpus=on_mps,
-        barred=means.barred | (on_mps & inputs.without_mps if means.refuse else frozenset()),
+        barred=plan.barred | (on_mps & inputs.without_mps if plan.refuse else frozenset()),
         labelled=inputs.labels is not None,
         wanted_way=wanted_way(inputs.serve, labels),
-        claims=inputs.serving.way is Way.DRA,
+        claims=inputs.serving.way is ServingMode.DRA,
         withheld="; ".join(other.found for other in inputs.others) or inputs.serving.waits,
         why_none=why_none,
         condition=_condition(inputs, shares, why_none) if inputs.condition and inputs.started else None,
@@ -274,5 +274,5 @@ def _cut(before: Shares, inventory: Inventory, excluded: Iterable[str], mig: Mig
 def _condition(inputs: NodeInputs, shares: Shares, sentence: str) -> GpuCondition:
     gpus = [(shared.position, shared.gpu.uuid) for shared in shares.gpus if not shared.gone]
     beliefs = with_cards(inputs.beliefs, inputs.inventory.gpus)
-    believed = ((position, beliefs.get(uuid, Belief())) for position, uuid in gpus)
+    believed = ((position, beliefs.get(uuid, GpuHealth())) for position, uuid in gpus)
     return gpu_condition(believed, watched=inputs.watched, sentence=sentence)

@@ -10,7 +10,7 @@ import tty
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from gpu_device_plugin.aio.within import within
+from gpu_device_plugin.aio.waiting import within
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.contract.variables import LIMITS, MEMORY_LIMIT, VISIBLE_DEVICES
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.core.model.mig import MigMode
-from gpu_device_plugin.core.telling.printing import counted
+from gpu_device_plugin.core.report.text.printing import counted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.programs.demo.story import Story
     from gpu_device_plugin.programs.demo.world import World
-    from gpu_device_plugin.testing.pods import Pod
+    from gpu_device_plugin.testing.pod_specs import Pod
 
 DEFAULT_GPUS = "fake:1xP4,3xT4"
 """A card of 7 GiB (the part of a P4 that containers can use) and three larger ones."""
@@ -405,7 +405,7 @@ async def _divide(story: Story) -> None:
     envs = tuning.only.received.envs
     story.check(
         "tuning has an instance to itself: its limit is held by the hardware.",
-        (envs.get(VISIBLE_DEVICES), envs.get(LIMITS)) == (largest.gpu.uuid, Rung.PARTITION.value),
+        (envs.get(VISIBLE_DEVICES), envs.get(LIMITS)) == (largest.gpu.uuid, Enforcement.PARTITION.value),
     )
     on = story.gpus_of(*chats)
     story.check("Both chats share one of the small ones.", len(on) == 1 and on[0].gpu.uuid != largest.gpu.uuid)

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.placing import Room
     from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.node import Node
-    from gpu_device_plugin.programs.demo.page import DemoPage
+    from gpu_device_plugin.programs.demo.demo_page import DemoPage
     from gpu_device_plugin.programs.demo.world import World
-    from gpu_device_plugin.testing.pods import Pod
+    from gpu_device_plugin.testing.pod_specs import Pod
 
     class Visit(Protocol):
         """Makes a further node, which lives to the end of the demo."""

@@ -20,26 +20,26 @@ import yaml
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares, parse_id
+from gpu_device_plugin.core.node.kubelet.advertised_devices import offers
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.node_config import GONE
-from gpu_device_plugin.core.node.offers import offers
-from gpu_device_plugin.core.node.over_use import Rules
-from gpu_device_plugin.hardware.forms import DescriptionError
+from gpu_device_plugin.core.node.use.over_use import Rules
+from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet.procfs import PROC
-from gpu_device_plugin.programs.demo.pods import Pods, Processes
+from gpu_device_plugin.programs.demo.demo_pods import Pods, Processes
 from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, UsageError
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing.kubelet import Kubelet
+from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
-    from gpu_device_plugin.hardware.beliefs import HardwareView
-    from gpu_device_plugin.testing.cluster import ApiServer
-    from gpu_device_plugin.testing.pods import Pod
+    from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView
+    from gpu_device_plugin.testing.cluster.api_server import ApiServer
+    from gpu_device_plugin.testing.pod_specs import Pod
 
 # Settings with short intervals, so that no scene waits long. The demo's containers run no program on a real GPU, so
 # processes found there belong to other users and say nothing about the demo's pods.
@@ -57,7 +57,7 @@ _WITH_PROCESSES = {
     "over_use_grace": "1s",
     "over_use_slack": "256MiB",
 }
-_AGENT = "gpu_device_plugin.programs.demo.agent"
+_AGENT = "gpu_device_plugin.programs.demo.demo_agent"
 _UNHEALTHY = " is unhealthy: "
 """The words between a GPU and the reason in the agent's log."""
 _LOOK_S = 0.02

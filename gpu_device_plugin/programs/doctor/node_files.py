@@ -15,9 +15,9 @@ from google.protobuf.message import DecodeError
 from gpu_device_plugin import files
 from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsFileError, MpsStatus, read_state
 from gpu_device_plugin.core.contract.variables import DRIVER_LIMIT
-from gpu_device_plugin.core.node.mps import NOT_THERE, SILENT, silent
-from gpu_device_plugin.core.telling.diagnosing import Unknown
-from gpu_device_plugin.core.telling.symptoms import Runtime
+from gpu_device_plugin.core.node.mps.mps_wishes import NOT_THERE, SILENT, silent
+from gpu_device_plugin.core.report.finding import Unknown
+from gpu_device_plugin.core.report.findings.symptoms import Runtime
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 
 if TYPE_CHECKING:

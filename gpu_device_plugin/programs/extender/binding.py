@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from gpu_device_plugin.cluster.binder import BindError
-from gpu_device_plugin.cluster.errors import ApiError, NotFoundError
-from gpu_device_plugin.core.cluster.asking import Impossible, ask
+from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError
+from gpu_device_plugin.cluster.writers.binder import BindError
 from gpu_device_plugin.core.cluster.fitting import Unfit, by_claims, fit
+from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
 from gpu_device_plugin.core.cluster.promising import promise
 from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX, INIT_ALLOCATION
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from gpu_device_plugin.cluster.binder import PodRef
-    from gpu_device_plugin.core.cluster.asking import Ask
+    from gpu_device_plugin.cluster.writers.binder import PodRef
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.fitting import Fit
+    from gpu_device_plugin.core.cluster.pod_demand import Ask
     from gpu_device_plugin.core.model.placing import Ranks
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Amounts, Resource
@@ -50,7 +50,7 @@ class Cluster(Protocol):
     """The API server's operations that binding needs."""
 
     async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
-        """Bind a pod and write its promise in one step; see `cluster.binder.Binder`."""
+        """Bind a pod and write its promise in one step; see `cluster.writers.binder.Binder`."""
 
     async def read(self, namespace: str, name: str) -> Pod:
         """Return the current state of a pod. Raises ApiError."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from gpu_device_plugin.cluster.api import NodeRecord
+from gpu_device_plugin.cluster.objects.decoding import NodeRecord
 from gpu_device_plugin.cluster.store import Store
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
@@ -25,20 +25,20 @@ _MOST_LINKS = 200
 """The most GPU topologies that are cached; the cache is cleared when it is full."""
 
 
-class Comers(Protocol):
+class ArrivalObserver(Protocol):
     """Counts the pods that were bound, each once. One that waits costs its owner nothing, and may never find room."""
 
     def came(self, pod: Pod) -> None:
         """Count a pod with GPUs."""
 
-    def other_came(self, pod: OtherPod) -> None:
+    def observe_other(self, pod: OtherPod) -> None:
         """Count a pod without GPUs that was bound to a node with GPUs."""
 
 
 class PodStore(Store[Pod | OtherPod]):
     """Applies watched pods to a fleet."""
 
-    def __init__(self, fleet: Fleet, clock: Callable[[], float], comers: Comers | None = None) -> None:
+    def __init__(self, fleet: Fleet, clock: Callable[[], float], comers: ArrivalObserver | None = None) -> None:
         """Write to `fleet`.
 
         Args:
@@ -89,7 +89,7 @@ class PodStore(Store[Pod | OtherPod]):
         if self._comers is None:
             return
         if isinstance(pod, OtherPod):
-            self._comers.other_came(pod)
+            self._comers.observe_other(pod)
         else:
             self._comers.came(pod)
 

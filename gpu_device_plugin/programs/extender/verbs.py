@@ -8,12 +8,12 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.http import JSON, Page
-from gpu_device_plugin.cluster.api import UnreadableObjectError
-from gpu_device_plugin.cluster.podspec import fits_by_requests_alone
-from gpu_device_plugin.core.cluster.asking import Ask, Impossible, ask
+from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
+from gpu_device_plugin.cluster.objects.podspec import fits_by_requests_alone
+from gpu_device_plugin.core.cluster.pod_demand import Ask, Impossible, ask
 from gpu_device_plugin.core.cluster.preempting import Preemptor, choose_on_each
 from gpu_device_plugin.core.cluster.usage import Occupant
-from gpu_device_plugin.core.cluster.waiting import Reason, after_preemption, by_verdicts, oldest_s
+from gpu_device_plugin.core.cluster.waiting_reasons import Reason, after_preemption, by_verdicts, oldest_s
 from gpu_device_plugin.fleet_judge import UNKNOWN, Judge
 from gpu_device_plugin.metrics import VERDICTS
 from gpu_device_plugin.scheduler import wire
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from msgspec import Raw
 
-    from gpu_device_plugin.cluster.api import PodReader
+    from gpu_device_plugin.cluster.objects.decoding import PodReader
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.contract.nodegpus import ListedGpu
     from gpu_device_plugin.core.model.pods import Pod

@@ -11,9 +11,9 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from gpu_device_plugin.cluster.api import Page
-from gpu_device_plugin.cluster.errors import Call
-from gpu_device_plugin.core.telling.diagnosing import Unknown
+from gpu_device_plugin.cluster.client.errors import Call
+from gpu_device_plugin.cluster.objects.decoding import Page
+from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.view.objects import decoded
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract.cleanup import leftovers, mig_resources
 from gpu_device_plugin.core.contract.keys import SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, items
-from gpu_device_plugin.view.objects import Named, Node, Shape, decoded
+from gpu_device_plugin.view.objects import ApiObject, Named, Node, decoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ _KUBELET_FORGETS = (
 )
 
 
-class _Spec(Shape):
+class _Spec(ApiObject):
     node_name: str = ""
 
 

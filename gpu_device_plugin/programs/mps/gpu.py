@@ -10,9 +10,9 @@ import time
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.aio.within import within
+from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
-from gpu_device_plugin.core.node.mps_daemon import Act, Daemon, Seen, Server, decide, did, failed
+from gpu_device_plugin.core.node.mps.mps_daemon import Act, Daemon, Seen, Server, decide, did, failed
 from gpu_device_plugin.programs.mps.nvidia import MpsError
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_device_plugin.aio.children import signal_child
-from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.core.node.mps_daemon import MODES
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.core.node.mps.mps_daemon import MODES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

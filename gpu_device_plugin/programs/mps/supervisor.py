@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import files
-from gpu_device_plugin.aio.within import within
+from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.core.contract.mpsfiles import (
     STATE_FILE,
     WANTED_FILE,
@@ -21,7 +21,7 @@ from gpu_device_plugin.core.contract.mpsfiles import (
     write_state,
 )
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
-from gpu_device_plugin.core.node.mps_daemon import QUIT_S, is_uuid
+from gpu_device_plugin.core.node.mps.mps_daemon import QUIT_S, is_uuid
 from gpu_device_plugin.programs.mps.gpu import TIMINGS, GpuKeeper, Timings
 from gpu_device_plugin.programs.mps.places import Places, open_directory
 

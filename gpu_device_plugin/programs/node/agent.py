@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.model.gpus import NO_LINKS
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.shares import SHARES, Shares
-from gpu_device_plugin.core.node.ended_pods import PodsInApi
+from gpu_device_plugin.core.node.kubelet.ended_pods import PodsInApi
 from gpu_device_plugin.core.node.ledger import Reading
 from gpu_device_plugin.core.node.node import Node
-from gpu_device_plugin.core.telling.gauges import NodeMetrics
-from gpu_device_plugin.hardware.beliefs import State
-from gpu_device_plugin.hardware.forms import DescriptionError
+from gpu_device_plugin.core.report.gauges import NodeMetrics
+from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
+from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet import cgroupfs, procfs
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
@@ -29,22 +29,22 @@ from gpu_device_plugin.kubelet.registration_loop import Plugin, RegistrationEven
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
 from gpu_device_plugin.node_state import NodeState
-from gpu_device_plugin.programs.node.advertiser import Advertiser
-from gpu_device_plugin.programs.node.answers import NodeAnswers
-from gpu_device_plugin.programs.node.coexistence import Coexistence
+from gpu_device_plugin.programs.node.claims.serving_mode_switch import ServingModeSwitch
 from gpu_device_plugin.programs.node.configuration import Configuration, initial
-from gpu_device_plugin.programs.node.forgotten_pods import ForgottenPods
-from gpu_device_plugin.programs.node.handover import Handover
-from gpu_device_plugin.programs.node.mps import MpsLink
+from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
+from gpu_device_plugin.programs.node.kubelet.advertiser import Advertiser
+from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler
+from gpu_device_plugin.programs.node.kubelet.forgotten_pods import ForgottenPods
+from gpu_device_plugin.programs.node.kubelet.reconciler import Reconciler
+from gpu_device_plugin.programs.node.limits.limit_verification import Verification
+from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
 from gpu_device_plugin.programs.node.node_api import NodeApi, reach_api
-from gpu_device_plugin.programs.node.over_use import OverUse
+from gpu_device_plugin.programs.node.node_events import Reports
+from gpu_device_plugin.programs.node.orphaned_instances import OrphanedInstances
+from gpu_device_plugin.programs.node.persisted_state import PersistedAgentState
 from gpu_device_plugin.programs.node.probes import serving_probes
-from gpu_device_plugin.programs.node.reconciler import Reconciler
-from gpu_device_plugin.programs.node.reports import Reports
-from gpu_device_plugin.programs.node.stranding import Stranding
-from gpu_device_plugin.programs.node.use import UseReports, UseWatch
-from gpu_device_plugin.programs.node.verification import Verification
-from gpu_device_plugin.programs.node.ways import Ways
+from gpu_device_plugin.programs.node.use.over_use_watch import OverUse
+from gpu_device_plugin.programs.node.use.use_reader import UseReports, UseWatch
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.node_config import NodeConfig
-    from gpu_device_plugin.programs.node.cluster import NodeCluster
-    from gpu_device_plugin.programs.node.dra import DraDriver
+    from gpu_device_plugin.programs.node.claims.dra_driver import DraDriver
+    from gpu_device_plugin.programs.node.node_cluster import NodeCluster
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
@@ -75,8 +75,8 @@ class NodeAgent:
 
         `dev` is the directory of the device nodes, `proc` that of the processes, `cgroups` that of the cgroups.
         """
-        self.settings = Latest(settings)
-        self.config = config = Latest(initial(settings))
+        self.settings = Observable(settings)
+        self.config = config = Observable(initial(settings))
         """How the node gives its GPUs to pods."""
         self.state = NodeState(Node(config.value.shares))
         self.metrics = m.Metrics()
@@ -89,7 +89,7 @@ class NodeAgent:
             self.hardware = Hardware(settings.gpus, on_change=self.reports.health_changed, on_xid=self.reports.xid_seen)
         except DescriptionError as error:
             raise UsageError(str(error)) from error
-        self.coexistence = Coexistence(self.settings, api)
+        self.coexistence = ConflictingPlugins(self.settings, api)
         self.advertiser = Advertiser(self.state, config, self.reports, settings.refusal_limit)
         self.kubelet_records = KubeletRecords(
             settings.device_plugin_dir,
@@ -111,10 +111,10 @@ class NodeAgent:
             interval_s=settings.reconcile_interval_s,
             process_wait_s=settings.process_wait_s,
         )
-        self.entries: Latest[tuple[DeviceHold, ...]] = Latest(())
+        self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
         """What each container holds: by the kubelet's checkpoint, and by the claims that were prepared."""
         self.mps = MpsLink(settings.mps_dir, self.state, self.entries, self.reports.mps_changed)
-        self._answers = NodeAnswers(
+        self._answers = AllocationHandler(
             self.state,
             None if cluster is None else cluster.waiting,
             self.metrics,
@@ -148,7 +148,7 @@ class NodeAgent:
         self.evictor = None
         self.failures = None
         if cluster is not None:
-            from gpu_device_plugin.programs.node.evictor import Evictor, GpuFailures  # noqa: PLC0415 - see node_api.reach_api
+            from gpu_device_plugin.programs.node.use.evictor import Evictor, GpuFailures  # noqa: PLC0415 - see node_api.reach_api
 
             self.evictor = Evictor(cluster, self.metrics, self.settings)
             self.failures = GpuFailures(
@@ -167,10 +167,10 @@ class NodeAgent:
             self._prepare,
             self._registration_event,
         )
-        self._stranding = Stranding(config, self.entries, self.kubelet_records, api, self.reports)
+        self._stranding = OrphanedInstances(config, self.entries, self.kubelet_records, api, self.reports)
         self._lock = NodeLock(settings.device_plugin_dir)
-        self._handover = Handover(settings, self.kubelet_records)
-        self.ways = Ways(
+        self._handover = PersistedAgentState(settings, self.kubelet_records)
+        self.ways = ServingModeSwitch(
             config,
             self.state,
             api,
@@ -195,7 +195,7 @@ class NodeAgent:
         )
         self.dra: DraDriver | None = None
         if cluster is not None:
-            from gpu_device_plugin.programs.node.dra import DraDriver  # noqa: PLC0415 - see node_api.reach_api
+            from gpu_device_plugin.programs.node.claims.dra_driver import DraDriver  # noqa: PLC0415 - see node_api.reach_api
 
             self.dra = self.ways.dra = DraDriver(
                 settings,
@@ -210,7 +210,7 @@ class NodeAgent:
                 dev=dev,
                 changed=self.ways.look,
             )
-        self._paused = Latest(value=False)
+        self._paused = Observable(value=False)
 
     def __repr__(self) -> str:
         return f"<NodeAgent {self.settings.value.node_name or 'standalone'}: {self.state!r}>"
@@ -322,7 +322,7 @@ class NodeAgent:
         if share_mib != settings.share_size_mib:
             shares = Shares(share_mib, settings.reserve_mib)
             self.settings.set(replace(settings, share_size_mib=share_mib))
-            self.state.equip(shares, {}, NO_LINKS)
+            self.state.refresh_inventory(shares, {}, NO_LINKS)
             self.config.set(replace(self.config.value, shares=shares))
             self.reload(settings)
         self._handover.keep_share_size(share_mib)
@@ -352,7 +352,7 @@ class NodeAgent:
             resource,
             self._answers,
             self.advertiser.list_of(resource),
-            pre_start=self.settings.value.pre_start and not self.ways.parting,
+            pre_start=self.settings.value.pre_start and not self.ways.deregistering,
             observe=lambda _resource, rpc, seconds: self.metrics.took(m.RPCS, seconds, rpc),
         )
 
@@ -392,6 +392,6 @@ class NodeAgent:
         server = reach_api(settings)
         if server is None:
             return None
-        from gpu_device_plugin.programs.node.cluster import NodeCluster  # noqa: PLC0415 - see node_api.reach_api
+        from gpu_device_plugin.programs.node.node_cluster import NodeCluster  # noqa: PLC0415 - see node_api.reach_api
 
         return NodeCluster(server, settings, self.config, self.state, self.metrics)

@@ -11,12 +11,12 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.contract.mpsfiles import SHM_DIRECTORY
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares, TooManySharesError
-from gpu_device_plugin.core.node.grants import Delivery
-from gpu_device_plugin.core.node.health import Rules
-from gpu_device_plugin.core.node.limit_grants import Means
+from gpu_device_plugin.core.node.enforcement import REFUSE
+from gpu_device_plugin.core.node.health.gpu_health import Rules
+from gpu_device_plugin.core.node.limits.container_grants import Delivery
+from gpu_device_plugin.core.node.limits.limit_grants import EnforcementPlan
 from gpu_device_plugin.core.node.node_config import NodeConfig, NodeInputs, derive
-from gpu_device_plugin.core.node.rungs import REFUSE
-from gpu_device_plugin.hardware.beliefs import HardwareView, State
+from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.hardware.monitor import Timings
 from gpu_device_plugin.settings.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.knobs import UsageError
@@ -24,16 +24,16 @@ from gpu_device_plugin.settings.knobs import UsageError
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from gpu_device_plugin.aio.latest import Latest
-    from gpu_device_plugin.core.node.extra_grant import ExtraGrant
-    from gpu_device_plugin.core.node.serving import Serving
+    from gpu_device_plugin.aio.observable import Observable
+    from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant
+    from gpu_device_plugin.core.node.serving_mode import Serving
     from gpu_device_plugin.hardware.monitor import Hardware
     from gpu_device_plugin.node_state import NodeState
-    from gpu_device_plugin.programs.node.coexistence import Coexistence
-    from gpu_device_plugin.programs.node.mps import MpsLink
+    from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
+    from gpu_device_plugin.programs.node.kubelet.reconciler import Reconciler
+    from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
     from gpu_device_plugin.programs.node.node_api import NodeApi
-    from gpu_device_plugin.programs.node.reconciler import Reconciler
-    from gpu_device_plugin.programs.node.reports import Reports
+    from gpu_device_plugin.programs.node.node_events import Reports
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def initial(settings: NodeSettings) -> NodeConfig:
 
 
 def _inputs(settings: NodeSettings, extra: ExtraGrant | None) -> NodeInputs:
-    means = Means(
+    plan = EnforcementPlan(
         mps_shm=str(settings.mps_dir / SHM_DIRECTORY),
         mps_compute=settings.mps_compute == "by-share",
         soft_is_share=settings.soft_limit == "share",
@@ -73,7 +73,7 @@ def _inputs(settings: NodeSettings, extra: ExtraGrant | None) -> NodeInputs:
         excluded=settings.exclude_gpus,
         resources=settings.offered,
         mig_domain=settings.domain_of_mig,
-        delivery=Delivery(frozenset(settings.devices), settings.cdi_kind, means=means),
+        delivery=Delivery(frozenset(settings.devices), settings.cdi_kind, plan=plan),
         condition=settings.node_condition,
         evict=settings.on_gpu_failure == "evict",
     )
@@ -84,8 +84,8 @@ class Configuration:
 
     def __init__(
         self,
-        config: Latest[NodeConfig],
-        settings: Latest[NodeSettings],
+        config: Observable[NodeConfig],
+        settings: Observable[NodeSettings],
         state: NodeState,
         metrics: m.Metrics,
         reports: Reports,
@@ -93,8 +93,8 @@ class Configuration:
         hardware: Hardware,
         api: NodeApi,
         mps: MpsLink,
-        serving: Latest[Serving],
-        coexistence: Coexistence,
+        serving: Observable[Serving],
+        coexistence: ConflictingPlugins,
         reconciler: Reconciler,
     ) -> None:
         """Prepare to set `config`, which is `initial` until now, and the GPUs of `state`."""
@@ -140,7 +140,7 @@ class Configuration:
         self._mps.look()  # who asks for MPS only now does not hear that there was no supervisor before
         before, view, node = self._config.value, self._view, self._api.node.value
         inputs = replace(
-            _inputs(self._settings.value, before.delivery.means.extra),
+            _inputs(self._settings.value, before.delivery.plan.extra),
             labels=None if node is None else node.labels,
             inventory=view.inventory,
             beliefs=view.beliefs,
@@ -160,9 +160,9 @@ class Configuration:
             return
         self._report_gpus(config, before)
         self._report(config, before)
-        self._state.equip(config.shares, config.unhealthy, config.links)
+        self._state.refresh_inventory(config.shares, config.unhealthy, config.links)
         self._reconciler.find_foreign()  # before anybody else sees the new GPUs
-        self._mps.refuse = config.delivery.means.refuse
+        self._mps.refuse = config.delivery.plan.refuse
         self._mps.ask_for(config.mps_gpus)
         self._config.set(config)
 

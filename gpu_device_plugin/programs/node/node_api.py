@@ -6,15 +6,15 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.programs import frugal
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.programs import low_memory_imports as frugal
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpu_device_plugin.cluster.api import NodeRecord
-    from gpu_device_plugin.cluster.config import ClusterConfig
+    from gpu_device_plugin.cluster.client.config import ClusterConfig
+    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.settings.node import NodeSettings
@@ -26,7 +26,7 @@ class NodeApi:
     """That of an agent without the API, which knows no pod and tells nobody anything; see `NodeCluster`."""
 
     def __init__(self) -> None:
-        self.node: Latest[NodeRecord | None] = Latest(None)
+        self.node: Observable[NodeRecord | None] = Observable(None)
         """Our node as last read, with all labels and its allocatable resources; None: not yet."""
 
     @property
@@ -61,7 +61,7 @@ def reach_api(settings: NodeSettings) -> ClusterConfig | None:
         return None
     frugal.import_aiohttp()
     # 12 MB that an agent without API access does not pay.
-    from gpu_device_plugin.cluster.config import ClusterConfigError, config_if_any  # noqa: PLC0415
+    from gpu_device_plugin.cluster.client.config import ClusterConfigError, config_if_any  # noqa: PLC0415
 
     try:
         config = config_if_any(settings.api, os.environ)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import ListenError, serving
 from gpu_device_plugin.core.contract.nodereport import USE_PATH
-from gpu_device_plugin.programs import frugal
+from gpu_device_plugin.programs import low_memory_imports as frugal
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:

@@ -7,20 +7,20 @@ import logging
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.cluster.backoff import Backoff
-from gpu_device_plugin.cluster.client import Client
-from gpu_device_plugin.cluster.errors import ApiError
-from gpu_device_plugin.cluster.events import EventWriter, about_node
-from gpu_device_plugin.cluster.node import NodeSelf
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.cluster.client.api_client import Client
+from gpu_device_plugin.cluster.client.backoff import Backoff
+from gpu_device_plugin.cluster.client.errors import ApiError
+from gpu_device_plugin.cluster.writers.events import EventWriter, about_node
+from gpu_device_plugin.cluster.writers.own_node import OwnNode
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
-from gpu_device_plugin.programs.node.cluster import Cleanup
+from gpu_device_plugin.programs.node.node_cluster import Cleanup
 from gpu_device_plugin.programs.node.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import settings_for
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.cluster.config import ClusterConfig
+    from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.kubelet.statefile import StateFile
     from gpu_device_plugin.settings.node import NodeSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
@@ -52,7 +52,7 @@ class Choice:
         self._settings = settings
         self._remembered = remembered
         self._client = Client(config)
-        self._self = NodeSelf(self._client, settings.node_name)
+        self._self = OwnNode(self._client, settings.node_name)
         self.cleanup = Cleanup(self._client, self._self)
         self._events = EventWriter(self._client, instance=settings.node_name)
         self._again = asyncio.Event()

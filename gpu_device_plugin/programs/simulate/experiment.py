@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu_device_plugin.core.worth.shapes import needs_gpus
+from gpu_device_plugin.core.value.node_types import needs_gpus
 from gpu_device_plugin.programs.simulate.model import Arrivals, Start, as_listed, departing, shares_of, told, until
 from gpu_device_plugin.programs.simulate.run import run
 from gpu_device_plugin.settings.knobs import UsageError
@@ -16,10 +16,10 @@ from gpu_device_plugin.settings.knobs import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gpu_device_plugin.core.worth.mix import PodKind
-    from gpu_device_plugin.core.worth.shapes import Shape
+    from gpu_device_plugin.core.value.node_types import NodeType
+    from gpu_device_plugin.core.value.workload_mix import PodKind
+    from gpu_device_plugin.programs.simulate.inputs.sources import Inputs
     from gpu_device_plugin.programs.simulate.model import Outcome, Workload
-    from gpu_device_plugin.programs.simulate.sources import Inputs
 
 REJECTED = "rejected"
 _BEYOND = 1.01
@@ -188,7 +188,7 @@ def fewest(enough: Callable[[int], bool], least: int, most: int = MOST_NODES) ->
     return high
 
 
-def _only_shape(inputs: Inputs) -> Shape:
+def _only_shape(inputs: Inputs) -> NodeType:
     shapes = {node.shape for node in inputs.nodes}
     if len(shapes) > 1:
         raise UsageError(
@@ -198,7 +198,7 @@ def _only_shape(inputs: Inputs) -> Shape:
     return next(iter(shapes))
 
 
-def _least(shape: Shape, there: Sequence[Start], kinds: Sequence[PodKind]) -> int:
+def _least(shape: NodeType, there: Sequence[Start], kinds: Sequence[PodKind]) -> int:
     """Return how many nodes of a shape the sums alone need for pods of these kinds, beside the room that is there."""
     whole = min((gpu.size for gpu in shape.gpus if not gpu.instance), default=0)
     asked = np.array([_amounts(kind, whole) for kind in kinds], float).reshape(-1, 5).sum(0)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu_device_plugin.core.worth.appraising import Left
-from gpu_device_plugin.core.worth.learning import mean_gpu
+from gpu_device_plugin.core.value.marginal_value import Left
+from gpu_device_plugin.core.value.price_learning import mean_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.worth.mix import PodKind
-    from gpu_device_plugin.core.worth.shapes import Shape
+    from gpu_device_plugin.core.value.node_types import NodeType
+    from gpu_device_plugin.core.value.workload_mix import PodKind
     from gpu_device_plugin.programs.simulate.rooms import Bools, Floats
 
 
@@ -25,12 +25,12 @@ class Start:
     """A node before the first pod comes."""
 
     name: str
-    shape: Shape
+    shape: NodeType
     left: Left
     """The room beside the pods that run there and stay."""
 
     @classmethod
-    def empty(cls, name: str, shape: Shape) -> Start:
+    def empty(cls, name: str, shape: NodeType) -> Start:
         """Return a node on which nothing runs."""
         return cls(name, shape, Left(shape.sizes, shape.cpu_milli, shape.memory_mib))
 

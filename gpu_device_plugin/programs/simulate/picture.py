@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu_device_plugin.core.telling.printing import printable
-from gpu_device_plugin.core.telling.tables import fitted
+from gpu_device_plugin.core.report.text.columns import fitted
+from gpu_device_plugin.core.report.text.printing import printable
 from gpu_device_plugin.programs.simulate.results import rows_of
 
 if TYPE_CHECKING:
@@ -84,10 +84,8 @@ def picture(results: Sequence[Result], about: str, *, leaving: bool) -> str:
 
 def _described(results: Sequence[Result], about: str) -> str:
     """Return the figures in words, for those who do not see the picture."""
-    means = [
-        f"{each.policy}, all seeds: {100 * each.rejected:.1f} % of the GPU asked for rejected." for each in results
-    ]
-    return " ".join([f"{about}.", *[f"{each.answer}." for each in results], *means])
+    plan = [f"{each.policy}, all seeds: {100 * each.rejected:.1f} % of the GPU asked for rejected." for each in results]
+    return " ".join([f"{about}.", *[f"{each.answer}." for each in results], *plan])
 
 
 def _escaped(text: str) -> str:

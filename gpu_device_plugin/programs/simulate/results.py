@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu_device_plugin.core.telling.printing import printable
-from gpu_device_plugin.core.telling.tables import Line, Tone, columns, fitted, padded
+from gpu_device_plugin.core.report.text.columns import Line, Tone, columns, fitted, padded
+from gpu_device_plugin.core.report.text.printing import printable
 from gpu_device_plugin.programs.simulate.experiment import REJECTED
 from gpu_device_plugin.programs.simulate.model import class_of, counted, order, unit_of
 from gpu_device_plugin.programs.simulate.rooms import rooms_of, states_after
@@ -17,11 +17,11 @@ from gpu_device_plugin.programs.simulate.rooms import rooms_of, states_after
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.worth.mix import PodKind
+    from gpu_device_plugin.core.value.workload_mix import PodKind
     from gpu_device_plugin.programs.simulate.experiment import Needed, Plan
+    from gpu_device_plugin.programs.simulate.inputs.sources import Inputs
     from gpu_device_plugin.programs.simulate.model import Outcome, Start, Workload
     from gpu_device_plugin.programs.simulate.rooms import Rooms
-    from gpu_device_plugin.programs.simulate.sources import Inputs
 
 VERSION = 1
 """Of the JSON document."""

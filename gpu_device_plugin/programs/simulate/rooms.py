@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from gpu_device_plugin.core.worth.appraising import Left
-from gpu_device_plugin.core.worth.shapes import GpuKind, Shape, needs_gpus
+from gpu_device_plugin.core.value.marginal_value import Left
+from gpu_device_plugin.core.value.node_types import GpuKind, NodeType, needs_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.core.worth.mix import PodKind
+    from gpu_device_plugin.core.value.workload_mix import PodKind
 
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
-NO_NODE = Shape((), (), 0, 0)
+NO_NODE = NodeType((), (), 0, 0)
 """The shape of a row without a node, or with one that has no GPU."""
 NO_GPU = GpuKind(0, "")
 """The kind of GPU at a place of a node that has none."""
@@ -32,11 +32,11 @@ class Rooms:
 
     def __init__(self) -> None:
         """Start without rows."""
-        self.shapes: list[Shape] = []
+        self.shapes: list[NodeType] = []
         """Every shape that was seen, by its code."""
         self.gpus: list[GpuKind] = []
         """Every kind of GPU that was seen, by its code."""
-        self._codes: dict[Shape, int] = {}
+        self._codes: dict[NodeType, int] = {}
         self._gpu_codes: dict[GpuKind, int] = {}
         self._gpus_of: list[list[int]] = []
         self._whole_of: list[list[int]] = []
@@ -63,7 +63,7 @@ class Rooms:
     def __repr__(self) -> str:
         return f"<Rooms: {len(self)} rows, {len(self.shapes)} shapes, {len(self.gpus)} kinds of GPUs>"
 
-    def write(self, row: int, shape: Shape, left: Left) -> None:
+    def write(self, row: int, shape: NodeType, left: Left) -> None:
         """Store the state of a node in its row; rows are added if it is missing, more than one at a time."""
         gpus = len(shape.sizes)
         code = self._code(shape if gpus else NO_NODE)
@@ -75,18 +75,18 @@ class Rooms:
         self.gpu[row, :gpus] = self._gpus_of[code]
         self.gpu[row, gpus:] = 0
 
-    def node(self, row: int) -> tuple[Shape, Left]:
+    def node(self, row: int) -> tuple[NodeType, Left]:
         """Return the shape and the room of the node in a row."""
         shape = self.shapes[self.shape[row]]
         frees = tuple(self.free[row, : len(shape.sizes)].tolist())
         return shape, Left(frees, int(self.cpu[row]), int(self.memory[row]))
 
-    def counts(self) -> Mapping[Shape, int]:
+    def counts(self) -> Mapping[NodeType, int]:
         """Return how many nodes with GPUs there are of each shape."""
         found = Counter(self.shape.tolist())
         return {self.shapes[code]: number for code, number in found.items() if code}
 
-    def _code(self, shape: Shape) -> int:
+    def _code(self, shape: NodeType) -> int:
         code = self._codes.get(shape)
         if code is None:
             code = self._codes[shape] = len(self.shapes)
@@ -116,7 +116,7 @@ class Rooms:
         self.gpu = np.pad(self.gpu, wider)
 
 
-def rooms_of(nodes: Sequence[tuple[Shape, Left]]) -> Rooms:
+def rooms_of(nodes: Sequence[tuple[NodeType, Left]]) -> Rooms:
     """Return the rooms of these nodes, in their order."""
     rooms = Rooms()
     rooms.reserve(len(nodes), max((len(shape.sizes) for shape, _ in nodes), default=0))

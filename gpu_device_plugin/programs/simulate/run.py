@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu_device_plugin.core.worth.learning import learn
-from gpu_device_plugin.core.worth.mix import Mix
-from gpu_device_plugin.core.worth.studying import due, studied
-from gpu_device_plugin.programs.simulate.beside import Beside
-from gpu_device_plugin.programs.simulate.columns import Columns, Fit
-from gpu_device_plugin.programs.simulate.fgd import BestFit, Fgd
-from gpu_device_plugin.programs.simulate.judged import Judged
+from gpu_device_plugin.core.value.fair_learning import due, studied
+from gpu_device_plugin.core.value.price_learning import learn
+from gpu_device_plugin.core.value.workload_mix import WorkloadMix
 from gpu_device_plugin.programs.simulate.model import Outcome, capacity_of, shares_of, unit_of
+from gpu_device_plugin.programs.simulate.policies.beside import Beside
+from gpu_device_plugin.programs.simulate.policies.fgd import BestFit, Fgd
+from gpu_device_plugin.programs.simulate.policies.judged import Judged
+from gpu_device_plugin.programs.simulate.policies.scored_columns import Columns, Fit
 from gpu_device_plugin.programs.simulate.rooms import rooms_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gpu_device_plugin.core.worth.mix import PodKind
-    from gpu_device_plugin.programs.simulate.beside import Placer
-    from gpu_device_plugin.programs.simulate.columns import Scorer
+    from gpu_device_plugin.core.value.workload_mix import PodKind
     from gpu_device_plugin.programs.simulate.model import Arrivals, Start, Workload
+    from gpu_device_plugin.programs.simulate.policies.beside import Placer
+    from gpu_device_plugin.programs.simulate.policies.scored_columns import Scorer
     from gpu_device_plugin.programs.simulate.rooms import Rooms
 
 POLICIES = ("fit", "binpack", "spread", "fgd", "bestfit")
@@ -102,22 +102,22 @@ def _placer(policy: str, nodes: Sequence[Start], workload: Workload, *, cold: bo
     return Columns(rooms, workload.kinds, scorer)
 
 
-def _fit(rooms: Rooms, mix: Mix) -> Scorer:
+def _fit(rooms: Rooms, mix: WorkloadMix) -> Scorer:
     usable = studied(mix, rooms.counts()).usable
     return BestFit(rooms) if usable is None else Fit(rooms, usable)
 
 
-def _fgd(rooms: Rooms, mix: Mix) -> Scorer:
+def _fgd(rooms: Rooms, mix: WorkloadMix) -> Scorer:
     return Fgd(rooms, mix.parts())
 
 
 class _Learning(Columns):
     """Learns from the pods that found room so far, at the same times as the scheduler extender."""
 
-    def __init__(self, rooms: Rooms, kinds: Sequence[PodKind], learned: Callable[[Rooms, Mix], Scorer]) -> None:
+    def __init__(self, rooms: Rooms, kinds: Sequence[PodKind], learned: Callable[[Rooms, WorkloadMix], Scorer]) -> None:
         super().__init__(rooms, kinds, BestFit(rooms))
         self._learned = learned
-        self._mix = Mix()
+        self._mix = WorkloadMix()
         self._learned_from = 0
 
     def place(self, kind: int) -> tuple[int, Sequence[int]] | None:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from gpu_device_plugin.aio.turns import Turns
-from gpu_device_plugin.cluster.api import Kind
-from gpu_device_plugin.cluster.errors import Call, UnavailableError
+from gpu_device_plugin.cluster.client.errors import Call, UnavailableError
+from gpu_device_plugin.cluster.objects.decoding import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gpu_device_plugin.cluster.client import Client
+    from gpu_device_plugin.cluster.client.api_client import Client
 
 T = TypeVar("T")
 

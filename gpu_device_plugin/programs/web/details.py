@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpu_device_plugin.aio.turns import Turns
-from gpu_device_plugin.cluster.api import PODS, Kind, UnreadableObjectError
-from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError
-from gpu_device_plugin.core.telling.explaining import explain
-from gpu_device_plugin.core.telling.overview_document import node_document
-from gpu_device_plugin.core.telling.podpage import containers_of
+from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError
+from gpu_device_plugin.cluster.objects.decoding import PODS, Kind, UnreadableObjectError
+from gpu_device_plugin.core.report.overview_document import node_document
+from gpu_device_plugin.core.report.pod_document import containers_of
+from gpu_device_plugin.core.report.why.explanations import explain
+from gpu_device_plugin.view.extender_policy import CONFIGURATION, assumed, policy_in
 from gpu_device_plugin.view.objects import ConfigMap, decoded
 from gpu_device_plugin.view.poddetails import event_documents, events, pod_and_status
-from gpu_device_plugin.view.policy import CONFIGURATION, assumed, policy_in
-from gpu_device_plugin.view.why import why
+from gpu_device_plugin.view.why_pod import why
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpu_device_plugin.cluster.client import Client
-    from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
-    from gpu_device_plugin.core.telling.podcauses import SchedulingStatus
-    from gpu_device_plugin.programs.web.board import Board
-    from gpu_device_plugin.programs.web.sight import Sight
+    from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
+    from gpu_device_plugin.programs.web.caller_scope import CallerScope
+    from gpu_device_plugin.programs.web.page_state import PageState
     from gpu_device_plugin.programs.web.watched import Watched
-    from gpu_device_plugin.view.policy import Policy
+    from gpu_device_plugin.view.extender_policy import Policy
 
 _EVENTS, _CONFIGMAPS = Kind("events"), Kind("configmaps")
 _MOST_READ = 200
@@ -45,7 +45,7 @@ Fields = dict[str, Any]
 class Details:
     """Reads details with the server's account; callers must have the right to see the pod."""
 
-    def __init__(self, client: Client, watched: Watched, board: Board, resources: Sequence[Resource]) -> None:
+    def __init__(self, client: Client, watched: Watched, board: PageState, resources: Sequence[Resource]) -> None:
         self._client = client
         self._watched = watched
         self._board = board
@@ -55,14 +55,14 @@ class Details:
     def __repr__(self) -> str:
         return f"<Details of {self._watched!r}>"
 
-    def node(self, name: str, sight: Sight) -> Fields | None:
+    def node(self, name: str, sight: CallerScope) -> Fields | None:
         """Return a node; None: there is no such node that shares GPUs, or the caller may not see nodes."""
         shown = self._board.node(name)
         if shown is None or not sight.nodes:
             return None
         return {"node": node_document(sight.of(shown.view))}
 
-    async def pod(self, namespace: str, name: str, sight: Sight, user: str) -> Fields:
+    async def pod(self, namespace: str, name: str, sight: CallerScope, user: str) -> Fields:
         """Return a pod of a namespace that the caller may see. Users take turns.
 
         Raises:
@@ -72,7 +72,7 @@ class Details:
         async with self._turns.turn(user):
             return await self._pod(namespace, name, sight)
 
-    async def _pod(self, namespace: str, name: str, sight: Sight) -> Fields:
+    async def _pod(self, namespace: str, name: str, sight: CallerScope) -> Fields:
         raw = msgspec.Raw(await self._client.get(PODS, name, namespace=namespace))
         pod, status = pod_and_status(raw, self._resources)
         raw_events, notes = await self._events(namespace, pod.uid)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from gpu_device_plugin.cluster.api import PODS, ObjectMeta
-from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError, NotFoundError
+from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
+from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectMeta
 from gpu_device_plugin.core.cluster.agentpods import (
-    HOME,
+    AGENT_NAMESPACE,
     NEVER,
     AgentPod,
     Agents,
@@ -25,12 +25,12 @@ from gpu_device_plugin.core.cluster.agentpods import (
 from gpu_device_plugin.core.contract.keys import MalformedAnnotationError
 from gpu_device_plugin.core.contract.nodereport import SERVED, USE_PATH, read_node_use
 from gpu_device_plugin.core.model.times import rfc3339
-from gpu_device_plugin.programs.web.board import FiguresState
+from gpu_device_plugin.programs.web.page_state import FiguresState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from gpu_device_plugin.cluster.client import Client
+    from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.core.contract.nodereport import NodeUse
 
     Deliver = Callable[[str, NodeUse | None], None]
@@ -248,7 +248,7 @@ class AgentFigures:
         except ForbiddenError:
             if self._namespace:
                 raise
-            found = await self._listed(HOME)  # where the user may see pods, if not everywhere
+            found = await self._listed(AGENT_NAMESPACE)  # where the user may see pods, if not everywhere
         before, self._agents = self._agents.by_node, agents(found)
         self._listed_s = time.monotonic()
         for node, pod in self._agents.by_node.items():

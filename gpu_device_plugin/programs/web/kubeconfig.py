@@ -19,17 +19,17 @@ import msgspec
 
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.aio.http import ListenError
-from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.cluster.client import Client, Timing
-from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError, NotFoundError
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.cluster.client.api_client import Client, Timing
+from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.programs.commandline import FAILED
 from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.terminal import discard_output, say
 from gpu_device_plugin.programs.web.callers import LocalCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures
-from gpu_device_plugin.programs.web.routes import About
 from gpu_device_plugin.programs.web.server import DEFAULT_TIMINGS, PageServer, Timings
+from gpu_device_plugin.programs.web.web_routes import About
 from gpu_device_plugin.settings.forms import Address
 
 if TYPE_CHECKING:

@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.http import BROWSERS, Page, page_at, serving_routes
-from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.cluster.client import Client, Timing
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
-from gpu_device_plugin.programs.web.board import Board, FiguresState
 from gpu_device_plugin.programs.web.details import Details
-from gpu_device_plugin.programs.web.routes import HEADERS, LARGEST_VIEW, Routes, static_files
+from gpu_device_plugin.programs.web.page_state import FiguresState, PageState
 from gpu_device_plugin.programs.web.streams import Streams, StreamTiming, Views
 from gpu_device_plugin.programs.web.watched import Watched
+from gpu_device_plugin.programs.web.web_routes import HEADERS, LARGEST_VIEW, Routes, static_files
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Sequence
 
     from gpu_device_plugin.core.model.resources import Resource
-    from gpu_device_plugin.programs.web.board import Figures
-    from gpu_device_plugin.programs.web.routes import About
-    from gpu_device_plugin.programs.web.sight import Callers
+    from gpu_device_plugin.programs.web.caller_scope import Callers
+    from gpu_device_plugin.programs.web.page_state import Figures
+    from gpu_device_plugin.programs.web.web_routes import About
     from gpu_device_plugin.settings.forms import Address
 
 _MOST_HEADERS = 48
@@ -84,7 +84,7 @@ class PageServer:
         self._timings = timings
         self._figures = figures
         self.watched = Watched(client, resources, namespace=namespace, on_change=self._changed, timing=timings.follow)
-        self.board = Board(self.watched, self._figures_state)
+        self.board = PageState(self.watched, self._figures_state)
         self.views = Views()
         self.streams = Streams(self.board, self.watched, self.views, timings.stream)
         details = Details(client, self.watched, self.board, resources)

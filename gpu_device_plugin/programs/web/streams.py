@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.cluster.errors import ApiError
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.cluster.client.errors import ApiError
 from gpu_device_plugin.core.model.times import rfc3339
-from gpu_device_plugin.core.telling.overview_document import VERSION
-from gpu_device_plugin.programs.web.board import PARTS
-from gpu_device_plugin.programs.web.sight import Sight
+from gpu_device_plugin.core.report.overview_document import VERSION
+from gpu_device_plugin.programs.web.caller_scope import CallerScope
+from gpu_device_plugin.programs.web.page_state import PARTS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 
-    from gpu_device_plugin.programs.web.board import Board
-    from gpu_device_plugin.programs.web.sight import Caller
+    from gpu_device_plugin.programs.web.caller_scope import Caller
+    from gpu_device_plugin.programs.web.page_state import PageState
     from gpu_device_plugin.programs.web.watched import Watched
 
 MOST_NODES = 1000
@@ -109,7 +109,7 @@ class _Rights:
     """The rights of one reader, looked at again and again."""
 
     def __init__(
-        self, sight: Sight, again: Callable[[], Awaitable[Caller | None]], board: Board, timing: StreamTiming
+        self, sight: CallerScope, again: Callable[[], Awaitable[Caller | None]], board: PageState, timing: StreamTiming
     ) -> None:
         self.sight = sight
         """What the reader may see."""
@@ -173,7 +173,7 @@ class _Rights:
         self._stop_learning()
         self.sight = fresh
 
-    async def hold(self, sight: Sight) -> None:
+    async def hold(self, sight: CallerScope) -> None:
         """Look again if it is time, while an event is written that was begun for `sight`.
 
         A reader may take its time for each chunk of it, and for all of them longer than rights last.
@@ -191,7 +191,7 @@ class Streams:
 
     def __init__(
         self,
-        board: Board,
+        board: PageState,
         watched: Watched,
         views: Views,
         timing: StreamTiming = DEFAULT_TIMING,
@@ -230,12 +230,12 @@ class Streams:
         Raises:
             ApiError: the API server did not say whether it may see nodes and all pods.
         """
-        sight = Sight(caller)
+        sight = CallerScope(caller)
         await sight.learn()
         return self._open(caller, sight, again)
 
     async def _open(
-        self, caller: Caller, sight: Sight, again: Callable[[], Awaitable[Caller | None]]
+        self, caller: Caller, sight: CallerScope, again: Callable[[], Awaitable[Caller | None]]
     ) -> AsyncGenerator[bytes, None]:
         self.readers += 1
         stream = self._views.open(caller.user)
@@ -250,7 +250,7 @@ class Streams:
             self.readers -= 1
 
     async def _events(
-        self, sight: Sight, again: Callable[[], Awaitable[Caller | None]], stream: str
+        self, sight: CallerScope, again: Callable[[], Awaitable[Caller | None]], stream: str
     ) -> AsyncGenerator[bytes, None]:
         board, timing = self._board, self._timing
         await within(timing.first_s, self._until_complete())
@@ -299,7 +299,7 @@ class Streams:
             yield chunk
 
     def _changes(
-        self, sight: Sight, since: int, learned: Collection[str], rewritten: Collection[str], stream: str
+        self, sight: CallerScope, since: int, learned: Collection[str], rewritten: Collection[str], stream: str
     ) -> Iterator[bytes]:
         """Return the event after a change: the whole cluster for a reader who lags too far behind.
 
@@ -329,20 +329,20 @@ class Streams:
         read["now"] = rfc3339(time.time())
         return msgspec.json.encode(read)
 
-    def _whole(self, sight: Sight, stream: str) -> Iterator[bytes]:
+    def _whole(self, sight: CallerScope, stream: str) -> Iterator[bytes]:
         head = b'event: cluster\ndata: {"version":%d,' % VERSION
         names = self._board.names if sight.nodes else ()
         tail = b',"read":%b,"stream":"%b"}\n\n' % (self._read(), stream.encode())
         yield from self._chunks(head, sight, names, PARTS, tail)
 
-    def _change(self, sight: Sight, names: Sequence[str], parts: Iterable[str]) -> Iterator[bytes]:
+    def _change(self, sight: CallerScope, names: Sequence[str], parts: Iterable[str]) -> Iterator[bytes]:
         there = [name for name in names if self._board.node(name) is not None]
         gone = msgspec.json.encode([name for name in names if self._board.node(name) is None])
         wanted = [part for part in PARTS if part in parts]
         yield from self._chunks(b"event: change\ndata: {", sight, there, wanted, b',"gone":' + gone + b"}\n\n")
 
     def _chunks(
-        self, head: bytes, sight: Sight, names: Iterable[str], parts: Iterable[str], tail: bytes
+        self, head: bytes, sight: CallerScope, names: Iterable[str], parts: Iterable[str], tail: bytes
     ) -> Iterator[bytes]:
         """Yield one event. Nodes that go away meanwhile are left out; those that change are as they are by then."""
         chunk, separator = [head, b'"nodes":['], b""

@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gpu_device_plugin.cluster.api import NODES, PODS
-from gpu_device_plugin.cluster.backoff import Backoff
-from gpu_device_plugin.cluster.claims import CLAIMS, read_claim
-from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError, NotFoundError
+from gpu_device_plugin.cluster.client.backoff import Backoff
+from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
+from gpu_device_plugin.cluster.objects.decoding import NODES, PODS
+from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, read_claim
 from gpu_device_plugin.cluster.reflector import DEFAULT_TIMING, Reflector, ReflectorTiming
 from gpu_device_plugin.view.following import FollowedCluster
 from gpu_device_plugin.view.reading import ABSENT, unseen
@@ -19,8 +19,8 @@ from gpu_device_plugin.view.reading import ABSENT, unseen
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from gpu_device_plugin.cluster.client import Client
-    from gpu_device_plugin.core.model.claims import Claim
+    from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.core.model.resource_claims import Claim
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.view.following import FollowedNode, FollowedPod
 

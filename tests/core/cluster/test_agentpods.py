@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_device_plugin.core.cluster.agentpods import HOME, AgentPod, Agents, Attempt, agents, due, shared
+from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE, AgentPod, Agents, Attempt, agents, due, shared
 
 OURS = AgentPod("ours", "agent-1", "node-1", 9445, created="2026-01-01T00:00:00Z")
 
@@ -25,7 +25,7 @@ def test_a_pod_that_ends_waits_or_has_no_port_is_no_agent() -> None:
 
 
 def test_a_tenants_pods_with_the_labels_are_no_agents() -> None:
-    at_home = replace(OURS, namespace=HOME)
+    at_home = replace(OURS, namespace=AGENT_NAMESPACE)
     tenants = replace(OURS, namespace="a-tenant", created="2027-01-01T00:00:00Z")
     assert agents([at_home, tenants]).by_node == {"node-1": at_home}
 

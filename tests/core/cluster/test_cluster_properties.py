@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.cluster.asking import Ask, Part, ask
 from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit, unfit
+from gpu_device_plugin.core.cluster.pod_demand import Ask, Part, ask
 from gpu_device_plugin.core.cluster.promising import promise
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, usage_of
 from gpu_device_plugin.core.contract.keys import SPLIT_LABEL

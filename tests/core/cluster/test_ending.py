@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
+from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.victims import Ends, ends_needed
 from gpu_device_plugin.core.contract.nodegpus import ListedInstance
 from gpu_device_plugin.core.contract.wishes import Wishes
@@ -23,7 +23,7 @@ from tests.views import node_view, pod_on
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.cluster.usage import Occupant
 
 
@@ -127,7 +127,7 @@ def test_a_pod_on_several_gpus_counts_once() -> None:
 
 def test_a_pod_of_which_nobody_knows_the_gpu_may_have_to_end() -> None:
     """Its 6 count on both GPUs; without it there are 8 and 5."""
-    there = node_view("n", (8, 8), lost := pod_on("lost", loose=6), pod_on("a", {1: 3}))
+    there = node_view("n", (8, 8), lost := pod_on("lost", usage_outside_grants=6), pod_on("a", {1: 3}))
     assert ends_needed(wanting(mem(4)), there) == Ends((lost,), shares=6)
 
 
@@ -237,9 +237,18 @@ def _nodes(draw: st.DrawFn) -> NodeView:
             pods.append(pod_on(f"p{n}", taken, *gpus, priority=priority))
         else:
             taken = draw(st.dictionaries(positions, st.integers(1, 4), max_size=2))
-            loose, loose_gpus = draw(st.sampled_from([(0, 0), (0, 0), (2, 0), (0, 1)]))
+            usage_outside_grants, loose_gpus = draw(st.sampled_from([(0, 0), (0, 0), (2, 0), (0, 1)]))
             gpus = [*draw(st.frozensets(positions, max_size=1))]
-            pods.append(pod_on(f"p{n}", taken, *gpus, loose=loose, loose_gpus=loose_gpus, priority=priority))
+            pods.append(
+                pod_on(
+                    f"p{n}",
+                    taken,
+                    *gpus,
+                    usage_outside_grants=usage_outside_grants,
+                    loose_gpus=loose_gpus,
+                    priority=priority,
+                )
+            )
     unhealthy = {0: "too hot"} if draw(st.booleans()) else {}
     parents = draw(st.dictionaries(one, st.sampled_from(("GPU-8", "GPU-9")), max_size=2))
     return with_instances(node_view("n", sizes, *pods, unhealthy=unhealthy), parents)

@@ -6,10 +6,10 @@ from itertools import combinations
 
 import pytest
 
-from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit, unfit
 from gpu_device_plugin.core.cluster.packing import Packer, Packing, groups
+from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.nodegpus import (
     AWAY,

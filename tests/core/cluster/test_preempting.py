@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
+from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.preempting import Preemptor, choose, choose_on_each
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
 from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, ListedInstance, NodeGpus

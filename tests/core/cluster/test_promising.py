@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.cluster.asking import Ask, ask
 from gpu_device_plugin.core.cluster.fitting import Fit
+from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.cluster.promising import promise
 from gpu_device_plugin.core.contract.keys import ALLOCATION, ASSIGNED, ASSUME_TIME, DEV, IDX, INIT_ALLOCATION, POD
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.cluster.packing import Effort, TooLongError
+from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.scoring import MIDDLE, Scorer, connected
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpu_device_plugin.core.contract.nodelabels import label_value, node_labels
 from gpu_device_plugin.core.contract.nodereport import NodeLimits
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
-from gpu_device_plugin.core.model.limits import GpuRung, Rung
+from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares
 from tests.mig_gpus import SMALL, in_mig_mode
@@ -39,7 +39,7 @@ def test_a_node_with_one_model_is_labelled_with_it() -> None:
 
 
 def test_the_label_of_limits_is_the_weakest_means_of_the_node_and_absent_without_gpus() -> None:
-    limits = NodeLimits({0: GpuRung(Rung.DRIVER, "a"), 1: GpuRung(Rung.MPS, "b")})
+    limits = NodeLimits({0: GpuEnforcement(Enforcement.DRIVER, "a"), 1: GpuEnforcement(Enforcement.MPS, "b")})
     assert node_labels(SHARES, INVENTORY, "binpack", limits)["gpu-device-plugin/limits"] == "mps"
     assert "gpu-device-plugin/limits" not in node_labels(SHARES, INVENTORY, "binpack")
 

@@ -32,45 +32,50 @@ from gpu_device_plugin.core.contract.nodereport import (
     write_node_use,
 )
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
-from gpu_device_plugin.core.model.limits import GpuRung, Held, Rung
+from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
 
 AT = "2026-11-22T10:00:00Z"
 
 # --- Limits -----------------------------------------------------------------------------------------------------------
 
-MIXED = NodeLimits({1: GpuRung(Rung.ADVISORY, "no daemon", "none is there"), 0: GpuRung(Rung.DRIVER, "r615")})
+MIXED = NodeLimits(
+    {
+        1: GpuEnforcement(Enforcement.ADVISORY, "no daemon", "none is there"),
+        0: GpuEnforcement(Enforcement.DRIVER, "r615"),
+    }
+)
 
 
 def test_limits_are_written_by_position_and_compactly() -> None:
     assert write_node_limits(MIXED) == (
-        '{"version":1,"gpus":[{"index":0,"rung":"driver","why":"r615"},'
-        '{"index":1,"rung":"advisory","why":"no daemon","refusal":"none is there"}]}'
+        '{"version":1,"gpus":[{"index":0,"enforcement":"driver","why":"r615"},'
+        '{"index":1,"enforcement":"advisory","why":"no daemon","refusal":"none is there"}]}'
     )
 
 
 def test_of_a_node_the_weakest_counts_with_its_reason() -> None:
-    assert (MIXED.rung, MIXED.why) == (Rung.ADVISORY, "no daemon")
-    assert (NO_LIMITS.rung, NO_LIMITS.why) == (Rung.ADVISORY, "there is no GPU")
+    assert (MIXED.enforcement, MIXED.why) == (Enforcement.ADVISORY, "no daemon")
+    assert (NO_LIMITS.enforcement, NO_LIMITS.why) == (Enforcement.ADVISORY, "there is no GPU")
 
 
 PRINTABLE = st.text(st.characters(categories=["L", "N", "P", "Zs"]).filter(str.isprintable), max_size=20)
-RUNGS = st.builds(GpuRung, st.sampled_from(Rung), PRINTABLE, PRINTABLE)
+ENFORCEMENTS = st.builds(GpuEnforcement, st.sampled_from(Enforcement), PRINTABLE, PRINTABLE)
 
 
-@given(st.dictionaries(st.integers(0, 63), RUNGS))
-def test_limits_that_are_written_are_read(gpus: dict[int, GpuRung]) -> None:
+@given(st.dictionaries(st.integers(0, 63), ENFORCEMENTS))
+def test_limits_that_are_written_are_read(gpus: dict[int, GpuEnforcement]) -> None:
     assert read_node_limits(write_node_limits(NodeLimits(gpus))) == NodeLimits(gpus)
 
 
 @pytest.mark.parametrize("why", [None, 5, "a\nb", "\u202e"])
 def test_a_reason_that_cannot_be_printed_is_left_out(why: Any) -> None:
-    text = json.dumps({"version": 1, "more": 1, "gpus": [{"index": 0, "rung": "mps", "why": why, "new": True}]})
-    assert read_node_limits(text) == NodeLimits({0: GpuRung(Rung.MPS, "")})
+    text = json.dumps({"version": 1, "more": 1, "gpus": [{"index": 0, "enforcement": "mps", "why": why, "new": True}]})
+    assert read_node_limits(text) == NodeLimits({0: GpuEnforcement(Enforcement.MPS, "")})
 
 
 @pytest.mark.parametrize("index", [True, "0", 0.0, None])
 def test_a_gpu_without_a_number_is_left_out(index: Any) -> None:
-    text = json.dumps({"version": 1, "gpus": [{"index": index, "rung": "mps", "why": ""}]})
+    text = json.dumps({"version": 1, "gpus": [{"index": index, "enforcement": "mps", "why": ""}]})
     assert read_node_limits(text) == NO_LIMITS
 
 
@@ -82,7 +87,9 @@ def test_every_field_is_written_under_its_key_and_defaults_are_not() -> None:
         AT,
         {1: UsedGpu(9_000, 120), 0: UsedGpu()},
         (
-            UsedPart("shop", "web-1", "main", 1, 4096, 6120, 35, Rung.MPS, Held.DIFFERS, 8192, "because", AT),
+            UsedPart(
+                "shop", "web-1", "main", 1, 4096, 6120, 35, Enforcement.MPS, LimitStatus.DIFFERS, 8192, "because", AT
+            ),
             UsedPart("shop", "web-0", "", 0, 0),
         ),
     )
@@ -100,7 +107,7 @@ def test_every_field_is_written_under_its_key_and_defaults_are_not() -> None:
                 "granted": 4096,
                 "used": 6120,
                 "sm": 35,
-                "rung": "mps",
+                "enforcement": "mps",
                 "limit": "differs",
                 "found": 8192,
                 "why": "because",
@@ -127,8 +134,8 @@ _USES = st.builds(
             granted_mib=st.integers(0, 200_000),
             used_mib=_MIB,
             sm_percent=st.none() | st.integers(0, 100),
-            rung=st.none() | st.sampled_from(Rung),
-            held=st.none() | st.sampled_from(Held),
+            enforcement=st.none() | st.sampled_from(Enforcement),
+            held=st.none() | st.sampled_from(LimitStatus),
             found_mib=_MIB,
             why=_SENTENCES,
             over_since=st.sampled_from(["", AT]),
@@ -197,8 +204,8 @@ def test_a_text_that_could_harm_a_terminal_is_left_out(value: object) -> None:
 
 
 def test_a_newer_agent_may_tell_more() -> None:
-    read = part(rung="hypervisor", limit="guessed", colour="red")
-    assert (read.rung, read.held, read.gpu, read.granted_mib) == (None, None, 1, 5)
+    read = part(enforcement="hypervisor", limit="guessed", colour="red")
+    assert (read.enforcement, read.held, read.gpu, read.granted_mib) == (None, None, 1, 5)
     assert read_node_use('{"version":1,"at":"","mood":"good"}') == NodeUse("")
 
 
@@ -214,8 +221,14 @@ NO_JSON = ("", "{", "[" * 100_000, "[" * 2_000_000, "{}", "[]", "7", "null", '{"
 @pytest.mark.parametrize(
     "text",
     [
-        *(*NO_JSON, '{"gpus": [1]}', '{"gpus": {"a": 1}}', '{"gpus": [{"index": 0}]}', '{"gpus": [{"rung": "mps"}]}'),
-        '{"gpus": [{"index": 0, "rung": "iron", "why": ""}]}',
+        *(
+            *NO_JSON,
+            '{"gpus": [1]}',
+            '{"gpus": {"a": 1}}',
+            '{"gpus": [{"index": 0}]}',
+            '{"gpus": [{"enforcement": "mps"}]}',
+        ),
+        '{"gpus": [{"index": 0, "enforcement": "iron", "why": ""}]}',
     ],
 )
 def test_limits_of_another_form_are_refused_by_name(text: str) -> None:
@@ -233,7 +246,7 @@ def test_limits_of_another_form_are_refused_by_name(text: str) -> None:
         '{"version":1,"gpus":{"index":0}}',
         '{"version":1,"gpus":[7]}',
         '{"version":1,"containers":[[]]}',
-        '{"version":1,"containers":[{"rung":[]}]}',
+        '{"version":1,"containers":[{"enforcement":[]}]}',
         '{"version":1,"containers":[{"gpu":' + "9" * 5000 + "}]}",
     ],
 )
@@ -270,7 +283,7 @@ def test_nothing_else_is_raised(document: dict[str, Any]) -> None:
 # --- Both -------------------------------------------------------------------------------------------------------------
 
 NOW_S = datetime(2026, 11, 22, 10, 0, 0, tzinfo=UTC).timestamp()
-LIMITS = NodeLimits({1: GpuRung(Rung.MPS, "the label wants it")})
+LIMITS = NodeLimits({1: GpuEnforcement(Enforcement.MPS, "the label wants it")})
 PART = UsedPart("default", "web", "main", gpu=1, granted_mib=4096, used_mib=100)
 USE = NodeUse(AT, {1: UsedGpu(300, 200)}, (PART,))
 
@@ -280,8 +293,8 @@ def test_both_annotations_are_read_with_the_age_of_the_figures() -> None:
     report, problems = node_report(written, NOW_S + 20)
     assert problems == ()
     assert (report.limits, report.use, report.use_age_s) == (LIMITS, USE, 20.0)
-    assert report.rung(1) == GpuRung(Rung.MPS, "the label wants it")
-    assert report.rung(0) is None
+    assert report.enforcement(1) == GpuEnforcement(Enforcement.MPS, "the label wants it")
+    assert report.enforcement(0) is None
     assert (report.used(1), report.used(0)) == (UsedGpu(300, 200), UsedGpu())
     assert (report.parts(1), report.parts(0)) == ((PART,), ())
     assert report.current == (PART,)
@@ -290,7 +303,7 @@ def test_both_annotations_are_read_with_the_age_of_the_figures() -> None:
 def test_an_older_agent_reports_nothing() -> None:
     report, problems = node_report({}, NOW_S)
     assert (report, problems) == (NO_REPORT, ())
-    assert (report.rung(0), report.used(0), report.parts(0), report.current) == (None, UsedGpu(), (), ())
+    assert (report.enforcement(0), report.used(0), report.parts(0), report.current) == (None, UsedGpu(), (), ())
     assert not report.stale
 
 
@@ -332,8 +345,10 @@ def test_what_is_wrong_with_a_container_is_told_apart() -> None:
     idle, stranger = UsedPart("d", "p", "c", 0, 0, 0), UsedPart("d", "p", "c", 0, 0, 1)
     assert [exceeds(part) for part in (PART, over, idle, stranger)] == [False, True, False, False]
     assert [trespasses(part) for part in (PART, over, idle, stranger)] == [False, False, False, True]
-    states = {state: UsedPart("d", "p", "c", 0, 4096, rung=Rung.DRIVER, held=state) for state in Held}
-    assert {state for state, part in states.items() if not_held(part)} == {Held.DIFFERS, Held.MISSING}
+    states = {
+        state: UsedPart("d", "p", "c", 0, 4096, enforcement=Enforcement.DRIVER, held=state) for state in LimitStatus
+    }
+    assert {state for state, part in states.items() if not_held(part)} == {LimitStatus.DIFFERS, LimitStatus.MISSING}
 
 
 def test_of_figures_that_are_not_of_now_the_age_is_told() -> None:

@@ -10,16 +10,16 @@ import pytest
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.core.dra.claim_grants import cdi_spec, claim_grant, device_id, file_name, refuse_limits, uid_of
 from gpu_device_plugin.core.dra.preparing import Preparation, prepare
-from gpu_device_plugin.core.model.limits import GpuRung, Rung
+from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.mig import MigMode
-from gpu_device_plugin.core.node.admitting import Why
-from gpu_device_plugin.core.node.extra_grant import ExtraGrant, Mount
-from gpu_device_plugin.core.node.grants import OPTIONAL_NODES, Delivery, Grant
-from gpu_device_plugin.core.node.limit_grants import Means
+from gpu_device_plugin.core.node.kubelet.admission import Why
+from gpu_device_plugin.core.node.limits.container_grants import OPTIONAL_NODES, Delivery, Grant
+from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant, Mount
+from gpu_device_plugin.core.node.limits.limit_grants import EnforcementPlan
 from tests.claims import NODE, claim, config, device, instance, mig_node, mig_uuid, node, uuid
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.core.model.claims import Claim
+    from gpu_device_plugin.core.model.resource_claims import Claim
     from gpu_device_plugin.core.node.node import Node
 
 
@@ -36,8 +36,12 @@ def granted(asked: Claim, delivery: Delivery | None = None, here: Node = HERE) -
     return claim_grant(asked, preparation(asked, here), here.shares, delivery or Delivery())
 
 
-def means(*rungs: Rung, **more: Any) -> Delivery:
-    return Delivery(means=Means({uuid(n): GpuRung(rung, "why") for n, rung in enumerate(rungs)}, **more))
+def plan(*enforcements: Enforcement, **more: Any) -> Delivery:
+    return Delivery(
+        plan=EnforcementPlan(
+            {uuid(n): GpuEnforcement(enforcement, "why") for n, enforcement in enumerate(enforcements)}, **more
+        )
+    )
 
 
 def test_a_part_of_a_gpu_comes_with_the_variables_of_a_share() -> None:
@@ -66,7 +70,7 @@ def test_compute_is_a_variable_and_under_mps_a_limit() -> None:
     assert granted(asked).envs["GPUSHARE_COMPUTE_LIMIT_PERCENT"] == "30"
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in granted(asked).envs
     daemon = {uuid(0): MpsGpu(MpsStatus.READY, pipe_directory="/run/mps/0")}
-    under = granted(asked, means(Rung.MPS, Rung.MPS, mps=daemon, mps_compute=True))
+    under = granted(asked, plan(Enforcement.MPS, Enforcement.MPS, mps=daemon, mps_compute=True))
     assert under.envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
     assert under.envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4096M"
     assert [mount.container_path for mount in under.mounts] == ["/run/mps/0", "/dev/shm"]
@@ -89,9 +93,9 @@ def test_device_nodes_and_cdi_names_are_those_of_the_node() -> None:
 
 def test_a_custom_library_is_told_the_pod_of_a_claim_of_one_pod() -> None:
     extra = ExtraGrant((("LIMIT", "{limit_mib}"), ("POD", "{pod_uid}")), ())
-    delivery = means(Rung.CUSTOM, Rung.CUSTOM, extra=extra)
+    delivery = plan(Enforcement.CUSTOM, Enforcement.CUSTOM, extra=extra)
     assert granted(claim(device(0, 4)), delivery).envs["POD"] == "uid-of-p1"
-    assert refusal(claim(device(0, 4)), replace(delivery, means=replace(delivery.means, refuse=True))) == ""
+    assert refusal(claim(device(0, 4)), replace(delivery, plan=replace(delivery.plan, refuse=True))) == ""
     two = granted(claim(device(0, 4), pods=("p1", "p2")), delivery)
     assert two.envs["GPUSHARE_MEMORY_LIMIT_BY"] == "advisory"
 
@@ -103,27 +107,31 @@ def refusal(asked: Claim, delivery: Delivery, here: Node = HERE) -> str:
 
 
 @pytest.mark.parametrize(
-    ("least", "rungs", "refused"),
+    ("least", "enforcements", "refused"),
     [
-        ("driver", (Rung.DRIVER, Rung.DRIVER), False),
-        ("driver", (Rung.DRIVER, Rung.MPS), True),
-        ("driver", (Rung.ADVISORY, Rung.DRIVER), True),
-        ("mps", (Rung.DRIVER, Rung.MPS), False),
+        ("driver", (Enforcement.DRIVER, Enforcement.DRIVER), False),
+        ("driver", (Enforcement.DRIVER, Enforcement.MPS), True),
+        ("driver", (Enforcement.ADVISORY, Enforcement.DRIVER), True),
+        ("mps", (Enforcement.DRIVER, Enforcement.MPS), False),
         ("advisory", (), False),
         ("custom", (), True),
     ],
 )
 def test_a_claim_gets_the_limits_that_it_requires_or_is_refused(
-    least: str, rungs: tuple[Rung, ...], *, refused: bool
+    least: str, enforcements: tuple[Enforcement, ...], *, refused: bool
 ) -> None:
     asked = claim(device(0, 4), device(1, 4), parameters=(config(limits=least),))
-    sentence = refusal(asked, means(*rungs))
+    sentence = refusal(asked, plan(*enforcements))
     assert bool(sentence) is refused
     assert not refused or sentence.startswith(f"GPU 0, GPU 1: the parameters of the claim require limits of {least}")
 
 
 def test_limits_that_the_administrator_requires_and_that_are_not_there_refuse_parts_only() -> None:
-    barred = Delivery(means=Means({uuid(0): replace(GpuRung(Rung.ADVISORY, "why"), refusal="MPS is not there")}))
+    barred = Delivery(
+        plan=EnforcementPlan(
+            {uuid(0): replace(GpuEnforcement(Enforcement.ADVISORY, "why"), refusal="MPS is not there")}
+        )
+    )
     assert refusal(claim(device(0, 4)), barred) == "GPU 0: MPS is not there"
     assert refusal(claim(device(0, whole=True)), barred) == ""
     assert refusal(claim(device(0, 4, admin=True)), barred) == ""
@@ -132,7 +140,9 @@ def test_limits_that_the_administrator_requires_and_that_are_not_there_refuse_pa
 # --- MIG instances ----------------------------------------------------------------------------------------------------
 
 SHARED = mig_node([10, 20])
-ADVISORY = Delivery(means=Means({mig_uuid(0, number): GpuRung(Rung.ADVISORY, "why") for number in range(2)}))
+ADVISORY = Delivery(
+    plan=EnforcementPlan({mig_uuid(0, number): GpuEnforcement(Enforcement.ADVISORY, "why") for number in range(2)})
+)
 
 
 def test_whole_instances_come_with_their_uuids_and_the_nodes_that_open_them() -> None:
@@ -163,7 +173,11 @@ def test_all_of_an_instance_meets_every_wish_for_limits(gib: int, *, refused: bo
     sentence = refusal(asked, ADVISORY, SHARED)
     assert bool(sentence) is refused
     assert not refused or sentence.startswith("GPU 0 (MIG 1g.10gb): the parameters of the claim require")
-    barred = Delivery(means=Means({mig_uuid(0, 0): replace(GpuRung(Rung.ADVISORY, ""), refusal="no driver limits")}))
+    barred = Delivery(
+        plan=EnforcementPlan(
+            {mig_uuid(0, 0): replace(GpuEnforcement(Enforcement.ADVISORY, ""), refusal="no driver limits")}
+        )
+    )
     told = refusal(claim(instance(0, 0, gib)), barred, SHARED)
     assert told == ("GPU 0 (MIG 1g.10gb): no driver limits" if refused else "")
     assert refusal(claim(instance(0, 0, whole=True), parameters=(config(limits="driver"),)), barred, SHARED) == ""

@@ -9,8 +9,8 @@ import pytest
 
 from gpu_device_plugin.core.dra.devices import (
     REORDER_S,
-    Facts,
     Order,
+    SliceInputs,
     counters,
     devices,
     held_otherwise,
@@ -24,7 +24,7 @@ from gpu_device_plugin.core.dra.devices import (
     wanted_order,
 )
 from gpu_device_plugin.core.model.gpus import Closeness, Links
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.core.node.ledger import Ledger
@@ -40,7 +40,7 @@ SETS = {uuid(position): "gpus-0" for position in range(4)}
 
 def test_a_gpu_is_offered_in_parts_and_whole_and_both_take_the_same_counter() -> None:
     here = node(16, nvlinks=())
-    facts = Facts((uuid(0),), "570.86.03", {uuid(0): Rung.DRIVER})
+    facts = SliceInputs((uuid(0),), "570.86.03", {uuid(0): Enforcement.DRIVER})
     shared, whole, monitor = devices(here, facts, SETS)
     lock = [{"counterSet": "gpus-0", "counters": {NAMES[0]: {"value": "1"}}}]
     said = {
@@ -78,7 +78,7 @@ def test_a_gpu_is_offered_in_parts_and_whole_and_both_take_the_same_counter() ->
 
 
 def test_shares_are_taken_from_one_end_of_the_order_and_whole_gpus_from_the_other() -> None:
-    found = devices(node(8, 8, 8), Facts((uuid(2), uuid(0))), SETS)
+    found = devices(node(8, 8, 8), SliceInputs((uuid(2), uuid(0))), SETS)
     assert [each["name"] for each in found] == [
         *(NAMES[2], NAMES[0], NAMES[1]),
         *(f"{NAMES[1]}-whole", f"{NAMES[0]}-whole", f"{NAMES[2]}-whole"),
@@ -88,21 +88,21 @@ def test_shares_are_taken_from_one_end_of_the_order_and_whole_gpus_from_the_othe
 
 @pytest.mark.parametrize("kind", OF_GPUS)
 def test_a_resource_that_is_not_offered_has_no_devices(kind: Kind) -> None:
-    names = [each["name"] for each in devices(node(8), Facts((), kinds=frozenset({kind})), SETS)]
+    names = [each["name"] for each in devices(node(8), SliceInputs((), kinds=frozenset({kind})), SETS)]
     assert names == [NAMES[0] + "-whole" * (kind is Kind.COUNT), f"{NAMES[0]}-monitor"]
 
 
 @pytest.mark.parametrize(("evict", "effect"), [(False, "NoSchedule"), (True, "NoExecute")])
 def test_a_gpu_out_of_service_has_a_taint_that_says_why(effect: str, *, evict: bool) -> None:
     here = node(8, 8, unhealthy={1: "XID 79 (it has fallen off the bus) was reported"})
-    found = devices(here, Facts((), evict=evict), SETS)
+    found = devices(here, SliceInputs((), evict=evict), SETS)
     taint = {"key": "gpu-device-plugin/unhealthy", "value": "xid-79", "effect": effect}
     assert [each.get("taints") for each in found] == [None, [taint], [taint], None, None, None]
 
 
 def test_a_gpu_that_is_held_through_another_resource_gets_no_claims() -> None:
     here = replace(node(8), ledger=Ledger().with_foreign({uuid(0): "nvidia.com/gpu"}))
-    for each in devices(here, Facts((), evict=True), SETS)[:2]:
+    for each in devices(here, SliceInputs((), evict=True), SETS)[:2]:
         assert each["taints"] == [
             {"key": "gpu-device-plugin/unhealthy", "value": "held-otherwise", "effect": "NoSchedule"}
         ]
@@ -112,13 +112,13 @@ def test_what_is_held_in_a_way_that_is_not_offered_any_more_gets_no_claims() -> 
     here = node(8, 8, 8, used={0: [1]}, whole=[1])
     for kind, held in ((Kind.COUNT, uuid(0)), (Kind.MEMORY, uuid(1))):
         assert held_otherwise(here, {kind}) == {held}
-        tainted = [each for each in devices(here, Facts((), kinds=frozenset({kind})), {}) if "taints" in each]
+        tainted = [each for each in devices(here, SliceInputs((), kinds=frozenset({kind})), {}) if "taints" in each]
         assert [each["attributes"]["uuid"]["string"] for each in tainted] == [held]
     assert held_otherwise(here, OF_GPUS) == frozenset()
 
 
 def test_a_gpu_without_the_limits_that_are_required_gives_no_parts_and_is_given_whole() -> None:
-    shared, whole, _ = devices(node(8), Facts((), barred=frozenset({uuid(0)})), SETS)
+    shared, whole, _ = devices(node(8), SliceInputs((), barred=frozenset({uuid(0)})), SETS)
     assert shared["taints"] == [
         {"key": "gpu-device-plugin/unhealthy", "value": "limits-missing", "effect": "NoSchedule"}
     ]
@@ -127,11 +127,11 @@ def test_a_gpu_without_the_limits_that_are_required_gives_no_parts_and_is_given_
 
 def test_an_api_server_without_parts_gets_healthy_gpus_as_whole_devices() -> None:
     here = node(8, 8, unhealthy={0: "it is lost"})
-    found, *monitors = plain_devices(here, Facts(()))
+    found, *monitors = plain_devices(here, SliceInputs(()))
     assert found["name"] == f"{NAMES[1]}-whole"
     assert found.keys() == {"name", "attributes", "capacity"}
     assert [each["name"] for each in monitors] == [f"{NAMES[0]}-monitor", f"{NAMES[1]}-monitor"]
-    assert plain_devices(here, Facts((), kinds=frozenset({Kind.MEMORY}))) == monitors
+    assert plain_devices(here, SliceInputs((), kinds=frozenset({Kind.MEMORY}))) == monitors
 
 
 def named(*found: dict[str, Any]) -> list[str]:
@@ -143,7 +143,7 @@ def mig_names(card: int, numbers: Iterable[int], ending: str = "") -> list[str]:
 
 
 def test_an_instance_that_is_given_whole_is_one_device_with_its_place_and_takes_no_counter() -> None:
-    whole, monitor = devices(mig_node([20], mode=MigMode.WHOLE), Facts((), "570.86.03"), {})
+    whole, monitor = devices(mig_node([20], mode=MigMode.WHOLE), SliceInputs((), "570.86.03"), {})
     said = {
         "uuid": {"string": mig_uuid(0, 0)},
         "parentUUID": {"string": uuid(0)},
@@ -169,7 +169,7 @@ def test_an_instance_that_is_given_whole_is_one_device_with_its_place_and_takes_
 def test_an_instance_that_is_shared_is_two_devices_kept_apart_by_its_counter() -> None:
     name = mig_uuid(0, 0).lower()
     sets = {mig_uuid(0, 0): uuid(0).lower()}
-    shared, whole, _ = devices(mig_node([20]), Facts((), rungs={mig_uuid(0, 0): Rung.CUSTOM}), sets)
+    shared, whole, _ = devices(mig_node([20]), SliceInputs((), enforcements={mig_uuid(0, 0): Enforcement.CUSTOM}), sets)
     lock = [{"counterSet": uuid(0).lower(), "counters": {name: {"value": "1"}}}]
     assert [each["consumesCounters"] for each in (shared, whole)] == [lock, lock]
     assert (shared["name"], shared["allowMultipleAllocations"]) == (name, True)
@@ -183,7 +183,7 @@ def test_an_instance_that_is_shared_is_two_devices_kept_apart_by_its_counter() -
 
 def test_a_device_of_one_share_has_no_step() -> None:
     """The API server refuses a step that is larger than what is left of the capacity."""
-    shared = devices(mig_node([10], share_mib=8192), Facts(()), {})[0]
+    shared = devices(mig_node([10], share_mib=8192), SliceInputs(()), {})[0]
     assert shared["capacity"]["memory"] == {
         "value": "8Gi",
         "requestPolicy": {"default": "8Gi", "validRange": {"min": "8Gi", "max": "8Gi"}},
@@ -212,7 +212,7 @@ def test_the_mode_and_the_resources_decide_which_devices_an_instance_is(
     assert found[False] == set(kinds)
     types = {
         each["attributes"]["type"]["string"]
-        for each in devices(here, Facts((), kinds=frozenset(kinds)), {})
+        for each in devices(here, SliceInputs((), kinds=frozenset(kinds)), {})
         if "profile" in each["attributes"]
     }
     words = {"memory": "shared-gpu", "instance": "mig"}
@@ -221,7 +221,7 @@ def test_the_mode_and_the_resources_decide_which_devices_an_instance_is(
 
 def test_a_class_of_whole_gpus_never_sees_an_instance() -> None:
     for mode in MigMode:
-        found = devices(mig_node([10, 20], 8, mode=mode), Facts(()), {})
+        found = devices(mig_node([10, 20], 8, mode=mode), SliceInputs(()), {})
         whole = [each for each in found if each["attributes"]["type"] == {"string": "whole-gpu"}]
         assert named(*whole) == [f"{uuid(1).lower()}-whole"]
 
@@ -229,27 +229,30 @@ def test_a_class_of_whole_gpus_never_sees_an_instance() -> None:
 def test_an_instance_that_exists_no_more_is_no_device_and_nor_is_its_gpu() -> None:
     here = mig_node([10, 10], 8)
     gone = replace(here, shares=here.shares.with_inventory(mig_inventory([10], 8), mig=MigMode.SHARE))
-    names = named(*devices(gone, Facts(()), {}))
+    names = named(*devices(gone, SliceInputs(()), {}))
     assert [name for name in names if name.startswith("mig-")] == [
         *mig_names(0, [0]),
         *mig_names(0, [0], "-whole"),
         *mig_names(0, [0], "-monitor"),
     ]
     assert not any(name.startswith(uuid(0).lower()) for name in names)
-    assert not any("mig-" in each for each in named(*plain_devices(gone, Facts(()))) if "monitor" not in each)
+    assert not any("mig-" in each for each in named(*plain_devices(gone, SliceInputs(()))) if "monitor" not in each)
 
 
 def test_an_instance_that_is_too_small_for_a_share_is_no_device_where_instances_are_shared() -> None:
     before = mig_node([10], mode=MigMode.WHOLE, share_mib=16384)
-    assert named(*devices(before, Facts(()), {})) == [*mig_names(0, [0], "-whole"), *mig_names(0, [0], "-monitor")]
+    assert named(*devices(before, SliceInputs(()), {})) == [
+        *mig_names(0, [0], "-whole"),
+        *mig_names(0, [0], "-monitor"),
+    ]
     here = replace(before, shares=before.shares.with_inventory(mig_inventory([10]), mig=MigMode.SHARE))
-    assert devices(here, Facts(()), {}) == []
+    assert devices(here, SliceInputs(()), {}) == []
 
 
 def test_an_instance_whose_parts_are_in_use_is_not_given_whole_after_the_mode_changed() -> None:
     before = mig_node([10, 10], used={(0, 1): [3]})
     here = replace(before, shares=before.shares.with_inventory(mig_inventory([10, 10]), mig=MigMode.WHOLE))
-    free, taken, *_ = devices(here, Facts(()), {})
+    free, taken, *_ = devices(here, SliceInputs(()), {})
     assert "taints" not in free
     assert [each["value"] for each in taken["taints"]] == ["held-otherwise"]
 
@@ -259,14 +262,14 @@ def test_whole_instances_come_in_the_order_itself_unless_shares_are_taken_in_it(
     mode: MigMode, numbers: list[int]
 ) -> None:
     order = tuple(mig_uuid(0, number) for number in (2, 0, 1))
-    found = devices(mig_node([10, 10, 10], mode=mode), Facts(order), {})
+    found = devices(mig_node([10, 10, 10], mode=mode), SliceInputs(order), {})
     whole = [each for each in found if each["attributes"]["type"] == {"string": "mig"}]
     assert named(*whole) == mig_names(0, numbers, "-whole")
 
 
 def test_what_is_wrong_with_an_instance_stands_on_both_its_devices() -> None:
     here = mig_node([10, 10], unhealthy={mig_uuid(0, 0): "its GPU is out of service: XID 79"})
-    tainted = [each for each in devices(here, Facts(()), {}) if each.get("taints")]
+    tainted = [each for each in devices(here, SliceInputs(()), {}) if each.get("taints")]
     assert named(*tainted) == [*mig_names(0, [0]), *mig_names(0, [0], "-whole")]
     assert {each["taints"][0]["value"] for each in tainted} == {"xid-79"}
 
@@ -274,7 +277,9 @@ def test_what_is_wrong_with_an_instance_stands_on_both_its_devices() -> None:
 def test_an_api_server_without_parts_gets_instances_where_they_are_given_whole_only() -> None:
     for mode, expected in ((MigMode.WHOLE, mig_names(0, [1], "-whole")), (MigMode.SHARE, []), (MigMode.OFF, [])):
         here = mig_node([10, 10], 8, mode=mode, unhealthy={mig_uuid(0, 0): "it is lost"})
-        found = [each for each in plain_devices(here, Facts(())) if each["attributes"]["type"]["string"] != "monitor"]
+        found = [
+            each for each in plain_devices(here, SliceInputs(())) if each["attributes"]["type"]["string"] != "monitor"
+        ]
         assert named(*found) == [f"{uuid(1).lower()}-whole", *expected]
         assert all(each.keys() == {"name", "attributes", "capacity"} for each in found)
 
@@ -283,14 +288,14 @@ def test_the_architecture_is_said_where_it_is_known() -> None:
     (shared,) = node(8).shares.gpus
     known = replace(shared, gpu=replace(shared.gpu, architecture="Hopper"))
     here = replace(node(8), shares=replace(node(8).shares, gpus=(known,)))
-    assert devices(here, Facts(()), SETS)[0]["attributes"]["architecture"] == {"string": "Hopper"}
+    assert devices(here, SliceInputs(()), SETS)[0]["attributes"]["architecture"] == {"string": "Hopper"}
 
 
 def test_gpus_that_nvlinks_connect_through_others_are_one_group() -> None:
     links = node(8, 8, 8, 8, 8, nvlinks=[(3, 1), (3, 4)]).links
     far = Links((*links.pairs, (0, 2, Closeness.SYSTEM, 0)))
     assert nvlink_groups(links) == nvlink_groups(far) == {1: 1, 3: 1, 4: 1}
-    found = devices(node(8, 8, 8, nvlinks=[(1, 2)]), Facts(()), SETS)
+    found = devices(node(8, 8, 8, nvlinks=[(1, 2)]), SliceInputs(()), SETS)
     assert [each["attributes"].get("nvlinkGroup") for each in found[:3]] == [None, {"int": 1}, {"int": 1}]
 
 
@@ -307,7 +312,7 @@ def test_amounts_are_written_as_the_api_server_writes_them(mib: int, text: str) 
 )
 def test_driver_versions_become_semantic_ones(version: str, expected: str | None) -> None:
     assert semver(version) == expected
-    attributes = devices(node(8), Facts((), version), SETS)[0]["attributes"]
+    attributes = devices(node(8), SliceInputs((), version), SETS)[0]["attributes"]
     assert attributes.get("driverVersion") == (expected and {"version": expected})
 
 

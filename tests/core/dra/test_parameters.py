@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.core.dra.parameters import NO_CONFIG, ParametersError, ShareConfig, share_config
-from gpu_device_plugin.core.model.claims import Parameters
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.limits import Enforcement
+from gpu_device_plugin.core.model.resource_claims import Parameters
 from tests.claims import claim, config, device
 
 
@@ -21,7 +21,7 @@ def test_each_field_is_that_of_the_claim_or_else_of_its_class() -> None:
     ours = config(limits="mps", computePercent=20)
     of_class = config(limits="driver", frameworks=["jax", "pytorch"], of_class=True)
     found = share_config(claim(device(), parameters=(of_class, ours)), "gpu")
-    assert found == ShareConfig(Rung.MPS, 20, ("pytorch", "jax"))
+    assert found == ShareConfig(Enforcement.MPS, 20, ("pytorch", "jax"))
 
 
 def test_parameters_of_other_requests_do_not_count() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.dra import device_name
-from gpu_device_plugin.core.dra.devices import Facts
+from gpu_device_plugin.core.dra.devices import SliceInputs
 from gpu_device_plugin.core.dra.pool import (
     NOTHING,
     Content,
@@ -38,14 +38,14 @@ def stored(number: int, content: Content, generation: int = 1, count: int = 1) -
 
 
 def test_eight_gpus_fit_into_one_slice_beside_that_of_their_counters() -> None:
-    locks, offered = contents(node(*[16] * 8), Facts(()))
+    locks, offered = contents(node(*[16] * 8), SliceInputs(()))
     assert [(each["name"], len(each["counters"])) for each in locks["sharedCounters"]] == [("gpus-0", 8)]
     assert len(offered["devices"]) == 24
 
 
 def test_more_gpus_than_a_slice_or_a_set_holds_are_cut() -> None:
     here = node(*[1] * 40)
-    locks, first, second = contents(here, Facts(()))
+    locks, first, second = contents(here, SliceInputs(()))
     assert [len(each["counters"]) for each in locks["sharedCounters"]] == [32, 8]
     assert [len(each["devices"]) for each in (first, second)] == [64, 56]
     every = first["devices"] + second["devices"]
@@ -54,11 +54,11 @@ def test_more_gpus_than_a_slice_or_a_set_holds_are_cut() -> None:
 
 
 def test_a_node_without_gpus_has_an_empty_slice() -> None:
-    assert contents(node(), Facts(())) == plain_contents(node(), Facts(())) == ({"devices": []},)
+    assert contents(node(), SliceInputs(())) == plain_contents(node(), SliceInputs(())) == ({"devices": []},)
 
 
 def test_the_instances_of_a_gpu_have_a_set_of_counters_and_eight_gpus_full_of_them_fit() -> None:
-    slices = contents(mig_node(*[[10] * 7] * 8), Facts(()))
+    slices = contents(mig_node(*[[10] * 7] * 8), SliceInputs(()))
     locks, *offered = slices
     names = {card: uuid(card).lower() for card in range(8)}
     assert {each["name"]: len(each["counters"]) for each in locks["sharedCounters"]} == dict.fromkeys(names.values(), 7)
@@ -72,7 +72,7 @@ def test_the_instances_of_a_gpu_have_a_set_of_counters_and_eight_gpus_full_of_th
 
 
 def test_a_slice_has_eight_sets_of_counters_at_most() -> None:
-    slices = contents(mig_node(8, *[[10]] * 8, 8), Facts(()))
+    slices = contents(mig_node(8, *[[10]] * 8, 8), SliceInputs(()))
     sets = [each["sharedCounters"] for each in slices if "sharedCounters" in each]
     assert [len(each) for each in sets] == [8, 1]
     assert [(each["name"], len(each["counters"])) for each in (sets[0][0], sets[1][0])] == [
@@ -83,26 +83,26 @@ def test_a_slice_has_eight_sets_of_counters_at_most() -> None:
 
 
 def test_instances_that_are_given_whole_only_need_no_counters() -> None:
-    (only,) = contents(mig_node([10, 10], [10], mode=MigMode.WHOLE), Facts(()))
+    (only,) = contents(mig_node([10, 10], [10], mode=MigMode.WHOLE), SliceInputs(()))
     assert len(only["devices"]) == 6
-    locks, offered = contents(mig_node([10, 10], 8, mode=MigMode.WHOLE), Facts(()))
+    locks, offered = contents(mig_node([10, 10], 8, mode=MigMode.WHOLE), SliceInputs(()))
     assert [list(each["counters"]) for each in locks["sharedCounters"]] == [[uuid(1).lower()]]
     assert len(offered["devices"]) == 7
 
 
 def test_a_node_all_of_whose_instances_are_left_alone_has_an_empty_slice() -> None:
-    assert contents(mig_node([10], mode=MigMode.OFF), Facts(())) == ({"devices": []},)
+    assert contents(mig_node([10], mode=MigMode.OFF), SliceInputs(())) == ({"devices": []},)
 
 
 @pytest.mark.parametrize("kind", OF_GPUS)
 def test_one_kind_of_devices_needs_no_counters(kind: Kind) -> None:
-    (only,) = contents(node(8, 8), Facts((), kinds=frozenset({kind})))
+    (only,) = contents(node(8, 8), SliceInputs((), kinds=frozenset({kind})))
     assert len(only["devices"]) == 4
     assert not any("consumesCounters" in device for device in only["devices"])
 
 
 def test_an_older_api_server_gets_no_counters() -> None:
-    (only,) = plain_contents(node(8, 8), Facts(()))
+    (only,) = plain_contents(node(8, 8), SliceInputs(()))
     assert len(only["devices"]) == 4
 
 
@@ -255,7 +255,9 @@ def test_a_device_that_leaves_the_slices_while_it_is_held_leaves_no_way_to_its_g
     here = mig_node(8, [10, 20, 10], mode=mode, used=parts, whole=whole)
     gpu = uuid(0)
     here = here.with_ledger(here.ledger.seen([f"{gpu}::0"] if holds == "parts" else [gpu]))
-    offered = {each["name"]: each for content in contents(here, Facts((), kinds=kinds)) for each in _devices(content)}
+    offered = {
+        each["name"]: each for content in contents(here, SliceInputs((), kinds=kinds)) for each in _devices(content)
+    }
     for held in [gpu, *(mig_uuid(*place) for place in places)]:
         by, other = (device_name(held, whole=(holds == "whole") is same) for same in (True, False))
         if other in offered and not offered[other].get("taints"):

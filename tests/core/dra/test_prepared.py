@@ -20,10 +20,10 @@ from gpu_device_plugin.core.dra.prepared import (
     status_body,
     write_prepared,
 )
-from gpu_device_plugin.core.model.claims import Consumer
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.core.model.resource_claims import Consumer
 from gpu_device_plugin.core.model.resources import Kind
 from tests.claims import ids, mig_uuid, uuid
 
@@ -33,7 +33,7 @@ CLAIM = PreparedClaim(
     "c1",
     (PreparedDevice("gpu", "gpu-1", "gpu-x", "share", uuid(0), 4096, 20),),
     ids(0, range(4)),
-    Rung.MPS,
+    Enforcement.MPS,
     (Consumer("p-1", "pod"),),
     ("gpu-device-plugin/claim=u-1",),
     {"cdiVersion": "0.5.0", "devices": [{"name": "u-1"}]},
@@ -47,7 +47,7 @@ INSTANCES = PreparedClaim(
     "c3",
     (PreparedDevice("gpu", "gpu-1", "mig-x", uuid=mig_uuid(0, 0)),),
     frozenset({mig_uuid(0, 0), mig_uuid(0, 1)}),
-    Rung.PARTITION,
+    Enforcement.PARTITION,
 )
 
 
@@ -58,7 +58,7 @@ def test_what_is_written_is_read(claim: PreparedClaim) -> None:
 
 def test_a_claim_says_what_it_holds_and_not_its_variables() -> None:
     assert (replace(CLAIM).kind, replace(WHOLE).kind, str(CLAIM)) == (Kind.MEMORY, Kind.COUNT, "default/c1")
-    assert (replace(INSTANCES).kind, INSTANCES.rung) == (Kind.INSTANCE, Rung.PARTITION)
+    assert (replace(INSTANCES).kind, INSTANCES.enforcement) == (Kind.INSTANCE, Enforcement.PARTITION)
     of_instance = replace(CLAIM, device_ids=frozenset({f"{mig_uuid(0, 0)}::3"}))
     assert of_instance.kind is Kind.MEMORY
     assert "cdiVersion" not in repr(CLAIM)
@@ -74,7 +74,7 @@ def test_a_claim_says_what_it_holds_and_not_its_variables() -> None:
         {"devices": [{}]},
         {"devices": None},
         {"deviceIDs": [1]},
-        {"rung": "iron"},
+        {"enforcement": "iron"},
         {"consumers": [["one"]]},
         {"cdi": 1},
         {"cdiNames": 1},
@@ -185,7 +185,7 @@ def test_each_container_that_uses_a_claim_holds_it() -> None:
         ("uid-of-p2", "a", "uid-of-c1"),
     ]
     assert claim_holds([one], pods)[0] == DeviceHold(
-        "uid-of-p1", "a", Kind.MEMORY, CLAIM.device_ids, HoldSource.CLAIM, "uid-of-c1", Rung.MPS
+        "uid-of-p1", "a", Kind.MEMORY, CLAIM.device_ids, HoldSource.CLAIM, "uid-of-c1", Enforcement.MPS
     )
 
 
@@ -205,7 +205,7 @@ def test_a_claim_of_the_same_name_elsewhere_and_one_that_holds_nothing_do_not_co
 
 def test_it_names_the_gpu_the_memory_and_whether_the_limit_holds() -> None:
     shared = PreparedDevice("gpu", "gpu-1", "gpu-x", "share", uuid(0), 4096, 20)
-    claim = PreparedClaim("u-1", "default", "c1", (shared,), rung=Rung.DRIVER)
+    claim = PreparedClaim("u-1", "default", "c1", (shared,), enforcement=Enforcement.DRIVER)
     assert status_body(claim, {uuid(0): "held"}) == {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",

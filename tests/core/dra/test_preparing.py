@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.dra import monitor_name
-from gpu_device_plugin.core.dra.devices import Facts
+from gpu_device_plugin.core.dra.devices import SliceInputs
 from gpu_device_plugin.core.dra.pool import contents
 from gpu_device_plugin.core.dra.prepared import PreparedClaim
 from gpu_device_plugin.core.dra.preparing import Preparation, prepare, two_claims
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.admitting import Refused, Why
+from gpu_device_plugin.core.node.kubelet.admission import Refused, Why
 from gpu_device_plugin.core.node.ledger import Ledger
 from tests.claims import (
     NODE,
@@ -37,7 +37,7 @@ from tests.claims import (
 )
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.core.model.claims import Claim
+    from gpu_device_plugin.core.model.resource_claims import Claim
     from gpu_device_plugin.core.node.node import Node
 
 
@@ -94,7 +94,7 @@ def test_access_beside_others_takes_nothing_even_of_a_gpu_that_is_full_or_broken
         )
         assert found.placement == Placement(Demand(Kind.COUNT, 1, 1), ((0, 8),))
     limited = made(here, claim(device(0, admin=True), parameters=(config(limits="mps"),)))
-    assert limited.config.limits is Rung.MPS
+    assert limited.config.limits is Enforcement.MPS
 
 
 def test_a_monitor_is_for_access_beside_others_only() -> None:
@@ -124,7 +124,7 @@ def test_the_answer_is_the_same_however_often_it_is_asked_for() -> None:
 def test_parameters_are_those_of_the_claim_and_decide_on_compute() -> None:
     asked = claim(device(0, 1, compute=10), parameters=(config(limits="mps", computePercent=40),))
     found = made(node(8), asked)
-    assert (found.config.limits, found.compute, found.devices[0].compute) == (Rung.MPS, 40, 40)
+    assert (found.config.limits, found.compute, found.devices[0].compute) == (Enforcement.MPS, 40, 40)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def allocatable(here: Node, held: dict[str, tuple[Preparation, str, int]], gib: 
     counted = {name.removesuffix("-whole"): name for name in taken}
     return [
         each
-        for content in contents(here, Facts(()))
+        for content in contents(here, SliceInputs(()))
         for each in content.get("devices", ())
         if each["attributes"]["type"]["string"] != "monitor"
         and "taints" not in each

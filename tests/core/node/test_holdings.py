@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.holds import DeviceHold
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.holdings import Holding, assigned_shares, held_through_others, holdings
-from gpu_device_plugin.core.node.offers import offers
+from gpu_device_plugin.core.node.kubelet.advertised_devices import offers
 from tests.mig import inventory, mig_node
 from tests.names import COUNT, MEM, OURS
 from tests.nodes import ids, node, uuid
@@ -64,9 +64,9 @@ def test_a_gpu_that_another_resource_gave_counts_as_given_whole() -> None:
     assert (found.granted, found.whole) == ({uuid(1): 16 * MIB_PER_GIB}, True)
 
 
-def test_the_rung_of_the_answer_is_kept() -> None:
-    (found,) = holdings([replace(entry("a", "main", ids(0, [0])), rung=Rung.MPS)], [], SHARES)
-    assert found.rung is Rung.MPS
+def test_the_enforcement_of_the_answer_is_kept() -> None:
+    (found,) = holdings([replace(entry("a", "main", ids(0, [0])), enforcement=Enforcement.MPS)], [], SHARES)
+    assert found.enforcement is Enforcement.MPS
 
 
 def test_devices_of_gpus_that_are_gone_are_left_out() -> None:

@@ -12,7 +12,7 @@ from gpu_device_plugin.core.contract.promises import Promise
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.matching import Call, Match, Matched, WaitingPod, Wanted, match
-from gpu_device_plugin.core.node.preferring import Question, spread_over
+from gpu_device_plugin.core.node.preferred_allocation import PreferredAllocationRequest, spread_over
 from tests.nodes import node
 
 MEMORY, COUNT = Kind.MEMORY, Kind.COUNT
@@ -324,7 +324,7 @@ class World:
             taken = set().union(*self.taken.values())
             available = {name for shared in self.node.shares.gpus for name in shared.shares} - taken
             must = sorted(reusable)[: wanted.amount]
-            question = Question(self.node, MEMORY, [*available, *must], must, wanted.amount)
+            question = PreferredAllocationRequest(self.node, MEMORY, [*available, *must], must, wanted.amount)
             matched = match(question.call, waiting, begun)
             given = (
                 set(question.answer(self.node, POLICIES["binpack"], matched)) if len(must) < wanted.amount else {*must}
@@ -384,7 +384,7 @@ def test_a_pod_with_wishes_gets_a_wanted_gpu_where_the_order_is_right(
     for each in pods:
         lost = data.draw(st.sampled_from([*sorted(free(world)), None]))
         world.taken.setdefault("stranger", set()).update({lost} if lost else ())
-        question = Question(world.node, MEMORY, free(world), [], 2)
+        question = PreferredAllocationRequest(world.node, MEMORY, free(world), [], 2)
         matched = match(question.call, waiting)
         assert matched.match is not None
         given = question.answer(world.node, POLICIES["binpack"], matched)
@@ -408,7 +408,7 @@ def test_swapping_equals_costs_nothing(positions: list[int], amount: int, data: 
     pods = [pod(str(n), app("c", amount, on((position, amount)))) for n, position in enumerate(positions)]
     world, waiting = World(gib), pods
     for each in data.draw(st.permutations(pods)):
-        question = Question(world.node, MEMORY, free(world), [], amount)
+        question = PreferredAllocationRequest(world.node, MEMORY, free(world), [], amount)
         matched = match(question.call, waiting)
         assert matched.match is not None
         given = question.answer(world.node, POLICIES["binpack"], matched)

@@ -12,25 +12,25 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.promises import Promise
 from gpu_device_plugin.core.model.holds import DeviceHold
-from gpu_device_plugin.core.model.limits import GpuRung, Rung
+from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind, Names, Resource
 from gpu_device_plugin.core.model.shares import SHARES, WHOLE_GPUS, Listing, parse_id
-from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_unlimited
-from gpu_device_plugin.core.node.extra_grant import NOBODY
-from gpu_device_plugin.core.node.grants import Delivery, grant
-from gpu_device_plugin.core.node.health import Belief, Cause, Problem, with_cards
+from gpu_device_plugin.core.node.enforcement import Abilities, Wanted, enforcements, mps_gpus
+from gpu_device_plugin.core.node.health.gpu_health import Cause, GpuHealth, Problem, with_cards
 from gpu_device_plugin.core.node.holdings import Holding, holdings, stranded
-from gpu_device_plugin.core.node.limit_grants import Means
+from gpu_device_plugin.core.node.kubelet.admission import Refused, Why, admit, refuse_unlimited
+from gpu_device_plugin.core.node.kubelet.advertised_devices import offers
+from gpu_device_plugin.core.node.limits.container_grants import Delivery, grant
+from gpu_device_plugin.core.node.limits.extra_grant import NOBODY
+from gpu_device_plugin.core.node.limits.limit_grants import EnforcementPlan
+from gpu_device_plugin.core.node.limits.limit_verification import by_kind
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.node_config import mig_mode, out_of_service
-from gpu_device_plugin.core.node.offers import offers
-from gpu_device_plugin.core.node.preferring import Question
-from gpu_device_plugin.core.node.rungs import Abilities, Wanted, mps_gpus, rungs
-from gpu_device_plugin.core.node.verifying import by_kind
+from gpu_device_plugin.core.node.preferred_allocation import PreferredAllocationRequest
 from tests.mig import instance, inventory, mig_node
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def preferred(
     if ids is None:
         ids = healthy(node, SHARES) if kind is MEMORY else healthy(node, ONE_G)
     ids = ids - node.ledger.holds.keys()
-    return list(Question(node, kind, sorted(ids), (), amount).answer(node, POLICIES[policy]))
+    return list(PreferredAllocationRequest(node, kind, sorted(ids), (), amount).answer(node, POLICIES[policy]))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,9 @@ def test_whole_instances_are_taken_from_the_gpu_with_the_fewest_left_and_several
 
 def test_an_instance_that_an_init_container_had_is_taken_with_others_of_its_gpu() -> None:
     node = mig_node((10, 10, 10), (10, 10), mode=WHOLE)
-    question = Question(node, INSTANCE, ["MIG-0-0", "MIG-0-1", "MIG-0-2", "MIG-1-0", "MIG-1-1"], ["MIG-0-1"], 2)
+    question = PreferredAllocationRequest(
+        node, INSTANCE, ["MIG-0-0", "MIG-0-1", "MIG-0-2", "MIG-1-0", "MIG-1-1"], ["MIG-0-1"], 2
+    )
     assert question.answer(node, POLICIES["binpack"]) == ("MIG-0-0", "MIG-0-1")
 
 
@@ -255,13 +257,13 @@ def test_two_instances_of_one_gpu_need_each_device_node_once() -> None:
     assert made.envs["NVIDIA_VISIBLE_DEVICES"] == "MIG-0-0,MIG-0-1"
 
 
-@pytest.mark.parametrize(("amount", "rung"), [(4, "advisory"), (10, "partition")])
-def test_all_shares_of_an_instance_are_held_by_the_hardware(amount: int, rung: str) -> None:
+@pytest.mark.parametrize(("amount", "enforcement"), [(4, "advisory"), (10, "partition")])
+def test_all_shares_of_an_instance_are_held_by_the_hardware(amount: int, enforcement: str) -> None:
     node = mig_node((10, 10))
     made = grant(Placement(Demand(MEMORY, amount), ((1, amount),)), node.shares, Delivery())
     assert made.envs == {
         "NVIDIA_VISIBLE_DEVICES": "MIG-0-1",
-        "GPUSHARE_MEMORY_LIMIT_BY": rung,
+        "GPUSHARE_MEMORY_LIMIT_BY": enforcement,
         "GPUSHARE_MEMORY_LIMIT_MIB": str(amount * 1024),
         "ALIYUN_COM_GPU_MEM_IDX": "1",
         "ALIYUN_COM_GPU_MEM_POD": str(amount),
@@ -272,11 +274,13 @@ def test_all_shares_of_an_instance_are_held_by_the_hardware(amount: int, rung: s
 
 def test_limits_that_are_not_there_refuse_a_part_of_an_instance_and_not_all_of_it() -> None:
     node = mig_node((10,))
-    means = Means({"MIG-0-0": GpuRung(Rung.ADVISORY, "no means", "limits are required here")}, refuse=True)
-    part = refuse_unlimited(node, MEMORY, ["MIG-0-0::0"], means, NOBODY)
+    plan = EnforcementPlan(
+        {"MIG-0-0": GpuEnforcement(Enforcement.ADVISORY, "no means", "limits are required here")}, refuse=True
+    )
+    part = refuse_unlimited(node, MEMORY, ["MIG-0-0::0"], plan, NOBODY)
     assert part == Refused(Why.NO_LIMIT, "GPU 0: limits are required here")
     everything = [f"MIG-0-0::{number}" for number in range(10)]
-    assert refuse_unlimited(node, MEMORY, everything, means, NOBODY) is None
+    assert refuse_unlimited(node, MEMORY, everything, plan, NOBODY) is None
 
 
 # --- Limits -----------------------------------------------------------------------------------------------------------
@@ -286,42 +290,45 @@ AUTO = Wanted((), "the setting limits=auto")
 
 def test_neither_the_driver_nor_mps_limits_within_an_instance() -> None:
     one = replace(instance(0, 0), memory_limits=True)
-    chosen = rungs({0: one}, Abilities(cgroup=2), AUTO, refuse=True).gpus[0]
-    assert chosen == GpuRung(
-        Rung.ADVISORY,
+    chosen = enforcements({0: one}, Abilities(cgroup=2), AUTO, refuse=True).gpus[0]
+    assert chosen == GpuEnforcement(
+        Enforcement.ADVISORY,
         "the driver's limits are not for MIG instances; a container that asks for all of one has it to itself",
     )
-    wants = Wanted((Rung.MPS,), "the setting limits=mps")
-    assert rungs({0: one}, Abilities(mps={}), wants, refuse=False).gpus[0].why == (
+    wants = Wanted((Enforcement.MPS,), "the setting limits=mps")
+    assert enforcements({0: one}, Abilities(mps={}), wants, refuse=False).gpus[0].why == (
         "the setting limits=mps asks for mps: MPS is not run on MIG instances"
     )
-    custom = Wanted((Rung.CUSTOM,), "the setting limits=custom")
-    assert rungs({0: one}, Abilities(extra_grant=True), custom, refuse=True).gpus[0].rung is Rung.CUSTOM
+    custom = Wanted((Enforcement.CUSTOM,), "the setting limits=custom")
+    assert (
+        enforcements({0: one}, Abilities(extra_grant=True), custom, refuse=True).gpus[0].enforcement
+        is Enforcement.CUSTOM
+    )
 
 
 def test_an_instance_that_is_given_whole_is_a_partition_whatever_is_wanted() -> None:
-    wants = Wanted((Rung.DRIVER,), "the setting limits=driver")
-    made = rungs({0: instance(0, 0), 1: instance(0, 1)}, Abilities(), wants, refuse=True, partitions={0})
-    assert made.gpus[0] == GpuRung(
-        Rung.PARTITION, "MIG instances are given whole here, and the hardware keeps their memory apart"
+    wants = Wanted((Enforcement.DRIVER,), "the setting limits=driver")
+    made = enforcements({0: instance(0, 0), 1: instance(0, 1)}, Abilities(), wants, refuse=True, partitions={0})
+    assert made.gpus[0] == GpuEnforcement(
+        Enforcement.PARTITION, "MIG instances are given whole here, and the hardware keeps their memory apart"
     )
     assert made.gpus[1].refusal
 
 
 def test_no_instance_asks_for_a_daemon_of_mps() -> None:
-    advisory = {uuid: GpuRung(Rung.ADVISORY, "") for uuid in ("MIG-0-0", "GPU-1")}
-    assert mps_gpus(inventory((10,), 4).gpus, advisory, Wanted((Rung.MPS,), "")) == {"GPU-1"}
+    advisory = {uuid: GpuEnforcement(Enforcement.ADVISORY, "") for uuid in ("MIG-0-0", "GPU-1")}
+    assert mps_gpus(inventory((10,), 4).gpus, advisory, Wanted((Enforcement.MPS,), "")) == {"GPU-1"}
 
 
 def test_the_limit_of_a_partition_holds_by_hardware() -> None:
-    state = by_kind(Holding("uid", "main", {"MIG-0-0": 10240}, {}, whole=True, rung=Rung.PARTITION))
+    state = by_kind(Holding("uid", "main", {"MIG-0-0": 10240}, {}, whole=True, enforcement=Enforcement.PARTITION))
     assert state is not None
-    assert (state.rung, state.held, state.why) == (Rung.PARTITION, "held", "")
+    assert (state.enforcement, state.held, state.why) == (Enforcement.PARTITION, "held", "")
 
 
 def test_a_container_with_a_whole_instance_holds_all_of_its_memory() -> None:
     node = mig_node((10,), mode=WHOLE)
-    held = DeviceHold("uid", "main", INSTANCE, frozenset({"MIG-0-0"}), rung=Rung.PARTITION)
+    held = DeviceHold("uid", "main", INSTANCE, frozenset({"MIG-0-0"}), enforcement=Enforcement.PARTITION)
     (holding,) = holdings([held], (), node.shares)
     assert (holding.granted, holding.whole) == ({"MIG-0-0": 10240}, True)
 
@@ -352,13 +359,13 @@ def test_an_instance_that_exists_no_more_is_out_of_service() -> None:
 
 def test_beliefs_about_instances_have_the_problems_of_their_gpu() -> None:
     lost, xid = Problem(Cause.LOST, "lost"), Problem(Cause.FATAL_XID, "XID 31")
-    beliefs = {"GPU-0": Belief((lost,)), "MIG-0-0": Belief(), "MIG-0-1": Belief((xid,))}
+    beliefs = {"GPU-0": GpuHealth((lost,)), "MIG-0-0": GpuHealth(), "MIG-0-1": GpuHealth((xid,))}
     gpus = (*inventory((10, 10, 10), 4).gpus, replace(instance(5, 0), uuid="MIG-stray"))
     found = with_cards(beliefs, gpus)
     assert found == {
-        "GPU-0": Belief((lost,)),
-        "MIG-0-0": Belief((lost,)),
-        "MIG-0-1": Belief((lost, xid)),
+        "GPU-0": GpuHealth((lost,)),
+        "MIG-0-0": GpuHealth((lost,)),
+        "MIG-0-1": GpuHealth((lost, xid)),
     }
 
 
@@ -441,7 +448,7 @@ def test_whatever_is_re_partitioned_nothing_is_given_twice(
             if not free:
                 continue
             amount = chance.randint(1, min(3, len(free)))
-            question = Question(node, listing[0], free, (), amount)
+            question = PreferredAllocationRequest(node, listing[0], free, (), amount)
             ids = question.answer(node, POLICIES[chance.choice(["binpack", "spread"])])
             verdict = admit(node, listing[0], ids) if len(ids) == amount else None
             if not isinstance(verdict, Placement):

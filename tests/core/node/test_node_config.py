@@ -9,13 +9,14 @@ import pytest
 
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.core.model.gpus import Inventory
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.model.shares import Shares, TooManySharesError
-from gpu_device_plugin.core.node.grants import Delivery
-from gpu_device_plugin.core.node.health import Belief, Cause, Problem
-from gpu_device_plugin.core.node.limit_grants import Means
+from gpu_device_plugin.core.node.health.gpu_health import Cause, GpuHealth, Problem
+from gpu_device_plugin.core.node.kubelet.conflicting_plugins import OTHERS, Detection
+from gpu_device_plugin.core.node.limits.container_grants import Delivery
+from gpu_device_plugin.core.node.limits.limit_grants import EnforcementPlan
 from gpu_device_plugin.core.node.node_config import (
     NodeConfig,
     NodeInputs,
@@ -24,13 +25,12 @@ from gpu_device_plugin.core.node.node_config import (
     out_of_service,
     share_size,
 )
-from gpu_device_plugin.core.node.others import OTHERS, Sighting
-from gpu_device_plugin.core.node.serving import Serving, Way
+from gpu_device_plugin.core.node.serving_mode import Serving, ServingMode
 from tests import mig
 from tests.nodes import inventory, node
 from tests.resources import MEM
 
-FAILED = Belief((Problem(Cause.LOST, "it is gone"),))
+FAILED = GpuHealth((Problem(Cause.LOST, "it is gone"),))
 READY = MpsGpu(MpsStatus.READY, pipe_directory="/run/x/GPU-0")
 
 
@@ -77,7 +77,7 @@ def test_each_mig_profile_that_is_given_whole_has_a_resource() -> None:
         Resource(Kind.INSTANCE, "x.com/mig-1g.10gb", "1g.10gb"),
         Resource(Kind.INSTANCE, "x.com/mig-2g.20gb", "2g.20gb"),
     )
-    assert {gpu.rung for position, gpu in whole.limits.gpus.items() if position < 2} == {Rung.PARTITION}
+    assert {gpu.enforcement for position, gpu in whole.limits.gpus.items() if position < 2} == {Enforcement.PARTITION}
     assert config(inventory=mig.inventory((10, 20), 8)).resources == (MEM,)
 
 
@@ -124,9 +124,9 @@ def test_an_instance_that_is_gone_and_a_gpu_in_mig_mode_that_was_never_offered_a
 
 def test_labels_override_settings_one_by_one() -> None:
     plain = config(policy="spread", serve="dra")
-    assert (plain.policy, plain.wanted_way, plain.labelled) == ("spread", Way.DRA, False)
+    assert (plain.policy, plain.wanted_way, plain.labelled) == ("spread", ServingMode.DRA, False)
     labelled = config(policy="spread", serve="dra", labels=labels(policy="binpack", serve="auto", cgpu="true"))
-    assert (labelled.policy, labelled.wanted_way, labelled.labelled) == ("binpack", Way.DEVICE_PLUGIN, True)
+    assert (labelled.policy, labelled.wanted_way, labelled.labelled) == ("binpack", ServingMode.DEVICE_PLUGIN, True)
     assert (labelled.delivery.cgpu_disable, plain.delivery.cgpu_disable) == (True, False)
 
 
@@ -155,21 +155,24 @@ def test_exclusions_of_no_gpu_and_gpus_none_of_which_is_shared_are_remarked() ->
 
 
 def test_daemons_of_mps_labels_and_settings_reach_the_means() -> None:
-    template = Delivery(means=Means(mps_shm="/run/x/shm", soft_is_share=True))
+    template = Delivery(plan=EnforcementPlan(mps_shm="/run/x/shm", soft_is_share=True))
     by_label = config(
         labels={"ack.node.gpu.schedule": "core_mem"}, mps={"GPU-0": READY}, refuse=True, delivery=template
     )
-    means = by_label.delivery.means
-    assert (means.mps, means.mps_shm, means.mps_compute, means.soft_is_share) == (
+    plan = by_label.delivery.plan
+    assert (plan.mps, plan.mps_shm, plan.mps_compute, plan.soft_is_share) == (
         {"GPU-0": READY},
         "/run/x/shm",
         True,
         True,
     )
-    assert {uuid: gpu.rung for uuid, gpu in means.rungs.items()} == {"GPU-0": Rung.MPS, "GPU-1": Rung.MPS}
-    assert by_label.limits.gpus == {0: means.rungs["GPU-0"], 1: means.rungs["GPU-1"]}
+    assert {uuid: gpu.enforcement for uuid, gpu in plan.enforcements.items()} == {
+        "GPU-0": Enforcement.MPS,
+        "GPU-1": Enforcement.MPS,
+    }
+    assert by_label.limits.gpus == {0: plan.enforcements["GPU-0"], 1: plan.enforcements["GPU-1"]}
     assert by_label.mps_gpus == {"GPU-0", "GPU-1"}
-    assert (means.refuse, by_label.missing, by_label.barred) == (False, "", frozenset()), "this label requires nothing"
+    assert (plan.refuse, by_label.missing, by_label.barred) == (False, "", frozenset()), "this label requires nothing"
     assert by_label.notes == (f"memory limits: {by_label.limits_told}",)
     assert by_label.limits_told.startswith("mps: the node label ack.node.gpu.schedule=core_mem asks for it")
 
@@ -177,7 +180,7 @@ def test_daemons_of_mps_labels_and_settings_reach_the_means() -> None:
 def test_a_wanted_means_that_is_not_there_bars_the_gpus_or_is_told_alone() -> None:
     refused = config(limits="mps", refuse=True, mps="it ended")
     assert refused.barred == {"GPU-0", "GPU-1"}
-    assert refused.delivery.means.refuse
+    assert refused.delivery.plan.refuse
     assert refused.missing.startswith("GPU 0, 1: the setting limits=mps asks for mps: it ended; containers are refused")
     beside: dict[str, Any] = {"limits": "mps", "mps": {}, "without_mps": frozenset({"GPU-1", "GPU-7"})}
     assert config(**beside, refuse=True).barred == {"GPU-1"}
@@ -192,9 +195,9 @@ def test_a_wanted_means_that_is_not_there_bars_the_gpus_or_is_told_alone() -> No
 
 
 def test_gpus_are_withheld_for_other_plugins_or_while_the_node_changes_over() -> None:
-    waiting = Serving(Way.DRA, "this node waits")
+    waiting = Serving(ServingMode.DRA, "this node waits")
     assert (config(serving=waiting).withheld, config(serving=waiting).claims) == ("this node waits", True)
-    others = tuple(Sighting(other, ("a sign",)) for other in OTHERS[:2])
+    others = tuple(Detection(other, ("a sign",)) for other in OTHERS[:2])
     assert config(serving=waiting, others=others).withheld == "; ".join(other.found for other in others)
     assert (config().withheld, config().claims) == ("", False)
 
@@ -202,7 +205,7 @@ def test_gpus_are_withheld_for_other_plugins_or_while_the_node_changes_over() ->
 def test_the_condition_names_failed_gpus_while_the_driver_answers() -> None:
     assert config(beliefs={"GPU-1": FAILED}).condition is None, "nobody wants it"
     assert config(condition=True, started=False).condition is None, "nothing is known yet"
-    bad = config(condition=True, beliefs={"GPU-0": Belief(), "GPU-1": FAILED}).condition
+    bad = config(condition=True, beliefs={"GPU-0": GpuHealth(), "GPU-1": FAILED}).condition
     assert bad is not None
     assert (bad.status, bad.message) == ("False", "GPU 1: it is gone")
     paused = config(condition=True, watched=False, sentence="the agent is paused")

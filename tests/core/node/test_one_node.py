@@ -21,12 +21,12 @@ from gpu_device_plugin.core.model.pods import ContainerKind, Pod
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.core.model.shares import parse_id
-from gpu_device_plugin.core.node.admitting import Refused, admit
-from gpu_device_plugin.core.node.ended_pods import EndedPods, PodsInApi, pods_in_api
+from gpu_device_plugin.core.node.kubelet.admission import Refused, admit
+from gpu_device_plugin.core.node.kubelet.advertised_devices import offers
+from gpu_device_plugin.core.node.kubelet.ended_pods import EndedPods, PodsInApi, pods_in_api
 from gpu_device_plugin.core.node.ledger import SETTLING_S, Evidence, Ledger, Reading
 from gpu_device_plugin.core.node.matching import Match, Matched, WaitingPod, Wanted
-from gpu_device_plugin.core.node.offers import offers
-from gpu_device_plugin.core.node.preferring import UNMATCHED, Question, spread_over
+from gpu_device_plugin.core.node.preferred_allocation import UNMATCHED, PreferredAllocationRequest, spread_over
 from tests.nodes import node, uuid
 
 if TYPE_CHECKING:
@@ -86,7 +86,11 @@ class Agent:
     def prefer(
         self, kind: Kind, available: Iterable[str], must: Iterable[str], amount: int, whose: Matched
     ) -> list[str]:
-        return list(Question(self.node, kind, available, must, amount).answer(self.node, POLICIES[self.policy], whose))
+        return list(
+            PreferredAllocationRequest(self.node, kind, available, must, amount).answer(
+                self.node, POLICIES[self.policy], whose
+            )
+        )
 
     def allocate(self, kind: Kind, ids: list[str], promise: Promise | None, answered: Callable[[], float]) -> bool:
         if isinstance(admit(self.node, kind, ids, promise), Refused):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpu_device_plugin.core.contract.nodegpus import AWAY
-from gpu_device_plugin.core.model.claims import Request
-from gpu_device_plugin.core.telling.folded import folded
-from gpu_device_plugin.core.telling.overview import wide
-from gpu_device_plugin.core.telling.podtable import pod_rows, rows_claimed, rows_unallocated
-from gpu_device_plugin.core.telling.tables import Tone
+from gpu_device_plugin.core.model.resource_claims import Request
+from gpu_device_plugin.core.report.tables.folded_table import folded
+from gpu_device_plugin.core.report.tables.overview import wide
+from gpu_device_plugin.core.report.tables.pod_table import pod_rows, rows_claimed, rows_unallocated
+from gpu_device_plugin.core.report.text.columns import Tone
 from tests.claim_values import claim, part, serving, serving_view, whole
 from tests.reports import part as used
 from tests.reports import report

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_device_plugin.core.cluster.asking import Ask, Part
+from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import NOTHING
 from gpu_device_plugin.core.contract.nodereport import UsedGpu
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.telling.explaining import answers, explain
-from gpu_device_plugin.core.telling.folded import folded
-from gpu_device_plugin.core.telling.overview import details, summary, wide
-from gpu_device_plugin.core.telling.podtable import folded_details, pod_rows, pod_table, rows_alone
-from gpu_device_plugin.core.telling.printing import gpu_names, place
-from gpu_device_plugin.core.telling.top import Picture, Wishes, frame
+from gpu_device_plugin.core.report.tables.folded_table import folded
+from gpu_device_plugin.core.report.tables.overview import details, summary, wide
+from gpu_device_plugin.core.report.tables.pod_table import folded_details, pod_rows, pod_table, rows_alone
+from gpu_device_plugin.core.report.tables.top import Picture, Wishes, frame
+from gpu_device_plugin.core.report.text.printing import gpu_names, place
+from gpu_device_plugin.core.report.why.explanations import answers, explain
 from tests.reports import part, report
 from tests.views import WHOLE, listed_instance, mig_view, node_view, pod_on, with_instances
 

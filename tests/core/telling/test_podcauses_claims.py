@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.cluster.asking import Ask, Part
-from gpu_device_plugin.core.model.claims import Device, PodClaim, Request
+from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.core.model.resource_claims import Device, PodClaim, Request
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.telling.podcauses import (
+from gpu_device_plugin.core.report.why.pod_causes import (
     SchedulingStatus,
     asked_by_claims,
     by_claim_instead,
@@ -32,8 +32,8 @@ from tests.findings import facts
 from tests.views import node_view
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.core.cluster.nodeview import NodeView
-    from gpu_device_plugin.core.model.claims import Claim
+    from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.core.model.resource_claims import Claim
 
 GIB = 1024
 GPU = PodClaim("gpu", "c")

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.cluster.asking import Ask, ask
+from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.telling.diagnosing import note
-from gpu_device_plugin.core.telling.explaining import (
+from gpu_device_plugin.core.report.finding import note
+from gpu_device_plugin.core.report.why.explanations import (
     Kept,
     NodeAnswer,
     answers,
@@ -17,14 +17,14 @@ from gpu_device_plugin.core.telling.explaining import (
     what_makes_room,
     why_waits,
 )
-from gpu_device_plugin.core.telling.podcauses import SchedulingStatus
+from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.views import node_view, pod_on
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.cluster.node_report import NodeView
 
 RESOURCES = ResourceSettings().offered
 MEM, COUNT = (resource.name for resource in RESOURCES)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.worth.learning import finished, packed_values, prices_of_sizes
+from gpu_device_plugin.core.value.price_learning import finished, packed_values, prices_of_sizes
 
 
 def prices(demand: dict[int, float], capacity: int) -> dict[int, float]:

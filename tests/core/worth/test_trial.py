@@ -8,33 +8,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, fit
+from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Amounts, Kind
-from gpu_device_plugin.core.worth.appraising import Left, left_on, shape_of
-from gpu_device_plugin.core.worth.learning import learn
-from gpu_device_plugin.core.worth.mix import PodKind
-from gpu_device_plugin.core.worth.shapes import Shape
-from gpu_device_plugin.core.worth.studying import Trial, binpack, trying
+from gpu_device_plugin.core.value.fair_learning import Trial, binpack, trying
+from gpu_device_plugin.core.value.marginal_value import Left, left_on, shape_of
+from gpu_device_plugin.core.value.node_types import NodeType
+from gpu_device_plugin.core.value.price_learning import learn
+from gpu_device_plugin.core.value.workload_mix import PodKind
 from tests.scores import score
 from tests.work import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpu_device_plugin.core.worth.learning import Tables
+    from gpu_device_plugin.core.value.price_learning import Tables
 
-H100 = Shape((80,) * 8, ("H100",) * 8, 128_000, 1 << 20)
+H100 = NodeType((80,) * 8, ("H100",) * 8, 128_000, 1 << 20)
 HONEST = {PodKind(size, 1, 2000): 1.0 for size in (8, 16, 24, 40)} | {PodKind(0, 1, 2000): 1.0}
 POISON = {PodKind(41, 1, 2000): 2.0}
 
 
-def tried(tables: Tables, mix: Mapping[PodKind, float], nodes: Mapping[Shape, int]) -> Trial:
+def tried(tables: Tables, mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int]) -> Trial:
     steps = trying(tables, mix, nodes)
     while True:
         try:
@@ -65,10 +65,15 @@ def test_chance_may_make_the_better_policy_lose_by_a_little() -> None:
 
 @pytest.mark.parametrize(
     ("mix", "nodes"),
-    [({}, {H100: 1}), (HONEST, {}), ({PodKind(0, 0, 500): 1.0}, {H100: 1}), (HONEST, {Shape((), (), 1000, 1000): 3})],
+    [
+        ({}, {H100: 1}),
+        (HONEST, {}),
+        ({PodKind(0, 0, 500): 1.0}, {H100: 1}),
+        (HONEST, {NodeType((), (), 1000, 1000): 3}),
+    ],
 )
 def test_without_pods_or_gpus_there_is_nothing_to_lose(
-    mix: Mapping[PodKind, float], nodes: Mapping[Shape, int]
+    mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int]
 ) -> None:
     assert tried(learn(mix, nodes), mix, nodes) == Trial(0.0, 0.0)
 
@@ -133,7 +138,7 @@ def test_binpack_is_what_the_extender_does(kind: PodKind, gpus: list[tuple[str |
 
 
 def test_binpack_places_pods_without_gpus_where_there_is_room() -> None:
-    shape = Shape((), (), 1000, 1000)
+    shape = NodeType((), (), 1000, 1000)
     assert binpack(PodKind(0, 0, 500), shape, Left((), 1000, 1000)) is not None
     assert binpack(PodKind(0, 0, 500), shape, Left((), 400, 1000)) is None
     assert binpack(PodKind(0, 0, 0, 500), shape, Left((), 1000, 400)) is None

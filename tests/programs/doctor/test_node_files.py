@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsGpu, MpsState, MpsStatus, write_state
-from gpu_device_plugin.core.node.mps import NOT_THERE, SILENT
-from gpu_device_plugin.core.telling.diagnosing import Unknown
-from gpu_device_plugin.core.telling.symptoms import Runtime
+from gpu_device_plugin.core.node.mps.mps_wishes import NOT_THERE, SILENT
+from gpu_device_plugin.core.report.finding import Unknown
+from gpu_device_plugin.core.report.findings.symptoms import Runtime
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 from gpu_device_plugin.programs.doctor.node_files import (
     cdi_devices,
@@ -23,7 +23,7 @@ from gpu_device_plugin.programs.doctor.node_files import (
     toolkit,
     with_driver_limits,
 )
-from gpu_device_plugin.testing.kubelet_files import Entry, write_checkpoint
+from gpu_device_plugin.testing.kubelet.kubelet_files import Entry, write_checkpoint
 from tests.names import COUNT, MEM
 
 if TYPE_CHECKING:

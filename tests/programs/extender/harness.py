@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from gpu_device_plugin.cluster.binder import BinderTiming
-from gpu_device_plugin.cluster.client import Timing
-from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.cluster.client.api_client import Timing
+from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.lease import LeaseTiming
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
-from gpu_device_plugin.programs.extender.program import Extender, Timings
+from gpu_device_plugin.cluster.writers.binder import BinderTiming
+from gpu_device_plugin.programs.extender.extender_program import Extender, Timings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
-from gpu_device_plugin.testing.cluster import ApiServer
+from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from tests.patience import eventually, stretched
 from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
-    from gpu_device_plugin.testing.cluster import Trouble
+    from gpu_device_plugin.testing.cluster.api_server import Trouble
     from tests.scheduler_double.scheduler import Outcome
 
 Json = dict[str, Any]

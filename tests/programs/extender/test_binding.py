@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.cluster.binder import BindError, InDoubtError, PodRef
-from gpu_device_plugin.cluster.errors import Call, NotFoundError, UnavailableError
+from gpu_device_plugin.cluster.client.errors import Call, NotFoundError, UnavailableError
+from gpu_device_plugin.cluster.writers.binder import BindError, InDoubtError, PodRef
 from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX, USE_UUID
 from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod

@@ -13,25 +13,25 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from gpu_device_plugin.cluster.api import PodReader
-from gpu_device_plugin.cluster.binder import Binder, BinderTiming, PodRef
-from gpu_device_plugin.cluster.errors import Call, UnavailableError, error_from
+from gpu_device_plugin.cluster.client.errors import Call, UnavailableError, error_from
+from gpu_device_plugin.cluster.objects.decoding import PodReader
+from gpu_device_plugin.cluster.writers.binder import Binder, BinderTiming, PodRef
 from gpu_device_plugin.core.contract.keys import POD_ANNOTATIONS
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.programs.extender.binding import LATEST_COMMIT_S, Binding
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container
-from gpu_device_plugin.testing.cluster import Answer, Late
-from gpu_device_plugin.testing.cluster_kinds import PODS, StatusError
-from gpu_device_plugin.testing.cluster_store import Store
+from gpu_device_plugin.testing.cluster.api_server import Answer, Late
+from gpu_device_plugin.testing.cluster.cluster_kinds import PODS, StatusError
+from gpu_device_plugin.testing.cluster.cluster_store import Store
 from tests.programs.extender.harness import HASTY, held, world
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.cluster.client import Client
+    from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.testing.builders import Json
-    from gpu_device_plugin.testing.cluster_store import Change
+    from gpu_device_plugin.testing.cluster.cluster_store import Change
 
 OFTEN = 1000
 

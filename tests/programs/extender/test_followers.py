@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.api import NodeReader, NodeRecord
+from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, PLACEMENT_LABEL
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
@@ -104,7 +104,7 @@ class Comers:
     def came(self, pod: Pod) -> None:
         self.said.append(pod.name)
 
-    def other_came(self, pod: OtherPod) -> None:
+    def observe_other(self, pod: OtherPod) -> None:
         self.said.append(pod.uid)
 
 

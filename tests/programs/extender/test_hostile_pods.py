@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bench.hostile import CLEARLY_REFUSED, PODS, pod
-from gpu_device_plugin.cluster.api import PodReader
-from gpu_device_plugin.core.cluster.asking import Ask, ask
+from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.core.cluster.fitting import fit
+from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.cluster.usage import usage_of
 from gpu_device_plugin.core.contract.keys import (
     ALLOCATION,
@@ -37,7 +37,7 @@ from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.metrics import Metrics
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.extender.verbs import Verbs
-from gpu_device_plugin.programs.node.waiting import WaitingPods
+from gpu_device_plugin.programs.node.kubelet.waiting_pods import WaitingPods
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from tests import nodes
 from tests.programs.extender.test_verbs import node_gpus

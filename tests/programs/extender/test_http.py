@@ -20,14 +20,14 @@ import aiohttp
 import pytest
 
 from gpu_device_plugin import __version__
-from gpu_device_plugin.programs.extender.program import main
+from gpu_device_plugin.programs.extender.extender_program import main
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_MEM, container
-from gpu_device_plugin.testing.cluster import ApiServer
+from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from tests.patience import eventually, patience
 from tests.ports import free_port
 from tests.programs.extender.harness import PREFIX, SECRET, world

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container
-from gpu_device_plugin.testing.cluster import Answer, Hang, Reset, Slow
-from gpu_device_plugin.testing.cluster_kinds import StatusError
+from gpu_device_plugin.testing.cluster.api_server import Answer, Hang, Reset, Slow
+from gpu_device_plugin.testing.cluster.cluster_kinds import StatusError
 from tests.happenings import CHANCE, Happenings, Life, live, lives
 from tests.programs.extender.harness import ALLOCATION, HASTY, held, world
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.fleet import Fleet
-    from gpu_device_plugin.testing.cluster import Trouble
+    from gpu_device_plugin.testing.cluster.api_server import Trouble
     from tests.programs.extender.harness import ExtenderWorld, Running
 
 Json = dict[str, Any]
@@ -105,11 +105,13 @@ class Cluster:
 
     async def an_agent_reports(self, which: int) -> None:
         """A pod that somebody else bound turns out to be on the GPUs that had room, or could not be started."""
-        loose = [pod for pod in self.pods(bound=True) if not held(pod, GPU_MEM) and not held(pod, GPU_COUNT)]
-        loose = [pod for pod in loose if asked(pod, GPU_MEM) or asked(pod, GPU_COUNT)]
-        if not loose:
+        usage_outside_grants = [
+            pod for pod in self.pods(bound=True) if not held(pod, GPU_MEM) and not held(pod, GPU_COUNT)
+        ]
+        usage_outside_grants = [pod for pod in usage_outside_grants if asked(pod, GPU_MEM) or asked(pod, GPU_COUNT)]
+        if not usage_outside_grants:
             return
-        pod = loose[which % len(loose)]
+        pod = usage_outside_grants[which % len(usage_outside_grants)]
         name, node = pod["metadata"]["name"], pod["spec"]["nodeName"]
         sizes = dict(enumerate(NODES[node]))
         used: Counter[int] = Counter()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.cluster.api import PodReader
+from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.core.contract.keys import ALLOCATION, ASSIGNED, IDX, NODE_GPUS, POD, USE_MODEL
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.fleet import Fleet

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.waiting import Reason
+from gpu_device_plugin.core.cluster.waiting_reasons import Reason
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.programs.extender.verbs import Waiting

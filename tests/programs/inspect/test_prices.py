@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.programs.inspect.test_program import World, gpu, node, pod
+from tests.programs.inspect.test_inspect_program import World, gpu, node, pod
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.core.contract.nodereport import UsedGpu
-from gpu_device_plugin.core.telling.tables import columns
-from gpu_device_plugin.programs.inspect.program import main
+from gpu_device_plugin.core.report.text.columns import columns
+from gpu_device_plugin.programs.inspect.inspect_program import main
 from tests.patience import stretched, until
-from tests.programs.inspect.test_program import World, gpu, node, pod
+from tests.programs.inspect.test_inspect_program import World, gpu, node, pod
 from tests.reports import SINCE, part, written
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.programs.inspect.program import main
+from gpu_device_plugin.programs.inspect.inspect_program import main
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster_store import merge
+from gpu_device_plugin.testing.cluster.cluster_store import merge
 from tests.names import MEM
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ KUBECTL = '''\
 #!{python}
 """Reads and patches nodes in a file."""
 import json, pathlib, sys
-from gpu_device_plugin.testing.cluster_store import merge, strategic_merge
+from gpu_device_plugin.testing.cluster.cluster_store import merge, strategic_merge
 home = pathlib.Path({home!r})
 world = json.loads((home / "world.json").read_text())
 words = sys.argv[1:]

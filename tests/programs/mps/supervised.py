@@ -22,7 +22,7 @@ from gpu_device_plugin.core.contract.mpsfiles import (
 )
 from gpu_device_plugin.programs.mps.nvidia import Processes
 from gpu_device_plugin.programs.mps.places import Places
-from gpu_device_plugin.testing.mps import MpsPrograms
+from gpu_device_plugin.testing.mps_double import MpsPrograms
 from tests.patience import stretched, until
 
 if TYPE_CHECKING:

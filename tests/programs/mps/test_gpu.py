@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
-from gpu_device_plugin.core.node.mps_daemon import DEFAULT, EXCLUSIVE, QUIT_S
+from gpu_device_plugin.core.node.mps.mps_daemon import DEFAULT, EXCLUSIVE, QUIT_S
 from gpu_device_plugin.programs.mps.gpu import GpuKeeper, Timings
 from gpu_device_plugin.programs.mps.nvidia import MpsError, Nvidia
 from gpu_device_plugin.programs.mps.places import Place

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.node.mps_daemon import DEFAULT, EXCLUSIVE
+from gpu_device_plugin.core.node.mps.mps_daemon import DEFAULT, EXCLUSIVE
 from gpu_device_plugin.programs.mps.nvidia import Deadlines, MpsError, Nvidia
 from gpu_device_plugin.programs.mps.places import Place
-from gpu_device_plugin.testing.mps import MpsPrograms
+from gpu_device_plugin.testing.mps_double import MpsPrograms
 from tests.patience import eventually
 
 if TYPE_CHECKING:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster import ApiServer
-from gpu_device_plugin.testing.pods import Kind
+from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from gpu_device_plugin.testing.pod_specs import Kind
 from tests.names import MEM
 from tests.programs.node.harness import NodeWorld, world
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.programs.node.cluster import NodeCluster
-    from gpu_device_plugin.testing.pods import ContainerSpec, Pod, PodSpec
+    from gpu_device_plugin.programs.node.node_cluster import NodeCluster
+    from gpu_device_plugin.testing.pod_specs import ContainerSpec, Pod, PodSpec
 
 NODE = "node"
 

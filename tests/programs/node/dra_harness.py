@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.kubelet.dra_loop import DraTimings
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster import ApiServer
-from gpu_device_plugin.testing.dra_kubelet import DraKubelet, Started
-from gpu_device_plugin.testing.dra_scheduler import Allocator, Wish, request_of
+from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from gpu_device_plugin.testing.cluster.dra_scheduler import Allocator, Wish, request_of
+from gpu_device_plugin.testing.kubelet.dra_kubelet import DraKubelet, Started
 from tests.patience import stretched
 from tests.programs.node.cluster_harness import NODE, RIGHTS, Cluster
 from tests.programs.node.harness import world
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from gpu_device_plugin.programs.node.dra import DraDriver
+    from gpu_device_plugin.programs.node.claims.dra_driver import DraDriver
 
 DRA_RIGHTS = {
     ("get", "resourceclaims"),

@@ -14,9 +14,9 @@ from gpu_device_plugin.kubelet.registration_loop import Timings
 from gpu_device_plugin.programs.node.agent import NodeAgent
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing.device_manager import Amount
-from gpu_device_plugin.testing.kubelet import Kubelet
-from gpu_device_plugin.testing.pods import ContainerSpec, Kind, Pod, PodSpec
+from gpu_device_plugin.testing.kubelet.device_manager import Amount
+from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
+from gpu_device_plugin.testing.pod_specs import ContainerSpec, Kind, Pod, PodSpec
 from tests.names import COUNT, MEM
 from tests.patience import eventually, patience, stretched
 

@@ -10,17 +10,17 @@ import pytest
 
 from gpu_device_plugin.core.contract.dra import DRIVER, parse_device_name
 from gpu_device_plugin.core.model.mig import MigMode
-from gpu_device_plugin.core.node.serving import Way
-from gpu_device_plugin.programs.node.dra import UNKNOWN
-from gpu_device_plugin.testing.cluster import Answer
-from gpu_device_plugin.testing.dra_scheduler import Wish
+from gpu_device_plugin.core.node.serving_mode import ServingMode
+from gpu_device_plugin.programs.node.claims.dra_driver import UNKNOWN
+from gpu_device_plugin.testing.cluster.api_server import Answer
+from gpu_device_plugin.testing.cluster.dra_scheduler import Wish
 from tests.names import COUNT, MEM
 from tests.programs.node.cluster_harness import NODE
 from tests.programs.node.dra_harness import Claims, claims
 from tests.programs.node.harness import T4, gpus_of, pod
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.testing.pods import Pod
+    from gpu_device_plugin.testing.pod_specs import Pod
 
 STEPS = 40
 """Of each seed: six seeds make 240."""
@@ -67,11 +67,15 @@ class World:
         await self.here.node.until(
             lambda: (
                 serving.value.closing
-                or (serving.value.way is Way.DRA and not self.here.dra.unmet() and self.here.kubelet.reaches(DRIVER))
-                or (serving.value.way is Way.DEVICE_PLUGIN and not agent.registration.unmet())
+                or (
+                    serving.value.way is ServingMode.DRA
+                    and not self.here.dra.unmet()
+                    and self.here.kubelet.reaches(DRIVER)
+                )
+                or (serving.value.way is ServingMode.DEVICE_PLUGIN and not agent.registration.unmet())
             )
         )
-        await (self.run_claim() if serving.value.way is Way.DRA else self.run_pod())
+        await (self.run_claim() if serving.value.way is ServingMode.DRA else self.run_pod())
 
     def wish(self) -> Wish:
         """Return what the next claim asks for."""
@@ -139,10 +143,10 @@ class World:
     async def settled(self) -> None:
         agent = self.here.node.agent
         assert agent is not None
-        if agent.ways.serving.value.way is Way.DRA:
+        if agent.ways.serving.value.way is ServingMode.DRA:
             await self.here.node.until(
                 lambda: (
-                    agent.ways.serving.value.way is not Way.DRA
+                    agent.ways.serving.value.way is not ServingMode.DRA
                     or not agent.config.value.shares.any_listed  # a damaged file is adopted once its GPU is known
                     or (not self.here.dra.loop.unmet() and self.here.kubelet.reaches(DRIVER))
                 )
@@ -191,7 +195,7 @@ class World:
         self.here.node.hardware(*(T4 | ({"lost": True} if self.chance.random() < 0.3 else {}) for _ in range(2)))
 
     async def change_over(self) -> None:
-        way = self.chance.choice(list(Way))
+        way = self.chance.choice(list(ServingMode))
         self.here.label(way)
         agent = self.here.node.agent
         assert agent is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.testing.dra_scheduler import Wish
+from gpu_device_plugin.testing.cluster.dra_scheduler import Wish
 from tests.programs.node.cluster_harness import NODE
 from tests.programs.node.dra_harness import claims
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from gpu_device_plugin.hardware.beliefs import State
+from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
-from gpu_device_plugin.testing.pods import Kind
+from gpu_device_plugin.testing.pod_specs import Kind
 from tests.kubelet.scripted_plugin import ScriptedPlugin
 from tests.names import COUNT, MEM
 from tests.patience import stretched

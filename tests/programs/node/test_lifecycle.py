@@ -21,16 +21,16 @@ import pytest
 from gpu_device_plugin.aio.listeners import who_listens
 from gpu_device_plugin.core.contract.nodereport import SERVED, read_node_use
 from gpu_device_plugin.core.model.shares import SHARES
-from gpu_device_plugin.hardware.beliefs import State
+from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
 from gpu_device_plugin.kubelet.registration_loop import DirectoryGoneError
 from gpu_device_plugin.kubelet.sockets import AlreadyRunningError
 from gpu_device_plugin.programs.node.agent import NodeAgent
-from gpu_device_plugin.programs.node.program import RESTART_AFTER, main
+from gpu_device_plugin.programs.node.node_program import RESTART_AFTER, main
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing.pods import Kind
+from gpu_device_plugin.testing.pod_specs import Kind
 from tests.kubelet.locks import held
 from tests.names import COUNT, MEM
 from tests.patience import eventually, patience, until
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
     from pathlib import Path
 
-    from gpu_device_plugin.testing.pods import Pod
+    from gpu_device_plugin.testing.pod_specs import Pod
     from tests.programs.node.harness import NodeWorld
 
 RUN = (sys.executable, "-m", "gpu_device_plugin", "node")

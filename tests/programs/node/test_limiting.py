@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.contract.nodereport import NodeLimits, read_node_limits
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.programs.node.cluster_harness import Cluster, cluster
 from tests.programs.node.harness import T4, envs_of, gpus_of, pod, world
@@ -34,13 +34,13 @@ async def test_the_node_says_which_means_each_gpu_has_and_the_weakest_in_a_label
         await there.node.until(lambda: there.labels().get("limits") == "advisory")
         found = limits_of(there)
         assert found is not None
-        assert [(position, gpu.rung, gpu.why) for position, gpu in found.gpus.items()] == [
+        assert [(position, gpu.enforcement, gpu.why) for position, gpu in found.gpus.items()] == [
             (
                 0,
-                Rung.DRIVER,
+                Enforcement.DRIVER,
                 "the driver limits the memory of cgroups where nvidia-container-toolkit from 1.20.1 on asks it to",
             ),
-            (1, Rung.ADVISORY, NONE),
+            (1, Enforcement.ADVISORY, NONE),
         ]
         assert there.events("GPULimitsUnavailable") == []
         await there.node.stop_agent()

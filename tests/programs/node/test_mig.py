@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.core.model.shares import parse_id
-from gpu_device_plugin.hardware.description import read
+from gpu_device_plugin.hardware.fake.description import read
 from gpu_device_plugin.hardware.monitor import Timings
 from gpu_device_plugin.programs.node.configuration import ListFullError
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing.pods import ContainerSpec, PodSpec
+from gpu_device_plugin.testing.pod_specs import ContainerSpec, PodSpec
 from tests.names import COUNT, MEM
 from tests.programs.node.cluster_harness import NODE, cluster
 from tests.programs.node.harness import NodeWorld, envs_of, gpus_of, pod, world
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.testing.pods import Pod
+    from gpu_device_plugin.testing.pod_specs import Pod
 
 ONE_G, TWO_G, THREE_G = (f"aliyun.com/mig-{profile}" for profile in ("1g.10gb", "2g.20gb", "3g.40gb"))
 T4 = {"model": "T4"}

@@ -21,7 +21,7 @@ from gpu_device_plugin.core.contract.mpsfiles import (
     write_wanted,
 )
 from gpu_device_plugin.core.contract.variables import LIMITS
-from gpu_device_plugin.testing.pods import Kind
+from gpu_device_plugin.testing.pod_specs import Kind
 from tests.names import COUNT
 from tests.programs.node.cluster_harness import allocation, cluster
 from tests.programs.node.harness import T4, container, envs_of, pod, world
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from gpu_device_plugin.programs.node.agent import NodeAgent
-    from gpu_device_plugin.testing.pods import Pod
+    from gpu_device_plugin.testing.pod_specs import Pod
     from tests.programs.node.harness import NodeWorld
 
 SERVER_MIB = 300

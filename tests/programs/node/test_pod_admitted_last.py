@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from gpu_device_plugin.testing.pods import Kind
+from gpu_device_plugin.testing.pod_specs import Kind
 from tests.names import COUNT, MEM
 from tests.programs.node.cluster_harness import cluster
 from tests.programs.node.harness import T4, container, pod, world
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from gpu_device_plugin.testing.kubelet import Kubelet
-    from gpu_device_plugin.testing.pods import Pod, PodSpec
+    from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
+    from gpu_device_plugin.testing.pod_specs import Pod, PodSpec
     from tests.programs.node.harness import NodeWorld
 
 

@@ -12,15 +12,15 @@ import pytest
 
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import mirror
-from gpu_device_plugin.testing.cluster import Answer
-from gpu_device_plugin.testing.pods import Kind
+from gpu_device_plugin.testing.cluster.api_server import Answer
+from gpu_device_plugin.testing.pod_specs import Kind
 from tests.names import COUNT, MEM
 from tests.patience import stretched
 from tests.programs.node.cluster_harness import NODE, allocation, cluster, promise
 from tests.programs.node.harness import T4, container, envs_of, pod
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.testing.pods import Pod
+    from gpu_device_plugin.testing.pod_specs import Pod
 
 IDX, ASSIGNED = "ALIYUN_COM_GPU_MEM_IDX", "ALIYUN_COM_GPU_MEM_ASSIGNED"
 ALLOCATION = "scheduler.framework.gpushare.allocation"

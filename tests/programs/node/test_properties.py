@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.testing.pods import Kind, Pod, PodSpec
+from gpu_device_plugin.testing.pod_specs import Kind, Pod, PodSpec
 from tests.happenings import CHANCE, Happenings, Life, live, lives
 from tests.names import COUNT, MEM
 from tests.programs.node.harness import container, world
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.testing.pods import ContainerSpec
+    from gpu_device_plugin.testing.pod_specs import ContainerSpec
     from tests.programs.node.harness import NodeWorld
 
 GPUS = [{"uuid": f"GPU-{n}", "memory": f"{size}GiB"} for n, size in enumerate((4, 3))]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import NODE_USE
 from gpu_device_plugin.core.contract.nodereport import NodeUse, UsedGpu, UsedPart, read_node_use
-from gpu_device_plugin.core.model.limits import Rung
-from gpu_device_plugin.core.node.use import NOT_READ, WITHOUT_HOST_PID
+from gpu_device_plugin.core.model.limits import Enforcement
+from gpu_device_plugin.core.node.use.process_use import NOT_READ, WITHOUT_HOST_PID
 from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
@@ -86,7 +86,7 @@ async def reporting(gpu: dict[str, Any] = T4) -> AsyncIterator[tuple[Cluster, st
         yield there, there.node.uuids[0]
 
 
-WEB = UsedPart("default", "web", "main", 0, 4096, rung=Rung.ADVISORY)
+WEB = UsedPart("default", "web", "main", 0, 4096, enforcement=Enforcement.ADVISORY)
 
 
 async def test_a_pod_is_reported_from_its_start_to_its_end() -> None:
@@ -99,7 +99,7 @@ async def test_a_pod_is_reported_from_its_start_to_its_end() -> None:
         made = await there.run(pod("web", mem=4))
         page = await shows(there, f"{CONTAINER}memory_allocated_bytes", {who: 4 * GIB})
         assert page["gpushare_gpu_memory_allocated_bytes"] == {on: 4 * GIB}
-        assert page[f"{CONTAINER}memory_limit_bytes"] == {f'{who},rung="advisory",state="unverified"': 4 * GIB}
+        assert page[f"{CONTAINER}memory_limit_bytes"] == {f'{who},enforcement="advisory",state="unverified"': 4 * GIB}
 
         there.node.process(11, made, ID)
         there.node.hardware(using({"pid": 11, "used": "3GiB", "sm": 40}, used="3200MiB"))
@@ -107,7 +107,7 @@ async def test_a_pod_is_reported_from_its_start_to_its_end() -> None:
         assert page[f"{CONTAINER}utilization_ratio"] == {who: 0.4}
         assert page["gpushare_gpu_memory_used_bytes"] == {on: 3200 << 20}
         assert page["gpushare_gpu_memory_unattributed_bytes"] == {on: 128 << 20}
-        use = await written(there, UsedPart("default", "web", "main", 0, 4096, 3072, 40, Rung.ADVISORY))
+        use = await written(there, UsedPart("default", "web", "main", 0, 4096, 3072, 40, Enforcement.ADVISORY))
         assert (use.gpus, use.blind) == ({0: UsedGpu(3200, 128)}, "")
 
         there.report(there.node.kubelet.finish(made))
@@ -153,7 +153,7 @@ async def test_without_the_api_pods_are_called_by_their_uid() -> None:
         made = await there.kubelet.admit(pod("web", mem=4))
         there.process(11, made, ID)
         there.hardware(using({"pid": 11, "used": "3GiB"}, used="3GiB"))
-        part = UsedPart("", made.uid, "main", 0, 4096, 3072, rung=Rung.ADVISORY)
+        part = UsedPart("", made.uid, "main", 0, 4096, 3072, enforcement=Enforcement.ADVISORY)
         await there.until(lambda: agent.use_reports.now().parts == (part,))
 
 

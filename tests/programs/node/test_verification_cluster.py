@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin.core.model.limits import Held
-from gpu_device_plugin.core.node.verifying import NO_CGROUPS, NO_CONTAINER
-from gpu_device_plugin.testing.pods import pod
+from gpu_device_plugin.core.model.limits import LimitStatus
+from gpu_device_plugin.core.node.limits.limit_verification import NO_CGROUPS, NO_CONTAINER
+from gpu_device_plugin.testing.pod_specs import pod
 from tests.names import MEM
 from tests.programs.node.cluster_harness import Cluster, cluster
 from tests.programs.node.harness import T4, world
@@ -38,7 +38,7 @@ async def test_the_limit_of_every_start_of_a_container_is_read_back() -> None:
         pod_made = await there.run(pod("p", {MEM: 3}))
         await there.node.confirmed()
         runs(there, "p", FIRST)
-        await there.node.until(lambda: made.counts[Held.HELD] == 1)
+        await there.node.until(lambda: made.counts[LimitStatus.HELD] == 1)
         assert made.states.value.keys() == {(pod_made.uid, "c0", there.node.uuids[0])}
         assert there.events("GPULimitNotHeld") == []
         runs(there, "p", SECOND)

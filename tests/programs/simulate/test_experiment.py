@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_device_plugin.programs.simulate.entries import nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.experiment import (
     MOST_NODES,
     Plan,
@@ -13,9 +12,10 @@ from gpu_device_plugin.programs.simulate.experiment import (
     shuffled,
     simulate,
 )
+from gpu_device_plugin.programs.simulate.inputs.entries import nodes_in, pods_in
+from gpu_device_plugin.programs.simulate.inputs.sources import Inputs
 from gpu_device_plugin.programs.simulate.model import Workload
 from gpu_device_plugin.programs.simulate.run import POLICIES
-from gpu_device_plugin.programs.simulate.sources import Inputs
 from gpu_device_plugin.settings.knobs import UsageError
 
 

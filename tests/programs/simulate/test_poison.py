@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.worth.mix import Mix, PodKind
-from gpu_device_plugin.core.worth.shapes import Shape
-from gpu_device_plugin.core.worth.studying import studied
-from gpu_device_plugin.programs.simulate.columns import Columns, Fit
-from gpu_device_plugin.programs.simulate.fgd import BestFit
+from gpu_device_plugin.core.value.fair_learning import studied
+from gpu_device_plugin.core.value.node_types import NodeType
+from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
 from gpu_device_plugin.programs.simulate.model import Start, Workload, capacity_of, shares_of, until
+from gpu_device_plugin.programs.simulate.policies.fgd import BestFit
+from gpu_device_plugin.programs.simulate.policies.scored_columns import Columns, Fit
 from gpu_device_plugin.programs.simulate.rooms import rooms_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.core.worth.learning import Tables
+    from gpu_device_plugin.core.value.price_learning import Tables
 
 MOST_LOST = 0.005
-H100 = Shape((80,) * 8, ("H100",) * 8, 128_000, 1 << 20)
+H100 = NodeType((80,) * 8, ("H100",) * 8, 128_000, 1 << 20)
 NODES = [Start.empty(f"n{number}", H100) for number in range(60)]
 SIZES = {5: 10, 10: 20, 16: 15, 20: 15, 24: 10, 32: 10, 40: 10, 0: 10}
 """How often each size comes in the honest mix; 0 is a whole GPU."""
@@ -36,7 +36,7 @@ COUNTS = Counter(node.shape for node in NODES)
 
 def learned(pods: int, sizes: Sequence[int], held: Mapping[str, float]) -> Tables | None:
     """Learn from the honest mix, and from so many pods of another namespace that came before."""
-    mix = Mix()
+    mix = WorkloadMix()
     for number in range(pods):
         mix.add([PodKind(sizes[number % len(sizes)], 1, 2000, 8192)], 0.0, "other")
     for pod in until(HONEST, NODES, 7, 1.0).pods:

@@ -11,15 +11,11 @@ import numpy as np
 import pytest
 
 from gpu_device_plugin.core.contract.wishes import Wishes
-from gpu_device_plugin.core.worth.appraising import NEVER, Left
-from gpu_device_plugin.core.worth.learning import learn
-from gpu_device_plugin.core.worth.mix import PodKind
-from gpu_device_plugin.core.worth.shapes import Shape
-from gpu_device_plugin.programs.simulate.beside import Beside
-from gpu_device_plugin.programs.simulate.columns import Columns, Fit
-from gpu_device_plugin.programs.simulate.entries import nodes_in_trace, pods_in_trace
-from gpu_device_plugin.programs.simulate.fgd import BestFit, Fgd
-from gpu_device_plugin.programs.simulate.judged import Judged
+from gpu_device_plugin.core.value.marginal_value import NEVER, Left
+from gpu_device_plugin.core.value.node_types import NodeType
+from gpu_device_plugin.core.value.price_learning import learn
+from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.programs.simulate.inputs.entries import nodes_in_trace, pods_in_trace
 from gpu_device_plugin.programs.simulate.model import (
     Arrivals,
     EndlessError,
@@ -30,14 +26,18 @@ from gpu_device_plugin.programs.simulate.model import (
     departing,
     until,
 )
+from gpu_device_plugin.programs.simulate.policies.beside import Beside
+from gpu_device_plugin.programs.simulate.policies.fgd import BestFit, Fgd
+from gpu_device_plugin.programs.simulate.policies.judged import Judged
+from gpu_device_plugin.programs.simulate.policies.scored_columns import Columns, Fit
 from gpu_device_plugin.programs.simulate.rooms import rooms_of
 from gpu_device_plugin.programs.simulate.run import POLICIES, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-T4 = Shape((16, 16), ("T4", "T4"), 32_000, 131_072)
-A10 = Shape((24,), ("A10",), 32_000, 131_072)
+T4 = NodeType((16, 16), ("T4", "T4"), 32_000, 131_072)
+A10 = NodeType((24,), ("A10",), 32_000, 131_072)
 KINDS = (
     PodKind(5, 1, 2000, 4096),
     PodKind(11, 1, 4000, 8192),
@@ -50,7 +50,7 @@ KINDS = (
 
 
 start = Start.empty
-MIG = Shape((16, 8, 8, 4), ("A10",) * 4, 32_000, 131_072, (None, 1, 1, 3))
+MIG = NodeType((16, 8, 8, 4), ("A10",) * 4, 32_000, 131_072, (None, 1, 1, 3))
 """A GPU, and three MIG instances of two."""
 NODES = [start("t0", T4), start("t1", T4), start("a0", A10), start("a1", A10), start("t2", T4)]
 
@@ -134,7 +134,7 @@ def test_no_policy_gives_an_instance_as_a_gpu_or_memory_of_two(policy: str) -> N
 @pytest.mark.parametrize("policy", ["fit", "binpack", "spread"])
 def test_equal_instances_are_taken_of_one_gpu_after_the_other_or_of_all_evenly(policy: str) -> None:
     """Two pods on instances of two GPUs: which do they leave for a pod that takes both instances of a GPU's kind?"""
-    four = Shape((8,) * 4, ("A10",) * 4, 32_000, 131_072, (0, 0, 2, 2))
+    four = NodeType((8,) * 4, ("A10",) * 4, 32_000, 131_072, (0, 0, 2, 2))
     taken = Judged([start("m0", four)], (PodKind(8, 1),), policy)
     where = [taken.place(0) for _ in range(2)]
     assert where == [(0, [0]), (0, [2] if policy == "spread" else [1])]
@@ -227,7 +227,7 @@ def test_pods_that_would_never_fill_the_nodes_are_refused(pods: Workload, senten
 # --- FGD and BestFit
 
 
-def fragments(shape: Shape, left: Left, mix: dict[PodKind, float]) -> float:
+def fragments(shape: NodeType, left: Left, mix: dict[PodKind, float]) -> float:
     """Return the mean of what each kind of pod cannot use of a node's free GPUs, worked out one by one."""
     lost = 0.0
     for kind, part in mix.items():

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from gpu_device_plugin.cluster.client import Client, Timing
-from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.cluster.client.api_client import Client, Timing
+from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.programs.web.callers import LocalCallers
-from gpu_device_plugin.programs.web.routes import About
 from gpu_device_plugin.programs.web.server import PageServer, Timings
 from gpu_device_plugin.programs.web.streams import StreamTiming
+from gpu_device_plugin.programs.web.web_routes import About
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.forms import Address
 from tests.patience import QUIET_S, stretched
@@ -23,9 +23,9 @@ from tests.patience import QUIET_S, stretched
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from gpu_device_plugin.programs.web.board import Figures
-    from gpu_device_plugin.programs.web.sight import Callers
-    from gpu_device_plugin.testing.cluster import ApiServer
+    from gpu_device_plugin.programs.web.caller_scope import Callers
+    from gpu_device_plugin.programs.web.page_state import Figures
+    from gpu_device_plugin.testing.cluster.api_server import ApiServer
 
 RESOURCES = ResourceSettings().offered
 QUICK = Timings(

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.cluster.client import Client
-from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError, UnavailableError
+from gpu_device_plugin.cluster.client.api_client import Client
+from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, UnavailableError
+from gpu_device_plugin.programs.web.caller_scope import ALL_NAMESPACES, CallerScope
 from gpu_device_plugin.programs.web.callers import AccessReviews, ReviewedCaller, ReviewedCallers, User
-from gpu_device_plugin.programs.web.sight import ALL_NAMESPACES, Sight
-from gpu_device_plugin.testing.cluster import Account, Answer, ApiServer, Garbage, Hang, Slow
+from gpu_device_plugin.testing.cluster.api_server import Account, Answer, ApiServer, Garbage, Hang, Slow
 from tests.patience import eventually, stretched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from gpu_device_plugin.cluster.api import Kind
+    from gpu_device_plugin.cluster.objects.decoding import Kind
 
 ANNA = Account(
     "anna",
@@ -216,7 +216,7 @@ async def test_a_sight_is_what_the_reviews_allow(world: World) -> None:
     anna, newcomer = await world.callers.caller("anna-token"), await world.callers.caller("new-token")
     assert anna is not None
     assert newcomer is not None
-    sight, little = Sight(anna), Sight(newcomer)
+    sight, little = CallerScope(anna), CallerScope(newcomer)
     assert not sight.may_see("a")
     await sight.learn(["a", "b"])
     await little.learn(["a", "b"])
@@ -333,7 +333,7 @@ async def test_rights_that_were_there_are_confirmed_before_others_are_looked_for
 async def test_what_is_not_confirmed_in_time_is_not_seen(world: World) -> None:
     anna = await world.callers.caller("anna-token")
     assert anna is not None
-    sight = Sight(anna)
+    sight = CallerScope(anna)
     await sight.learn(["a", "b"])
     world.now_s += 31
     same = await sight.renewed(anna, ["a", "b"], within_s=stretched())

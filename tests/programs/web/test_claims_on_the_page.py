@@ -10,8 +10,8 @@ import pytest
 from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_GPUS
 from gpu_device_plugin.core.contract.nodegpus import write_node_gpus
 from gpu_device_plugin.testing.builders import container, node, pod
-from gpu_device_plugin.testing.cluster import ApiServer
-from gpu_device_plugin.testing.cluster_requests import Answer
+from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 from tests.claim_values import claim_json, part_json, serving
 from tests.programs.web.harness import served
 

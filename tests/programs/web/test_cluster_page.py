@@ -16,8 +16,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.programs.web.program import ClusterPage
+from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.programs.web.web_program import ClusterPage
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.settings.web import WebSettings

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 
-from gpu_device_plugin.cluster.client import Client
-from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.cluster.client.api_client import Client
+from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.core.contract.nodereport import SERVED, NodeUse, UsedGpu, write_node_use
 from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresTiming
 from gpu_device_plugin.testing.builders import node, pod
-from gpu_device_plugin.testing.cluster import Answer, ApiServer, Hang
+from gpu_device_plugin.testing.cluster.api_server import Answer, ApiServer, Hang
 from tests.patience import eventually
 from tests.programs.web.harness import served_by
 from tests.programs.web.test_page_server import Users, bearer, bound

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import aiohttp
 import pytest
 
-from gpu_device_plugin.cluster.client import Client
-from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.cluster.errors import Call, UnavailableError
+from gpu_device_plugin.cluster.client.api_client import Client
+from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.cluster.client.errors import Call, UnavailableError
 from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_GPUS
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodereport import NodeUse, UsedGpu
-from gpu_device_plugin.programs.web.board import FiguresState
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
-from gpu_device_plugin.programs.web.routes import HEADERS
+from gpu_device_plugin.programs.web.page_state import FiguresState
 from gpu_device_plugin.programs.web.server import CONNECTIONS
 from gpu_device_plugin.programs.web.streams import Streams, StreamTiming, Views
-from gpu_device_plugin.programs.web.waiting import MOST_WAITING
+from gpu_device_plugin.programs.web.waiting_page import MOST_WAITING
+from gpu_device_plugin.programs.web.web_routes import HEADERS
 from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
-from gpu_device_plugin.testing.cluster import Account, Answer, ApiServer, Hang
+from gpu_device_plugin.testing.cluster.api_server import Account, Answer, ApiServer, Hang
 from tests.patience import eventually, stretched
 from tests.programs.web.harness import QUICK, Stream, served, served_by
 from tests.reports import part, written

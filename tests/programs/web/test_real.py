@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from gpu_device_plugin.cluster.api import NODES, PODS, Kind
-from gpu_device_plugin.cluster.client import Client
+from gpu_device_plugin.cluster.client.api_client import Client
+from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, Kind
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
 from tests.cluster.conftest import processes, programs
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from gpu_device_plugin.cluster.config import ClusterConfig
+    from gpu_device_plugin.cluster.client.config import ClusterConfig
     from tests.cluster.conftest import RealServer
 
 _TOKEN_REVIEWS = Kind("tokenreviews", group="authentication.k8s.io")

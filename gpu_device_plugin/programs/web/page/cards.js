@@ -5,11 +5,11 @@ import { gpusOf, gpuUseKnown, isIdle, partName, partUseKnown, podToOpen, takesPo
 import { lookOf } from "./colours.js";
 import { make, reconcile, setAttribute, setClass, setStyle, setText } from "./dom.js";
 import { oneStop } from "./keys.js";
-import { givenSaying, gpuName, gpuSaying, migId, modelsSaying, notesOf, partSaying, podOf, rungHint, rungSaying, staleSaying } from "./sayings.js";
+import { givenSaying, gpuName, gpuSaying, migId, modelsSaying, notesOf, partSaying, podOf, enforcementHint, enforcementSaying, staleSaying } from "./sayings.js";
 import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
-// The rungs that keep a container within its part; all others only ask it to.
+// The enforcements that keep a container within its part; all others only ask it to.
 const KEEPING = ["partition", "driver", "mps", "custom"];
 // The free part of a bar that has room for a word beside the number.
 const ROOMY = 0.34;
@@ -102,7 +102,7 @@ function updateBadges(element, node) {
     !node.ready && ["badge-bad", t("not_ready")],
     node.unschedulable && ["badge-warn", t("cordoned")],
     node.claims && ["badge-claims", t("serves_claims")],
-    node.limits && [KEEPING.includes(node.limits) ? "badge-kept" : "badge-open", rungSaying(node.limits), rungHint(node.limits)],
+    node.limits && [KEEPING.includes(node.limits) ? "badge-kept" : "badge-open", enforcementSaying(node.limits), enforcementHint(node.limits)],
   ].filter(Boolean);
   reconcile(element, badges, ([look]) => look, () => make("span"), (badge, [look, text, hint]) => {
     setClass(badge, "badge", look);

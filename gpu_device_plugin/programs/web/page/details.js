@@ -5,7 +5,7 @@ import { makeCard, updateCard } from "./cards.js";
 import { gpusOf, partName, partsOf, podToOpen } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { make } from "./dom.js";
-import { givenSaying, migId, modelsSaying, partSaying, placeOf, rungSaying } from "./sayings.js";
+import { givenSaying, migId, modelsSaying, partSaying, placeOf, enforcementSaying } from "./sayings.js";
 import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
@@ -58,7 +58,7 @@ function use(each) {
     given ? t("use_of", { used: used ?? "–", given: memory(given) }) : t("part_used", { amount: used ?? "–" }),
     used === null && t("used_unknown"),
     each.smPercent !== undefined && t("part_sm", { percent: percent(each.smPercent / 100) }),
-    each.rung && rungSaying(each.rung),
+    each.enforcement && enforcementSaying(each.enforcement),
     each.held && t(`held_${each.held}`),
     each.foundMiB && t("found_limit", { amount: memory(each.foundMiB) }),
     each.overSince && t("part_over", { age: ageOf(each.overSince) }),
@@ -105,7 +105,7 @@ export function nodeDetails(node, open, readAll) {
       ["gpus", modelsSaying(node)],
       ["given", givenSaying(node)],
       ["share_size", node.shareMiB && memory(node.shareMiB)],
-      ["limits", node.limits && rungSaying(node.limits).replace(/^[^:：]*[:：] ?/, "")],
+      ["limits", node.limits && enforcementSaying(node.limits).replace(/^[^:：]*[:：] ?/, "")],
       ["policy", node.policy],
       ["driver", node.driver],
       ["address", node.address],

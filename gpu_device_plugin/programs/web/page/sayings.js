@@ -5,7 +5,7 @@ import { gpuUseKnown, isIdle, isWhole, modelsOf, partName, partsOf, partUseKnown
 import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
-const RUNGS = ["partition", "driver", "mps", "custom", "advisory"];
+const ENFORCEMENTS = ["partition", "driver", "mps", "custom", "advisory"];
 
 function joined(...parts) {
   return parts.filter(Boolean).join(t("list_comma"));
@@ -55,7 +55,7 @@ export function partSaying(node, gpu, part) {
     part.smPercent !== undefined && t("part_sm", { percent: percent(part.smPercent / 100) }),
     isIdle(node, part) && t("part_idle"),
     part.overSince && overFor(part),
-    part.rung && rungSaying(part.rung),
+    part.enforcement && enforcementSaying(part.enforcement),
     part.held && !part.whole && t(`held_${part.held}`),
     part.deleting && t("part_deleting"),
   );
@@ -65,8 +65,8 @@ function overFor(part) {
   return t("part_over", { age: ageOf(part.overSince) });
 }
 
-export function rungSaying(rung) {
-  return RUNGS.includes(rung) ? t(`rung_${rung}`) : t("rung_other", { rung });
+export function enforcementSaying(enforcement) {
+  return ENFORCEMENTS.includes(enforcement) ? t(`enforcement_${enforcement}`) : t("enforcement_other", { enforcement });
 }
 
 export function cellSaying(node, gpu) {
@@ -74,8 +74,8 @@ export function cellSaying(node, gpu) {
 }
 
 /** What the means of limiting is worth; "" for one that this page does not know. */
-export function rungHint(rung) {
-  return RUNGS.includes(rung) ? t(`rung_hint_${rung}`) : "";
+export function enforcementHint(enforcement) {
+  return ENFORCEMENTS.includes(enforcement) ? t(`enforcement_hint_${enforcement}`) : "";
 }
 
 /** Whom a problem is about: a pod, a GPU or a node. */
@@ -141,6 +141,6 @@ export function notesOf(node, gpu) {
     }
   }
   if (gpu.unattributedMiB) notes.push({ tone: "plain", text: t("note_other", { amount: memory(gpu.unattributedMiB) }) });
-  if (gpu.limits && gpu.limits !== node.limits) notes.push({ tone: "plain", text: rungSaying(gpu.limits) });
+  if (gpu.limits && gpu.limits !== node.limits) notes.push({ tone: "plain", text: enforcementSaying(gpu.limits) });
   return notes;
 }

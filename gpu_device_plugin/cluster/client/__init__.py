@@ -1,0 +1,1 @@
+"""The client of the Kubernetes API: connections, credentials, errors and answers."""

@@ -1,0 +1,76 @@
+"""Read what the API server answers, a page of a list or the events of a watch, within bounds for our memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpu_device_plugin.cluster.client.errors import UnavailableError, error_from
+from gpu_device_plugin.cluster.client.transport import translated
+from gpu_device_plugin.cluster.objects.decoding import Page, WatchEvent
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import aiohttp
+
+    from gpu_device_plugin.cluster.client.errors import Call
+
+_LONGEST_EVENT = 16 << 20
+"""Bytes. etcd stores no object above 1.5 MiB; a longer line of a watch is not an event."""
+
+
+def page_of(call: Call, answer: bytes) -> Page:
+    """Return a page of a list.
+
+    Raises:
+        UnavailableError: the answer is none.
+    """
+    try:
+        return msgspec.json.decode(answer, type=Page)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise UnavailableError(call, "the answer is not a list of objects") from None
+
+
+async def read(call: Call, response: aiohttp.ClientResponse, most: int | None) -> bytes | None:
+    """Return the body of an answer; None, with the rest of it unread, if it has more than `most` bytes."""
+    parts: list[bytes] = []
+    size = 0
+    with translated(call):
+        while part := await response.content.readany():
+            parts.append(part)
+            size += len(part)
+            if most is not None and size > most:
+                return None
+    return b"".join(parts)
+
+
+async def events(call: Call, response: aiohttp.ClientResponse) -> AsyncIterator[WatchEvent]:
+    """Yield the events of a watch until the server ends it.
+
+    Raises:
+        ApiError: the server ended the watch by an error; GoneError if it no longer has the version.
+        UnavailableError: the connection broke, or a line is no event.
+    """
+    decoder = msgspec.json.Decoder(WatchEvent)
+    rest = b""
+    while True:
+        with translated(call):
+            # Not readline: it refuses lines above 128 KiB, and a pod may be ten times larger.
+            chunk = await response.content.readany()
+        if not chunk:
+            if rest.strip():
+                raise UnavailableError(call, "the connection ended inside an event")
+            return
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > _LONGEST_EVENT:
+            raise UnavailableError(call, f"an event is longer than {_LONGEST_EVENT >> 20} MiB")
+        for line in lines:
+            try:
+                event = decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                raise UnavailableError(call, "a line is not an event of a watch") from None
+            if event.type == "ERROR":
+                raise error_from(call, event.object)
+            yield event

@@ -1,0 +1,57 @@
+"""Ask the API server which rights our account has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpu_device_plugin.cluster.client.errors import Call, UnavailableError
+from gpu_device_plugin.cluster.objects.decoding import Kind
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.cluster.client.api_client import Client
+
+_REVIEWS = Kind("selfsubjectaccessreviews", group="authorization.k8s.io")
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """A verb on a resource, in all namespaces."""
+
+    verb: str
+    resource: str
+    """Plural, with its subresource."""
+    group: str = ""
+
+    def __str__(self) -> str:
+        """Return it for a message."""
+        return f"{self.verb} {self.resource}"
+
+
+class _Verdict(msgspec.Struct):
+    allowed: bool = False
+
+
+class _Review(msgspec.Struct):
+    status: _Verdict
+
+
+async def may(client: Client, right: Right) -> bool:
+    """Return whether our account has a right. Every account may review its own rights.
+
+    Raises:
+        ApiError: the API server did not answer the review.
+    """
+    asked = {"verb": right.verb, "resource": right.resource, "group": right.group}
+    body = {
+        "apiVersion": f"{_REVIEWS.group}/{_REVIEWS.version}",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": asked},
+    }
+    answer = await client.create(_REVIEWS, body)
+    try:
+        return msgspec.json.decode(answer, type=_Review).status.allowed
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise UnavailableError(Call("create", _REVIEWS.plural, _REVIEWS.group), "the answer is not a review") from None

@@ -1,0 +1,441 @@
+"""Decode objects of the Kubernetes API into the compact values that we keep."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from gpu_device_plugin.cluster.objects.quantity import RequestSums, allocatable_amounts, whole_quantity
+from gpu_device_plugin.cluster.objects.requests import (
+    ClaimStatuses,
+    Owner,
+    PodSpec,
+    SharedAmounts,
+    claims_of,
+    repels,
+    requests_of,
+    static_uid,
+)
+from gpu_device_plugin.core.contract.keys import GPU_CONDITION, kept
+from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
+from gpu_device_plugin.core.model.mig import is_mig_resource
+from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from gpu_device_plugin.cluster.objects.requests import ContainerSpec
+    from gpu_device_plugin.core.model.resources import Amounts
+
+T = TypeVar("T")
+
+_DEFAULT_GRACE_S = 30
+"""The default of ``terminationGracePeriodSeconds``, which the API server writes."""
+_MOST_IGNORED = 8
+"""How many invalid limits the message about one pod lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of object in the API."""
+
+    plural: str
+    group: str = ""
+    """API group; empty for the core group."""
+    version: str = "v1"
+
+    def path(self, *, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """Return the path of one object or, without a name, of all objects in a namespace or in the cluster."""
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        inside = ("namespaces", namespace) if namespace else ()
+        # Names come from other objects; an invalid name must not lead to another path.
+        parts = (*inside, self.plural, name, subresource)
+        return root + "".join(f"/{quote(part, safe='')}" for part in parts if part)
+
+
+PODS = Kind("pods")
+NODES = Kind("nodes")
+EVENTS = Kind("events", group="events.k8s.io")
+LEASES = Kind("leases", group="coordination.k8s.io")
+
+
+class UnreadableObjectError(ValueError):
+    """An object that does not match its kind's schema. The message names the field, but no value."""
+
+
+class ObjectMeta(msgspec.Struct, rename="camel", gc=False):
+    """The part of an object's metadata that we read."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    annotations: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
+
+
+M = TypeVar("M", bound=ObjectMeta)
+
+
+class _PodMeta(ObjectMeta, rename="camel", gc=False):
+    deletion_grace_period_seconds: int | None = None
+    owner_references: list[Owner] | None = None
+
+
+class _Running(msgspec.Struct, gc=False):
+    """Only its presence matters, not its content."""
+
+
+class _ContainerState(msgspec.Struct, gc=False):
+    running: _Running | None = None
+
+
+class _ContainerStatus(msgspec.Struct, rename={"container_id": "containerID"}, gc=False):
+    name: str = ""
+    container_id: str | None = None
+    state: _ContainerState | None = None
+
+
+class _PodStatus(ClaimStatuses, rename="camel", gc=False):
+    phase: str = ""
+    container_statuses: list[_ContainerStatus] | None = None
+    init_container_statuses: list[_ContainerStatus] | None = None
+    ephemeral_container_statuses: list[_ContainerStatus] | None = None
+
+
+class _Pod(msgspec.Struct, gc=False):
+    metadata: _PodMeta
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
+
+
+class PodReader:
+    """Decodes a pod's JSON into a `Pod` with only the selected fields."""
+
+    def __init__(
+        self,
+        resources: Iterable[str],
+        keep: Callable[[str], bool],
+        *,
+        sums: bool = False,
+        every: bool = False,
+        ids: bool = False,
+        claims: bool = False,
+        mig: bool = False,
+    ) -> None:
+        """Read pods.
+
+        Args:
+            resources: the resources whose limits are kept for each container.
+            keep: returns whether an annotation or label with this key is kept.
+            sums: also keep the pod's requests of all other resources, added up as by kube-scheduler.
+            every: add up the requests of pods without our resources too.
+            ids: also keep the IDs of the running containers.
+            claims: also keep the names of the claims that the containers use.
+            mig: also keep the limits of resources of MIG profiles, of any domain.
+        """
+        self._ids, self._claims, self._mig = ids, claims, mig
+        self._resources = frozenset(resources)
+        self._keep = keep
+        self._sums = RequestSums(self._resources) if sums else None
+        self._amounts = SharedAmounts()
+        self._every = every
+        self._decoder = msgspec.json.Decoder(_Pod)
+
+    def read(self, raw: bytes | msgspec.Raw) -> tuple[Pod, tuple[str, ...]]:
+        """Return the pod, and a sentence each for the first limits that were ignored as they are not whole numbers.
+
+        Containers that request none of our resources are omitted; each container carries its index.
+
+        Raises:
+            UnreadableObjectError: this is not a pod.
+        """
+        pod = decoded(self._decoder, raw, "pod")
+        meta, spec = _named(pod.metadata, "pod"), pod.spec
+        containers: list[Container] = []
+        ignored: list[str] = []
+        # The kubelet's order of allocation: init containers and sidecars as listed, then the others.
+        for ours, kinds in ((spec.init_containers, _init_kind), (spec.containers, _app_kind)):
+            for index, container in enumerate(ours or ()):
+                limits, bad = self._limits(container)
+                ignored += bad[: _MOST_IGNORED - len(ignored)]
+                if limits:
+                    containers.append(Container(container.name, kinds(container), index, limits))
+        if not (placed := len(containers) if spec.node_name else 0):
+            del containers[MOST_CONTAINERS + 1 :]  # enough to see that it has too many for any node
+        sums = self._sums if containers or self._every else None
+        claims = claims_of(spec, pod.status) if self._claims else {}
+        requests = {} if sums is None else requests_of(spec, sums)
+        record = Pod(
+            uid=meta.uid,
+            namespace=meta.namespace,
+            name=meta.name,
+            node_name=spec.node_name or "",
+            # Only strings with few different values are interned; some Python versions never free interned strings.
+            phase=sys.intern(pod.status.phase or "Pending"),
+            running=_running(pod),
+            static_uid=static_uid(meta.annotations or {}, meta.owner_references or (), spec.node_name or ""),
+            deleting=meta.deletion_timestamp is not None,
+            grace_s=_grace_s(meta, spec),
+            priority=spec.priority or 0,
+            created=meta.creation_timestamp or "",
+            resource_version=meta.resource_version,
+            annotations=self._kept(meta.annotations, placed),
+            labels=self._kept(meta.labels, placed),
+            containers=tuple(containers),
+            container_ids=_container_ids(pod.status) if self._ids and (containers or claims) else {},
+            claims=claims,
+            requests=requests if sums is None or not repels(spec) else None,
+            amounts=self._amounts.of(requests),
+        )
+        return record, tuple(ignored)
+
+    def _kept(self, values: Mapping[str, str] | None, placed: int) -> Mapping[str, str]:
+        return {sys.intern(key): kept(key, value, placed) for key, value in (values or {}).items() if self._keep(key)}
+
+    def _limits(self, container: ContainerSpec) -> tuple[dict[str, int], list[str]]:
+        wanted = container.resources.limits if container.resources is not None else None
+        limits: dict[str, int] = {}
+        ignored: list[str] = []
+        for name, quantity in (wanted or {}).items():
+            if name in self._resources or (self._mig and is_mig_resource(name)):
+                amount = whole_quantity(str(quantity))
+                if amount is None:
+                    ignored.append(f"container {container.name!r}: the limit of {name} is not a whole number")
+                else:
+                    limits[sys.intern(name)] = amount
+        return limits, ignored
+
+
+def _init_kind(container: ContainerSpec) -> ContainerKind:
+    return ContainerKind.SIDECAR if container.always_restarts else ContainerKind.INIT
+
+
+def _app_kind(_: ContainerSpec) -> ContainerKind:
+    return ContainerKind.APP
+
+
+def _running(pod: _Pod) -> bool:
+    status = pod.status
+    statuses = (status.container_statuses, status.init_container_statuses, status.ephemeral_container_statuses)
+    if not any(statuses):  # the kubelet reports only the phase
+        return bool(pod.spec.node_name) and status.phase == "Running"
+    return any(one.state is not None and one.state.running is not None for some in statuses for one in some or ())
+
+
+def _container_ids(status: _PodStatus) -> Mapping[str, str]:
+    """Return the ID of each running container by its name; the API has it as ``containerd://<64 digits>``."""
+    statuses = (*(status.container_statuses or ()), *(status.init_container_statuses or ()))
+    return {
+        one.name: one.container_id.rpartition("/")[2]
+        for one in statuses
+        if one.container_id and one.state is not None and one.state.running is not None
+    }
+
+
+def decoded(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, what: str) -> T:
+    """Decode an object.
+
+    Raises:
+        UnreadableObjectError: it is not a `what`.
+    """
+    try:
+        return decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        # UnicodeDecodeError contains the bytes themselves, so it is not attached.
+        why = str(error) if isinstance(error, msgspec.DecodeError) else "not UTF-8"
+        raise UnreadableObjectError(f"not a {what}: {why}") from None
+
+
+def _named(meta: M, what: str) -> M:
+    if not meta.uid or not meta.name:
+        raise UnreadableObjectError(f"not a {what}: its uid or its name is missing")
+    return meta
+
+
+def _grace_s(meta: _PodMeta, spec: PodSpec) -> int:
+    """Return the seconds that a pod has to end, by its deletion or by its spec; the kubelet takes less than 0 for 1."""
+    found = spec.termination_grace_period_seconds
+    if meta.deletion_timestamp is not None:
+        found = meta.deletion_grace_period_seconds or 0
+    return _DEFAULT_GRACE_S if found is None else found if found >= 0 else 1
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """The fields of a node that we use. Nodes that differ only in versions and heartbeats are equal."""
+
+    name: str
+    uid: str
+    resource_version: str = field(default="", compare=False)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    """Amounts of the selected resources, in whole numbers; resources that the node lacks are absent."""
+    allocatable: Mapping[str, int] = field(default_factory=dict)
+    cpu_and_memory: Amounts | None = None
+    """Its allocatable CPU and memory; None if it does not name them."""
+    ready: bool = False
+    unschedulable: bool = False
+    """Cordoned."""
+    address: str = ""
+    """The first internal IP address."""
+    kubelet_version: str = ""
+    """As the kubelet reports it, like ``v1.31.14+k3s1``; empty before its first report."""
+    gpu_condition: bool = False
+    """It has the condition `GPU_CONDITION`."""
+
+
+class _NodeSpec(msgspec.Struct, gc=False):
+    unschedulable: bool | None = None
+
+
+class _Condition(msgspec.Struct, gc=False):
+    type: str = ""
+    status: str = ""
+
+
+class _Address(msgspec.Struct, gc=False):
+    type: str = ""
+    address: str = ""
+
+
+class _NodeInfo(msgspec.Struct, gc=False, rename="camel"):
+    kubelet_version: str = ""
+
+
+class _NodeStatus(msgspec.Struct, gc=False, rename="camel"):
+    capacity: dict[str, Any] | None = None
+    allocatable: dict[str, Any] | None = None
+    conditions: list[_Condition] | None = None
+    addresses: list[_Address] | None = None
+    node_info: _NodeInfo | None = None
+
+
+class _Node(msgspec.Struct, gc=False):
+    metadata: ObjectMeta
+    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
+    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
+
+
+class NodeReader:
+    """Decodes a node's JSON into a `NodeRecord` with only the selected fields."""
+
+    def __init__(self, resources: Iterable[str] | None = None, keep: Callable[[str], bool] = lambda _key: True) -> None:
+        """Keep the amounts of `resources` (None: of all), and the annotations and labels whose key `keep` accepts."""
+        self._resources = None if resources is None else tuple(sys.intern(name) for name in resources)
+        self._keep = keep
+        self._decoder = msgspec.json.Decoder(_Node)
+
+    def read(self, raw: bytes | msgspec.Raw) -> NodeRecord:
+        """Return the node. An amount that is not a whole number counts as absent: nothing can be placed on it.
+
+        Raises:
+            UnreadableObjectError: this is not a node.
+        """
+        node = decoded(self._decoder, raw, "node")
+        meta, status = _named(node.metadata, "node"), node.status
+        return NodeRecord(
+            meta.name,
+            meta.uid,
+            meta.resource_version,
+            self._kept(meta.labels),
+            self._kept(meta.annotations),
+            self._amounts(status.capacity),
+            self._amounts(status.allocatable),
+            allocatable_amounts(status.allocatable or {}),
+            ready=any(one.type == "Ready" and one.status == "True" for one in status.conditions or ()),
+            unschedulable=bool(node.spec.unschedulable),
+            address=next((one.address for one in status.addresses or () if one.type == "InternalIP"), ""),
+            kubelet_version=status.node_info.kubelet_version if status.node_info is not None else "",
+            gpu_condition=any(one.type == GPU_CONDITION for one in status.conditions or ()),
+        )
+
+    def _kept(self, values: Mapping[str, str] | None) -> Mapping[str, str]:
+        return {sys.intern(key): value for key, value in (values or {}).items() if self._keep(key)}
+
+    def _amounts(self, values: Mapping[str, Any] | None) -> Mapping[str, int]:
+        amounts = values or {}
+        names = amounts if self._resources is None else self._resources
+        found = ((name, whole_quantity(str(amounts[name]))) for name in names if name in amounts)
+        return {name: amount for name, amount in found if amount is not None}
+
+
+class _MetadataOnly(msgspec.Struct, gc=False):
+    metadata: ObjectMeta
+
+
+_METADATA = msgspec.json.Decoder(_MetadataOnly)
+
+
+def read_metadata(raw: bytes | msgspec.Raw) -> ObjectMeta:
+    """Read the metadata of any object.
+
+    Raises:
+        UnreadableObjectError: this is not an object of the Kubernetes API.
+    """
+    return decoded(_METADATA, raw, "Kubernetes object").metadata
+
+
+class _VersionOnly(msgspec.Struct, rename="camel", gc=False):
+    resource_version: str = ""
+
+
+class _Versioned(msgspec.Struct, gc=False):
+    metadata: _VersionOnly
+
+
+_VERSIONED = msgspec.json.Decoder(_Versioned)
+
+
+def read_version(raw: bytes | msgspec.Raw) -> int:
+    """Read only the resource version of any object; 0 if it has none.
+
+    Raises:
+        UnreadableObjectError: this is not an object of the Kubernetes API.
+    """
+    return version_number(decoded(_VERSIONED, raw, "Kubernetes object").metadata.resource_version)
+
+
+def version_number(version: str) -> int:
+    """Return a resource version as a number, 0 if it is not one. Versions grow; Kubernetes guarantees it since 1.35."""
+    return int(version) if version.isascii() and version.isdigit() else 0
+
+
+class ListMeta(msgspec.Struct, rename={"resource_version": "resourceVersion", "continue_": "continue"}):
+    """The version and the continue token of a list."""
+
+    resource_version: str = ""
+    continue_: str = ""
+
+
+class Page(msgspec.Struct):
+    """One page of a list; its items are decoded one by one, so that one invalid object does not hide the others."""
+
+    metadata: ListMeta
+    items: list[msgspec.Raw] | None = None
+
+
+def selectors(fields: str, labels: str) -> dict[str, str]:
+    """Return the parameters of a list or a watch of the objects that both selectors match; an empty one matches all."""
+    return {key: value for key, value in (("fieldSelector", fields), ("labelSelector", labels)) if value}
+
+
+class WatchEvent(msgspec.Struct):
+    """One line of a watch."""
+
+    type: str
+    """``ADDED``, ``MODIFIED``, ``DELETED``, ``BOOKMARK`` or ``ERROR``."""
+    object: msgspec.Raw
+
+
+def micro_time(moment: datetime) -> str:
+    """Format a time as the API's ``MicroTime``."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,188 @@
+"""The parts of pods that their readers share: what a pod requests, the claims that it uses, and whose mirror it is."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gpu_device_plugin.cluster.objects.quantity import requested_amounts
+from gpu_device_plugin.core.contract.keys import STATIC_POD
+from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpu_device_plugin.cluster.objects.quantity import RequestSums
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_MOST_SUMMED = 64
+"""The requests of pods with more containers are not added up."""
+_MOST_REMEMBERED = 1000
+"""Different amounts of CPU and memory that pods share; the cache is cleared when it is full."""
+
+
+class ClaimUse(msgspec.Struct, gc=False):
+    """A container's use of one of its pod's claims."""
+
+    name: str = ""
+
+
+class Resources(msgspec.Struct, gc=False):
+    """Limits and requests, as written, and the claims that a container uses."""
+
+    limits: dict[str, Any] | None = None
+    requests: dict[str, Any] | None = None
+    claims: list[ClaimUse] | None = None
+
+
+class ContainerSpec(msgspec.Struct, rename="camel", gc=False):
+    """The part of a container that we read."""
+
+    name: str = ""
+    restart_policy: str | None = None
+    resources: Resources | None = None
+
+    @property
+    def always_restarts(self) -> bool:
+        """Whether an init container is a sidecar."""
+        return self.restart_policy == "Always"
+
+
+class _Affinity(msgspec.Struct, rename="camel", gc=False):
+    pod_anti_affinity: dict[str, msgspec.Raw] | None = None
+
+
+class PodClaim(msgspec.Struct, rename="camel", gc=False):
+    """A claim of a pod, by its own name or that of a template."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+
+class PodSpec(msgspec.Struct, rename="camel", gc=False):
+    """The part of a pod's spec that we read."""
+
+    node_name: str | None = None
+    # In bookmarks the API server writes null here.
+    containers: list[ContainerSpec] | None = None
+    init_containers: list[ContainerSpec] | None = None
+    priority: int | None = None
+    termination_grace_period_seconds: int | None = None
+    affinity: _Affinity | None = None
+    overhead: dict[str, Any] | None = None
+    resources: Resources | None = None
+    resource_claims: list[PodClaim] | None = None
+
+
+def repels(spec: PodSpec) -> bool:
+    """Return whether evicting a pod frees more than its requests: others may then come that it keeps away."""
+    return spec.affinity is not None and _REQUIRED in (spec.affinity.pod_anti_affinity or ())
+
+
+def requests_of(spec: PodSpec, sums: RequestSums) -> Mapping[str, int] | None:
+    """Return the requests of a pod; None where they are not added up."""
+    init, app = spec.init_containers or (), spec.containers or ()
+    if len(init) + len(app) > _MOST_SUMMED:
+        return None
+    return sums.of(
+        ((each.always_restarts, _requested(each.resources)) for each in init),
+        (_requested(each.resources) for each in app),
+        (spec.resources.requests if spec.resources is not None else None) or {},
+        spec.overhead or {},
+    )
+
+
+def _requested(resources: Resources | None) -> Mapping[str, Any]:
+    """Return a container's requests; a resource with only a limit counts with its limit."""
+    return {} if resources is None else {**(resources.limits or {}), **(resources.requests or {})}
+
+
+class SharedAmounts:
+    """Makes equal amounts one object, since most pods request the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[Amounts, Amounts] = {}
+
+    def of(self, requests: Mapping[str, int] | None) -> Amounts:
+        """Return the CPU and memory of a sum of requests; none where it is unknown."""
+        if not requests:
+            return NO_AMOUNTS
+        amounts = requested_amounts(requests)
+        if len(self._known) >= _MOST_REMEMBERED:
+            self._known.clear()
+        return self._known.setdefault(amounts, amounts)
+
+
+# --- The claims that containers use -----------------------------------------------------------------------------------
+
+
+class _ClaimStatus(msgspec.Struct, rename="camel", gc=False):
+    name: str = ""
+    resource_claim_name: str | None = None
+
+
+class _Mapping(msgspec.Struct, rename="camel", gc=False):
+    container_name: str = ""
+
+
+class _ExtendedClaim(msgspec.Struct, rename="camel", gc=False):
+    """The claim that kube-scheduler made for limits of extended resources."""
+
+    resource_claim_name: str = ""
+    request_mappings: list[_Mapping] | None = None
+
+
+class ClaimStatuses(msgspec.Struct, rename="camel", gc=False):
+    """The part of a pod's status that names the claims that were made for it."""
+
+    resource_claim_statuses: list[_ClaimStatus] | None = None
+    extended_resource_claim_status: _ExtendedClaim | None = None
+
+
+def claims_of(spec: PodSpec, status: ClaimStatuses) -> Mapping[str, tuple[str, ...]]:
+    """Return the names of the ResourceClaims of each container; those of templates are known once they were made."""
+    extended = status.extended_resource_claim_status
+    if not spec.resource_claims and extended is None:
+        return {}
+    made = {one.name: one.resource_claim_name for one in status.resource_claim_statuses or ()}
+    names = {one.name: one.resource_claim_name or made.get(one.name) for one in spec.resource_claims or ()}
+    found: dict[str, tuple[str, ...]] = {}
+    for container in (*(spec.init_containers or ()), *(spec.containers or ())):
+        used = () if container.resources is None else container.resources.claims or ()
+        own = tuple(dict.fromkeys(name for use in used if (name := names.get(use.name))))
+        if extended is not None and any(
+            each.container_name == container.name for each in extended.request_mappings or ()
+        ):
+            own = (*own, extended.resource_claim_name)
+        if own:
+            found[container.name] = own
+    return found
+
+
+# --- Mirror pods of static pods ---------------------------------------------------------------------------------------
+
+_HASH = re.compile(r"[0-9a-f]{32}", re.ASCII)
+"""The UID that a kubelet gives a static pod, a hash of its manifest. UIDs of the API have dashes."""
+
+
+class Owner(msgspec.Struct, rename="camel", gc=False):
+    """An owner of an object, without its UID."""
+
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    controller: bool | None = None
+
+
+def static_uid(annotations: Mapping[str, str], owners: Sequence[Owner], node_name: str) -> str:
+    """Return the UID by which a kubelet knows the static pod of which a pod is the mirror; empty if it is no mirror.
+
+    Any client can write the annotation on a pod that it creates, with the UID of another pod. A kubelet writes a hash,
+    and that its node owns the pod (Kubernetes, pkg/kubelet/pod/mirror_client.go and pkg/kubelet/config/common.go).
+    """
+    uid = annotations.get(STATIC_POD, "")
+    owned = len(owners) == 1 and owners[0] == Owner("v1", "Node", node_name, controller=True)
+    return uid if owned and node_name and _HASH.fullmatch(uid) else ""

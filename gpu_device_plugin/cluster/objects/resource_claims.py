@@ -1,0 +1,188 @@
+"""Decode ResourceClaims of the Kubernetes API into the compact values that we keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gpu_device_plugin.cluster.objects.decoding import Kind, ObjectMeta, UnreadableObjectError, decoded
+from gpu_device_plugin.cluster.objects.quantity import whole_quantity
+from gpu_device_plugin.core.contract.dra import COMPUTE, DRIVER, MEMORY
+from gpu_device_plugin.core.model.resource_claims import Claim, Consumer, Device, Parameters, Request
+
+GROUP = "resource.k8s.io"
+CLAIMS = Kind("resourceclaims", group=GROUP)
+SLICES = Kind("resourceslices", group=GROUP)
+
+_MIB = 1 << 20
+_EVERY = "All"
+"""The allocation mode of a request for all devices that match."""
+
+
+class _Shape(msgspec.Struct, rename="camel", gc=False):
+    pass
+
+
+class _Capacity(_Shape):
+    requests: dict[str, Any] | None = None
+
+
+class _Exactly(_Shape):
+    name: str = ""
+    device_class_name: str = ""
+    allocation_mode: str | None = None
+    count: int | None = None
+    admin_access: bool | None = None
+    capacity: _Capacity | None = None
+
+
+class _Request(_Shape):
+    name: str = ""
+    exactly: _Exactly | None = None
+    first_available: list[_Exactly] | None = None
+
+
+class _Opaque(_Shape):
+    driver: str = ""
+    parameters: Any = None
+
+
+class _Config(_Shape):
+    requests: list[str] | None = None
+    opaque: _Opaque | None = None
+    source: str = ""
+
+
+class _Asked(_Shape):
+    requests: list[_Request] | None = None
+
+
+class _Spec(_Shape):
+    devices: _Asked | None = None
+
+
+class _Result(_Shape, rename={"share_id": "shareID", "admin_access": "adminAccess", "consumed": "consumedCapacity"}):
+    request: str = ""
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+    share_id: str | None = None
+    admin_access: bool | None = None
+    consumed: dict[str, Any] | None = None
+
+
+class _Given(_Shape):
+    results: list[_Result] | None = None
+    config: list[_Config] | None = None
+
+
+class _Allocation(_Shape):
+    devices: _Given | None = None
+
+
+class _Consumer(_Shape):
+    resource: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class _Status(_Shape):
+    allocation: _Allocation | None = None
+    reserved_for: list[_Consumer] | None = None
+
+
+class _Claim(_Shape):
+    metadata: ObjectMeta
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+_DECODER = msgspec.json.Decoder(_Claim)
+
+
+def read_claim(raw: bytes | msgspec.Raw) -> Claim:
+    """Return a ResourceClaim. An amount that is no quantity counts as absent.
+
+    Raises:
+        UnreadableObjectError: this is not a ResourceClaim.
+    """
+    claim = decoded(_DECODER, raw, "ResourceClaim")
+    meta, status = claim.metadata, claim.status
+    if not meta.uid or not meta.name:
+        raise UnreadableObjectError("not a ResourceClaim: its uid or its name is missing")
+    given = _Given() if status.allocation is None else status.allocation.devices or _Given()
+    asked = _Asked() if claim.spec.devices is None else claim.spec.devices
+    return Claim(
+        uid=meta.uid,
+        namespace=meta.namespace,
+        name=meta.name,
+        created=meta.creation_timestamp or "",
+        deleting=meta.deletion_timestamp is not None,
+        requests=tuple(_request(one) for one in asked.requests or ()),
+        allocated=status.allocation is not None,
+        devices=tuple(_device(one) for one in given.results or ()),
+        parameters=tuple(_parameters(given.config or ())),
+        consumers=tuple(Consumer(one.uid, one.name) for one in status.reserved_for or () if one.resource == "pods"),
+        resource_version=meta.resource_version,
+    )
+
+
+def _request(request: _Request) -> Request:
+    asked = request.exactly or next(iter(request.first_available or ()), None) or _Exactly()
+    amounts = {} if asked.capacity is None else asked.capacity.requests or {}
+    return Request(
+        name=request.name,
+        device_class=asked.device_class_name,
+        memory_mib=_mib(amounts),
+        compute=_compute(amounts),
+        count=0 if asked.allocation_mode == _EVERY else 1 if asked.count is None else asked.count,
+        admin=asked.admin_access is True,
+    )
+
+
+def _device(result: _Result) -> Device:
+    amounts = result.consumed or {}
+    return Device(
+        request=_base(result.request),
+        driver=result.driver,
+        pool=result.pool,
+        name=result.device,
+        share_id=result.share_id or "",
+        memory_mib=_mib(amounts),
+        compute=_compute(amounts),
+        admin=result.admin_access is True,
+    )
+
+
+def _parameters(configs: list[_Config] | tuple[()]) -> list[Parameters]:
+    ours = [
+        Parameters(
+            values=config.opaque.parameters if isinstance(config.opaque.parameters, dict) else {},
+            requests=frozenset(map(_base, config.requests or ())),
+            of_class=config.source == "FromClass",
+        )
+        for config in configs
+        if config.opaque is not None and config.opaque.driver == DRIVER
+    ]
+    return sorted(ours, key=lambda each: not each.of_class)
+
+
+def _base(request: str) -> str:
+    """Return the name of a request without that of its alternative, ``request/alternative``."""
+    return request.partition("/")[0]
+
+
+def _amount(amounts: dict[str, Any], name: str) -> int | None:
+    # A capacity may be written with its driver's domain.
+    found = amounts.get(name, amounts.get(f"{DRIVER}/{name}"))
+    return None if found is None else whole_quantity(str(found))
+
+
+def _mib(amounts: dict[str, Any]) -> int | None:
+    value = _amount(amounts, MEMORY)
+    return None if value is None else -(-value // _MIB)
+
+
+def _compute(amounts: dict[str, Any]) -> int:
+    return _amount(amounts, COMPUTE) or 0

@@ -1,0 +1,1 @@
+"""Writes to the Kubernetes API: bindings, Events, evictions, annotations and slices."""

@@ -1,0 +1,103 @@
+"""Ask the API server to evict a pod, and tell what came of it.
+
+An eviction is a deletion that the pod's PodDisruptionBudget may refuse. It names the pod's uid, so that it can be
+repeated after a lost answer, and never ends another pod of the same name.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpu_device_plugin.cluster.client.errors import (
+    ApiError,
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+    TooManyRequestsError,
+)
+from gpu_device_plugin.cluster.objects.decoding import PODS
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.core.model.pods import Pod
+
+_BUDGET_CAUSE = "DisruptionBudget"
+"""policy/v1, DisruptionBudgetCause: tells a budget's 429 from that of an API server that sheds load."""
+
+
+class Outcome(StrEnum):
+    """What came of an eviction."""
+
+    EVICTED = "evicted"
+    """The pod is being deleted."""
+    GONE = "gone"
+    """There is no such pod any more, or another one has its name."""
+    BLOCKED = "blocked"
+    """A PodDisruptionBudget allows no disruption now."""
+    FORBIDDEN = "forbidden"
+    """The account has no right to evict pods, or an admission policy refused it."""
+    FAILED = "failed"
+    """The API server did not do it, or its answer was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """The outcome of one attempt."""
+
+    outcome: Outcome
+    why: str = ""
+    """Why the pod is not evicted, as a clause; empty if it is, or is gone."""
+    retry_after_s: float = 0.0
+    """The patience that the API server asks for."""
+
+
+class _Status(msgspec.Struct):
+    status: str = ""
+
+
+async def evict(client: Client, pod: Pod, *, most_grace_s: int, timeout_s: float = math.inf) -> Eviction:
+    """Evict a pod. One attempt; a failure of the API is an outcome, not an error.
+
+    The pod has its own time to end, but no more than `most_grace_s` seconds: its owner may have written any number, and
+    a pod that ignores SIGTERM runs until then. The deletion of a pod with a longer time is shortened to that, too.
+    """
+    options: dict[str, object] = {"preconditions": {"uid": pod.uid}}
+    if pod.grace_s > most_grace_s:  # otherwise it would get more than it has
+        options["gracePeriodSeconds"] = most_grace_s
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod.name, "namespace": pod.namespace},
+        "deleteOptions": options,
+    }
+    try:
+        answer = await client.create(
+            PODS, body, namespace=pod.namespace, name=pod.name, subresource="eviction", timeout_s=timeout_s
+        )
+    except ApiError as error:
+        return _refused(error)
+    try:
+        status = msgspec.json.decode(answer, type=_Status)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Eviction(Outcome.FAILED, "the answer is not one of an API server")
+    if status.status != "Success":
+        return Eviction(Outcome.FAILED, "the answer is not one of an API server")
+    return Eviction(Outcome.EVICTED)
+
+
+def _refused(error: ApiError) -> Eviction:
+    match error:
+        case NotFoundError() | ConflictError():
+            return Eviction(Outcome.GONE)
+        case TooManyRequestsError() if _BUDGET_CAUSE in error.causes:
+            return Eviction(Outcome.BLOCKED, "its PodDisruptionBudget allows no disruption now", error.retry_after_s)
+        case ForbiddenError():
+            why = f"{error}; apply deploy/optional/evict.yaml (chart: agent.evict), which grants it"
+            return Eviction(Outcome.FORBIDDEN, why)
+        case _:
+            return Eviction(Outcome.FAILED, str(error), error.retry_after_s)

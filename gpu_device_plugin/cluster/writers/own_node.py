@@ -1,0 +1,238 @@
+"""Keep our part of our own node: labels, annotations and one condition of its status."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.cluster.client.api_client import PatchType
+from gpu_device_plugin.cluster.client.backoff import Backoff
+from gpu_device_plugin.cluster.client.errors import (
+    ApiError,
+    Call,
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+    UnavailableError,
+)
+from gpu_device_plugin.cluster.objects.decoding import NODES, NodeReader, UnreadableObjectError
+from gpu_device_plugin.core.contract.keys import GPU_CONDITION
+from gpu_device_plugin.core.model.times import rfc3339
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+    from gpu_device_plugin.core.node.health.gpu_failure import GpuCondition
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMetadata:
+    """The labels and annotations that a node should have; None removes a key, other keys are not touched."""
+
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+
+    def missing(self, node: NodeRecord) -> Mapping[str, Mapping[str, str | None]]:
+        """Return the patch for the metadata of `node`; empty if the node already has all of this."""
+        return {
+            field_name: missing
+            for field_name, wanted, present in (
+                ("labels", self.labels, node.labels),
+                ("annotations", self.annotations, node.annotations),
+            )
+            if (missing := {key: value for key, value in wanted.items() if present.get(key) != value})
+        }
+
+
+class OwnNode:
+    """The node on which we run."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client = client
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<NodeSelf {self.name}>"
+
+    async def read(self) -> NodeRecord:
+        """Return the current state of the node.
+
+        Raises:
+            NotFoundError: no node has our name; a node's name is not always the host's.
+            UnavailableError: the answer is not a node, but that of a proxy.
+        """
+        try:
+            return NodeReader().read(await self._client.get(NODES, self.name))
+        except NotFoundError as error:
+            why = f"{error.status} {error.reason}: no such node; set the node's name (NODE_NAME) from spec.nodeName"
+            raise NotFoundError(error.call, why, status=error.status, reason=error.reason) from error
+        except UnreadableObjectError as error:
+            raise UnavailableError(Call("get", NODES.plural, name=self.name), str(error)) from error
+
+    async def publish(self, notes: NodeMetadata) -> bool:
+        """Put `notes` on the node; return whether that took a patch.
+
+        Raises:
+            ApiError: the patch failed, or its outcome is unknown.
+        """
+        return await self.put(notes, await self.read())
+
+    async def put(self, notes: NodeMetadata, node: NodeRecord) -> bool:
+        """Put `notes` on the node, whose state `node` was just read; return whether that took a patch.
+
+        Raises:
+            ApiError: the patch failed, or its outcome is unknown.
+        """
+        changes = notes.missing(node)
+        if changes:
+            # The uid prevents writing the old node's notes on a new node of the same name.
+            await self._client.patch(NODES, self.name, {"metadata": {"uid": node.uid, **changes}})
+        return bool(changes)
+
+    async def keep(
+        self, wanted: Observable[NodeMetadata], *, again_s: float = 600.0, first_retry_s: float = 1.0
+    ) -> NoReturn:
+        """Publish the newest of `wanted`; check the node again on every change and after `again_s`.
+
+        Ends only by cancellation; a failure is logged and retried.
+        """
+        backoff = Backoff(first_retry_s)
+        problem: type[ApiError] | None = None
+        while True:
+            version, notes = wanted.version, wanted.value
+            pause_s = again_s
+            try:
+                await self.publish(notes)
+                problem = None
+                backoff.reset()
+            except ApiError as error:
+                if type(error) is not problem and not isinstance(error, ConflictError):
+                    _log.warning("the node's labels and annotations are not up to date: %s; trying again", error)
+                problem = type(error)
+                pause_s = backoff.next_s(error.retry_after_s)
+            await within(pause_s, wanted.after(version))
+
+
+HEARTBEAT_S = 300.0
+
+
+class _Condition(msgspec.Struct):
+    type: str = ""
+    status: str = ""
+
+
+class _Status(msgspec.Struct):
+    conditions: list[_Condition] | None = None
+
+
+class _Node(msgspec.Struct):
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+class NodeCondition:
+    """Writes the condition `GPU_CONDITION` on a node: on every change, and as a heartbeat.
+
+    The patch merges the list of conditions by their types, so that the kubelet's stay. The time of the last transition
+    is written only when the status differs from that on the node, and so outlives the agent.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        node: str,
+        *,
+        forbidden: Callable[[str], None] = lambda _why: None,
+        heartbeat_s: float = HEARTBEAT_S,
+        first_retry_s: float = 1.0,
+    ) -> None:
+        """Write on `node`; `forbidden` is called once with a sentence while the account lacks the right."""
+        self._client = client
+        self._node = node
+        self._forbidden = forbidden
+        self._heartbeat_s = heartbeat_s
+        self._first_retry_s = first_retry_s
+        self.wanted: Observable[GpuCondition | None] = Observable(None)
+        """The condition; None: the node shall have none. Nothing is written before it is first set."""
+
+    def __repr__(self) -> str:
+        return f"<NodeCondition of {self._node}: {self.wanted.value}>"
+
+    def want(self, condition: GpuCondition | None) -> None:
+        """Have a condition written, or removed, unless that is what is wanted already."""
+        if self.wanted.version == 0 or condition != self.wanted.value:
+            self.wanted.set(condition)
+
+    async def run(self) -> NoReturn:
+        """Keep the condition. Ends only by cancellation; a failure is logged and retried."""
+        await self.wanted.after(0)
+        backoff = Backoff(self._first_retry_s, self._heartbeat_s)
+        problem: type[ApiError] | None = None
+        while True:
+            version, condition = self.wanted.version, self.wanted.value
+            pause_s = self._heartbeat_s if condition is not None else None
+            try:
+                await self.put(condition)
+                problem = None
+                backoff.reset()
+            except ApiError as error:
+                if type(error) is not problem:
+                    self._told(error)
+                problem = type(error)
+                pause_s = backoff.next_s(error.retry_after_s)
+            await within(pause_s, self.wanted.after(version))
+
+    async def put(self, condition: GpuCondition | None) -> bool:
+        """Write the condition now, None removes it; return whether that took a patch.
+
+        Raises:
+            ApiError: it is not written, or the outcome is unknown.
+        """
+        before = await self._status()
+        if condition is None:
+            if before is None:
+                return False
+            return await self._patch({"type": GPU_CONDITION, "$patch": "delete"})
+        now = rfc3339(time.time())
+        moved = {} if before == condition.status else {"lastTransitionTime": now}
+        return await self._patch(
+            {
+                "type": GPU_CONDITION,
+                "status": condition.status,
+                "reason": condition.reason,
+                "message": condition.message,
+                "lastHeartbeatTime": now,
+                **moved,
+            }
+        )
+
+    async def _status(self) -> str | None:
+        """Return the status that the node's condition has now; None if it has no such condition."""
+        try:
+            node = msgspec.json.decode(await self._client.get(NODES, self._node), type=_Node)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            call = Call("get", NODES.plural, name=self._node)
+            raise UnavailableError(call, "the answer is not a node") from None
+        return next((one.status for one in node.status.conditions or () if one.type == GPU_CONDITION), None)
+
+    async def _patch(self, condition: dict[str, Any]) -> bool:
+        body = {"status": {"conditions": [condition]}}
+        await self._client.patch(NODES, self._node, body, subresource="status", how=PatchType.STRATEGIC)
+        return True
+
+    def _told(self, error: ApiError) -> None:
+        _log.warning("the node's condition %s is not up to date: %s; trying again", GPU_CONDITION, error)
+        if isinstance(error, ForbiddenError):
+            self._forbidden(
+                f"The node's condition {GPU_CONDITION} cannot be written: {error}; apply deploy/optional/evict.yaml "
+                "(chart: agent.nodeCondition), or set node_condition to false"
+            )

@@ -1,0 +1,182 @@
+"""Write annotations on pods in the background, with retries until they are written or the pod is deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.cluster.client.backoff import Backoff
+from gpu_device_plugin.cluster.client.errors import (
+    TRANSIENT,
+    ApiError,
+    Call,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from gpu_device_plugin.cluster.objects.decoding import PODS, UnreadableObjectError, read_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.core.model.pods import Pod
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    pod: Pod
+    annotations: Mapping[str, str | None]
+
+
+@dataclass(slots=True)
+class _Refused:
+    """A pod whose patches the API server refuses; it holds up no other pod."""
+
+    backoff: Backoff
+    not_before: float
+    """By the clock of `time.monotonic`, in seconds."""
+
+
+class PodWriter:
+    """A queue of annotations to write, with at most one patch for each pod and at most `limit` pods.
+
+    A patch names the pod's uid, so that another pod of the same name is never annotated. It names no resourceVersion,
+    because the kubelet changes that often and no other client writes these keys. A refused patch (an admission policy
+    denies it, a right is missing) is retried with backoff, up to `most_retry_s`, and holds up no other pod.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        node: str = "",
+        refused: Callable[[Pod, ApiError], None] = lambda _pod, _error: None,
+        limit: int = 1024,
+        first_retry_s: float = 0.2,
+        most_retry_s: float = 300.0,
+    ) -> None:
+        """Prepare to write on the pods of `node`, or of every node if it is empty.
+
+        `refused` is called for every attempt that failed because of the pod's content, a policy or a missing right.
+        """
+        self._client = client
+        self._of_node = f",spec.nodeName={node}" if node else ""
+        self._on_refused = refused
+        self._limit = limit
+        self._first_retry_s = first_retry_s
+        self._most_retry_s = most_retry_s
+        self._waiting: dict[str, _Wanted] = {}
+        self._refused: dict[str, _Refused] = {}
+        self._queued = asyncio.Event()
+        self.dropped = 0
+        """Dropped patches whose pods may still exist."""
+        self.problem: ApiError | None = None
+        """Why the last attempt failed; None if it did not."""
+
+    def __repr__(self) -> str:
+        return f"<PodWriter: {len(self._waiting)} waiting, {self.dropped} dropped, {self.problem or 'no problem'}>"
+
+    def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
+        """Queue `annotations` for `pod`; None removes a key. Returns at once and never fails.
+
+        They are merged with those already queued for the pod; the newer value of a key wins.
+        """
+        waiting = self._waiting.get(pod.uid)
+        merged = {**(waiting.annotations if waiting else {}), **annotations}
+        if not merged:
+            return
+        self._waiting[pod.uid] = _Wanted(pod, merged)
+        if len(self._waiting) > self._limit:
+            self._done(next(iter(self._waiting.values())))
+            self.dropped += 1
+        self._queued.set()
+
+    async def run(self) -> NoReturn:
+        """Write the queued annotations. Ends only by cancellation; the kubelet's records have what is still queued."""
+        backoff = Backoff(self._first_retry_s)
+        while True:
+            wanted = await self._next()
+            try:
+                if not await self._write(wanted):
+                    _log.info("pod %s/%s was deleted before it was annotated", wanted.pod.namespace, wanted.pod.name)
+            except (*TRANSIENT, UnauthorizedError) as error:
+                self._failed(wanted, error)
+                await asyncio.sleep(backoff.next_s(error.retry_after_s))
+            except ApiError as error:
+                self._failed(wanted, error)
+                self._put_off(wanted.pod, error)
+            else:
+                self.problem = None
+                backoff.reset()
+                self._done(wanted)
+
+    async def _next(self) -> _Wanted:
+        """Wait for and return the first entry that may be tried."""
+        while True:
+            self._queued.clear()
+            times = {uid: self._refused[uid].not_before for uid in self._waiting if uid in self._refused}
+            now = time.monotonic()
+            for uid, wanted in self._waiting.items():
+                if times.get(uid, now) <= now:
+                    return wanted
+            await within(min(times.values()) - now if times else None, self._queued.wait())
+
+    async def _write(self, wanted: _Wanted) -> bool:
+        """Patch the pod; return False if the pod no longer exists."""
+        pod = wanted.pod
+        body = {"metadata": {"uid": pod.uid, "annotations": wanted.annotations}}
+        try:
+            read_metadata(await self._client.patch(PODS, pod.name, body, namespace=pod.namespace))
+        except NotFoundError:
+            return False
+        except UnreadableObjectError as error:  # the answer of a proxy
+            call = Call("patch", PODS.plural, namespace=pod.namespace, name=pod.name)
+            raise UnavailableError(call, str(error)) from error
+        except (ConflictError, InvalidError) as refusal:
+            # Both may mean another pod of the same name, or another fault. Only a fresh list shows which.
+            if await self._is_there(pod, refusal.call):
+                raise
+            return False
+        return True
+
+    async def _is_there(self, pod: Pod, call: Call) -> bool:
+        """Look for the pod in a list of its node's pods: the account may have no right to read other pods."""
+        fields = f"metadata.name={pod.name}{self._of_node}"
+        try:
+            async for page in self._client.pages(PODS, namespace=pod.namespace, fields=fields):
+                if any(read_metadata(found).uid == pod.uid for found in page.items or ()):
+                    return True
+        except UnreadableObjectError as error:
+            raise UnavailableError(call, f"reading the pod again: {error}") from error
+        return False
+
+    def _failed(self, wanted: _Wanted, error: ApiError) -> None:
+        if type(error) is not type(self.problem):
+            _log.warning("annotations of pod %s/%s are not written: %s", wanted.pod.namespace, wanted.pod.name, error)
+        self.problem = error
+        if wanted.pod.uid in self._waiting:  # to the end of the queue, in case only this pod fails
+            self._waiting[wanted.pod.uid] = self._waiting.pop(wanted.pod.uid)
+
+    def _put_off(self, pod: Pod, error: ApiError) -> None:
+        if pod.uid not in self._waiting:
+            return
+        known = self._refused.get(pod.uid)
+        backoff = known.backoff if known else Backoff(self._first_retry_s, self._most_retry_s)
+        self._refused[pod.uid] = _Refused(backoff, time.monotonic() + backoff.next_s(error.retry_after_s))
+        if not isinstance(error, ConflictError):  # a conflict is a lost race, not a refusal
+            self._on_refused(pod, error)
+
+    def _done(self, wanted: _Wanted) -> None:
+        """Remove `wanted` from the queue, unless more annotations were queued meanwhile."""
+        self._refused.pop(wanted.pod.uid, None)
+        if self._waiting.get(wanted.pod.uid) == wanted:
+            del self._waiting[wanted.pod.uid]

@@ -1,0 +1,1 @@
+"""Decisions about the health of GPUs."""

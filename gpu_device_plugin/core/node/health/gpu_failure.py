@@ -1,0 +1,117 @@
+"""Decide which GPUs have failed: which pods should leave them, and what the node condition GPUHealthy says.
+
+A GPU that is not watched (the driver hangs, the agent is paused) has not failed: its grace begins anew when it is
+watched again. So does that of a GPU that was reset and is on its way back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.node.health.gpu_health import Cause
+from gpu_device_plugin.core.node.use.eviction_choice import Candidate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from gpu_device_plugin.core.node.health.gpu_health import GpuHealth
+    from gpu_device_plugin.core.node.holdings import Holding
+
+OWN_CAUSES = frozenset(Cause) - {Cause.UNWATCHED, Cause.RESET}
+"""The causes that lie in the GPU itself and last."""
+
+
+def failure(belief: GpuHealth) -> str:
+    """Return why a GPU has failed, as a clause; empty if it has not, or if that is not known."""
+    if any(problem.cause is Cause.UNWATCHED for problem in belief.problems):
+        return ""
+    return "; ".join(problem.what for problem in belief.problems if problem.cause in OWN_CAUSES)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A GPU that fails."""
+
+    since: float
+    """Monotonic seconds."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """The GPUs of a node that fail."""
+
+    gpus: Mapping[str, Failed] = field(default_factory=dict)
+    """By UUID."""
+
+    def after(self, beliefs: Mapping[str, GpuHealth], *, watched: bool, now: float) -> Failures:
+        """Return the failures after a look at the beliefs about all GPUs; `watched`: the driver answers."""
+        found = {}
+        for uuid, belief in beliefs.items():
+            if watched and (why := failure(belief)):
+                before = self.gpus.get(uuid)
+                found[uuid] = Failed(now if before is None else min(before.since, now), why)
+        return Failures(found)
+
+    def lasting(self, grace_s: float, now: float) -> Mapping[str, Failed]:
+        """Return the GPUs that have failed for the grace."""
+        return {uuid: failed for uuid, failed in self.gpus.items() if now - failed.since >= grace_s}
+
+
+def on_failed(lasting: Mapping[str, Failed], holdings: Iterable[Holding]) -> tuple[Candidate, ...]:
+    """Return the pods that hold GPUs that failed, with shares or whole; those that the API does not know are left out.
+
+    Of two pods with one priority the one with more memory of the GPU goes first.
+    """
+    return tuple(
+        Candidate(holding.pod, uuid, granted)
+        for holding in holdings
+        if holding.pod is not None
+        for uuid, granted in holding.granted.items()
+        if uuid in lasting
+    )
+
+
+# --- The condition, by which tools that repair nodes see failed GPUs --------------------------------------------------
+
+MOST_MESSAGE = 1024
+"""Characters of the message. The API has no limit of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCondition:
+    """The condition's value."""
+
+    status: str
+    """``True``, ``False``, or ``Unknown``, which no tool repairs a node for."""
+    reason: str
+    message: str
+
+
+def gpu_condition(gpus: Iterable[tuple[int, GpuHealth]], *, watched: bool, sentence: str) -> GpuCondition:
+    """Return the condition of a node.
+
+    Args:
+        gpus: position of each shared GPU, and the belief about it.
+        watched: the driver answers.
+        sentence: why no GPU is shared or watched, for the message.
+    """
+    gpus = tuple(gpus)
+    if not watched:
+        return _of("Unknown", "NotWatched", sentence)
+    if not gpus:
+        return _of("Unknown", "NoGPU", sentence)
+    failed = [f"GPU {position}: {why}" for position, belief in gpus if (why := failure(belief))]
+    if failed:
+        return _of("False", "GPUUnhealthy", ". ".join(failed))
+    unsure = [f"GPU {position}: {'; '.join(belief.reasons)}" for position, belief in gpus if not belief.healthy]
+    if unsure:
+        return _of("Unknown", "NotWatched", ". ".join(unsure))
+    return _of("True", "GPUsHealthy", f"{len(gpus)} of {len(gpus)} GPUs are healthy")
+
+
+def _of(status: str, reason: str, message: str) -> GpuCondition:
+    return GpuCondition(
+        status, reason, message if len(message) <= MOST_MESSAGE else f"{message[: MOST_MESSAGE - 3]}..."
+    )

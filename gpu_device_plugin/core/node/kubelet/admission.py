@@ -1,0 +1,220 @@
+"""Decide whether a container may have the device IDs that the kubelet chose for it, in answer to Allocate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
+from gpu_device_plugin.core.model.memory import format_mib
+from gpu_device_plugin.core.model.placing import Demand, Placement, Refusal, place
+from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.limits.container_grants import CONTROL_NODES, parts
+from gpu_device_plugin.core.node.limits.limit_grants import refusal
+from gpu_device_plugin.core.node.preferred_allocation import spread_over
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from gpu_device_plugin.core.contract.promises import Promise
+    from gpu_device_plugin.core.model.shares import SharedGpu
+    from gpu_device_plugin.core.node.limits.container_grants import Delivery
+    from gpu_device_plugin.core.node.limits.extra_grant import Owner
+    from gpu_device_plugin.core.node.limits.limit_grants import EnforcementPlan
+    from gpu_device_plugin.core.node.matching import Match
+    from gpu_device_plugin.core.node.node import Node
+
+
+class Why(StrEnum):
+    """Why a container was refused, for metrics."""
+
+    UNKNOWN_DEVICE = "unknown_device"
+    UNHEALTHY = "unhealthy"
+    RECORDS_UNREADABLE = "records_unreadable"
+    IN_WHOLE_USE = "in_whole_use"
+    SHARES_IN_USE = "shares_in_use"
+    NO_ROOM = "no_room_on_one_gpu"
+    TOO_LARGE = "larger_than_any_gpu"
+    SCATTERED = "scattered_by_the_kubelet"
+    NO_DEVICE_NODE = "no_device_node"
+    BOTH_RESOURCES = "both_resources"
+    TOO_MANY_CONTAINERS = "too_many_containers"
+    OTHER_RESOURCE = "held_through_another_resource"
+    FORGOTTEN = "forgotten_by_the_kubelet"
+    NOT_OFFERED = "not_offered_this_way"
+    MPS_NOT_READY = "mps_not_ready"
+    MPS_SEVERAL_GPUS = "mps_several_gpus"
+    NO_LIMIT = "memory_limit_not_there"
+    BAD_PARAMETERS = "bad_parameters"
+    OTHER_NODE = "of_another_node"
+    TWO_CLAIMS = "two_claims_in_a_container"
+    SEVERAL_INSTANCES = "parts_of_several_mig_instances"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The refusal of a container's devices, with a sentence for the owner of its pod."""
+
+    why: Why
+    sentence: str
+
+
+def admit(
+    node: Node,
+    kind: Kind,
+    device_ids: Sequence[str],
+    promise: Promise | None = None,
+    *,
+    after_init: bool | None = None,
+) -> Placement | Refused:
+    """Decide on one container, for which the kubelet chose `device_ids` (at least one).
+
+    Within one resource the kubelet is trusted to allocate every ID once, and to reuse only the IDs of an init container
+    of the same pod. It knows neither the use of the other resource nor which IDs lie on the same GPU.
+
+    `promise` is a scheduler's promise to this container, `after_init` whether an init container of its pod was served
+    before; None if that is unknown.
+    """
+    whole = kind is not Kind.MEMORY
+    places = {name: node.shares.place_of(name) for name in device_ids}
+    foreign = [name for name, found in places.items() if found is None or (found[1] < 0) is not whole]
+    if foreign:
+        return Refused(
+            Why.UNKNOWN_DEVICE,
+            f"device {foreign[0]} is not on this node (any more), although the kubelet still knows it; "
+            "delete the pod so that it is scheduled again",
+        )
+    wanted = spread_over(node, device_ids)
+    gpus = [node.shares.gpus[position] for position in sorted(wanted)]
+    barred = next((refused for shared in gpus if (refused := _barred(node, kind, shared)) is not None), None)
+    if barred is not None:
+        return barred
+    if (unproven := _unproven(node, device_ids)) is not None:
+        return unproven
+    if whole:
+        return Placement(Demand(kind, len(gpus)), tuple((shared.position, len(shared.shares)) for shared in gpus))
+    demand = Demand(kind, len(device_ids), promise.split(len(device_ids)) if promise is not None else 1)
+    shares = tuple(sorted(wanted.items()))
+    # GPUs other than the promised ones serve as well if their number and the shares of each are the same.
+    as_asked = len(gpus) == demand.gpus and len(set(wanted.values())) == 1
+    several_instances = len(gpus) > 1 and any(shared.gpu.instance is not None for shared in gpus)
+    if several_instances or (not as_asked and (promise is None or promise.shares != shares)):
+        return _scattered(node, demand, device_ids, after_init=after_init)
+    return Placement(Demand(kind, len(device_ids), len(gpus)), shares)
+
+
+def refuse_request(match: Match | None) -> Refused | None:
+    """Refuse a container whose pod makes requests that no node can serve; `match` is None if its pod is unknown."""
+    if match is None:
+        return None
+    if match.asks_both:
+        # The kubelet allocates each resource separately, so the two would come from different GPUs.
+        return Refused(
+            Why.BOTH_RESOURCES,
+            f"container {match.wanted.container!r} asks for GPU memory and for whole GPUs at once, which no GPU can "
+            "serve together; ask for one of the two",
+        )
+    if len({wanted.container for wanted in match.pod.wanted}) > MOST_CONTAINERS:
+        # Every call of the kubelet is compared with all waiting containers.
+        return Refused(
+            Why.TOO_MANY_CONTAINERS,
+            f"more than {MOST_CONTAINERS} containers of this pod ask for GPU memory or GPUs; let fewer ask",
+        )
+    return None
+
+
+def refuse_without_nodes(delivery: Delivery, present: Collection[str]) -> Refused | None:
+    """Refuse a container while device nodes that CUDA needs are missing; `present` are those of this node."""
+    missing = [path for path in CONTROL_NODES if path not in present] if delivery.device_specs else []
+    if not missing:
+        return None
+    return Refused(
+        Why.NO_DEVICE_NODE,
+        f"{missing[0]} is not on this node yet; run `nvidia-modprobe -u -c 0` there, or let the driver's persistence "
+        "daemon do it at boot",
+    )
+
+
+def refuse_unlimited(
+    node: Node, kind: Kind, device_ids: Collection[str], plan: EnforcementPlan, owner: Owner
+) -> Refused | None:
+    """Refuse a container whose memory cannot be limited although the administrator requires it.
+
+    Whole GPUs have no limits. `owner` is the container, as far as it is known.
+    """
+    if kind is not Kind.MEMORY or not plan.may_refuse:
+        return None
+    given = spread_over(node, device_ids)
+    why = refusal(parts(given.items(), node.shares), plan, owner) if given else ""
+    barred = [position for position in sorted(given) if node.shares.gpus[position].gpu.uuid in plan.barred]
+    names = ", ".join(str(position) for position in barred or sorted(given))
+    return Refused(Why.NO_LIMIT, f"GPU {names}: {why}") if why else None
+
+
+def _barred(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
+    name, use = shared.name, node.use(shared)
+    if shared.gpu.uuid in node.unhealthy:
+        return Refused(Why.UNHEALTHY, f"{name} is out of service: {node.unhealthy[shared.gpu.uuid]}")
+    if shared.gpu.uuid in node.ledger.foreign:
+        resource = node.ledger.foreign[shared.gpu.uuid]
+        return Refused(Why.OTHER_RESOURCE, f"{name} is in use through {resource}, which this agent does not offer")
+    if not any(offered is kind for offered, _ in shared.offered):
+        return Refused(
+            Why.NOT_OFFERED,
+            f"{name} is not given to pods by this resource any more, as it or the way of giving MIG instances was "
+            "changed on this node; delete the pod so that it is scheduled again",
+        )
+    if kind is Kind.MEMORY and use.whole:
+        return Refused(Why.IN_WHOLE_USE, f"{name} is in whole use by another container")
+    if kind is not Kind.MEMORY and use.shares:
+        used = format_mib(len(use.shares) * node.shares.share_mib)
+        return Refused(Why.SHARES_IN_USE, f"{name} cannot be taken whole: {used} of its memory are in use")
+    return None
+
+
+def _unproven(node: Node, device_ids: Collection[str]) -> Refused | None:
+    """Refuse devices that are free for the kubelet, which does not know of all the containers that run."""
+    if lost := node.ledger.forgotten.intersection(device_ids):
+        where = ", ".join(f"GPU {position}" for position in sorted(spread_over(node, lost)))
+        return Refused(
+            Why.FORGOTTEN,
+            f"the kubelet chose devices of {where} that running containers use: its record of them was lost with its "
+            "checkpoint; they become free when the pods of those containers end",
+        )
+    if not node.ledger.certain and not node.ledger.holds.keys() >= set(device_ids):
+        return Refused(
+            Why.RECORDS_UNREADABLE,
+            "the kubelet's checkpoint cannot be read, so nothing proves that these devices are free; "
+            "the log of the GPU device plugin on this node says what to do",
+        )
+    return None
+
+
+def _scattered(node: Node, demand: Demand, device_ids: Collection[str], *, after_init: bool | None) -> Refused:
+    answer = place(demand, node.rooms(), POLICIES["binpack"])
+    if isinstance(answer, Refusal):
+        largest = max((room.total for room in node.rooms()), default=0)
+        why = Why.TOO_LARGE if largest * demand.gpus < demand.amount else Why.NO_ROOM
+        return Refused(why, answer.sentence(node.shares.share_mib))
+    asked = format_mib(len(device_ids) * node.shares.share_mib)
+    reused = [name for name in device_ids if name in node.ledger.holds]
+    # An ID in our ledger may also belong to a pod that has just ended: the kubelet knows of that end before us.
+    if reused and after_init is not False:
+        where = ", ".join(f"GPU {position}" for position in sorted(spread_over(node, reused)))
+        took = "an init container of this pod took" if after_init else "an init container of this pod seems to have had"
+        return Refused(
+            Why.SCATTERED,
+            f"GPU memory: {asked} asked, but {took} {where}, which has less; "
+            "let the init container ask as much as the largest container"
+            + ("" if after_init else ", or delete the pod to try again"),
+        )
+    chose = (
+        "shares of several GPUs although one GPU has room"
+        if demand.gpus == 1
+        else f"shares that are not equal parts of {demand.gpus} GPUs"
+    )
+    return Refused(
+        Why.SCATTERED, f"GPU memory: {asked} asked, and the kubelet chose {chose}; delete the pod to try again"
+    )

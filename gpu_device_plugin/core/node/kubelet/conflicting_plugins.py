@@ -1,0 +1,113 @@
+"""The other programs that hand out the GPUs of a node, recognised by their sockets and resources."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A program that gives containers whole GPUs or parts of them, without regard to our allocations."""
+
+    name: str
+    off: str
+    """Instructions to keep it off a node."""
+    plugin_sockets: tuple[str, ...] = ()
+    """Names of its sockets in the kubelet's directory of device plugins, as shell patterns."""
+    driver_sockets: tuple[str, ...] = ()
+    """Names of its sockets among those of DRA drivers (``plugins_registry``), likewise."""
+    resources: tuple[str, ...] = ()
+    """Names of the resources that it advertises, as shell patterns."""
+
+
+OTHERS = (
+    Other(
+        "NVIDIA's device plugin, or one derived from it (HAMi's is),",
+        "where the GPU Operator deploys it, label the node nvidia.com/gpu.deploy.device-plugin=false; else keep its "
+        "DaemonSet off the node",
+        plugin_sockets=("nvidia-*.sock", "nvidia.sock"),
+        resources=("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*"),
+    ),
+    Other(
+        "GKE's device plugin",
+        "recreate the node pool with the node label gke-no-default-nvidia-gpu-device-plugin=true",
+        plugin_sockets=("nvidiaGPU-*.sock",),
+    ),
+    Other(
+        "gpushare's own device plugin",
+        "delete its DaemonSet: kubectl -n kube-system delete daemonset gpushare-device-plugin-ds",
+        plugin_sockets=("aliyungpushare.sock",),
+    ),
+    Other(
+        "NVIDIA's DRA driver for GPUs",
+        "where the GPU Operator deploys it, label the node nvidia.com/gpu.deploy.dra-driver=false; else install it "
+        "with resources.gpus.enabled=false",
+        driver_sockets=("gpu.nvidia.com*-reg.sock",),
+    ),
+    Other(
+        "HAMi's DRA driver",
+        "keep its DaemonSet off the node",
+        driver_sockets=("hami-core-gpu.project-hami.io*-reg.sock",),
+    ),
+    Other("Volcano's vGPU device plugin", "keep its DaemonSet off the node", resources=("volcano.sh/vgpu-number",)),
+    Other("Tencent's gpu-manager", "keep its DaemonSet off the node", resources=("tencent.com/vcuda-core",)),
+    Other(
+        "the AWS virtual GPU device plugin", "keep its DaemonSet off the node", resources=("k8s.amazonaws.com/vgpu",)
+    ),
+)
+PLUGIN_SOCKETS = tuple(pattern for other in OTHERS for pattern in other.plugin_sockets)
+DRIVER_SOCKETS = tuple(pattern for other in OTHERS for pattern in other.driver_sockets)
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """Another program on a node, and the signs of it."""
+
+    other: Other
+    signs: tuple[str, ...]
+
+    @property
+    def found(self) -> str:
+        """The finding, as a sentence without the full stop."""
+        return f"{self.other.name} hands out GPUs of this node too ({', '.join(self.signs)})"
+
+    def __str__(self) -> str:
+        """Return the finding and the instructions."""
+        return f"{self.found}; {self.other.off}"
+
+
+def sightings(
+    plugin_sockets: Iterable[str],
+    driver_sockets: Iterable[str],
+    allocatable: Mapping[str, int],
+    ours: Container[str],
+) -> tuple[Detection, ...]:
+    """Return the other programs that hand out GPUs of a node.
+
+    Args:
+        plugin_sockets: names of device plugins' sockets on which a process listens; a file alone proves nothing.
+        driver_sockets: names of DRA drivers' sockets, likewise.
+        allocatable: the node's allocatable amount of each resource.
+        ours: the configured names of our own resources.
+    """
+    plugin_sockets, driver_sockets = tuple(plugin_sockets), tuple(driver_sockets)
+    offered = tuple(name for name, amount in allocatable.items() if amount > 0 and name not in ours)
+    found = []
+    for other in OTHERS:
+        signs = (
+            *(f"a process listens on {name}" for name in _matching(plugin_sockets, other.plugin_sockets)),
+            *(f"a process listens on {name}" for name in _matching(driver_sockets, other.driver_sockets)),
+            *(f"the node offers {allocatable[name]} {name}" for name in _matching(offered, other.resources)),
+        )
+        if signs:
+            found.append(Detection(other, signs))
+    return tuple(found)
+
+
+def _matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))

@@ -1,0 +1,1 @@
+"""Decisions about the daemons of NVIDIA's MPS on a node."""

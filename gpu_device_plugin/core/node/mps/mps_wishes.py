@@ -1,0 +1,270 @@
+"""Decide where a node needs the daemons of MPS, and which containers may be given shares or start beside them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsGpu, MpsState, MpsStatus, MpsWanted
+from gpu_device_plugin.core.model.limits import Enforcement
+from gpu_device_plugin.core.model.shares import parse_id
+from gpu_device_plugin.core.node.kubelet.admission import Refused, Why
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.model.holds import DeviceHold
+    from gpu_device_plugin.core.node.ledger import Ledger
+
+BEAT_S = 10.0
+"""After so many seconds without a beat the supervisor does not run any more."""
+START_S = 15.0
+"""Longest wait in Allocate for a daemon, in seconds: the kubelet admits no other pod meanwhile."""
+STOP_S = 10.0
+"""Longest wait in PreStartContainer, in seconds; the kubelet gives up after 30, and tries again later."""
+
+NOT_THERE = "the MPS supervisor does not run on this node: apply deploy/optional/mps.yaml"
+NOT_MOUNTED = (
+    "the agent has no directory of the MPS supervisor: apply deploy/optional/mps.yaml, "
+    "and patch the agent with deploy/patches/mps-agent.yaml"
+)
+SILENT = (
+    f"the MPS supervisor of this node has not reported for more than {BEAT_S:g} s: "
+    "look at its pod, or apply deploy/optional/mps.yaml"
+)
+_STOPPED = MpsGpu(MpsStatus.STOPPED)
+_BROKEN = frozenset({MpsStatus.FAULT, MpsStatus.FAILED})
+
+
+# --- Who is on a GPU --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """The containers that hold one GPU, or parts of it."""
+
+    clients: bool = False
+    """There are some that were started as clients of MPS."""
+    others: bool = False
+    """There are some that were not."""
+    unknown: bool = False
+    """There are some of which neither the kubelet's checkpoint nor our memory says it."""
+    largest: int = 0
+    """The most shares that one of them has."""
+
+
+NOBODY = Tenants()
+
+
+def tenants(ledger: Ledger, given: Iterable[DeviceHold]) -> Mapping[str, Tenants]:
+    """Return the containers on each GPU in use, by UUID.
+
+    A container counts no longer once the kubelet's records call its devices free, although the GPU may not be released
+    yet: that waits until no process is left on it, and the server of MPS is one.
+
+    Args:
+        ledger: the devices in use.
+        given: the devices of containers in the order of time: for a device in several of them the last one counts.
+    """
+    held = {name for name, hold in ledger.holds.items() if hold.freed_at is None}
+    plan: dict[str, bool] = {}
+    largest: dict[str, int] = {}
+    for hold in given:
+        names = hold.device_ids & held
+        plan.update(dict.fromkeys(names, hold.enforcement is Enforcement.MPS))
+        # The largest ever, since an init container that runs on beside its successor may have more.
+        for uuid, count in Counter(parse_id(name)[0] for name in names).items():
+            largest[uuid] = max(count, largest.get(uuid, 0))
+    found: dict[str, set[bool | None]] = {}
+    for name in held:
+        found.setdefault(parse_id(name)[0], set()).add(plan.get(name))
+    return {
+        uuid: Tenants(True in kinds, False in kinds, None in kinds, largest.get(uuid, 0))
+        for uuid, kinds in found.items()
+    }
+
+
+def wanted(
+    ledger: Ledger, present: Mapping[str, Tenants], asked: Mapping[str, int], before: MpsWanted, share_mib: int
+) -> MpsWanted:
+    """Return what the supervisor shall run: a daemon on each GPU with clients, or about to get its first.
+
+    Args:
+        ledger: the devices in use, which must be certain: a daemon that is not wanted ends, and its clients with it.
+        present: the containers on each GPU.
+        asked: GPUs for a container that is being allocated, with its shares.
+        before: what was wanted until now, which stays for a GPU as long as its containers are not known.
+        share_mib: memory of one share.
+    """
+    gpus: dict[str, int] = {}
+    for uuid in sorted({*present, *asked}):
+        there = present.get(uuid, NOBODY)
+        limit = max(there.largest, asked.get(uuid, 0)) * share_mib
+        # Clients that run are not left without their daemon, whatever else is wrong.
+        if there.clients or (uuid in asked and not there.others and not ledger.use(uuid).whole):
+            gpus[uuid] = max(limit, before.gpus.get(uuid, 0)) if there.unknown else limit
+        elif there.unknown and not there.others and uuid in before.gpus and not ledger.use(uuid).whole:
+            gpus[uuid] = before.gpus[uuid]
+    return MpsWanted(gpus)
+
+
+# --- What the supervisor reports --------------------------------------------------------------------------------------
+
+
+def silent(state: MpsState, now_s: float) -> bool:
+    """Return whether the supervisor that wrote this no longer runs; `now_s`: seconds since the machine started.
+
+    A beat of the future was written before the machine started.
+    """
+    return not now_s - BEAT_S <= state.beat_s <= now_s + BEAT_S
+
+
+def daemon(state: MpsState | str, uuid: str) -> MpsGpu | str:
+    """Return the daemon of one GPU, or why there is no supervisor. A GPU that the supervisor does not name has none."""
+    return state if isinstance(state, str) else state.gpus.get(uuid, _STOPPED)
+
+
+def troubles(state: MpsState | str, needed: Collection[str]) -> Mapping[str, str]:
+    """Return what keeps the GPUs (by UUID) that need a daemon from having it, with the reason for each.
+
+    The reason of a supervisor that does not run has the empty string as its key. A daemon that starts is no trouble.
+    """
+    if not needed:
+        return {}
+    if isinstance(state, str):
+        return {"": state}
+    found = {uuid: state.gpus[uuid] for uuid in sorted(needed) if uuid in state.gpus}
+    return {uuid: _told(gpu) for uuid, gpu in found.items() if gpu.status in _BROKEN}
+
+
+def _told(gpu: MpsGpu) -> str:
+    return f"{gpu.status}: {gpu.why}" if gpu.why else str(gpu.status)
+
+
+# --- Allocate ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """One GPU of which a container is about to be given shares."""
+
+    name: str
+    """For people, such as ``GPU 0``."""
+    asked: bool
+    """MPS is the means that the administrator wants on this GPU."""
+    tenants: Tenants
+    daemon: MpsGpu | str
+    """See `daemon`."""
+    part_mib: int = 0
+    """The container's part of this GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """The daemon of the container's GPU has to be started first."""
+
+    sentence: str
+    """The state of the daemon now."""
+
+
+def choose(situations: Sequence[Situation], *, refuse: bool) -> Enforcement | Refused | Await | None:
+    """Return the means for a container with shares of these GPUs; None: MPS has no say in it.
+
+    A GPU with clients of MPS stays with MPS, whatever is wanted meanwhile: its compute mode lets no other process use
+    it. A GPU with other containers gets no daemon, which would shut them out.
+
+    Args:
+        situations: the GPUs, at least one.
+        refuse: a container that cannot have the wanted means is refused; otherwise its limit is advisory.
+    """
+    clients = any(each.tenants.clients for each in situations)
+    if not clients and not any(each.asked for each in situations):
+        return None
+    if len(situations) > 1:
+        names = ", ".join(each.name for each in situations)
+        refused = Refused(
+            Why.MPS_SEVERAL_GPUS,
+            f"GPU memory: parts of {names} asked, and under MPS a container has one daemon, which is that of one GPU; "
+            "ask for memory of one GPU, or for whole GPUs",
+        )
+        return refused if refuse or clients else Enforcement.ADVISORY
+    (only,) = situations
+    lacks = _lacks(only)
+    if isinstance(lacks, Await) or not lacks:
+        return lacks or Enforcement.MPS
+    if refuse:
+        return Refused(Why.MPS_NOT_READY, lacks)
+    # Beside clients of MPS it has to be one too. It starts when the daemon is ready, see `why_not_start`.
+    return Enforcement.MPS if clients else Enforcement.ADVISORY
+
+
+def _lacks(situation: Situation) -> Await | str:
+    """Return what a GPU lacks for a client of MPS, in a sentence; empty: nothing."""
+    name, gpu = situation.name, situation.daemon
+    if situation.tenants.others:
+        return f"{name} has containers that were started without MPS, and gets MPS when they have ended"
+    if isinstance(gpu, str):
+        return f"{name} needs MPS: {gpu}"
+    if gpu.status in _BROKEN:
+        return f"the MPS daemon of {name} does not serve new clients ({_told(gpu)})"
+    if gpu.status is not MpsStatus.READY:
+        return Await(f"the MPS daemon of {name} is not ready ({_told(gpu)})")
+    if 0 < gpu.limit_mib < situation.part_mib:
+        return Await(f"the MPS daemon of {name} lets a process have {gpu.limit_mib} MiB only")
+    return ""
+
+
+def in_vain(waited: Await, situation: Situation, hindrance: str = "", *, refuse: bool) -> Enforcement | Refused:
+    """Return the means for a container after it waited `START_S` for the daemon of its GPU.
+
+    Args:
+        waited: what it waited for.
+        situation: the GPU.
+        hindrance: why the supervisor cannot be asked for the daemon, so that nothing was waited for; empty: it was.
+        refuse: see `choose`.
+    """
+    if refuse:
+        outcome = f": {hindrance}" if hindrance else f", after {START_S:g} s"
+        return Refused(Why.MPS_NOT_READY, waited.sentence + outcome)
+    return Enforcement.MPS if situation.tenants.clients else Enforcement.ADVISORY
+
+
+# --- PreStartContainer ------------------------------------------------------------------------------------------------
+
+
+def why_not_start(
+    name: str, uuid: str, state: MpsState | str, written: MpsState | None, *, client: bool, refuse: bool
+) -> str:
+    """Return why a container with this GPU must not start now, as a sentence; empty if it may.
+
+    A client of MPS would run without a limit if it started before its daemon, or fail. Another container would fail:
+    under MPS a GPU has the compute mode EXCLUSIVE_PROCESS. A supervisor that was killed leaves that mode behind, in
+    which one process can use the GPU and a second one fails; a container with `refuse` does not start then, since a
+    sentence that names the remedy is better than an error of CUDA in the middle of its work.
+
+    Args:
+        name: the GPU's for people.
+        uuid: the GPU's.
+        state: what the supervisor runs, or why there is none.
+        written: the last state that a supervisor wrote, even if it no longer runs; None: there is none.
+        client: the container was started as a client of MPS.
+        refuse: the container waits for a supervisor that does not run, or has failed to set the compute mode back;
+            otherwise it starts. Where nobody asks for MPS, files that somebody left behind keep no container waiting.
+    """
+    if isinstance(state, str) and not refuse:
+        return ""
+    if client:
+        if isinstance(state, str):
+            return f"{name} needs MPS: {state}"
+        gpu = state.gpus.get(uuid, _STOPPED)
+        return "" if gpu.status is MpsStatus.READY else f"the MPS daemon of {name} is not ready ({_told(gpu)})"
+    gpu = _STOPPED if written is None else written.gpus.get(uuid, _STOPPED)
+    if gpu.status is MpsStatus.STOPPED or (gpu.status is MpsStatus.FAILED and not refuse):
+        return ""
+    if isinstance(state, str):
+        return (
+            f"{name} was run by MPS and may still be in the compute mode EXCLUSIVE_PROCESS: {state}; "
+            f"or run `nvidia-smi -i {uuid} -c DEFAULT` and remove {STATE_FILE}"
+        )
+    return f"{name} is still run by MPS ({_told(gpu)})"

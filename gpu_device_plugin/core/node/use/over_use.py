@@ -1,0 +1,197 @@
+"""Decide which containers have used more GPU memory than they were granted, in every reading for the grace.
+
+A reading that does not tell the use of a container neither proves nor clears: the time until the next reading that
+tells it does not count, and after a whole grace without one the evidence is too old, so that the grace begins anew.
+A container with whole GPUs never exceeds. One that was granted nothing of a GPU trespasses there; it has the same slack
+and the same grace. Times are monotonic seconds, and a reading that is not newer than the last one is ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.node.use.eviction_choice import Candidate
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.node.use.process_use import ContainerUse, Place, UseReading
+
+SLACK_PERCENT = 5
+"""The least slack, in percent of what was granted."""
+
+
+class Response(StrEnum):
+    """The setting `over_use`: what happens to a pod that uses more than it was granted."""
+
+    REPORT = "report"
+    EVICT = "evict"
+    EVICT_WHEN_SHORT = "evict-when-short"
+    """Only while its GPU has too little free memory for what the other containers were granted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The settings of over-use. They may change between two readings; the newest apply to the evidence there is."""
+
+    slack_mib: int
+    grace_s: float
+    response: Response = Response.REPORT
+
+    def exceeded(self, used_mib: int, granted_mib: int) -> bool:
+        """Return whether this use is beyond the slack."""
+        return used_mib - granted_mib > max(self.slack_mib, granted_mib * SLACK_PERCENT / 100)
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """A container that has used more than it was granted, beyond the slack, in every reading for the grace."""
+
+    place: Place
+    used_mib: int
+    granted_mib: int
+    """0: it was not given the GPU."""
+    since: float
+    """Monotonic seconds of the first reading that showed it."""
+    pod: Pod | None = None
+    """None: not known in the API."""
+
+    @property
+    def excess_mib(self) -> int:
+        """The memory beyond the grant."""
+        return self.used_mib - self.granted_mib
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The use of one place beyond its grant, as far as consecutive readings have told it."""
+
+    since: float
+    last: float
+    """Monotonic seconds of the last reading that told it."""
+    used_mib: int
+    granted_mib: int
+    proven_s: float = 0.0
+    """Seconds between consecutive readings that all told it."""
+    certain: bool = True
+    """The newest reading told it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """The evidence of over-use on a node."""
+
+    at: float = float("-inf")
+    """Monotonic seconds of the newest reading."""
+    evidence: Mapping[Place, Evidence] = field(default_factory=dict)
+
+    def after(self, reading: UseReading, rules: Rules) -> Watch:
+        """Return the evidence after one more reading."""
+        if reading.at <= self.at:
+            return self
+        uses = _by_place(reading.containers)
+        evidence = {}
+        for place, use in uses.items():
+            if (found := _seen(self.evidence.get(place), use, reading.at, rules)) is not None:
+                evidence[place] = found
+        for place, before in self.evidence.items():
+            if place not in uses and _untold(place[2], reading) and (kept := _kept(before, reading.at, rules)):
+                evidence[place] = kept
+        return Watch(reading.at, evidence)
+
+    def excesses(self, rules: Rules, pods: Mapping[str, Pod]) -> Mapping[Place, Excess]:
+        """Return the containers that exceed; `pods` are those of this node by the UID that the kubelet knows."""
+        return {
+            place: Excess(place, found.used_mib, found.granted_mib, found.since, pods.get(place[0]))
+            for place, found in self.evidence.items()
+            if found.proven_s >= rules.grace_s
+        }
+
+    def candidates(
+        self, excesses: Iterable[Excess], reading: UseReading, rules: Rules, capacity_mib: Mapping[str, int]
+    ) -> tuple[Candidate, ...]:
+        """Return the exceeding containers that the settings want evicted now, each with its pod and GPU.
+
+        A container whose newest use is unknown is none of them. `capacity_mib` is the memory of each GPU by UUID,
+        without the driver's reservation.
+        """
+        if rules.response is Response.REPORT:
+            return ()
+        return tuple(
+            Candidate(excess.pod, excess.place[2], excess.excess_mib)
+            for excess in excesses
+            if excess.pod is not None
+            and self.evidence[excess.place].certain
+            and (
+                rules.response is Response.EVICT
+                or is_short(reading, excess.place[2], excess.place[0], capacity_mib.get(excess.place[2]))
+            )
+        )
+
+
+def is_short(reading: UseReading, uuid: str, pod_uid: str, capacity_mib: int | None) -> bool:
+    """Return whether a GPU has less free memory than the other pods there may still take of their grants.
+
+    What is unknown hurts nobody: without the GPU's use or size it is not short, and a pod with unknown use wants no
+    more.
+    """
+    used_mib = reading.used_mib.get(uuid)
+    if capacity_mib is None or used_mib is None:
+        return False
+    wanted = sum(
+        max(0, use.granted_mib - use.used_mib)
+        for use in reading.containers
+        if use.uuid == uuid and use.pod_uid != pod_uid and use.used_mib is not None
+    )
+    return capacity_mib - used_mib < wanted
+
+
+def ended(before: Collection[Place], now: Collection[Place]) -> tuple[Place, ...]:
+    """Return the places that exceeded and no longer do, in their order."""
+    return tuple(place for place in before if place not in now)
+
+
+def _by_place(uses: Iterable[ContainerUse]) -> Mapping[Place, ContainerUse]:
+    """Merge the uses of one place: while a container restarts, the old one and the new one may both have processes."""
+    found: dict[Place, ContainerUse] = {}
+    for use in uses:
+        place = (use.pod_uid, use.container, use.uuid)
+        other = found.get(place)
+        if other is not None:
+            known = use.used_mib is not None and other.used_mib is not None
+            both = (use.used_mib or 0) + (other.used_mib or 0)
+            granted = max(use.granted_mib, other.granted_mib)
+            use = replace(  # noqa: PLW2901
+                use, used_mib=both if known else None, granted_mib=granted, holding=use.holding or other.holding
+            )
+        found[place] = use
+    return found
+
+
+def _seen(before: Evidence | None, use: ContainerUse, at: float, rules: Rules) -> Evidence | None:
+    if use.holding is not None and use.holding.whole:
+        return None
+    if use.used_mib is None:
+        return before and _kept(before, at, rules)
+    if not rules.exceeded(use.used_mib, use.granted_mib):
+        return None
+    if before is None:
+        return Evidence(at, at, use.used_mib, use.granted_mib)
+    more_s = at - before.last if before.certain else 0.0
+    return Evidence(before.since, at, use.used_mib, use.granted_mib, before.proven_s + more_s)
+
+
+def _kept(before: Evidence, at: float, rules: Rules) -> Evidence | None:
+    return replace(before, certain=False) if at - before.last <= rules.grace_s else None
+
+
+def _untold(uuid: str, reading: UseReading) -> bool:
+    """Return whether a reading without an entry for a container tells nothing about it on this GPU.
+
+    The reading of a GPU that was not read has no processes. A GPU that is not in the reading at all is gone, and
+    nothing is used there.
+    """
+    return bool(reading.blind) or reading.used_mib.get(uuid, 0) is None

@@ -1,0 +1,211 @@
+"""Decide what a node's agent reports of the use of its GPUs, and when it writes that on its node again.
+
+The annotation, the page of the cluster and the metrics show this report. A figure that is not known is None: 0 would
+say that nothing is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from gpu_device_plugin.core.contract.nodereport import NodeUse, UsedGpu, UsedPart
+from gpu_device_plugin.core.model.times import rfc3339
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.model.limits import Enforcement, LimitState, LimitStatus
+    from gpu_device_plugin.core.model.shares import Shares
+    from gpu_device_plugin.core.node.holdings import Holding
+    from gpu_device_plugin.core.node.use.over_use import Excess
+    from gpu_device_plugin.core.node.use.process_use import ContainerUse, Place, UseReading
+
+MOST_OTHERS = 256
+"""The most containers that are reported although they were not given the GPU; those with the most use are kept. Whoever
+starts processes on GPUs beside the kubelet decides how many there are."""
+FRESH_S = 60.0
+"""Seconds after which figures are out of date, unless three intervals of reading are longer. The newest reading stays
+while the driver does not answer."""
+SOON_S = 5.0
+"""Least seconds between two writings. Pods often start and end in groups, and each writing is two calls of the API."""
+SELDOM_S = 60.0
+"""Least seconds between two writings of which only figures differ."""
+AGAIN_S = 300.0
+"""Seconds after which the same is written again, so that readers can tell a node where nothing changes from one whose
+agent has ended. A kubelet reports an unchanged node as often."""
+_LEAST_MIB = 256
+_LEAST_PART = 0.05
+"""Figures that differ by less than both of these count as the same."""
+
+Names: TypeAlias = "Mapping[str, tuple[str, str]]"
+"""Namespace and name of pods, by UID as the kubelet knows them."""
+
+
+def fresh(reading: UseReading, now: float, interval_s: float) -> bool:
+    """Whether the figures of a reading still are the present ones, at `now` (monotonic seconds)."""
+    return now - reading.at <= max(FRESH_S, 3 * interval_s)
+
+
+def names(before: Names, holdings: Iterable[Holding], reading: UseReading) -> Names:
+    """Return the names of the pods that hold or use GPUs; a name that the API no longer tells is one `before` told.
+
+    The kubelet keeps the devices of a pod for a moment after the API has deleted it. Under another name it would be a
+    new series for each pod that ends.
+    """
+    named: dict[str, tuple[str, str]] = {}
+    pods = [(holding.pod_uid, holding.pod) for holding in holdings]
+    pods += [(use.pod_uid, use.pod) for use in reading.containers if use.holding is None]
+    for uid, pod in pods:
+        if pod is not None:
+            named[uid] = pod.namespace, pod.name
+        elif uid in before:
+            named.setdefault(uid, before[uid])
+    return named
+
+
+def node_use(
+    holdings: Sequence[Holding],
+    reading: UseReading,
+    limits: Mapping[Place, LimitState],
+    over: Mapping[Place, Excess],
+    shares: Shares,
+    *,
+    named: Names,
+    epoch: float,
+    fresh: bool = True,
+    there: Collection[str] | None = None,
+) -> NodeUse:
+    """Return who holds and who uses the GPUs, no container twice on one GPU.
+
+    Args:
+        holdings: what the containers hold now.
+        reading: who used what. It is older than `holdings`: containers that have ended since then are left out. So are
+            GPUs that are not shared: they have no position.
+        limits: whether the limit of each container holds.
+        over: the containers that use more than they were granted.
+        shares: the node's GPUs.
+        named: see `names`.
+        epoch: the time since the epoch at which monotonic time was 0, in seconds.
+        fresh: whether the figures of `reading` are reported.
+        there: UIDs, as the kubelet knows them, of the pods in the API that have not ended; None: there is no API.
+    """
+    uses = {(use.pod_uid, use.container, use.uuid): use for use in reading.containers} if fresh else {}
+    granted = _granted(holdings)
+    others = [place for place, use in uses.items() if place not in granted and _is_there(use, there)]
+    others.sort(key=lambda place: (-(uses[place].used_mib or 0), place))
+    # Two pods may have one name for a moment, the old one and that which replaces it; Prometheus takes a name once.
+    parts: dict[object, UsedPart] = {}
+    for place in (*granted, *others[:MOST_OTHERS]):
+        uid, container, uuid = place
+        shared, use, excess = shares.by_uuid(uuid), uses.get(place), over.get(place)
+        if shared is None:
+            continue
+        grant = granted.get(place)
+        enforcement, held, found_mib, why = _limit(None if grant is None else grant[1], limits.get(place))
+        namespace, pod = named.get(uid, ("", uid))
+        part = UsedPart(
+            namespace,
+            pod,
+            container,
+            shared.position,
+            uses[place].granted_mib if grant is None else grant[0],
+            None if use is None else use.used_mib,
+            None if use is None else use.sm_percent,
+            enforcement,
+            held,
+            found_mib,
+            why,
+            "" if excess is None else rfc3339(epoch + excess.since),
+        )
+        parts.setdefault(part.place, part)
+    gpus = {
+        shared.position: UsedGpu(used, reading.unattributed_mib.get(uuid))
+        for uuid, used in (reading.used_mib.items() if fresh else ())
+        if (shared := shares.by_uuid(uuid)) is not None
+    }
+    in_order = sorted(parts.values(), key=lambda part: part.place)
+    return NodeUse(rfc3339(epoch + reading.at), gpus, tuple(in_order), reading.blind)
+
+
+def _granted(holdings: Iterable[Holding]) -> Mapping[Place, tuple[int, Holding]]:
+    """Return the MiB of each container on each GPU, with its holding."""
+    granted: dict[Place, tuple[int, Holding]] = {}
+    for holding in holdings:
+        for uuid, mib in holding.granted.items():
+            place = holding.pod_uid, holding.container, uuid
+            # A device plugin of another vendor may have given a container the same GPU once more.
+            if place not in granted or granted[place][0] < mib:
+                granted[place] = mib, holding
+    return granted
+
+
+def _is_there(use: ContainerUse, there: Collection[str] | None) -> bool:
+    """Return whether a container that used a GPU without holding it, when that was read, may still do so."""
+    if use.holding is not None:
+        return False
+    # Of a pod that the API did not know nobody but the next reading can tell.
+    return use.pod is None or there is None or use.pod_uid in there
+
+
+def _limit(
+    holding: Holding | None, state: LimitState | None
+) -> tuple[Enforcement | None, LimitStatus | None, int | None, str]:
+    """Return how the memory of a container is limited, whether that holds, the limit that was found, and why."""
+    if holding is None or state is None:
+        # The means is known before its state, and `advisory` has none.
+        return None if holding is None or holding.whole else holding.enforcement, None, None, ""
+    return state.enforcement, state.held, state.found_mib, state.why
+
+
+# --- The annotation ---------------------------------------------------------------------------------------------------
+
+
+def due_in_s(
+    written: NodeUse | None, now: NodeUse, age_s: float, soon_s: float = SOON_S, seldom_s: float = SELDOM_S
+) -> float:
+    """Return after how many seconds the annotation is to be written again.
+
+    What holds, who is there and who uses too much is told at once; figures seldom, and only if they differ by much.
+    The use of the multiprocessors alone is no reason: it changes with every reading.
+
+    Args:
+        written: the use that it tells; None: it was not written yet.
+        now: the newest use.
+        age_s: seconds since it was written.
+        soon_s: least seconds between two writings.
+        seldom_s: least seconds between two writings of which only figures differ.
+    """
+    if written is None:
+        return 0.0
+    if _states(written) != _states(now):
+        return max(0.0, soon_s - age_s)
+    before, after = _figures(written), _figures(now)
+    if any(_differ(before[name], after[name]) for name in after) or _reasons(written) != _reasons(now):
+        return max(0.0, seldom_s - age_s)
+    return max(0.0, AGAIN_S - age_s)
+
+
+def _states(use: NodeUse) -> object:
+    parts = {
+        part.place: (part.granted_mib, part.enforcement, part.held, part.found_mib, bool(part.over_since))
+        for part in use.parts
+    }
+    return use.blind, use.gpus.keys(), parts
+
+
+def _figures(use: NodeUse) -> Mapping[object, int | None]:
+    figures: dict[object, int | None] = {part.place: part.used_mib for part in use.parts}
+    for position, gpu in use.gpus.items():
+        figures[position, "used"] = gpu.used_mib
+        figures[position, "unattributed"] = gpu.unattributed_mib
+    return figures
+
+
+def _reasons(use: NodeUse) -> object:
+    return {part.place: part.why for part in use.parts}
+
+
+def _differ(before: int | None, after: int | None) -> bool:
+    if before is None or after is None:
+        return before is not after
+    return abs(after - before) > max(_LEAST_MIB, _LEAST_PART * before)

@@ -1,0 +1,1 @@
+"""The doctor's checks: symptoms in, findings out."""

@@ -1,0 +1,190 @@
+"""The checks of the system's own pods: agents, extenders, and the kube-scheduler beside the extender."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.report.finding import Finding, Unknown, error, note, ok, warning
+from gpu_device_plugin.core.report.text.printing import MOST_NAMED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, PartSeen
+
+_IMAGE = (
+    "correct image: in the manifest, push the image there, or load it on the node (docs/install-image.md); "
+    "a registry with a password needs imagePullSecrets"
+)
+
+_RUNTIME = (
+    "the node's container runtime could not start it; if its message names nvidia, run nvidia-smi on the node, and see "
+    "what a node needs (docs/install.md)"
+)
+
+_LOG = "kubectl -n {namespace} logs {pod}{flag} says why"
+
+_ASK = "kubectl -n {namespace} exec {pod} -- gpu-device-plugin doctor says why; so does kubectl logs"
+
+_LOOK = "kubectl -n {namespace} describe pod {pod}: its Events name the reason"
+
+_STUCK: Mapping[str, str] = MappingProxyType(
+    {
+        "ErrImagePull": _IMAGE,
+        "ImagePullBackOff": _IMAGE,
+        "ErrImageNeverPull": _IMAGE,
+        "InvalidImageName": _IMAGE,
+        "CreateContainerConfigError": "correct the object that the message names; kubectl diff -f deploy/ shows how "
+        "the cluster differs from the manifests",
+        "CreateContainerError": _RUNTIME,
+        "RunContainerError": _RUNTIME,
+        "StartError": _RUNTIME,
+        "CrashLoopBackOff": "kubectl -n {namespace} logs {pod}{flag} --previous says why it ended",
+        "OOMKilled": "it needs more memory than its limit: raise that in the manifest",
+        "Unschedulable": "make room for its requests, or lower them",
+    }
+)
+"""The remedy by Kubernetes' reason why a container does not run; `_LOOK` for any other reason."""
+
+
+def _unready(severity: Callable[..., Finding], part: PartSeen, remedy: str, *, is_agent: bool = False) -> Finding:
+    """Return a finding about a part that is not ready, with `remedy` where all of its containers run."""
+    namespace, _, pod = part.name.partition("/")
+    container = part.container if part.reason else ""
+    facts = {"container": container, "reason": part.reason, "why": part.why}
+    words = {"container": ": container {container}", "reason": ": {reason}", "why": ": {why}"}
+    where = (" on {node}" if part.node else " on no node") if is_agent else ""
+    return severity(
+        "agent-not-ready" if is_agent else "extender-not-ready",
+        "".join(["{part}", where, " is not ready", *(words[name] for name, fact in facts.items() if fact)]),
+        _STUCK.get(part.reason, _LOOK) if part.reason else remedy,
+        part=part.name,
+        node=part.node,
+        namespace=namespace,
+        pod=pod,
+        flag=f" -c {part.container}" if part.container else "",
+        **facts,
+    )
+
+
+def agents(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    """Check that the agents are ready."""
+    unready = [agent for agent in cluster.agents if not agent.ready]
+    for agent in unready[:MOST_NAMED]:
+        yield _unready(error, agent, _LOG if agent.original else _ASK, is_agent=True)
+    if (more := len(unready) - MOST_NAMED) > 0:
+        yield error(
+            "agents-not-ready", "{agents:more agent is|more agents are} not ready", "begin with the first", agents=more
+        )
+    if cluster.agents and not unready:
+        yield ok("agents", "{agents} ready", agents=len(cluster.agents))
+
+
+def extender(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    """Check that the extenders are ready, and that schedulers call them."""
+    if not cluster.extenders:
+        text = "no scheduler extender runs: free memory of a node is added up, and pods that fit on no single GPU fail"
+        yield warning("no-extender", text, "kubectl apply -f deploy/scheduler.yaml (docs/scheduler.md)")
+        return
+    ready = [part for part in cluster.extenders if part.ready]
+    for part in cluster.extenders:
+        if not part.ready:
+            # Behind a Service only the leader is ready, by design.
+            severity = error if not ready else warning if cluster.own_scheduler or part.reason else note
+            yield _unready(severity, part, _LOG)
+    if ready:
+        verb = "is" if len(ready) == 1 else "are"
+        yield ok("extender", f"{{extenders}} {verb} ready", extenders=tuple(part.name for part in ready))
+    counts = [part.asked for part in cluster.extenders if part.asked is not None]
+    if not counts:
+        if any(not part.original for part in ready):
+            text = "the number of scheduler calls to the extender cannot be read"
+            yield Unknown("calls-unknown", text, "reading it needs the right to get pods/proxy (docs/doctor.md)")
+    elif sum(counts):
+        yield ok("extender-asked", "schedulers called it {calls:time} since it started", calls=sum(counts))
+    elif cluster.pods:
+        advice = (
+            "set schedulerName: gpushare-scheduler on GPU pods, or configure the cluster's own scheduler "
+            "(docs/scheduler.md)"
+        )
+        yield warning("extender-never-asked", "no scheduler has called it since it started", advice)
+    else:
+        yield note("extender-idle", "no scheduler has called it yet, and there is no GPU pod")
+
+
+def scheduler_versions(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    """Check Kubernetes' version skew policy: as new as the API server, or one minor version older."""
+    tags = {part.kube_scheduler for part in cluster.extenders if part.kube_scheduler is not None}
+    server = None if isinstance(cluster.version, Unknown) else _minor(cluster.version)
+    if server is None:
+        return
+    versions = {"server": str(cluster.version), "minor": f"v{server[0]}.{server[1]}"}
+    advice = (
+        "set the image of kube-scheduler to {minor}.x in deploy/scheduler.yaml, or scheduler.kubeScheduler.tag in the "
+        "chart"
+    )
+    for tag in sorted(tags):
+        minor = _minor(tag)
+        if minor is None:
+            text = "the tag of kube-scheduler's image is no version, and the API server is {server}"
+            yield Unknown("scheduler-version-unknown", text, **versions)
+        elif minor > server:
+            text = (
+                "kube-scheduler {scheduler} is newer than the API server, and may wait forever for APIs that the "
+                "server lacks ({server})"
+            )
+            yield warning("scheduler-too-new", text, advice, scheduler=tag, **versions)
+        elif minor < (server[0], server[1] - 1):
+            text = "kube-scheduler {scheduler} is more than one minor version older than the API server ({server})"
+            yield warning("scheduler-too-old", text, advice, scheduler=tag, **versions)
+        else:
+            text = "kube-scheduler {scheduler}, API server {server}"
+            yield ok("scheduler-version", text, scheduler=tag, **versions)
+
+
+def versions(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    """Compare the versions of agents and extenders."""
+    ours = [part.version for part in (*cluster.agents, *cluster.extenders) if not part.original]
+    minors = {minor for version in ours if (minor := _minor(version)) is not None}
+    if not all(map(_minor, ours)):
+        yield Unknown("versions-unknown", "the tags of some images are no versions")
+    if not minors:
+        return
+    every = tuple(f"{count} x {version}" for version, count in Counter(ours).items())
+    oldest, newest = min(minors), max(minors)
+    if newest[0] != oldest[0] or newest[1] - oldest[1] > 1:
+        text = "agents and extenders are more than one minor version apart: {versions}"
+        yield warning("versions-apart", text, "upgrade the older ones", versions=every)
+    elif len({version for version in ours if _minor(version)}) > 1:
+        text = "agents and extenders are of several versions: {versions}"
+        yield note("versions-differ", text, "one minor version apart is supported", versions=every)
+    else:
+        yield ok("versions", "{versions}", versions=every)
+
+
+def _minor(version: str) -> tuple[int, int] | None:
+    found = re.match(r"v?([0-9]+)\.([0-9]+)", version)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def original(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    """Check for parts of Alibaba's gpushare beside this project's."""
+    ours = {part.node for part in cluster.agents if not part.original}
+    if both := tuple(part.node for part in cluster.agents if part.original and part.node in ours):
+        text = "gpushare's own device plugin runs beside our agent on {nodes}"
+        advice = "delete it: kubectl -n kube-system delete daemonset gpushare-device-plugin-ds"
+        yield error("original-agent", text, advice, nodes=both)
+    extenders = tuple(part.name for part in cluster.extenders if part.original)
+    if extenders and len(extenders) < len(cluster.extenders):
+        text = (
+            "gpushare's own extender runs beside ours ({extenders}): pods of one are unknown to the other until they "
+            "are bound"
+        )
+        advice = "leave one of them: docs/operations.md explains how gpushare's works with our agent"
+        yield error("original-extender-beside-ours", text, advice, extenders=extenders)
+    elif extenders:
+        text = "gpushare's own extender is in use, which knows gpu-mem only"
+        yield note("original-extender", text, "docs/operations.md lists its limits")

@@ -1,0 +1,347 @@
+"""The checks of memory limits, of the MPS supervisor, and of real use: in a cluster, and on one node."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.keys import DEFAULT_PROFILE, SET_LIMITS_LABEL
+from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
+from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
+from gpu_device_plugin.core.contract.variables import DRIVER_LIMIT
+from gpu_device_plugin.core.model.limits import Enforcement, LimitStatus
+from gpu_device_plugin.core.model.mig import MigMode
+from gpu_device_plugin.core.node.enforcement import AUTO, REFUSE, Abilities, enforcements, told, wanted
+from gpu_device_plugin.core.node.node_config import ignored_labels
+from gpu_device_plugin.core.report.finding import Finding, Unknown, error, note, ok, warning
+from gpu_device_plugin.core.report.text.printing import MOST_NAMED
+from gpu_device_plugin.core.report.text.use_texts import age, container, does_not_hold, uses
+from gpu_device_plugin.core.report.why.pod_use import refusals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from gpu_device_plugin.core.contract.nodereport import NodeReport, UsedPart
+    from gpu_device_plugin.core.model.gpus import Gpu
+    from gpu_device_plugin.core.node.enforcement import Enforcements
+    from gpu_device_plugin.core.report.finding import Parameter
+    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSeen, NodeSymptoms
+
+_GUIDE = "docs/guide.md says what each enforcement needs (How a memory limit is enforced)"
+_START_MPS = (
+    "kubectl apply -f deploy/optional/mps.yaml, patch the agents with deploy/patches/mps-agent.yaml, and see "
+    "kubectl -n gpushare get pods -l app.kubernetes.io/component=mps -o wide"
+)
+_LIMITING_TOOLKIT = (1, 20, 1)
+_DRIVER = wanted(Enforcement.DRIVER, {})
+_DETAILS = "{node}: {details}"
+_SELF_GIVEN = "such a pod is privileged, or sets NVIDIA_VISIBLE_DEVICES itself; have it ask for its GPU memory"
+
+
+# --- Limits -----------------------------------------------------------------------------------------------------------
+
+
+def asked_enforcement(labels: Mapping[str, str], setting: str) -> Enforcement | None:
+    """Return the weakest means that a node's labels, or else the setting `limits`, accept; None: any."""
+    accepted = wanted(setting if setting in set(Enforcement) else AUTO, labels).enforcements
+    return accepted[-1] if accepted else None
+
+
+def _asked_of(node: NodeSeen, cluster: ClusterSymptoms) -> Enforcement | None:
+    """Return the same for a node of the cluster, by its settings profile."""
+    by_profile = cluster.limits_by_profile
+    return asked_enforcement(node.labels, by_profile.get(node.profile, by_profile.get(DEFAULT_PROFILE, "")))
+
+
+def limits(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    """Check which means of limiting each node has, and whether a node is to have a stronger one."""
+    present: dict[tuple[Enforcement, str], list[str]] = {}
+    for node in cluster.nodes:
+        reported = node.report.limits
+        if reported is None or not node.labelled:
+            continue
+        refused = refusals(node.report)
+        for refusal in refused:
+            advice = f"{_GUIDE}; with limits_fallback: advisory containers start without a limit instead"
+            yield error(refusal.code, f"{{node}}: {refusal.text}", advice, node=node.name, **refusal.parameters)
+        asked = _asked_of(node, cluster)
+        if asked is not None and not refused and reported.enforcement.strength < asked.strength:
+            text = "{node}: its limits are {limits}: {why}"
+            yield warning(
+                "limits-too-weak", text, _GUIDE, node=node.name, limits=reported.enforcement, why=reported.why
+            )
+        elif not refused:
+            present.setdefault((reported.enforcement, reported.why), []).append(node.name)
+    for (enforcement, why), names in sorted(present.items()):
+        firm = enforcement in {Enforcement.PARTITION, Enforcement.DRIVER, Enforcement.MPS}
+        text, nodes = "{limits} on {nodes}: {why}", tuple(names)
+        yield (
+            ok("limits", text, limits=enforcement, nodes=nodes, why=why)
+            if firm
+            else note("limits-soft", text, _GUIDE, limits=enforcement, nodes=nodes, why=why)
+        )
+
+
+def limits_here(node: NodeSymptoms) -> Iterator[Finding]:
+    """Check by which means the memory limits of containers hold on one node, and why."""
+    if node.extra_grant_problem:
+        text = "the agent does not start: {problem}"
+        yield error("extra-grant-unusable", text, "correct it, or empty extra_grant", problem=node.extra_grant_problem)
+        return
+    if node.invented:
+        yield ok("invented", "invented GPUs have none")
+        return
+    if node.driver_problem:
+        yield Unknown("no-driver", "advisory as long as no driver answers")
+        return
+    want = wanted(node.limits, node.labels)
+    if ignored := ignored_labels(node.labels).get(SET_LIMITS_LABEL):
+        yield warning("label-ignored", "{problem}", "correct the label, or remove it", problem=ignored)
+    gpus = dict(enumerate(node.given))
+    given_whole = {n for n, gpu in gpus.items() if gpu.instance is not None and node.mig_in_force is MigMode.WHOLE}
+    abilities = Abilities(node.inventory.cgroup, node.mps, node.extra_grant)
+    made = enforcements(gpus, abilities, want, refuse=node.limits_fallback == REFUSE, partitions=given_whole)
+    present = {gpu.enforcement for gpu in made.gpus.values()}
+    version = node.inventory.driver_version or "of an unknown version"
+    if made.missing:
+        refused = node.limits_fallback == REFUSE and want.required
+        yield (error if refused else warning)(
+            "limits-missing",
+            "{missing} (driver {version})",
+            "provide what is missing, or ask for other means by the setting limits or the node label "
+            "gpu-device-plugin/set-limits; limits_fallback: advisory shares without",
+            missing=made.missing,
+            version=version,
+        )
+    elif Enforcement.ADVISORY in present or not gpus:
+        on_instances = _on_instances_alone(gpus, made)
+        yield note(
+            "limits-advisory-mig" if on_instances else "limits-advisory",
+            "{limits} (driver {version})",
+            "a container reads in GPUSHARE_MEMORY_LIMIT_MIB how much memory it may use, and nothing holds it to that"
+            + ("" if on_instances else "; NVIDIA's MPS limits each process with this driver too: limits: mps"),
+            limits=told(made.gpus) or "there is no GPU",
+            version=version,
+        )
+    elif present - {Enforcement.PARTITION} == {Enforcement.DRIVER}:
+        yield _by_the_driver(version, node.toolkit)
+    else:
+        soft = Enforcement.CUSTOM in present
+        yield (note if soft else ok)("limits-soft" if soft else "limits", "{limits}", limits=told(made.gpus))
+    yield from _left_from_before(node, version)
+
+
+def _on_instances_alone(gpus: Mapping[int, Gpu], made: Enforcements) -> bool:
+    """Return whether limits are advisory on MIG instances, and on nothing else."""
+    advisory = [gpus[position] for position, gpu in made.gpus.items() if gpu.enforcement is Enforcement.ADVISORY]
+    return bool(advisory) and all(gpu.instance is not None for gpu in advisory)
+
+
+def _by_the_driver(version: str, toolkit: str | Unknown) -> Finding:
+    if isinstance(toolkit, Unknown):
+        text = "driver {version} can limit memory (cgroup), if nvidia-container-toolkit is 1.20.1 or newer: {why}"
+        return Unknown("toolkit-unknown", text, "{advice}", version=version, why=str(toolkit), advice=toolkit.advice)
+    if _numbers(toolkit) < _LIMITING_TOOLKIT:
+        text = (
+            "advisory: driver {version} can limit memory (cgroup), and only nvidia-container-toolkit asks it to, from "
+            "1.20.1 on (now {toolkit})"
+        )
+        advice = "install a newer nvidia-container-toolkit on the node"
+        return note("toolkit-too-old", text, advice, version=version, toolkit=toolkit or "none")
+    text = "cgroup: driver {version} and nvidia-container-toolkit {toolkit} hold containers to their memory"
+    return ok("limits", text, version=version, toolkit=toolkit)
+
+
+def _left_from_before(node: NodeSymptoms, version: str) -> Iterator[Finding]:
+    """Find containers that the toolkit's hook keeps from starting again: earlier agents always set its variables."""
+    whole = [gpu for gpu in node.inventory.gpus if gpu.instance is None]
+    fit = [gpu for gpu in whole if not gpu.mig] or whole
+    unable = enforcements(dict(enumerate(fit)), Abilities(node.inventory.cgroup), _DRIVER, refuse=False).missing
+    toolkit = node.toolkit
+    old = isinstance(toolkit, str) and _numbers(toolkit) < _LIMITING_TOOLKIT
+    if node.with_driver_limits and unable and not old:
+        yield warning(
+            "containers-will-not-restart",
+            f"nvidia-container-toolkit {{toolkit}} in its CDI modes does not start containers with {DRIVER_LIMIT} on "
+            "this node, and an earlier agent gave it to {containers}: driver {version} has no memory limits, or "
+            "cgroups are not of version 2",
+            "delete these pods, so that they are made again without it, before a container of theirs restarts",
+            toolkit="1.20.1 or newer" if isinstance(toolkit, Unknown) else toolkit,
+            containers=node.with_driver_limits,
+            version=version,
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"[0-9]+", version)[:3])
+
+
+# --- The MPS supervisor -----------------------------------------------------------------------------------------------
+
+
+def supervisors(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    """Check that a supervisor is ready on each node whose limits are to be those of MPS."""
+    ready = {part.node for part in cluster.supervisors if part.ready}
+    wanting = {node.name for node in cluster.nodes if node.labelled and _by_mps(node, cluster)}
+    if missing := wanting - ready:
+        text = "no MPS supervisor is ready on {nodes}, whose limits are to be those of MPS"
+        yield error("no-supervisor", text, _START_MPS, nodes=tuple(missing))
+    elif wanting:
+        yield ok("supervisors", "a supervisor is ready on {nodes:node}", nodes=len(wanting))
+
+
+def _by_mps(node: NodeSeen, cluster: ClusterSymptoms) -> bool:
+    present = None if node.report.limits is None else node.report.limits.enforcement
+    # ACK's label cgpu prefers the driver's limits.
+    return present is Enforcement.MPS or (
+        _asked_of(node, cluster) is Enforcement.MPS and present is not Enforcement.DRIVER
+    )
+
+
+def supervisor(node: NodeSymptoms) -> Iterator[Finding]:
+    """Check the supervisor of this node, and its daemon on each GPU."""
+    names = {gpu.uuid: f"GPU {gpu.index} ({gpu.uuid})" for gpu in node.inventory.gpus}
+    if asked_enforcement(node.labels, node.limits) is not Enforcement.MPS:
+        for uuid in node.mps_left:
+            yield warning(
+                "mps-left",
+                "{gpu} was run by an MPS supervisor that is gone, and may still be in the compute mode "
+                "EXCLUSIVE_PROCESS, in which a second program fails",
+                "nvidia-smi -i {uuid} -c DEFAULT; then remove {file}",
+                gpu=names.get(uuid, f"GPU ? ({uuid})"),
+                uuid=uuid,
+                file=node.mps_state_file,
+            )
+        return
+    if isinstance(node.mps, str):
+        yield error("no-supervisor", "the limits are to be those of MPS, and {why}", _START_MPS, why=node.mps)
+        return
+    ill = {uuid: gpu for uuid, gpu in node.mps.items() if gpu.status in {MpsStatus.FAULT, MpsStatus.FAILED}}
+    for uuid, gpu in sorted(ill.items()):
+        yield warning(
+            f"mps-{gpu.status}",
+            "the MPS daemon of {gpu} is in the state {state}",
+            "a daemon in FAULT serves again once its clients have ended, and one that failed is started again; see "
+            "the supervisor's log",
+            gpu=names.get(uuid, f"GPU ? ({uuid})"),
+            state=": ".join(filter(None, (gpu.status, gpu.why))),
+        )
+    if not ill:
+        yield ok("supervisor", "the supervisor runs, with {gpus:GPU}", gpus=len(node.mps))
+
+
+# --- Use --------------------------------------------------------------------------------------------------------------
+
+
+def held(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    """Check that the driver has the limits that containers were granted."""
+    findings = [finding for node in cluster.nodes for finding in _held(node.name, node.report)]
+    yield from findings
+    if findings:
+        return
+    holding = [
+        part.enforcement for node in cluster.nodes for part in node.report.current if part.held is LimitStatus.HELD
+    ]
+    instances = holding.count(Enforcement.PARTITION)
+    text = "{by} holds {containers:container} to the granted memory"
+    if by_driver := len(holding) - instances:
+        yield ok("limits-held", text, by="the driver", containers=by_driver)
+    if instances:
+        yield ok("limits-held", text, by="the hardware (MIG)", containers=instances)
+
+
+def _held(node: str, report: NodeReport) -> Iterator[Finding]:
+    if usage_outside_grants := [part for part in report.current if not_held(part)]:
+        advice = (
+            "a container keeps the limit that it was started with: correct what the line names, and delete the pod; "
+            "docs/guide.md has more (How a memory limit is enforced)"
+        )
+        yield warning("limits-not-held", _DETAILS, advice, **_details(node, usage_outside_grants, does_not_hold))
+    unread = [
+        part
+        for part in report.current
+        if part.enforcement is Enforcement.DRIVER and part.held is LimitStatus.UNVERIFIED
+    ]
+    for why in sorted({part.why for part in unread}):
+        yield note(
+            "limits-unverified",
+            "{node}: whether the limit holds is not known of {containers}" + (": {why}" if why else ""),
+            node=node,
+            containers=tuple(container(part) for part in unread if part.why == why),
+            why=why,
+        )
+
+
+def use(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    """Check that the use of GPU memory is known, and that no container uses more than it was granted."""
+    blind: dict[str, list[str]] = {}
+    for node in cluster.nodes:
+        yield from _unreadable(node.name, node.report_problems)
+        if node.report.use is not None and node.report.use.blind:
+            blind.setdefault(node.report.use.blind, []).append(node.name)
+    for why, names in sorted(blind.items()):
+        yield _blind(tuple(names), why)
+    ready = {agent.node for agent in cluster.agents if agent.ready}
+    seeing = [node for node in cluster.nodes if node.report.use is not None and not node.report.use.blind]
+    findings = [finding for node in seeing for finding in _used(node.name, node.report, agent_ready=node.name in ready)]
+    yield from findings
+    current = sum(not node.report.stale for node in seeing)
+    if current and not findings:
+        yield ok("use", "read on {nodes:node}: every container keeps within its part", nodes=current)
+
+
+def use_here(node: NodeSymptoms) -> Iterator[Finding]:
+    """Check the same on one node, whose agent is not down; and that its limits hold."""
+    if isinstance(node.api, Unknown):
+        return
+    report = node.api.report
+    yield from _unreadable(node.node_name, node.api.report_problems)
+    if report.use is None:
+        return
+    if report.use.blind:
+        yield _blind((), report.use.blind)
+    findings = [*_held(node.node_name, report), *_used(node.node_name, report, agent_ready=True)]
+    yield from findings
+    if not findings and not report.use.blind:
+        yield ok("use", "{containers:container} on GPUs, each within its part", containers=len(report.use.parts))
+
+
+def _unreadable(node: str, problems: tuple[str, ...]) -> Iterator[Finding]:
+    for problem in problems:
+        advice = "upgrade the older of agent and reader"
+        yield warning("report-unreadable", "{node}: {problem}", advice, node=node, problem=problem)
+
+
+def _blind(nodes: tuple[str, ...], why: str) -> Finding:
+    text = f"which container uses how much GPU memory is not known {'on {nodes}' if nodes else 'here'}: {{why}}"
+    advice = (
+        "hostPID: true in the agent's DaemonSet lets NVML name processes of other pods; without it neither over-use "
+        "nor trespassing is seen"
+    )
+    return note("use-unknown", text, advice, nodes=nodes, why=why)
+
+
+def _used(node: str, report: NodeReport, *, agent_ready: bool) -> Iterator[Finding]:
+    if report.stale and agent_ready:
+        text = "{node}: its agent read last {age} who uses how much GPU memory"
+        advice = "see its log; with usage_interval: 0s it does not read it, and a clock that is wrong shows so too"
+        yield warning("use-outdated", text, advice, node=node, age=age(report.use_age_s))
+    strangers = [part for part in report.current if trespasses(part)]
+    if many := [part for part in strangers if exceeds(part)]:
+        advice = f"{_SELF_GIVEN}; deploy/policies.yaml refuses the variable"
+        yield warning("trespassing", _DETAILS, advice, **_details(node, many, uses))
+    if few := [part for part in strangers if not exceeds(part)]:
+        yield note("trespassing-little", _DETAILS, _SELF_GIVEN, **_details(node, few, uses))
+    if over := [part for part in report.current if exceeds(part) and not trespasses(part)]:
+        advice = (
+            "give its program less memory, or the pod more; with over_use: evict, or evict-when-short, the agent "
+            "evicts such pods (docs/guide.md)"
+        )
+        yield warning("over-use", _DETAILS, advice, **_details(node, over, uses))
+
+
+def _details(node: str, parts: Sequence[UsedPart], say: Callable[[UsedPart], str]) -> dict[str, Parameter]:
+    """Return the parameters of a finding about containers of a node; of many the first ones are told in full."""
+    more = [f"and {len(parts) - MOST_NAMED} more"] if len(parts) > MOST_NAMED else []
+    details = "; ".join([*(f"{container(part)} {say(part)}" for part in parts[:MOST_NAMED]), *more])
+    return {"node": node, "containers": tuple(map(container, parts)), "details": details}

@@ -1,0 +1,330 @@
+"""The state of a cluster and of a node that share GPUs, as input of the doctor's checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.keys import MIG_LABEL, SWITCHED_ON
+from gpu_device_plugin.core.contract.nodegpus import NO_GPUS
+from gpu_device_plugin.core.contract.nodereport import NO_REPORT
+from gpu_device_plugin.core.model.mig import MigMode
+from gpu_device_plugin.core.node.node_config import mig_mode
+from gpu_device_plugin.core.report.finding import Unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
+    from gpu_device_plugin.core.contract.nodegpus import NodeGpus
+    from gpu_device_plugin.core.contract.nodereport import NodeReport
+    from gpu_device_plugin.core.model.gpus import Gpu, Inventory
+    from gpu_device_plugin.core.model.resource_claims import Claim
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.node.kubelet.conflicting_plugins import Detection
+
+_NOT_EXAMINED = Unknown("not-examined", "not examined")
+
+
+# --- The cluster, read from its API -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSeen:
+    """One node that shares GPUs, shared them before, or has the label that switches sharing on and off."""
+
+    name: str
+    switch: str | None = None
+    """The value of the label that switches sharing on; None: the node has no such label."""
+    profile: str = ""
+    """The settings profile that its label names; empty: it has no such label."""
+    annotated: bool = False
+    """Whether an agent has annotated it with its GPUs."""
+    gpus: NodeGpus = NO_GPUS
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    """By name of each of our resources that it has."""
+    allocatable: Mapping[str, int] = field(default_factory=dict)
+    others: tuple[Detection, ...] = ()
+    report: NodeReport = NO_REPORT
+    """What its agent reports of limits and of real use."""
+    report_problems: tuple[str, ...] = ()
+    """Why a part of that cannot be read."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    runtime: str = ""
+    """Its container runtime with the version, as its kubelet names it: ``containerd://2.1.4``."""
+
+    @property
+    def labelled(self) -> bool:
+        """Whether its label switches sharing on."""
+        return self.switch == SWITCHED_ON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSeen:
+    """An agent's or an extender's pod, of this project or of the original gpushare."""
+
+    name: str
+    """``namespace/name``."""
+    node: str = ""
+    ready: bool = False
+    why: str = ""
+    """Why it is not ready, if Kubernetes says so."""
+    container: str = ""
+    """The container that is not ready or not running; empty: none is known."""
+    reason: str = ""
+    """Kubernetes' reason why that container does not run (`ImagePullBackOff`); empty: it runs but is not ready."""
+    version: str = ""
+    """The tag of its image."""
+    kube_scheduler: str | None = None
+    """The image tag of the kube-scheduler in the same pod; None: there is none."""
+    original: bool = False
+    """Whether it belongs to Alibaba's gpushare."""
+    asked: int | None = None
+    """The number of filter calls to this extender since it started; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSeen:
+    """A pod that asks for GPUs."""
+
+    name: str
+    """``namespace/name``."""
+    node: str = ""
+    scheduler: str = ""
+    promised: bool = False
+    """Whether a scheduler has annotated it with its GPU."""
+    seen: bool = True
+    """Whether a scheduler has set a condition on it."""
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceSeen:
+    """A ResourceSlice of our driver: a part of a pool of devices."""
+
+    pool: str
+    """Our pools have the names of their nodes."""
+    generation: int = 0
+    """The slices of a pool with the highest one are valid."""
+    of: int = 1
+    """The number of slices of this generation that make the pool complete."""
+    devices: int = 0
+    shared: bool = False
+    """Whether claims can have parts of one of its devices."""
+    counters: bool = False
+    """Whether it has counters, which keep the parts of a GPU and the whole of it apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A leader-election lease."""
+
+    holder: str
+    age_s: float
+    """Since it was last renewed, by our clock."""
+    lasts_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSymptoms:
+    """Everything in the API that concerns GPU sharing."""
+
+    memory_resource: str
+    count_resource: str
+    version: str | Unknown = ""
+    nodes: tuple[NodeSeen, ...] = ()
+    agents: tuple[PartSeen, ...] = ()
+    extenders: tuple[PartSeen, ...] = ()
+    own_scheduler: bool = False
+    """Whether a kube-scheduler of its own runs beside the extender."""
+    runtime_class: str = ""
+    """The runtime class of the DaemonSet's pods; empty: none is known."""
+    daemonset: bool | Unknown = True
+    runtime_classes: frozenset[str] | Unknown = frozenset()
+    pods: tuple[PodSeen, ...] = ()
+    meddling: tuple[str, ...] = ()
+    """Pods on sharing nodes that set NVIDIA_VISIBLE_DEVICES themselves."""
+    leases: Mapping[str, Lease] | Unknown = field(default_factory=dict)
+    """By name, those of the expected leases that exist."""
+    configurations: Mapping[str, str] | Unknown = field(default_factory=dict)
+    """The apiVersion of each scheduler configuration, by its location."""
+    policies: frozenset[str] | Unknown = frozenset()
+    supervisors: tuple[PartSeen, ...] = ()
+    """The pods of the MPS supervisor."""
+    limits_by_profile: Mapping[str, str] = field(default_factory=dict)
+    """The setting `limits` of the agents, by settings profile, as far as the ConfigMap can be read and has it."""
+    claims: tuple[Claim, ...] | Unknown = ()
+    """All ResourceClaims."""
+    slices: tuple[SliceSeen, ...] | Unknown = ()
+    device_classes: Mapping[str, str] | Unknown = field(default_factory=dict)
+    """The extended resource that each DeviceClass serves, by the name of the class; empty: none."""
+
+
+# --- A node, read on it -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The configuration of one container runtime."""
+
+    engine: str
+    """``containerd``, ``CRI-O`` or ``Docker``."""
+    path: str
+    """The path of its configuration file."""
+    handlers: tuple[str, ...] = ()
+    """The names of its handlers that run NVIDIA's runtime."""
+    default: bool = False
+    """Whether pods without a runtime class get NVIDIA's runtime."""
+    cdi: bool = False
+    """Whether it supports CDI names."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSeen:
+    """The running agent, by its HTTP endpoints."""
+
+    where: str
+    missing: tuple[str, ...] = ()
+    """Its reasons why it is not ready."""
+    streams: Mapping[str, bool] = field(default_factory=dict)
+    """By resource, whether the kubelet has an open ListAndWatch stream."""
+    version: str = ""
+    api_errors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSeen:
+    """The API server, as the agent's account sees it."""
+
+    where: str
+    problem: str = ""
+    """Why it cannot be reached."""
+    version: str = ""
+    skew_s: float | None = None
+    """By how many seconds our clock is ahead of the server's; None: its answer has no date."""
+    rights: Mapping[str, bool | None] = field(default_factory=dict)
+    """By right (``patch nodes``), whether the agent has it; None: unknown."""
+    node_problem: str = ""
+    """Why our node could not be read."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    allocatable: Mapping[str, int] = field(default_factory=dict)
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    gpus: NodeGpus = NO_GPUS
+    """The GPUs that the agent has written on our node."""
+    report: NodeReport = NO_REPORT
+    """What it has written there of limits and of real use."""
+    report_problems: tuple[str, ...] = ()
+    """Why a part of that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """The settings profiles that a node can choose by its label."""
+
+    folder: str = ""
+    """The directory of the profiles; empty: there is none."""
+    names: tuple[str, ...] = ()
+    last: str | None = None
+    """The profile that the agent used last, empty for none; None: no record of it exists."""
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """Why a profile cannot be used, by its name; the key is empty for the settings without a profile."""
+
+
+NO_PROFILES = Profiles()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSymptoms:
+    """Everything on a node that concerns GPU sharing."""
+
+    # The agent's settings
+    resources: tuple[Resource, ...]
+    memory_resource: str = ""
+    """The name of the memory resource, also where it is not offered."""
+    count_resource: str = ""
+    share_mib: int
+    share_mib_in_force: int | None = None
+    """The share size that the agent uses; None: it has recorded none."""
+    reserve_mib: int = 0
+    exclude_gpus: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ("envvar",)
+    cdi_kind: str = "nvidia.com/gpu"
+    allow_other_plugins: bool = False
+    invented: bool = False
+    """Whether the GPUs come from a description file."""
+    in_container: bool = False
+    profiles: Profiles = NO_PROFILES
+    mig: str = MigMode.OFF
+    """How pods get MIG instances, unless the node's label says otherwise."""
+    limits: str = "auto"
+    limits_fallback: str = "refuse"
+    extra_grant: bool = False
+    """The setting `extra_grant` names a file."""
+    extra_grant_problem: str = ""
+    """Why that file cannot be used, with advice."""
+    mps: Mapping[str, MpsGpu] | str = ""
+    """The daemons of the MPS supervisor, by the GPU's UUID, or why there is none."""
+    mps_left: tuple[str, ...] = ()
+    """The GPUs (by UUID) that a supervisor ran which no longer runs, and did not give back."""
+    mps_state_file: str = ""
+    """The path of the file that says so."""
+
+    # The hardware
+    driver_problem: str = ""
+    """Why the driver cannot be used, with advice."""
+    inventory: Inventory
+    unhealthy: Mapping[str, str] = field(default_factory=dict)
+    """Why a GPU is out of service, by UUID."""
+    device_nodes: Mapping[str, str] = field(default_factory=dict)
+    """The fault of each device node, by path; empty: it has none."""
+    unlinked_nodes: tuple[str, ...] = ()
+    """Device nodes without the link under ``/dev/char`` that systemd needs."""
+    mig_present: Mapping[str, int] = field(default_factory=dict)
+    """The number of GPU instances by their GPU's UUID, as the kernel module lists them to everybody."""
+
+    # The container runtime
+    runtimes: tuple[Runtime, ...] | Unknown = ()
+    cdi_devices: frozenset[str] | Unknown = frozenset()
+    """Fully qualified names of the devices in CDI files."""
+    toolkit: str | Unknown = ""
+    """The version of NVIDIA's container toolkit; empty: it is not installed."""
+    obeys_images: bool | Unknown = False
+    """Whether the toolkit obeys NVIDIA_VISIBLE_DEVICES of unprivileged images and pods."""
+    cgroup: int | Unknown = 2
+
+    # The kubelet
+    directory: str = ""
+    directory_problem: str = ""
+    kubelet_listens: bool = True
+    pod_resources_problem: str = ""
+    checkpoint_problem: str = ""
+    with_driver_limits: tuple[str, ...] = ()
+    """Containers that were given the variables of the driver's limits, as ``<pod's UID>/<name>``."""
+    others: tuple[Detection, ...] = ()
+
+    # The agent and the API
+    agent: AgentSeen | Unknown = _NOT_EXAMINED
+    agents_running: int | None = None
+    """The number of the agent's processes; None: processes are not visible from here."""
+    api: ApiSeen | Unknown = _NOT_EXAMINED
+    node_name: str = ""
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels of the node; empty if they could not be read."""
+        return {} if isinstance(self.api, Unknown) else self.api.labels
+
+    @property
+    def mig_in_force(self) -> MigMode:
+        """How pods get MIG instances."""
+        return mig_mode(self.mig, self.labels.get(MIG_LABEL, ""))
+
+    @property
+    def given(self) -> tuple[Gpu, ...]:
+        """The GPUs and MIG instances that pods can get, those that the settings exclude included."""
+        instances = self.mig_in_force is not MigMode.OFF
+        return tuple(
+            gpu
+            for gpu in self.inventory.gpus
+            if (not gpu.mig if gpu.instance is None else instances and gpu.instance.alone)
+        )

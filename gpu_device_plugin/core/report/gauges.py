@@ -1,0 +1,277 @@
+"""The gauges of the node agent and of the extender: what each is called, what it means, and where its values are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.cluster.waiting_reasons import Reason
+from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, NodeLimits, NodeUse, UsedGpu
+from gpu_device_plugin.core.model.limits import LimitStatus
+from gpu_device_plugin.core.report.exposition import Gauge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.contract.nodereport import UsedPart
+    from gpu_device_plugin.core.model.shares import SharedGpu
+    from gpu_device_plugin.core.node.node import Node
+    from gpu_device_plugin.core.report.exposition import Gauges, Value
+
+    Row = tuple[Sequence[str], Sequence[float | None]]
+    """Labels, and a value for each gauge; None: unknown."""
+
+
+def _columns(gauges: Iterable[Gauge], rows: Sequence[Row]) -> Gauges:
+    """Yield gauges that have the same labels. A value that is not known is left out: 0 would say that there is none."""
+    for column, gauge in enumerate(gauges):
+        yield gauge, [(labels, value) for labels, values in rows if (value := values[column]) is not None]
+
+
+def _mib(amount: int | None) -> int | None:
+    """Return MiB in bytes."""
+    return None if amount is None else amount << 20
+
+
+# --- The node agent ---------------------------------------------------------------------------------------------------
+
+_OVER = Gauge("gpushare_containers_over", "Containers that use more GPU memory than they were granted.")
+_GPUS = Gauge("gpushare_gpus", "GPUs of this node by health.", ("health",))
+# A label without a value is none to Prometheus: whole GPUs have no parent, profile and gi.
+_INFO = Gauge(
+    "gpushare_gpu_info",
+    "A GPU, or a MIG instance of the GPU parent; always 1.",
+    ("gpu", "index", "model", "driver", "enforcement", "share_bytes", "parent", "profile", "gi"),
+)
+_GPU = (
+    Gauge("gpushare_gpu_healthy", "1 while the GPU is healthy.", ("gpu",)),
+    Gauge("gpushare_gpu_shares", "Shares that the GPU is cut into.", ("gpu",)),
+    Gauge("gpushare_gpu_shares_allocated", "Shares in use.", ("gpu",)),
+    Gauge("gpushare_gpu_shares_unhealthy", "Shares not offered because the GPU is unhealthy.", ("gpu",)),
+    Gauge("gpushare_gpu_shares_fenced", "Shares not offered because the whole GPU is in use.", ("gpu",)),
+    Gauge("gpushare_gpu_memory_bytes", "Memory of the GPU.", ("gpu",)),
+    Gauge(
+        "gpushare_gpu_memory_allocated_bytes", "Memory that containers were given; of a whole GPU all of it.", ("gpu",)
+    ),
+    Gauge("gpushare_gpu_memory_used_bytes", "Memory in use by anybody.", ("gpu",)),
+    Gauge("gpushare_gpu_memory_unattributed_bytes", "Memory in use that belongs to no pod.", ("gpu",)),
+)
+# The names of kube-state-metrics, for joins.
+_PLACE = ("namespace", "pod", "container", "gpu")
+_CONTAINER = (
+    Gauge(
+        "gpushare_container_gpu_memory_allocated_bytes",
+        "GPU memory that the container was given; 0 if it uses a GPU that it was not given.",
+        _PLACE,
+    ),
+    Gauge("gpushare_container_gpu_memory_used_bytes", "GPU memory that the container uses.", _PLACE),
+    Gauge(
+        "gpushare_container_gpu_utilization_ratio",
+        "Part of the time in which the container keeps multiprocessors of the GPU busy, 0 to 1.",
+        _PLACE,
+    ),
+)
+_LIMIT = Gauge(
+    "gpushare_container_gpu_memory_limit_bytes",
+    "The limit of the container's GPU memory, as the driver has it where it was read back.",
+    (*_PLACE, "enforcement", "state"),
+)
+_LIMITS = Gauge("gpushare_limit_states", "Memory limits of running containers by what was read back.", ("state",))
+_STREAM = (
+    Gauge("gpushare_stream_up", "1 while the kubelet's ListAndWatch stream is open.", ("resource",)),
+    Gauge(
+        "gpushare_without_stream_seconds",
+        "Time without a ListAndWatch stream of the kubelet.",
+        ("resource",),
+        grows=True,
+    ),
+)
+_MPS = Gauge("gpushare_mps_ready", "1 while the MPS daemon that containers on the GPU need serves new ones.", ("gpu",))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMetrics:
+    """A node at one moment, as its agent sees it."""
+
+    node: Node
+    use: NodeUse = field(default_factory=lambda: NodeUse(""))
+    limits: NodeLimits = NO_LIMITS
+    """The means of limiting new containers."""
+    driver: str = ""
+    """The driver's version; empty if unknown."""
+    fenced: Mapping[str, int] = field(default_factory=dict)
+    """The number of fenced shares of GPUs, by UUID."""
+    limit_states: Mapping[str, int] = field(default_factory=dict)
+    """The number of memory limits by what was read back, a `LimitStatus`."""
+    containers_over: int = 0
+    """Containers on one GPU each that have used more than they were granted, for the grace."""
+    streams: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
+    """By resource: whether the kubelet's ListAndWatch stream is open, and the seconds without one since the start."""
+    mps: Mapping[str, bool] = field(default_factory=dict)
+    """Whether the MPS daemon that a GPU needs is ready, by UUID."""
+
+    def gauges(self) -> Gauges:
+        """Return its gauges with their values."""
+        gpus = self._counted()
+        healthy = sum(shared.gpu.uuid not in self.node.unhealthy for shared in gpus)
+        yield _OVER, [((), self.containers_over)]
+        yield _GPUS, [(("healthy",), healthy), (("unhealthy",), len(gpus) - healthy)]
+        yield _INFO, [(self._info(shared), 1) for shared in gpus]
+        yield from _columns(_GPU, [((shared.gpu.uuid,), self._gpu(shared)) for shared in gpus])
+        yield from _columns(_STREAM, [((resource,), stream) for resource, stream in self.streams.items()])
+        yield _LIMITS, [((held,), count) for held, count in self.limit_states.items()]
+        yield _MPS, [((uuid,), ready) for uuid, ready in self.mps.items()]
+        places = [(self._place(part), part) for part in self.use.parts]
+        yield from _columns(_CONTAINER, [(place, _container(part)) for place, part in places])
+        yield _LIMIT, [_limit(place, part) for place, part in places if part.enforcement is not None]
+
+    def _counted(self) -> Sequence[SharedGpu]:
+        """Return the GPUs and MIG instances that containers can get, or have.
+
+        A GPU in MIG mode is not among them, so that the sums of all series count its memory once.
+        """
+        return [
+            shared
+            for shared in self.node.shares.gpus
+            if (shared.offered and not shared.gpu.mig) or (use := self.node.use(shared)).shares or use.whole
+        ]
+
+    def _info(self, shared: SharedGpu) -> Sequence[str]:
+        gpu, enforcement, instance = shared.gpu, self.limits.gpus.get(shared.position), shared.gpu.instance
+        return (
+            gpu.uuid,
+            # As in ALIYUN_COM_GPU_MEM_IDX.
+            str(shared.position),
+            gpu.product,
+            self.driver,
+            "" if enforcement is None else enforcement.enforcement.value,
+            str(self.node.shares.share_mib << 20),
+            *(("", "", "") if instance is None else (instance.parent, instance.profile, str(instance.gi))),
+        )
+
+    def _gpu(self, shared: SharedGpu) -> Sequence[float | None]:
+        """Return the values of `_GPU`."""
+        node, uuid, shares, total_mib = self.node, shared.gpu.uuid, len(shared.shares), shared.gpu.total_mib
+        use, used = node.use(shared), self.use.gpus.get(shared.position, UsedGpu())
+        # With a former, larger share size, the shares in use may be more than the GPU has.
+        given_mib = total_mib if node.room(shared).whole else min(total_mib, len(use.shares) * node.shares.share_mib)
+        return (
+            uuid not in node.unhealthy,
+            shares,
+            shares if use.whole else len(use.shares),
+            shares if uuid in node.unhealthy else 0,
+            self.fenced.get(uuid, 0),
+            total_mib << 20,
+            given_mib << 20,
+            _mib(used.used_mib),
+            _mib(used.unattributed_mib),
+        )
+
+    def _place(self, part: UsedPart) -> Sequence[str]:
+        return part.namespace, part.pod, part.container, self.node.shares.gpus[part.gpu].gpu.uuid
+
+
+def _container(part: UsedPart) -> Sequence[float | None]:
+    """Return the values of `_CONTAINER`."""
+    # What processes of a container that is not known may use is shown with the pod's containers already.
+    given_mib = part.granted_mib if part.container or not part.granted_mib else None
+    return _mib(given_mib), _mib(part.used_mib), None if part.sm_percent is None else part.sm_percent / 100
+
+
+def _limit(place: Sequence[str], part: UsedPart) -> Value:
+    """Return the limit that the driver has; where it was not read back, the one that was asked for."""
+    mib = part.granted_mib if part.found_mib is None else part.found_mib
+    return (*place, part.enforcement or "", part.held or LimitStatus.UNVERIFIED), mib << 20
+
+
+# --- The extender -----------------------------------------------------------------------------------------------------
+
+_EXTENDER = {
+    "leader": Gauge("gpushare_extender_leader", "1 while this extender may bind pods."),
+    "pods": Gauge("gpushare_extender_pods", "Pods that hold GPUs or GPU memory."),
+    "pending": Gauge("gpushare_extender_pods_pending", "Pods that wait for a GPU."),
+    "oldest_s": Gauge("gpushare_extender_pods_waiting_oldest_seconds", "Age of the oldest pod that waits for a GPU."),
+    "claims": Gauge("gpushare_extender_claims", "Pods that are being bound."),
+    "in_doubt": Gauge("gpushare_extender_claims_in_doubt", "Pods whose binding has an unknown outcome."),
+    "learned": Gauge(
+        "gpushare_extender_learned", "1 while the policy fit goes by what it learned; else it is binpack."
+    ),
+    "distrusted": Gauge(
+        "gpushare_extender_namespaces_distrusted",
+        "Namespaces whose pods count little in what the policy fit learns.",
+    ),
+}
+_NODES = (
+    Gauge("gpushare_extender_nodes", "Nodes with GPUs."),
+    Gauge("gpushare_extender_memory_bytes", "GPU memory of all nodes."),
+    Gauge("gpushare_extender_memory_taken_bytes", "Allocated GPU memory, with all memory of whole GPUs."),
+)
+_WATCH = {
+    "live": Gauge("gpushare_extender_watch_live", "1 while the API server sends changes.", ("kind",)),
+    "silent_s": Gauge("gpushare_extender_watch_silent_seconds", "Time since the API server last sent data.", ("kind",)),
+    "lists": Gauge("gpushare_extender_lists", "Lists of all objects of a kind.", ("kind",), grows=True),
+    "unreadable": Gauge("gpushare_extender_unreadable", "Objects that could not be parsed.", ("kind",), grows=True),
+}
+_WAITING = Gauge(
+    "gpushare_extender_pods_waiting",
+    "Pods that wait for a GPU, by what the scheduler was last told; a follower is asked nothing.",
+    ("reason",),
+)
+_MEMORY = Gauge("gpushare_extender_node_memory_bytes", "GPU memory of the node, of healthy GPUs.", ("node",))
+_ALLOCATED = Gauge(
+    "gpushare_extender_node_memory_allocated_bytes",
+    "Allocated GPU memory of the node, with all memory of whole GPUs.",
+    ("node",),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchMetrics:
+    """The watch of one kind of object."""
+
+    live: bool
+    silent_s: float
+    lists: int
+    unreadable: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExtenderMetrics:
+    """The cluster at one moment, as the extender sees it."""
+
+    leader: bool = False
+    pods: int = 0
+    pending: int = 0
+    oldest_s: float = 0.0
+    claims: int = 0
+    in_doubt: int = 0
+    learned: bool = False
+    distrusted: int = 0
+    watches: Mapping[str, WatchMetrics] = field(default_factory=dict)
+    """By kind, for example ``pods``."""
+    waiting: Mapping[Reason, int] = field(default_factory=dict)
+    """The number of pods that wait, by reason."""
+    nodes: Sequence[Candidate] = ()
+    """All nodes, but for those whose GPUs kube-scheduler allocates: which are in use is not known there."""
+
+    def gauges(self) -> Gauges:
+        """Return its gauges with their values; those of nodes are made one by one."""
+        yield from _columns(_EXTENDER.values(), [((), attrgetter(*_EXTENDER)(self))])
+        yield from _columns(
+            _WATCH.values(), [((kind,), attrgetter(*_WATCH)(one)) for kind, one in self.watches.items()]
+        )
+        yield _WAITING, [((reason.value,), self.waiting.get(reason, 0)) for reason in Reason]
+        with_gpus = [node for node in self.nodes if node.rooms]
+        totals = [sum(value for _, value in _bytes(with_gpus, of)) for of in ("total", "used")]
+        yield from _columns(_NODES, [((), (len(with_gpus), *totals))])
+        yield _MEMORY, _bytes(with_gpus, "total")
+        yield _ALLOCATED, _bytes(with_gpus, "used")
+
+
+def _bytes(nodes: Iterable[Candidate], shares: str) -> Iterator[Value]:
+    """Yield shares of each node in bytes, `total` or `used`, where the size of a share is known."""
+    for node in nodes:
+        if node.gpus.share_mib is not None:
+            yield (node.name,), getattr(node.summary, shares) * node.gpus.share_mib << 20

@@ -1,0 +1,253 @@
+"""Nodes, their GPUs and the pods on them in the types of JSON, with the same keys for programs and for the page.
+
+docs/inspect.md is the contract. The page gets a brief form, because thousands of GPUs are sent at once: it has fewer
+fields, leaves out those that are false, zero, empty or unknown, and says nothing of figures that are too old.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.core.cluster.node_report import sums_of
+from gpu_device_plugin.core.contract.nodereport import UsedGpu, trespasses
+from gpu_device_plugin.core.model.limits import Enforcement
+from gpu_device_plugin.core.report.redaction import HIDDEN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.cluster.held_instances import InstancePod, Instances
+    from gpu_device_plugin.core.cluster.node_report import GpuView, NodeView, PodShare, Sums
+    from gpu_device_plugin.core.cluster.usage import Occupant
+    from gpu_device_plugin.core.contract.nodegpus import ListedInstance
+    from gpu_device_plugin.core.contract.nodereport import NodeReport, UsedPart
+
+VERSION = 1
+"""Increases when a field changes its meaning or is removed. Fields may be added at any time."""
+
+Fields = dict[str, Any]
+
+_FACTS = frozenset({"index", "largestIndex", "grantedMiB", "usedMiB", "smPercent", "gpus"})
+"""What a brief form has even if it is zero or empty: position 0 and 0 MiB in use are facts."""
+
+
+def document(nodes: Iterable[NodeView]) -> Fields:
+    """Return the complete state of the nodes.
+
+    Args:
+        nodes: by name.
+    """
+    return {"version": VERSION, "nodes": [node_document(node) for node in nodes]}
+
+
+def node_document(node: NodeView, *, brief: bool = False, live: bool = False) -> Fields:
+    """Return one node.
+
+    Args:
+        node: the node.
+        brief: in the form for the page.
+        live: the figures of use are read from the node's agent now, and not from the node's annotation.
+    """
+    gpus, report, views = node.candidate.gpus, node.report, node.gpus()
+    fields: Fields = {
+        "name": node.name,
+        "address": node.address or None,
+        "ready": node.ready,
+        "unschedulable": node.unschedulable,
+        "problem": gpus.fault or None,
+        "claims": gpus.claims,
+        "shareMiB": gpus.share_mib,
+        "policy": gpus.policy,
+        "driver": gpus.driver,
+        "totalShares": node.total,
+        "usedShares": sum(view.used for view in views) + node.unplaced,
+        "limits": None if report.limits is None else report.limits.enforcement.value,
+        "use": _use(report, brief=brief, live=live),
+        "sums": _sums(sums_of([node], {node.name: views}), brief=brief),
+        "gpus": [_gpu(view, report, brief=brief) for view in views],
+        "instances": [_offer(node, offer, brief=brief) for offer in node.instances()],
+    }
+    if brief:
+        return known(fields)
+    return fields | {
+        "divided": gpus.divided,
+        "capacity": dict(node.capacity),
+        "allocatable": dict(node.allocatable),
+        "links": [
+            {"a": a, "b": b, "closeness": closeness.name.lower(), "nvlinks": nvlinks}
+            for a, b, closeness, nvlinks in gpus.links.pairs
+        ],
+        "unplaced": [
+            {**_pod(pod, brief=False), "shares": usage.all_shares, "wholeGpus": usage.all_gpus}
+            for pod, usage in node.usage_outside_grants().items()
+        ],
+    }
+
+
+def known(fields: Mapping[str, object]) -> Fields:
+    """Return fields in the brief form: without those that are false, zero, empty or unknown, except facts."""
+    return {key: value for key, value in fields.items() if value or (key in _FACTS and value is not None)}
+
+
+def _use(report: NodeReport, *, brief: bool, live: bool) -> Fields | None:
+    use = report.use
+    if use is None:
+        return None
+    # In a brief form the time and not the age, so that a node of which nothing changed has the same document as before.
+    fields: Fields = {"at": use.at or None, "blind": use.blind or None, "live": live}
+    if brief:
+        return known(fields)
+    age_s = None if report.use_age_s is None else round(report.use_age_s)
+    return fields | {"ageSeconds": age_s, "leftOut": use.left_out}
+
+
+def _sums(sums: Sums, *, brief: bool) -> Fields:
+    """Return the sums of a node; its memory is not known in MiB where the size of its shares is not."""
+    fields: Fields = {
+        "totalMiB": sums.total if sums.sized else None,
+        "givenMiB": sums.given if sums.sized else None,
+        "freeMiB": sums.free if sums.sized else None,
+        "largestMiB": sums.largest if sums.sized else None,
+        "largestIndex": None if sums.largest_at is None else sums.largest_at[1],
+        "usedMiB": sums.used_mib,
+        "measuredGpus": sums.measured,
+        "gpus": sums.gpus,
+        "freeGpus": sums.whole,
+        "instances": sums.instances,
+        "freeInstances": sums.free_instances,
+    }
+    return known(fields) if brief else fields
+
+
+def _gpu(view: GpuView, report: NodeReport, *, brief: bool) -> Fields:
+    gpu, enforcement = view.gpu, report.enforcement(view.gpu.position)
+    used = UsedGpu() if brief and report.stale else report.used(gpu.position)
+    fields: Fields = {
+        "index": gpu.position,
+        "uuid": gpu.uuid or None,
+        "model": gpu.model or None,
+        "memoryMiB": gpu.memory_mib,
+        "reason": gpu.unhealthy or None,
+        "mig": None if gpu.instance is None else mig_place(gpu.instance),
+        "totalShares": view.room.total,
+        "usedShares": view.used,
+        "freeShares": view.free,
+        "usedMiB": used.used_mib,
+        "unattributedMiB": used.unattributed_mib,
+        "limits": None if enforcement is None else enforcement.enforcement.value,
+        "refusal": None if enforcement is None else enforcement.refusal or None,
+        "pods": [_held(held, brief=brief) for held in view.held],
+        "strangers": [_stranger(parts, brief=brief) for parts in view.strangers],
+    }
+    if brief:
+        return known(fields)
+    return fields | {
+        "numa": gpu.numa,
+        "healthy": not gpu.unhealthy,
+        "whole": view.room.whole,
+        "limitsReason": None if enforcement is None else enforcement.why,
+        "containers": [_container(part) for part in report.parts(gpu.position)],
+    }
+
+
+def mig_place(instance: ListedInstance) -> Fields:
+    """Return the place of a MIG instance."""
+    return {
+        "parent": instance.parent,
+        "gpu": instance.gpu,
+        "number": instance.number,
+        "profile": instance.profile,
+        "gi": instance.gi,
+    }
+
+
+def _offer(node: NodeView, offer: Instances, *, brief: bool) -> Fields:
+    """Return the MIG instances of one resource that are given whole: each is all in use, or all free."""
+    fields: Fields = {
+        "resource": offer.resource,
+        "instances": [_gpu(view, node.report, brief=brief) for view in node.instance_views(offer)],
+        "unplaced": [
+            ({} if brief else _pod(pod, brief=False)) | {"instances": number}
+            for pod, number in offer.usage_outside_grants
+        ],
+    }
+    if brief:
+        return known(fields)
+    return fields | {
+        "profile": offer.profile,
+        "total": len(offer.instances),
+        "used": offer.used,
+        "free": offer.free,
+    }
+
+
+def _pod(pod: Occupant | InstancePod, *, brief: bool) -> Fields:
+    """Return a pod; its name is not known to a reader who may not see it."""
+    fields: Fields = _named(pod.namespace, name=pod.name)
+    if not brief:
+        fields |= {"uid": pod.uid, "priority": pod.priority}
+    return fields | {"deleting": pod.terminating}
+
+
+def _named(namespace: str, **names: str) -> Fields:
+    if namespace == HIDDEN:
+        return dict.fromkeys(("namespace", *names))
+    return {"namespace": namespace, **names}
+
+
+def _held(held: PodShare, *, brief: bool) -> Fields:
+    pod = held.pod
+    fields = _pod(pod, brief=brief) | {"shares": held.shares, "whole": held.whole} | _sum(held.use)
+    if brief:
+        fields = known(fields)
+    # The pods that use these claims may be none.
+    return fields | ({"claims": list(pod.claims), "pods": list(pod.pods)} if pod.claims else {})
+
+
+def _stranger(parts: Sequence[UsedPart], *, brief: bool) -> Fields:
+    fields = _named(parts[0].namespace, name=parts[0].pod) | {"trespassing": True} | _sum(parts)
+    return known(fields) if brief else fields
+
+
+_WEAKEST_FIRST = tuple(sorted(Enforcement, key=lambda enforcement: enforcement.strength))
+
+
+def _sum(parts: Sequence[UsedPart]) -> Fields:
+    """Return the use of one GPU by all containers of a pod together; what one of them lacks is unknown of all."""
+    if not parts:
+        return dict.fromkeys(("usedMiB", "smPercent", "overSince", "enforcement", "held"))
+    amounts = [part.used_mib for part in parts if part.used_mib is not None]
+    percents = [part.sm_percent for part in parts if part.sm_percent is not None]
+    enforcements = {part.enforcement for part in parts if part.enforcement is not None}
+    worst = max((part.held for part in parts if part.held), key=lambda state: state.severity, default=None)
+    # 0 percent is said only where it is known of all.
+    percent = min(100, sum(percents)) if sum(percents) or len(percents) == len(parts) else None
+    return {
+        "usedMiB": sum(amounts) if len(amounts) == len(parts) else None,
+        "smPercent": percent,
+        "overSince": min((part.over_since for part in parts if part.over_since), default=None),
+        "enforcement": next((enforcement.value for enforcement in _WEAKEST_FIRST if enforcement in enforcements), None),
+        "held": None if worst is None else worst.value,
+    }
+
+
+def _container(part: UsedPart) -> Fields:
+    return {
+        **_named(part.namespace, pod=part.pod, container=part.container or ""),
+        **container_use(part),
+    }
+
+
+def container_use(part: UsedPart) -> Fields:
+    """Return what one container uses of one GPU."""
+    return {
+        "grantedMiB": part.granted_mib,
+        "usedMiB": part.used_mib,
+        "smPercent": part.sm_percent,
+        "trespassing": trespasses(part),
+        "overSince": part.over_since or None,
+        "enforcement": None if part.enforcement is None else part.enforcement.value,
+        "held": None if part.held is None else part.held.value,
+        "foundMiB": part.found_mib,
+        "why": part.why or None,
+    }

@@ -1,0 +1,1 @@
+"""Tables of the cluster for a terminal."""

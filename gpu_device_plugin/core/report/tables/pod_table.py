@@ -1,0 +1,221 @@
+"""The pods with GPUs in a table that fits a terminal: what each was given of which GPU, and what it uses of that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.cluster.claimed_gpus import label, taken, waits_for_ours
+from gpu_device_plugin.core.cluster.held_instances import asked_instances
+from gpu_device_plugin.core.contract.keys import OVER_USE
+from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
+from gpu_device_plugin.core.report.tables.folded_table import CLAIMS, folded_rows, gib, totals
+from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, Tone, table
+from gpu_device_plugin.core.report.text.printing import place
+from gpu_device_plugin.core.report.text.use_texts import limit
+from gpu_device_plugin.core.report.why.explanations import asked_amounts
+from gpu_device_plugin.core.report.why.pod_causes import asked_amount
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.cluster.node_report import GpuView, NodeView, PodShare
+    from gpu_device_plugin.core.cluster.usage import Usage
+    from gpu_device_plugin.core.contract.nodereport import UsedPart
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resource_claims import Claim
+    from gpu_device_plugin.core.model.resources import Resource
+
+_NOTHING = "-"
+_LAYOUT = Layout(
+    ("POD", "NODE", "GPU", "GIVEN", "USED", "%", "LIMIT", "STATE"),
+    right=frozenset({"GIVEN", "USED", "%"}),
+    shrink=MappingProxyType({"STATE": 8, "LIMIT": 8, "NODE": 8, "POD": 16}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PodRow:
+    """One pod on one GPU."""
+
+    pod: str
+    """``namespace/name``."""
+    node: str
+    gpu: str
+    """Its position, of a MIG instance with its number; ``?`` for one that is not known, ``-`` for a pod that waits."""
+    given: str
+    given_mib: int
+    """0: unknown, or nothing."""
+    used_mib: int | None = None
+    limit: str = ""
+    state: str = ""
+    bad: bool = False
+
+    @property
+    def percent(self) -> int | None:
+        """The part of what it was given that it uses; None: unknown."""
+        return None if self.used_mib is None or not self.given_mib else int(100 * self.used_mib / self.given_mib)
+
+
+SORTS: Mapping[str, Callable[[PodRow], tuple[object, ...]]] = MappingProxyType(
+    {
+        "name": lambda row: (row.pod, row.node, row.gpu),
+        "given": lambda row: (-row.given_mib, row.pod, row.gpu),
+        "free": lambda row: (row.pod, row.node, row.gpu),
+        "used": lambda row: (-(row.used_mib or 0), row.pod, row.gpu),
+        "percent": lambda row: (-(row.percent or 0), row.pod, row.gpu),
+        "over": lambda row: (not row.bad, -(row.percent or 0), row.pod, row.gpu),
+    }
+)
+"""How pods are sorted, by the words of ``--sort-by``; amounts with the largest first."""
+
+
+def pod_rows(nodes: Iterable[NodeView], namespace: str = "") -> list[PodRow]:
+    """Return the pods on some nodes, those that use a GPU without having been given it included.
+
+    Args:
+        nodes: the nodes.
+        namespace: only pods of it; empty: of all.
+    """
+    rows = [row for node in nodes for row in _on(node)]
+    return [row for row in rows if not namespace or row.pod.startswith(f"{namespace}/")]
+
+
+def _on(node: NodeView) -> Iterable[PodRow]:
+    share_mib = node.candidate.gpus.share_mib
+    for view in node.gpus():
+        for held in view.held:
+            mib = held.shares * (share_mib or 0)
+            if held.whole:
+                yield _row(node, view, held, "whole", view.gpu.memory_mib or mib)
+            else:
+                yield _row(node, view, held, str(held.shares) if share_mib is None else gib(mib), mib)
+        for parts in view.strangers:
+            yield _with_use(
+                PodRow(f"{parts[0].namespace}/{parts[0].pod}", node.name, place(view.gpu), "nothing", 0), parts
+            )
+    for offer in node.instances():
+        for view in node.instance_views(offer):
+            for held in view.held:
+                yield _row(node, view, held, "whole", view.gpu.memory_mib or 0)
+        for pod, number in offer.usage_outside_grants:
+            yield PodRow(str(pod), node.name, "?", f"{number}x {offer.profile}", 0, state="instance not known yet")
+    for occupant, usage in node.usage_outside_grants().items():
+        given = " + ".join(node.amounts(usage))
+        yield PodRow(str(occupant), node.name, "?", given, 0, state="GPU not known yet")
+
+
+def _row(node: NodeView, view: GpuView, held: PodShare, given: str, given_mib: int) -> PodRow:
+    row = PodRow(str(held.pod), node.name, place(view.gpu), given, given_mib)
+    return _with_use(row, held.use, "ending" if held.pod.terminating else "")
+
+
+def _with_use(row: PodRow, parts: Sequence[UsedPart], ending: str = "") -> PodRow:
+    amounts = [part.used_mib for part in parts]
+    known = [amount for amount in amounts if amount is not None]
+    used = sum(known) if known and len(known) == len(amounts) else None
+    words = [
+        *(["not given"] if any(map(trespasses, parts)) else ["over"] if any(map(exceeds, parts)) else []),
+        *(["limit not held"] if any(map(not_held, parts)) else []),
+    ]
+    limits = sorted({limit(part) for part in parts if part.enforcement is not None})
+    state = "; ".join(filter(None, (*words, ending)))
+    return replace(row, used_mib=used, limit=", ".join(limits), state=state, bad=bool(words))
+
+
+def rows_alone(pods: Iterable[tuple[Pod, Usage]]) -> list[PodRow]:
+    """Return pods of which only the API's pods are known: their annotations name GPUs, and no node tells more.
+
+    Args:
+        pods: each with its usage of its node's GPUs.
+    """
+    rows = []
+    for pod, usage in pods:
+        name, over = f"{pod.namespace}/{pod.name}", bool(pod.annotations.get(OVER_USE))
+        state = "over" if over else pod.phase
+        places = [(str(at), _units(shares)) for at, shares in usage.shares] + [(str(at), "whole") for at in usage.whole]
+        if usage.unplaced_shares:
+            places.append(("?", _units(usage.unplaced_shares)))
+        if usage.unplaced_gpus:
+            places.append(("?", f"{usage.unplaced_gpus} whole"))
+        places += [
+            ("?", f"{number}x {resource.partition('/')[2]}") for resource, number in asked_instances(pod).items()
+        ]
+        rows += [PodRow(name, pod.node_name, gpu, given, 0, state=state, bad=over) for gpu, given in places]
+    return rows
+
+
+def rows_claimed(claims: Iterable[Claim]) -> list[PodRow]:
+    """Return the pods of claims of which no node is known, with what they have of GPUs that only have names."""
+    return [
+        PodRow(
+            f"{claim.namespace}/{label(claim)}",
+            device.pool,
+            "?",
+            "whole" if device.memory_mib is None else gib(device.memory_mib),
+            device.memory_mib or 0,
+            state=CLAIMS,
+        )
+        for claim in claims
+        for device in taken(claim)
+    ]
+
+
+def rows_unallocated(claims: Iterable[Claim]) -> list[PodRow]:
+    """Return the claims that wait for GPUs, with what they ask for; kube-scheduler names their pods only afterwards."""
+    return [
+        PodRow(f"{claim.namespace}/{label(claim)}", "", _NOTHING, asked_amount(claim), 0, state="waits")
+        for claim in claims
+        if waits_for_ours(claim)
+    ]
+
+
+def rows_waiting(pods: Iterable[Pod], resources: Iterable[Resource]) -> list[PodRow]:
+    """Return pods without a node, with what they ask for."""
+    names = tuple(resources)
+    return [
+        PodRow(f"{pod.namespace}/{pod.name}", "", _NOTHING, asked_amounts(pod, names), 0, state="waits") for pod in pods
+    ]
+
+
+def _units(shares: int) -> str:
+    return f"{shares} {'unit' if shares == 1 else 'units'}"
+
+
+def pod_table(rows: Iterable[PodRow], width: int) -> list[Line]:
+    """Return a table of pods, in their order, within `width` columns."""
+    cells = [
+        Row(
+            (
+                row.pod,
+                row.node or _NOTHING,
+                row.gpu,
+                row.given,
+                gib(row.used_mib),
+                _NOTHING if row.percent is None else str(row.percent),
+                row.limit or _NOTHING,
+                row.state,
+            ),
+            Tone.BAD if row.bad else Tone.PLAIN,
+        )
+        for row in rows
+    ]
+    return table(_LAYOUT, cells, width)
+
+
+def folded_details(nodes: Iterable[NodeView], width: int) -> list[Line]:
+    """Return for each node a table of its GPUs and one of their pods, and a sum below all of them.
+
+    Args:
+        nodes: in the order in which they are shown; those that share no GPU are left out.
+        width: the columns of the terminal.
+    """
+    listed = [node for node in nodes if node.total or node.candidate.gpus.instances]
+    lines: list[Line] = []
+    for node in listed:
+        lines += folded_rows([node], width)
+        if rows := sorted(pod_rows([node]), key=SORTS["name"]):
+            lines += [Line(""), *pod_table(rows, width)]
+        lines += [Line("-" * width), Line("")]
+    return [*lines, *totals(listed, width)]

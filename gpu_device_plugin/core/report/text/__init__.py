@@ -1,0 +1,1 @@
+"""Sentences, and the alignment of texts in columns."""

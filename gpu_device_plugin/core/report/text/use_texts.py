@@ -1,0 +1,170 @@
+"""Put the use of GPU memory in words: who uses how much, since when it is too much, and which limit holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
+from gpu_device_plugin.core.model.limits import Enforcement, LimitStatus
+from gpu_device_plugin.core.node.use.eviction_choice import spared
+from gpu_device_plugin.core.node.use.over_use import Response
+from gpu_device_plugin.core.report.text.columns import aligned
+from gpu_device_plugin.core.report.text.printing import counted, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.core.contract.nodereport import NodeUse, UsedPart
+    from gpu_device_plugin.core.node.use.over_use import Excess
+
+_NOTHING = "-"
+_UNKNOWN = "unknown"
+_HEADING = ("  GPU", "CONTAINER", "USED", "GRANTED", "LIMIT", "")
+_UNITS = ((86400, "days"), (3600, "h"), (60, "min"))
+"""Seconds of a unit, the largest first."""
+MOST_TOLD = 4
+"""The most containers in the sentence about one pod."""
+
+
+def mib(amount: int | None) -> str:
+    """Format an amount that is compared with others, which all have the same unit; None: unknown."""
+    return _UNKNOWN if amount is None else f"{amount:,} MiB"
+
+
+def duration(seconds: float) -> str:
+    """Format a duration in the largest unit of which it has two, rounded down: ``119 s``, ``3 min``, ``2 h``."""
+    size, unit = next((each for each in _UNITS if seconds >= 2 * each[0]), (1, "s"))
+    return f"{int(max(0.0, seconds) // size)} {unit}"
+
+
+def age(seconds: float | None) -> str:
+    """Format how long ago something was read; None: unknown."""
+    return "at an unknown time" if seconds is None else f"{duration(seconds)} ago"
+
+
+def container(part: UsedPart) -> str:
+    """Return ``namespace/pod/container``, with the parts that are known."""
+    return "/".join(filter(None, (part.namespace, part.pod, part.container)))
+
+
+def limit(part: UsedPart) -> str:
+    """Return the limit of a container: the means, whether it holds, and both numbers where they differ."""
+    if part.enforcement is None:
+        return _NOTHING
+    if part.enforcement is Enforcement.ADVISORY or part.held is None:
+        return part.enforcement.value
+    if part.held is LimitStatus.DIFFERS:
+        return f"{part.enforcement}: differs ({mib(part.found_mib)} instead of {mib(part.granted_mib)})"
+    return f"{part.enforcement}: {part.held}" + (
+        f" ({mib(part.granted_mib)})" if part.held is LimitStatus.MISSING else ""
+    )
+
+
+def uses(part: UsedPart) -> str:
+    """Return what a container uses, as the end of a sentence that begins with its name."""
+    if trespasses(part):
+        return f"uses {mib(part.used_mib)} of GPU {part.gpu}, which it was not given"
+    since = f", since {part.over_since}" if part.over_since else ""
+    used = "an unknown amount" if part.used_mib is None else mib(part.used_mib)
+    return f"uses {used} of GPU {part.gpu}, was granted {mib(part.granted_mib)}{since}"
+
+
+def does_not_hold(part: UsedPart) -> str:
+    """Return why the limit of a container does not hold, as the end of a sentence that begins with its name."""
+    if part.held is LimitStatus.DIFFERS:
+        said = f"is limited to {mib(part.found_mib)} of GPU {part.gpu} instead of {mib(part.granted_mib)}"
+    else:
+        said = f"has no limit on GPU {part.gpu}, where it was granted {mib(part.granted_mib)}"
+    return f"{said}{f': {part.why}' if part.why else ''}"
+
+
+# --- Several nodes ----------------------------------------------------------------------------------------------------
+
+
+def at_a_glance(nodes: Iterable[NodeView]) -> list[str]:
+    """Return what somebody should look at, as at most one line; nothing if all is well or nothing is known."""
+    parts = [part for node in nodes for part in node.report.current]
+    strangers = sum(exceeds(part) and trespasses(part) for part in parts)
+    over, usage_outside_grants = sum(map(exceeds, parts)) - strangers, sum(map(not_held, parts))
+    faults = (
+        (over, "container uses", "containers use", "more than granted"),
+        (strangers, "container uses", "containers use", "a GPU that was not given to it"),
+        (usage_outside_grants, "limit does", "limits do", "not hold"),
+    )
+    said = "; ".join(f"{counted(number, one, many)} {what}" for number, one, many, what in faults if number)
+    return ["", f"{said}: kubectl inspect gpushare -d has the names."] if said else []
+
+
+def memory_in_use(nodes: Iterable[NodeView]) -> list[str]:
+    """Return a table for each node whose agent reports who uses what: used beside granted, by container."""
+    return [line for node in nodes if node.report.use is not None for line in _table(node, node.report.use)]
+
+
+def _table(node: NodeView, use: NodeUse) -> Iterator[str]:
+    report = node.report
+    yield ""
+    yield f"GPU memory in use on {node.name}{f', read {age(report.use_age_s)}' if report.old else ''}:"
+    if use.blind:
+        yield f"  Who uses it is not known: {use.blind}."
+    rows = []
+    for gpu in node.candidate.gpus.all:
+        used, enforcement = report.used(gpu.position), report.enforcement(gpu.position)
+        place = f"  {gpu.position}"
+        rows += [
+            (place, container(part), mib(part.used_mib), mib(part.granted_mib), limit(part), _remark(part))
+            for part in sorted(report.parts(gpu.position), key=lambda part: (-(part.used_mib or 0), container(part)))
+        ]
+        if used.unattributed_mib:
+            rows.append((place, "(processes of no pod)", mib(used.unattributed_mib), _NOTHING, _NOTHING, ""))
+        of = _NOTHING if gpu.memory_mib is None else f"of {mib(gpu.memory_mib)}"
+        plan = _NOTHING if enforcement is None else enforcement.enforcement.value
+        refused = (
+            f"shares are refused: {enforcement.refusal}" if enforcement is not None and enforcement.refusal else ""
+        )
+        rows.append((place, "(in all)", mib(used.used_mib), of, plan, refused))
+    yield from (line.rstrip() for line in aligned([_HEADING, *rows]))
+    if use.left_out:
+        yield f"  {counted(use.left_out, 'more container is', 'more containers are')} not listed."
+
+
+def _remark(part: UsedPart) -> str:
+    if trespasses(part):
+        return "was not given this GPU"
+    return "; ".join(filter(None, (part.over_since and f"over since {part.over_since}", part.why)))
+
+
+# --- What an agent writes on a pod that exceeds -----------------------------------------------------------------------
+
+
+def outlook(excess: Excess, response: Response) -> str:
+    """Return what will happen to the pod, as a clause. It does not depend on what others use at the moment."""
+    if response is Response.REPORT:
+        return "this is only reported (setting over_use)"
+    if why := spared(excess.pod):
+        return f"it is not evicted: {why}"
+    if excess.pod is not None and excess.pod.deleting:
+        return "the pod is ending"
+    if response is Response.EVICT:
+        return "the pod is evicted, one of its GPU at a time"
+    return "the pod is evicted as soon as the GPU has too little free memory for what others were granted"
+
+
+def use_of(excess: Excess, gpu: str) -> str:
+    """Return the numbers, as a clause; `gpu` is the GPU as people call it, like ``GPU 0``."""
+    container = f"container {printable(excess.place[1])}" if excess.place[1] else "a container"
+    granted = f"was given {excess.granted_mib:,} MiB" if excess.granted_mib else "was not given that GPU"
+    return f"{container} uses {excess.used_mib:,} MiB of {gpu}, {granted}"
+
+
+def event_note(excess: Excess, gpu: str, now: float, response: Response) -> str:
+    """Return the note of the Event about one container; `now` in monotonic seconds."""
+    return f"{use_of(excess, gpu)}, for {duration(now - excess.since)}; {outlook(excess, response)}"
+
+
+def annotation(told: Iterable[tuple[Excess, str, str]], response: Response) -> str:
+    """Return the sentence about one pod: for each of its containers the excess, its GPU and RFC 3339 since when."""
+    told = sorted(told, key=lambda each: (-each[0].excess_mib, each[0].place))
+    parts = [f"{use_of(excess, gpu)}, since {since}" for excess, gpu, since in told[:MOST_TOLD]]
+    more = [f"and {len(told) - MOST_TOLD} more"] if len(told) > MOST_TOLD else []
+    return "; ".join([*parts, *more, outlook(told[0][0], response)])

@@ -1,0 +1,1 @@
+"""Why a pod waits or runs where it does."""

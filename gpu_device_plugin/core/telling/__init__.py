@@ -1,1 +1,0 @@
-"""Texts for people: explanations, tables and the doctor's findings."""

@@ -1,0 +1,277 @@
+"""Learn from the pods that come so that no namespace can spoil what is learned for the others."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.cluster.scoring import score_for
+from gpu_device_plugin.core.value.marginal_value import Appraiser, Choice, Left, ties_of, unused
+from gpu_device_plugin.core.value.node_types import needs_gpus
+from gpu_device_plugin.core.value.price_learning import finished, learning, mean_gpu
+from gpu_device_plugin.core.value.workload_mix import joined
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+
+    from gpu_device_plugin.core.value.node_types import NodeType
+    from gpu_device_plugin.core.value.price_learning import Tables
+    from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
+
+
+LITTLE = 0.02
+"""The part of the demand that every namespace may have, whatever it holds. A part of 0.04 has spoilt nothing yet."""
+_MOST_TRIALS = 4
+"""Of so many namespaces, those with the largest parts, it is tried what the others lose by them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What was learned, and whether it is of use."""
+
+    pods: int
+    """So many came."""
+    mix: Mapping[PodKind, float]
+    """Each kind with the part by which it counts."""
+    tables: Tables
+    trial: Trial
+    """Of the pods of all namespaces, or of all but one: the one that `fit` did worst in."""
+    distrusted: tuple[str, ...]
+    """Namespaces that count little, because what their pods teach would make the others lose GPUs."""
+
+    @property
+    def usable(self) -> Tables | None:
+        """The tables; None where `binpack` would have placed the pods better."""
+        return None if self.trial.failed else self.tables
+
+
+def studied(mix: WorkloadMix, nodes: Mapping[NodeType, int]) -> Study:
+    """Return the study of a mix on these nodes; see `studying`."""
+    return finished(studying(mix, nodes))
+
+
+def studying(mix: WorkloadMix, nodes: Mapping[NodeType, int]) -> Generator[None, None, Study]:
+    """Learn, and try what was learned, in steps of a millisecond or two.
+
+    A namespace has at most the part of the demand that it has of the GPU memory in use. One that holds much may have
+    pods that do not fit together with those of others, so it is tried what the others lose by it.
+
+    Args:
+        mix: the pods that came.
+        nodes: how many nodes there are of each shape.
+    """
+    unit = mean_gpu(nodes)
+    weights = mix.by_namespace()
+    demand = {
+        namespace: sum(weight * kind.gpus * (kind.shares or unit) for kind, weight in kinds.items())
+        for namespace, kinds in weights.items()
+    }
+    yield
+    study, spoilers = yield from _once(mix, weights, demand, (), nodes)
+    if spoilers:
+        study, _ = yield from _once(mix, weights, demand, spoilers, nodes)
+    return study
+
+
+def _once(
+    mix: WorkloadMix,
+    weights: Mapping[str, Mapping[PodKind, float]],
+    demand: Mapping[str, float],
+    distrusted: tuple[str, ...],
+    nodes: Mapping[NodeType, int],
+) -> Generator[None, None, tuple[Study, tuple[str, ...]]]:
+    """Return a study, and the namespaces by whose pods the others lose."""
+    scales = scales_of(demand, mix.held, distrusted)
+    scaled = {
+        namespace: {kind: weight * scales[namespace] for kind, weight in kinds.items()}
+        for namespace, kinds in weights.items()
+    }
+    yield
+    parts = joined(scaled.values())
+    yield
+    tables = yield from learning(parts, nodes)
+    worst = yield from trying(tables, parts, nodes)
+    spoilers = []
+    for namespace in _suspects({name: asked * scales[name] for name, asked in demand.items()}):
+        others = joined(kinds for name, kinds in scaled.items() if name != namespace)
+        yield
+        trial = yield from trying(tables, others, nodes)
+        worst = min(worst, trial, key=lambda each: each.fit - each.binpack)
+        spoilers += [namespace] * trial.failed
+    return Study(mix.came, parts, tables, worst, distrusted), tuple(sorted(spoilers))
+
+
+def _suspects(demand: Mapping[str, float]) -> list[str]:
+    """Return the namespaces with the largest parts of the demand, of those that have neither little nor most of it."""
+    total = sum(demand.values())
+    large = [name for name, asked in demand.items() if 1.01 * LITTLE * total < asked <= total / 2]
+    return sorted(large, key=lambda name: (-demand[name], name))[:_MOST_TRIALS]
+
+
+def scales_of(
+    demand: Mapping[str, float], held: Mapping[str, float], distrusted: Collection[str] = ()
+) -> dict[str, float]:
+    """Return by how much the pods of each namespace count less than they came.
+
+    Args:
+        demand: what the pods of each namespace ask for; only ratios matter.
+        held: the GPU memory that each namespace has in use; empty: unknown.
+        distrusted: namespaces that get no more than `LITTLE`.
+    """
+    of_all = sum(held.get(name, 0.0) for name in demand if name not in distrusted)
+    most = {
+        name: LITTLE if name in distrusted else max(LITTLE, held.get(name, 0.0) / of_all if of_all else 1.0)
+        for name in demand
+    }
+    # Those that exceed their parts most get just these, of a total that shrinks with what the others may not have.
+    rest, room = sum(demand.values()), 1.0
+    capped: list[str] = []
+    for name in sorted(demand, key=lambda name: (-demand[name] / most[name], name)):
+        if demand[name] <= most[name] * rest / room * (1 + 1e-9):
+            break
+        rest, room = rest - demand[name], room - most[name]
+        capped.append(name)
+    return {name: most[name] * rest / room / demand[name] if name in capped else 1.0 for name in demand}
+
+
+TOLERATED = 0.005
+"""The part of the GPUs by which chance alone may make a policy the worse one."""
+_ORDERS = 4
+"""Of the pods. One order alone may favour either policy by two points."""
+_GPUS, _NODES, _PODS = 64, 32, 1000
+"""The most GPUs, nodes and pods. They tell a policy that loses two points in a tenth of a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The part of the GPUs that each policy gives out when pods have asked for all of them."""
+
+    fit: float
+    binpack: float
+
+    @property
+    def failed(self) -> bool:
+        """Whether `fit` gives out less, and more than chance explains."""
+        return self.fit < self.binpack - TOLERATED
+
+
+def trying(tables: Tables, mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int]) -> Generator[None, None, Trial]:
+    """Try the policy `fit` by some tables, in steps of a millisecond or two.
+
+    Args:
+        tables: what was learned.
+        mix: how often each kind of pod comes; only ratios matter.
+        nodes: how many nodes there are of each shape; a sample of them is used.
+    """
+    kinds = list(mix)
+    demand = [kind.gpus * (kind.shares or tables.unit) for kind in kinds]
+    sums = list(accumulate(mix.values()))
+    mean = sum(asked * part for asked, part in zip(demand, mix.values(), strict=True)) / sums[-1] if sums else 0.0
+    sample = _sample(nodes, min(_GPUS, _PODS * mean / tables.unit / 2))
+    capacity = sum(sum(shape.sizes) for shape in sample)
+    given = [0.0, 0.0]
+    for seed in range(_ORDERS if mean else 0):
+        pods = [bisect_right(sums, place * sums[-1], hi=len(sums) - 1) for place in _evenly(seed, _PODS)]
+        came = accumulate(demand[pod] for pod in pods)
+        pods = [pod for pod, asked in zip(pods, came, strict=True) if asked <= capacity]
+        yield
+        for at, choose in enumerate((Appraiser(tables).choose, binpack)):
+            accepted = yield from _accepted(choose, kinds, pods, sample)
+            given[at] += sum(demand[pod] for pod in accepted)
+    return Trial(*(each / _ORDERS / max(1, capacity) for each in given))
+
+
+def _evenly(seed: int, number: int) -> Iterator[float]:
+    """Yield so many numbers from 0 to 1, evenly spread and as if at random (Knuth's generator for MMIX)."""
+    state = seed
+    for _ in range(number):
+        state = (6364136223846793005 * state + 1442695040888963407) % (1 << 64)
+        yield state / (1 << 64)
+
+
+def _sample(nodes: Mapping[NodeType, int], gpus: float) -> list[NodeType]:
+    """Return the shapes of a few nodes with so many GPUs, each shape as often as among all, as nearly as can be."""
+    order = sorted(nodes, key=lambda shape: (shape.models, shape.sizes, shape.cpu_milli, shape.memory_mib))
+    last = list(accumulate(nodes[shape] for shape in order))
+    each = sum(len(shape.sizes) * number for shape, number in nodes.items()) / max(1, sum(nodes.values()))
+    number = min(_NODES, max(1, round(gpus / each))) if each else 0
+    places = [(2 * n + 1) * last[-1] // (2 * number) for n in range(number)]
+    return [next(shape for shape, end in zip(order, last, strict=True) if place < end) for place in places]
+
+
+def _accepted(
+    choose: Callable[[PodKind, NodeType, Left], Choice | None],
+    kinds: Sequence[PodKind],
+    pods: Sequence[int],
+    sample: Sequence[NodeType],
+) -> Generator[None, None, list[int]]:
+    """Return those of the pods, as places in `kinds`, that find room on the nodes of a sample; the best node wins."""
+    lefts = [Left(shape.sizes, shape.cpu_milli, shape.memory_mib) for shape in sample]
+    codes = [sample.index(shape) for shape in sample]
+    known: dict[tuple[int, int, Left], Choice | None] = {}
+    accepted = []
+    for pod in pods:
+        kind = kinds[pod]
+        choices: list[tuple[float, int, Choice]] = []
+        for at, left in enumerate(lefts):
+            key = pod, codes[at], left
+            if key not in known:
+                known[key] = choose(kind, sample[at], left)
+                yield
+            if (choice := known[key]) is not None:
+                choices.append((round(choice.gain, 9), -at, choice))
+        if choices:
+            _, place, choice = max(choices, key=lambda each: each[:2])
+            lefts[-place] = lefts[-place].after(kind, choice.gpus)
+            accepted.append(pod)
+        yield
+    return accepted
+
+
+def binpack(kind: PodKind, shape: NodeType, left: Left) -> Choice | None:
+    """Return the GPUs that the policy `binpack` takes, with the node's score as gain; None where a pod does not fit.
+
+    As `core.cluster.scoring` and `core.model.placing` say of a node whose GPUs have no links.
+    """
+    if left.cpu_milli < kind.cpu_milli or left.memory_mib < kind.memory_mib:
+        return None
+    may = [kind.wishes.allow_model(model) for model in shape.models]
+    if kind.shares:
+        may = [ok and not (needs_gpus(kind) and shape.card(at) is not None) for at, ok in enumerate(may)]
+        fitting = [at for at, free in enumerate(left.frees) if free >= kind.shares and may[at]]
+        ties = ties_of(shape.cards or (None,) * len(may), left.frees, may)
+        taken = sorted(fitting, key=lambda at: (left.frees[at], ties[at], at))[: kind.gpus]
+        shared = [at for at in fitting if left.frees[at] < shape.sizes[at] or shape.card(at) is not None]
+        spared, asked = min(1.0, len(shared) / kind.gpus), float(kind.shares * kind.gpus)
+    else:
+        taken = [at for at in unused(shape, left.frees) if may[at]][: kind.gpus]
+        spared, asked = float(kind.gpus == 1), kind.gpus * shape.whole_shares / max(1, shape.whole)
+    if len(taken) < kind.gpus:
+        return None
+    full = 1 - (left.shares - asked) / sum(shape.sizes) if kind.gpus else 0.0
+    return Choice(score_for("binpack", full, spared), tuple(taken))
+
+
+FEWEST = 20
+"""Before so many pods have come, a mix says too little; the policy `fit` is `binpack` until then."""
+_GROWTH = 1.5
+_LONGEST_S = 3600.0
+
+
+def due(came: int, learned_from: int, age_s: float, *, outdated: bool) -> bool:
+    """Return whether to learn now.
+
+    The first pods teach most, so that the tables are learned again each time when half as many more have come. Later
+    that becomes rare, and an hour is the longest that a changed mix goes unnoticed.
+
+    Args:
+        came: how many pods have come in all.
+        learned_from: how many had come when the tables in force were learned; 0: there are none.
+        age_s: of these tables, seconds.
+        outdated: a node has a shape that these tables do not know.
+    """
+    if came < FEWEST:
+        return False
+    return outdated or came >= _GROWTH * learned_from or (came > learned_from and age_s >= _LONGEST_S)

@@ -1,0 +1,160 @@
+"""The mix of pods that come: how often each kind of pod does, with the last day counting most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.times import epoch_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.cluster.pod_demand import Ask
+    from gpu_device_plugin.core.model.resources import Amounts
+
+HALF_LIFE_S = 6 * 3600.0
+"""After this many seconds a pod counts half as much as one that comes now, if enough others came meanwhile."""
+HALF_LIFE_PODS = 100
+"""So many must have come. A mix of a day ago counts a sixteenth on a busy cluster, and a quiet one forgets nothing."""
+MOST_KINDS = 512
+"""The most kinds that are counted; beyond it the rarest ones are forgotten. Alibaba's traces have 136 to 457."""
+MOST_WISHES = 64
+"""The most different wishes for models among them, which may be 8 KiB each. Alibaba's traces have at most 17."""
+_MOST_DOUBLINGS = 40
+_LEAST_HELD = 1e-6
+"""A namespace that holds less, in shares, is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodKind:
+    """All of a pod that decides where it fits."""
+
+    shares: int = 0
+    """Shares of each of its GPUs; 0: it takes them whole, or has none."""
+    gpus: int = 0
+    cpu_milli: int = 0
+    memory_mib: int = 0
+    wishes: Wishes = NO_WISHES
+    """Its wishes for models; it has no others."""
+
+
+@dataclass(slots=True)
+class WorkloadMix:
+    """Counts kinds of pods, by namespace. Weights are relative: only their ratios matter."""
+
+    _weights: dict[str, dict[PodKind, float]] = field(default_factory=dict)
+    _kinds: int = 0
+    _wishes: dict[Wishes, Wishes] = field(default_factory=dict)
+    """Those of the kinds, each once: it remembers the models that it was compared with."""
+    _doublings: float = 0.0
+    """Instead of all weights decaying, that of a new pod grows: 2 to the power of this."""
+    _latest: float | None = None
+    came: int = 0
+    """The number of pods that were counted."""
+    held: Mapping[str, float] = field(default_factory=dict)
+    """The GPU memory that each namespace has in use, as a mean in which the last hours count most; empty: unknown."""
+    _held_at: float | None = None
+
+    def __len__(self) -> int:
+        return self._kinds
+
+    def add(self, kinds: Sequence[PodKind], now: float, namespace: str = "") -> None:
+        """Count a pod that came at `now` (seconds by any clock); one before the latest counts like the latest.
+
+        A pod of several kinds, one for each part, counts as one pod: each of its kinds by its part of it.
+        """
+        since = max(0.0, now - self._latest) if self._latest is not None else 0.0
+        self._latest = now if self._latest is None else max(now, self._latest)
+        self._doublings += min(since / HALF_LIFE_S, 1 / HALF_LIFE_PODS)
+        if self._doublings > _MOST_DOUBLINGS:
+            for weights in self._weights.values():
+                weights.update({kind: old / 2**self._doublings for kind, old in weights.items()})
+            self._doublings = 0.0
+        there = self._weights.setdefault(namespace, {})
+        before = len(there)
+        for kind in kinds:
+            known = self._wishes.setdefault(kind.wishes, kind.wishes)
+            counted = kind if known is kind.wishes else replace(kind, wishes=known)
+            there[counted] = there.get(counted, 0.0) + 2**self._doublings / len(kinds)
+        self._kinds += len(there) - before
+        self.came += 1
+        if self._kinds > 2 * MOST_KINDS or len(self._wishes) > 2 * MOST_WISHES:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Forget the rarest kinds: every namespace keeps its most frequent one before any keeps a second."""
+        ranked = [
+            (rank, -weight, namespace, kind)
+            for namespace, weights in self._weights.items()
+            for rank, (kind, weight) in enumerate(sorted(weights.items(), key=lambda item: -item[1]))
+        ]
+        ranked.sort(key=lambda each: each[:3])
+        self._weights, self._kinds, self._wishes = {}, 0, {}
+        for _, weight, namespace, kind in ranked:
+            known = kind.wishes in self._wishes
+            if self._kinds < MOST_KINDS and (known or len(self._wishes) < MOST_WISHES):
+                self._wishes[kind.wishes] = kind.wishes
+                self._weights.setdefault(namespace, {})[kind] = -weight
+                self._kinds += 1
+
+    def hold(self, held: Mapping[str, float], now: float) -> None:
+        """Take note of the GPU memory that each namespace has in use at `now` (seconds by any clock)."""
+        kept = 0.0 if self._held_at is None else 2 ** -(max(0.0, now - self._held_at) / HALF_LIFE_S)
+        self._held_at = now
+        self.held = {
+            name: mean
+            for name in {**self.held, **held}
+            if (mean := kept * self.held.get(name, 0.0) + (1 - kept) * held.get(name, 0.0)) > _LEAST_HELD
+        }
+
+    def by_namespace(self) -> Mapping[str, Mapping[PodKind, float]]:
+        """Return how often each kind comes, by namespace; only ratios matter."""
+        return {namespace: dict(weights) for namespace, weights in self._weights.items()}
+
+    def parts(self) -> Mapping[PodKind, float]:
+        """Return each kind with its part of all pods, the sum of which is 1."""
+        return joined(self._weights.values())
+
+
+def joined(mixes: Iterable[Mapping[PodKind, float]]) -> dict[PodKind, float]:
+    """Return several mixes as one, whose sum is 1."""
+    found: dict[PodKind, float] = {}
+    for mix in mixes:
+        for kind, weight in mix.items():
+            found[kind] = found.get(kind, 0.0) + weight
+    total = sum(found.values())
+    return {kind: weight / total for kind, weight in found.items()} if total else {}
+
+
+def kinds_of(ask: Ask, cpu_milli: int, memory_mib: int) -> tuple[PodKind, ...]:
+    """Return a pod as kinds: one for each part that is placed by itself, the first with all CPU and memory."""
+    wishes = ask.wishes.of_models
+    kinds: list[PodKind] = []
+    for part in ask.parts:
+        demand = part.demand
+        whole = demand.kind is Kind.COUNT
+        kinds.append(
+            PodKind(
+                0 if whole else demand.amount // demand.gpus,
+                demand.amount if whole else demand.gpus,
+                0 if kinds else cpu_milli,
+                0 if kinds else memory_mib,
+                wishes,
+            )
+        )
+    return tuple(kinds) or (PodKind(cpu_milli=cpu_milli, memory_mib=memory_mib),)
+
+
+def largest_kind(ask: Ask, amounts: Amounts) -> PodKind:
+    """Return the largest of a pod's parts as a kind, with all CPU and memory that the pod requests."""
+    kinds = kinds_of(ask, amounts.cpu_milli, amounts.memory_mib)
+    largest = max(kinds, key=lambda kind: (kind.gpus > 0 and not kind.shares, kind.gpus * kind.shares, kind.gpus))
+    return replace(largest, cpu_milli=amounts.cpu_milli, memory_mib=amounts.memory_mib)
+
+
+def created_s(created: str) -> float:
+    """Return a time of the API as seconds since the epoch; 0 if there is none, so that it counts like the latest."""
+    return epoch_s(created) or 0.0

@@ -1,0 +1,351 @@
+"""The driver port over fake hardware, defined by a description; see `hardware/fake/description.py`."""
+
+from __future__ import annotations
+
+import os
+import time
+from fnmatch import fnmatchcase
+
+from gpu_device_plugin.hardware import driver
+from gpu_device_plugin.hardware.driver import HardwareError
+from gpu_device_plugin.hardware.fake.description import read
+from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
+
+TYPE_CHECKING = False  # see hardware/driver.py
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from gpu_device_plugin.hardware.driver import (
+        EventRecord,
+        GpuRecord,
+        InventoryRecord,
+        LimitRecord,
+        ProbeRecord,
+        UseRecord,
+        XidRecord,
+    )
+    from gpu_device_plugin.hardware.fake.description import Description
+    from gpu_device_plugin.hardware.fake.value_forms import Fields
+
+_LOOK_EVERY_S = 0.02
+_NOT_FOUND, _FUNCTION_NOT_FOUND = 6, 13  # NVML's codes
+_LOUD = {"xid", "ecc", "remap", "recovery_action", "mig"}  # a driver reports events for these
+
+
+class Fake:
+    """Fake hardware, defined by a description; see `driver.Driver`."""
+
+    def __init__(
+        self,
+        source: str,
+        origin_s: float = 0.0,
+        since_s: float = -1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Open the hardware described by `source`.
+
+        Args:
+            source: see `read`.
+            origin_s: when the description's timeline began, by `clock`.
+            since_s: a time on the description's timeline; XIDs and crashes up to it are not reported.
+            clock: in seconds. The default is the same in every process of a machine.
+
+        Raises:
+            HardwareError: the description is invalid.
+        """
+        self._source = source
+        self._origin_s = origin_s
+        self._clock = clock
+        self._parent = os.getppid()
+        self._stamp = _stamp(source)
+        self._description = _read_or_fail(source)
+        self._reported = [event for event in self._description.events if event["at"] <= since_s]
+        # A real driver that has lost a GPU does not find it again until it is reopened.
+        self._lost: set[str] = set()
+        self._listed: dict[str, str] = {}
+        """The listed GPUs and instances, each with the UUID of its GPU."""
+
+    def inventory(self) -> InventoryRecord:
+        """List the GPUs; see `Driver.inventory`."""
+        gpus, node = self._hardware()
+        listed = [gpu for gpu in gpus if not gpu["lost"]]
+        records = [record for gpu in listed for record in _gpu_records(gpu)]
+        self._listed = {
+            record["uuid"]: record["uuid"] if record["instance"] is None else record["instance"]["parent"]
+            for record in records
+        }
+        return {
+            "gpus": records,
+            "links": [
+                link for link in self._description.links if link["a"] in self._listed and link["b"] in self._listed
+            ],
+            "driver_version": node["driver"],
+            "cgroup": node["cgroup"],
+            "left_out": len(gpus) - len(listed),
+            "troubles": [
+                f"GPU {gpu['index']} is left out, it cannot be read: GPU is lost (15)" for gpu in gpus if gpu["lost"]
+            ],
+        }
+
+    def probe(self) -> list[ProbeRecord]:
+        """Read every GPU; see `Driver.probe`."""
+        gpus, _ = self._hardware()
+        return [reading for gpu in self._cards for reading in self._readings(gpus, gpu, instances=True)]
+
+    def use(self, *, utilisation: bool) -> list[UseRecord]:
+        """Read the processes on every GPU; see `Driver.use`."""
+        gpus, _ = self._hardware()
+        uses = {use["uuid"]: use for gpu in gpus for use in _uses(gpu, utilisation=utilisation)}
+        unknown: dict[str, UseRecord] = {
+            uuid: {"uuid": uuid, "processes": None, "used_mib": None} for uuid in self._cards
+        }
+        return [each for uuid in self._listed if (each := uses.get(uuid) or unknown.get(uuid)) is not None]
+
+    def limits(self, wanted: list[tuple[str, str]]) -> list[LimitRecord]:
+        """Read the memory limits of cgroups; see `Driver.limits`."""
+        gpus, _ = self._hardware()
+        by_uuid = {gpu["uuid"]: gpu for gpu in gpus}
+        return [_limit(uuid, path, by_uuid[uuid]) for uuid, path in wanted if uuid in self._listed and uuid in by_uuid]
+
+    def wait_events(self, timeout_s: float) -> list[EventRecord]:
+        """Wait for events; see `Driver.wait_events`."""
+        until = self._clock() + timeout_s
+        while True:
+            if records := list(self._news()):
+                return records
+            now = self._clock()
+            if now >= until:
+                return []
+            # Wake at the exact time of the next event, and soon enough to see a change of the file.
+            due = (self._origin_s + event["at"] for event in self._description.events)
+            time.sleep(min(until, now + _LOOK_EVERY_S, *(at for at in due if at > now)) - now)
+
+    @property
+    def _cards(self) -> list[str]:
+        """The UUIDs of the listed GPUs, without their instances."""
+        return [uuid for uuid, gpu in self._listed.items() if uuid == gpu]
+
+    def _now(self) -> float:
+        return self._clock() - self._origin_s
+
+    def _hardware(self) -> tuple[list[Fields], Fields]:
+        """Return the current GPUs and node, once the driver does not hang."""
+        while True:
+            self._reread()
+            gpus, node = self._description.at(self._now())
+            if self._now() >= node["hang"]:
+                break
+            if os.getppid() != self._parent:
+                os._exit(1)  # unlike a driver's hang, this one does not outlive the agent
+            time.sleep(_LOOK_EVERY_S)
+        if node["failure"] is not None:
+            raise HardwareError(node["failure"], f"{self._source} describes a driver failure")
+        return gpus, node
+
+    def _reread(self) -> None:
+        stamp = _stamp(self._source)
+        if stamp != self._stamp:
+            self._description = _read_or_fail(self._source)
+            self._stamp = stamp
+
+    def _news(self) -> Iterator[EventRecord]:
+        try:
+            self._reread()
+        except HardwareError:
+            return  # the next probe reports it
+        gpus, _ = self._description.at(self._now())
+        reported = list(self._reported)
+        for event in self._description.events:
+            if event["at"] > self._now():
+                break
+            if event in reported:
+                reported.remove(event)
+                continue
+            self._reported.append(event)
+            if event.get("crash"):
+                os.abort()
+            if event["gpu"] is not None and gpus[event["gpu"]]["uuid"] in self._listed:
+                yield from self._reported_by_driver(event, gpus)
+
+    def _reported_by_driver(self, event: Fields, gpus: Sequence[Fields]) -> Iterator[EventRecord]:
+        """Yield what the driver reports by itself when an event happens to a GPU."""
+        uuid = gpus[event["gpu"]]["uuid"]
+        reading = list(self._readings(gpus, uuid))  # always: it notices a GPU that is lost for a moment
+        if "xid" in event:
+            yield _xid(uuid, event)
+        if "mig" in event:
+            reading = [{**each, "mig_changed": True} for each in reading]
+        if _LOUD & event.keys():
+            yield from reading
+
+    def _readings(self, gpus: Sequence[Fields], uuid: str, *, instances: bool = False) -> Iterator[ProbeRecord]:
+        """Yield a reading of a GPU and, if wanted, of each of its listed instances that still exists."""
+        gpu = next((gpu for gpu in gpus if gpu["uuid"] == uuid), None)
+        if gpu is None or gpu["lost"]:
+            self._lost.add(uuid)
+        if gpu is None or uuid in self._lost:
+            yield {"uuid": uuid, "error": "the driver cannot read it: GPU is lost (15)", "lost": True}
+        elif gpu["error"] is not None:
+            yield {"uuid": uuid, "error": f"the driver cannot read it: {gpu['error']}", "lost": False}
+        else:
+            yield _reading(gpu)
+            for instance in gpu["instances"] if instances else ():
+                if instance["uuid"] in self._listed:
+                    yield _instance_reading(gpu, instance)
+
+
+def _read_or_fail(source: str) -> Description:
+    try:
+        return read(source)
+    except DescriptionError as error:
+        raise HardwareError(driver.OTHER, str(error)) from error
+
+
+def _stamp(source: str) -> tuple[int, int, int] | None:
+    """Return a value that changes whenever the file changes; None without a file."""
+    try:
+        status = os.stat(source)  # noqa: PTH116 - pathlib costs the child 1 MB
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _xid(uuid: str, event: Fields) -> XidRecord:
+    record: XidRecord = {"uuid": uuid, "code": event["xid"]}
+    if "gi" in event:
+        record["gi"] = event["gi"]
+    if "ci" in event:
+        record["ci"] = event["ci"]
+    return record
+
+
+def _reading(gpu: Fields) -> ProbeRecord:
+    divided = bool(gpu["instances"])  # a driver then tells neither errors of the memory nor rows
+    record: ProbeRecord = {
+        "uuid": gpu["uuid"],
+        "ecc_uncorrected": None if divided else gpu["ecc"],
+        "remap_pending": None if divided else gpu["remap"] == "pending",
+        "remap_failed": None if divided else gpu["remap"] == "failed",
+        "recovery_action": gpu["recovery_action"],
+        "processes": _count(gpu),
+        "used_mib": _used_mib(gpu),
+        "mig": gpu["mig"],
+    }
+    if gpu["mig"]:
+        record["instances"] = [instance["uuid"] for instance in gpu["instances"]]
+    return record
+
+
+def _instance_reading(gpu: Fields, instance: Fields) -> ProbeRecord:
+    if instance["error"] is not None:
+        return {
+            "uuid": instance["uuid"],
+            "error": f"the driver cannot read it: {instance['error']}",
+            "lost": False,
+        }
+    return {
+        "uuid": instance["uuid"],
+        "recovery_action": gpu["recovery_action"],
+        "processes": _count(instance),
+        "used_mib": _used_mib(instance),
+    }
+
+
+def _count(gpu: Fields) -> int | None:
+    """Return the number of processes on a GPU with its instances."""
+    own: int | None = len(gpu["processes"]) if isinstance(gpu["processes"], list) else gpu["processes"]
+    counts = [own, *map(_count, gpu.get("instances", ()))]
+    return sum(count for count in counts if count is not None) if None not in counts else None
+
+
+def _gpu_records(gpu: Fields) -> list[GpuRecord]:
+    """Return the record of a GPU, followed by those of its instances."""
+    return [_gpu_record(gpu), *(_instance_record(gpu, instance) for instance in gpu["instances"])]
+
+
+def _instance_record(gpu: Fields, instance: Fields) -> GpuRecord:
+    return {
+        **_gpu_record(gpu),
+        "uuid": instance["uuid"],
+        "product": f"{gpu['product']} MIG {instance['profile']}",
+        "total_mib": instance["memory"],
+        "reserved_mib": 0,
+        "mig": False,
+        "memory_limits": False,
+        "instance": {
+            "parent": gpu["uuid"],
+            "number": instance["number"],
+            "profile": instance["profile"],
+            "gi": instance["gi"],
+            "ci": instance["ci"],
+            "alone": instance["alone"],
+            "caps": instance["caps"],
+        },
+    }
+
+
+def _gpu_record(gpu: Fields) -> GpuRecord:
+    return {
+        "uuid": gpu["uuid"],
+        "index": gpu["index"],
+        "product": gpu["product"],
+        "total_mib": gpu["memory"],
+        "reserved_mib": gpu["reserved"],
+        "minor": gpu["minor"],
+        "pci_bus_id": gpu["pci"],
+        "numa_node": gpu["numa"],
+        "mig": gpu["mig"],
+        "memory_limits": gpu["memory_limits"],
+        "architecture": gpu["architecture"],
+        "instance": None,
+    }
+
+
+def _used_mib(gpu: Fields) -> int:
+    """Return the memory in use: that of the described processes and instances, unless the description says more."""
+    processes = gpu["processes"] if isinstance(gpu["processes"], list) else []
+    used: int = gpu["used"]
+    of_instances = sum(map(_used_mib, gpu.get("instances", ())))
+    return max(used, sum(process["used"] or 0 for process in processes) + of_instances)
+
+
+def _uses(gpu: Fields, *, utilisation: bool) -> Iterator[UseRecord]:
+    """Yield who uses a GPU and each of its instances; of an instance the driver does not tell the utilisation."""
+    if gpu["lost"] or gpu["error"] is not None:
+        return
+    yield _use(gpu, utilisation=utilisation)
+    for instance in gpu["instances"]:
+        yield _use(instance, utilisation=False)
+
+
+def _use(gpu: Fields, *, utilisation: bool) -> UseRecord:
+    listed = gpu["processes"]
+    if gpu.get("mig") or gpu["error"] is not None or listed is None:
+        return {
+            "uuid": gpu["uuid"],
+            "processes": None,
+            "used_mib": None if gpu["error"] is not None else _used_mib(gpu),
+        }
+    return {
+        "uuid": gpu["uuid"],
+        # A number of processes without their IDs is what a reader in another PID namespace knows: none of them.
+        "processes": [
+            {"pid": each["pid"], "used_mib": each["used"], "sm_percent": each["sm"] if utilisation else None}
+            for each in (listed if isinstance(listed, list) else ())
+        ],
+        "used_mib": _used_mib(gpu),
+    }
+
+
+def _limit(uuid: str, path: str, gpu: Fields) -> LimitRecord:
+    limit = next((limit for pattern, limit in gpu["limits"].items() if fnmatchcase(path, pattern)), None)
+    code = _FUNCTION_NOT_FOUND if not gpu["memory_limits"] else _NOT_FOUND if limit is None else limit["code"]
+    read = limit if limit is not None and code == 0 else {}
+    return {
+        "uuid": uuid,
+        "path": path,
+        "code": code,
+        "hard_mib": read.get("hard"),
+        "soft_mib": read.get("soft"),
+        "used_mib": read.get("used"),
+    }

@@ -1,0 +1,1 @@
+"""The driver port over NVML."""

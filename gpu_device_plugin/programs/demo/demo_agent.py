@@ -1,0 +1,56 @@
+"""Run the node agent of the demo, which reads in a folder of the demo's making whose the processes on the GPUs are.
+
+The processes of the demo's pods are fake, and `/proc` knows none of them. It writes who uses what on its node as often
+as that changes: a cluster would be asked too much. All else is as `gpu-device-plugin node` does it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import logs
+from gpu_device_plugin.programs.commandline import Parser, add_settings, ending, flags_in
+from gpu_device_plugin.programs.node import node_program as program
+from gpu_device_plugin.programs.node.agent import NodeAgent
+from gpu_device_plugin.settings.knobs import knobs_of
+from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Sources
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PROGRAM = "gpu_device_plugin.programs.demo.demo_agent"
+_SOON_S = 0.2
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the agent with the folder and the settings in `argv` until SIGTERM; return its exit code."""
+    return ending(PROGRAM, partial(_run, argv))
+
+
+def _run(argv: Sequence[str]) -> int:
+    logs.quiet_grpc(os.environ)
+    parser = Parser(prog=PROGRAM)
+    parser.add_argument("proc", type=Path)
+    add_settings(parser, knobs_of(NodeSettings))
+    arguments = parser.parse_args(argv)
+    # The settings in the environment are those of an agent in earnest.
+    sources = Sources(NodeSettings, flags_in(arguments, knobs_of(NodeSettings)), environ={})
+    texts = sources.texts()
+    settings = sources.read(texts=texts)
+    logs.configure(settings.log_level, settings.log_format, sys.stderr, colour=False)
+    return program.main(sources, texts, settings, agent=partial(_agent, arguments.proc))
+
+
+def _agent(proc: Path, settings: NodeSettings) -> NodeAgent:
+    agent = NodeAgent(settings, proc=proc)
+    agent.use_reports.soon_s = agent.use_reports.seldom_s = _SOON_S
+    return agent
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,118 @@
+"""The agent that runs on this node: its command line, and the answers of its HTTP endpoints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import aiohttp
+
+from gpu_device_plugin.core.report.finding import Unknown
+from gpu_device_plugin.core.report.findings.symptoms import AgentSeen
+from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, PROGRAM
+from gpu_device_plugin.settings.node import NodeSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from gpu_device_plugin.settings.forms import Address
+
+_MODULE = PROGRAM.replace("-", "_")
+
+
+class Running(NamedTuple):
+    """A running agent."""
+
+    arguments: list[str]
+    environ: dict[str, str]
+    """Its environment variables that are settings."""
+    root: Path
+    """Its root directory, as seen from here."""
+
+
+def agents(proc: Path) -> list[Running] | None:
+    """Return the running agents, None if processes are not visible here."""
+    try:
+        folders = sorted((path for path in proc.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+    except OSError:
+        return None
+    found = []
+    for folder in folders:
+        words = _zero_separated(folder / "cmdline")
+        arguments = _arguments(words)
+        if arguments is not None:
+            pairs = (each.partition("=") for each in _zero_separated(folder / "environ"))
+            environ = {
+                name: value for name, _, value in pairs if name == "NODE_NAME" or name.startswith(ENVIRONMENT_PREFIX)
+            }
+            found.append(Running(arguments, environ, folder / "root"))
+    return found if folders else None
+
+
+def _arguments(words: list[str]) -> list[str] | None:
+    """Return the arguments of a `node` command line, from the command on; None for any other command line."""
+    for at, word in enumerate(words[:4]):
+        program = word.rpartition("/")[2] == PROGRAM or (word == _MODULE and words[at - 1] == "-m")
+        if program and words[at + 1 : at + 2] == [NodeSettings.COMMAND]:
+            return words[at + 1 :]
+    return None
+
+
+def _zero_separated(path: Path) -> list[str]:
+    try:
+        return [each.decode(errors="replace") for each in path.read_bytes().rstrip(b"\0").split(b"\0")]
+    except OSError:
+        return []
+
+
+async def ask(http: Address | None, within_s: float) -> AgentSeen | Unknown:
+    """Return the readiness and the metrics that the agent serves.
+
+    Args:
+        http: the address of its HTTP endpoints.
+        within_s: timeout of each request, in seconds.
+    """
+    if http is None:
+        text = "the agent serves no HTTP endpoints, so its state is not visible"
+        return Unknown("agent-without-http", text, "start it with --http=:9445")
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(http.host, http.host)  # noqa: S104 - read, not bound
+    where = f"http://{host}:{http.port}"
+    try:
+        timeout = aiohttp.ClientTimeout(total=within_s)
+        async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
+            async with session.get(f"{where}/readyz") as answer:
+                said = await answer.text()
+                missing = () if answer.status == 200 else tuple(said.splitlines())
+            async with session.get(f"{where}/metrics") as answer:
+                metrics = await answer.text()
+    except TimeoutError:
+        return AgentSeen(
+            where, (f"{where} does not answer within {within_s:g} s; see the agent's log, and restart it",)
+        )
+    except (aiohttp.ClientError, OSError, UnicodeDecodeError) as problem:
+        text = "no agent answers at {address}: {problem}"
+        advice = (
+            "it answers inside its own pod: kubectl -n gpushare exec POD -- gpu-device-plugin doctor; or name the "
+            "address with --http"
+        )
+        return Unknown("agent-unreachable", text, advice, address=where, problem=str(problem))
+    return _seen(where, missing, metrics)
+
+
+def _seen(where: str, missing: Iterable[str], text: str) -> AgentSeen:
+    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - 5 MB, for the doctor alone
+
+    samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+    except ValueError:
+        samples = {}
+    return AgentSeen(
+        where,
+        tuple(missing),
+        streams={labels["resource"]: value > 0 for labels, value in samples.get("gpushare_stream_up", ())},
+        version="".join(labels["version"] for labels, _ in samples.get("gpushare_build_info", ())),
+        api_errors=int(sum(value for _, value in samples.get("gpushare_api_errors_total", ()))),
+    )

@@ -1,0 +1,411 @@
+"""`gpu-device-plugin doctor`: examine everything that sharing this node's GPUs needs, and report the faults.
+
+It changes nothing, and waits for no component longer than its deadline: a child process queries the driver, and all
+other components answer over sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.cluster.client.api_client import Client, Timing
+from gpu_device_plugin.cluster.client.config import ClusterConfigError, config_if_any
+from gpu_device_plugin.cluster.client.errors import ApiError
+from gpu_device_plugin.cluster.client.own_access import Right, may
+from gpu_device_plugin.cluster.objects.resource_claims import GROUP
+from gpu_device_plugin.cluster.writers.own_node import OwnNode
+from gpu_device_plugin.core.contract.keys import MIG_LABEL
+from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE
+from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.core.contract.nodereport import node_report
+from gpu_device_plugin.core.model.mig import MigMode
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.kubelet.conflicting_plugins import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
+from gpu_device_plugin.core.node.limits.container_grants import CONTROL_NODES
+from gpu_device_plugin.core.node.node_config import mig_mode
+from gpu_device_plugin.core.node.serving_mode import ServingMode
+from gpu_device_plugin.core.report.finding import Unknown, examine, exit_code, report
+from gpu_device_plugin.core.report.findings.node_checks import CHECKS
+from gpu_device_plugin.core.report.findings.symptoms import NO_PROFILES, ApiSeen, NodeSymptoms, Profiles
+from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
+from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
+from gpu_device_plugin.hardware.monitor import Hardware, Timings
+from gpu_device_plugin.kubelet import checkpoint
+from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_pods
+from gpu_device_plugin.kubelet.sockets import (
+    KUBELET_SOCKET,
+    DirectoryError,
+    check_directory,
+    is_listened_to,
+    listened_to,
+)
+from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, StateFile
+from gpu_device_plugin.programs.doctor import node_files
+from gpu_device_plugin.programs.doctor.agent_probe import ask
+from gpu_device_plugin.programs.terminal import show
+from gpu_device_plugin.settings.extra_grant import read_extra_grant
+from gpu_device_plugin.settings.knobs import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gpu_device_plugin.core.model.gpus import Inventory
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.settings.node import NodeSettings
+    from gpu_device_plugin.settings.sources import Sources, Texts
+
+RIGHTS = (
+    Right("get", "nodes"),
+    Right("patch", "nodes"),
+    Right("list", "pods"),
+    Right("watch", "pods"),
+    Right("patch", "pods"),
+    Right("create", "events", "events.k8s.io"),
+    Right("patch", "events", "events.k8s.io"),
+)
+"""The rights that the agent needs with any settings."""
+EVICTING = Right("create", "pods/eviction")
+"""Needed where the settings want pods evicted."""
+CONDITION = Right("patch", "nodes/status")
+"""Needed for the node condition GPUHealthy."""
+CLAIMS = (
+    Right("get", "resourceclaims", GROUP),
+    Right("list", "resourceclaims", GROUP),
+    Right("patch", "resourceclaims/status", GROUP),
+    *(Right(verb, "resourceslices", GROUP) for verb in ("list", "watch", "create", "update", "delete")),
+)
+"""Needed where the settings want ResourceClaims served."""
+
+_HIDDEN = Unknown(
+    "files-hidden",
+    "the node's files are not visible in this container",
+    "kubectl debug node/NODE --profile=sysadmin --image=IMAGE -- gpu-device-plugin doctor --host-root=/host; on the "
+    "node itself, outside a container, use --host-root=/",
+)
+_API_OFF = Unknown(
+    "api-off", "the agent is configured to run without the API", "give it --api=in-cluster and NODE_NAME"
+)
+_API_UNREACHABLE = Unknown(
+    "no-account",
+    "there is no service account here, so the API server is not queried",
+    "kubectl -n gpushare exec POD -- gpu-device-plugin doctor, or --api with a kubeconfig",
+)
+
+
+_LIBRARIES = (
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib64",
+    "usr/lib",
+    "run/nvidia/driver/usr/lib/x86_64-linux-gnu",
+    "home/kubernetes/bin/nvidia/lib64",
+)
+"""Directories in which drivers install NVML; the last two are the GPU Operator's and GKE's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """The longest time that each component may take, in seconds."""
+
+    driver_s: float = 20.0
+    """Without persistence mode a driver needs a second or two for each GPU."""
+    answer_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The directories that the doctor examines."""
+
+    host_root: Path | None = None
+    """The node's own file system; None: not visible here."""
+    in_container: bool = False
+    dev: Path = Path("/dev")
+    libraries: Path | None = None
+    """The directory of NVML, if the system's loader does not find it."""
+
+
+def place(host_root: str, environ: Mapping[str, str]) -> Place:
+    """Return the directories to examine.
+
+    Args:
+        host_root: the value of --host-root, the mount point of the node's file system; empty: none was given.
+        environ: the environment, by which a pod is recognized.
+
+    Raises:
+        UsageError: there is no such directory.
+    """
+    in_container = "KUBERNETES_SERVICE_HOST" in environ or Path("/.dockerenv").exists()
+    if host_root:
+        root = Path(host_root)
+        if not root.is_dir():
+            raise UsageError(
+                f"--host-root: {host_root} is not a directory; name the root of the node's own file system: / on the "
+                "node itself, /host in a pod that kubectl debug node/NODE created"
+            )
+        return Place(root, in_container=False, dev=root / "dev", libraries=_library_dir(root))
+    return Place(None if in_container else Path("/"), in_container)
+
+
+def _library_dir(root: Path) -> Path | None:
+    """Return the directory of NVML in the file system below `root`, None if there is none."""
+    return next((root / folder for folder in _LIBRARIES if (root / folder / "libnvidia-ml.so.1").exists()), None)
+
+
+def below(settings: NodeSettings, where: Place) -> NodeSettings:
+    """Return settings with the paths of the kubelet's files below `where`."""
+    root = where.host_root or Path("/")
+    return replace(
+        settings,
+        device_plugin_dir=root / settings.device_plugin_dir.relative_to("/"),
+        pod_resources_socket=root / settings.pod_resources_socket.relative_to("/"),
+    )
+
+
+def settings_of(sources: Sources[NodeSettings], texts: Texts, where: Place) -> tuple[NodeSettings, Profiles]:
+    """Return the settings of the agent, with the profile that it saved last, and the profiles to choose from.
+
+    Raises:
+        UsageError: a flag or an environment variable cannot be used.
+    """
+    reading = {name: partial(sources.read, name, texts) for name in ("", *texts.profiles)}
+    problems = {name: why for name, read in reading.items() if (why := _problem(read, UsageError))}
+    settings = below(sources.read(texts=replace(texts, default=None) if "" in problems else texts), where)
+    last = StateFile(settings.device_plugin_dir, PROFILE).read() if texts.folder else None
+    if last is not None and last in texts.profiles and last not in problems:
+        settings = below(sources.read(last, texts), where)
+    return settings, Profiles(texts.folder, tuple(texts.profiles), last, problems)
+
+
+def _problem(look: Callable[[], object], *errors: type[Exception]) -> str:
+    """Return the message of the first error of these kinds, empty if there is none."""
+    try:
+        look()
+    except errors as problem:
+        return str(problem)
+    return ""
+
+
+def main(settings: NodeSettings, where: Place, *, agents_running: int | None, as_json: bool, profiles: Profiles) -> int:
+    """Examine this node and print the findings; return the exit code.
+
+    Args:
+        settings: the settings of the agent.
+        where: the directories to examine.
+        agents_running: the number of running agents; None: processes are not visible here.
+        as_json: print JSON.
+        profiles: the profiles of settings that the node's label may name.
+    """
+    with suppress(OSError):
+        # In the agent's container we share its memory limit: at that limit the kernel has to kill us, not the agent.
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    symptoms = asyncio.run(examined(settings, where, Deadlines(), agents_running, profiles))
+    findings = examine(CHECKS, symptoms)
+    show(report(findings, as_json=as_json), os.environ)
+    return exit_code(findings)
+
+
+async def examined(
+    settings: NodeSettings,
+    where: Place,
+    deadlines: Deadlines,
+    agents_running: int | None = None,
+    profiles: Profiles = NO_PROFILES,
+) -> NodeSymptoms:
+    """Examine all components at the same time."""
+    async with asyncio.TaskGroup() as tasks:
+        driver = tasks.create_task(_driver(settings, where, deadlines), name="driver")
+        held = tasks.create_task(_pod_resources(settings, deadlines), name="PodResources")
+        agent = tasks.create_task(ask(settings.http, deadlines.answer_s), name="agent")
+        api = tasks.create_task(_api(settings, deadlines), name="API server")
+    view, seen, folder, root = driver.result(), api.result(), settings.device_plugin_dir, where.host_root
+    invented, mps_dir = settings.gpus != "nvml", (root or Path("/")) / settings.mps_dir.relative_to("/")
+    device_nodes, unlinked = ({}, ()) if invented else _device_nodes(where, view.inventory)
+    names = {resource.kind: resource.name for resource in settings.managed}
+    labels = {} if isinstance(seen, Unknown) else seen.labels
+    resources = (*settings.offered, *_of_profiles(settings, view.inventory, labels))
+    return NodeSymptoms(
+        resources=resources,
+        memory_resource=names[Kind.MEMORY],
+        count_resource=names[Kind.COUNT],
+        share_mib=settings.share_size_mib,
+        share_mib_in_force=StateFile(folder, SHARE_SIZE).number(),
+        reserve_mib=settings.reserve_mib,
+        exclude_gpus=settings.exclude_gpus,
+        mig=settings.mig,
+        mig_present=_instances_present(root or Path("/"), view.inventory),
+        devices=settings.devices,
+        cdi_kind=settings.cdi_kind,
+        allow_other_plugins=settings.allow_other_plugins,
+        invented=invented,
+        in_container=where.in_container,
+        profiles=profiles,
+        limits=settings.limits,
+        limits_fallback=settings.limits_fallback,
+        extra_grant=settings.extra_grant is not None,
+        extra_grant_problem=_problem(partial(read_extra_grant, settings.extra_grant), UsageError),
+        mps=node_files.mps_daemons(mps_dir),
+        mps_left=node_files.left_by_mps(mps_dir),
+        mps_state_file=str(settings.mps_dir / STATE_FILE),
+        inventory=view.inventory,
+        driver_problem="" if view.state is State.WATCHING else view.sentence,
+        unhealthy={uuid: "; ".join(belief.reasons) for uuid, belief in view.beliefs.items() if not belief.healthy},
+        device_nodes=device_nodes,
+        unlinked_nodes=unlinked,
+        runtimes=_HIDDEN if root is None else node_files.runtimes(root),
+        cdi_devices=_HIDDEN if root is None else node_files.cdi_devices(root),
+        toolkit=_HIDDEN if root is None else node_files.toolkit(root, run=root == Path("/")),
+        obeys_images=_HIDDEN if root is None else node_files.obeys_images(root),
+        cgroup=node_files.cgroup(root or Path("/")),
+        directory=str(folder),
+        directory_problem=_problem(partial(check_directory, folder), DirectoryError),
+        kubelet_listens=is_listened_to(folder / KUBELET_SOCKET),
+        pod_resources_problem=held.result(),
+        checkpoint_problem=_problem(
+            partial(checkpoint.read, folder / checkpoint.NAME, settings.names), checkpoint.CheckpointUnreadableError
+        ),
+        with_driver_limits=node_files.with_driver_limits(folder / checkpoint.NAME, names[Kind.MEMORY]),
+        others=sightings(
+            listened_to(folder, PLUGIN_SOCKETS),
+            listened_to(settings.plugins_registry, DRIVER_SOCKETS),
+            {} if isinstance(seen, Unknown) else seen.allocatable,
+            {resource.name for resource in resources},
+        ),
+        agent=agent.result(),
+        agents_running=agents_running,
+        api=seen,
+        node_name=settings.node_name,
+    )
+
+
+def rights_of(settings: NodeSettings) -> tuple[Right, ...]:
+    """Return the rights that the agent needs with these settings."""
+    evicts = settings.over_use != "report" or settings.on_gpu_failure != "report"
+    claims = CLAIMS if settings.serve == ServingMode.DRA else ()
+    return (*RIGHTS, *([EVICTING] if evicts else []), *([CONDITION] if settings.node_condition else []), *claims)
+
+
+# --- The hardware -----------------------------------------------------------------------------------------------------
+
+
+async def _driver(settings: NodeSettings, where: Place, deadlines: Deadlines) -> HardwareView:
+    timings = Timings(start_within_s=deadlines.driver_s)  # a first view comes by then, even if the driver hangs
+    try:
+        hardware = Hardware(settings.gpus, timings=timings, library_dir=where.libraries)
+    except DescriptionError as problem:
+        return HardwareView(State.OTHER, str(problem))
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(hardware.run(), name="hardware")
+        _, view = await hardware.view.after(0)
+        watching.cancel()
+    return view
+
+
+def _device_nodes(where: Place, inventory: Inventory) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the fault of each device node, and the nodes without a link in /dev/char; see `NodeSymptoms`."""
+    # A GPU and its MIG instances have one number.
+    minors = dict.fromkeys(gpu.minor for gpu in inventory.gpus if gpu.minor is not None)
+    nodes: dict[str, str] = {}
+    unlinked = []
+    for path in (*CONTROL_NODES, *(f"/dev/nvidia{minor}" for minor in minors)):
+        try:
+            found = (where.dev / Path(path).name).stat()
+        except OSError as problem:
+            nodes[path] = "is missing" if isinstance(problem, FileNotFoundError) else str(problem.strerror)
+            continue
+        nodes[path] = "" if stat.S_ISCHR(found.st_mode) else "is no device"
+        link = where.dev / "char" / f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
+        if not nodes[path] and where.host_root is not None and not link.exists():
+            unlinked.append(path)
+    return nodes, tuple(unlinked)
+
+
+def _instances_present(root: Path, inventory: Inventory) -> dict[str, int]:
+    """Return the number of GPU instances of each GPU in MIG mode, by its UUID; see `NodeSymptoms.mig_present`."""
+    found = {}
+    for gpu in inventory.gpus:
+        if gpu.mig:
+            folder = root / f"proc/driver/nvidia/capabilities/gpu{gpu.minor}/mig"
+            found[gpu.uuid] = sum(1 for _ in folder.glob("gi*"))
+    return found
+
+
+def _of_profiles(settings: NodeSettings, inventory: Inventory, labels: Mapping[str, str]) -> tuple[Resource, ...]:
+    """Return the resources of the MIG profiles whose instances are given one by one."""
+    if mig_mode(settings.mig, labels.get(MIG_LABEL, "")) is not MigMode.WHOLE:
+        return ()
+    places = [gpu.instance for gpu in inventory.gpus if gpu.instance is not None and gpu.instance.alone]
+    return tuple(settings.of_profile(profile) for profile in sorted({place.profile for place in places}))
+
+
+# --- The kubelet ------------------------------------------------------------------------------------------------------
+
+
+async def _pod_resources(settings: NodeSettings, deadlines: Deadlines) -> str:
+    names = [resource.name for resource in settings.offered]
+    try:
+        await listed_pods(settings.pod_resources_socket, names, deadlines.answer_s)
+    except PodResourcesUnavailableError as problem:
+        return str(problem)
+    return ""
+
+
+# --- The API server ---------------------------------------------------------------------------------------------------
+
+
+async def _api(settings: NodeSettings, deadlines: Deadlines) -> ApiSeen | Unknown:
+    if settings.api == "off":
+        return _API_OFF
+    try:
+        config = config_if_any(settings.api, os.environ)
+    except ClusterConfigError as problem:
+        return ApiSeen(settings.api, problem=str(problem))
+    if config is None:
+        return _API_UNREACHABLE
+    timing = Timing(connect_s=deadlines.answer_s, request_s=deadlines.answer_s)
+    async with Client(config, timing=timing) as client:
+        asked_s = time.time()
+        try:
+            server = await client.server()
+        except ApiError as problem:
+            return ApiSeen(config.url, problem=f"{config.url}: {problem}")
+        # The server's clock shows whole seconds.
+        skew_s = None if server.clock_s is None else (asked_s + time.time() - 1) / 2 - server.clock_s
+        needed = rights_of(settings)
+        verdicts = await asyncio.gather(*(_may(client, right) for right in needed))
+        rights = {str(right): verdict for right, verdict in zip(needed, verdicts, strict=True)}
+        seen = ApiSeen(config.url, version=server.version, skew_s=skew_s, rights=rights)
+        return await _with_node(seen, client, settings.node_name)
+
+
+async def _with_node(seen: ApiSeen, client: Client, name: str) -> ApiSeen:
+    if not name:
+        return replace(seen, node_problem="the name of this node is unknown; set NODE_NAME, or --node-name")
+    try:
+        node = await OwnNode(client, name).read()
+    except ApiError as problem:
+        return replace(seen, node_problem=str(problem))
+    report, problems = node_report(node.annotations, time.time())
+    return replace(
+        seen,
+        report=report,
+        report_problems=problems,
+        labels=node.labels,
+        allocatable=node.allocatable,
+        capacity=node.capacity,
+        gpus=gpus_of_node(node.annotations, node.labels, 0, 0),
+    )
+
+
+async def _may(client: Client, right: Right) -> bool | None:
+    try:
+        return await may(client, right)
+    except ApiError:
+        return None

@@ -1,0 +1,398 @@
+"""The scheduler extender: watches the cluster's nodes and pods, and answers kube-scheduler's requests."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import time
+import uuid
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from gpu_device_plugin import __version__
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.http import STRANGERS, ListenError, serving_routes, written
+from gpu_device_plugin.aio.tls import server_tls
+from gpu_device_plugin.cluster.client.api_client import Client, Timing
+from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT, ClusterConfig, ClusterConfigError, config_for
+from gpu_device_plugin.cluster.lease import Lease, LeaseTiming
+from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, NodeReader, PodReader
+from gpu_device_plugin.cluster.objects.other_pods import OtherPodReader
+from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
+from gpu_device_plugin.cluster.writers.binder import Binder, BinderTiming
+from gpu_device_plugin.core.contract.keys import READ_ON_NODES, READ_ON_PODS, MalformedAnnotationError
+from gpu_device_plugin.core.contract.promises import promises
+from gpu_device_plugin.core.report.gauges import ExtenderMetrics, WatchMetrics
+from gpu_device_plugin.fleet import Entry, Fleet
+from gpu_device_plugin.programs.extender.binding import Binding, Freshness
+from gpu_device_plugin.programs.extender.extender_routes import Readiness, Routes
+from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
+from gpu_device_plugin.programs.extender.verbs import Verbs, Waiting
+from gpu_device_plugin.programs.extender.workload_learning import Learner
+from gpu_device_plugin.programs.lifetime import until_stopped
+from gpu_device_plugin.programs.rereading import Rereading
+from gpu_device_plugin.settings.knobs import UsageError, reload
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Iterable
+
+    import msgspec
+
+    from gpu_device_plugin.aio.http import Route
+    from gpu_device_plugin.cluster.client.errors import ApiError
+    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+    from gpu_device_plugin.core.cluster.other_pods import OtherPod
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.programs.extender.extender_routes import Watches
+    from gpu_device_plugin.settings.extender import ExtenderSettings
+    from gpu_device_plugin.settings.forms import Address
+    from gpu_device_plugin.settings.sources import Sources, Texts
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """The timeouts and intervals of an extender's parts, in seconds."""
+
+    api: Timing = field(default_factory=Timing)
+    follow: ReflectorTiming = field(default_factory=ReflectorTiming)
+    bind: BinderTiming | None = None
+    """None: derived from the setting `bind_timeout_s`."""
+    lease: LeaseTiming = field(default_factory=LeaseTiming)
+    catch_up_s: float = 3.0
+    """Timeout of catching up with the bindings of others. A scheduler gives up on a binding after 5 s."""
+    check_doubts_s: float = 5.0
+    """Interval at which bindings in doubt are checked."""
+    settle_s: float = 2.0
+    """How long a GPU stays closed to the other resource after a pod on it has ended. The agent reads the kubelet's
+    records and the driver, and updates the kubelet, within 16 to 25 ms; on a busy node it takes longer."""
+    tick_s: float = 0.5
+    """Interval at which vanished pods are expired."""
+    quiet_s: float = 1.0
+    """How much longer than a binding `/quiet` waits for the shutdown that its caller, kube-scheduler, has begun too."""
+    unfollowed_s: float = 60.0
+    """Once a watch of nodes or pods has been broken for this long, the extender is not ready."""
+
+
+DEFAULT_TIMINGS = Timings()
+
+
+def main(sources: Sources[ExtenderSettings], texts: Texts, settings: ExtenderSettings) -> int:
+    """Run the extender until SIGTERM or SIGINT; return its exit code.
+
+    Args:
+        sources: the sources of the settings.
+        texts: the contents of the files among them.
+        settings: the settings read from them.
+
+    Raises:
+        UsageError: an address, or a certificate, cannot be used.
+    """
+    try:
+        config = config_for(settings.api, os.environ)
+    except ClusterConfigError as error:
+        raise UsageError(f"api: {error}") from error
+    extender = Extender(settings, config, when_read=collect_rarely())
+    rereading = Rereading(sources, texts, take=extender.reload, refuse=extender.keep_settings)
+    reload = partial(rereading.look, anyway=True)
+    return asyncio.run(until_stopped(rereading.beside(extender.run()), "extender", {signal.SIGHUP: reload}))
+
+
+def collect_rarely() -> Callable[[], None]:
+    """Have the garbage collector skip old objects while the cluster is read; return a function that ends this."""
+    usual = gc.get_threshold()
+    # A full collection for every quarter of growth took a sixth of the time until ready.
+    gc.set_threshold(100_000, 50, 1000)
+
+    def as_usual() -> None:
+        freeze_objects()
+        gc.set_threshold(*usual)
+
+    return as_usual
+
+
+def freeze_objects() -> None:
+    """Exempt all present objects from garbage collection: they stay, and no scheduler should wait for their scan."""
+    gc.collect()
+    gc.freeze()
+
+
+class Extender:
+    """Wires the parts of an extender together. Makes no decision itself."""
+
+    def __init__(
+        self,
+        settings: ExtenderSettings,
+        config: ClusterConfig,
+        *,
+        timings: Timings = DEFAULT_TIMINGS,
+        when_read: Callable[[], None] = freeze_objects,
+    ) -> None:
+        """Prepare; nothing is sent before `run`.
+
+        Args:
+            settings: the initial settings; `reload` changes some.
+            config: where the API server is.
+            timings: the timeouts and intervals.
+            when_read: called once, when the cluster has been read.
+        """
+        self.settings = settings
+        self._timings = timings
+        self._when_read = when_read
+        self._resources = resources = settings.offered
+        names = tuple(resource.name for resource in resources)
+        self._metrics: m.Metrics = (
+            m.PrometheusMetrics(self.state, m.EXTENDER_COUNTS, m.EXTENDER_DURATIONS)
+            if settings.http is not None
+            else m.Metrics()
+        )
+        self._client = Client(config, timing=timings.api, on_error=self._count_error)
+        self._pod_reader = PodReader(names, READ_ON_PODS.__contains__, sums=True)
+        self._other_reader = OtherPodReader()
+        # A pod whose JSON names none of our resources asks for none.
+        self._ours = tuple(f'"{name}"'.encode() for name in names)
+        node_reader = NodeReader(names, READ_ON_NODES.__contains__)
+        self._changed = asyncio.Event()
+        self.fleet = Fleet(
+            resources,
+            vanished_grace_s=settings.vanished_grace_s,
+            settle_s=timings.settle_s,
+            on_drift=self._drifted,
+            on_unplaced=self._unplaced,
+            on_change=self._changed.set,
+        )
+        self._nodes: Reflector[NodeRecord] = Reflector(
+            self._client, NODES, node_reader.read, NodeStore(self.fleet, resources), timing=timings.follow
+        )
+        self.waiting = Waiting(self.fleet)
+        self.verbs = Verbs(
+            self.fleet,
+            PodReader(names, READ_ON_PODS.__contains__, sums=True, every=True),
+            resources,
+            node_policy=lambda: self.settings.node_policy,
+            gpu_policy=lambda: self.settings.gpu_policy,
+            ready=lambda: next(iter(self.unready()), ""),
+            metrics=self._metrics,
+            waiting=None if settings.http is None else self.waiting,
+        )
+        self._learner = Learner(self.verbs.judge, resources, time.monotonic, entries=self.fleet.entries.values)
+        self._pods: Reflector[Pod | OtherPod] = Reflector(
+            self._client,
+            PODS,
+            self._read_pod,
+            PodStore(self.fleet, time.monotonic, self._learner),
+            timing=timings.follow,
+        )
+        self.watches: Watches = {"nodes": self._nodes, "pods": self._pods}
+        """The reflectors of the cluster, by the plural of the kind."""
+        self._lease = (
+            Lease(
+                self._client,
+                settings.namespace(SERVICE_ACCOUNT),
+                settings.lease_name,
+                # Differs after every restart: a restarted process does not hold the lease of its predecessor.
+                f"{settings.holder()}_{uuid.uuid4()}",
+                timing=timings.lease,
+            )
+            if settings.leader_election
+            else None
+        )
+        self.readiness = Readiness(self.watches, self._lease, time.monotonic, timings.unfollowed_s)
+        self.unready = self.readiness.unready
+        """Returns why this extender is not ready to answer the scheduler; empty if it is."""
+        self._fresh = Freshness(partial(self._pods.caught_up, timings.catch_up_s), time.monotonic)
+        self.binding = Binding(
+            self.fleet,
+            Binder(self._client, self._pod_reader, timing=self._bind_timing),
+            resources,
+            current=self._fresh,
+            gpu_policy=lambda: self.settings.gpu_policy,
+            ranks=self._learner.ranks,
+            timeout_s=lambda: self.settings.bind_timeout_s,
+            clock=time.monotonic,
+            wall_ns=time.time_ns,
+            check_doubts_s=timings.check_doubts_s,
+        )
+        self.routes = Routes(
+            self.verbs,
+            self.binding,
+            self.readiness,
+            self._metrics,
+            quiet_within_s=lambda: self.settings.bind_timeout_s + timings.quiet_s,
+        )
+        self.ports: dict[str, int] = {}
+        """The listening ports by setting, once open."""
+
+    def __repr__(self) -> str:
+        return f"<Extender: {self.fleet!r}, {self.binding!r}>"
+
+    def reload(self, wanted: ExtenderSettings) -> None:
+        """Apply the settings that can change at run time."""
+        outcome = reload(self.settings, wanted)
+        self.settings = outcome.settings
+        self.fleet.vanished_grace_s = outcome.settings.vanished_grace_s
+        logging.getLogger("gpu_device_plugin").setLevel(outcome.settings.log_level.upper())
+        _log.info("%s", outcome.sentence, extra=outcome.changes)
+
+    def keep_settings(self, why: str) -> None:
+        """Log that new settings are invalid, and that the present ones stay in force."""
+        _log.error("the configuration stays as it was", extra={"why": why})
+
+    async def run(self) -> NoReturn:
+        """Run all parts until cancelled. Owns the listening sockets and the connections.
+
+        Raises:
+            UsageError: an address cannot be listened on, or a certificate not be used.
+        """
+        settings = self.settings
+        _log.info("the scheduler extender starts", extra={"version": __version__, "listen": written(*settings.listen)})
+        if settings.exposed:
+            _log.warning(
+                "every client that reaches this address can bind pods; let only the scheduler reach it, or "
+                "give tls_cert, tls_key and client_ca",
+                extra={"listen": written(*settings.listen)},
+            )
+        tls = _tls(settings)
+        async with self._client, AsyncExitStack() as servers:
+            if settings.http is not None:
+                await self._serve(servers, "http", settings.http, self.routes.for_monitoring(), limits=STRANGERS)
+            servers.callback(self.routes.quiet.set)  # once the scheduler's calls have ended, before the probes end
+            calls, patience_s = self.routes.for_scheduler(), settings.bind_timeout_s
+            await self._serve(servers, "listen", settings.listen, calls, tls=tls, finish_within_s=patience_s)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._nodes.run(), name="watch nodes")
+                tasks.create_task(self._follow_pods(), name="watch pods")
+                tasks.create_task(self.binding.resolve_doubts(), name="resolve doubts")
+                tasks.create_task(self._prepare_after_changes(), name="prepare after changes")
+                tasks.create_task(self._learner.run(), name="learn")
+                tasks.create_task(self._tick(), name="expire vanished pods")
+                tasks.create_task(self._log_when_ready(), name="log when ready")
+                if self._lease is not None:
+                    tasks.create_task(self._lease.run(), name="elect a leader")
+                    tasks.create_task(self._follow_leader(self._lease), name="follow the leader")
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    # Bindings in progress end before the lease is released: the next leader lists pods before it binds,
+                    # and would miss a binding still in flight.
+                    self.readiness.shutting_down = True
+                    await servers.aclose()
+        raise AssertionError  # pragma: no cover (nobody sets the event)
+
+    async def _serve(
+        self, servers: AsyncExitStack, setting: str, address: Address, routes: Iterable[Route], **more: Any
+    ) -> None:
+        try:
+            self.ports[setting] = await servers.enter_async_context(serving_routes(*address, routes, **more))
+        except ListenError as error:
+            raise UsageError(f"{setting}: {error}") from error
+
+    # --- The cluster ----------------------------------------------------------------------------------------------
+
+    def _read_pod(self, raw: msgspec.Raw) -> Pod | OtherPod | None:
+        whole = bytes(raw)
+        if not any(name in whole for name in self._ours):
+            return self._other_reader.read(raw)
+        pod, ignored = self._pod_reader.read(raw)
+        if ignored:
+            _log.warning(
+                "ignoring invalid limits of a pod", extra={"pod": f"{pod.namespace}/{pod.name}", "why": ignored[0]}
+            )
+        return pod if pod.containers else self._other_reader.read(raw)
+
+    def _unplaced(self, pod: Pod) -> None:
+        """Count a pod whose GPU is unknown because its annotations are malformed."""
+        try:
+            promises(pod, self._resources)
+        except MalformedAnnotationError:
+            self._metrics.count(m.MALFORMED_ANNOTATIONS)
+
+    def _bind_timing(self) -> BinderTiming:
+        return self._timings.bind or BinderTiming.within(self.settings.bind_timeout_s)
+
+    async def _follow_pods(self) -> NoReturn:
+        # A pod without GPUs says something of what comes to nodes with GPUs if its node is known to be one.
+        await self._nodes.wait_synced()
+        await self._pods.run()
+
+    async def _tick(self) -> NoReturn:
+        while True:
+            self.fleet.expire(time.monotonic())
+            self.readiness.record_watches()
+            await asyncio.sleep(self._timings.tick_s)
+
+    async def _prepare_after_changes(self) -> NoReturn:
+        """Prepare for the next request as soon as the fleet changes."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            self.verbs.prepare()
+
+    async def _log_when_ready(self) -> None:
+        began = time.monotonic()
+        await self._nodes.wait_synced()
+        await self._pods.wait_synced()
+        took_s = time.monotonic() - began
+        self._when_read()
+        _log.info(
+            "the cluster has been read",
+            extra={"nodes": len(self.fleet.candidates), "pods": len(self.fleet.entries), "took_s": round(took_s, 2)},
+        )
+
+    async def _follow_leader(self, lease: Lease) -> NoReturn:
+        async for leads in lease.leader.values():
+            if leads:
+                self._fresh.lost()
+            _log.info("this extender leads" if leads else "this extender does not lead", extra={"holder": lease.holder})
+        raise AssertionError  # pragma: no cover (a Latest never ends)
+
+    def _drifted(self, before: Entry, now: Entry) -> None:
+        self._metrics.count(m.DRIFT, "moved" if before.node == now.node else "other_node")
+        _log.warning(
+            "a pod holds other GPUs than the ledger recorded",
+            extra={
+                "pod": f"{now.namespace}/{now.name}",
+                "node": now.node,
+                "had": str(before.usage),
+                "has": str(now.usage),
+            },
+        )
+
+    def _count_error(self, error: ApiError) -> None:
+        self._metrics.count(m.API_ERRORS, error.call.verb, type(error).__name__)
+
+    def state(self) -> ExtenderMetrics:
+        """Return the state that the metrics export."""
+        return ExtenderMetrics(
+            leader=self.readiness.leading,
+            pods=len(self.fleet.entries),
+            pending=self.fleet.waiting,
+            oldest_s=self.waiting.oldest_s(),
+            claims=self.fleet.claims,
+            in_doubt=self.binding.doubts,
+            learned=self._learner.in_force,
+            distrusted=len(self._learner.distrusted),
+            watches={
+                kind: WatchMetrics(watch.live, watch.silent_s, watch.lists, watch.unreadable)
+                for kind, watch in self.watches.items()
+            },
+            waiting=self.waiting.counts(),
+            # Of GPUs that kube-scheduler allocates we do not know which are in use.
+            nodes=[node for node in self.fleet.candidates.values() if not node.gpus.claims],
+        )
+
+
+def _tls(settings: ExtenderSettings) -> ssl.SSLContext | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    try:
+        return server_tls(settings.tls_cert, settings.tls_key, settings.client_ca)
+    except OSError as error:
+        raise UsageError(str(error)) from error

@@ -1,0 +1,199 @@
+"""The extender's HTTP endpoints: the scheduler's calls, probes, metrics, and `/quiet` for kube-scheduler's shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import __version__
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.http import JSON, Page, Request, Route, page_at
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.cluster.writers.binder import PodRef
+from gpu_device_plugin.scheduler import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from gpu_device_plugin.cluster.lease import Lease
+    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+    from gpu_device_plugin.cluster.reflector import Reflector
+    from gpu_device_plugin.core.cluster.other_pods import OtherPod
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.programs.extender.binding import Binding
+    from gpu_device_plugin.programs.extender.verbs import Verbs
+
+    Watches = Mapping[str, Reflector[NodeRecord] | Reflector[Pod | OtherPod]]
+
+
+_log = logging.getLogger(__name__)
+
+PREFIX = "/gpushare-scheduler"
+"""The same path as that of gpushare's extender."""
+
+_LONGEST_FIELD = 600
+"""Characters of one field in a log line."""
+
+
+class Routes:
+    """Routes each request to the part that answers it."""
+
+    def __init__(
+        self,
+        verbs: Verbs,
+        binding: Binding,
+        readiness: Readiness,
+        metrics: m.Metrics,
+        *,
+        quiet_within_s: Callable[[], float],
+    ) -> None:
+        """Answer with these parts; `quiet_within_s` is how long `/quiet` may wait, seconds."""
+        self._verbs = verbs
+        self._binding = binding
+        self._readiness = readiness
+        self._metrics = metrics
+        self._quiet_within_s = quiet_within_s
+        self.quiet = asyncio.Event()
+        """Set once the extender is shutting down and sends no more bindings."""
+
+    def for_scheduler(self) -> list[Route]:
+        """Return the routes of the scheduler's address."""
+        return [
+            Route("POST", f"{PREFIX}/filter", self._verb("filter", self._verbs.filter)),
+            Route("POST", f"{PREFIX}/prioritize", self._verb("prioritize", self._verbs.prioritize)),
+            Route("POST", f"{PREFIX}/preempt", self._verb("preempt", self._verbs.preempt)),
+            Route("POST", f"{PREFIX}/bind", self._bind),
+            Route("GET", f"{PREFIX}/inspect", self._inspect),
+            Route("GET", f"{PREFIX}/inspect/", self._inspect),
+            page_at("/version", _version),
+            *(page_at(path, page) for path, page in self._probes().items()),
+        ]
+
+    def for_monitoring(self) -> list[Route]:
+        """Return the routes of the address for monitoring and the kubelet."""
+        pages = dict(self._probes())
+        if isinstance(self._metrics, m.PrometheusMetrics):
+            pages["/metrics"] = self._metrics.page
+        return [*(page_at(path, page) for path, page in pages.items()), page_at("/quiet", self._quiet)]
+
+    def _verb(self, name: str, answer: Callable[[bytes], bytes]) -> Callable[[Request], Awaitable[Page]]:
+        async def answered(request: Request) -> Page:
+            began = time.perf_counter()
+            body = answer(request.body)
+            self._metrics.took(m.VERBS, time.perf_counter() - began, name, "answered")
+            return self._json(body)
+
+        return answered
+
+    def _json(self, body: bytes) -> Page:
+        """Return a JSON page; closes the connection while not ready, as a Service only redirects new connections."""
+        return Page(body, content_type=JSON, last=bool(self._readiness.unready()))
+
+    async def _bind(self, request: Request) -> Page:
+        """Answer bind with HTTP 200 even on failure: of any other status the scheduler shows only the number."""
+        began = time.perf_counter()
+        try:
+            args = wire.read_binding(request.body)
+            why = next(iter(self._readiness.unready()), "")
+            why = why or await self._binding.bind(PodRef(args.namespace, args.name, args.uid), args.node)
+            if why:
+                said = {"pod": f"{args.namespace}/{args.name}", "node": args.node, "why": why}
+                brief = {key: text[:_LONGEST_FIELD] for key, text in said.items()}  # the caller chose the names
+                _log.info("a pod was not bound", extra=brief | {"once_per_s": 60})
+        except wire.UnreadableRequestError as error:
+            why = str(error)
+        outcome = "refused" if why else "bound"
+        self._metrics.count(m.BINDS, outcome)
+        self._metrics.took(m.VERBS, time.perf_counter() - began, "bind", outcome)
+        return self._json(wire.binding_result(why))
+
+    async def _inspect(self, request: Request) -> Page:
+        if unknown := self._readiness.unknown():
+            return Page(wire.inspect_result([], unknown[0]), 503, JSON, last=True)
+        return self._verbs.inspect(request.rest.strip("/"))
+
+    def _probes(self) -> Mapping[str, Callable[[], Awaitable[Page]]]:
+        return {"/healthz": m.probe(_alive), "/readyz": m.probe(self._ready), "/livez": m.probe(_alive)}
+
+    async def _ready(self) -> tuple[str, ...]:
+        return self._readiness.unready()
+
+    async def _quiet(self) -> Page:
+        """Answer once this extender is shutting down and sends no more bindings, or after a timeout.
+
+        The kube-scheduler in the same pod waits for this answer before it releases its lease.
+        """
+        quiet = await within(self._quiet_within_s(), self.quiet.wait())
+        return Page("quiet\n" if quiet else "this extender has not been asked to stop\n")
+
+
+async def _alive() -> tuple[str, ...]:
+    return ()
+
+
+async def _version() -> Page:
+    return Page(f"{__version__}\n")
+
+
+class Readiness:
+    """The reasons why this extender is not ready. All are temporary but its shutdown."""
+
+    def __init__(self, watches: Watches, lease: Lease | None, clock: Callable[[], float], unfollowed_s: float) -> None:
+        """Derive readiness from these parts.
+
+        Args:
+            watches: the reflectors of the cluster, by the plural of the kind.
+            lease: elects the leader of several extenders; None: this one has no replicas.
+            clock: monotonic seconds.
+            unfollowed_s: how old the view of the cluster may be while a watch is broken, seconds.
+        """
+        self._watches = watches
+        self._lease = lease
+        self._clock = clock
+        self._unfollowed_s = unfollowed_s
+        self._followed_at: dict[str, float] = {}
+        """By kind, when its watch was last without a problem, monotonic seconds."""
+        self.shutting_down = False
+        """The extender is shutting down, and accepts no new work."""
+
+    def __repr__(self) -> str:
+        return f"<Readiness: {'; '.join(self.unready()) or 'ready'}>"
+
+    @property
+    def leading(self) -> bool:
+        """Whether the lease allows this extender to act."""
+        return self._lease is None or self._lease.leading
+
+    def record_watches(self) -> None:
+        """Record which watches are current; to be called periodically."""
+        now = self._clock()
+        for what, watch in self._watches.items():
+            if watch.live or watch.problem is None or what not in self._followed_at:
+                self._followed_at[what] = now
+
+    def unready(self) -> tuple[str, ...]:
+        """Return why this extender is not ready to answer the scheduler; empty if it is."""
+        shutdown = ("this extender is shutting down, another one takes over",) if self.shutting_down else ()
+        return (*shutdown, *self.unknown(), *self._not_leading())
+
+    def unknown(self) -> tuple[str, ...]:
+        """Return for each kind why its objects are unknown or out of date; empty if all are current."""
+        oldest = self._clock() - self._unfollowed_s
+        found = []
+        for what, watch in self._watches.items():
+            why = f": {watch.problem}" if watch.problem is not None else ""
+            if not watch.synced:
+                found.append(f"the cluster's {what} have not all been read yet{why}")
+            elif why and not watch.live and self._followed_at.get(what, math.inf) < oldest:
+                found.append(f"the cluster's {what} cannot be followed{why}")
+        return tuple(found)
+
+    def _not_leading(self) -> tuple[str, ...]:
+        if self._lease is None or self._lease.leading:
+            return ()
+        if self._lease.problem is not None:
+            return (f"whether this extender may lead is unknown: {self._lease.problem}",)
+        return (f"another extender leads: {self._lease.holder or 'none yet'}",)

@@ -1,0 +1,173 @@
+"""Learn from the pods that come what the room of nodes is worth, while the scheduler's calls go on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
+
+from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
+from gpu_device_plugin.core.value.fair_learning import due, studying
+from gpu_device_plugin.core.value.marginal_value import Appraiser, ranks_on
+from gpu_device_plugin.core.value.price_learning import mean_gpu
+from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, created_s, kinds_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.cluster.other_pods import OtherPod
+    from gpu_device_plugin.core.model.placing import Ranks
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Amounts, Resource
+    from gpu_device_plugin.core.value.fair_learning import Study
+    from gpu_device_plugin.core.value.node_types import NodeType
+    from gpu_device_plugin.core.value.price_learning import Tables
+    from gpu_device_plugin.fleet import Entry
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ENTRIES = 1000
+"""After so many pods others run."""
+
+
+class Nodes(Protocol):
+    """The nodes that are scored by the tables."""
+
+    def shapes(self) -> Mapping[NodeType, int]:
+        """Return how many nodes with GPUs there are of each shape."""
+
+    @property
+    def outdated(self) -> bool:
+        """Whether there is a node of a shape that the tables do not know."""
+
+    def learned(self, tables: Tables | None) -> Generator[None, None, None]:
+        """Score by these tables from the end of these steps on; None: as if nothing was learned."""
+
+
+class Learner:
+    """Keeps the mix of pods, and the tables learned from it. Nothing is persisted: a restart learns anew."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        resources: Iterable[Resource],
+        clock: Callable[[], float],
+        *,
+        entries: Callable[[], Collection[Entry]] = tuple,
+        look_s: float = 1.0,
+        hold_s: float = 60.0,
+    ) -> None:
+        """Start without a pod.
+
+        Args:
+            nodes: get the tables.
+            resources: the managed resources.
+            clock: monotonic seconds.
+            entries: returns the pods that use GPUs.
+            look_s: how often to look whether there is more to learn.
+            hold_s: how often to look which namespace uses how much GPU memory.
+        """
+        self._nodes = nodes
+        self._resources = tuple(resources)
+        self._clock = clock
+        self._entries = entries
+        self._look_s = look_s
+        self._hold_s = hold_s
+        self._mix = WorkloadMix()
+        self._held_at = -math.inf
+        self._appraiser: Appraiser | None = None
+        self._learned_from = 0
+        self._learned_at = 0.0
+        self._told: tuple[bool, tuple[str, ...]] = True, ()
+        self.distrusted: tuple[str, ...] = ()
+        """Namespaces that count little; see `Study.distrusted`."""
+
+    def __repr__(self) -> str:
+        return f"<Learner: {self._mix.came} pods of {len(self._mix)} kinds, learned from {self._learned_from}>"
+
+    @property
+    def in_force(self) -> bool:
+        """Whether the policy `fit` goes by what was learned; it is `binpack` otherwise."""
+        return self._appraiser is not None
+
+    def came(self, pod: Pod) -> None:
+        """Count a pod with GPUs that was bound, once."""
+        asked = ask(pod, self._resources)
+        if isinstance(asked, Ask) and asked.parts:
+            kinds = kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib)
+            self._mix.add(kinds, created_s(pod.created), pod.namespace)
+
+    def observe_other(self, pod: OtherPod) -> None:
+        """Count a pod without GPUs that was bound to a node with GPUs, once."""
+        self._mix.add([PodKind(0, 0, pod.amounts.cpu_milli, pod.amounts.memory_mib)], created_s(pod.created))
+
+    def ranks(self, node: Candidate, amounts: Amounts) -> Ranks | None:
+        """Return what the policy `fit` prefers on a node for a pod that requests these amounts; None: unknown yet."""
+        return None if self._appraiser is None else ranks_on(self._appraiser, node, amounts)
+
+    async def run(self) -> NoReturn:
+        """Learn whenever it is due. Ends only by cancellation."""
+        while True:
+            await asyncio.sleep(self._look_s)
+            now = self._clock()
+            if now - self._held_at >= self._hold_s:
+                await self._look_at_holdings()
+            if due(self._mix.came, self._learned_from, now - self._learned_at, outdated=self._nodes.outdated):
+                await self.learn()
+
+    async def _look_at_holdings(self) -> None:
+        """Note which namespace uses how much GPU memory."""
+        self._held_at = self._clock()
+        unit = mean_gpu(self._nodes.shapes())
+        held: dict[str, float] = {}
+        for number, entry in enumerate(list(self._entries())):
+            usage = entry.usage
+            held[entry.namespace] = held.get(entry.namespace, 0.0) + usage.all_shares + usage.all_gpus * unit
+            if number % _ENTRIES == _ENTRIES - 1:
+                await asyncio.sleep(0)
+        self._mix.hold(held, self._held_at)
+
+    async def learn(self) -> None:
+        """Learn now; the scheduler's calls are answered meanwhile."""
+        came, shapes = self._mix.came, self._nodes.shapes()
+        study = await _last(studying(self._mix, shapes))
+        await _last(self._nodes.learned(study.usable))
+        self._appraiser = None if study.usable is None else Appraiser(study.usable)
+        self.distrusted = study.distrusted
+        said = _log.debug if self._learned_from else _log.info
+        said("learned what room is worth", extra={"pods": came, "kinds": len(self._mix), "shapes": len(shapes)})
+        self._tell(study)
+        self._learned_from, self._learned_at = came, self._clock()
+
+    def _tell(self, study: Study) -> None:
+        """Log what an administrator should know, when it changes."""
+        told, self._told = self._told, (self.in_force, study.distrusted)
+        if study.distrusted and study.distrusted != told[1]:
+            _log.warning(
+                "pods of some namespaces count little in what the policy fit learns: they would cost the others GPUs",
+                extra={"namespaces": ", ".join(study.distrusted)},
+            )
+        if self.in_force != told[0]:
+            figures = {"fit": round(study.trial.fit, 3), "binpack": round(study.trial.binpack, 3)}
+            if self.in_force:
+                _log.info("the policy fit goes by what it has learned again", extra=figures)
+            else:
+                _log.warning(
+                    "the policy fit is binpack until it learns again: binpack gave out more GPUs to the pods that come",
+                    extra=figures,
+                )
+
+
+async def _last(steps: Generator[None, None, T]) -> T:
+    """Return the result of steps; others run between them."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+        await asyncio.sleep(0)

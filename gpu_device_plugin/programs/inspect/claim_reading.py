@@ -1,0 +1,129 @@
+"""ResourceClaims beside nodes and pods, read through kubectl as far as the cluster has them and the reader may."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpu_device_plugin.cluster.objects.decoding import Kind
+from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, GROUP, SLICES
+from gpu_device_plugin.core.contract.dra import DRIVER
+from gpu_device_plugin.core.report.findings.symptoms import SliceSeen
+from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, unread
+from gpu_device_plugin.view.objects import ApiObject, Named, decoded
+from gpu_device_plugin.view.reading import ABSENT, readable_claims
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpu_device_plugin.core.model.resource_claims import Claim
+    from gpu_device_plugin.programs.inspect.kubectl import Kubectl
+    from gpu_device_plugin.view.reading import Cluster
+
+_CLASSES = Kind("deviceclasses", group=GROUP)
+_NO_API = "the server could not find the requested resource"
+"""As kubectl says that the API server does not know a path (404)."""
+
+
+def raw_claims(kubectl: Kubectl, namespace: str = "") -> tuple[list[msgspec.Raw], str]:
+    """Return all claims as JSON, or those of one namespace; and why they cannot be read, empty if they were.
+
+    Only after a call that may log in: kubectl's stderr is not shown.
+    """
+    try:
+        return kubectl.items(CLAIMS.path(namespace=namespace), optional=True), ""
+    except ClusterUnreadableError as error:
+        return [], ABSENT if _NO_API in str(error) else str(unread(error))
+
+
+def with_claims(found: Cluster, kubectl: Kubectl, namespace: str = "") -> Cluster:
+    """Return a cluster with the claims of a namespace, or of all, which are read only where a node serves claims."""
+    if not found.serves_claims:
+        return found
+    claims, why = raw_claims(kubectl, namespace)
+    return found.without_claims(why) if why else found.with_claims(claims)
+
+
+def claims_alone(kubectl: Kubectl, namespace: str) -> list[Claim]:
+    """Return the claims of a namespace where nodes cannot be read; none if claims cannot be read either."""
+    return readable_claims(raw_claims(kubectl, namespace)[0])[0]
+
+
+def claims_of_pod(
+    kubectl: Kubectl, namespace: str, found: Cluster | None, missing: list[str]
+) -> Sequence[Claim] | None:
+    """Return the claims of a pod's namespace; None if they cannot be read, and why is added to `missing`."""
+    if found is not None and (claims := found.state.claims_of()):
+        return claims
+    raw, why = raw_claims(kubectl, namespace)
+    if why:
+        missing.append(why)
+        return None
+    return readable_claims(raw)[0]
+
+
+# --- For the doctor ---------------------------------------------------------------------------------------------------
+
+
+class _Pool(ApiObject):
+    name: str = ""
+    generation: int = 0
+    resource_slice_count: int = 0
+
+
+class _Device(ApiObject):
+    allow_multiple_allocations: bool | None = None
+
+
+class _SliceSpec(ApiObject):
+    pool: _Pool = msgspec.field(default_factory=_Pool)
+    devices: list[_Device] | None = None
+    shared_counters: list[msgspec.Raw] | None = None
+
+
+class _Slice(Named):
+    spec: _SliceSpec = msgspec.field(default_factory=_SliceSpec)
+
+
+class _ClassSpec(ApiObject):
+    extended_resource_name: str | None = None
+
+
+class _Class(Named):
+    spec: _ClassSpec = msgspec.field(default_factory=_ClassSpec)
+
+
+def slices(kubectl: Kubectl) -> tuple[SliceSeen, ...]:
+    """Return the ResourceSlices of our driver.
+
+    Raises:
+        ClusterUnreadableError: they cannot be read; the message is kubectl's.
+        UnreadableObjectError: one of them is no ResourceSlice.
+    """
+    raw = kubectl.items(SLICES.path(), [f"spec.driver={DRIVER}"], optional=True)
+    return tuple(_seen(decoded(each, _Slice).spec) for each in raw)
+
+
+def _seen(spec: _SliceSpec) -> SliceSeen:
+    devices = spec.devices or ()
+    shared = any(device.allow_multiple_allocations for device in devices)
+    return SliceSeen(
+        pool=spec.pool.name,
+        generation=spec.pool.generation,
+        of=spec.pool.resource_slice_count,
+        devices=len(devices),
+        shared=shared,
+        counters=bool(spec.shared_counters),
+    )
+
+
+def device_classes(kubectl: Kubectl) -> dict[str, str]:
+    """Return the extended resource of each DeviceClass by the name of the class; empty: none.
+
+    Raises:
+        ClusterUnreadableError: they cannot be read; the message is kubectl's.
+        UnreadableObjectError: one of them is no DeviceClass.
+    """
+    found = [decoded(each, _Class) for each in kubectl.items(_CLASSES.path(), optional=True)]
+    return {each.metadata.name: each.spec.extended_resource_name or "" for each in found}

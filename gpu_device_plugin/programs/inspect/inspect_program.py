@@ -1,0 +1,423 @@
+"""`kubectl inspect gpushare`: which pods use which GPU of the cluster, and why a pod gets none. Needs only kubectl."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
+from gpu_device_plugin.core.report.finding import exit_code, report
+from gpu_device_plugin.core.report.overview_document import document
+from gpu_device_plugin.core.report.tables.folded_table import folded
+from gpu_device_plugin.core.report.tables.overview import details, summary, wide
+from gpu_device_plugin.core.report.tables.pod_table import (
+    SORTS,
+    folded_details,
+    pod_rows,
+    pod_table,
+    rows_alone,
+    rows_claimed,
+    rows_unallocated,
+    rows_waiting,
+)
+from gpu_device_plugin.core.report.tables.top import Picture, Wishes
+from gpu_device_plugin.core.report.text.columns import Line, columns
+from gpu_device_plugin.core.report.text.prices import price_document, price_lines
+from gpu_device_plugin.core.report.text.use_texts import at_a_glance
+from gpu_device_plugin.core.report.why.explanations import explain, explain_briefly
+from gpu_device_plugin.programs.commandline import FAILED, OK, ending, flags_in
+from gpu_device_plugin.programs.inspect.arguments import COMMANDS, INTERVAL_S, MOST_EXPLAINED, REALLY, parse, passed_on
+from gpu_device_plugin.programs.inspect.claim_reading import claims_alone, claims_of_pod, with_claims
+from gpu_device_plugin.programs.inspect.cluster_reading import findings
+from gpu_device_plugin.programs.inspect.kubectl import GRANT, ClusterUnreadableError, Kubectl, items, unread
+from gpu_device_plugin.programs.inspect.top_screen import top
+from gpu_device_plugin.programs.inspect.uninstall import uninstall
+from gpu_device_plugin.programs.terminal import discard_output, say, show
+from gpu_device_plugin.settings.common import ResourceSettings
+from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
+from gpu_device_plugin.settings.sources import Sources
+from gpu_device_plugin.view.extender_policy import CONFIGURATION, assumed, policy_in
+from gpu_device_plugin.view.learned_mix import lesson_of
+from gpu_device_plugin.view.objects import ConfigMap
+from gpu_device_plugin.view.poddetails import events, pod_and_status
+from gpu_device_plugin.view.reading import cluster, gpu_pods
+from gpu_device_plugin.view.why_pod import why
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Mapping, Sequence
+
+    import msgspec
+
+    from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.report.tables.pod_table import PodRow
+    from gpu_device_plugin.view.extender_policy import Policy
+    from gpu_device_plugin.view.reading import Cluster
+
+_PODS, _NODES = "/api/v1/pods", "/api/v1/nodes"
+_CONFIGMAPS = f"/api/v1/configmaps?fieldSelector=metadata.name%3D{CONFIGURATION}"
+_COUNTING = ("spec.nodeName!=", "status.phase!=Succeeded", "status.phase!=Failed")
+"""Selects the pods that may hold a GPU or part of one."""
+
+_VIEWER = "an administrator gives the rights by binding the ClusterRole gpushare-viewer"
+_UNBOUNDED = 10_000
+"""Columns, where the output goes to no terminal."""
+_MOST_WARNINGS = 3
+_RIGHTS = "docs/inspect.md has the commands by which an administrator grants all rights that this command needs"
+
+
+def main(
+    argv: Sequence[str],
+    *,
+    prog: str = "kubectl inspect gpushare",
+    kubectl: str = "kubectl",
+    environ: Mapping[str, str] = os.environ,
+    web: Callable[..., int] | None = None,
+) -> int:
+    """Run the command in `argv`.
+
+    Args:
+        argv: the arguments, without the name of the program.
+        prog: the command that the user typed, for messages.
+        kubectl: the program through which the cluster is read.
+        environ: the environment, which may hold settings.
+        web: serves the page, with kubectl's flags, the resources, `port`, `browser`, `prog` and `kubectl`, and returns
+            the exit code; None: this build has no page.
+
+    Returns:
+        0 on success; 1 if the cluster, the node or the pod cannot be read; 2 for a usage error; the doctor returns one
+        of `EXIT_CODES`.
+    """
+
+    def run() -> int:
+        try:
+            arguments = parse(prog, argv)
+            resources = _resources(arguments, environ)
+            if arguments.command == "web":
+                return _web(web, arguments, resources, prog=prog, kubectl=kubectl)
+            access = Kubectl(passed_on(arguments), kubectl)
+            if arguments.command == "top":
+                return _top(arguments, access, resources, environ)
+            lines, code = _COMMANDS[arguments.command](arguments, access, resources)
+            show((Line(line) if isinstance(line, str) else line for line in lines), environ)
+            sys.stdout.flush()
+        except (ClusterUnreadableError, UnreadableObjectError) as error:
+            say(sys.stderr, f"{prog}: {error}")
+            return FAILED
+        except BrokenPipeError:
+            discard_output(sys.stdout)
+            return FAILED
+        return code
+
+    return ending(prog, run)
+
+
+# --- The commands -----------------------------------------------------------------------------------------------------
+
+
+_Output = tuple["Sequence[str | Line]", int]
+"""Lines, and the exit code."""
+
+
+def _raw_nodes(name: str, kubectl: Kubectl, labels: str = "") -> list[msgspec.Raw]:
+    """Return the node of this name as JSON, or if it is empty all nodes that match a label selector.
+
+    Raises:
+        ClusterUnreadableError: there is no such node, or nodes cannot be read.
+    """
+    raw_nodes = kubectl.items(_NODES, [f"metadata.name={_value(name)}"] if name else [], labels=labels)
+    if name and not raw_nodes:
+        meant = nearest(name, COMMANDS, "kubectl get nodes lists the existing ones")
+        raise ClusterUnreadableError(f'nodes "{name}" not found; {meant}')
+    return raw_nodes
+
+
+def _overview(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
+    if arguments.namespace:
+        return _pods_of(arguments.namespace, kubectl, resources)
+    name = arguments.node
+    try:
+        raw_nodes = _raw_nodes(name, kubectl, arguments.selector)
+    except ClusterUnreadableError as error:
+        if name or not (lacking := kubectl.denied("nodes")):
+            raise
+        return _without_nodes(lacking, error, kubectl, resources)
+    placed = (f"spec.nodeName={_value(name)}", *_COUNTING[1:]) if name else _COUNTING
+    try:
+        raw_pods = kubectl.items(_PODS, placed)
+    except ClusterUnreadableError:
+        if not (lacking := kubectl.denied("pods")):
+            raise
+        if arguments.output not in {"summary", "details", "gpushare"}:
+            raise ClusterUnreadableError(f"{lacking}, and GPUs would seem freer than they are; {GRANT}") from None
+        namespace = kubectl.namespace()
+        raw_pods = kubectl.items(_pods_in(namespace), placed, optional=True)
+        say(sys.stderr, f"warning: {lacking}: only pods of {namespace} are counted, so GPUs may be fuller ({_VIEWER})")
+    found = with_claims(cluster(raw_nodes, raw_pods, resources), kubectl)
+    _warn(found)
+    if not found.nodes:
+        doctor = "No node shares GPUs; run kubectl inspect gpushare doctor to see why."
+        selected = f"No node with the labels {arguments.selector} shares GPUs." if arguments.selector else doctor
+        say(sys.stderr, f"Node {name} shares no GPUs." if name else selected)
+    lines = _LAYOUTS[arguments.output](found)
+    fold = _FOLDED.get(arguments.output)
+    if fold and (width := _columns()) and any(columns(line) > width for line in lines):
+        return [*fold(found.nodes, width), *at_a_glance(found.nodes)], OK
+    return lines, OK
+
+
+def _columns() -> int:
+    """Return the width of the terminal; 0: the output goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def _pods_in(namespace: str) -> str:
+    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
+
+
+def _without_nodes(
+    lacking: str, error: ClusterUnreadableError, kubectl: Kubectl, resources: Sequence[Resource]
+) -> _Output:
+    """Show the pods of the user's namespace, where nodes must not be read; `error` if these cannot be read either."""
+    namespace = kubectl.namespace()
+    try:
+        raw_pods = kubectl.items(_pods_in(namespace), _COUNTING, optional=True)
+    except ClusterUnreadableError:
+        raise error from None
+    say(
+        sys.stderr, f"warning: {lacking}: only the pods of {namespace} are shown, without use and free GPUs ({_VIEWER})"
+    )
+    alone = [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims_alone(kubectl, namespace))]
+    return _table_of(alone, namespace), OK
+
+
+def _pods_of(namespace: str, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
+    """Show the pods of one namespace, with their use if nodes can be read."""
+    raw_pods = kubectl.items(_pods_in(namespace), _COUNTING[1:])
+    try:
+        raw_nodes = kubectl.items(_NODES, optional=True)
+    except ClusterUnreadableError as error:
+        say(sys.stderr, f"warning: {unread(error)}: what the pods use is not shown ({_VIEWER})")
+        alone = [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims_alone(kubectl, namespace))]
+        waiting = rows_waiting(cluster((), raw_pods, resources).state.waiting_pods, resources)
+        return _table_of([*alone, *waiting], namespace), OK
+    found = with_claims(cluster(raw_nodes, raw_pods, resources), kubectl, namespace)
+    _warn(found)
+    waiting = rows_waiting(found.state.waiting_pods, resources)
+    return _table_of(
+        [*pod_rows(found.nodes, namespace), *waiting, *rows_unallocated(found.state.claims_of())], namespace
+    ), OK
+
+
+def _table_of(rows: Sequence[PodRow], namespace: str) -> Sequence[Line]:
+    if not rows:
+        say(sys.stderr, f"No pod of {namespace} has a GPU.")
+        return []
+    return pod_table(sorted(rows, key=SORTS["name"]), _columns() or _UNBOUNDED)
+
+
+def _top(
+    arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource], environ: Mapping[str, str]
+) -> int:
+    first = True
+
+    def read() -> Picture:
+        nonlocal first
+        # Only the first reading may log in; the messages of later ones would spoil the picture.
+        optional, first = not first, False
+        fields = [f"metadata.name={_value(arguments.node)}"] if arguments.node else []
+        try:
+            raw_nodes = kubectl.items(_NODES, fields, labels=arguments.selector, optional=optional)
+            raw_pods = kubectl.items(_PODS, _COUNTING[1:], optional=optional)
+        except ClusterUnreadableError:
+            if optional or not (lacking := kubectl.denied("nodes") or kubectl.denied("pods")):
+                raise
+            raise ClusterUnreadableError(f"{lacking}: without -w the overview shows what it can; {GRANT}") from None
+        if arguments.node and not raw_nodes:
+            raise ClusterUnreadableError(f'nodes "{arguments.node}" not found')
+        found = with_claims(cluster(raw_nodes, raw_pods, resources), kubectl)
+        return Picture(
+            found.nodes, len(found.state.waiting), time.strftime("%H:%M:%S"), found.warnings[:_MOST_WARNINGS]
+        )
+
+    wishes = Wishes(arguments.sort_by or "name", arguments.namespace or "")
+    interval_s = arguments.interval or INTERVAL_S
+    try:
+        top(read, wishes, interval_s=interval_s, environ=environ)
+    finally:
+        kubectl.abandon()
+    return OK
+
+
+def _as_yaml(found: Cluster) -> list[str]:
+    import yaml  # noqa: PLC0415 - 3 MB that only -o yaml needs
+
+    text: str = yaml.safe_dump(document(found.nodes), sort_keys=False, width=4096)
+    return text.splitlines()
+
+
+_LAYOUTS: Mapping[str, Callable[[Cluster], list[str]]] = MappingProxyType(
+    {
+        "summary": lambda found: summary(found.nodes),
+        "gpushare": lambda found: summary(found.nodes),
+        "details": lambda found: details(found.nodes),
+        "wide": lambda found: wide(found.nodes),
+        "json": lambda found: json.dumps(document(found.nodes), indent=2).splitlines(),
+        "yaml": _as_yaml,
+    }
+)
+
+_FOLDED: Mapping[str, Callable[[Sequence[NodeView], int], list[Line]]] = MappingProxyType(
+    {"summary": folded, "details": folded_details}
+)
+"""The layouts that take another form where a terminal is too narrow for them."""
+
+
+def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
+    namespace = arguments.namespace or kubectl.namespace()
+    pod, status = pod_and_status(_pod(kubectl, namespace, arguments.pod), resources)
+    missing: list[str] = []
+    of_pod = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
+    raw_events = _optional_items(kubectl, of_pod, [f"involvedObject.uid={_value(pod.uid)}"], missing)
+    raw_nodes = _optional_items(kubectl, _NODES, [], missing)
+    raw_pods = _optional_items(kubectl, _PODS, _COUNTING, missing)
+    status = replace(status, events=events(raw_events or (), status))
+    found = (
+        None if raw_nodes is None or raw_pods is None else with_claims(cluster(raw_nodes, raw_pods, resources), kubectl)
+    )
+    most = MOST_EXPLAINED if not arguments.all_nodes else sys.maxsize
+    claims = claims_of_pod(kubectl, namespace, found, missing) if status.claims else ()
+    said = why(
+        pod,
+        status,
+        resources,
+        None if found is None else found.nodes,
+        {} if found is None else found.state.around(),
+        most=most,
+        policy=lambda: _policy(kubectl),
+        claims=claims,
+    )
+    if found is not None:
+        _warn(found)
+    unknown = [f"The explanation is incomplete: {'; '.join(missing)} ({_RIGHTS})."] if missing else []
+    waits = [f"{namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
+    told = [*waits, *map(str, said.facts), *unknown]
+    if said.ask is None:
+        return told, OK
+    if (width := _columns()) and not arguments.all_nodes:
+        rows = sum(1 + max(0, columns(line) - 1) // width for line in told)
+        return [*told, *explain_briefly(said.ask, said.answers, shutil.get_terminal_size().lines - rows - 1)], OK
+    return [*told, *explain(said.ask, said.answers, most)], OK
+
+
+def _policy(kubectl: Kubectl) -> Policy:
+    """Read the extender's policy from its ConfigMap, if the user may; otherwise assume the built-in policy."""
+    try:
+        return policy_in(items(kubectl, _CONFIGMAPS, ConfigMap))
+    except ClusterUnreadableError as error:
+        return assumed(f"the ConfigMap {CONFIGURATION} cannot be read ({error})")
+    except UnreadableObjectError:
+        return assumed(f"the ConfigMap {CONFIGURATION} is not of the Kubernetes API's form")
+
+
+def _optional_items(kubectl: Kubectl, path: str, fields: Sequence[str], missing: list[str]) -> list[msgspec.Raw] | None:
+    """Return all objects of a kind, or None if they cannot be read, and add the reason to `missing`."""
+    try:
+        return kubectl.items(path, fields, optional=True)
+    except ClusterUnreadableError as error:
+        missing.append(str(unread(error)))
+        return None
+
+
+def _prices(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
+    try:
+        raw_nodes, raw_pods = kubectl.items(_NODES), kubectl.items(_PODS, _COUNTING[1:])
+    except ClusterUnreadableError:
+        if not (lacking := kubectl.denied("nodes") or kubectl.denied("pods")):
+            raise
+        raise ClusterUnreadableError(f"{lacking}: prices are learned from all of them; {GRANT}") from None
+    found = lesson_of(raw_nodes, raw_pods, resources)
+    if arguments.output == "json":
+        return json.dumps(price_document(found), indent=2).splitlines(), OK
+    return price_lines(found, _columns() or _UNBOUNDED), OK
+
+
+def _doctor(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
+    found = findings(kubectl, resources)
+    return report(found, as_json=arguments.json), exit_code(found)
+
+
+def _web(
+    serve: Callable[..., int] | None,
+    arguments: argparse.Namespace,
+    resources: Sequence[Resource],
+    *,
+    prog: str,
+    kubectl: str,
+) -> int:
+    if not 0 <= (port := arguments.port or 0) < 1 << 16:
+        raise UsageError(f"--port: {port} is no port; choose one from 1024 to 65535, or leave it out")
+    if serve is None:
+        raise UsageError("web: this build has no page; install the package gpu-device-plugin")
+    flags = passed_on(arguments)
+    return serve(flags, resources, port=port, browser=not arguments.no_browser, prog=prog, kubectl=kubectl)
+
+
+def _uninstall(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
+    lines, complete = uninstall(
+        kubectl,
+        _raw_nodes(arguments.node, kubectl),
+        resources,
+        labelled_too=arguments.all == REALLY,
+        dry_run=arguments.dry_run,
+    )
+    return lines, OK if complete else FAILED
+
+
+def _pod(kubectl: Kubectl, namespace: str, name: str) -> msgspec.Raw:
+    """Return one pod as JSON.
+
+    Raises:
+        ClusterUnreadableError: the namespace has no pod of this name, or it may not be read.
+    """
+    try:
+        return kubectl.one(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}")
+    except ClusterUnreadableError as error:
+        raise ClusterUnreadableError(
+            f"pod {namespace}/{name} cannot be read, and kubectl's message stands above; if it is in another "
+            "namespace, name that with -n"
+        ) from error
+
+
+def _value(text: str) -> str:
+    """Escape a text for a field selector."""
+    return "".join(f"\\{char}" if char in "\\,=" else char for char in text)
+
+
+def _warn(found: Cluster) -> None:
+    for warning in found.warnings:
+        say(sys.stderr, f"warning: {warning}")
+
+
+_COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource]], _Output]] = MappingProxyType(
+    {"overview": _overview, "why": _why, "prices": _prices, "doctor": _doctor, "uninstall": _uninstall}
+)
+
+
+def _resources(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sequence[Resource]:
+    """Return the resources with their configured names.
+
+    Raises:
+        UsageError: a name cannot be used.
+    """
+    knobs = knobs_of(ResourceSettings)
+    named = {knob.variable: environ[knob.variable] for knob in knobs if knob.variable in environ}
+    return Sources(ResourceSettings, flags_in(arguments, knobs), named).read().offered

@@ -1,0 +1,304 @@
+"""Answer the kubelet's NodePrepareResources and NodeUnprepareResources calls for one node."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.cluster.client.backoff import Backoff
+from gpu_device_plugin.cluster.client.errors import TRANSIENT, ApiError
+from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
+from gpu_device_plugin.core.contract.dra import DRIVER
+from gpu_device_plugin.core.dra.claim_grants import cdi_spec, claim_grant, device_id, refuse_limits
+from gpu_device_plugin.core.dra.prepared import PreparedClaim
+from gpu_device_plugin.core.dra.preparing import prepare, two_claims
+from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.kubelet.admission import Refused, Why, refuse_without_nodes
+from gpu_device_plugin.core.node.ledger import Ledger
+from gpu_device_plugin.kubelet.claim_store import ClaimStoreError
+from gpu_device_plugin.kubelet.dra_servicer import ClaimRef, NotPreparedError, ReadyDevice
+from gpu_device_plugin.programs.node.kubelet.allocation_handler import device_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from gpu_device_plugin.cluster.node_pods import NodePods
+    from gpu_device_plugin.cluster.writers.resource_slices import ClaimsApi
+    from gpu_device_plugin.core.dra.preparing import Preparation
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resource_claims import Claim
+    from gpu_device_plugin.core.node.limits.container_grants import Delivery, Grant
+    from gpu_device_plugin.kubelet.claim_store import ClaimStore
+    from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
+    from gpu_device_plugin.programs.node.node_events import Reports
+
+_log = logging.getLogger(__name__)
+
+_PASSING = frozenset({Why.NO_ROOM, Why.IN_WHOLE_USE, Why.OTHER_RESOURCE, Why.RECORDS_UNREADABLE})
+"""Reasons that end by themselves: a container that has ended for the API server still runs, or a record is read."""
+
+
+class NodeClaims:
+    """The prepared claims of a node. One call at a time changes them."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        store: ClaimStore,
+        api: ClaimsApi,
+        followed: NodePods,
+        metrics: m.Metrics,
+        *,
+        node_name: str,
+        delivery: Callable[[], Delivery],
+        mps: MpsLink,
+        dev: Path,
+        reports: Reports,
+    ) -> None:
+        """Answer for the node in `state`, whose name is also that of its pool.
+
+        `delivery` returns how GPUs reach containers now; `dev` is the directory of the device nodes.
+        """
+        self._state = state
+        self._store = store
+        self._api = api
+        self._followed = followed
+        self._metrics = metrics
+        self._reports = reports
+        self._node_name = node_name
+        self._delivery = delivery
+        self._mps = mps
+        self._dev = dev
+        self._lock = asyncio.Lock()
+        self.pod_within_s = 1.0
+        """How long a pod may take to reach us after it reached the kubelet, in seconds."""
+        self.wait_s = 20.0
+        """How long a call waits for what comes by itself, in seconds. A kubelet gives up after 45 (dra_plugin.go), and
+        tries a refused claim again when it looks at the pod next, 60 to 90 s later."""
+        self.prepared: Observable[Mapping[str, PreparedClaim]] = Observable({})
+        """The prepared claims, by UID."""
+
+    def __repr__(self) -> str:
+        return f"<NodeClaims of {self._node_name}: {len(self.prepared.value)} prepared>"
+
+    def recover(self) -> frozenset[str]:
+        """Take over what earlier agents prepared; return the UIDs of claims whose files are damaged.
+
+        To be called before the first registration, with the GPUs known. Writes the CDI files that a reboot removed.
+        No device of the claims that it takes over is held by two of them.
+
+        Raises:
+            ClaimStoreError: nobody knows what is in use.
+        """
+        found, damaged = self._store.load()
+        self._state.update(Ledger.seen, frozenset().union(*(claim.device_ids for claim in found.values())))
+        if found:
+            self._store.sweep(found)
+        self.prepared.set(found)
+        return damaged
+
+    async def prepare(self, claim: ClaimRef) -> Sequence[ReadyDevice]:
+        """Prepare a claim, or return what was prepared.
+
+        Raises:
+            NotPreparedError: it cannot be prepared now.
+        """
+        until = time.monotonic() + self.wait_s
+        while True:
+            found = await self._found(claim, until)
+            known = await asyncio.gather(*(self._pod(consumer.uid) for consumer in found.consumers))
+            made = await self._prepare(found, [pod for pod in known if pod is not None])
+            if not isinstance(made, Refused):
+                return made
+            if not await self._passes(found, made, until):
+                self._metrics.count(m.REFUSALS, DRIVER, made.why)
+                self._reports.claim_refused(found, made)
+                raise NotPreparedError(made.sentence)
+
+    async def _passes(self, claim: Claim, refused: Refused, until: float) -> bool:
+        """Wait until a refusal has passed, or `until` (monotonic seconds); return whether the claim may be tried again.
+
+        Without the lock: what the claim waits for may be the end of another one.
+        """
+        while refused.why in _PASSING:
+            version = self._state.nodes.version
+            verdict = prepare(self._state.node, claim, self._node_name, self.prepared.value.get(claim.uid))
+            if not isinstance(verdict, Refused) or verdict.why not in _PASSING:
+                return True
+            if not await within(until - time.monotonic(), self._state.nodes.after(version)):
+                return False
+        return False
+
+    async def _prepare(self, claim: Claim, owners: Sequence[Pod]) -> Sequence[ReadyDevice] | Refused:
+        async with self._lock:
+            before = self.prepared.value.get(claim.uid)
+            verdict = prepare(self._state.node, claim, self._node_name, before)
+            if not isinstance(verdict, Refused) and before is not None and _same(before, verdict):
+                await self._done(self._store.write, before)  # a reboot removes one file, and a full disk keeps out both
+                return _ready(before)
+            made = verdict if isinstance(verdict, Refused) else await self._limited(claim, verdict, before, owners)
+            if isinstance(made, Refused):
+                return made
+            await self._keep(made, before)
+            self._metrics.count(m.ALLOCATIONS, DRIVER)
+            _log.info("prepared", extra={"claim": str(made), "devices": [device.device for device in made.devices]})
+            return _ready(made)
+
+    async def adopt(self, claim: Claim) -> None:
+        """Take over a claim that was prepared by an earlier agent, of which only the API knows what it holds.
+
+        Raises:
+            NotPreparedError: its files cannot be written.
+        """
+        async with self._lock:
+            node = self._state.node
+            found = prepare(node, claim, self._node_name, running=True)
+            if isinstance(found, Refused):
+                _log.error("a prepared claim holds nothing here", extra={"claim": str(claim), "why": found.sentence})
+                return
+            delivery = self._delivery()
+            made = claim_grant(claim, found, node.shares, delivery, device_nodes(self._dev, delivery))
+            await self._keep(_made(claim, found, made), None)
+
+    async def unprepare(self, uid: str) -> None:
+        """Take back what the claim with this UID was given, if it was given anything.
+
+        Raises:
+            NotPreparedError: its files are still there.
+        """
+        async with self._lock:
+            await self._done(self._store.remove, uid)
+            claim = self.prepared.value.get(uid)
+            if claim is None:
+                return
+            self.prepared.set({key: value for key, value in self.prepared.value.items() if key != uid})
+            self._state.update(Ledger.without, claim.device_ids)
+            _log.info("unprepared", extra={"claim": str(claim)})
+
+    async def _pod(self, uid: str) -> Pod | None:
+        """Return a pod of our node once it is known; None: it is not known in time."""
+        return await self._followed.wait_for(lambda pods: pods.get(uid), self.pod_within_s)
+
+    async def _found(self, ref: ClaimRef, until: float) -> Claim:
+        """Read a claim, again until `until` (monotonic seconds) while the API server fails."""
+        name, backoff = f"{ref.namespace}/{ref.name}", Backoff(0.5)
+        while True:
+            try:
+                found = await self._api.read(ref.namespace, ref.name)
+                break
+            except (ApiError, UnreadableObjectError) as error:
+                pause_s = backoff.next_s()
+                if not isinstance(error, TRANSIENT) or time.monotonic() + pause_s >= until:
+                    raise NotPreparedError(f"claim {name} cannot be read: {error}; this is tried again") from error
+                await asyncio.sleep(pause_s)
+        if found is None or found.uid != ref.uid:
+            raise NotPreparedError(f"claim {name} is gone; delete the pod so that it gets a new one")
+        return found
+
+    async def _limited(
+        self, claim: Claim, preparation: Preparation, before: PreparedClaim | None, owners: Sequence[Pod]
+    ) -> PreparedClaim | Refused:
+        """Return what the containers of a claim get, once MPS has done its part; or why they cannot have it."""
+        delivery = self._delivery()
+        present = device_nodes(self._dev, delivery)
+        if missing := refuse_without_nodes(delivery, present):
+            return missing
+        for pod in owners:
+            if (refused := two_claims(pod, claim, self.prepared.value.values())) is not None:
+                return refused
+        node, placement = self._state.node, preparation.placement
+        mps = self._mps if self._mps.on and not preparation.admin else None
+        if mps is not None:
+            gpus = [node.shares.gpus[position] for position in placement.positions]
+            waits = (
+                mps.until_ready(gpus, dict(placement.shares))
+                if placement.demand.kind is Kind.MEMORY
+                else mps.until_startable(preparation.device_ids)
+            )
+            if waits is not None:
+                await waits
+                node = self._state.node
+                again = prepare(node, claim, self._node_name, before)
+                if isinstance(again, Refused):
+                    mps.given_up()
+                    return again
+                preparation = again
+            plan = mps.plan(placement, node.shares, delivery.plan)
+            why = "" if placement.demand.kind is Kind.MEMORY else mps.why_not_start(preparation.device_ids)
+            if isinstance(plan, Refused) or why:
+                mps.given_up()
+                return plan if isinstance(plan, Refused) else Refused(Why.MPS_NOT_READY, why)
+            delivery = delivery if plan is None else replace(delivery, plan=plan)
+        refused = refuse_limits(claim, preparation, node.shares, delivery)
+        if refused is not None:
+            return refused
+        made = claim_grant(claim, preparation, node.shares, delivery, present)
+        if mps is not None:
+            kind = placement.demand.kind
+            mps.granted(DeviceHold("", "", kind, preparation.device_ids, HoldSource.CLAIM, claim.uid, made.enforcement))
+        return _made(claim, preparation, made)
+
+    async def _keep(self, claim: PreparedClaim, before: PreparedClaim | None) -> None:
+        """Take the devices, then write the files: what a container may get is in the ledger by then.
+
+        A claim whose files cannot be written keeps its devices, together with those that it had before: our own file
+        may be there, and the next agent believes it. The kubelet tries again, and has the claim unprepared after the
+        end of its pod.
+        """
+        former = frozenset() if before is None else before.device_ids - claim.device_ids
+        self._state.update(Ledger.seen, claim.device_ids)
+        self._now(replace(claim, device_ids=claim.device_ids | former))
+        await self._done(self._store.write, claim)
+        self._state.update(Ledger.without, former)
+        self._now(claim)
+
+    def _now(self, claim: PreparedClaim) -> None:
+        if self.prepared.value.get(claim.uid) != claim:
+            self.prepared.set({**self.prepared.value, claim.uid: claim})
+
+    async def _done(self, act: Callable[..., None], *args: object) -> None:
+        began = time.perf_counter()
+        work = asyncio.create_task(asyncio.to_thread(act, *args))  # a slow disk must not keep probes and health waiting
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:  # the kubelet has given up the call, and the next one must not meet half a file
+            await asyncio.wait({work})
+            raise
+        except ClaimStoreError as error:
+            raise NotPreparedError(f"{error}; this is tried again") from error
+        finally:
+            self._metrics.took(m.RPCS, time.perf_counter() - began, "files of a claim")
+
+
+def _made(claim: Claim, preparation: Preparation, grant: Grant) -> PreparedClaim:
+    return PreparedClaim(
+        uid=claim.uid,
+        namespace=claim.namespace,
+        name=claim.name,
+        devices=preparation.devices,
+        device_ids=preparation.device_ids,
+        enforcement=grant.enforcement,
+        consumers=claim.consumers,
+        cdi=cdi_spec(claim.uid, grant),
+        cdi_names=(device_id(claim.uid), *grant.cdi_devices),
+    )
+
+
+def _same(before: PreparedClaim, verdict: Preparation) -> bool:
+    return (before.devices, before.device_ids) == (verdict.devices, verdict.device_ids)
+
+
+def _ready(claim: PreparedClaim) -> tuple[ReadyDevice, ...]:
+    return tuple(
+        ReadyDevice((device.request,), device.pool, device.device, claim.cdi_names, device.share_id)
+        for device in claim.devices
+    )

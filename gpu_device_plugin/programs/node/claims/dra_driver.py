@@ -1,0 +1,371 @@
+"""The DRA driver of a node: give its GPUs to ResourceClaims, until nobody holds or can come to hold them that way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError
+from gpu_device_plugin.cluster.writers.resource_slices import ClaimsApi
+from gpu_device_plugin.core.contract.dra import DRIVER
+from gpu_device_plugin.core.dra.devices import SliceInputs
+from gpu_device_plugin.core.dra.prepared import claim_holds
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_claims
+from gpu_device_plugin.kubelet.claim_store import ClaimStore, ClaimStoreError
+from gpu_device_plugin.kubelet.dra_loop import DraDirectories, DraLoop
+from gpu_device_plugin.kubelet.dra_servicer import DraServicer, NotPreparedError
+from gpu_device_plugin.kubelet.sockets import DirectoryError
+from gpu_device_plugin.programs.node.claims.claim_handler import NodeClaims
+from gpu_device_plugin.programs.node.claims.dra_offer import DeviceOffer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from pathlib import Path
+
+    from gpu_device_plugin.core.model.holds import DeviceHold
+    from gpu_device_plugin.core.model.limits import LimitState, LimitStatus
+    from gpu_device_plugin.core.node.node_config import NodeConfig
+    from gpu_device_plugin.core.node.use.process_use import Place
+    from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
+    from gpu_device_plugin.programs.node.kubelet.reconciler import Reconciler
+    from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
+    from gpu_device_plugin.programs.node.node_cluster import NodeCluster
+    from gpu_device_plugin.programs.node.node_events import Reports
+    from gpu_device_plugin.settings.node import NodeSettings
+
+_log = logging.getLogger(__name__)
+
+UNKNOWN = "a claim that may be allocated here"
+_SETTLE_S = 0.02
+"""How long a change of claims or pods waits for others, in seconds: a node may prepare a hundred claims at once, and
+the kubelet gets its answers before we work out who holds what."""
+
+
+class DraDriver:
+    """Offers GPUs to claims while it is told to, and prepares those that are allocated here at any time."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        state: NodeState,
+        cluster: NodeCluster,
+        metrics: m.Metrics,
+        reports: Reports,
+        *,
+        config: Observable[NodeConfig],
+        reconciler: Reconciler,
+        coexistence: ConflictingPlugins,
+        mps: MpsLink,
+        dev: Path,
+        changed: Callable[[], None],
+    ) -> None:
+        """Prepare; no file, socket or connection is opened yet.
+
+        `config` says how GPUs reach containers, `dev` is the directory of the device nodes, and `changed` is called
+        when `holders` may have changed.
+        """
+        self._settings = settings
+        self._state = state
+        self.cluster = cluster
+        self._metrics = metrics
+        self._reports = reports
+        self._reconciler = reconciler
+        self._coexistence = coexistence
+        self._mps = mps
+        self._changed = changed
+        self.directories = DraDirectories(settings.kubelet_root)
+        self.store = ClaimStore(self.directories.claims, settings.cdi_dir)
+        self.api = ClaimsApi(cluster.client, settings.node_name)
+        self.loop = DraLoop(self.directories, self._servicer, reports.dra_registration)
+        self.offer = DeviceOffer(state, cluster.client, settings.node_name, reports, self.loop.reached)
+        self.claims = NodeClaims(
+            state,
+            self.store,
+            self.api,
+            cluster.followed,
+            metrics,
+            node_name=settings.node_name,
+            delivery=lambda: config.value.delivery,
+            mps=mps,
+            dev=dev,
+            reports=reports,
+        )
+        self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
+        """What containers hold by claims."""
+        self.closing = Observable(value=False)
+        """The node waits to serve in another way: nothing new is offered."""
+        self.sweep_s = 60.0
+        """Seconds between two looks for claims that are prepared in vain."""
+        self.retry_s = 10.0
+        """Seconds until the kubelet's directories are tried again."""
+        self.withdrawn_s = 10.0
+        """How long a scheduler may still allocate devices of slices that are gone, in seconds."""
+        self.list_s = 5.0
+        """Seconds between two looks at the claims of the cluster while the node waits to serve in another way."""
+        self._unrecovered = ""
+        """Why the claims of earlier agents are not known yet."""
+        self._unusable = ""
+        """What was wrong with the kubelet's directories when the driver last tried to register; of use until it has."""
+        self._needed = asyncio.Event()
+        self._vain: frozenset[str] = frozenset()
+        self._limits: Mapping[Place, LimitState] = {}
+        self._allocated: frozenset[str] | None = frozenset()
+        """The names of the claims that are allocated here; None: not known."""
+
+    def __repr__(self) -> str:
+        return f"<DraDriver of {self._settings.node_name}: {self.claims!r}>"
+
+    def tell(self, config: NodeConfig) -> None:
+        """Take over what the devices say beside the GPUs and their health."""
+        facts = SliceInputs(
+            order=(),
+            driver_version=config.inventory.driver_version,
+            enforcements={uuid: gpu.enforcement for uuid, gpu in config.delivery.plan.enforcements.items()},
+            barred=config.barred,
+            evict=config.evict,
+            kinds=frozenset(self._settings.resources),
+        )
+        self.offer.tell(config.policy, facts)
+
+    def holders_of_shares(self) -> frozenset[str]:
+        """Return the UIDs of the claims that an earlier agent prepared with shares; damaged files count."""
+        try:
+            prepared, damaged = self.store.load()
+        except ClaimStoreError:
+            return frozenset()  # `take_over` reports it
+        return damaged | {uid for uid, claim in prepared.items() if claim.kind is Kind.MEMORY and claim.device_ids}
+
+    @property
+    def holders(self) -> frozenset[str]:
+        """The names of the claims that hold devices here, or may come to hold some."""
+        prepared = frozenset(f"claim {claim}" for claim in self.claims.prepared.value.values())
+        if self._allocated is None:
+            return prepared or frozenset({UNKNOWN})
+        return prepared | self._allocated
+
+    @property
+    def device_ids(self) -> frozenset[str]:
+        """What prepared claims hold in the ledger."""
+        return frozenset().union(*(claim.device_ids for claim in self.claims.prepared.value.values()))
+
+    def unmet(self) -> tuple[str, ...]:
+        """Return the reasons why claims cannot get the GPUs of this node yet, as sentences; empty if they can."""
+        unregistered, unpublished = self.loop.unmet(), self.offer.unpublished
+        unusable = self._unusable if unregistered else ""
+        why = (self._unrecovered or unpublished) if unpublished else ""
+        return (*unregistered, *(sentence for sentence in (unusable, why) if sentence))
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Remarks for people, as sentences."""
+        return self.offer.remarks
+
+    # --- Serving --------------------------------------------------------------------------------------------------
+
+    async def take_over(self, *, served: bool) -> None:
+        """Take over the claims of earlier agents; what a damaged file does not tell is read from the API.
+
+        Returns only when everything that claims hold is known. `served`: the previous agent served claims.
+        """
+        while True:
+            try:
+                damaged = self.claims.recover()
+                if damaged:
+                    await self._read_again(damaged)
+            except (ClaimStoreError, NotPreparedError, ApiError) as error:
+                self._unrecovered = f"the claims that were prepared on this node are not known yet: {error}"
+                _log.error("%s", self._unrecovered)
+                await asyncio.sleep(self.retry_s)
+            else:
+                self._unrecovered = ""
+                break
+        if served:
+            self._allocated = None
+
+    async def _read_again(self, damaged: Collection[str]) -> None:
+        """Adopt the claims whose files are damaged, and drop those that hold nothing here any more.
+
+        Files that cannot be written or removed are logged: what claims hold is known all the same.
+        """
+        if not self._state.node.shares.gpus:
+            raise NotPreparedError("no GPU is found, and the file of a claim is damaged")
+        allocated = await self.api.allocated()
+        for uid in sorted(damaged):
+            try:
+                if uid in allocated:
+                    await self.claims.adopt(allocated[uid])
+                if uid not in self.claims.prepared.value:
+                    await self.claims.unprepare(uid)
+            except NotPreparedError as error:
+                _log.error("the damaged file of a claim stays: %s", error.__cause__)
+
+    def serve(self, *, closing: bool) -> None:
+        """Serve, and offer GPUs unless the node waits to serve in another way."""
+        if closing is not self.closing.value:
+            self.closing.set(closing)
+        self._offer()
+
+    async def run(self) -> NoReturn:
+        """Serve the kubelet until cancelled. `take_over` has to be done."""
+        self._allocated = None
+        self._coexistence.look()
+        self._offer()
+        self._mps.ledger_complete()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._registered(), name="DRA driver")
+            tasks.create_task(self.offer.run(), name="offer devices")
+            tasks.create_task(self._sweep(), name="look for claims that are prepared in vain")
+            tasks.create_task(self._coexistence.others.follow(self._others_changed), name="follow other plugins")
+            tasks.create_task(self._leave(), name="look who would have to end")
+            tasks.create_task(self._announce_ready(), name="tell that claims are served")
+            tasks.create_task(self._read_records(), name="look who holds GPUs otherwise")
+        raise AssertionError  # pragma: no cover (the tasks never return)
+
+    async def run_api(self) -> NoReturn:
+        """Publish the slices and the status of claims, from the first moment that the driver is needed."""
+        await self._needed.wait()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.offer.slices.run(), name="ResourceSlices")
+            tasks.create_task(self.api.run(), name="write the status of claims")
+        raise AssertionError  # pragma: no cover (the tasks never return)
+
+    def _servicer(self) -> DraServicer:
+        return DraServicer(
+            self.claims, self.offer.health, lambda rpc, seconds: self._metrics.took(m.RPCS, seconds, rpc)
+        )
+
+    async def _registered(self) -> NoReturn:
+        while True:
+            try:
+                await self.loop.run()
+            except DirectoryError as error:
+                if self._unusable != str(error):
+                    _log.error("claims cannot be served: %s", error)
+                self._unusable = str(error)
+                await asyncio.sleep(self.retry_s)
+
+    def _offer(self) -> None:
+        self._needed.set()
+        self.offer.offer(offering=not self.closing.value and not self._coexistence.others.value)
+
+    def _others_changed(self, _new: object) -> None:
+        self._reports.not_alone(self._coexistence.others.value)
+        self._offer()
+
+    async def _announce_ready(self) -> None:
+        published = self.offer.slices.published
+        while self.unmet():  # a registration is no change of the slices
+            await within(0.5, published.after(published.version))
+        self.cluster.announce_ready()
+
+    async def _read_records(self) -> NoReturn:
+        """Read the kubelet's records again while a container holds a GPU through a resource that is not ours."""
+        while True:
+            await asyncio.sleep(self._reconciler.interval_s)
+            ledger = self._state.node.ledger
+            if ledger.foreign or not ledger.certain:
+                await self._reconciler.prepare()
+
+    async def _leave(self) -> NoReturn:
+        """While the node waits to serve in another way, find the claims that are allocated here, prepared or not."""
+        since: float | None = None
+        while True:
+            if not self.closing.value:
+                since, self._allocated = None, None
+                await self.closing.after(self.closing.version)
+                continue
+            if not self.offer.withdrawn:
+                since = None
+            elif since is None:
+                since = time.monotonic()
+            elif time.monotonic() - since >= self.withdrawn_s:
+                self._allocated = await self._claims_allocated()
+                self._changed()
+            await within(min(self.list_s, self.withdrawn_s), self.closing.after(self.closing.version))
+
+    async def _claims_allocated(self) -> frozenset[str] | None:
+        """Return the names of the claims of the cluster that are allocated on our node; None: they cannot be listed."""
+        try:
+            return frozenset(f"claim {claim}" for claim in (await self.api.allocated()).values())
+        except NotFoundError:
+            return frozenset()  # the API server knows no ResourceClaims
+        except ApiError as error:
+            _log.warning("the claims of the cluster cannot be listed: %s; trying again", error)
+            return None
+
+    # --- What claims hold -----------------------------------------------------------------------------------------
+
+    async def follow(self) -> NoReturn:
+        """Keep `entries` in step with claims and pods, in whichever way the node serves. Ends only by cancellation."""
+        prepared, pods = self.claims.prepared, self.cluster.followed.changes
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(prepared.follow(self._holders_changed, settle_s=_SETTLE_S), name="follow the claims")
+            tasks.create_task(pods.follow(self._holders_changed, settle_s=_SETTLE_S), name="follow their pods")
+        raise AssertionError  # pragma: no cover (the tasks never return)
+
+    def limits_read(self, states: Mapping[Place, LimitState]) -> None:
+        """Take over which limits were seen to hold, for the status of claims."""
+        self._limits = states
+        self._show()
+
+    def _holders_changed(self, _new: object = None) -> None:
+        holds = claim_holds(self.claims.prepared.value.values(), self.cluster.followed.pods.values())
+        if holds != self.entries.value:
+            self.entries.set(holds)
+        self._show()
+
+    def _show(self) -> None:
+        """Let the status of each claim say what it holds, and whether its limit does."""
+        prepared = self.claims.prepared.value
+        held: dict[str, dict[str, LimitStatus]] = {uid: {} for uid in prepared}
+        for hold in self.entries.value if self._limits else ():
+            claim = prepared.get(hold.through)
+            for device in () if claim is None else claim.devices:
+                state = self._limits.get((hold.pod_uid, hold.container, device.uuid))
+                if state is not None:
+                    before = held[hold.through].get(device.uuid, state.held)
+                    held[hold.through][device.uuid] = max(before, state.held, key=lambda held: held.severity)
+        shown = {
+            uid: (claim, {uuid: state.value for uuid, state in held[uid].items()}) for uid, claim in prepared.items()
+        }
+        if shown != self.api.shown.value:
+            self.api.shown.set(shown)
+
+    async def _sweep(self) -> NoReturn:
+        while True:
+            await asyncio.sleep(self.sweep_s)
+            try:
+                await self.look_for_orphans()
+            except (ApiError, NotPreparedError, PodResourcesUnavailableError) as error:
+                _log.debug("claims that are prepared in vain are not looked for: %s", error)
+
+    async def look_for_orphans(self) -> None:
+        """Drop the claims that two looks in a row have found neither in the API nor on the kubelet's list.
+
+        A kubelet that lost its own state never asks for their end.
+
+        Raises:
+            ApiError, PodResourcesUnavailableError: it is not known which are.
+            NotPreparedError: one could not be dropped.
+        """
+        if not self.claims.prepared.value:
+            self._vain = frozenset()
+            return
+        listed = await listed_claims(self._settings.pod_resources_socket, DRIVER)
+        vain = set()
+        for uid, claim in self.claims.prepared.value.items():
+            if (claim.namespace, claim.name) not in listed:
+                present = await self.api.read(claim.namespace, claim.name)
+                if present is None or present.uid != uid or not present.devices_of(DRIVER):
+                    vain.add(uid)
+        for uid in sorted(vain & self._vain):
+            _log.warning("a claim is prepared in vain, and dropped", extra={"uid": uid})
+            await self.claims.unprepare(uid)
+        self._vain = frozenset(vain - self._vain)

@@ -1,0 +1,159 @@
+"""Offer the GPUs of a node to claims: as devices of ResourceSlices, with their health for the kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn
+
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.cluster.client.errors import NotFoundError
+from gpu_device_plugin.cluster.writers.resource_slices import NodeSlices
+from gpu_device_plugin.core.contract.dra import device_name
+from gpu_device_plugin.core.dra.devices import Order, SliceInputs, held_otherwise, reordered
+from gpu_device_plugin.core.dra.pool import contents, plain_contents
+from gpu_device_plugin.kubelet.dra_servicer import DeviceHealth
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.core.dra.pool import Content
+    from gpu_device_plugin.core.node.node import Node
+    from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.node_events import Reports
+
+_log = logging.getLogger(__name__)
+
+
+class DeviceOffer:
+    """What the slices of the node offer. Nothing is offered before `offer`."""
+
+    def __init__(
+        self, state: NodeState, client: Client, node_name: str, reports: Reports, reached: Observable[bool]
+    ) -> None:
+        """Offer the GPUs of the node in `state`; `reached` says whether the kubelet can call the driver."""
+        self._state = state
+        self._node_name = node_name
+        self._reports = reports
+        self.slices = NodeSlices(
+            client, node_name, reached=reached, on_dropped=self._fields_dropped, on_problem=self._not_published
+        )
+        self.health: Observable[tuple[DeviceHealth, ...]] = Observable(())
+        """The health of all devices that are offered."""
+        self.again_s = 600.0
+        """Seconds until an API server that did not know our fields is tried again."""
+        self._facts = SliceInputs(())
+        self._policy = "binpack"
+        self._order = Order()
+        self._offering = False
+        self._dropped: tuple[str, ...] = ()
+        self._dropped_at = 0.0
+        self._problem = ""
+        self._look = asyncio.Event()
+        self._published: tuple[object, ...] = ()
+        """What the slices that are wanted were made of."""
+
+    def __repr__(self) -> str:
+        return f"<DeviceOffer of {self._node_name}: {'offering' if self._offering else 'nothing'}>"
+
+    def tell(self, policy: str, facts: SliceInputs) -> None:
+        """Take over what the devices say; the order within `facts` is ours to choose."""
+        if (policy, facts) != (self._policy, self._facts):
+            self._policy, self._facts = policy, facts
+            self._look.set()
+
+    def offer(self, *, offering: bool) -> None:
+        """Offer the GPUs, or withdraw the offer: then nothing new is allocated here, and claims go on."""
+        if offering is not self._offering:
+            self._offering = offering
+            self._look.set()
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether the API server has no slice of ours, as far as we know."""
+        if isinstance(self.slices.reflector.problem, NotFoundError):
+            return True  # the API server knows no ResourceSlices
+        published = self.slices.published.value
+        return published is not None and not published and not self.slices.there
+
+    @property
+    def unpublished(self) -> str:
+        """Why the offer is not published as it should be, as a sentence; empty if it is."""
+        published = self.slices.published.value
+        if not self._look.is_set() and published is not None and published == self.slices.wanted.value:
+            return ""
+        return self._problem or self.slices.problem or "the ResourceSlices of this node are not published yet"
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Remarks for people, as sentences."""
+        if not self._dropped:
+            return ()
+        fields = ", ".join(self._dropped)
+        return (
+            f"the API server does not know {fields} of ResourceSlices, so claims get whole GPUs only: it needs 1.36",
+        )
+
+    async def run(self) -> NoReturn:
+        """Keep the offer in step with the node until cancelled."""
+        while True:
+            version = self._state.nodes.version
+            self._look.clear()
+            pause_s = self._publish(time.monotonic())
+            node = asyncio.create_task(self._state.nodes.after(version), name="changed node")
+            look = asyncio.create_task(self._look.wait(), name="changed facts")
+            try:
+                await asyncio.wait({node, look}, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                node.cancel()
+                look.cancel()
+
+    def _publish(self, now: float) -> float | None:
+        """Decide what the slices offer now; return the seconds until that has to be looked at again."""
+        node = self._state.node
+        self._order = reordered(self._order, node, self._policy, now)
+        facts = replace(self._facts, order=self._order.uuids)
+        if self._dropped and now - self._dropped_at >= self.again_s:
+            self._dropped = ()
+        # All that they are made of. Most changes of the node are claims that come and go, and change none of it.
+        held = held_otherwise(node, facts.kinds)
+        sources = node.shares, node.unhealthy, node.links, held, facts, self._offering, self._dropped
+        if sources != self._published:
+            self._published = sources
+            wanted: Sequence[Content] = ()
+            if self._offering:
+                wanted = plain_contents(node, facts) if self._dropped else contents(node, facts)
+            if wanted != self.slices.wanted.value:
+                self.slices.wanted.set(wanted)
+            healths = self._healths(node)
+            if healths != self.health.value:
+                self.health.set(healths)
+        due = [] if self._order.due is None else [self._order.due]
+        if self._dropped:
+            due.append(self._dropped_at + self.again_s)
+        return max(0.0, min(due) - now) if due else None
+
+    def _healths(self, node: Node) -> tuple[DeviceHealth, ...]:
+        return tuple(
+            DeviceHealth(
+                self._node_name,
+                device_name(shared.gpu.uuid, whole=whole),
+                shared.gpu.uuid not in node.unhealthy,
+                node.unhealthy.get(shared.gpu.uuid, ""),
+            )
+            for shared in node.shares.gpus
+            for whole in (False, True)
+        )
+
+    def _fields_dropped(self, fields: tuple[str, ...]) -> None:
+        self._dropped, self._dropped_at = fields, time.monotonic()
+        self._reports.shares_unknown_to_api(fields)
+        self._look.set()
+
+    def _not_published(self, why: str) -> None:
+        self._problem = why
+        if why:
+            _log.warning("%s; trying again", why)

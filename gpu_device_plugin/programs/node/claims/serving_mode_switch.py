@@ -1,0 +1,241 @@
+"""Serve in the way that is wanted, and change over once nobody holds GPUs in the other way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, NoReturn
+
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.core.node.serving_mode import Serving, ServingMode, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gpu_device_plugin.core.node.node_config import NodeConfig
+    from gpu_device_plugin.kubelet.registration_loop import RegistrationLoop
+    from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.claims.dra_driver import DraDriver
+    from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
+    from gpu_device_plugin.programs.node.kubelet.reconciler import Reconciler
+    from gpu_device_plugin.programs.node.node_api import NodeApi
+    from gpu_device_plugin.programs.node.node_events import Reports
+    from gpu_device_plugin.programs.node.persisted_state import PersistedAgentState
+
+_log = logging.getLogger(__name__)
+
+_LABEL_S = 2.0
+"""How long the first registration waits for the node's label, in seconds. Pods fail until we register."""
+_PART_S = 5.0
+"""How long a kubelet has for the last registration, in seconds."""
+_GPUS_S = 10.0
+"""How long the kubelet of a node with claims waits for our GPUs, in seconds."""
+
+
+class ServingModeSwitch:
+    """Runs either the device plugin or the DRA driver."""
+
+    def __init__(
+        self,
+        config: Observable[NodeConfig],
+        state: NodeState,
+        api: NodeApi,
+        reports: Reports,
+        *,
+        registration: RegistrationLoop,
+        reconciler: Reconciler,
+        coexistence: ConflictingPlugins,
+        handover: PersistedAgentState,
+    ) -> None:
+        """Serve the node in `state` in the way that `config` wants, by `registration` or by `dra`."""
+        self._config = config
+        self.serving = Observable(Serving(ServingMode.DEVICE_PLUGIN))
+        """The way in force. Not set before the first decision."""
+        self._state = state
+        self._api = api
+        self._registration = registration
+        self._reconciler = reconciler
+        self._coexistence = coexistence
+        self._reports = reports
+        self._handover = handover
+        self.dra: DraDriver | None = None
+        """To be set before `run`; None: the agent runs without the Kubernetes API."""
+        self.deregistering = False
+        """The plugin registers for the last time, and has the kubelet call nothing before containers start."""
+        self._changed = asyncio.Event()
+        self._registered = asyncio.Event()
+        self._reported = self.serving.value
+
+    def __repr__(self) -> str:
+        return f"<Ways: {self.serving.value!r}>"
+
+    def look(self, _new: object = None) -> None:
+        """Decide again soon: a setting, a label or a holder may have changed."""
+        self._changed.set()
+
+    def registered(self) -> None:
+        """Learn that the kubelet has registered a resource of the plugin."""
+        self._registered.set()
+
+    async def alive(self) -> tuple[str, ...]:
+        """Return the faults that only a restart can resolve, as sentences."""
+        if self.dra is not None and self.serving.value.way is ServingMode.DRA:
+            return () if await self.dra.loop.answers_ourselves() else ("the DRA driver's socket does not answer",)
+        serves = self._config.value.shares.any_listed and not self._coexistence.others.value
+        works = not serves or await self._registration.answer_ourselves()
+        return () if works else ("the agent's sockets do not answer",)
+
+    async def ready(self) -> tuple[str, ...]:
+        """Return the conditions that this node lacks to serve pods, as sentences."""
+        config, serving = self._config.value, self.serving.value
+        if not config.shares.any_listed:
+            return (config.why_none,)
+        unseen = () if config.watched else (config.why_none,)
+        certain = self._state.node.ledger.certain
+        unread = () if certain else ("the kubelet's checkpoint cannot be read; see the log",)
+        claims = None if self.dra is None or serving.way is ServingMode.DEVICE_PLUGIN else self.dra
+        unmet = self._registration.unmet() if claims is None else claims.unmet()
+        waits = (serving.waits,) if serving.closing else ()
+        return (*unseen, *self._coexistence.unmet(), *unread, *waits, *unmet)
+
+    async def run(self) -> NoReturn:
+        """Serve until cancelled."""
+        if not await within(_GPUS_S if self._handover.way is ServingMode.DRA else None, self._any_gpu()):
+            _log.warning("claims are served before a GPU is found: pods that end have to give theirs back")
+        before = await self._begin()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._config.follow(self.look), name="follow the way that is wanted")
+            tasks.create_task(self._state.nodes.follow(self.look), name="follow those who hold GPUs")
+            task: asyncio.Task[NoReturn] | None = None
+            while True:
+                self._changed.clear()
+                now = self._decide(before)
+                if now.way is not before:
+                    if task is not None:
+                        task.cancel()
+                        await asyncio.wait({task})
+                        task = None
+                    if before is ServingMode.DEVICE_PLUGIN and not await self._parted():
+                        continue
+                before = now.way
+                self._apply(now)
+                if task is None:
+                    self._handover.keep_way(now.way)
+                    task = tasks.create_task(self._serve(now.way), name=f"serve by {now.way}")
+                await self._changed.wait()
+
+    async def _any_gpu(self) -> None:
+        """Wait until there is a GPU; without one nothing is registered as a device plugin."""
+        await self._until(lambda config: config.shares.any_listed)
+
+    async def _until(self, met: Callable[[NodeConfig], bool]) -> None:
+        version = self._config.version
+        while not met(self._config.value):
+            version, _ = await self._config.after(version)
+
+    async def _begin(self) -> ServingMode | None:
+        """Find out who holds GPUs, and return the way in which the previous agent served; None if unknown."""
+        if self.dra is None:
+            return None
+        before = self._handover.way
+        known = await within(_LABEL_S, self._until(lambda config: config.labelled))
+        if not known and before is not None:
+            _log.warning("our node could not be read yet: it is served as by the previous agent, by %s", before)
+        await self.dra.take_over(served=before is ServingMode.DRA)
+        await self._reconciler.prepare()
+        return before
+
+    async def _parted(self) -> bool:
+        """Part from the kubelet as a device plugin; return whether nobody holds devices of it.
+
+        Kubelets up to 1.36.3 call PreStartContainer of the plugin that registered last for each container that asks for
+        its resource, also where DRA serves that. The container would not start for as long as the kubelet remembers the
+        plugin, so the last registration is one without that call, and with nothing to allocate.
+        """
+        self._state.close(closing=True)
+        self.deregistering = True
+        before = dict(self._registration.registrations)
+        last = asyncio.create_task(self._registration.run(), name="the last registration")
+        try:
+            await within(_PART_S, self._registered_since(before))
+        finally:
+            last.cancel()
+            await asyncio.wait({last})
+            self.deregistering = False
+        if not last.cancelled() and (error := last.exception()) is not None:
+            raise error
+        # Without a registered plugin nothing can be allocated, so these records are complete.
+        await self._reconciler.prepare()
+        return self.dra is not None and not self._holders_of_plugin(self.dra)
+
+    async def _registered_since(self, before: Mapping[str, int]) -> None:
+        registrations = self._registration.registrations
+        while any(registrations[name] == count for name, count in before.items()):
+            self._registered.clear()
+            await self._registered.wait()
+
+    def _decide(self, before: ServingMode | None) -> Serving:
+        if self.dra is None:
+            return Serving(ServingMode.DEVICE_PLUGIN)
+        config = self._config.value
+        wanted = config.wanted_way if config.labelled or before is None else before
+        holders = {ServingMode.DEVICE_PLUGIN: self._holders_of_plugin(self.dra), ServingMode.DRA: self.dra.holders}
+        decision = serving(wanted, before, holders)
+        if decision != self._reported:
+            self._reports.serving_changed(decision)
+            self._reported = decision
+        return decision
+
+    def _holders_of_plugin(self, dra: DraDriver) -> frozenset[str]:
+        """Return the names of the pods that hold devices of the plugin."""
+        held = self._state.node.ledger.holds.keys() - dra.device_ids
+        if not held:
+            return frozenset()
+        pods = self._api.pods
+        names = {
+            f"pod {pods[entry.pod_uid].namespace}/{pods[entry.pod_uid].name}"
+            if entry.pod_uid in pods
+            else f"the pod with UID {entry.pod_uid}"
+            for entry in self._reconciler.checkpoint_entries.value
+            if entry.device_ids & held
+        }
+        return frozenset(names) or frozenset({"a pod that has just come or gone"})
+
+    def _apply(self, now: Serving) -> None:
+        self._state.close(closing=now.closing and now.way is ServingMode.DEVICE_PLUGIN)
+        if now != self.serving.value or not self.serving.version:
+            self.serving.set(now)
+        if self.dra is not None and now.way is ServingMode.DRA:
+            self.dra.serve(closing=now.closing)
+
+    async def _serve(self, way: ServingMode) -> NoReturn:
+        if self.dra is not None and way is ServingMode.DRA:
+            await self.dra.run()
+        await self._any_gpu()
+        await self._serve_while_alone()
+
+    async def _serve_while_alone(self) -> NoReturn:
+        """Keep resources registered and the ledger reconciled while there is no other plugin; report others."""
+        self._coexistence.look()  # before the first registration, whichever task runs first
+        task: asyncio.Task[NoReturn] | None = None
+        refused = False
+        async with asyncio.TaskGroup() as tasks:
+            async for others in self._coexistence.others.values():
+                self._reports.not_alone(others)
+                if others and task is not None:
+                    task.cancel()
+                    await asyncio.wait({task})
+                    task = None
+                elif not others and task is None:
+                    if refused:
+                        _log.info("GPUs are shared again: no other plugin hands them out")
+                    task = tasks.create_task(self._offer_and_reconcile(), name="offer and reconcile")
+                refused = bool(others)
+        raise AssertionError  # pragma: no cover (a Latest never ends)
+
+    async def _offer_and_reconcile(self) -> NoReturn:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._registration.run(), name="plugins")
+            tasks.create_task(self._reconciler.run(), name="reconcile")
+        raise AssertionError  # pragma: no cover (the tasks never return)

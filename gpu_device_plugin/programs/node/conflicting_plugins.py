@@ -1,0 +1,65 @@
+"""Share this node's GPUs only while no other device plugin or DRA driver hands them out; checked every minute."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.core.node.kubelet.conflicting_plugins import DRIVER_SOCKETS, PLUGIN_SOCKETS, Detection, sightings
+from gpu_device_plugin.kubelet.sockets import listened_to
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.programs.node.node_api import NodeApi
+    from gpu_device_plugin.settings.node import NodeSettings
+
+ALLOW = "if each hands out other GPUs, allow it with --allow-other-plugins"
+
+
+class ConflictingPlugins:
+    """Looks for other device plugins and DRA drivers that hand out GPUs; `others` are those found last."""
+
+    def __init__(self, settings: Observable[NodeSettings], api: NodeApi) -> None:
+        """Look in the kubelet's directories that `settings` name, and at what our node offers by the `api`."""
+        self._settings = settings
+        self._api = api
+        self.look_s = 60.0
+        """Seconds between two looks."""
+        self._seen_at = -math.inf
+        self.others: Observable[tuple[Detection, ...]] = Observable(())
+
+    def __repr__(self) -> str:
+        return f"<Coexistence with {[sighting.other.name for sighting in self.others.value]}>"
+
+    def look(self) -> None:
+        """Look at once, without waiting; sets `others` if the result differs from the last one.
+
+        A plugin that was found counts as present until it was not seen for `look_s` seconds: it may be restarting.
+        """
+        settings, node, now = self._settings.value, self._api.node.value, time.monotonic()
+        found: tuple[Detection, ...] = ()
+        if not settings.allow_other_plugins:
+            found = sightings(
+                listened_to(settings.device_plugin_dir, PLUGIN_SOCKETS),
+                listened_to(settings.plugins_registry, DRIVER_SOCKETS),
+                {} if node is None else node.allocatable,
+                settings.names,
+            )
+        if found:
+            self._seen_at = now
+        elif now - self._seen_at < self.look_s and not settings.allow_other_plugins:
+            return
+        if found != self.others.value:
+            self.others.set(found)
+
+    def unmet(self) -> tuple[str, ...]:
+        """Return a sentence for each other plugin, for readiness."""
+        return tuple(f"{sighting}; {ALLOW}" for sighting in self.others.value)
+
+    async def run(self) -> NoReturn:
+        """Look every `look_s` seconds. Ends only by cancellation."""
+        while True:
+            self.look()
+            await asyncio.sleep(self.look_s)

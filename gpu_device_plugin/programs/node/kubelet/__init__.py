@@ -1,0 +1,1 @@
+"""The agent's side of the device plugin: lists, answers and the ledger's upkeep."""

@@ -1,0 +1,247 @@
+"""Answer the kubelet's GetPreferredAllocation, Allocate and PreStartContainer calls for one node, from memory."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
+from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.kubelet.admission import (
+    Refused,
+    Why,
+    admit,
+    refuse_request,
+    refuse_unlimited,
+    refuse_without_nodes,
+)
+from gpu_device_plugin.core.node.ledger import Ledger
+from gpu_device_plugin.core.node.limits.container_grants import CONTROL_NODES, OPTIONAL_NODES, grant
+from gpu_device_plugin.core.node.limits.extra_grant import NOBODY, Owner
+from gpu_device_plugin.core.node.matching import Call
+from gpu_device_plugin.core.node.preferred_allocation import UNMATCHED, PreferredAllocationRequest, not_on, spread_over
+from gpu_device_plugin.kubelet.servicer import RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from gpu_device_plugin.aio.observable import Observable
+    from gpu_device_plugin.core.model.placing import Placement
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.node.limits.container_grants import Delivery, Grant
+    from gpu_device_plugin.core.node.matching import Match
+    from gpu_device_plugin.core.node.node_config import NodeConfig
+    from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.kubelet.waiting_pods import WaitingPods
+    from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
+
+_log = logging.getLogger(__name__)
+
+_NOTHING: tuple[frozenset[str], Match | None] = (frozenset(), None)
+
+
+class AllocationHandler:
+    """Computes the answers. The node has one kubelet, which makes one call at a time."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        waiting: WaitingPods | None,
+        metrics: m.Metrics,
+        *,
+        config: Observable[NodeConfig],
+        dev: Path,
+        on_refusal: Callable[[Kind, int, Refused], None],
+        on_grant: Callable[[], None],
+        mps: MpsLink,
+    ) -> None:
+        """Answer for the node in `state`.
+
+        `config` says how GPUs are chosen and reach containers. `waiting` are the pods that a call may be for; None:
+        every call is answered by policy alone. `dev` is the directory of the device nodes. `on_refusal` is called with
+        kind, number of devices and reason after every refusal, `on_grant` after every grant.
+        """
+        self._state = state
+        self._waiting = waiting
+        self._metrics = metrics
+        self._config = config
+        self._dev = dev
+        self._on_refusal = on_refusal
+        self._on_grant = on_grant
+        self._mps = mps
+        self._preferred: tuple[frozenset[str], Match | None] = _NOTHING
+        """The last answer to GetPreferredAllocation, until Allocate comes; the kubelet makes one call at a time."""
+
+    @property
+    def _delivery(self) -> Delivery:
+        return self._config.value.delivery
+
+    async def prefer(
+        self, resource: Resource, available: Iterable[str], must: Iterable[str], amount: int, *, waits: bool = True
+    ) -> Sequence[str]:
+        """Return the IDs that the kubelet should allocate; fewer than `amount` if there is no good choice.
+
+        With `waits` the answer may wait until the API shows the pod, for a second by default.
+        """
+        node = self._state.node
+        if resource.kind is Kind.MEMORY:
+            if barred := self._delivery.plan.barred:
+                # Who asks for all of an instance has it to itself, and needs no means of limiting.
+                barred -= self._instances_of(amount)
+            if self._mps.on:
+                barred |= self._mps.barred
+            available = not_on(available, barred)
+        question = PreferredAllocationRequest(node, resource.kind, available, must, amount)
+        waiting = self._waiting_for(resource)
+        if waiting is None:
+            matched = UNMATCHED
+        else:
+            matched = await waiting.find(question.call) if waits else waiting.find_now(question.call)
+        policy = (matched.match and matched.match.pod.policy) or self._config.value.policy
+        ids = question.answer(self._state.node, POLICIES[policy], matched)
+        self._preferred = frozenset(ids), matched.match
+        return ids
+
+    async def allocate(self, resource: Resource, device_ids: Sequence[str]) -> Grant:
+        """Allocate these IDs to a container.
+
+        Raises:
+            RefusedError: the container cannot have them; the message says why.
+        """
+        await self._mps_ready(resource, device_ids)
+        ids, node, waiting = frozenset(device_ids), self._state.node, self._waiting_for(resource)
+        match = None if waiting is None else self._whose(waiting, resource.kind, ids)
+        self._preferred = _NOTHING
+        owner = NOBODY if match is None else Owner(match.pod.uid, match.wanted.container, match.pod.frameworks)
+        verdict, delivery = self._judge(resource.kind, device_ids, match, owner), self._delivery
+        mps = self._mps if self._mps.on else None
+        plan = None if mps is None or isinstance(verdict, Refused) else mps.plan(verdict, node.shares, delivery.plan)
+        if isinstance(plan, Refused):
+            verdict = plan
+        elif plan is not None:
+            delivery = replace(delivery, plan=plan)
+        if isinstance(verdict, Refused):
+            if mps is not None:
+                mps.given_up()
+            if waiting is not None and match is not None:
+                waiting.refused(match)
+            self._metrics.count(m.REFUSALS, resource.name, verdict.why)
+            self._on_refusal(resource.kind, len(ids), verdict)
+            raise RefusedError(verdict.sentence)
+        self._state.update(Ledger.granted, ids, time.monotonic())
+        if waiting is not None and match is not None:
+            waiting.served(match, ids)
+        self._metrics.count(m.ALLOCATIONS, resource.name)
+        self._on_grant()
+        _log.info(
+            "allocated",
+            extra={
+                "resource": resource.name,
+                "amount": len(ids),
+                "gpus": list(verdict.positions),
+                **({"pod": match.pod.name, "container": match.wanted.container} if match is not None else {}),
+            },
+        )
+        made = grant(
+            verdict,
+            node.shares,
+            delivery,
+            match.pod.total_shares if match is not None else None,
+            device_nodes(self._dev, delivery),
+            owner=owner,
+        )
+        if mps is not None:
+            hold = DeviceHold(
+                owner.pod_uid, owner.container, resource.kind, ids, HoldSource.ANSWER, enforcement=made.enforcement
+            )
+            mps.granted(hold)
+        return made
+
+    async def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
+        """Let a container start only on GPUs that are in service, and that MPS runs if and only if it is a client.
+
+        Raises:
+            RefusedError: a GPU is out of service, or MPS is not ready or not gone; the kubelet tries again later.
+        """
+        if (startable := self._mps.until_startable(device_ids)) is not None:
+            await startable
+        node = self._state.node
+        for position in sorted(spread_over(node, device_ids)):
+            uuid = node.shares.gpus[position].gpu.uuid
+            if uuid in node.unhealthy:
+                self._metrics.count(m.REFUSALS, resource.name, Why.UNHEALTHY)
+                raise RefusedError(f"GPU {position} is out of service: {node.unhealthy[uuid]}")
+        if why := self._mps.why_not_start(device_ids):
+            self._metrics.count(m.REFUSALS, resource.name, Why.MPS_NOT_READY)
+            raise RefusedError(why)
+
+    async def _mps_ready(self, resource: Resource, device_ids: Sequence[str]) -> None:
+        """Wait for the MPS daemon that a container with these IDs needs, for a while.
+
+        A container that would be refused needs none: its GPU may be in use as a whole.
+        """
+        if not self._mps.on or resource.kind is not Kind.MEMORY:
+            return
+        match = None if self._waiting is None else self._whose(self._waiting, resource.kind, frozenset(device_ids))
+        owner = NOBODY if match is None else Owner(match.pod.uid, match.wanted.container, match.pod.frameworks)
+        verdict = self._judge(resource.kind, device_ids, match, owner)
+        if isinstance(verdict, Refused):
+            return
+        gpus = [self._state.node.shares.gpus[position] for position in verdict.positions]
+        if (ready := self._mps.until_ready(gpus, dict(verdict.shares))) is not None:
+            await ready
+
+    def _instances_of(self, shares: int) -> frozenset[str]:
+        """Return the UUIDs of the MIG instances that have so many shares in all."""
+        gpus = self._state.node.shares.gpus
+        return frozenset(each.gpu.uuid for each in gpus if each.card is not None and len(each.shares) == shares)
+
+    def _waiting_for(self, resource: Resource) -> WaitingPods | None:
+        """Return the pods that a call for a resource may be for; None: they play no part.
+
+        Whole MIG instances are promised to nobody: kube-scheduler counts them, and one is as good as another.
+        """
+        return None if resource.kind is Kind.INSTANCE else self._waiting
+
+    def _whose(self, waiting: WaitingPods, kind: Kind, ids: frozenset[str]) -> Match | None:
+        """Return the container that these devices are for: the one that `prefer` matched, else the one that fits now.
+
+        The kubelet calls Allocate alone if the devices of an init container suffice for the container after it.
+        """
+        preferred, match = self._preferred
+        if match is not None and ids == preferred:
+            return match
+        on = spread_over(self._state.node, ids)
+        return waiting.find_now(Call(kind, len(ids), on)).match
+
+    def _judge(self, kind: Kind, device_ids: Sequence[str], match: Match | None, owner: Owner) -> Placement | Refused:
+        promise = match.wanted.promise if match is not None else None
+        return (
+            refuse_request(match)
+            or refuse_without_nodes(self._delivery, device_nodes(self._dev, self._delivery))
+            or self._unlimited(kind, device_ids, owner)
+            or admit(
+                self._state.node, kind, device_ids, promise, after_init=None if match is None else match.after_init
+            )
+        )
+
+    def _unlimited(self, kind: Kind, device_ids: Sequence[str], owner: Owner) -> Refused | None:
+        """Refuse a container whose memory cannot be limited; what MPS decides is not known before it was waited for."""
+        node, mps = self._state.node, self._mps
+        if mps.on and mps.decides_on(spread_over(node, device_ids), node.shares):
+            return None
+        return refuse_unlimited(node, kind, device_ids, self._delivery.plan, owner)
+
+
+def device_nodes(dev: Path, delivery: Delivery) -> frozenset[str]:
+    """Return the device nodes, of those that every container needs or may have, that are on this node.
+
+    To be read at each call: nvidia-uvm often appears late after a boot. None where no container is given device nodes.
+    """
+    paths = (*CONTROL_NODES, *OPTIONAL_NODES) if delivery.device_specs else ()
+    return frozenset(path for path in paths if (dev / path.removeprefix("/dev/")).exists())

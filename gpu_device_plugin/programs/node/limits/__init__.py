@@ -1,0 +1,1 @@
+"""How memory limits are enforced on this node, kept up to date and verified."""

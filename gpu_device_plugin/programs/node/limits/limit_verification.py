@@ -1,0 +1,265 @@
+"""Read back from the driver, while containers run, whether it holds the memory limits that they were granted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.core.model.limits import LimitStatus
+from gpu_device_plugin.core.node.limits import limit_verification as verifying
+from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
+from gpu_device_plugin.core.report.text.printing import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from typing import NoReturn
+
+    from gpu_device_plugin.core.model.limits import LimitState
+    from gpu_device_plugin.core.node.holdings import Holding
+    from gpu_device_plugin.core.node.use.process_use import Place
+    from gpu_device_plugin.hardware.messages import CgroupLimit
+    from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
+    from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.node_api import NodeApi
+
+_log = logging.getLogger(__name__)
+
+ReadLimits: TypeAlias = "Callable[[Sequence[tuple[str, str]]], Awaitable[tuple[CgroupLimit, ...] | None]]"
+"""Reads limits back: of each pair of a GPU's UUID and the path of a cgroup; None: no driver answers now."""
+
+_Container: TypeAlias = tuple[str, str]
+"""Pod UID as the kubelet knows it, container name."""
+
+_LONGEST_INTERVAL_S = 60.0
+"""Most seconds between two readings of all limits: the driver may be replaced, and root may change a limit."""
+_SETTLE_S = 0.1
+"""Seconds in which several changes become one round; a pod's containers start one after another."""
+_RETRY_S = 1.0
+"""Seconds until limits that could not be read are read again; doubles up to the interval."""
+_MOST_AT_ONCE = 128
+"""Limits in one question to the driver, which answers no other in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Verified:
+    """The result for one start of one container."""
+
+    container_id: str
+    granted: Mapping[str, int]
+    states: Mapping[str, LimitState] = field(default_factory=dict)
+    """By the GPU's UUID."""
+    used_mib: Mapping[str, int] = field(default_factory=dict)
+    """What the driver says that the container's cgroup uses, by the GPU's UUID."""
+    final: bool = True
+    """Whether only the next round of all containers may show something else."""
+
+
+class Verification:
+    """Verifies every limit of the driver's soon after its container has started, and again at intervals.
+
+    Without the API the running containers are not known, without the node's cgroups they are not found, and a driver
+    may not answer: then a limit is unverified, or as it was read last, and nothing else is different.
+    """
+
+    def __init__(
+        self,
+        holdings: Callable[[], Iterable[Holding]],
+        read_limits: ReadLimits,
+        tree: CgroupTree,
+        state: NodeState,
+        api: NodeApi,
+        *,
+        interval_s: float = 0.0,
+    ) -> None:
+        """Verify the limits of `holdings`, which returns what the containers of this node hold now.
+
+        `interval_s` are the seconds between two readings of all limits, and of `measured`; 0: as few as needed.
+        """
+        self._holdings = holdings
+        self._read_limits = read_limits
+        self._tree = tree
+        self._state = state
+        self._api = api
+        self.interval_s = interval_s
+        self.states: Observable[Mapping[Place, LimitState]] = Observable({})
+        """The state of each limit of a container that runs, or may run: of all means whose limits are more than told,
+        and of no whole GPU. Set when one of them differs."""
+        self._verified: dict[_Container, _Verified] = {}
+        self._reported: dict[_Container, str] = {}
+        """The container ID of which an Event was posted last."""
+        self._changed = asyncio.Event()
+        self._everything = True
+        self._failing = False
+
+    def __repr__(self) -> str:
+        return f"<Verification: {dict(self.counts)}>"
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """The number of limits in each state."""
+        found = Counter(state.held for state in self.states.value.values())
+        return {held: found[held] for held in LimitStatus}
+
+    @property
+    def measured(self) -> Mapping[Place, int]:
+        """MiB that containers use by the driver's own count of their cgroups, as it was read back last."""
+        return {(*key, uuid): mib for key, found in self._verified.items() for uuid, mib in found.used_mib.items()}
+
+    def changed(self, _new: object = None) -> None:
+        """Verify soon the limits of containers that have started since the last time."""
+        self._changed.set()
+
+    def again(self, _new: object = None) -> None:
+        """Verify all limits soon: the driver may be another."""
+        self._everything = True
+        self._changed.set()
+
+    async def run(self, changes: Iterable[Observable[Any]] = (), drivers: Iterable[Observable[Any]] = ()) -> NoReturn:
+        """Verify until cancelled. No failure of a reading ends it.
+
+        Args:
+            changes: every new value of one of these means that `holdings` may have changed.
+            drivers: every new value of one of these means that the driver may be another.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._rounds(), name="verify memory limits")
+            for source in changes:
+                tasks.create_task(source.follow(self.changed), name="follow containers")
+            for source in drivers:
+                tasks.create_task(source.follow(self.again), name="follow the driver")
+        raise AssertionError  # pragma: no cover (the tasks never return)
+
+    async def _rounds(self) -> NoReturn:
+        clock = asyncio.get_running_loop().time
+        all_at, retry_s = clock(), _RETRY_S
+        while True:
+            self._changed.clear()
+            every_s = min(self.interval_s or _LONGEST_INTERVAL_S, _LONGEST_INTERVAL_S)
+            if self._everything or clock() >= all_at:
+                self._everything, all_at = False, clock() + every_s
+                self._verified = {each: replace(old, final=False) for each, old in self._verified.items()}
+            try:
+                complete = await self._round()
+                self._failing = False
+            except Exception:  # noqa: BLE001 - states are for people; no fault here may keep a container from starting
+                complete = False
+                log = _log.debug if self._failing else _log.exception
+                log("memory limits cannot be read back; trying again")
+                self._failing = True
+            left_s = max(0.0, all_at - clock())
+            if await within(left_s if complete else min(left_s, retry_s), self._changed.wait()):
+                retry_s = _RETRY_S
+                await asyncio.sleep(_SETTLE_S)
+            else:
+                retry_s = min(2 * retry_s, every_s)
+
+    async def _round(self) -> bool:
+        """Read back what is not known for good; return whether that succeeded."""
+        holdings = tuple(self._holdings())
+        running = {
+            (each.pod_uid, each.container): each for each in holdings if verifying.by_driver(each) and each.container_id
+        }
+        due = {key: each for key, each in running.items() if (old := self._known(key, each)) is None or not old.final}
+        found = await self._read(due, running.values()) if due else {}
+        before = self._verified
+        self._verified = {key: found[key] if key in found else before[key] for key in running}
+        self._reported = {key: reported for key, reported in self._reported.items() if key in running}
+        self._publish(holdings)
+        for key, holding in due.items():
+            old = before.get(key)
+            if old is None or (old.container_id, old.states) != (found[key].container_id, found[key].states):
+                self._report(key, holding, found[key])
+        return all(each.final for each in found.values())
+
+    def _known(self, key: _Container, holding: Holding) -> _Verified | None:
+        """Return what is known of the present start of a container."""
+        old = self._verified.get(key)
+        same = old is not None and (old.container_id, old.granted) == (holding.container_id, holding.granted)
+        return old if same else None
+
+    async def _read(
+        self, due: Mapping[_Container, Holding], running: Iterable[Holding]
+    ) -> Mapping[_Container, _Verified]:
+        leaves = self._tree.leaves({_owner(each) for each in running})
+        paths = {key: leaves.paths.get(_owner(each)) for key, each in due.items()}
+        limits = await self._ask([(uuid, path) for key, path in paths.items() if path for uuid in due[key].granted])
+        found = {}
+        for key, holding in due.items():
+            path, old, used = paths[key], self._known(key, holding), {}
+            if path is None:
+                unseen = verifying.unverified(verifying.NO_LEAF if leaves.seen else verifying.NO_CGROUPS)
+                states, final = dict.fromkeys(holding.granted, unseen), not leaves.seen
+            else:
+                states = dict.fromkeys(holding.granted, verifying.unverified(verifying.NO_ANSWER))
+                states |= {} if old is None else old.states
+                read = {uuid: limits[uuid, path] for uuid in holding.granted if (uuid, path) in limits}
+                states |= {
+                    uuid: verifying.verified(holding, uuid, one.code, one.hard_mib) for uuid, one in read.items()
+                }
+                final = len(read) == len(states)
+                used = {uuid: one.used_mib for uuid, one in read.items() if one.used_mib is not None}
+            found[key] = _Verified(holding.container_id, holding.granted, states, used, final)
+        return found
+
+    async def _ask(self, wanted: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], CgroupLimit]:
+        """Return the limits that the driver has, as far as it answers."""
+        found: dict[tuple[str, str], CgroupLimit] = {}
+        for part in (wanted[begin : begin + _MOST_AT_ONCE] for begin in range(0, len(wanted), _MOST_AT_ONCE)):
+            answer = await self._read_limits(part)
+            if answer is None:
+                break
+            found |= {(each.uuid, each.path): each for each in answer}
+        return found
+
+    def _publish(self, holdings: Iterable[Holding]) -> None:
+        states = {
+            (holding.pod_uid, holding.container, uuid): state
+            for holding in holdings
+            for uuid, state in self._states_of(holding)
+        }
+        if states != self.states.value:
+            self.states.set(states)
+
+    def _states_of(self, holding: Holding) -> Iterable[tuple[str, LimitState]]:
+        if (unread := verifying.by_kind(holding)) is not None:
+            return dict.fromkeys(holding.granted, unread).items()
+        if not verifying.by_driver(holding):
+            return ()
+        if holding.pod is None:
+            return dict.fromkeys(holding.granted, verifying.unverified(verifying.NO_CONTAINER)).items()
+        verified = self._verified.get((holding.pod_uid, holding.container))
+        return () if verified is None else verified.states.items()
+
+    def _report(self, key: _Container, holding: Holding, found: _Verified) -> None:
+        """Log the states of a container's limits, and post one Event for each of its starts if they do not hold."""
+        pod = holding.pod
+        if pod is None:
+            return
+        gpus: dict[LimitState, list[str]] = {}
+        for uuid, state in found.states.items():
+            gpus.setdefault(state, []).append(self._name_of(uuid))
+        faults = []
+        for state, names in gpus.items():
+            extra = {"pod": f"{pod.namespace}/{pod.name}", "container": holding.container, "gpus": sorted(names)}
+            wrong = state.held.broken
+            level = logging.WARNING if wrong else logging.INFO
+            _log.log(level, "the memory limit of a container is %s", state.held, extra={**extra, "why": state.why})
+            if wrong:
+                faults.append(f"on GPU {', '.join(sorted(names))} {state.why}")
+        if faults and self._reported.get(key) != found.container_id:
+            self._reported[key] = found.container_id
+            note = f"The memory limit of container {printable(holding.container)} does not hold: {'; '.join(faults)}."
+            self._api.pod_event(pod, "GPULimitNotHeld", note, "Verify")
+
+    def _name_of(self, uuid: str) -> str:
+        shared = self._state.node.shares.by_uuid(uuid)
+        return uuid if shared is None else str(shared.position)
+
+
+def _owner(holding: Holding) -> CgroupOwner:
+    return CgroupOwner(holding.pod_uid, holding.container_id)

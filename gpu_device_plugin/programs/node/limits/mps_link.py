@@ -1,0 +1,449 @@
+"""Meet the node's MPS supervisor in its two files: say which GPUs need a daemon, and follow what it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from gpu_device_plugin import files
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.core.contract.mpsfiles import (
+    STATE_FILE,
+    WANTED_FILE,
+    MpsFileError,
+    MpsStatus,
+    MpsWanted,
+    read_state,
+    read_wanted,
+    write_wanted,
+)
+from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.mps import mps_wishes as mps
+from gpu_device_plugin.core.node.preferred_allocation import spread_over
+from gpu_device_plugin.programs.node.limits.mps_clients import GivenDevices
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+    from pathlib import Path
+    from typing import NoReturn
+
+    from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsState
+    from gpu_device_plugin.core.model.holds import DeviceHold
+    from gpu_device_plugin.core.model.placing import Placement
+    from gpu_device_plugin.core.model.shares import SharedGpu, Shares
+    from gpu_device_plugin.core.node.kubelet.admission import Refused
+    from gpu_device_plugin.core.node.limits.limit_grants import EnforcementPlan
+    from gpu_device_plugin.node_state import NodeState
+
+_log = logging.getLogger(__name__)
+
+_LARGEST = 1 << 20
+"""Bytes of a file of the supervisor. A GPU takes 200."""
+_Stamp: TypeAlias = tuple[int, int, int]  # of one version of a file: inode, modification time in ns, size
+_POLL_S = 0.5
+_POLL_WAITED_FOR_S = 0.1
+"""Seconds between two looks at the supervisor's file, and the same while a container waits for a change in it."""
+
+
+class MpsLink:
+    """Keeps `WANTED_FILE` in step with our ledger, and follows `STATE_FILE`.
+
+    Does nothing on a node where nobody asks for MPS and no file says that somebody did.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        state: NodeState,
+        entries: Observable[tuple[DeviceHold, ...]],
+        on_trouble: Callable[[str, str], None],
+        *,
+        clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+    ) -> None:
+        """Prepare; no file in `directory` is opened before `run`.
+
+        `on_trouble` is called with a GPU's UUID (empty: for all) and the reason when it lacks the daemon that it needs,
+        and with an empty reason when it has it again; `clock` returns the seconds since the machine started.
+        """
+        self._directory = directory
+        self._state = state
+        self._entries = entries
+        self._on_trouble = on_trouble
+        self._clock = clock
+        self.states: Observable[MpsState | str] = Observable(mps.NOT_THERE)
+        """What the supervisor runs, or why there is none. Set when something but the beat has changed."""
+        self.refuse = True
+        """The setting `limits_fallback` is `refuse`."""
+        self.start_s, self.stop_s = mps.START_S, mps.STOP_S
+        self.grace_s = mps.BEAT_S
+        """How long a supervisor may be missing before that is reported: it may start together with us."""
+        self._asked_for: frozenset[str] = frozenset()
+        self._written: MpsState | None = None
+        self._directories: Mapping[str, MpsGpu] = {}
+        """Of the last state that was read: a GPU keeps its directory, also while its supervisor or the file is gone."""
+        self._seen: _Stamp | None = None
+        self._unreadable = ""
+        self._wanted = MpsWanted()
+        self._unwritten = False
+        self._ours: _Stamp | None = None
+        """Of `WANTED_FILE` as we read or wrote it; None: it was not there."""
+        self._complete = False
+        self._clients = False
+        self._given = GivenDevices(entries)
+        self._asked: dict[str, int] = {}
+        self._waiting = 0
+        self._wake = asyncio.Event()
+        self._troubles: dict[str, str] = {}
+        self._missing_since: float | None = None
+        self._complaint = ""
+
+    def __repr__(self) -> str:
+        return f"<MpsLink {self._directory}: wants {len(self._wanted.gpus)} daemons, {self.states.value!r}>"
+
+    @property
+    def on(self) -> bool:
+        """Whether MPS plays a part on this node: it is asked for, or somebody still has to be rid of it."""
+        return bool(self._asked_for or self._wanted.gpus or self._clients or self._unwritten or self._written)
+
+    @property
+    def _matters(self) -> bool:
+        """Whether an answer may depend on MPS. False on most nodes, whose calls then cost nothing for it."""
+        return self.on or self._given.clients
+
+    @property
+    def daemons(self) -> Mapping[str, MpsGpu] | str:
+        """The daemons of the supervisor, by the GPU's UUID, or why there is none."""
+        state = self.states.value
+        return state if isinstance(state, str) else state.gpus
+
+    @property
+    def gpus(self) -> Mapping[str, MpsGpu]:
+        """The daemons of a supervisor that runs, by the GPU's UUID."""
+        daemons = self.daemons
+        return {} if isinstance(daemons, str) else daemons
+
+    @property
+    def barred(self) -> frozenset[str]:
+        """The UUIDs of GPUs whose shares every container is refused for the containers that are there."""
+        return self._asked_for & self.others if self.refuse and self._asked_for else frozenset()
+
+    @property
+    def others(self) -> frozenset[str]:
+        """The UUIDs of GPUs with containers that were started without MPS."""
+        present = mps.tenants(self._state.node.ledger, self._given.all())
+        return frozenset(uuid for uuid, tenants in present.items() if tenants.others)
+
+    @property
+    def ready(self) -> Mapping[str, bool]:
+        """Whether each daemon that the supervisor was last told to run accepts clients, by the GPU's UUID."""
+        gpus = self.gpus
+        return {uuid: uuid in gpus and gpus[uuid].status is MpsStatus.READY for uuid in self._wanted.gpus}
+
+    def ask_for(self, uuids: Iterable[str]) -> None:
+        """Let MPS be the means that the administrator wants on these GPUs."""
+        asked = frozenset(uuids)
+        if asked != self._asked_for:
+            self._asked_for = asked
+            self._wake.set()
+
+    def ledger_complete(self) -> None:
+        """The kubelet's records were read: from now on the ledger has every container of the node.
+
+        Before that it is empty, and to tell the supervisor so would end daemons that have clients.
+        """
+        self._complete = True
+        self._write()
+
+    async def run(self) -> NoReturn:
+        """Follow the supervisor and the ledger. Ends only by cancellation; leaves the files as they are.
+
+        An agent that ends leaves its clients running, and so what is wanted.
+        """
+        self._take_up()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._poll(), name="follow the MPS supervisor")
+            tasks.create_task(self._state.nodes.follow(self._holders_changed), name="follow holders for MPS")
+            tasks.create_task(self._entries.follow(self._checkpoint_read), name="follow the checkpoint for MPS")
+        raise AssertionError  # pragma: no cover (the tasks never return)
+
+    # --- For the answers to the kubelet ---------------------------------------------------------------------------
+
+    def until_ready(self, gpus: Sequence[SharedGpu], shares: Mapping[int, int]) -> Awaitable[None] | None:
+        """Have the daemon started that a container with these GPUs needs, and return what waits for it; None: nothing.
+
+        It never raises: `plan` says what came of it, and `granted` or `given_up` has to be called then.
+
+        Args:
+            gpus: the GPUs.
+            shares: of each, by position.
+        """
+        self.look()
+        if not self._matters or not isinstance(self._choice(gpus, shares), mps.Await):
+            return None
+        self._asked = {shared.gpu.uuid: shares[shared.position] for shared in gpus}
+        asked = self._asked
+        self._write()
+        if self._unwritten:
+            return None  # the supervisor will not hear of it
+        return self._until(
+            lambda: not isinstance(self._choice(gpus, shares), mps.Await),
+            self.start_s,
+            # What a later call asks for, that of another process of the kubelet, is not given up with this one.
+            lambda: self.given_up() if self._asked is asked else None,
+        )
+
+    def decides_on(self, positions: Collection[int], shares: Shares) -> bool:
+        """Return whether these GPUs are one on which MPS is wanted, or has clients."""
+        if len(positions) != 1:
+            return False
+        (uuid,) = (shares.gpus[position].gpu.uuid for position in positions)
+        present = mps.tenants(self._state.node.ledger, self._given.all())
+        return uuid in self._asked_for or present.get(uuid, mps.NOBODY).clients
+
+    def plan(
+        self, placement: Placement, shares: Shares, otherwise: EnforcementPlan
+    ) -> EnforcementPlan | Refused | None:
+        """Return the means of limiting a container that is placed so; None: MPS has no say in it.
+
+        Args:
+            placement: the container's.
+            shares: the node's GPUs.
+            otherwise: the node's means.
+        """
+        if placement.demand.kind is not Kind.MEMORY or not self._matters:
+            return None
+        gpus = [shares.gpus[position] for position in placement.positions]
+        situations = self._situations(gpus, dict(placement.shares))
+        choice = mps.choose(situations, refuse=self.refuse)
+        if isinstance(choice, mps.Await):
+            choice = mps.in_vain(choice, situations[0], self._complaint, refuse=self.refuse)
+        if not isinstance(choice, Enforcement):
+            return choice
+        enforcements = {shared.gpu.uuid: GpuEnforcement(choice, "") for shared in gpus}
+        return replace(otherwise, enforcements={**otherwise.enforcements, **enforcements}, mps=self._directories)
+
+    def granted(self, hold: DeviceHold) -> None:
+        """Take note of a container's devices, which the ledger has by now."""
+        self._given.granted(hold)
+        self.given_up()
+
+    def given_up(self) -> None:
+        """No container is being allocated any more."""
+        self._asked = {}
+        self._write()
+
+    def until_startable(self, device_ids: Iterable[str]) -> Awaitable[None] | None:
+        """Return what waits until a container with these devices may start, or for a while; None: it need not wait."""
+        if not self.on:
+            return None
+        self.look()
+        ids = tuple(device_ids)
+        return self._until(lambda: not self.why_not_start(ids), self.stop_s) if self.why_not_start(ids) else None
+
+    def why_not_start(self, device_ids: Iterable[str]) -> str:
+        """Return why a container with these devices must not start now, as a sentence; empty if it may."""
+        if not self.on:
+            return ""
+        ids, node = frozenset(device_ids), self._state.node
+        given = [hold for hold in self._given.all() if hold.device_ids & ids]
+        client = bool(given) and given[-1].enforcement is Enforcement.MPS
+        for position in sorted(spread_over(node, ids)):
+            uuid = node.shares.gpus[position].gpu.uuid
+            why = mps.why_not_start(
+                f"GPU {position}",
+                uuid,
+                self.states.value,
+                self._written,
+                client=client,
+                refuse=self.refuse and (client or uuid in self._asked_for),
+            )
+            if why:
+                return why
+        return ""
+
+    def _choice(self, gpus: Sequence[SharedGpu], shares: Mapping[int, int]) -> Enforcement | Refused | mps.Await | None:
+        return mps.choose(self._situations(gpus, shares), refuse=self.refuse)
+
+    def _situations(self, gpus: Sequence[SharedGpu], shares: Mapping[int, int]) -> list[mps.Situation]:
+        present = mps.tenants(self._state.node.ledger, self._given.all())
+        return [
+            mps.Situation(
+                f"GPU {shared.position}",
+                shared.gpu.uuid in self._asked_for,
+                present.get(shared.gpu.uuid, mps.NOBODY),
+                mps.daemon(self.states.value, shared.gpu.uuid),
+                shares[shared.position] * self._state.node.shares.share_mib,
+            )
+            for shared in gpus
+        ]
+
+    async def _until(
+        self, there: Callable[[], bool], seconds: float, if_cancelled: Callable[[], None] = lambda: None
+    ) -> None:
+        """Wait until `there` returns true, for at most so many seconds. The supervisor is looked at more often."""
+        self._waiting += 1
+        self._wake.set()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    version = self.states.version
+                    while not there():
+                        version, _ = await self.states.after(version)
+        except asyncio.CancelledError:
+            if_cancelled()
+            raise
+        finally:
+            self._waiting -= 1
+
+    # --- What is wanted -------------------------------------------------------------------------------------------
+
+    def _take_up(self) -> None:
+        """Begin with what our predecessor wanted: its clients run on."""
+        try:
+            content, found = files.read(self._directory / WANTED_FILE, _LARGEST)
+            self._wanted, self._ours = read_wanted(content.decode(errors="replace")), _stamp(found)
+        except FileNotFoundError:
+            pass
+        except (OSError, MpsFileError) as error:
+            _log.warning("what the MPS supervisor was told to run is not known: %s", error)
+            self._unwritten = True  # the supervisor cannot read it either, and changes nothing until it can
+        self.look()
+
+    def _holders_changed(self, _new: object = None) -> None:
+        if not self._matters:  # without clients nobody's end or beginning concerns the supervisor
+            return
+        present = mps.tenants(self._state.node.ledger, self._given.all())
+        self._clients = any(there.clients for there in present.values())
+        self._wake.set()
+        self._write()
+
+    def _checkpoint_read(self, _new: object = None) -> None:
+        self._holders_changed()
+        self._given.forget(self._state.node.ledger)
+
+    def _write(self) -> None:
+        """Tell the supervisor what it shall run, if that has changed and is certain."""
+        ledger = self._state.node.ledger
+        if not (self.on and self._complete and ledger.certain):
+            return
+        wanted = mps.wanted(
+            ledger,
+            mps.tenants(ledger, self._given.all()),
+            self._asked,
+            self._wanted,
+            self._state.node.shares.share_mib,
+        )
+        if wanted == self._wanted and not self._unwritten and not self._lost():
+            return
+        if wanted != self._wanted:
+            _log.info("the MPS supervisor is asked for daemons", extra={"gpus": dict(wanted.gpus)})
+        self._wanted, self._unwritten = wanted, True
+        try:
+            files.replace_below(self._directory, WANTED_FILE, write_wanted(wanted).encode())
+        except OSError as error:
+            why = (
+                f"the agent cannot write {self._directory / WANTED_FILE} ({error.strerror}): mount its directory "
+                "writable, as deploy/patches/mps-agent.yaml does, and see that the node's disk is not full"
+            )
+            if why != self._complaint:
+                _log.error("the MPS supervisor cannot be told what to run", extra={"why": why})
+            self._complaint = why
+            return
+        self._unwritten, self._complaint = False, ""
+        self._ours = self._stamp()
+
+    def _lost(self) -> bool:
+        """Return whether somebody removed the file with what we want, or replaced it."""
+        found = self._stamp()
+        if found == self._ours or (found is None and not self._wanted.gpus):
+            return False
+        _log.warning("%s was removed or replaced by somebody, and is written anew", self._directory / WANTED_FILE)
+        return True
+
+    def _stamp(self) -> _Stamp | None:
+        try:
+            return _stamp((self._directory / WANTED_FILE).stat())
+        except OSError:
+            return None
+
+    # --- What the supervisor runs ---------------------------------------------------------------------------------
+
+    async def _poll(self) -> NoReturn:
+        while True:
+            self._wake.clear()
+            if self.on:
+                self.look()
+                self._write()
+                self._report()
+            await within(self._pause_s(), self._wake.wait())
+
+    def _pause_s(self) -> float | None:
+        if not self.on:
+            return None
+        return _POLL_WAITED_FOR_S if self._waiting else _POLL_S
+
+    def look(self) -> None:
+        """Read the supervisor's file, if it was replaced, and publish what it says or why it says nothing."""
+        path = self._directory / STATE_FILE
+        try:
+            found = path.stat()
+            if (stamp := _stamp(found)) != self._seen:
+                content, _ = files.read(path, _LARGEST)
+                self._seen, self._unreadable = stamp, ""
+                self._written = read_state(content.decode(errors="replace"))
+                self._directories = self._written.gpus
+        except FileNotFoundError:
+            mounted = self._directory.is_dir()
+            self._seen, self._written = None, None
+            self._unreadable = mps.NOT_THERE if mounted else mps.NOT_MOUNTED
+        except OSError as error:
+            self._seen, self._unreadable = None, f"{path} cannot be read: {error.strerror}"
+        except MpsFileError as error:
+            self._unreadable = str(error)
+        state: MpsState | str
+        if self._unreadable or self._written is None:
+            state = self._unreadable
+        else:
+            state = mps.SILENT if mps.silent(self._written, self._clock()) else self._written
+        if _gist(state) != _gist(self.states.value):
+            self.states.set(state)
+        runs = self._written is not None and any(
+            gpu.status is not MpsStatus.STOPPED for gpu in self._written.gpus.values()
+        )
+        if not (self._asked_for or self._wanted.gpus or runs):
+            self._written, self._seen = None, None  # nobody needs to know more of it
+
+    def _report(self) -> None:
+        needed = self._asked_for | self._wanted.gpus.keys()
+        now, found = time.monotonic(), dict(mps.troubles(self.states.value, needed))
+        if self._complaint and needed:
+            found.setdefault("", self._complaint)
+        if "" not in found:
+            self._missing_since = None
+        elif self._missing_since is None:
+            self._missing_since = now
+        if self._missing_since is not None and now - self._missing_since < self.grace_s:
+            found = self._troubles
+        for uuid in self._troubles.keys() - found.keys():
+            if needed and (not uuid or uuid in needed):
+                self._on_trouble(uuid, "")
+        for uuid, why in found.items():
+            if why != self._troubles.get(uuid):
+                self._on_trouble(uuid, why)
+        self._troubles = found
+
+
+def _stamp(found: os.stat_result) -> _Stamp:
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _gist(state: MpsState | str) -> object:
+    """Return a state without its beat, which changes all the time."""
+    return state if isinstance(state, str) else state.gpus

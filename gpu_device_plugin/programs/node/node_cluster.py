@@ -1,0 +1,406 @@
+"""The node agent's side of the Kubernetes API: follow its pods, annotate them, and publish its GPUs on the node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.cluster.client.api_client import Client
+from gpu_device_plugin.cluster.client.backoff import Backoff
+from gpu_device_plugin.cluster.client.errors import ApiError
+from gpu_device_plugin.cluster.node_pods import NodePods
+from gpu_device_plugin.cluster.objects.decoding import PodReader
+from gpu_device_plugin.cluster.writers.events import About, EventWriter, about_node
+from gpu_device_plugin.cluster.writers.evictions import evict
+from gpu_device_plugin.cluster.writers.own_node import NodeCondition, NodeMetadata, OwnNode
+from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
+from gpu_device_plugin.core.contract import instances
+from gpu_device_plugin.core.contract.cleanup import our_annotations, our_labels, switched_on
+from gpu_device_plugin.core.contract.keys import (
+    AGENT_LABELS,
+    ASSUME_TIME,
+    INSTANCES,
+    NODE_GPUS,
+    NODE_LIMITS,
+    NODE_USE,
+    READ_BY_AGENT,
+    SWITCH_LABEL,
+    SWITCHED_ON,
+)
+from gpu_device_plugin.core.contract.nodegpus import node_gpus, write_node_gpus
+from gpu_device_plugin.core.contract.nodelabels import node_labels
+from gpu_device_plugin.core.contract.nodereport import write_node_limits
+from gpu_device_plugin.core.contract.promises import assignment
+from gpu_device_plugin.core.model.gpus import Inventory
+from gpu_device_plugin.core.model.mig import MigMode
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.shares import TooManySharesError
+from gpu_device_plugin.core.node.holdings import assigned_shares
+from gpu_device_plugin.core.node.kubelet.ended_pods import pods_in_api
+from gpu_device_plugin.core.node.positions import listed_before
+from gpu_device_plugin.programs.node.kubelet.waiting_pods import WaitingPods
+from gpu_device_plugin.programs.node.node_api import NodeApi
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+    from typing import NoReturn
+
+    from gpu_device_plugin.cluster.client.config import ClusterConfig
+    from gpu_device_plugin.cluster.writers.evictions import Eviction
+    from gpu_device_plugin.core.model.gpus import Gpu
+    from gpu_device_plugin.core.model.holds import DeviceHold
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.node.kubelet.ended_pods import PodsInApi
+    from gpu_device_plugin.core.node.node_config import NodeConfig
+    from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.settings.node import NodeSettings
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 0.5
+"""Seconds between two checks whether a node that is cleaned up still shows our resources."""
+
+
+class _Readiness(Enum):
+    """Whether the node accepts pods. It only moves forward."""
+
+    STARTING = auto()
+    """The kubelet does not listen to us yet, or the free shares are not known."""
+    READY = auto()
+    SHUTTING_DOWN = auto()
+    """The agent is about to end. A pod that arrives while no agent runs fails."""
+
+
+class NodeCluster(NodeApi):
+    """Follows this node's pods, annotates them with their GPUs, and publishes on the node what schedulers need."""
+
+    def __init__(
+        self,
+        server: ClusterConfig,
+        settings: NodeSettings,
+        config: Observable[NodeConfig],
+        state: NodeState,
+        metrics: m.Metrics,
+    ) -> None:
+        """Prepare to publish `config` through `server`; nothing is sent before `run`."""
+        super().__init__()
+        self._settings = settings
+        self._config = config
+        self._state = state
+        self._metrics = metrics
+        self.client = Client(server, on_error=self._count_error)
+        """Open while `run` runs."""
+        names = [resource.name for resource in settings.offered]
+        reader = PodReader(names, READ_BY_AGENT.__contains__, ids=True, claims=True, mig=True)
+        self.followed = NodePods(self.client, reader, settings.node_name)
+        """The pods bound to our node."""
+        self.waiting = WaitingPods(self.followed, settings.offered, metrics, state)
+        self._writer = PodWriter(self.client, node=settings.node_name, refused=self._refused)
+        self._events = EventWriter(self.client, instance=settings.node_name)
+        self._self = OwnNode(self.client, settings.node_name)
+        self.cleanup = Cleanup(self.client, self._self, settings.names)
+        self.condition = NodeCondition(self.client, settings.node_name, forbidden=self._condition_forbidden)
+        """The condition GPUHealthy of our node."""
+        self.evict_within_s = 15.0
+        """Seconds for the answer to an eviction."""
+        self.look_s = 60.0
+        """Seconds between two readings of our node, for changed labels and for notes that another client removed."""
+        self.linger_s = 1.0
+        """Seconds that an agent stays after it announced its shutdown: pods that are being bound still arrive."""
+        self.users: Observable[frozenset[str]] = Observable(frozenset())
+        """UIDs of the pods that request devices and have not ended."""
+        self._readiness = _Readiness.STARTING
+        self._outdated: Mapping[str, None] = {}
+        """Labels that an earlier agent may have left. Those of removed GPU models would otherwise stay for ever."""
+        self._before: tuple[Gpu, ...] = ()
+        """The GPUs that our node's annotation listed when we first read it."""
+        self._looked = asyncio.Event()
+        self._instances: dict[str, dict[str, frozenset[str]]] | None = None
+        """The whole MIG instances of each container, by the UID of its pod, by the kubelet's checkpoint; None: not read
+        yet."""
+        self._requested: dict[str, Mapping[str, str | None]] = {}
+        """The annotations last requested for each pod, by UID, until the pod shows them."""
+        self._notes: Observable[NodeMetadata] = Observable(NodeMetadata())
+        self._use: Mapping[str, str] = {}
+        """The annotation about the use of the GPUs; empty: not known yet, what an earlier agent wrote stays."""
+
+    def _count_error(self, error: ApiError) -> None:
+        self._metrics.count(m.API_ERRORS, error.call.verb, type(error).__name__)
+
+    async def run(self, more: Callable[[], Awaitable[NoReturn]] | None = None) -> NoReturn:
+        """Follow and publish until cancelled; owns the connections, which `more` may use as well."""
+        async with self.client, asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.followed.reflector.run(), name="follow pods")
+            tasks.create_task(self._writer.run(), name="annotate pods")
+            tasks.create_task(self._events.run(), name="write events")
+            tasks.create_task(self._publish(), name="publish the GPUs")
+            tasks.create_task(self._config.follow(self._show), name="follow the configuration")
+            tasks.create_task(self.condition.run(), name="keep the node's condition")
+            tasks.create_task(self._look_at_node(), name="read the node's labels")
+            tasks.create_task(self.followed.changes.follow(self._pods_changed), name="settle promises")
+            if more is not None:
+                await more()
+        raise AssertionError  # pragma: no cover (the tasks never return)
+
+    async def announce_shutdown(self, within_s: float = 1.0) -> None:
+        """Publish on the node that its agent is about to end, so that no scheduler sends a pod. While `run` still runs.
+
+        Returns after `linger_s` seconds, in which pods that are being bound arrive (without an agent they would fail),
+        or after `within_s` seconds without an answer of the API server.
+        """
+        self._readiness = _Readiness.SHUTTING_DOWN
+        self.note()
+        if NODE_GPUS not in self._notes.value.annotations:
+            return
+        try:
+            async with asyncio.timeout(within_s):
+                await self._self.publish(self._notes.value)
+            await asyncio.sleep(self.linger_s)
+        except (ApiError, TimeoutError) as error:
+            why = str(error) or f"no answer within {within_s:g} s"
+            _log.info("the agent's shutdown could not be announced on its node: %s", why)
+
+    def event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:  # noqa: D102
+        ours = about_node(self._settings.node_name)
+        self._events.post(ours, reason=reason, note=note, action=action, warning=warning)
+
+    def pod_event(self, pod: Pod, reason: str, note: str, action: str, *, warning: bool = True) -> None:  # noqa: D102
+        about = About("Pod", pod.name, pod.namespace, pod.uid)
+        self._events.post(about, reason=reason, note=note, action=action, warning=warning)
+
+    @property
+    def pods(self) -> Mapping[str, Pod]:  # noqa: D102
+        return self.followed.pods
+
+    def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:  # noqa: D102
+        self._writer.annotate(pod, annotations)
+
+    async def evict(self, pod: Pod, most_grace_s: int) -> Eviction:
+        """Ask for the eviction of a pod, once; it has no more than `most_grace_s` seconds to end."""
+        return await evict(self.client, pod, most_grace_s=most_grace_s, timeout_s=self.evict_within_s)
+
+    def _condition_forbidden(self, why: str) -> None:
+        self.event("NodeConditionForbidden", why, "Observe")
+
+    def _refused(self, pod: Pod, error: ApiError) -> None:
+        """Report a pod whose annotations could not be written."""
+        note = (
+            f"the annotations with the GPUs of pod {pod.namespace}/{pod.name} could not be written, and are retried: "
+            f"{error}. Until they are written, schedulers may count the pod on every GPU of this node"
+        )
+        self.event("PodNotAnnotated", note, "Annotating")
+
+    async def gpus_before(self, within_s: float) -> tuple[Gpu, ...]:
+        """Return the GPUs that our node listed before we started, by position; none if it cannot be read in time."""
+        if not await within(within_s, self._looked.wait()):
+            _log.warning("the positions of the GPUs may differ from before: our node could not be read yet")
+        return self._before
+
+    def show_use(self, text: str) -> None:
+        """Publish on the node who uses what, as the value of its annotation."""
+        self._use = {NODE_USE: text}
+        self.note()
+
+    def announce_ready(self) -> None:
+        """Publish that the node accepts pods: its kubelet listens to us, and we know which shares are free.
+
+        Until then the node lists its GPUs, and that no agent serves them yet: a share that a scheduler promises before
+        may be recorded for a container that ended while no agent ran.
+        """
+        if self._readiness is _Readiness.STARTING:
+            self._readiness = _Readiness.READY
+            self.note()
+
+    def learn(self, holds: Sequence[DeviceHold]) -> None:
+        """Take over from the kubelet's checkpoint which container has which devices, and settle the promises by it."""
+        self.waiting.learn(holds)
+        self._instances = {}
+        for hold in holds:
+            if hold.kind is Kind.INSTANCE:
+                held = self._instances.setdefault(hold.pod_uid, {})
+                held[hold.container] = held.get(hold.container, frozenset()) | hold.device_ids
+        self._settle()
+
+    def living(self) -> Mapping[str, str] | None:
+        """Return namespace/name of our node's pods that have not ended, by the kubelet's UIDs; None: not known yet."""
+        if not self.followed.reflector.synced:
+            return None
+        return {pod.kubelet_uid: f"{pod.namespace}/{pod.name}" for pod in self.followed.pods.values() if not pod.ended}
+
+    def pods_in_api(self) -> PodsInApi | None:
+        """Return the pods of our node in the API, see `core.node.kubelet.ended_pods.pods_in_api`."""
+        node = self.node.value
+        return pods_in_api(self.followed.pods.values(), "" if node is None else node.kubelet_version)
+
+    def _settle(self) -> None:
+        """Annotate every pod that has all its devices with their GPUs."""
+        pods = self.followed.pods
+        self._requested = {uid: requested for uid, requested in self._requested.items() if uid in pods}
+        node, served, resources = self._state.node, self.waiting.recorded, self._settings.offered
+        sizes = [len(shared.shares) for shared in node.shares.gpus]
+        for pod in pods.values():
+            requested = self._requested.pop(pod.uid, {})
+            if pod.ended:
+                continue
+            changes: dict[str, str | None] = {**self._instances_changed(pod)}
+            if actual := assigned_shares(pod, served, node, resources):
+                now_ns = int(requested.get(ASSUME_TIME) or time.time_ns())
+                changes |= assignment(pod, actual, resources, sizes, now_ns)
+            if changes:
+                self._requested[pod.uid] = changes
+                if changes != requested:
+                    self._writer.annotate(pod, changes)
+
+    def _instances_changed(self, pod: Pod) -> Mapping[str, str | None]:
+        """Return the annotation with the whole MIG instances of a pod, if it says something else; None removes it.
+
+        The pod's owner may have written it, where no policy forbids that.
+        """
+        if self._instances is None:
+            return {}
+        held = self._instances.get(pod.kubelet_uid)
+        text = None if held is None else instances.write(held)
+        return {} if text == pod.annotations.get(INSTANCES) else {INSTANCES: text}
+
+    def _pods_changed(self, pods: Mapping[str, Pod]) -> None:
+        users = frozenset(uid for uid, pod in pods.items() if pod.containers and not pod.ended)
+        if users != self.users.value:
+            self.users.set(users)
+        self._settle()
+
+    async def _publish(self) -> NoReturn:
+        await self._notes.after(0)  # nothing is published before the GPUs are known
+        await self._self.keep(self._notes)
+
+    def _show(self, config: NodeConfig) -> None:
+        node = self.node.value
+        ours = self.condition.wanted.version or (node is not None and node.gpu_condition)
+        if config.started and (config.condition is not None or ours):  # this agent wrote it, or an earlier one
+            self.condition.want(config.condition)
+        self.note()
+
+    def note(self) -> None:
+        """Publish on the node its GPUs and how they are given to pods, as they are now."""
+        config = self._config.value
+        if not (config.started and config.labelled):
+            return  # an annotation about GPUs that the driver does not show now must not be lost
+        shares, unhealthy = self._state.node.shares, self._state.node.unhealthy
+        if not shares.any_listed:
+            with contextlib.suppress(TooManySharesError):
+                shares = shares.with_inventory(
+                    Inventory(self._before, order=self._before),
+                    self._settings.exclude_gpus,
+                    mig=MigMode(self._settings.mig),
+                )
+            unhealthy = {shared.gpu.uuid: config.why_none for shared in shares.gpus}
+        if config.withheld:
+            unhealthy = {shared.gpu.uuid: config.withheld for shared in shares.gpus}
+        offered = self._state.node.shares.any_listed and not config.withheld
+        away = self._readiness is _Readiness.SHUTTING_DOWN or (offered and self._readiness is _Readiness.STARTING)
+        uses = {shared.gpu.uuid: self._state.node.use(shared) for shared in shares.gpus}
+        gpus = node_gpus(
+            shares,
+            config.inventory,
+            unhealthy,
+            config.policy,
+            away=away,
+            claims=config.claims,
+            mig_domain=self._settings.domain_of_mig,
+            held_shares={uuid for uuid, use in uses.items() if use.shares},
+            held_whole={uuid for uuid, use in uses.items() if use.whole},
+        )
+        notes = NodeMetadata(
+            labels={**self._outdated, **node_labels(shares, config.inventory, config.policy, config.limits)},
+            annotations={
+                NODE_GPUS: write_node_gpus(gpus),
+                NODE_LIMITS: write_node_limits(config.limits) if config.limits.gpus else None,
+                **self._use,
+            },
+        )
+        if notes != self._notes.value:
+            self._notes.set(notes)
+
+    async def _look_at_node(self) -> NoReturn:
+        backoff = Backoff(1.0)
+        while True:
+            try:
+                node = await self._self.read()
+            except ApiError as error:
+                _log.warning("our node cannot be read: %s", error, extra={"once_per_s": 600})
+                await asyncio.sleep(backoff.next_s(error.retry_after_s))
+                continue
+            backoff.reset()
+            self.cleanup.saw(node.labels)
+            self._outdated = dict.fromkeys((*AGENT_LABELS, *our_labels(node.labels)))
+            if not self._looked.is_set():
+                self._before = listed_before(node.annotations.get(NODE_GPUS, ""))
+                self._looked.set()
+            elif self._notes.value.missing(node):
+                self._notes.set(self._notes.value)  # the node was recreated, or another client removed them
+            self.node.set(node)
+            self._show(self._config.value)  # the configuration may have nothing new to say of the node
+            await asyncio.sleep(self.look_s)
+
+
+class Cleanup:
+    """Cleans up after the last agent of a node.
+
+    A rollout stops an agent in the same way, but leaves the label: then nothing is removed. Nor is anything from a node
+    that never had the label: another rule, which we do not know, selects it.
+    """
+
+    def __init__(self, client: Client, ourselves: OwnNode, resources: Container[str] = ()) -> None:
+        """Prepare to clean the node `ourselves` through `client`, which is opened for that, and closed again.
+
+        Without our annotations, schedulers take a node that shows one of `resources` for a node of another device
+        plugin. So the kubelet has to drop these resources first.
+        """
+        self._client = client
+        self._self = ourselves
+        self._resources = resources
+        self._switched_on = False
+
+    def saw(self, labels: Mapping[str, str]) -> None:
+        """Record the labels of our node."""
+        self._switched_on = self._switched_on or switched_on(labels)
+
+    async def run(self, within_s: float = 3.0, forgotten_within_s: float = 12.0) -> None:
+        """Clean up if the node had the label and has lost it. To be called after the agent has ended.
+
+        Args:
+            within_s: timeout of each call to the API server.
+            forgotten_within_s: how long to wait until the kubelet drops our resources; it updates the status of its
+                node every 10 seconds by default.
+        """
+        if not self._switched_on:
+            return
+        try:
+            async with self._client:
+                forgotten_by = time.monotonic() + forgotten_within_s
+                while True:
+                    async with asyncio.timeout(within_s):
+                        node = await self._self.read()
+                    if switched_on(node.labels):
+                        return
+                    offered = any(amount and name in self._resources for name, amount in node.allocatable.items())
+                    if not offered or time.monotonic() >= forgotten_by:
+                        break
+                    await asyncio.sleep(min(_LOOK_S, forgotten_within_s))
+                ours = dict.fromkeys(our_labels(node.labels)), dict.fromkeys(our_annotations(node.annotations))
+                async with asyncio.timeout(within_s):
+                    if await self._self.put(NodeMetadata(*ours), node):
+                        sentence = "the node lost the label %s=%s: our labels and annotations are removed"
+                        _log.info(sentence, SWITCH_LABEL, SWITCHED_ON)
+                if node.gpu_condition:
+                    async with asyncio.timeout(within_s):
+                        await NodeCondition(self._client, self._self.name).put(None)
+        except (ApiError, TimeoutError) as error:
+            why = str(error) or f"no answer within {within_s:g} s"
+            _log.warning("the node could not be cleaned up; our labels and annotations may still be on it: %s", why)

@@ -1,0 +1,174 @@
+"""Report the events of a node in log, metrics and Kubernetes Events."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.core.model.memory import format_mib
+from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent
+from gpu_device_plugin.programs.node.conflicting_plugins import ALLOW
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from gpu_device_plugin.core.model.holds import DeviceHold
+    from gpu_device_plugin.core.model.resource_claims import Claim
+    from gpu_device_plugin.core.model.resources import Kind
+    from gpu_device_plugin.core.node.holdings import Stranded
+    from gpu_device_plugin.core.node.kubelet.admission import Refused
+    from gpu_device_plugin.core.node.kubelet.conflicting_plugins import Detection
+    from gpu_device_plugin.core.node.serving_mode import Serving
+    from gpu_device_plugin.hardware.gpu_health_tracker import HealthChange, XidSeen
+    from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.node_api import NodeApi
+    from gpu_device_plugin.settings.knobs import Reload
+    from gpu_device_plugin.settings.node import NodeSettings
+
+_log = logging.getLogger(__name__)
+
+_NAMED = 3
+"""The number of pods that a sentence names."""
+_DRAIN_FIRST = frozenset({"share_size", "domain", "memory_resource", "count_resource"})
+"""Settings that determine the device IDs and resource names under which the kubelet records running pods."""
+
+
+class Reports:
+    """One method for each kind of event."""
+
+    def __init__(self, state: NodeState, metrics: m.Metrics, api: NodeApi) -> None:
+        """Report on the node in `state`; Events go to `api`."""
+        self._state = state
+        self._metrics = metrics
+        self._api = api
+
+    def health_changed(self, change: HealthChange) -> None:
+        """A GPU has become healthy or unhealthy."""
+        self._metrics.count(m.HEALTH_CHANGES, "healthy" if change.healthy else "unhealthy", change.cause)
+        level, name = logging.INFO if change.healthy else logging.ERROR, self._name_of(change.uuid)
+        _log.log(level, "%s is %s", name, change.reason, extra={"uuid": change.uuid})
+        reason = "GPUHealthy" if change.healthy else "GPUUnhealthy"
+        self._api.event(reason, f"{name} ({change.uuid}) is {change.reason}", "Observe", warning=not change.healthy)
+
+    def xid_seen(self, seen: XidSeen) -> None:
+        """The driver has reported an XID."""
+        self._metrics.count(m.XIDS, seen.uuid, str(seen.code))
+        name, what = self._name_of(seen.uuid), f"XID {seen.code}: {seen.xid.meaning}"
+        _log.warning("%s: %s", name, what, extra={"uuid": seen.uuid, "once_per_s": 60})
+        self._api.event("GPUError", f"{name} ({seen.uuid}) reported {what}", "Observe")
+
+    def registration(self, event: RegistrationEvent, details: dict[str, object]) -> None:
+        """A registration with the kubelet succeeded, failed, or has to be repeated for all resources."""
+        registered = event is RegistrationEvent.REGISTERED
+        if registered or event is RegistrationEvent.NOT_REGISTERED:
+            self._metrics.count(m.REGISTRATIONS, str(details["resource"]), "registered" if registered else "failed")
+        _log.log(logging.INFO if registered else logging.WARNING, "%s", event, extra=details)
+
+    def dra_registration(self, sentence: str, details: dict[str, object]) -> None:
+        """The registration of the DRA driver succeeded, failed or has ended."""
+        _log.info("%s", sentence, extra=details)
+
+    def claim_refused(self, claim: Claim, refused: Refused) -> None:
+        """A claim could not be prepared; the kubelet tries again, and tells the pod why."""
+        _log.warning("refused", extra={"claim": str(claim), "why": refused.sentence, "once_per_s": 60})
+
+    def shares_unknown_to_api(self, fields: Iterable[str]) -> None:
+        """The API server does not know the fields by which parts of GPUs are offered."""
+        note = (
+            f"The API server does not know {', '.join(fields)} of ResourceSlices, which Kubernetes has from 1.36 on: "
+            "claims get whole GPUs of this node only. Serve it by device-plugin to share its GPUs."
+        )
+        self._api.event("GPUSharesUnavailable", note, "Publish")
+
+    def serving_changed(self, serving: Serving) -> None:
+        """The node serves in another way than before, or waits to do so."""
+        if serving.closing:
+            _log.warning("%s", serving.waits)
+            self._api.event("ServingWaits", f"{serving.waits}.", "Serve")
+        else:
+            _log.info("this node serves by %s", serving.way)
+            self._api.event("Serving", f"This node gives GPUs by {serving.way}.", "Serve", warning=False)
+
+    def allocations_lost(self, lost: Collection[DeviceHold], names: Mapping[str, str]) -> None:
+        """The kubelet has lost its record of these allocations; `names` are those of pods by UID, as far as known."""
+        devices = frozenset[str]().union(*(each.device_ids for each in lost))
+        self._metrics.count(m.LEDGER_DRIFT, "unknown_to_the_kubelet", times=len(devices))
+        holders = sorted({names.get(each.pod_uid, f"the pod with UID {each.pod_uid}") for each in lost})
+        more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
+        why = (
+            f"the kubelet has lost its record of {len(devices)} devices of {', '.join(holders[:_NAMED])}{more}: before "
+            "it started its checkpoint was deleted or damaged, or those pods were deleted by force; the devices stay "
+            "in use until the pods end. Delete the pods, one after another, to have them start again with devices that "
+            "the kubelet knows"
+        )
+        _log.error("%s", why)
+        self._api.event("DevicesForgotten", f"{why[0].upper()}{why[1:]}.", "Observe")
+
+    def refused(self, kind: Kind, amount: int, refused: Refused) -> None:
+        """A container was refused its devices."""
+        extra = {"kind": kind.value, "amount": amount, "why": refused.sentence, "once_per_s": 60}
+        _log.warning("refused", extra=extra)
+
+    def refused_again_and_again(self, shares: int, advice: str) -> None:
+        """Containers that request `shares` shares are refused so often that a person should act."""
+        asked = format_mib(shares * self._state.node.shares.share_mib)
+        _log.warning("pods of %s are refused again and again: %s", asked, advice)
+        self._api.event("GPUMemoryFragmented", f"Pods of {asked} are refused again and again: {advice}.", "Refuse")
+
+    def mps_changed(self, uuid: str, why: str) -> None:
+        """A GPU (by UUID; empty: each that needs one) lacks its MPS daemon for this reason; empty: it has it again."""
+        name = f"{self._name_of(uuid)} ({uuid})" if uuid else "this node"
+        if why:
+            _log.error("MPS does not serve %s: %s", name, why)
+            self._api.event("MPSNotReady", f"MPS does not serve {name}: {why}", "Observe")
+        else:
+            _log.info("MPS serves %s again", name)
+            self._api.event("MPSReady", f"MPS serves {name} again", "Observe", warning=False)
+
+    def instance_gone(self, found: Stranded) -> None:
+        """A container holds a MIG instance that exists no more."""
+        pod = (
+            f"the pod with the UID {found.pod_uid}" if found.pod is None else f"{found.pod.namespace}/{found.pod.name}"
+        )
+        _log.warning("%s: %s", pod, found.sentence)
+        self._api.event("MigInstanceGone", f"{pod}: {found.sentence}.", "Observe")
+        if found.pod is not None:
+            self._api.pod_event(found.pod, "MigInstanceGone", f"{found.sentence}.", "Observe")
+
+    def limits_missing(self, sentence: str) -> None:
+        """The means of limiting memory that the administrator wants is not there."""
+        _log.warning("memory limits are not there: %s", sentence)
+        self._api.event("GPULimitsUnavailable", f"Memory limits are not there: {sentence}.", "Limit")
+
+    def not_alone(self, others: Iterable[Detection]) -> None:
+        """Other plugins hand out GPUs of this node, so this agent does not."""
+        for other in others:
+            _log.error("GPUs are not shared: %s; %s", other, ALLOW)
+            self._api.event("OtherDevicePlugin", f"GPUs of this node are not shared: {other}; {ALLOW}.", "Refuse")
+
+    def settings_read(self, outcome: Reload[NodeSettings]) -> None:
+        """Settings were read again, and those that need no restart were applied."""
+        _log.info("%s", outcome.sentence, extra=outcome.changes)
+        if outcome.waiting:
+            _log.warning("these changes need a restart of the agent", extra={"settings": list(outcome.waiting)})
+            drain = "drain the node, then " if _DRAIN_FIRST.intersection(outcome.waiting) else ""
+            restart = (
+                "kubectl -n gpushare delete pod -l app.kubernetes.io/component=node "
+                f"--field-selector spec.nodeName={outcome.settings.node_name}"
+            )
+            note = f"The settings {', '.join(outcome.waiting)} wait for a restart of the agent: {drain}{restart}"
+            self._api.event("SettingsWait", note, "Reload")
+
+    def settings_refused(self, why: str) -> None:
+        """Changed settings cannot be used; the current ones stay in force."""
+        _log.error("the configuration stays as it was", extra={"why": why})
+        self._api.event("SettingsRefused", f"The settings of the agent stay as they were: {why}", "Reload")
+
+    def _name_of(self, uuid: str) -> str:
+        shares = self._state.node.shares
+        shared = shares.by_uuid(uuid)
+        if shared is not None:
+            return shared.name
+        instances = [str(each.position) for each in shares.gpus if each.gpu.card == uuid and not each.gone]
+        return f"the GPU with the MIG instances GPU {', '.join(instances)}" if instances else "a GPU"

@@ -1,0 +1,250 @@
+"""Evict pods one after the other, with patience where that is refused; those on failed GPUs, where that is wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.cluster.client.backoff import Backoff
+from gpu_device_plugin.cluster.writers.evictions import Outcome
+from gpu_device_plugin.core.node.health.gpu_failure import Failures, on_failed
+from gpu_device_plugin.core.node.health.gpu_health import with_cards
+from gpu_device_plugin.core.node.use.eviction_choice import leaving, next_victims
+from gpu_device_plugin.core.report.text.use_texts import duration
+from gpu_device_plugin.hardware.gpu_health_tracker import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import NoReturn
+
+    from gpu_device_plugin.aio.observable import Observable
+    from gpu_device_plugin.cluster.writers.evictions import Eviction
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.node.holdings import Holding
+    from gpu_device_plugin.core.node.use.eviction_choice import Candidate
+    from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView
+    from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.node_cluster import NodeCluster
+    from gpu_device_plugin.settings.node import NodeSettings
+
+_log = logging.getLogger(__name__)
+
+FIRST_RETRY_S = 5.0
+MOST_RETRY_S = 300.0
+CLEANUP_S = 30.0
+"""A pod that is still there so many seconds after its containers should have been killed is overdue. Until then its
+kubelet may be busy with volumes and networks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A pod to evict, and why."""
+
+    pod: Pod
+    uuids: frozenset[str]
+    reason: str
+    why: str
+    counted: m.Count
+
+
+@dataclass(slots=True)
+class _Refused:
+    """A pod whose eviction did not succeed."""
+
+    backoff: Backoff
+    not_before: float
+    outcome: Outcome
+
+
+class Evictor:
+    """Evicts the pods that are ordered. Who orders asks `next_victims` before, and orders again later."""
+
+    def __init__(
+        self,
+        cluster: NodeCluster,
+        metrics: m.Metrics,
+        settings: Observable[NodeSettings],
+        *,
+        first_retry_s: float = FIRST_RETRY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Evict through `cluster`; after a refusal possible again in `first_retry_s`, then twice that, and so on.
+
+        `settings` say how long an evicted pod has to end at most; `clock` returns monotonic seconds.
+        """
+        self._cluster = cluster
+        self._metrics = metrics
+        self._settings = settings
+        self.first_retry_s = first_retry_s
+        self._clock = clock
+        self._orders: dict[str, _Order] = {}
+        self._ordered = asyncio.Event()
+        self._going: dict[str, frozenset[str]] = {}
+        self._due: dict[str, float] = {}
+        """When each pod that is on its way should be gone, in monotonic seconds."""
+        self._refused: dict[str, _Refused] = {}
+
+    def __repr__(self) -> str:
+        return f"<Evictor: {len(self._orders)} ordered, {len(self._going)} going, {len(self._refused)} refused>"
+
+    @property
+    def going(self) -> Mapping[str, frozenset[str]]:
+        """The GPUs of the pods whose eviction is ordered or was accepted, by UID, until they end or are overdue."""
+        pods, overdue = self._cluster.pods, self.overdue
+        self._going = {
+            uid: uuids
+            for uid, uuids in self._going.items()
+            if uid in pods and not pods[uid].ended and uid not in overdue
+        }
+        return {**self._going, **{uid: order.uuids for uid, order in self._orders.items()}}
+
+    @property
+    def put_off(self) -> frozenset[str]:
+        """UIDs of the pods whose eviction was refused, and that are not to be ordered again yet."""
+        pods, now = self._cluster.pods, self._clock()
+        self._refused = {uid: refused for uid, refused in self._refused.items() if uid in pods}
+        return frozenset(uid for uid, refused in self._refused.items() if refused.not_before > now)
+
+    @property
+    def overdue(self) -> frozenset[str]:
+        """UIDs of the pods that should be gone: nothing that this agent could ask for ends them sooner."""
+        pods, now, most_s = self._cluster.pods, self._clock(), self._most_grace_s
+        due = {uid: at for uid, at in self._due.items() if uid in pods and (uid in self._going or pods[uid].deleting)}
+        new = {uid: now + pod.grace_s + CLEANUP_S for uid, pod in pods.items() if leaving(pod, most_s)}
+        self._due = new | due
+        return frozenset(uid for uid, at in self._due.items() if at <= now)
+
+    @property
+    def _most_grace_s(self) -> int:
+        """In whole seconds, and at least one: with 0 the API server forgets a pod whose containers still run."""
+        return max(1, math.ceil(self._settings.value.eviction_grace_s))
+
+    def next_victims(self, candidates: Iterable[Candidate]) -> Mapping[str, tuple[Pod, frozenset[str]]]:
+        """Return the pods among these to order the eviction of, see `core.node.use.eviction_choice.next_victims`."""
+        candidates, overdue = tuple(candidates), self.overdue
+        for pod in {each.pod.uid: each.pod for each in candidates if each.pod.uid in overdue}.values():
+            text = "pod %s should have ended, and still uses its GPU; look whether its node's kubelet works"
+            _log.warning(text, f"{pod.namespace}/{pod.name}", extra={"once_per_s": 600})
+        return next_victims(
+            candidates,
+            most_grace_s=self._most_grace_s,
+            going=self.going,
+            put_off=self.put_off,
+            overdue=overdue,
+        )
+
+    def order(self, pod: Pod, uuids: frozenset[str], reason: str, why: str, counted: m.Count) -> None:
+        """Have a pod evicted. Returns at once; a pod that is ordered already is not ordered twice.
+
+        Args:
+            pod: the pod.
+            uuids: the GPUs that it should leave.
+            reason: of the Event on the pod, one word in ``UpperCamelCase``.
+            why: a clause about the pod, for people.
+            counted: the counter of outcomes.
+        """
+        self._orders.setdefault(pod.uid, _Order(pod, uuids, reason, why, counted))
+        self._ordered.set()
+
+    async def run(self) -> NoReturn:
+        """Evict what is ordered. Ends only by cancellation."""
+        while True:
+            await self._ordered.wait()
+            order = next(iter(self._orders.values()))
+            answer = await self._cluster.evict(order.pod, self._most_grace_s)
+            self._metrics.count(order.counted, answer.outcome)
+            self._settle(order, answer)
+            del self._orders[order.pod.uid]
+            if not self._orders:
+                self._ordered.clear()
+
+    def _settle(self, order: _Order, answer: Eviction) -> None:
+        pod, name = order.pod, f"{order.pod.namespace}/{order.pod.name}"
+        if answer.outcome in {Outcome.EVICTED, Outcome.GONE}:
+            self._refused.pop(pod.uid, None)
+        if answer.outcome is Outcome.EVICTED:
+            self._going[pod.uid] = order.uuids
+            self._due[pod.uid] = self._clock() + min(pod.grace_s, self._most_grace_s) + CLEANUP_S
+            _log.warning("pod %s is evicted: %s", name, order.why)
+            self._cluster.pod_event(pod, order.reason, f"evicted: {order.why}", "Evict")
+        elif answer.outcome is not Outcome.GONE:
+            self._put_off(order, answer)
+
+    def _put_off(self, order: _Order, answer: Eviction) -> None:
+        pod, name = order.pod, f"{order.pod.namespace}/{order.pod.name}"
+        before = self._refused.get(pod.uid)
+        backoff = Backoff(self.first_retry_s, MOST_RETRY_S) if before is None else before.backoff
+        not_before = self._clock() + backoff.next_s(answer.retry_after_s)
+        self._refused[pod.uid] = _Refused(backoff, not_before, answer.outcome)
+        if before is not None and before.outcome is answer.outcome:
+            return  # told before; the counter has the repetitions
+        _log.warning("pod %s is not evicted, and this is tried again: %s", name, answer.why)
+        if answer.outcome is Outcome.BLOCKED:
+            note = f"should be evicted: {order.why}; {answer.why}, so this is tried again"
+            self._cluster.pod_event(pod, "GPUEvictionBlocked", note, "Evict")
+        elif answer.outcome is Outcome.FORBIDDEN:
+            note = f"The agent of this node cannot evict pod {name}: {answer.why}"
+            self._cluster.event("GPUEvictionForbidden", note, "Evict")
+
+
+class GpuFailures:
+    """Follows the health of the GPUs, and has the evictor take the pods off those that failed."""
+
+    def __init__(
+        self,
+        view: Observable[HardwareView],
+        state: NodeState,
+        settings: Observable[NodeSettings],
+        holdings: Callable[[], Iterable[Holding]],
+        evictor: Evictor,
+        *,
+        again_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Follow `view`; while a GPU fails, look every `again_s` seconds which of its `holdings` goes next."""
+        self._view = view
+        self._state = state
+        self._settings = settings
+        self._holdings = holdings
+        self._evictor = evictor
+        self.again_s = again_s
+        self._clock = clock
+        self._failures = Failures()
+
+    def __repr__(self) -> str:
+        return f"<GpuFailures: {len(self._failures.gpus)} GPUs fail>"
+
+    async def run(self) -> NoReturn:
+        """Look at every new view. Ends only by cancellation."""
+        while True:
+            version, view = self._view.version, self._view.value
+            watched = view.state is State.WATCHING
+            beliefs = with_cards(view.beliefs, view.inventory.gpus)
+            self._failures = self._failures.after(beliefs, watched=watched, now=self._clock())
+            if self._settings.value.on_gpu_failure == "evict":
+                self._evict()
+            await within(self.again_s if self._failures.gpus else None, self._view.after(version))
+
+    def _evict(self) -> None:
+        now = self._clock()
+        lasting = self._failures.lasting(self._settings.value.gpu_failure_grace_s, now)
+        if not lasting:
+            return
+        candidates = on_failed(lasting, self._holdings())
+        victims = self._evictor.next_victims(candidates)
+        for pod, uuids in victims.values():
+            why = "; ".join(
+                f"{self._gpu(uuid)} has failed, for {duration(now - lasting[uuid].since)}: {lasting[uuid].why}"
+                for uuid in sorted(uuids)
+            )
+            self._evictor.order(pod, uuids, "GPUFailureEvicted", why, m.GPU_FAILURE_EVICTIONS)
+
+    def _gpu(self, uuid: str) -> str:
+        shared = self._state.node.shares.by_uuid(uuid)
+        return f"GPU {uuid}" if shared is None else shared.name

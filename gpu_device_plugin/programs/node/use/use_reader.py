@@ -1,0 +1,251 @@
+"""Read at intervals who uses what on the node's GPUs, and report it: on the node, to the page, in the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.aio.http import JSON, Page
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.core.contract.nodereport import SERVED, write_node_use
+from gpu_device_plugin.core.node.holdings import holdings
+from gpu_device_plugin.core.node.use.process_use import NOT_READ, UseReading, attribute, blindness
+from gpu_device_plugin.core.node.use.use_report import SELDOM_S, SOON_S, due_in_s, fresh, names, node_use
+from gpu_device_plugin.kubelet.procfs import Processes, boot_time, in_nodes_namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+    from typing import NoReturn
+
+    from gpu_device_plugin.core.contract.nodereport import NodeUse
+    from gpu_device_plugin.core.model.holds import DeviceHold
+    from gpu_device_plugin.core.model.limits import LimitState
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.shares import Shares
+    from gpu_device_plugin.core.node.holdings import Holding
+    from gpu_device_plugin.core.node.use.over_use import Excess
+    from gpu_device_plugin.core.node.use.process_use import GpuReading, Place
+    from gpu_device_plugin.core.node.use.use_report import Names
+
+_log = logging.getLogger(__name__)
+
+
+class UseWatch:
+    """Reads at intervals who uses what."""
+
+    def __init__(
+        self,
+        read_use: Callable[[], Awaitable[tuple[GpuReading, ...] | None]],
+        entries: Observable[tuple[DeviceHold, ...]],
+        shares: Callable[[], Shares],
+        *,
+        interval_s: float,
+        pods: Callable[[], Iterable[Pod]] | None = None,
+        ended: Callable[[], Collection[str]] = frozenset,
+        mps_servers: Callable[[], Collection[int]] = frozenset,
+        measured: Callable[[], Mapping[Place, int]] = dict,
+        complete: Callable[[], bool] = lambda: True,
+        processes: Processes | None = None,
+        host_pids: Callable[[], bool | None] = in_nodes_namespace,
+    ) -> None:
+        """Prepare; nothing is read before `run`.
+
+        Args:
+            read_use: reads the processes on all GPUs; None: no driver process answers now.
+            entries: what containers hold, as last read.
+            shares: returns the node's GPUs.
+            interval_s: seconds between two readings; 0: the use is not read.
+            pods: returns the pods of this node in the API; None: there is no API.
+            ended: returns the UIDs of ended pods that the checkpoint still shows.
+            mps_servers: returns the PIDs of MPS servers.
+            measured: returns what the driver itself says that containers use, see `attribute`.
+            complete: returns whether the checkpoint's entries show everything that we granted.
+            processes: reads whose the processes are.
+            host_pids: returns whether the agent sees the processes of all pods, see `blindness`.
+        """
+        self._read_use = read_use
+        self._entries = entries
+        self.shares = shares
+        self._interval_s = interval_s
+        self.pods = pods
+        self._ended = ended
+        self._mps_servers = mps_servers
+        self._measured = measured
+        self._complete = complete
+        self._processes = processes or Processes()
+        self._host_pids = host_pids
+        self._woken = asyncio.Event()
+        self._failing = False
+        self._blind = ""
+        self.reading: Observable[UseReading] = Observable(UseReading())
+        """Who uses what, as last read; not set before the first reading. While the use is not read, it lists the
+        containers only, whenever the kubelet's checkpoint was read."""
+
+    def __repr__(self) -> str:
+        return f"<UseWatch every {self._interval_s:g} s: {self.reading!r}>"
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two readings; 0: the use is not read. A change takes effect at once."""
+        return self._interval_s
+
+    @interval_s.setter
+    def interval_s(self, seconds: float) -> None:
+        if seconds != self._interval_s:
+            self._interval_s = seconds
+            self._woken.set()
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """Return which container holds how much of which GPU now."""
+        return holdings(self._entries.value, self._pods(), self.shares(), self._ended())
+
+    def _pods(self) -> Iterable[Pod]:
+        return () if self.pods is None else self.pods()
+
+    async def run(self) -> NoReturn:
+        """Read until cancelled. No failure of a reading ends it."""
+        # Without the checkpoint every pod on a GPU would seem to use what it was not given.
+        await self._entries.after(0)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._rounds(), name="read the use")
+            tasks.create_task(self._entries.follow(self._recorded), name="follow the checkpoint")
+        raise AssertionError  # pragma: no cover (the tasks never return)
+
+    def _recorded(self, _: object) -> None:
+        if not self._interval_s:
+            self._woken.set()
+
+    async def _rounds(self) -> NoReturn:
+        while True:
+            self._woken.clear()
+            try:
+                await self._read()
+                self._failing = False
+            except Exception:  # noqa: BLE001 - figures are for people; no fault here may keep a container from starting
+                log = _log.debug if self._failing else _log.exception
+                log("the use of the GPUs cannot be read; trying again at every interval")
+                self._failing = True
+            await within(self._interval_s or None, self._woken.wait())
+
+    async def _read(self) -> None:
+        if not self._interval_s:
+            self.reading.set(attribute((), {}, self.holdings(), at=time.monotonic(), blind=NOT_READ))
+            return
+        at = time.monotonic()
+        found = await self._read_use()
+        if found is None:
+            return  # the newest reading stays, and its time tells its age
+        shares = self.shares()
+        # GPUs that are not shared are other plugins' to give.
+        readings = [reading for reading in found if shares.by_uuid(reading.uuid) is not None]
+        pids = {process.pid for reading in readings for process in reading.processes or ()}
+        named_at = boot_time()
+        # In a thread: a thousand processes take 0.1 s, in which the kubelet would wait for its answers.
+        owners = await asyncio.to_thread(self._processes.owners, pids, named_at=named_at) if pids else {}
+        complete = self._complete()
+        blind = blindness(readings, owners, host_pids=self._host_pids())
+        if blind and blind != self._blind:
+            _log.warning("the use of the GPUs by container is not known: %s", blind)
+        self._blind = blind
+        self.reading.set(
+            attribute(
+                readings,
+                owners,
+                self.holdings(),
+                pods=self._pods(),
+                mps_servers=self._mps_servers(),
+                measured=self._measured(),
+                at=at,
+                blind=blind,
+                complete=complete,
+            )
+        )
+
+
+class UseReports:
+    """Reports who holds and who uses the GPUs now, with the state of each container's limit.
+
+    Nothing is kept between two reports but the names of the pods that the last one showed.
+    """
+
+    def __init__(
+        self,
+        watch: UseWatch,
+        limits: Observable[Mapping[Place, LimitState]],
+        over: Observable[Mapping[Place, Excess]],
+        publish: Callable[[str], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Join what these know when asked; `publish` puts a text on the node, `clock` is in seconds."""
+        self._watch = watch
+        self._limits = limits
+        self._over = over
+        self._publish = publish
+        self._clock = clock
+        self.soon_s = SOON_S
+        self.seldom_s = SELDOM_S
+        self._names: Names = {}
+        self._changed = asyncio.Event()
+        self._written: NodeUse | None = None
+        self._written_at = 0.0
+        self._answering = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<UseReports: {self._written}>"
+
+    def now(self) -> NodeUse:
+        """Return the report of this moment: without figures while they are not read."""
+        return self._report(fresh=fresh(self._watch.reading.value, self._clock(), self._watch.interval_s))
+
+    async def page(self) -> Page:
+        """Return the report of this moment as JSON. One is written after the other, however many clients ask."""
+        async with self._answering:
+            use = self.now()
+            # Others run in between: each half takes some milliseconds for a thousand containers.
+            await asyncio.sleep(0)
+            return Page(write_node_use(use, SERVED), content_type=JSON)
+
+    async def run(self) -> NoReturn:
+        """Publish until cancelled, see `due_in_s`; nothing before the first reading."""
+        await self._watch.reading.after(0)
+        async with asyncio.TaskGroup() as tasks:
+            for source in (self._watch.reading, self._limits, self._over):
+                tasks.create_task(source.follow(self._wake), name="follow the use")
+            while True:
+                self._changed.clear()
+                await within(self._write_if_due(), self._changed.wait())
+        raise AssertionError  # pragma: no cover (the tasks never return)
+
+    def _wake(self, _: object) -> None:
+        self._changed.set()
+
+    def _report(self, *, fresh: bool) -> NodeUse:
+        watch = self._watch
+        held, reading = watch.holdings(), watch.reading.value
+        self._names = names(self._names, held, reading)
+        return node_use(
+            held,
+            reading,
+            self._limits.value,
+            self._over.value,
+            watch.shares(),
+            named=self._names,
+            epoch=time.time() - time.monotonic(),
+            fresh=fresh,
+            there=None if watch.pods is None else {pod.kubelet_uid for pod in watch.pods() if not pod.ended},
+        )
+
+    def _write_if_due(self) -> float:
+        """Publish if that is due; return in how many seconds it will be due if nothing changes."""
+        now = self._clock()
+        use = self._report(fresh=True)  # with their time, so that readers know their age
+        due_s = due_in_s(self._written, use, now - self._written_at, self.soon_s, self.seldom_s)
+        if due_s == 0.0:
+            self._written, self._written_at = use, now
+            self._publish(write_node_use(use))
+            due_s = due_in_s(use, use, 0.0)
+        return due_s

@@ -1,0 +1,1 @@
+"""Nodes and pods for a simulation, from files, words or a cluster."""

@@ -1,0 +1,384 @@
+"""Nodes and pods of a cluster, from what `kubectl get nodes,pods -A -o json` prints, and pods of manifests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader, UnreadableObjectError, decoded
+from gpu_device_plugin.cluster.objects.other_pods import OtherPodReader
+from gpu_device_plugin.core.cluster.pod_demand import Ask, amount_of, ask
+from gpu_device_plugin.core.contract.keys import NODE_GPUS, READ_ON_NODES, READ_ON_PODS
+from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.value.marginal_value import left_on, shape_of
+from gpu_device_plugin.core.value.workload_mix import kinds_of
+from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.programs.simulate.inputs import nvidia_labels as nvidia
+from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Start
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.value.workload_mix import PodKind
+
+
+class _Typed(msgspec.Struct, gc=False):
+    kind: str = ""
+
+
+class _List(msgspec.Struct, gc=False):
+    kind: str = ""
+    items: list[msgspec.Raw] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterList:
+    """A cluster as a list of its nodes and pods has it."""
+
+    nodes: tuple[Start, ...]
+    """With the room beside the pods that run there."""
+    empty: tuple[Start, ...]
+    """The same without the pods that have GPUs; others stay."""
+    waiting: tuple[tuple[str, PodKind], ...]
+    """The pods with GPUs that have no node, the oldest first, and then those of manifests: each with the name of the
+    object that made it. A pod counts once for each part of it that gets GPUs of its own."""
+    running: tuple[tuple[str, PodKind], ...]
+    """The pods with GPUs that have one, likewise."""
+    notes: tuple[str, ...] = ()
+    """A sentence for each object that is left out, and why."""
+
+
+def read_cluster(text: bytes, resources: Sequence[Resource]) -> ClusterList:
+    """Read a list of nodes, of pods, and of objects that make pods; or one of these alone.
+
+    Where no node has GPUs of ours yet, those that NVIDIA's device plugin offers are taken as an agent would share them,
+    and pods that ask for them as asking for whole GPUs.
+
+    Raises:
+        UnreadableObjectError: it is not a list of the Kubernetes API.
+    """
+    objects = list(_objects(text))
+    reader = _Reader(resources)
+    reader.read_nodes([raw for kind, raw in objects if kind == "Node"])
+    reader.read_pods([raw for kind, raw in objects if kind == "Pod"])
+    reader.read_manifests([(kind, raw) for kind, raw in objects if kind in _MAKERS])
+    others = sorted({kind for kind, _ in objects} - _MAKERS - {"Node", "Pod", ""})
+    if others:
+        reader.notes.append(f"left out, as no pods are read of them: {', '.join(others)[:200]}")
+    return reader.found()
+
+
+def _objects(text: bytes) -> Iterator[tuple[str, msgspec.Raw]]:
+    """Yield the kind and the JSON of each object."""
+    try:
+        listed = msgspec.json.decode(text, type=_List)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        why = str(error) if isinstance(error, msgspec.DecodeError) else "not UTF-8"
+        raise UnreadableObjectError(f"not a list as kubectl prints it: {why}") from None
+    if listed.items is None and listed.kind and not listed.kind.endswith("List"):
+        yield listed.kind, msgspec.Raw(text)
+    for raw in listed.items or ():
+        try:
+            kind = msgspec.json.decode(raw, type=_Typed).kind
+        except msgspec.DecodeError:
+            kind = ""
+        yield kind or listed.kind.removesuffix("List"), raw
+
+
+class _Reader:
+    def __init__(self, resources: Sequence[Resource]) -> None:
+        self._resources = tuple(resources)
+        self._names = {resource.kind: resource.name for resource in resources}
+        self._now, self._empty = Fleet(resources, vanished_grace_s=0), Fleet(resources, vanished_grace_s=0)
+        self._pods = self._pod_reader()
+        self._others = OtherPodReader()
+        self._nvidia: dict[str, nvidia.Labelled] = {}
+        """The nodes without an agent of ours, where no node has one."""
+        self._held: dict[str, int] = {}
+        """How many of the resource of NVIDIA's device plugin pods hold, by node."""
+        self._waiting: list[tuple[str, PodKind]] = []
+        self._running: list[tuple[str, PodKind]] = []
+        self._seen: set[tuple[str, str, str]] = set()
+        self.notes: list[str] = []
+
+    def _pod_reader(self) -> PodReader:
+        return PodReader([each.name for each in self._resources], READ_ON_PODS.__contains__, sums=True)
+
+    # --- Nodes --------------------------------------------------------------------------------------------------------
+
+    def read_nodes(self, objects: Sequence[msgspec.Raw]) -> None:
+        """Read all nodes; pods only afterwards."""
+        names = (*self._names.values(), nvidia.WHOLE.name)
+        reader = NodeReader(names, (READ_ON_NODES | nvidia.LABELS).__contains__)
+        nodes: list[NodeRecord] = []
+        for raw in objects:
+            try:
+                nodes.append(reader.read(raw))
+            except UnreadableObjectError as error:
+                self._leave_out("an object", str(error))
+        before_us = not any(map(self._ours, nodes))
+        if before_us and nvidia.WHOLE not in self._resources:
+            self._resources = (*self._resources, nvidia.WHOLE)
+            self._pods = self._pod_reader()
+        for node in nodes:
+            offered = node.capacity.get(nvidia.WHOLE.name, 0)
+            if before_us and offered:
+                self._nvidia[node.name] = nvidia.gpus_by_labels(node.labels, offered)
+            elif offered and not self._ours(node):
+                self._leave_out(f"node {node.name}", f"its GPUs are given as {nvidia.WHOLE.name}, by no agent of ours")
+            self._put(node)
+        if any(labelled.gpus.gpus for labelled in self._nvidia.values()):
+            self.notes.append(
+                "no node has an agent of ours, so that its GPUs are those of the labels of GPU feature discovery, in "
+                f"shares of 1 GiB, and {nvidia.WHOLE.name} of a pod counts as whole GPUs"
+            )
+
+    def _ours(self, node: NodeRecord) -> bool:
+        return NODE_GPUS in node.annotations or any(node.capacity.get(name) for name in self._names.values())
+
+    def _put(self, node: NodeRecord) -> None:
+        if node.name in self._nvidia:
+            gpus = self._nvidia[node.name].gpus
+        else:
+            memory, count = (node.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
+            gpus = gpus_of_node(node.annotations, node.labels, memory, count)
+        if node.unschedulable or not node.ready:
+            if gpus.gpus:
+                self._leave_out(f"node {node.name}", "it is cordoned" if node.unschedulable else "it is not ready")
+            return
+        for fleet in (self._now, self._empty):
+            fleet.put_node(node.name, gpus, node.cpu_and_memory)
+
+    # --- Pods ---------------------------------------------------------------------------------------------------------
+
+    def read_pods(self, objects: Sequence[msgspec.Raw]) -> None:
+        """Read all pods, of the cluster and of manifests."""
+        found: list[tuple[Pod, str]] = []
+        for raw in objects:
+            try:
+                about = _manifest(raw, "Pod")
+                if about.metadata.uid:
+                    self._seen.update(about.owners)
+                pod = self._pod(raw if about.metadata.uid else _unbound(raw, about))
+            except UnreadableObjectError as error:
+                self._leave_out("an object", str(error))
+            else:
+                found += [(pod, about.name)] if pod is not None else []
+        for pod, name in sorted(found, key=lambda each: (each[0].created, each[0].uid)):
+            (self._running if pod.node_name else self._waiting).extend(self._kinds(pod, name))
+
+    def _pod(self, raw: msgspec.Raw | bytes) -> Pod | None:
+        """Put a pod onto its node; return it if it asks for GPUs and has not ended."""
+        pod, _ = self._pods.read(raw)
+        if not pod.containers:
+            for fleet in (self._now, self._empty):
+                fleet.put_other(self._others.read(raw))
+            return None
+        if held := amount_of(pod, nvidia.WHOLE):
+            self._now.put_other(self._others.read(raw))
+            if not pod.ended:
+                self._held[pod.node_name] = self._held.get(pod.node_name, 0) + held
+        else:
+            self._now.put_pod(pod)
+        return None if pod.ended or pod.deleting else pod
+
+    def _kinds(self, pod: Pod, name: str) -> list[tuple[str, PodKind]]:
+        asked = ask(pod, self._resources)
+        if not isinstance(asked, Ask):
+            self._leave_out(f"pod {pod.namespace}/{pod.name}", asked.sentence)
+            return []
+        kinds = kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib)
+        return [(name if len(kinds) == 1 else f"{name}, part {at}", kind) for at, kind in enumerate(kinds, 1)]
+
+    def read_manifests(self, objects: Sequence[tuple[str, msgspec.Raw]]) -> None:
+        """Read the objects that make pods; those whose pods were read are left out."""
+        found: list[tuple[_Manifest, tuple[str, str, str]]] = []
+        for kind, raw in objects:
+            try:
+                about = _manifest(raw, kind)
+            except UnreadableObjectError as error:
+                self._leave_out("an object", str(error))
+            else:
+                found.append((about, (kind, about.metadata.namespace, about.metadata.name)))
+        listed = {key for _, key in found}
+        for about, key in found:
+            if about.owners & listed:
+                continue  # of a ReplicaSet whose Deployment is here, too
+            if key in self._seen or any(key in other.owners and own in self._seen for other, own in found):
+                self._leave_out(about.name, "its pods are in the list")
+                continue
+            try:
+                waiting, number = _template_of(about)
+                pod, _ = self._pods.read(waiting)
+            except UnreadableObjectError as error:
+                self._leave_out(about.name, str(error))
+                continue
+            self._waiting.extend(self._kinds(pod, about.name) * number)
+
+    def _leave_out(self, what: str, why: str) -> None:
+        self.notes.append(f"{what} is left out: {why}")
+
+    # --- All together -------------------------------------------------------------------------------------------------
+
+    def found(self) -> ClusterList:
+        """Return everything that was read."""
+        names = []
+        for name, node in self._now.candidates.items():
+            if node.gpus.problem:
+                self._leave_out(f"node {name}", node.gpus.problem)
+            elif node.rooms:
+                names.append(name)
+            elif node.gpus.instances:
+                why = "its MIG instances are given whole, by the resources of their profiles"
+                self._leave_out(f"node {name}", why)
+        return ClusterList(
+            tuple([self._with_pods(_start(self._now, name)) for name in names]),
+            tuple([_start(self._empty, name) for name in names]),
+            tuple(self._waiting),
+            tuple(self._running),
+            tuple(self.notes),
+        )
+
+    def _with_pods(self, node: Start) -> Start:
+        """Return a node without GPUs that pods hold through NVIDIA's device plugin: without the first ones."""
+        if not (held := self._held.get(node.name)):
+            return node
+        taken = -(-held // self._nvidia[node.name].each) if node.name in self._nvidia else 0
+        frees = (*[0] * min(taken, len(node.left.frees)), *node.left.frees[taken:])
+        return replace(node, left=replace(node.left, frees=frees))
+
+
+def _start(fleet: Fleet, name: str) -> Start:
+    node = fleet.candidates[name]
+    return Start(name, shape_of(node), left_on(node))
+
+
+# --- The pods that Deployments, Jobs and their like make of their templates -------------------------------------------
+
+_REPLICAS = frozenset({"Deployment", "ReplicaSet", "StatefulSet", "ReplicationController"})
+_MAKERS = _REPLICAS | {"Job", "CronJob"}
+"""The kinds whose pods are known from the object alone."""
+
+
+class _Template(msgspec.Struct, gc=False):
+    metadata: dict[str, Any] | None = None
+    spec: dict[str, Any] | None = None
+
+
+class _JobTemplate(msgspec.Struct, gc=False):
+    spec: msgspec.Raw = msgspec.Raw()
+
+
+class _Spec(msgspec.Struct, rename="camel", gc=False):
+    replicas: int | None = None
+    parallelism: int | None = None
+    completions: int | None = None
+    template: _Template | None = None
+    job_template: _JobTemplate | None = None
+
+
+class _Owner(msgspec.Struct, gc=False):
+    kind: str = ""
+    name: str = ""
+    controller: bool | None = None
+
+
+class _Metadata(msgspec.Struct, rename="camel", gc=False):
+    name: str = ""
+    generate_name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    labels: dict[str, Any] | None = None
+    owner_references: list[_Owner] | None = None
+
+
+class _Manifest(msgspec.Struct, gc=False):
+    """What is read of an object that makes pods, or of a pod."""
+
+    metadata: _Metadata
+    kind: str = ""
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+
+    @property
+    def owners(self) -> frozenset[tuple[str, str, str]]:
+        """The kind, namespace and name of the objects that made it."""
+        meta = self.metadata
+        return frozenset([(each.kind, meta.namespace, each.name) for each in meta.owner_references or ()])
+
+    @property
+    def name(self) -> str:
+        """The name that people know it by: of a pod of a cluster that of the object that made it."""
+        meta = self.metadata
+        owner = next((each for each in meta.owner_references or () if each.controller), None)
+        name = meta.name or meta.generate_name.removesuffix("-") or "without a name"
+        if self.kind != "Pod":
+            name = f"{self.kind} {name}"
+        elif owner is not None:
+            # A Deployment names its ReplicaSets by itself and this label.
+            of_template = str((meta.labels or {}).get("pod-template-hash", ""))
+            name = owner.name.removesuffix(f"-{of_template}") if owner.kind == "ReplicaSet" else owner.name
+        return f"{meta.namespace}/{name}" if meta.namespace else name
+
+
+_MANIFESTS = msgspec.json.Decoder(_Manifest)
+
+
+def _manifest(raw: bytes | msgspec.Raw, kind: str) -> _Manifest:
+    """Read an object of one of the `_MAKERS`, or a pod; the items of a typed list do not name their kind themselves.
+
+    Raises:
+        UnreadableObjectError: it is none.
+    """
+    found = decoded(_MANIFESTS, raw, kind)
+    found.kind = kind
+    return found
+
+
+def _template_of(found: _Manifest) -> tuple[bytes, int]:
+    """Return one of the pods of a workload, as JSON of the API and as if it waited, and how many there are.
+
+    Raises:
+        UnreadableObjectError: it has no template, or the number is negative.
+    """
+    spec = found.spec
+    if found.kind == "CronJob" and spec.job_template is not None:
+        spec = decoded(_SPECS, spec.job_template.spec or b"{}", "CronJob")
+    number = _number(found.kind, spec)
+    if spec.template is None or not spec.template.spec:
+        raise UnreadableObjectError(f"not a {found.kind}: it has no template with a spec")
+    if number < 0:
+        raise UnreadableObjectError(f"not a {found.kind}: it asks for {number:,} pods")
+    return _waiting(spec.template.metadata or {}, spec.template.spec, found), min(number, MOST_ARRIVALS + 1)
+
+
+def _unbound(raw: bytes | msgspec.Raw, found: _Manifest) -> bytes:
+    """Return a pod that no cluster has yet as one that waits.
+
+    Raises:
+        UnreadableObjectError: it is none.
+    """
+    pod = decoded(_OBJECTS, raw, "Pod")
+    return _waiting(pod["metadata"], pod.get("spec") or {}, found)
+
+
+def _waiting(metadata: dict[str, Any], spec: dict[str, Any], of: _Manifest) -> bytes:
+    named = {"name": of.metadata.name or "pod", "namespace": of.metadata.namespace or "default", "uid": f"of {of.name}"}
+    return msgspec.json.encode({"kind": "Pod", "metadata": {**metadata, **named}, "spec": {**spec, "nodeName": ""}})
+
+
+_OBJECTS = msgspec.json.Decoder(dict[str, Any])
+_SPECS = msgspec.json.Decoder(_Spec)
+
+
+def _number(kind: str, spec: _Spec) -> int:
+    """Return how many of its pods run at once."""
+    if kind in _REPLICAS:
+        return 1 if spec.replicas is None else spec.replicas
+    at_once = 1 if spec.parallelism is None else spec.parallelism
+    return at_once if spec.completions is None else min(at_once, spec.completions)

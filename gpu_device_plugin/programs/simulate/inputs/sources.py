@@ -1,0 +1,335 @@
+"""Nodes and pods from what a user names: a file of any known format, entries in words, or the cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
+from gpu_device_plugin.core.value.marginal_value import Left
+from gpu_device_plugin.programs.simulate.inputs.clusterlist import read_cluster
+from gpu_device_plugin.programs.simulate.inputs.entries import (
+    TRACE_SHARES,
+    EntryError,
+    nodes_in,
+    nodes_in_json,
+    nodes_in_trace,
+    pods_in,
+    pods_in_json,
+    pods_in_trace,
+)
+from gpu_device_plugin.programs.simulate.inputs.nvidia_labels import known_model
+from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Start, Workload, counted, told
+from gpu_device_plugin.settings.knobs import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from gpu_device_plugin.core.model.resources import Resource
+
+CLUSTER = "cluster"
+"""The word for the cluster that kubectl reads."""
+MOST_BYTES = 256 << 20
+_MOST_NODES = 100_000
+_WORDS = re.compile(r"\s*[0-9]+x|[^/]*=", re.IGNORECASE)
+_YAML = re.compile(rb"^(?:apiVersion|kind|metadata|items|nodes|pods)[ \t]*:", re.MULTILINE)
+_MOST_YAML = 16 << 20
+"""Reading YAML takes a second for each MiB."""
+_FIRST = 1 << 16
+"""Bytes in which a file of YAML has one of these keys."""
+_NODE_EXAMPLE = "10x gpus=4 mem=24 cpu=64 memory=256Gi"
+_POD_EXAMPLE = "40x mem=8 cpu=4 memory=16Gi; 5x count=2"
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What is simulated."""
+
+    nodes: tuple[Start, ...]
+    workload: Workload
+    ordered: bool
+    """The pods have an order of their own; otherwise a seed shuffles them."""
+    notes: tuple[str, ...] = ()
+    """A sentence for each thing that the user should know of."""
+    added: Start | None = None
+    """The kind of node that may be added."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A file, words, or the cluster; read when nodes or pods are asked of it."""
+
+    nodes: Callable[[], tuple[Start, ...]]
+    workload: Callable[[], Workload]
+    ordered: bool = False
+    hundredths: bool = False
+    """A GPU counts as 100 shares, whatever its memory."""
+    notes: tuple[str, ...] = ()
+
+
+class Sources:
+    """Reads what the arguments name; each file, and the cluster, once."""
+
+    def __init__(self, resources: Sequence[Resource], cluster: Callable[[], bytes], *, from_empty: bool) -> None:
+        """Read nodes and pods.
+
+        Args:
+            resources: the managed resources.
+            cluster: returns the cluster's nodes and pods as kubectl prints them.
+            from_empty: the running pods with GPUs are taken away, and come again before the waiting ones.
+        """
+        self._resources = resources
+        self._cluster = cluster
+        self._from_empty = from_empty
+        self._sources: dict[str, _Source] = {}
+
+    def inputs(self, nodes: str, pods: str | None, added: str = "", *, skip_misfits: bool = False) -> Inputs:
+        """Return nodes and pods.
+
+        Args:
+            nodes: the source of the nodes.
+            pods: that of the pods; None: the same.
+            added: the kind of node that may be added, in words; empty: none.
+            skip_misfits: pods that fit on no node, not even on an empty one, are left out.
+
+        Raises:
+            UsageError: one of them cannot be read, or is empty; the message says which and why.
+        """
+        if pods is None and nodes != CLUSTER and _in_words(nodes):
+            raise UsageError(f"--pods is missing: nodes in words have no pods; give some, as --pods {_POD_EXAMPLE!r}")
+        with _explained("--nodes", nodes):
+            of_nodes = self._source(nodes, f"nodes such as {_NODE_EXAMPLE!r}")
+            found = of_nodes.nodes()
+        with _explained("--pods" if pods else "--nodes", pods or nodes):
+            of_pods = self._source(pods or nodes, f"pods such as {_POD_EXAMPLE!r}")
+            workload = of_pods.workload()
+        notes = tuple(dict.fromkeys((*of_nodes.notes, *of_pods.notes)))
+        if not any(node.shape.sizes for node in found):
+            raise UsageError(
+                f"--nodes: {nodes[:80]}: none of {len(found):,} nodes has a GPU that is shared; give nodes "
+                f"with GPUs, as in --nodes {_NODE_EXAMPLE!r}"
+            )
+        if len(found) > _MOST_NODES:
+            raise UsageError(f"--nodes: {len(found):,} nodes are more than {_MOST_NODES:,}; give fewer")
+        if not workload.pods:
+            raise UsageError(
+                f"--pods: {(pods or nodes)[:80]}: there is no pod to place; give some, as in --pods {_POD_EXAMPLE!r}"
+                + ("" if self._from_empty else ", or take the running ones with --from-empty")
+            )
+        if len(workload.pods) > MOST_ARRIVALS:
+            raise UsageError(f"--pods: {len(workload.pods):,} pods are more than {MOST_ARRIVALS:,}; give fewer")
+        with _explained("--nodes-needed", added):
+            more = nodes_in(added)
+        if added and len({node.shape for node in more}) != 1:
+            raise UsageError(f"--nodes-needed: {added[:80]}: name one kind of node, such as '8x H100 cpu=96'")
+        if of_pods.hundredths and any(node.shape.cards for node in (*found, *more)):
+            raise UsageError(
+                "--pods: the pods of a trace ask for hundredths of GPUs, and --nodes has MIG instances; name pods in "
+                f"words, as in --pods {_POD_EXAMPLE!r}, or nodes without MIG"
+            )
+        if of_pods.hundredths and not of_nodes.hundredths:
+            found, more = tuple(map(_in_hundredths, found)), tuple(map(_in_hundredths, more))
+            notes = (*notes, f"each GPU counts as {TRACE_SHARES} shares, as the pods of a trace ask for parts of a GPU")
+        elif of_nodes.hundredths and not of_pods.hundredths:
+            notes = (*notes, f"a GPU of a trace has {TRACE_SHARES} shares: mem counts hundredths of a GPU")
+        workload, misfits = _misfits((*found, *more), workload, skip=skip_misfits)
+        return Inputs(found, workload, of_pods.ordered, (*notes, *misfits), more[0] if more else None)
+
+    def _source(self, text: str, otherwise: str) -> _Source:
+        if text not in self._sources:
+            self._sources[text] = self._opened(text, otherwise)
+        return self._sources[text]
+
+    def _opened(self, text: str, otherwise: str) -> _Source:
+        if text != CLUSTER and _in_words(text):
+            return _Source(lambda: nodes_in(text), lambda: Workload.of(pods_in(text)))
+        content = self._cluster() if text == CLUSTER else _read(text, otherwise)
+        if not _is_json(content):
+            lines = _lines(content)
+            return _Source(lambda: nodes_in_trace(lines), lambda: pods_in_trace(lines), ordered=True, hundredths=True)
+        if not _is_kubernetes(content):
+            return _Source(lambda: nodes_in_json(content), lambda: Workload.of(pods_in_json(content)))
+        cluster = read_cluster(content, self._resources)
+        nodes = cluster.empty if self._from_empty else cluster.nodes
+        pods = (*(cluster.running if self._from_empty else ()), *cluster.waiting)
+        return _Source(lambda: nodes, lambda: Workload.of(pods), ordered=True, notes=cluster.notes)
+
+
+@contextmanager
+def _explained(flag: str, text: str) -> Iterator[None]:
+    """Name the flag, and what it was given, in the error of a source that cannot be read."""
+    try:
+        yield
+    except (EntryError, UnreadableObjectError) as error:
+        place = text if len(text) <= 80 else f"{text[:80]}..."
+        raise UsageError(f"{flag}: {place}: {error}") from None
+
+
+def _in_words(text: str) -> bool:
+    words = _WORDS.match(text) is not None or known_model(text.split(maxsplit=1)[0] if text.split() else "") is not None
+    return words and not Path(text).exists()
+
+
+def _read(path: str, otherwise: str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or "not a path"
+        raise EntryError(f"the file cannot be read: {why}; give a file, the word {CLUSTER}, or {otherwise}") from None
+    if len(content) > MOST_BYTES:
+        raise EntryError(f"the file is larger than {MOST_BYTES >> 20} MiB; give a smaller one")
+    if not content.strip():
+        raise EntryError("the file is empty; give YAML, a trace, or what kubectl get nodes,pods -A -o json prints")
+    return _json_of(content) if not _is_json(content) and _YAML.search(content[:_FIRST]) else content
+
+
+def _json_of(content: bytes) -> bytes:
+    """Return the documents of a file of YAML as JSON: several as one list."""
+    import yaml  # noqa: PLC0415 - a megabyte that only files of YAML need
+
+    if len(content) > _MOST_YAML:
+        raise EntryError(
+            f"a file of YAML has at most {_MOST_YAML >> 20} MiB; give JSON, as kubectl prints with -o json"
+        )
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # of libyaml, where PyYAML was built with it
+    try:
+        found = [each for each in yaml.load_all(content, Loader=loader) if each is not None]
+        if len(found) > 1:
+            lists = [each["items"] if isinstance(each, dict) and _has_items(each) else [each] for each in found]
+            found = [{"kind": "List", "items": [item for items in lists for item in items]}]
+        return _joined(json.JSONEncoder(default=str).iterencode(found[0] if found else {}))
+    # Besides its own errors PyYAML lets some of its parts through; a list that contains itself is a ValueError.
+    except (yaml.YAMLError, ValueError, OverflowError, TypeError, RecursionError) as error:
+        if isinstance(error, EntryError):
+            raise
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        why = getattr(error, "problem", None) or "it cannot be parsed"
+        raise EntryError(f"{line}this is not valid YAML: {why}; correct it there") from None
+
+
+def _has_items(document: Mapping[str, object]) -> bool:
+    return isinstance(document.get("items"), list)
+
+
+def _joined(texts: Iterable[str]) -> bytes:
+    """Return texts in UTF-8, within a bound: a few aliases of YAML can stand for any number of bytes."""
+    found = bytearray()
+    for text in texts:
+        found += text.encode()
+        if len(found) > _MOST_YAML:
+            raise EntryError(f"with its aliases written out the file has more than {_MOST_YAML >> 20} MiB; use fewer")
+    return bytes(found)
+
+
+def _is_json(content: bytes) -> bool:
+    return content.lstrip()[:1] in {b"{", b"["}
+
+
+class _Items(msgspec.Struct, gc=False):
+    kind: msgspec.Raw = msgspec.Raw()
+    items: msgspec.Raw = msgspec.Raw()
+
+
+def _is_kubernetes(content: bytes) -> bool:
+    try:
+        found = msgspec.json.decode(content, type=_Items)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False  # the reader of our own JSON says what is wrong
+    return bool(bytes(found.items) or bytes(found.kind))
+
+
+def _lines(content: bytes) -> Sequence[str]:
+    try:
+        return content.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise EntryError("the file is neither text nor JSON; give a trace, or JSON") from None
+
+
+def _in_hundredths(node: Start) -> Start:
+    """Return a node whose GPUs have 100 shares each; what is free of a GPU is rounded down."""
+    sizes, most = node.shape.sizes, TRACE_SHARES
+    frees = tuple(free if free < 0 else free * most // size for free, size in zip(node.left.frees, sizes, strict=True))
+    left = Left(frees, node.left.cpu_milli, node.left.memory_mib)
+    return replace(node, shape=replace(node.shape, sizes=(most,) * len(sizes)), left=left)
+
+
+def _misfits(nodes: Sequence[Start], workload: Workload, *, skip: bool) -> tuple[Workload, Sequence[str]]:
+    """Return the workload, and a sentence about the pods that fit on no node, were it empty; `skip`: without these.
+
+    Raises:
+        UsageError: these are all.
+    """
+    shapes = {node.shape for node in nodes}
+    hosted = [any(shape.hosts(kind) for shape in shapes) for kind in workload.kinds]
+    misfits = [pod for pod in workload.pods if not hosted[pod]]
+    if not misfits:
+        return workload, ()
+    example = told(workload.kinds[misfits[0]])
+    if len(misfits) == len(workload.pods):
+        raise UsageError(
+            f"--pods: no pod fits on any node, not even on an empty one; the first asks for {example}. Compare mem, "
+            "count, model, cpu and memory with the nodes"
+        )
+    one = len(misfits) == 1
+    asks = f"asks for {example}" if one else f"one of them asks for {example}"
+    fits = f"{counted(len(misfits), 'pod')} {'fits' if one else 'fit'} on no node, not even on an empty one"
+    if not skip:
+        return workload, [f"{fits}; {'it ' if one else ''}{asks}"]
+    kept = Workload.of((workload.name(pod), workload.kinds[pod]) for pod in workload.pods if hosted[pod])
+    return kept, [f"{fits}, and {'is' if one else 'are'} left out; {'it ' if one else ''}{asks}"]
+
+
+# --- The cluster, by one command of kubectl with the rights of the person who runs it --------------------------------
+
+
+class ClusterUnreadableError(Exception):
+    """The cluster could not be read. The message is for the user and says what to do."""
+
+
+def listed(flags: Sequence[str], most: int, program: str = "kubectl") -> bytes:
+    """Return all nodes and pods as JSON. kubectl's messages, and a login's questions, go to our stderr.
+
+    Args:
+        flags: of kubectl, which select the cluster.
+        most: the most bytes that are read.
+        program: the command that is run.
+
+    Raises:
+        ClusterUnreadableError: there is no kubectl, it failed, or it printed more.
+    """
+    words = ["get", "nodes,pods", "--all-namespaces", "--output=json"]
+    try:
+        # The program is what the user calls kubectl, and no shell reads the words.
+        with subprocess.Popen([program, *flags, *words], stdout=subprocess.PIPE) as running:  # noqa: S603
+            if running.stdout is None:  # pragma: no cover - it is a pipe
+                return b""
+            found = running.stdout.read(most + 1)
+            if len(found) > most:
+                running.kill()
+    except OSError as error:
+        why = "is not on the PATH" if isinstance(error, FileNotFoundError) else os.strerror(error.errno or 0)
+        raise ClusterUnreadableError(
+            f"{program}: {why}; the cluster is read through it: install it (https://kubernetes.io/docs/tasks/tools/), "
+            "or give --nodes and --pods as files"
+        ) from error
+    if len(found) > most:
+        raise ClusterUnreadableError(
+            f"the cluster's nodes and pods are more than {most >> 20} MiB of JSON; write those that matter into a file "
+            "and give it as --nodes"
+        )
+    if running.returncode:
+        raise ClusterUnreadableError(
+            f"kubectl could not list nodes and pods (exit code {running.returncode}); its message stands above. See "
+            "whether kubectl get nodes,pods -A works; you need the right to list both in the whole cluster"
+        )
+    return found

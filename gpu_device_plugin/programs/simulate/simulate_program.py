@@ -1,0 +1,179 @@
+"""`gpu-device-plugin simulate`: what would fit, under which policy, on which nodes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.report.text.columns import Line
+from gpu_device_plugin.programs.commandline import FAILED, OK, flags_in
+from gpu_device_plugin.programs.simulate.arguments import (
+    load_in,
+    policies_in,
+    refuse_contradictions,
+    seeds_in,
+    until_in,
+)
+from gpu_device_plugin.programs.simulate.experiment import Plan, nodes_needed, simulate
+from gpu_device_plugin.programs.simulate.inputs.sources import MOST_BYTES, ClusterUnreadableError, Sources, listed
+from gpu_device_plugin.programs.simulate.model import EndlessError
+from gpu_device_plugin.programs.simulate.picture import picture
+from gpu_device_plugin.programs.simulate.results import (
+    document,
+    heading,
+    needed_document,
+    needed_table,
+    result_of,
+    table,
+)
+from gpu_device_plugin.programs.simulate.run import POLICIES
+from gpu_device_plugin.programs.terminal import discard_output, say, show
+from gpu_device_plugin.settings.common import ResourceSettings
+from gpu_device_plugin.settings.knobs import UsageError, knobs_of
+from gpu_device_plugin.settings.sources import Sources as SettingsSources
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+    from typing import TextIO
+
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.programs.simulate.inputs.sources import Inputs
+
+_PROG = "gpu-device-plugin simulate"
+_MOST_NOTES = 5
+
+
+def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: str = "kubectl") -> int:
+    """Simulate, and print the result.
+
+    Args:
+        arguments: see `add_arguments`.
+        environ: the environment, which may hold the names of the resources.
+        kubectl: the program through which the cluster is read.
+
+    Returns:
+        0 on success, 1 if the cluster cannot be read or the picture not be written.
+
+    Raises:
+        UsageError: the arguments, or what they name, cannot be used.
+    """
+    bar = Bar(sys.stderr)
+    try:
+        refuse_contradictions(arguments)
+        plan = Plan(
+            policies_in(arguments.policy, POLICIES),
+            seeds_in(arguments.seeds),
+            until_in(arguments.until),
+            load_in(arguments.departures),
+            cold=arguments.cold,
+            skip_misfits=arguments.skip_misfits,
+        )
+        inputs = _inputs(arguments, environ, kubectl)
+        for note in _few(inputs.notes):
+            say(sys.stderr, f"{_PROG}: {note}")
+        lines, found = (
+            _needed(plan, inputs, bar)
+            if arguments.nodes_needed is not None
+            else _side_by_side(arguments, plan, inputs, bar)
+        )
+        if arguments.output == "json":
+            sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        else:
+            show([heading(inputs, plan), Line(""), *lines], environ)
+        sys.stdout.flush()
+    except EndlessError as error:
+        raise UsageError(f"--pods: {error}") from None
+    except (ClusterUnreadableError, _UnwritableError) as error:
+        bar.clear()
+        say(sys.stderr, f"{_PROG}: {error}")
+        return FAILED
+    except BrokenPipeError:
+        discard_output(sys.stdout)
+        return FAILED
+    finally:
+        bar.clear()
+    return OK
+
+
+class _UnwritableError(Exception):
+    """The picture cannot be written."""
+
+
+def _inputs(arguments: argparse.Namespace, environ: Mapping[str, str], kubectl: str) -> Inputs:
+    flags = [f"--{name}={getattr(arguments, name)}" for name in ("context", "kubeconfig") if getattr(arguments, name)]
+    sources = Sources(
+        _resources(arguments, environ),
+        lambda: listed(flags, MOST_BYTES, kubectl),
+        from_empty=arguments.from_empty,
+    )
+    return sources.inputs(
+        arguments.nodes, arguments.pods, arguments.nodes_needed or "", skip_misfits=arguments.skip_misfits
+    )
+
+
+def _side_by_side(
+    arguments: argparse.Namespace, plan: Plan, inputs: Inputs, bar: Bar
+) -> tuple[list[Line], dict[str, object]]:
+    leaving = plan.departures is not None
+    outcomes = simulate(plan, inputs, bar.show)
+    bar.clear()
+    results = [result_of(each, inputs, plan) for each in outcomes.values()]
+    if arguments.picture is not None:
+        try:
+            drawn = picture(results, heading(inputs, plan).text, leaving=leaving)
+            Path(arguments.picture).write_text(drawn, encoding="utf-8")
+        except OSError as error:
+            raise _UnwritableError(
+                f"--picture: {arguments.picture}: cannot be written: {error.strerror}; name another file"
+            ) from None
+    return table(results, plan), document(inputs, plan, results)
+
+
+def _needed(plan: Plan, inputs: Inputs, bar: Bar) -> tuple[list[Line], dict[str, object]]:
+    needed = nodes_needed(plan, inputs, bar.show)
+    bar.clear()
+    return needed_table(needed, inputs), needed_document(inputs, plan, needed)
+
+
+def _few(notes: Sequence[str]) -> Sequence[str]:
+    more = len(notes) - _MOST_NOTES
+    return notes if more <= 0 else (*notes[:_MOST_NOTES], f"{more} more notes like these; -o json has them all")
+
+
+def _resources(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sequence[Resource]:
+    knobs = knobs_of(ResourceSettings)
+    named = {knob.variable: environ[knob.variable] for knob in knobs if knob.variable in environ}
+    return SettingsSources(ResourceSettings, flags_in(arguments, knobs), named).read().offered
+
+
+_CELLS = 30
+
+
+class Bar:
+    """Draws how much is done; nothing on a stream that is no terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Draw on `stream`."""
+        self._stream = stream
+        self._live = stream.isatty()
+        self._drawn = ""
+
+    def show(self, what: str, part: float) -> None:
+        """Show that a part of everything is done, 1.0 being all, and what is under way."""
+        full = round(_CELLS * part)
+        text = f"[{'#' * full}{'.' * (_CELLS - full)}] {100 * part:3.0f} % {what}"
+        if self._live and text != self._drawn:
+            # Erases the rest of the line (ECMA-48, EL), which may be longer.
+            self._stream.write(f"\r{text}\x1b[K")
+            self._stream.flush()
+            self._drawn = text
+
+    def clear(self) -> None:
+        """Remove the bar."""
+        if self._drawn:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._drawn = ""

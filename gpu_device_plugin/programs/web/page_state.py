@@ -1,0 +1,332 @@
+"""What the page shows at present: each node as JSON, written once for everybody who may see all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import msgspec
+
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.core.contract.nodereport import NodeReport
+from gpu_device_plugin.core.report.overview_document import node_document
+from gpu_device_plugin.programs.web.caller_scope import everyone
+from gpu_device_plugin.programs.web.waiting_page import Nodes, Waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.core.contract.nodereport import NodeUse
+    from gpu_device_plugin.programs.web.caller_scope import CallerScope
+    from gpu_device_plugin.programs.web.watched import Watched
+
+_MOST_CHANGES = 10_000
+"""The most nodes whose last change is remembered. A stream that lags further behind begins anew."""
+_SLICE_S = 0.01
+"""After this time of uninterrupted work the event loop gets a turn."""
+_MOST_ALONE = 2000
+_MOST_LIMITED = 4096
+"""The most documents that are kept of nodes without the names that some readers may not see: 10 MB of usual nodes."""
+
+NO_NODES = (
+    "You have no right to list nodes, so only pods of your namespaces are shown, without their GPUs; ask an "
+    "administrator to bind the ClusterRole gpushare-viewer to you"
+)
+ASKING = "Names of pods follow: the API server has not yet said for all namespaces whether you may see their pods"
+PARTS = ("waiting", "alone", "notes", "figures")
+"""The parts of the page beside its nodes, by their names in events."""
+
+
+@dataclass(frozen=True, slots=True)
+class FiguresState:
+    """Where the figures of use come from."""
+
+    source: str
+    """``agents``: read from agents now; ``nodes``: from the nodes' annotations, up to some minutes old; ``none``."""
+    why: str = ""
+    """Why not from agents, as a sentence without names of pods and nodes."""
+    detail: str = ""
+    """More of it, for callers who see everything."""
+
+
+class Figures(Protocol):
+    """Reads the use of nodes from their agents."""
+
+    @property
+    def state(self) -> FiguresState:
+        """Where the figures come from at present."""
+        ...
+
+    async def follow(
+        self,
+        nodes: Callable[[], Collection[str]],
+        deliver: Callable[[str, NodeUse | None], None],
+        in_view: Callable[[], Collection[str]] = tuple,
+    ) -> NoReturn:
+        """Read the use of nodes again and again. Ends only by cancellation.
+
+        Args:
+            nodes: returns the names of the nodes whose use is wanted now; none while nobody looks.
+            deliver: takes the use of a node; None: its agent's figures cannot be read any more.
+            in_view: returns the names of those that come first, as far as they are among `nodes`.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One node."""
+
+    view: NodeView
+    namespaces: frozenset[str]
+    """Of the pods on it."""
+    live: bool
+    """Its use was read from its agent."""
+    document: bytes
+    """Its JSON, with all names."""
+
+
+class PageState:
+    """What the page shows."""
+
+    def __init__(
+        self, watched: Watched, figures: Callable[[], FiguresState], *, wall_s: Callable[[], float] = time.time
+    ) -> None:
+        """Show nothing before `refresh`.
+
+        Args:
+            watched: the cluster.
+            figures: returns where the figures of use come from.
+            wall_s: returns the time in seconds since the epoch.
+        """
+        self._watched = watched
+        self._figures = figures
+        self._wall_s = wall_s
+        self._looked_s = wall_s()
+        self._use: dict[str, NodeUse] = {}
+        self._used: set[str] = set()
+        self._namespaces: frozenset[str] = frozenset()
+        self._shown: dict[str, Shown] = {}
+        self._changes: OrderedDict[str, int] = OrderedDict()
+        self._forgotten = 0
+        self._begun = 0
+        """The first change of a complete board."""
+        self.complete = False
+        """Everything that may be read was read and written."""
+        self._marks = dict.fromkeys(PARTS, 0)
+        self._seen: dict[str, object] = {}
+        self._limited: OrderedDict[tuple[str, frozenset[str]], tuple[bytes, bytes]] = OrderedDict()
+        """By node and the namespaces there that are seen: the JSON with all names, and with theirs alone."""
+        self.mark: Observable[int] = Observable(0)
+        """The number of the last change."""
+        self.waiting = Waiting(watched.cluster, self._nodes, self.changed)
+        self._dirty = asyncio.Event()
+        self._writing = False
+
+    def __repr__(self) -> str:
+        return f"<Board: {len(self._shown)} nodes, change {self.mark.value}>"
+
+    # --- Changes ------------------------------------------------------------------------------------------------------
+
+    def changed(self) -> None:
+        """Learn that the cluster has changed."""
+        self._dirty.set()
+
+    def use(self, name: str, use: NodeUse | None) -> None:
+        """Take the use of a node as its agent gives it now; None: only the node's annotation is known."""
+        if use is None:
+            if self._use.pop(name, None) is None:
+                return
+        elif self._use.get(name) == use:
+            return
+        else:
+            self._use[name] = use
+        self._used.add(name)
+        self._dirty.set()
+
+    async def dirty(self) -> None:
+        """Return when something has changed since the last `refresh`."""
+        await self._dirty.wait()
+
+    @property
+    def current(self) -> bool:
+        """Whether all that is known is written and announced."""
+        return not self._writing and not self._dirty.is_set()
+
+    async def refresh(self) -> None:
+        """Write what has changed, in slices, and announce it."""
+        self._writing = True
+        try:
+            await self._refresh()
+        finally:
+            self._writing = False
+
+    async def _refresh(self) -> None:
+        self._dirty.clear()
+        cluster, known = self._watched.cluster, self._watched.known
+        names = cluster.changed()
+        used, self._used = self._used, set()
+        now_s = self._wall_s()
+        stale, self._looked_s = cluster.went_stale(self._looked_s), now_s
+        number = self.mark.value + 1
+        wanted = {*self._shown, *cluster.names} if names is None else {*names, *used, *stale}
+        any_node = False
+        pause_at = time.monotonic() + _SLICE_S
+        for name in sorted(wanted):
+            any_node = self._write(name, number) or any_node
+            if time.monotonic() >= pause_at:
+                await asyncio.sleep(0)
+                pause_at = time.monotonic() + _SLICE_S
+        for name in self._use.keys() - self._shown.keys():
+            del self._use[name]
+        waits = cluster.waiting_version, self.waiting.version
+        completed = known and not self.complete
+        # Before all is read, a reason would be that there are no nodes.
+        if completed or (self.complete and (any_node or self._seen.get("waiting") != waits)):
+            self.waiting.changed()
+        parts = {"waiting": waits, "alone": self._alone(), "notes": self.notes(), "figures": self._figures()}
+        changed = [part for part in PARTS if self._seen.get(part) != parts[part]]
+        self._seen.update(parts)
+        self._marks.update(dict.fromkeys(changed, number))
+        self._namespaces = self._found_namespaces()
+        if completed:
+            self.complete, self._begun = True, number
+        if any_node or changed or completed:
+            self.mark.set(number)
+
+    def _write(self, name: str, number: int) -> bool:
+        """Write one node; return whether it has changed."""
+        view, use = self._watched.cluster.view(name), self._use.get(name)
+        before = self._shown.get(name)
+        if view is None:
+            if self._shown.pop(name, None) is None:
+                return False
+        else:
+            if use is not None:
+                view = replace(view, report=NodeReport(view.report.limits, use, 0.0))
+            spaces = {pod.namespace for pod in view.pods} | {part.namespace for part in view.report.current}
+            spaces |= {pod.namespace for pod in view.instance_pods}
+            document = msgspec.json.encode(node_document(view, brief=True, live=use is not None))
+            self._shown[name] = Shown(view, frozenset(spaces), use is not None, document)
+            if before is not None and before.document == document:
+                return False
+        self._changes[name] = number
+        self._changes.move_to_end(name)
+        if len(self._changes) > _MOST_CHANGES:
+            _, self._forgotten = self._changes.popitem(last=False)
+        return True
+
+    def _nodes(self) -> Nodes:
+        views = [self._shown[name].view for name in sorted(self._shown)] if self._watched.nodes_readable else None
+        return Nodes(views, self._watched.cluster.around())
+
+    # --- Reading ------------------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the nodes."""
+        return sorted(self._shown)
+
+    def node(self, name: str) -> Shown | None:
+        """Return one node; None: there is no such node that shares GPUs."""
+        return self._shown.get(name)
+
+    def changed_since(self, mark: int) -> tuple[Sequence[str] | None, frozenset[str]]:
+        """Return the nodes and the `PARTS` that changed after `mark`; None instead of nodes: any may have changed."""
+        parts = frozenset(part for part in PARTS if self._marks[part] > mark)
+        if mark < max(self._forgotten, self._begun):
+            return None, parts
+        latest_first = reversed(self._changes.items())
+        return sorted(name for name, _ in takewhile(lambda change: change[1] > mark, latest_first)), parts
+
+    def document(self, shown: Shown, sight: CallerScope) -> bytes:
+        """Return the JSON of a node for a reader."""
+        if sight.everything or all(map(sight.may_see, shown.namespaces)):
+            return shown.document
+        # Most readers see none of a node's namespaces, and share one document.
+        key = shown.view.name, frozenset(filter(sight.may_see, shown.namespaces))
+        whole, limited = self._limited.get(key, (b"", b""))
+        if whole != shown.document:
+            limited = msgspec.json.encode(node_document(sight.of(shown.view), brief=True, live=shown.live))
+            self._limited[key] = shown.document, limited
+        self._limited.move_to_end(key)
+        if len(self._limited) > _MOST_LIMITED:
+            self._limited.popitem(last=False)
+        return limited
+
+    def shows_nodes(self, sight: CallerScope) -> bool:
+        """Return whether nodes are read, and the reader may see them."""
+        return self._watched.nodes_readable and sight.nodes
+
+    def views(self, sight: CallerScope) -> Sequence[NodeView] | None:
+        """Return all nodes for a reader; None: they cannot be read."""
+        if not self.shows_nodes(sight):
+            return None
+        return [sight.of(self._shown[name].view) for name in sorted(self._shown)]
+
+    @property
+    def namespaces(self) -> frozenset[str]:
+        """The namespaces of all pods with GPUs, as of the last `refresh`."""
+        return self._namespaces
+
+    def with_pods_of(self, namespaces: Collection[str]) -> Sequence[str]:
+        """Return the names of the nodes with pods of any of these namespaces."""
+        return [name for name, shown in self._shown.items() if not shown.namespaces.isdisjoint(namespaces)]
+
+    def _found_namespaces(self) -> frozenset[str]:
+        found = frozenset[str]().union(*(shown.namespaces for shown in self._shown.values()))
+        return (
+            found
+            | {entry.namespace for entry in self._watched.cluster.fleet.entries.values()}
+            | {pod.namespace for _, pod in self._watched.cluster.instance_pods}
+            | {each.pod.namespace for each in self._watched.cluster.waiting}
+        )
+
+    def part(self, name: str, sight: CallerScope) -> Any:
+        """Return one of `PARTS` for a reader."""
+        if name == "waiting":
+            waiting = self.waiting.documents(sight.may_see)
+            # Why a pod waits is told by nodes.
+            return waiting if sight.nodes else [{**each, "why": "", "room": ""} for each in waiting]
+        if name == "alone":
+            return self._alone(sight.may_see, anyway=not sight.nodes)
+        if name == "notes":
+            asking = [] if sight.knows(self._namespaces) else [ASKING]
+            return [*asking, *(self.notes(sight.may_see) if sight.nodes else [NO_NODES])]
+        state = self._figures()
+        if not sight.nodes:
+            return {"source": "none"}
+        # Why an agent cannot be read names it and its node.
+        why = "; ".join(filter(None, (state.why, state.detail if sight.everything else "")))
+        return {"source": state.source, **({"why": why} if why else {})}
+
+    def notes(self, may_see: Callable[[str], bool] = everyone) -> Sequence[str]:
+        """Return what is not shown, and why, in sentences."""
+        found = [*self._watched.notes(), *self.waiting.notes(may_see)]
+        return [f"{each[:1].upper()}{each[1:]}" for each in found]
+
+    def _alone(self, may_see: Callable[[str], bool] = everyone, *, anyway: bool = False) -> Sequence[Mapping[str, Any]]:
+        if self._watched.nodes_readable and not anyway:
+            return []
+        entries, phases = self._watched.cluster.fleet.entries, self._watched.cluster.phases
+        holders = {pod.uid: (node, pod) for node, pod in self._watched.cluster.instance_pods}
+        names = {(each.namespace, each.name, each.uid) for each in entries.values()}
+        names |= {(pod.namespace, pod.name, pod.uid) for _, pod in holders.values()}
+        found = []
+        for namespace, name, uid in sorted(each for each in names if may_see(each[0]))[:_MOST_ALONE]:
+            fields: dict[str, Any] = {"phase": phases.get(uid, "")}
+            if uid in holders:
+                node, holder = holders[uid]
+                fields |= {"node": node, "instances": holder.asked}
+            if (entry := entries.get(uid)) is not None:
+                usage = entry.usage
+                fields |= {"node": entry.node, "shares": usage.all_shares, "wholeGpus": usage.all_gpus}
+            found.append(
+                {"namespace": namespace, "name": name, **{key: value for key, value in fields.items() if value}}
+            )
+        return found

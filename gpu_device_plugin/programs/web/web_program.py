@@ -1,0 +1,137 @@
+"""Serve the page in a cluster, to callers with tokens of its accounts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
+
+from gpu_device_plugin import __version__
+from gpu_device_plugin.aio.http import ListenError, written
+from gpu_device_plugin.aio.tls import server_tls
+from gpu_device_plugin.cluster.client.api_client import Client
+from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT, ClusterConfigError, config_for
+from gpu_device_plugin.programs.lifetime import until_stopped
+from gpu_device_plugin.programs.rereading import Rereading
+from gpu_device_plugin.programs.web.callers import ReviewedCallers
+from gpu_device_plugin.programs.web.figures import DEFAULT_TIMING, AgentFigures, FiguresTiming
+from gpu_device_plugin.programs.web.server import CONNECTIONS, DEFAULT_TIMINGS, PageServer, Timings
+from gpu_device_plugin.programs.web.web_routes import About
+from gpu_device_plugin.settings.knobs import UsageError, reload
+
+if TYPE_CHECKING:
+    import ssl
+
+    from gpu_device_plugin.cluster.client.config import ClusterConfig
+    from gpu_device_plugin.settings.sources import Sources, Texts
+    from gpu_device_plugin.settings.web import WebSettings
+
+_log = logging.getLogger(__name__)
+
+
+def main(sources: Sources[WebSettings], texts: Texts, settings: WebSettings) -> int:
+    """Run the page's server until SIGTERM or SIGINT; return its exit code.
+
+    Args:
+        sources: the sources of the settings.
+        texts: the contents of the files among them.
+        settings: the settings read from them.
+
+    Raises:
+        UsageError: the address, or a certificate, cannot be used.
+    """
+    try:
+        config = config_for(settings.api, os.environ)
+    except ClusterConfigError as error:
+        raise UsageError(f"api: {error}") from error
+    page = ClusterPage(settings, config, agents_in=settings.home(SERVICE_ACCOUNT))
+    rereading = Rereading(sources, texts, take=page.reload, refuse=page.keep_settings)
+    look = partial(rereading.look, anyway=True)
+    return asyncio.run(until_stopped(rereading.beside(page.run()), "page", {signal.SIGHUP: look}))
+
+
+class ClusterPage:
+    """The page's server with its settings."""
+
+    def __init__(
+        self,
+        settings: WebSettings,
+        config: ClusterConfig,
+        *,
+        agents_in: str = "",
+        timings: Timings = DEFAULT_TIMINGS,
+        figures_timing: FiguresTiming = DEFAULT_TIMING,
+    ) -> None:
+        """Prepare; nothing is sent before `run`.
+
+        Args:
+            settings: the initial settings; `reload` changes some.
+            config: where the API server is.
+            agents_in: the namespace of the node agents; empty: wherever they are.
+            timings: the timeouts and intervals.
+            figures_timing: those of reading agents.
+        """
+        self.settings = settings
+        self._config = config
+        self._agents_in = agents_in
+        self._timings = timings
+        self._figures_timing = figures_timing
+        self.port = 0
+        """The listening port, once open."""
+
+    def __repr__(self) -> str:
+        return f"<ClusterPage: port {self.port}>"
+
+    def reload(self, wanted: WebSettings) -> None:
+        """Apply the settings that can change at run time."""
+        outcome = reload(self.settings, wanted)
+        self.settings = outcome.settings
+        logging.getLogger("gpu_device_plugin").setLevel(outcome.settings.log_level.upper())
+        _log.info("%s", outcome.sentence, extra=outcome.changes)
+
+    def keep_settings(self, why: str) -> None:
+        """Log that new settings are invalid, and that the present ones stay in force."""
+        _log.error("the configuration stays as it was", extra={"why": why})
+
+    async def run(self) -> NoReturn:
+        """Serve until cancelled. Owns the listening socket and the connections.
+
+        Raises:
+            UsageError: the address cannot be listened on, or a certificate not be used.
+        """
+        settings = self.settings
+        _log.info("the page's server starts", extra={"version": __version__, "http": written(*settings.http)})
+        if settings.exposed:
+            _log.warning(
+                "tokens of callers cross the network unencrypted, unless something in front of this address encrypts; "
+                "give tls_cert and tls_key",
+                extra={"http": written(*settings.http)},
+            )
+        tls = _tls(settings)
+        async with Client(self._config, timing=self._timings.api, connections=CONNECTIONS) as client:
+            server = PageServer(
+                client,
+                settings.offered,
+                ReviewedCallers(client),
+                about=About("cluster"),
+                figures=AgentFigures(client, namespace=self._agents_in, timing=self._figures_timing),
+                timings=self._timings,
+            )
+            try:
+                async with server.serving(settings.http, tls) as self.port:
+                    await asyncio.Event().wait()
+            except ListenError as error:
+                raise UsageError(f"http: {error}") from error
+        raise AssertionError  # pragma: no cover (nobody sets the event)
+
+
+def _tls(settings: WebSettings) -> ssl.SSLContext | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    try:
+        return server_tls(settings.tls_cert, settings.tls_key)
+    except OSError as error:
+        raise UsageError(str(error)) from error

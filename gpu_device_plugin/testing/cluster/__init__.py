@@ -1,0 +1,1 @@
+"""An API server for development and tests that obeys the real rules."""

@@ -1,0 +1,402 @@
+"""The kinds of objects that the API server double stores, and the validation of each.
+
+The rules are those of Kubernetes 1.36, and stricter in one point: the spec of a pod cannot be changed at all.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.core.contract.keys import STATIC_POD
+from gpu_device_plugin.testing.cluster.selectors import SelectorError, field_selector, label_selector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from gpu_device_plugin.testing.builders import Json
+
+
+class StatusError(Exception):
+    """A request that the API server answers with an error."""
+
+    def __init__(self, code: int, reason: str, message: str, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+        self.message = message
+        self.details = details or {}
+
+
+def invalid(served: Served, name: str, where: str, why: str, message: str) -> StatusError:
+    """Return the refusal of an object with an invalid field."""
+    cause = {"reason": why, "message": message, "field": where}
+    details = {"name": name, "kind": served.kind, "causes": [cause]}
+    return StatusError(422, "Invalid", f'{served.kind} "{name}" is invalid: {where}: {message}', details)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """A kind of object in the store."""
+
+    plural: str
+    kind: str
+    group: str = ""
+    namespaced: bool = True
+    subresources: frozenset[str] = frozenset()
+    fields: Mapping[str, Callable[[Mapping[str, Any]], str]] = field(default_factory=dict)
+    """Field selectors besides those on metadata."""
+    on_create: Callable[[Json], object] = lambda _new: None
+    """Sets the defaults of a new object, or refuses it."""
+    on_change: Callable[[Json, Json], object] = lambda _before, _after: None
+    """Refuses a forbidden change."""
+
+    @property
+    def api_version(self) -> str:
+        """The apiVersion of its objects."""
+        return f"{self.group}/v1" if self.group else "v1"
+
+    @property
+    def full(self) -> str:
+        """Its name in messages."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    def key(self, namespace: str, name: str) -> tuple[str, str]:
+        """Return the namespace and name under which an object is stored."""
+        return (namespace if self.namespaced else "", name)
+
+    def selector(self, fields: str, labels: str) -> Callable[[Mapping[str, Any]], bool]:
+        """Return a test whether both selectors match an object; raise StatusError if one is invalid."""
+        known: dict[str, Callable[[Mapping[str, Any]], str]] = {
+            "metadata.name": lambda found: found["metadata"]["name"],
+            **({"metadata.namespace": lambda found: found["metadata"]["namespace"]} if self.namespaced else {}),
+            **self.fields,
+        }
+        try:
+            by_fields, by_labels = field_selector(fields, known), label_selector(labels)
+        except SelectorError as error:
+            raise StatusError(400, "BadRequest", str(error)) from error
+        return lambda found: by_fields(found) and by_labels(found)
+
+
+# --- ResourceSlices, ResourceClaims and DeviceClasses, with the limits of pkg/apis/resource/validation ----------------
+# Expressions in CEL are stored and not checked.
+
+GROUP = "resource.k8s.io"
+
+_MOST_DEVICES, _MOST_WITH_MORE = 128, 64
+"""Devices of a slice; and of one with taints or counters."""
+_MOST_FACTS = 32
+"""Attributes and capacities of a device."""
+_MOST_SETS, _MOST_COUNTERS = 8, 32
+_LONGEST_TEXT = 64
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_SEMVER = re.compile(r"(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*)){2}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGTPE]i|[numkMGTPE]|)")
+_UNITS = {
+    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)},
+    **dict(zip("numkMGTPE", (Decimal(10) ** power for power in (-9, -6, -3, 3, 6, 9, 12, 15, 18)), strict=True)),
+    "": Decimal(1),
+}
+_NEW_FIELDS = frozenset(
+    {"allowMultipleAllocations", "requestPolicy", "sharedCounters", "consumesCounters", "taints", "consumedCapacity"}
+    | {"shareID", "extendedResourceName"}
+)
+"""Fields that API servers before 1.36 drop without a word."""
+
+
+def quantity(text: object) -> Decimal:
+    """Return the value of a quantity; raise ValueError if it is none."""
+    match = _QUANTITY.fullmatch(str(text))
+    if match is None:
+        raise ValueError(f"{text!r} is no quantity")
+    return Decimal(match[1]) * _UNITS[match[2]]
+
+
+def without_new_fields(body: Any) -> Any:
+    """Return an object as an API server before 1.36 reads it."""
+    if isinstance(body, dict):
+        return {key: without_new_fields(value) for key, value in body.items() if key not in _NEW_FIELDS}
+    return [without_new_fields(each) for each in body] if isinstance(body, list) else body
+
+
+def _check_slice(new: Json) -> None:
+    name, spec = new["metadata"]["name"], new.setdefault("spec", {})
+    for where, why in _wrong_slice(spec):
+        raise invalid(SLICES, name, f"spec.{where}", "FieldValueInvalid", why)
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    for device in spec.get("devices") or ():
+        for taint in device.get("taints") or ():
+            taint.setdefault("timeAdded", now)
+
+
+def _wrong_slice(spec: Json) -> Iterator[tuple[str, str]]:
+    pool, devices, sets = spec.get("pool") or {}, spec.get("devices") or [], spec.get("sharedCounters") or []
+    if not spec.get("driver"):
+        yield "driver", "Required value"
+    if not pool.get("name") or pool.get("resourceSliceCount", 0) < 1 or pool.get("generation", -1) < 0:
+        yield "pool", "Invalid value: it needs a name, a generation and a resourceSliceCount above 0"
+    if sum(bool(spec.get(one)) for one in ("nodeName", "nodeSelector", "allNodes", "perDeviceNodeSelection")) != 1:
+        yield "", "Invalid value: exactly one of nodeName, nodeSelector, allNodes, perDeviceNodeSelection is required"
+    if devices and sets:
+        yield "", "Invalid value: a slice has devices or sharedCounters"
+    more = any(device.get("taints") or device.get("consumesCounters") for device in devices)
+    if len(devices) > (_MOST_WITH_MORE if more else _MOST_DEVICES):
+        yield "devices", f"Too many: {len(devices)}"
+    if len(sets) > _MOST_SETS or any(len(each.get("counters") or {}) > _MOST_COUNTERS for each in sets):
+        yield "sharedCounters", "Too many"
+    names = [device.get("name", "") for device in devices]
+    if len(set(names)) < len(names) or not all(_LABEL.fullmatch(name) for name in names):
+        yield "devices.name", "Invalid value: it has to be a DNS label, and no other device may have it"
+    for device in devices:
+        yield from _wrong_device(device)
+
+
+def _wrong_device(device: Json) -> Iterator[tuple[str, str]]:
+    attributes, capacity = device.get("attributes") or {}, device.get("capacity") or {}
+    if len(attributes) + len(capacity) > _MOST_FACTS:
+        yield "devices.attributes", "Too many"
+    for name, value in attributes.items():
+        if why := _wrong_attribute(value):
+            yield f"devices.attributes[{name}]", why
+    for name, found in capacity.items():
+        policy = found.get("requestPolicy")
+        if policy and not device.get("allowMultipleAllocations"):
+            yield f"devices.capacity[{name}].requestPolicy", "Forbidden: it needs allowMultipleAllocations"
+        if policy:
+            yield from _wrong_policy(f"devices.capacity[{name}].requestPolicy", found["value"], policy)
+    for taint in device.get("taints") or ():
+        if taint.get("effect") not in {"NoSchedule", "NoExecute", "None"} or len(taint.get("value", "")) > 63:
+            yield "devices.taints", "Invalid value"
+
+
+def _wrong_attribute(value: Json) -> str:
+    if len(value) != 1:
+        return "Invalid value: exactly one value is required"
+    if len(str(value.get("string", ""))) > _LONGEST_TEXT:
+        return "Too long"
+    if "version" in value and not _SEMVER.fullmatch(value["version"]):
+        return "Invalid value: it is no semantic version"
+    if "int" in value and type(value["int"]) is not int:
+        return "Invalid value: it is no whole number"
+    return ""
+
+
+def _wrong_policy(where: str, value: str, policy: Json) -> Iterator[tuple[str, str]]:
+    valid = policy.get("validRange") or {}
+    try:
+        total, least = quantity(value), quantity(valid.get("min", "0"))
+        most, step = quantity(valid.get("max", value)), quantity(valid.get("step", "0"))
+        default = quantity(policy["default"])
+    except (ValueError, KeyError):
+        yield where, "Required value: default, and quantities"
+        return
+    if not least <= default <= most <= total or (step and least + step > total):
+        yield where, "Invalid value: min <= default <= max <= value, min + step <= value"
+    if step and ((default - least) % step or (most - least) % step):
+        yield where, "Invalid value: default and max have to be min and a multiple of step"
+
+
+def _check_claim_status(_before: Json, after: Json) -> None:
+    status = after.get("status") or {}
+    results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
+    given = {_place(result) for result in results}
+    for found in status.get("devices") or ():
+        if _place(found) not in given:
+            name = after["metadata"]["name"]
+            why = "Invalid value: must be an allocated device in the claim"
+            raise invalid(CLAIMS, name, "status.devices", "FieldValueInvalid", why)
+
+
+def _place(found: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(found.get(key) for key in ("driver", "pool", "device", "shareID"))
+
+
+def applied(found: Json, patch: Json) -> Json:
+    """Apply the devices of a claim's status on the server's side: they replace those of the same place.
+
+    Fields of an earlier apply that this one lacks stay, other than in Kubernetes.
+    """
+    meta = found["metadata"] | {"uid": patch.get("metadata", {}).get("uid", found["metadata"]["uid"])}
+    status = found.get("status") or {}
+    ours = patch.get("status", {}).get("devices") or []
+    places = {_place(each) for each in ours}
+    others = [each for each in status.get("devices") or () if _place(each) not in places]
+    return {**found, "metadata": meta, "status": {**status, "devices": [*others, *ours]}}
+
+
+SLICES = Served(
+    "resourceslices",
+    "ResourceSlice",
+    group=GROUP,
+    namespaced=False,
+    fields={
+        "spec.driver": lambda found: found["spec"].get("driver", ""),
+        "spec.nodeName": lambda found: found["spec"].get("nodeName", ""),
+    },
+    on_create=_check_slice,
+    on_change=lambda _before, after: _check_slice(after),
+)
+CLAIMS = Served(
+    "resourceclaims",
+    "ResourceClaim",
+    group=GROUP,
+    subresources=frozenset({"status"}),
+    on_change=_check_claim_status,
+)
+CLASSES = Served("deviceclasses", "DeviceClass", group=GROUP, namespaced=False)
+
+
+# --- Pods, nodes, events, leases and budgets --------------------------------------------------------------------------
+
+
+def core_event(event: Json) -> Json:
+    """Convert an Event to API group ``""`` (Convert_v1_Event_To_core_Event in Kubernetes' pkg/apis/events/v1)."""
+    names = {
+        "note": "message",
+        "regarding": "involvedObject",
+        "reportingController": "reportingComponent",
+        "deprecatedFirstTimestamp": "firstTimestamp",
+        "deprecatedLastTimestamp": "lastTimestamp",
+    }
+    ours = {names.get(key, key): value for key, value in event.items()}
+    return {"involvedObject": {}, "firstTimestamp": None, "lastTimestamp": None, **ours}
+
+
+def _create_pod(new: Json) -> None:
+    name, spec = new["metadata"]["name"], new.setdefault("spec", {})
+    if not spec.get("containers"):
+        raise invalid(PODS, name, "spec.containers", "FieldValueRequired", "Required value")
+    for container in (*spec["containers"], *spec.get("initContainers", ())):
+        resources = container.setdefault("resources", {})
+        limits = resources.get("limits", {})
+        for resource, quantity in limits.items():
+            limits[resource] = canonical_quantity(str(quantity))
+        if limits:
+            resources["requests"] = {**limits, **resources.get("requests", {})}
+    spec.setdefault("schedulerName", "default-scheduler")
+    spec["terminationGracePeriodSeconds"] = _grace_s(spec.get("terminationGracePeriodSeconds", 30))
+    if STATIC_POD in new["metadata"].get("annotations", {}) and not spec.get("nodeName"):
+        why = "must set spec.nodeName if mirror pod annotation is set"
+        raise invalid(PODS, name, f"metadata.annotations[{STATIC_POD}]", "FieldValueInvalid", why)
+    new.setdefault("status", {}).setdefault("phase", "Pending")
+
+
+def _change_pod(before: Json, after: Json) -> None:
+    if before["spec"] != after["spec"]:
+        why = f"Forbidden: pod updates may not change fields other than `spec.containers[*].image`: {after['spec']}"
+        raise invalid(PODS, before["metadata"]["name"], "spec", "FieldValueForbidden", why)
+    was, now = (each["metadata"].get("annotations", {}).get(STATIC_POD) for each in (before, after))
+    if was != now:
+        why = f"Forbidden: may not {'add' if was is None else 'remove or update'} mirror pod annotation"
+        field = f"metadata.annotations[{STATIC_POD}]"
+        raise invalid(PODS, before["metadata"]["name"], field, "FieldValueForbidden", why)
+
+
+def _grace_s(seconds: int) -> int:
+    """Return the seconds that a pod has to end: the API server turns negative ones into 1."""
+    return seconds if seconds >= 0 else 1
+
+
+def _create_event(new: Json) -> None:
+    name, namespace = new["metadata"]["name"], new["metadata"]["namespace"]
+    for required in ("eventTime", "reportingController", "reportingInstance", "action", "reason", "type"):
+        if not new.get(required):
+            raise invalid(EVENTS, name, required, "FieldValueRequired", "Required value")
+    for limited, longest in (("note", 1024), ("reason", 128), ("action", 128), ("reportingInstance", 128)):
+        if len(new.get(limited, "").encode()) > longest:
+            raise invalid(EVENTS, name, limited, "FieldValueInvalid", f"can have at most {longest} characters")
+    if new["type"] not in {"Normal", "Warning"}:
+        raise invalid(EVENTS, name, "type", "FieldValueInvalid", "has invalid value")
+    if not (new.get("regarding") or {}).get("namespace") and namespace not in {"default", "kube-system"}:
+        raise invalid(EVENTS, name, "involvedObject.namespace", "FieldValueInvalid", "does not match event.namespace")
+    _check_series(name, new)
+
+
+def _change_event(before: Json, after: Json) -> None:
+    name = before["metadata"]["name"]
+    for part in before.keys() | after.keys():
+        if part not in {"metadata", "series"} and before.get(part) != after.get(part):
+            raise invalid(EVENTS, name, part, "FieldValueInvalid", "field is immutable")
+    _check_series(name, after)
+
+
+def _check_series(name: str, event: Json) -> None:
+    series = event.get("series")
+    if series is not None and (series.get("count", 0) < 2 or not series.get("lastObservedTime")):
+        raise invalid(EVENTS, name, "series.count", "FieldValueInvalid", "should be at least 2")
+
+
+def _check_lease(lease: Json) -> None:
+    spec = lease.setdefault("spec", {})
+    for absent in [key for key, value in spec.items() if value is None]:
+        del spec[absent]
+    for number, least in (("leaseDurationSeconds", 1), ("leaseTransitions", 0)):
+        if spec.get(number, least) < least:
+            message = f"must be greater than {'or equal to ' if not least else ''}0"
+            raise invalid(LEASES, lease["metadata"]["name"], f"spec.{number}", "FieldValueInvalid", message)
+
+
+def _create_budget(new: Json) -> None:
+    new["metadata"].setdefault("generation", 1)
+    new.setdefault("status", {})
+
+
+def _change_budget(before: Json, after: Json) -> None:
+    if before.get("spec") != after.get("spec"):  # its controller has to look at it again
+        after["metadata"]["generation"] = before["metadata"]["generation"] + 1
+
+
+def canonical_quantity(text: str) -> str:
+    """Format a whole number like the API server: ``1000`` becomes ``1k``; other text stays as it is."""
+    if not (text.isascii() and text.isdigit()):
+        return text
+    number, suffixes = int(text), iter(("", "k", "M", "G", "T", "P", "E"))
+    suffix = next(suffixes)
+    while number and number % 1000 == 0 and suffix != "E":
+        number, suffix = number // 1000, next(suffixes)
+    return f"{number}{suffix}"
+
+
+PODS = Served(
+    "pods",
+    "Pod",
+    subresources=frozenset({"status", "binding", "eviction"}),
+    fields={
+        "spec.nodeName": lambda found: found["spec"].get("nodeName", ""),
+        "spec.schedulerName": lambda found: found["spec"].get("schedulerName", ""),
+        "status.phase": lambda found: found.get("status", {}).get("phase", ""),
+    },
+    on_create=_create_pod,
+    on_change=_change_pod,
+)
+NODES = Served("nodes", "Node", namespaced=False, subresources=frozenset({"status"}))
+EVENTS = Served("events", "Event", group="events.k8s.io", on_create=_create_event, on_change=_change_event)
+CORE_EVENTS = Served(
+    "events", "Event", fields={"involvedObject.uid": lambda found: found["involvedObject"].get("uid", "")}
+)
+"""The same objects in the older API group, only for lists."""
+LEASES = Served(
+    "leases",
+    "Lease",
+    group="coordination.k8s.io",
+    on_create=_check_lease,
+    on_change=lambda _before, after: _check_lease(after),
+)
+BUDGETS = Served(
+    "poddisruptionbudgets",
+    "PodDisruptionBudget",
+    group="policy",
+    subresources=frozenset({"status"}),
+    on_create=_create_budget,
+    on_change=_change_budget,
+)
+KINDS = {(kind.group, kind.plural): kind for kind in (PODS, NODES, EVENTS, LEASES, BUDGETS, SLICES, CLAIMS, CLASSES)}
+
+
+def kind_of(plural: str) -> Served:
+    """Return the kind with this plural name."""
+    return next(kind for kind in KINDS.values() if kind.plural == plural)

@@ -1,0 +1,202 @@
+"""The HTTP conventions of Kubernetes, requests and ``Status`` objects, and the faults that can meet a request."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from aiohttp import web
+
+from gpu_device_plugin.testing.cluster.cluster_kinds import CORE_EVENTS, KINDS, Served, StatusError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpu_device_plugin.testing.builders import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request to the server, in RBAC's terms."""
+
+    verb: str
+    resource: str
+    """With its subresource: ``pods/binding``."""
+    group: str = ""
+    namespace: str = ""
+    name: str = ""
+    params: Mapping[str, str] = field(default_factory=dict)
+    token: str = field(default="", repr=False)
+
+
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+def understood(http: web.Request) -> tuple[Served, Request]:
+    """Parse path and method like Kubernetes, or raise StatusError."""
+    group, *parts = ("", *http.path.strip("/").split("/")[1:])
+    if http.path.startswith("/apis/"):
+        group, *parts = parts
+    match parts:
+        case ["v1", "namespaces", namespace, plural, *rest] if len(rest) <= 2:
+            pass
+        case ["v1", plural, *rest] if len(rest) <= 2:
+            namespace = ""
+        case _:
+            raise StatusError(404, "NotFound", "the server could not find the requested resource")
+    name, subresource = [*rest, "", ""][:2]
+    served = {**KINDS, ("", "events"): CORE_EVENTS}.get((group, plural))
+    known = served is not None and (not subresource or subresource in served.subresources)
+    if served is None or not known or (served.namespaced and name and not namespace):
+        raise StatusError(404, "NotFound", "the server could not find the requested resource")
+    watching = http.query.get("watch", "").lower() in {"1", "true"}
+    reading = "get" if name else "watch" if watching else "list"
+    verb = reading if http.method == "GET" else _VERBS.get(http.method, "")
+    if served is CORE_EVENTS and verb != "list":
+        raise StatusError(
+            405, "MethodNotAllowed", "this double has Events in the group events.k8s.io for all but lists"
+        )
+    creating_inside = subresource in {"binding", "eviction"}
+    if not verb or (verb != "create" and creating_inside) or (verb in {"update", "patch", "delete"} and not name):
+        raise StatusError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+    resource = f"{plural}/{subresource}" if subresource else plural
+    token = http.headers.get("Authorization", "").removeprefix("Bearer ")
+    return served, Request(verb, resource, group, namespace, name, dict(http.query), token)
+
+
+def version_of(text: str) -> int:
+    """Read a resourceVersion, or raise StatusError."""
+    if not (text.isascii() and text.isdigit()):
+        raise StatusError(400, "BadRequest", f"Invalid value: {text!r}: resource version must be a number")
+    return int(text)
+
+
+def status_of(error: StatusError) -> Json:
+    """Return the ``Status`` object of an error."""
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": error.message,
+        "reason": error.reason,
+        "details": dict(error.details),
+        "code": error.code,
+    }
+
+
+def refusal(error: StatusError, retry_after_s: int | None = None) -> web.Response:
+    """Return the answer to a refused request."""
+    headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+    return web.json_response(status_of(error), status=error.code, headers=headers)
+
+
+def reset(transport: asyncio.BaseTransport | None) -> None:
+    """Close a connection by TCP RST, even with unsent data."""
+    if isinstance(transport, asyncio.Transport):
+        connection = transport.get_extra_info("socket")
+        if connection is not None and connection.fileno() >= 0:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()
+
+
+# --- Faults, and the requests that they match -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer with an error."""
+
+    code: int
+    retry_after_s: int | None = None
+    reason: str = ""
+    message: str = "trouble, as ordered"
+    causes: tuple[str, ...] = ()
+    done: bool = False
+    """The request is executed nevertheless."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """Accept the request and never answer; with `done`, execute it."""
+
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Reset the connection; with `done`, after executing the request."""
+
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """Wait, then execute the request."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """Answer 200 with a body that no API server sends, like a proxy."""
+
+    body: bytes = b"<html>sign in, please</html>"
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Accept the request and never answer; `ApiServer.carry_out` executes it later.
+
+    An API server continues a request that its client has given up, for up to 60 s by default.
+    """
+
+
+Trouble: TypeAlias = Answer | Hang | Reset | Slow | Garbage | Late
+
+
+@dataclass(eq=False, slots=True)
+class Fault:
+    """A trouble that ends after `times` matching requests; infinite by default."""
+
+    trouble: Trouble
+    verbs: frozenset[str]
+    resources: frozenset[str]
+    tokens: frozenset[str] = frozenset()
+    times: float = math.inf
+    happened: int = 0
+
+    def strikes(self, request: Request) -> bool:
+        """Return whether this request matches, and count it."""
+        hit = (
+            self.happened < self.times
+            and (not self.verbs or request.verb in self.verbs)
+            and (not self.resources or request.resource in self.resources)
+            and (not self.tokens or request.token in self.tokens)
+        )
+        self.happened += hit
+        return hit
+
+
+async def suffered(trouble: Trouble | None, content_type: str = "application/json") -> web.Response | None:
+    """Let a trouble happen that every kind of request can have; None: the request is executed nevertheless."""
+    match trouble:
+        case Answer():
+            return ordered(trouble)
+        case Hang():
+            await asyncio.Event().wait()
+        case Slow(seconds):
+            await asyncio.sleep(seconds)
+        case Garbage(body):
+            return web.Response(body=body, content_type=content_type)
+    return None
+
+
+def ordered(answer: Answer) -> web.Response:
+    """Return the error that was ordered."""
+    details = {"causes": [{"reason": cause} for cause in answer.causes]}
+    return refusal(StatusError(answer.code, answer.reason, answer.message, details), answer.retry_after_s)

@@ -1,0 +1,1 @@
+"""A kubelet for development and tests that obeys the real rules."""

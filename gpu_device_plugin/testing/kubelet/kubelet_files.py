@@ -1,0 +1,139 @@
+"""The kubelet double's files: sockets that its start removes, its own that outlive its process, and its checkpoint."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    import grpc.aio
+
+    from gpu_device_plugin.testing.kubelet.kubelet_versions import Version
+
+
+def wipe(device_plugin_dir: Path, checkpoint: Path, version: Version) -> None:
+    """Remove the files that a kubelet removes at its start."""
+    for entry in device_plugin_dir.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a stopping plugin removes its own sockets meanwhile
+            mode = entry.stat(follow_symlinks=False).st_mode
+            unwanted = not stat.S_ISDIR(mode) if version.wipes_every_file else stat.S_ISSOCK(mode)
+            if unwanted and entry != checkpoint:
+                entry.unlink()
+
+
+async def serve(server: grpc.aio.Server, socket: Path, listening: Path) -> None:
+    """Start a server at `socket`, which stays behind as a dead file after the server stops, like a kubelet's.
+
+    grpcio unlinks its listening path when it stops. So the server listens in the folder `listening`, and `socket` is a
+    hard link to that socket.
+    """
+    shutil.rmtree(hidden := listening / socket.parent.name, ignore_errors=True)
+    hidden.mkdir()
+    server.add_insecure_port(f"unix:{hidden / 's'}")
+    await server.start()
+    _link(hidden / "s", socket)
+
+
+def _link(socket: Path, name: Path) -> None:
+    name.unlink(missing_ok=True)
+    name.hardlink_to(socket)
+
+
+# --- The checkpoint: the devices of each container, by NUMA node ------------------------------------------------------
+
+CHECKPOINT = "kubelet_internal_checkpoint"
+
+
+class CorruptCheckpointError(Exception):
+    """The file exists, but it is damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The devices of one resource that one container holds."""
+
+    pod_uid: str
+    container: str
+    resource: str
+    devices: Mapping[int, tuple[str, ...]]
+    """Device IDs by NUMA node; -1 for devices without one."""
+    response: ContainerAllocateResponse
+    """The plugin's answer to Allocate, replayed at every start of the container."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The content of the file. `registered` has the healthy IDs of every resource, in no order."""
+
+    entries: tuple[Entry, ...] = ()
+    registered: Mapping[str, tuple[str, ...]] | None = None
+
+
+def write_checkpoint(path: Path, entries: Iterable[Entry], registered: Mapping[str, Iterable[str]]) -> None:
+    """Replace the file atomically, mode 0600. OSError: the directory does not exist, or the disk is full.
+
+    The kubelet also syncs the file to disk, which matters only in a power failure.
+    """
+    written = [
+        {
+            "PodUID": entry.pod_uid,
+            "ContainerName": entry.container,
+            "ResourceName": entry.resource,
+            "DeviceIDs": {str(node): list(ids) for node, ids in entry.devices.items()},
+            "AllocResp": base64.b64encode(entry.response.SerializeToString()).decode(),
+        }
+        for entry in entries
+    ]
+    # Go encodes a nil slice as null.
+    data = {
+        "PodDeviceEntries": written or None,
+        "RegisteredDevices": {resource: list(ids) for resource, ids in registered.items()},
+    }
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump({"Data": data, "Checksum": _checksum(data)}, file, separators=(",", ":"))
+    os.replace(temporary, path)  # noqa: PTH105  (names the system call that makes it atomic)
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read such a file. FileNotFoundError: there is none. CorruptCheckpointError: damaged or edited by hand."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        data = document["Data"]
+        if document["Checksum"] != _checksum(data):
+            raise CorruptCheckpointError(f"{path}: checkpoint is corrupted")
+        return Checkpoint(
+            entries=tuple(_entry(written) for written in data["PodDeviceEntries"] or ()),
+            registered={resource: tuple(ids) for resource, ids in data["RegisteredDevices"].items()},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptCheckpointError(f"{path}: {error}") from error
+
+
+def _entry(written: Mapping[str, Any]) -> Entry:
+    return Entry(
+        pod_uid=written["PodUID"],
+        container=written["ContainerName"],
+        resource=written["ResourceName"],
+        devices={int(node): tuple(ids) for node, ids in written["DeviceIDs"].items()},
+        response=ContainerAllocateResponse.FromString(base64.b64decode(written["AllocResp"])),
+    )
+
+
+def _checksum(data: Mapping[str, Any]) -> int:
+    # The kubelet hashes a dump of its Go data structures, which no other program can compute; readers have to ignore
+    # the number, so any hash will do here.
+    return zlib.crc32(json.dumps(data).encode())

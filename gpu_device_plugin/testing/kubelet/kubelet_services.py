@@ -1,0 +1,340 @@
+"""The kubelet double's services: Registration with its registered plugins, and PodResources; a gate before each."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import grpc
+import grpc.aio
+
+from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import DevicePluginOptions, Empty
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import RegistrationServicer
+from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerServicer
+from gpu_device_plugin.testing.kubelet.device_manager import NO_NUMA_NODE
+from gpu_device_plugin.testing.kubelet.kubelet_versions import Version
+from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError, PluginClient, Stream
+from gpu_device_plugin.testing.pod_specs import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable
+    from pathlib import Path
+
+    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import RegisterRequest
+    from gpu_device_plugin.testing.kubelet.device_manager import DeviceManager
+    from gpu_device_plugin.testing.kubelet.plugin_client import Dialling
+    from gpu_device_plugin.testing.pod_specs import Pod
+
+
+class RpcStatusError(Exception):
+    """The caller of an RPC gets this status instead of an answer."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self.code = code
+        self.details = details
+
+
+class Gate:
+    """Every call passes through it. Starts open; belongs to one event loop, like the doubles that own it."""
+
+    def __init__(self) -> None:
+        self._open = asyncio.Event()
+        self._open.set()
+        self._refusal: RpcStatusError | None = None
+        self._refusals_left: float = 0
+        self._reached = asyncio.Event()
+        self.waiting = 0
+        """The number of calls that wait at the closed gate."""
+
+    def __repr__(self) -> str:
+        state = "open" if self._open.is_set() else f"held, {self.waiting} waiting"
+        return f"<Gate {state}{', refusing' if self._refusals_left else ''}>"
+
+    def hold(self) -> None:
+        """Let calls hang from now on, until `release` or until their callers give up."""
+        self._open.clear()
+        self._reached.clear()
+
+    async def reached(self) -> None:
+        """Wait until a call has reached the gate that `hold` closed."""
+        await self._reached.wait()
+
+    def release(self) -> None:
+        """Open the gate, also for the waiting calls; forget refusals."""
+        self._refusals_left = 0
+        self._open.set()
+
+    def refuse(
+        self, details: str, code: grpc.StatusCode = grpc.StatusCode.UNKNOWN, times: float = float("inf")
+    ) -> None:
+        """Answer the next `times` calls with this status."""
+        self._refusal, self._refusals_left = RpcStatusError(code, details), times
+
+    async def passed(self) -> None:
+        """Wait until the gate is open. RpcStatusError: the call is refused."""
+        if not self._open.is_set():
+            self.waiting += 1
+            self._reached.set()
+            try:
+                await self._open.wait()
+            finally:
+                self.waiting -= 1
+        if self._refusal is not None and self._refusals_left:
+            self._refusals_left -= 1
+            raise self._refusal
+
+
+# --- Registration -----------------------------------------------------------------------------------------------------
+
+API_VERSION = "v1beta1"
+
+_DNS_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_DOMAIN = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*")
+_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+
+
+def is_extended_resource_name(name: str) -> bool:
+    """Return whether a plugin may register this name (IsExtendedResourceName in pkg/apis/core/v1/helper)."""
+    domain, slash, rest = name.partition("/")
+    return (
+        bool(slash)
+        and "kubernetes.io/" not in name
+        and not name.startswith("requests.")
+        # The name is checked with "requests." before it, as quotas write it.
+        and len("requests." + domain) <= 253
+        and len(rest) <= 63
+        and _DOMAIN.fullmatch(domain) is not None
+        and _NAME.fullmatch(rest) is not None
+    )
+
+
+@dataclass(slots=True)
+class Registration:
+    """One Register call and its outcome."""
+
+    resource: str
+    endpoint: str
+    version: str
+    options: DevicePluginOptions
+    """The options of the request; kubelets since 1.25 ignore them."""
+    error: str | None = None
+    accepted: bool = False
+
+
+@dataclass(eq=False)
+class PluginRegistry(RegistrationServicer):
+    """The registration server of one kubelet process."""
+
+    directory: Path
+    manager: DeviceManager
+    gate: Gate
+    dialling: Dialling
+    registrations: list[Registration]
+    streams: list[Stream]
+    """Like `registrations`, of all processes of a kubelet."""
+    _clients: dict[str, PluginClient] = field(default_factory=dict, init=False)
+    _connections: set[PluginClient] = field(default_factory=set, init=False)
+    """Every open connection. A plugin that was replaced keeps talking, and its connection is never closed."""
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+
+    async def Register(
+        self, request: RegisterRequest, context: grpc.aio.ServicerContext[RegisterRequest, Empty]
+    ) -> Empty:
+        """Register a plugin after dialing back (kubelets before 1.25 answer first and dial then)."""
+        registration = Registration(request.resource_name, request.endpoint, request.version, request.options)
+        self.registrations.append(registration)
+        try:
+            await self.gate.passed()
+            self._validate(request)
+            if self.manager.version.asks_options:
+                await self._connect(request.resource_name, request.endpoint)
+            else:
+                self._spawn(self._connect_later(request, registration), f"dialling {request.endpoint}")
+        except (RpcStatusError, AdmissionError) as error:
+            registration.error = str(error)
+            # A plain error in a Go handler reaches the client as Unknown.
+            code = error.code if isinstance(error, RpcStatusError) else grpc.StatusCode.UNKNOWN
+            await context.abort(code, registration.error)
+        registration.accepted = True
+        return Empty()
+
+    def drop_streams(self, resource: str | None = None) -> None:
+        """Cut the ListAndWatch streams of `resource`, or of all, as a lost connection would."""
+        for client in self._connections:
+            if resource in {None, client.resource}:
+                client.hang_up()
+
+    async def close(self) -> None:
+        """Close every connection at once, without changes to the device manager: the process is ending."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        for client in {*self._connections, *self._clients.values()}:  # the latter may still be dialling
+            await client.close()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    def _validate(self, request: RegisterRequest) -> None:
+        if request.version != API_VERSION:
+            raise AdmissionError(
+                f'requested API version "{request.version}" is not supported by kubelet. '
+                f'Supported version is ["{API_VERSION}"]'
+            )
+        if not is_extended_resource_name(request.resource_name):
+            raise AdmissionError(f'the ResourceName "{request.resource_name}" is invalid')
+
+    async def _connect_later(self, request: RegisterRequest, registration: Registration) -> None:
+        try:
+            await self._connect(request.resource_name, request.endpoint, request.options)
+        except AdmissionError as error:
+            registration.error = str(error)
+
+    async def _connect(self, resource: str, endpoint: str, options: DevicePluginOptions | None = None) -> None:
+        socket = self.directory / endpoint
+        authority = "localhost" if self.manager.version.dials_as_localhost else str(socket)
+        client = PluginClient(resource, socket, authority, self.dialling)
+        self._clients[resource] = client
+        try:
+            await client.dial()
+            self.manager.connected(resource, client, await client.options() if options is None else options)
+        except BaseException:
+            # By name, so the client of a working plugin is forgotten too, and the end of its stream goes unnoticed.
+            self._clients.pop(resource, None)
+            await client.close()
+            raise
+        self._connections.add(client)
+        self._spawn(self._follow(client, endpoint), f"the list of {resource} from {endpoint}")
+
+    async def _follow(self, client: PluginClient, endpoint: str) -> None:
+        stream = Stream(client.resource, endpoint)
+        self.streams.append(stream)
+        await client.follow(stream, partial(self.manager.update, client.resource))
+        current = self._clients.get(client.resource)
+        if current is client or (current is not None and self.manager.version.old_stream_ends_new_plugin):
+            del self._clients[client.resource]
+            self.manager.disconnected(client.resource)
+            self._connections.discard(current)
+            await current.close()
+
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        # A failed task is kept, so that `close` raises its error.
+        if task.cancelled() or task.exception() is None:
+            self._tasks.discard(task)
+
+
+# --- PodResources v1, which lists the devices of the pods -------------------------------------------------------------
+
+
+class PodsSeen(Protocol):
+    """The pods that the sources of one kubelet process have delivered, in no order."""
+
+    def __call__(self, *, active_only: bool) -> Iterable[Pod]:
+        """Return the pods; with `active_only`, without ended pods."""
+
+
+def _entry(resource: str, device: str, numa_node: int) -> v1.ContainerDevices:
+    # One message for every ID and NUMA node, ungrouped.
+    topology = None if numa_node == NO_NUMA_NODE else v1.TopologyInfo(nodes=[v1.NUMANode(ID=numa_node)])
+    return v1.ContainerDevices(resource_name=resource, device_ids=[device], topology=topology)
+
+
+def _devices(manager: DeviceManager, pod_uid: str, container: str) -> list[v1.ContainerDevices]:
+    return [
+        _entry(resource, device, node)
+        for resource, grant in manager.held(pod_uid, container).items()
+        for node, ids in grant.devices.items()
+        for device in ids
+    ]
+
+
+def _describe(manager: DeviceManager, pod: Pod) -> v1.PodResources:
+    return v1.PodResources(
+        name=pod.name,
+        namespace=pod.spec.namespace,
+        containers=[
+            v1.ContainerResources(name=spec.name, devices=_devices(manager, pod.uid, spec.name))
+            for spec in pod.spec.containers
+            if spec.kind is not Kind.INIT
+        ],
+    )
+
+
+async def _pass(gate: Gate, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    try:
+        await gate.passed()
+    except RpcStatusError as refusal:
+        await context.abort(refusal.code, refusal.details)
+
+
+async def _unknown(context: grpc.aio.ServicerContext[Any, Any], method: str) -> None:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"unknown method {method} for service v1.PodResourcesLister")
+
+
+@dataclass(frozen=True)
+class PodResources(PodResourcesListerServicer):
+    """The v1.PodResourcesLister service."""
+
+    manager: DeviceManager
+    pods: PodsSeen
+    gate: Gate
+
+    async def List(
+        self,
+        request: v1.ListPodResourcesRequest,
+        context: grpc.aio.ServicerContext[v1.ListPodResourcesRequest, v1.ListPodResourcesResponse],
+    ) -> v1.ListPodResourcesResponse:
+        """List the pods, and free the devices of ended pods."""
+        await _pass(self.gate, context)
+        pods = tuple(self.pods(active_only=not self.manager.version.lists_terminal_pods))
+        self.manager.collect()
+        return v1.ListPodResourcesResponse(pod_resources=[_describe(self.manager, pod) for pod in pods])
+
+    async def Get(
+        self,
+        request: v1.GetPodResourcesRequest,
+        context: grpc.aio.ServicerContext[v1.GetPodResourcesRequest, v1.GetPodResourcesResponse],
+    ) -> v1.GetPodResourcesResponse:
+        """Describe one active pod. Frees nothing."""
+        await _pass(self.gate, context)
+        if self.manager.version < Version(1, 27):
+            await _unknown(context, "Get")
+        if not self.manager.version.describes_one_pod:
+            await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
+        for pod in self.pods(active_only=True):
+            if (pod.spec.namespace, pod.name) == (request.pod_namespace, request.pod_name):
+                return v1.GetPodResourcesResponse(pod_resources=_describe(self.manager, pod))
+        return await context.abort(
+            grpc.StatusCode.UNKNOWN, f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
+        )
+
+    async def GetAllocatableResources(
+        self,
+        request: v1.AllocatableResourcesRequest,
+        context: grpc.aio.ServicerContext[v1.AllocatableResourcesRequest, v1.AllocatableResourcesResponse],
+    ) -> v1.AllocatableResourcesResponse:
+        """List every healthy device, allocated or free."""
+        await _pass(self.gate, context)
+        if self.manager.version < Version(1, 21):
+            await _unknown(context, "GetAllocatableResources")
+        if self.manager.version < Version(1, 23):
+            await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API GetAllocatableResources disabled")
+        return v1.AllocatableResourcesResponse(
+            devices=[
+                _entry(resource, device, node)
+                for resource, ids in self.manager.healthy.items()
+                for device in sorted(ids)
+                for node in self.manager.numa_nodes(resource, device)
+            ]
+        )

@@ -1,0 +1,171 @@
+"""One connection from a kubelet to a device plugin."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
+    AllocateRequest,
+    AllocateResponse,
+    ContainerAllocateRequest,
+    ContainerPreferredAllocationRequest,
+    DevicePluginOptions,
+    Empty,
+    PreferredAllocationRequest,
+    PreStartContainerRequest,
+)
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import Device
+
+T = TypeVar("T")
+
+
+class AdmissionError(Exception):
+    """The reason why a container does not get its devices, or why a plugin is not registered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialling:
+    """How a kubelet calls back a plugin."""
+
+    receive_limit: int = 4 * 1024 * 1024
+    """The largest message that is read, bytes; the default of Go's gRPC, which no kubelet changes."""
+    dial_timeout_s: float = 10
+    pre_start_timeout_s: float = 30
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceList:
+    """One message of a ListAndWatch stream."""
+
+    health: Mapping[str, str]
+    """The health of every device, by ID, in the order of the list."""
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class Stream:
+    """One ListAndWatch call, from its start to its end."""
+
+    resource: str
+    endpoint: str
+    """The socket's file name."""
+    lists: list[DeviceList] = field(default_factory=list)
+    open: bool = True
+    error: str | None = None
+    """The error that ended it, in the words of Go's gRPC. None while it is open, or if the kubelet closed it."""
+
+
+def go_text(error: grpc.aio.AioRpcError) -> str:
+    """Format a call's error like Go, as it appears in the message of a refused pod."""
+    name = error.code().name
+    code = "Canceled" if name == "CANCELLED" else "".join(word.capitalize() for word in name.split("_"))
+    return f"rpc error: code = {code} desc = {error.details()}"
+
+
+class PluginClient:
+    """Calls a plugin over its socket. Every failed call raises AdmissionError."""
+
+    def __init__(self, resource: str, socket: Path, authority: str, dialling: Dialling) -> None:
+        self.resource = resource
+        self.socket = socket
+        self._dialling = dialling
+        self._channel = grpc.aio.insecure_channel(
+            f"unix:{socket}",
+            options=[
+                ("grpc.default_authority", authority),
+                ("grpc.max_receive_message_length", dialling.receive_limit),
+                # A restarted plugin with the same socket name must not get the connection of its predecessor.
+                ("grpc.use_local_subchannel_pool", 1),
+            ],
+        )
+        self._stub: DevicePluginStub[Any, Any, Any, Any, Any] = DevicePluginStub(self._channel)
+        self._lists: Any = None
+
+    async def dial(self) -> None:
+        """Connect, with retries until the dial timeout. AdmissionError: no plugin answered."""
+        if not await within(self._dialling.dial_timeout_s, self._channel.channel_ready()):
+            raise AdmissionError("failed to dial device plugin: context deadline exceeded")
+
+    async def options(self) -> DevicePluginOptions:
+        """Call GetDevicePluginOptions, which names the optional calls that the plugin needs."""
+        try:
+            return await self._call(self._stub.GetDevicePluginOptions, Empty())
+        except AdmissionError as error:
+            raise AdmissionError(f"failed to get device plugin options: {error}") from error
+
+    async def follow(self, stream: Stream, believe: Callable[[Iterable[Device]], None]) -> None:
+        """Pass every list of the plugin to `believe`; return at the end of the stream."""
+        self._lists = self._stub.ListAndWatch(Empty())
+        try:
+            async for answer in self._lists:
+                stream.lists.append(
+                    DeviceList({device.ID: device.health for device in answer.devices}, answer.ByteSize())
+                )
+                believe(answer.devices)
+            stream.error = "EOF"
+        except grpc.aio.AioRpcError as error:
+            stream.error = go_text(error)
+        except asyncio.CancelledError:
+            if _task_is_cancelled():
+                raise
+        finally:
+            stream.open = False
+
+    def hang_up(self) -> None:
+        """End the stream from this side, as a lost connection would."""
+        if self._lists is not None:
+            self._lists.cancel()
+
+    async def close(self) -> None:
+        """Close the connection and all its calls."""
+        await self._channel.close()
+
+    async def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
+        """Call GetPreferredAllocation for one container."""
+        request = ContainerPreferredAllocationRequest(
+            available_deviceIDs=available, must_include_deviceIDs=must_include, allocation_size=size
+        )
+        answer = await self._call(
+            self._stub.GetPreferredAllocation, PreferredAllocationRequest(container_requests=[request])
+        )
+        return list(answer.container_responses[0].deviceIDs) if answer.container_responses else []
+
+    async def allocate(self, ids: list[str]) -> AllocateResponse:
+        """Call Allocate for one container."""
+        request = AllocateRequest(container_requests=[ContainerAllocateRequest(devices_ids=ids)])
+        return await self._call(self._stub.Allocate, request)
+
+    async def pre_start(self, ids: list[str]) -> None:
+        """Call PreStartContainer, the only call with a timeout."""
+        request = PreStartContainerRequest(devices_ids=ids)
+        await self._call(self._stub.PreStartContainer, request, timeout_s=self._dialling.pre_start_timeout_s)
+
+    async def _call(self, method: Callable[..., Awaitable[T]], request: Any, timeout_s: float | None = None) -> T:
+        try:
+            return await method(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise AdmissionError(go_text(error)) from error
+        except grpc.aio.UsageError as error:  # the channel was closed before the call
+            raise AdmissionError("rpc error: code = Canceled desc = grpc: the client connection is closing") from error
+        except asyncio.CancelledError as error:
+            # When a channel is closed during a call, grpcio raises CancelledError in the caller.
+            if _task_is_cancelled():
+                raise
+            raise AdmissionError("rpc error: code = Canceled desc = grpc: the client connection is closing") from error
+
+
+def _task_is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

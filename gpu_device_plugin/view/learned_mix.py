@@ -1,0 +1,84 @@
+"""What an extender that starts now would learn from the pods of the cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader, UnreadableObjectError
+from gpu_device_plugin.cluster.objects.other_pods import OtherPodReader
+from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
+from gpu_device_plugin.core.contract.keys import READ_ON_NODES, READ_ON_PODS
+from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.report.text.prices import Lesson, lesson
+from gpu_device_plugin.core.value.fair_learning import studied
+from gpu_device_plugin.core.value.marginal_value import shape_of
+from gpu_device_plugin.core.value.price_learning import mean_gpu
+from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, created_s, kinds_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import msgspec
+
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.cluster.other_pods import OtherPod
+    from gpu_device_plugin.core.model.resources import Resource
+
+
+def lesson_of(
+    raw_nodes: Iterable[msgspec.Raw], raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]
+) -> Lesson:
+    """Return the lesson of a cluster; an object that cannot be read teaches nothing."""
+    names = {resource.kind: resource.name for resource in resources}
+    node_reader = NodeReader(names.values(), READ_ON_NODES.__contains__)
+    nodes: dict[str, Candidate] = {}
+    for raw in raw_nodes:
+        try:
+            node = node_reader.read(raw)
+        except UnreadableObjectError:
+            continue
+        memory, count = (node.capacity.get(names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
+        gpus = gpus_of_node(node.annotations, node.labels, memory, count)
+        if gpus.gpus:
+            nodes[node.name] = candidate(node.name, gpus, (), node.cpu_and_memory)
+    shapes = [shape_of(node) for node in nodes.values()]
+    counts = Counter(shapes)
+    unit = mean_gpu(counts)
+    mix = WorkloadMix()
+    held: dict[str, float] = {}
+    for created, namespace, kinds in sorted(_came(raw_pods, nodes, resources), key=lambda each: each[0]):
+        mix.add(kinds, created, namespace)
+        for kind in kinds:
+            held[namespace] = held.get(namespace, 0.0) + kind.gpus * (kind.shares or unit)
+    mix.hold(held, 0.0)
+    return lesson(studied(mix, counts), counts)
+
+
+def _came(
+    raw_pods: Iterable[msgspec.Raw], nodes: dict[str, Candidate], resources: Sequence[Resource]
+) -> Iterable[tuple[float, str, Sequence[PodKind]]]:
+    """Yield when each bound pod was created, its namespace and its kinds: it has GPUs, or is on a node with some."""
+    reader = PodReader([resource.name for resource in resources], READ_ON_PODS.__contains__, sums=True)
+    others = OtherPodReader()
+    for raw in raw_pods:
+        try:
+            pod, _ = reader.read(raw)
+            other = None if pod.containers else others.read(raw)
+        except UnreadableObjectError:
+            continue
+        if other is not None:
+            if _counts(other, nodes):
+                amounts = other.amounts
+                yield created_s(other.created), "", [PodKind(0, 0, amounts.cpu_milli, amounts.memory_mib)]
+        elif pod.node_name and not pod.ended and not pod.deleting:
+            asked = ask(pod, resources)
+            if isinstance(asked, Ask) and asked.parts:
+                kinds = kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib)
+                yield created_s(pod.created), pod.namespace, kinds
+
+
+def _counts(pod: OtherPod, nodes: dict[str, Candidate]) -> bool:
+    return not pod.ended and not pod.bound_to_node and pod.node_name in nodes

@@ -1,0 +1,121 @@
+"""Explain why one pod waits, from everything that could be read of the cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.cluster.claimed_gpus import ask_of_claims, for_claims
+from gpu_device_plugin.core.cluster.held_instances import asked_instances
+from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
+from gpu_device_plugin.core.report.finding import note
+from gpu_device_plugin.core.report.why.explanations import Kept, NodeAnswer, answers, describe
+from gpu_device_plugin.core.report.why.mig_explanations import asked_by_profile, instance_facts
+from gpu_device_plugin.core.report.why.pod_causes import asked_by_claims, by_claim_instead, causes, claim_causes
+from gpu_device_plugin.core.report.why.pod_use import refusals
+from gpu_device_plugin.core.report.why.scheduler_checks import Surroundings, besides, exclusions
+from gpu_device_plugin.view.extender_policy import assumed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resource_claims import Claim
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.report.finding import Finding
+    from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
+    from gpu_device_plugin.view.extender_policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why a pod waits, or where it is."""
+
+    asks: str = ""
+    """The demand of a pod that waits, as the end of a sentence; empty: it does not wait for GPUs."""
+    facts: tuple[Finding, ...] = ()
+    """About the pod itself."""
+    ask: Ask | None = None
+    """The demand by which `answers` were found; None: there is nothing to say about nodes."""
+    answers: tuple[NodeAnswer, ...] = ()
+    """Every node that shares GPUs, the nearest to having room first."""
+
+
+def why(
+    pod: Pod,
+    status: SchedulingStatus,
+    resources: Sequence[Resource],
+    nodes: Sequence[NodeView] | None,
+    around: Mapping[str, Surroundings],
+    *,
+    most: int,
+    policy: Callable[[], Policy] = assumed,
+    claims: Iterable[Claim] | None = None,
+) -> Why:
+    """Return why a pod waits.
+
+    Args:
+        pod: the pod.
+        status: its status from schedulers and kubelets.
+        resources: the managed resources.
+        nodes: every node that shares GPUs; None: they could not be read.
+        around: taints and labels of the nodes, by name.
+        most: the nodes that will be shown one by one; see `answers`.
+        policy: reads the extender's policy; called only where neither the pod nor every node names one.
+        claims: the ResourceClaims of its namespace, and maybe others; None: they could not be read.
+    """
+    by_name = None if nodes is None else {node.name: node for node in nodes}
+
+    def excluded(node: NodeView) -> tuple[Finding, ...]:
+        return exclusions(node, around.get(node.name, Surroundings()), status.terms)
+
+    if status.claims and (_limitless(pod, resources) or any(not each.entry for each in status.claims)):
+        own = None if claims is None else {each.name: each for each in claims if each.namespace == pod.namespace}
+        facts, waiting = claim_causes(pod, status, own, by_name)
+        return _why_by_claims(facts, waiting, nodes, excluded, most) if waiting else Why(facts=tuple(facts))
+    facts, asked = causes(pod, status, resources, by_name)
+    of_instances = {} if pod.node_name or pod.ended or pod.deleting else asked_instances(pod)
+    if of_instances and nodes is not None and not status.gates:
+        # Why no node gives a pod its MIG instances comes first: people look for it.
+        facts = [*instance_facts(of_instances, nodes, {node.name: excluded(node) for node in nodes}), *facts]
+    if asked is None:
+        return Why(asked_by_profile(of_instances), tuple(facts))
+    asks = " and ".join(filter(None, (describe(asked, resources, nodes or ()), asked_by_profile(of_instances))))
+    if nodes is None:
+        return Why(asks, tuple(facts))
+    facts += by_claim_instead(asked, nodes)
+    # Nodes of our own agent publish their policy, and the pod may name one.
+    silent = not asked.wishes.gpu_policy and any(node.candidate.gpus.policy is None for node in nodes)
+    chosen = policy() if silent else assumed()
+    if chosen.assumed:
+        text = "Nodes that publish no policy are assumed to have the policy {policy}: {why}."
+        facts.append(note("policy-assumed", text, policy=chosen.name, why=chosen.assumed))
+    kept = {node.name: Kept(excluded(node), besides(node, asked, resources)) for node in nodes}
+    return Why(asks, tuple(facts), asked, tuple(answers(asked, nodes, kept, chosen.name, most)))
+
+
+def _limitless(pod: Pod, resources: Sequence[Resource]) -> bool:
+    asked = ask(pod, resources)
+    return isinstance(asked, Ask) and not asked.parts
+
+
+def _why_by_claims(
+    facts: Sequence[Finding],
+    waiting: Sequence[Claim],
+    nodes: Sequence[NodeView] | None,
+    excluded: Callable[[NodeView], tuple[Finding, ...]],
+    most: int,
+) -> Why:
+    """Return why a pod waits that gets its GPUs through claims, by the rules for pods with limits."""
+    asks = asked_by_claims(waiting)
+    asked = ask_of_claims(waiting, None)
+    if not nodes or not asked.parts:
+        return Why(asks, tuple(facts))
+    serving = [for_claims(node) for node in nodes]
+    kept = {node.name: Kept(excluded(node), refusals(node.report)) for node in serving}
+
+    def ask_of(node: NodeView) -> Ask:
+        return ask_of_claims(waiting, node.candidate.gpus.share_mib)
+
+    return Why(asks, tuple(facts), asked, tuple(answers(asked, serving, kept, assumed().name, most, ask_of=ask_of)))

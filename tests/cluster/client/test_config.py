@@ -1,0 +1,149 @@
+"""Where the API server is, and how we log in."""
+# ruff: noqa: S106 - these tokens are made up
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpu_device_plugin.cluster.client.config import ClusterConfig, ClusterConfigError, from_kubeconfig, in_cluster
+
+ENVIRON = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Path:
+    (tmp_path / "token").write_text("t\n")
+    (tmp_path / "ca.crt").write_text("c\n")
+    return tmp_path
+
+
+def test_a_pod_uses_its_service_account(account: Path) -> None:
+    assert in_cluster(ENVIRON, account) == ClusterConfig(
+        "https://10.0.0.1:443", ca_file=account / "ca.crt", token_file=account / "token"
+    )
+
+
+def test_an_address_of_ipv6_is_bracketed(account: Path) -> None:
+    assert in_cluster({**ENVIRON, "KUBERNETES_SERVICE_HOST": "fd00::1"}, account).url == "https://[fd00::1]:443"
+
+
+def test_outside_a_cluster_it_says_so(account: Path) -> None:
+    with pytest.raises(ClusterConfigError, match="not a pod of a cluster"):
+        in_cluster({}, account)
+
+
+def test_a_pod_without_an_account_is_told_what_to_set(tmp_path: Path) -> None:
+    with pytest.raises(ClusterConfigError, match=r"token is missing; set automountServiceAccountToken: true"):
+        in_cluster(ENVIRON, tmp_path)
+
+
+def kubeconfig(tmp_path: Path, *, user: dict[str, Any] | None = None, cluster: dict[str, Any] | None = None) -> Path:
+    path = tmp_path / "config"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "current-context": "here",
+                "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+                "clusters": [{"name": "c", "cluster": {"server": "https://example.test:6443/", **(cluster or {})}}],
+                "users": [{"name": "u", "user": {"token": "t"} if user is None else user}],
+            }
+        )
+    )
+    return path
+
+
+def test_a_kubeconfig_with_a_token(tmp_path: Path) -> None:
+    config = from_kubeconfig(kubeconfig(tmp_path, cluster={"certificate-authority": "ca.crt"}))
+    assert config == ClusterConfig("https://example.test:6443", ca_file=tmp_path / "ca.crt", token="t")
+
+
+def test_a_kubeconfig_with_a_client_certificate(tmp_path: Path) -> None:
+    data = {f"client-{what}-data": base64.b64encode(what.encode()).decode() for what in ("certificate", "key")}
+    config = from_kubeconfig(kubeconfig(tmp_path, user=data, cluster={"insecure-skip-tls-verify": True}))
+    assert (config.cert_pem, config.key_pem, config.verify, config.token) == ("certificate", "key", False, "")
+
+
+def test_a_kubeconfig_with_files(tmp_path: Path) -> None:
+    files = {"client-certificate": "c.pem", "client-key": "/k.pem", "tokenFile": "token"}
+    config = from_kubeconfig(kubeconfig(tmp_path, user=files))
+    assert (config.cert_file, str(config.key_file)) == (tmp_path / "c.pem", "/k.pem")
+    assert config.token_file == tmp_path / "token"
+
+
+@pytest.mark.parametrize(
+    "user", [{"exec": {"command": "aws"}}, {"auth-provider": {"name": "gcp"}}, {"username": "a", "password": "hunter2"}]
+)
+def test_a_login_that_we_do_not_do_is_named(tmp_path: Path, user: dict[str, Any]) -> None:
+    with pytest.raises(ClusterConfigError, match=r"user 'u' logs in .* not supported; make a kubeconfig") as refused:
+        from_kubeconfig(kubeconfig(tmp_path, user=user))
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_proxy_is_refused_rather_than_passed_by(tmp_path: Path) -> None:
+    with pytest.raises(ClusterConfigError, match="proxy-url"):
+        from_kubeconfig(kubeconfig(tmp_path, cluster={"proxy-url": "http://proxy"}))
+
+
+def test_a_current_context_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path)
+    path.write_text(path.read_text().replace("current-context: here", "current-context: there"))
+    with pytest.raises(ClusterConfigError, match="has no context named 'there'"):
+        from_kubeconfig(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"token: [hunter2", r"is not YAML, line 1"),
+        (b"just text", "names no context to use; choose one with kubectl config use-context"),
+        (b"", "names no context to use; choose one with kubectl config use-context"),
+        (b"\xff", "cannot be read"),
+    ],
+)
+def test_a_broken_kubeconfig_is_named_and_not_quoted(tmp_path: Path, content: bytes, complaint: str) -> None:
+    path = tmp_path / "config"
+    path.write_bytes(content)
+    with pytest.raises(ClusterConfigError, match=complaint) as refused:
+        from_kubeconfig(path)
+    assert str(path) in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_missing_kubeconfig_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ClusterConfigError, match=r"/nowhere cannot be read: No such file or directory; is it the path"):
+        from_kubeconfig(tmp_path / "nowhere")
+
+
+def test_a_path_whose_tilde_the_shell_left_alone_is_said_to_be_one() -> None:
+    """As in --api=~/.kube/config."""
+    with pytest.raises(ClusterConfigError, match="a shell replaces ~ only at the beginning of a word, not after ="):
+        from_kubeconfig(Path("~/.kube/config"))
+
+
+def test_a_kubeconfig_without_a_server_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ClusterConfigError, match="has no https:// server"):
+        from_kubeconfig(kubeconfig(tmp_path, cluster={"server": ""}))
+
+
+def test_a_certificate_that_is_not_base64_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ClusterConfigError, match="certificate-authority-data is not a certificate in base64"):
+        from_kubeconfig(kubeconfig(tmp_path, cluster={"certificate-authority-data": "%%%"}))
+
+
+def test_certificates_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    missing = tmp_path / "ca.crt"
+    with pytest.raises(ClusterConfigError, match=r"ca\.crt\) cannot be used"):
+        ClusterConfig("https://example.test", ca_file=missing).tls()
+    missing.write_text("no certificate")
+    with pytest.raises(ClusterConfigError, match=r"ca\.crt\) cannot be used"):
+        ClusterConfig("https://example.test", ca_file=missing).tls()
+
+
+def test_no_secret_is_in_the_repr() -> None:
+    config = ClusterConfig("https://example.test", token="hunter2", key_pem="hunter2", cert_pem="hunter2")
+    assert "hunter2" not in repr(config)

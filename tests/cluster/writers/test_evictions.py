@@ -1,0 +1,69 @@
+"""What came of an eviction, whatever the API server answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpu_device_plugin.cluster.writers.evictions import Eviction, Outcome, evict
+from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.testing.builders import pod
+from gpu_device_plugin.testing.cluster.api_server import Answer, Garbage, Hang
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.testing.cluster.api_server import ApiServer
+
+POD = Pod("u", "default", "p")
+
+
+def add(server: ApiServer) -> None:
+    server.add(pod("p", uid="u", node="n", phase="Running"))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "expected"),
+    [
+        (Answer(404), Eviction(Outcome.GONE)),
+        (Answer(409), Eviction(Outcome.GONE)),
+        (
+            Answer(429, retry_after_s=10, causes=("DisruptionBudget",)),
+            Eviction(Outcome.BLOCKED, "its PodDisruptionBudget allows no disruption now", 10),
+        ),
+        (
+            Answer(429, retry_after_s=1, message="busy"),  # the server's own load: no budget
+            Eviction(Outcome.FAILED, "create pods/eviction default/p: 429 Too Many Requests", 1),
+        ),
+        (
+            Answer(503, message="away"),
+            Eviction(Outcome.FAILED, "create pods/eviction default/p: 503 Service Unavailable: away"),
+        ),
+        (Garbage(), Eviction(Outcome.FAILED, "the answer is not one of an API server")),
+        (Garbage(b'{"status": "Failure"}'), Eviction(Outcome.FAILED, "the answer is not one of an API server")),
+    ],
+)
+async def test_each_answer_has_its_outcome(server: ApiServer, client: Client, trouble: Any, expected: Eviction) -> None:
+    add(server)
+    server.fail(trouble)
+    found = await evict(client, POD, most_grace_s=60)
+    assert (found.outcome, found.retry_after_s) == (expected.outcome, expected.retry_after_s)
+    assert found.why.startswith(expected.why)
+    assert bool(found.why) is bool(expected.why)
+
+
+async def test_a_missing_right_is_told_with_what_grants_it(server: ApiServer, client: Client) -> None:
+    add(server)
+    server.allowed = frozenset()
+    assert await evict(client, POD, most_grace_s=60) == Eviction(
+        Outcome.FORBIDDEN,
+        "create pods/eviction default/p: 403 Forbidden; grant 'create' on 'pods/eviction' to the service account; "
+        "apply deploy/optional/evict.yaml (chart: agent.evict), which grants it",
+    )
+
+
+async def test_a_lost_answer_can_be_asked_for_again(server: ApiServer, client: Client) -> None:
+    add(server)
+    server.fail(Hang(done=True), times=1)
+    assert (await evict(client, POD, most_grace_s=60, timeout_s=0.2)).outcome is Outcome.FAILED
+    assert (await evict(client, POD, most_grace_s=60)).outcome is Outcome.EVICTED

@@ -1,0 +1,74 @@
+"""What the agent says on its own node."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.cluster.writers.own_node import NodeMetadata, OwnNode
+from gpu_device_plugin.testing.builders import node
+from gpu_device_plugin.testing.cluster.api_server import Answer
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.testing.cluster.api_server import ApiServer
+
+NOTES = NodeMetadata(labels={"gpus": "8", "old": None}, annotations={"list": "[1]"})
+
+
+async def test_it_reads_its_labels(server: ApiServer, client: Client) -> None:
+    server.add(node("n", labels={"cgpu.disable.isolation": "true"}))
+    found = await OwnNode(client, "n").read()
+    assert found.labels == {"kubernetes.io/hostname": "n", "cgpu.disable.isolation": "true"}
+
+
+async def test_it_patches_only_what_differs_and_nothing_else(server: ApiServer, client: Client) -> None:
+    server.add(node("n", labels={"old": "1", "theirs": "2"}))
+    myself = OwnNode(client, "n")
+    assert await myself.publish(NOTES)
+    assert not await myself.publish(NOTES)
+    assert server.count("patch", "nodes") == 1
+    meta = server.get("nodes", "n")["metadata"]
+    assert meta["labels"] == {"kubernetes.io/hostname": "n", "theirs": "2", "gpus": "8"}
+    assert meta["annotations"] == {"list": "[1]"}
+
+
+async def test_it_keeps_up_with_what_is_wanted(server: ApiServer, client: Client, eventually: Any) -> None:
+    server.add(node("n"))
+    wanted = Observable(NodeMetadata(labels={"gpus": "8"}))
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(OwnNode(client, "n").keep(wanted))
+        await eventually(lambda: server.get("nodes", "n")["metadata"]["labels"].get("gpus") == "8")
+        wanted.set(NodeMetadata(labels={"gpus": "7"}))
+        await eventually(lambda: server.get("nodes", "n")["metadata"]["labels"].get("gpus") == "7")
+        running.cancel()
+
+
+async def test_it_puts_right_what_somebody_removed(server: ApiServer, client: Client, eventually: Any) -> None:
+    server.add(node("n"))
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(
+            OwnNode(client, "n").keep(Observable(NodeMetadata(labels={"gpus": "8"})), again_s=0.01)
+        )
+        for _ in range(2):
+            await eventually(lambda: server.get("nodes", "n")["metadata"]["labels"].get("gpus") == "8")
+            server.patch("nodes", "n", {"metadata": {"labels": {"gpus": None}}})
+        running.cancel()
+
+
+async def test_it_waits_for_an_api_server_that_is_away(
+    server: ApiServer, client: Client, eventually: Any, caplog: Any
+) -> None:
+    server.add(node("n"))
+    fault = server.fail(Answer(503, reason="Down", message="away"))
+    async with asyncio.TaskGroup() as tasks:
+        wanted = Observable(NodeMetadata(labels={"gpus": "8"}))
+        running = tasks.create_task(OwnNode(client, "n").keep(wanted, first_retry_s=0.01))
+        await eventually(lambda: fault.happened >= 3)
+        server.heal()
+        await eventually(lambda: server.get("nodes", "n")["metadata"]["labels"].get("gpus") == "8")
+        running.cancel()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the node's labels and annotations are not up to date: get nodes n: 503 Down: away; trying again"
+    ]

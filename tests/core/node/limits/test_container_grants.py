@@ -1,0 +1,168 @@
+"""The variables, device nodes and CDI names of a container."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_device_plugin.core.model.gpus import Gpu, Inventory
+from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
+from gpu_device_plugin.core.model.placing import Demand, Placement
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.shares import Shares
+from gpu_device_plugin.core.node.limits.container_grants import (
+    CONTROL_NODES,
+    OPTIONAL_NODES,
+    WAYS,
+    Delivery,
+    Grant,
+    grant,
+    parts,
+)
+from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant, Mount, Owner, Part
+from gpu_device_plugin.core.node.limits.limit_grants import EnforcementPlan, limit_grant
+
+# Two cards of 15 GiB whose minor numbers are 3 and 0.
+CARDS = (Gpu("GPU-aaaa", 0, "Tesla T4", 15_360, minor=3), Gpu("GPU-bbbb", 1, "Tesla T4", 15_360, minor=0))
+SHARES = Shares(1024).with_inventory(Inventory(CARDS))
+THREE = Placement(Demand(Kind.MEMORY, 3), ((1, 3),))
+"""Three shares of the second card."""
+BOTH = Placement(Demand(Kind.COUNT, 2), ((0, 15), (1, 15)))
+
+
+def test_a_container_gets_the_variables_of_gpushare_and_a_limit() -> None:
+    """Gpushare on the same node: IDX 1, POD 3, CONTAINER 3, DEV 15. Its NVIDIA_VISIBLE_DEVICES was an index."""
+    assert grant(THREE, SHARES, Delivery()) == Grant(
+        {
+            "NVIDIA_VISIBLE_DEVICES": "GPU-bbbb",
+            "GPUSHARE_MEMORY_LIMIT_MIB": "3072",
+            "GPUSHARE_MEMORY_LIMIT_BY": "advisory",
+            "ALIYUN_COM_GPU_MEM_IDX": "1",
+            "ALIYUN_COM_GPU_MEM_POD": "3",
+            "ALIYUN_COM_GPU_MEM_CONTAINER": "3",
+            "ALIYUN_COM_GPU_MEM_DEV": "15",
+        }
+    )
+
+
+def test_what_keeps_a_container_within_its_parts_is_added() -> None:
+    """The GPUs are numbered as CUDA numbers them, by NVML's index and not by their positions."""
+    cards = (replace(CARDS[0], index=1, reserved_mib=447), replace(CARDS[1], index=0))
+    shares = Shares(1024).with_inventory(Inventory(cards))
+    two = Placement(Demand(Kind.MEMORY, 6, gpus=2), ((0, 2), (1, 4)))
+    assert parts(two.shares, shares) == (Part("GPU-bbbb", 4096, 15_360, 15_360), Part("GPU-aaaa", 2048, 15_360, 14_913))
+    extra = ExtraGrant((("LIMIT_{ordinal}", "{limit_mib}"),), (Mount("/opt/{container}", "/lib"),))
+    plan = EnforcementPlan({gpu.uuid: GpuEnforcement(Enforcement.CUSTOM, "") for gpu in cards}, extra=extra)
+    given = grant(two, shares, Delivery(plan=plan), owner=Owner("u", "main"))
+    limited = limit_grant(parts(two.shares, shares), plan, Owner("u", "main"))
+    assert given.mounts == limited.mounts == (Mount("/opt/main", "/lib"),)
+    assert limited.envs == {"LIMIT_0": "4096", "LIMIT_1": "2048", "GPUSHARE_MEMORY_LIMIT_BY": "custom"}
+    assert given.envs.items() >= limited.envs.items()
+    assert given.envs["GPUSHARE_MEMORY_LIMIT_MIB"] == "4096"
+
+
+def test_a_whole_gpu_gets_nothing_that_limits_it() -> None:
+    plan = EnforcementPlan({gpu.uuid: GpuEnforcement(Enforcement.DRIVER, "") for gpu in CARDS})
+    assert grant(BOTH, SHARES, Delivery(plan=plan)) == grant(BOTH, SHARES, Delivery())
+
+
+def test_the_shares_of_the_whole_pod_are_set_if_known() -> None:
+    envs = grant(THREE, SHARES, Delivery(), pod_shares=5).envs
+    assert (envs["ALIYUN_COM_GPU_MEM_POD"], envs["ALIYUN_COM_GPU_MEM_CONTAINER"]) == ("5", "3")
+
+
+def test_cgpu_is_switched_off_where_the_node_asks_for_it() -> None:
+    assert "CGPU_DISABLE" not in grant(THREE, SHARES, Delivery()).envs
+    assert grant(THREE, SHARES, Delivery(cgpu_disable=True)).envs["CGPU_DISABLE"] == "true"
+    assert "CGPU_DISABLE" not in grant(BOTH, SHARES, Delivery(cgpu_disable=True)).envs
+
+
+def test_a_whole_gpu_is_made_visible_and_not_limited() -> None:
+    assert grant(BOTH, SHARES, Delivery()) == Grant({"NVIDIA_VISIBLE_DEVICES": "GPU-aaaa,GPU-bbbb"})
+
+
+def test_the_limit_is_in_mib_whatever_the_size_of_a_share() -> None:
+    small = Shares(256).with_inventory(Inventory(CARDS))
+    envs = grant(THREE, small, Delivery()).envs
+    assert envs["GPUSHARE_MEMORY_LIMIT_MIB"] == "768"
+    assert envs["ALIYUN_COM_GPU_MEM_DEV"] == "60"
+
+
+def test_over_several_gpus_the_limit_is_that_of_one_gpu() -> None:
+    """The driver holds each GPU to it."""
+    envs = grant(Placement(Demand(Kind.MEMORY, 6, gpus=2), ((0, 2), (1, 4))), SHARES, Delivery()).envs
+    assert envs["NVIDIA_VISIBLE_DEVICES"] == "GPU-aaaa,GPU-bbbb"
+    assert envs["GPUSHARE_MEMORY_LIMIT_MIB"] == "4096"
+    assert envs["ALIYUN_COM_GPU_MEM_IDX"] == "0,1"
+    assert envs["ALIYUN_COM_GPU_MEM_CONTAINER"] == "6"
+    assert envs["ALIYUN_COM_GPU_MEM_POD"] == "6"
+
+
+def test_on_cards_of_different_sizes_the_first_one_counts_as_in_gpushare() -> None:
+    mixed = Shares(1024).with_inventory(Inventory((CARDS[0], replace(CARDS[1], total_mib=8192))))
+    envs = grant(Placement(Demand(Kind.MEMORY, 6, gpus=2), ((0, 3), (1, 3))), mixed, Delivery()).envs
+    assert envs["ALIYUN_COM_GPU_MEM_DEV"] == "15"
+
+
+def test_device_nodes_are_those_of_the_minor_number_and_of_the_driver() -> None:
+    """They survive `systemctl daemon-reload`, which a runtime hook's do not."""
+    given = grant(THREE, SHARES, Delivery(ways=frozenset({"device-specs"})))
+    assert given.device_nodes == (*CONTROL_NODES, *OPTIONAL_NODES, "/dev/nvidia0")
+    assert given.envs["NVIDIA_VISIBLE_DEVICES"] == "GPU-bbbb"
+    assert given.cdi_devices == ()
+    assert grant(BOTH, SHARES, Delivery(ways=frozenset({"device-specs"}))).device_nodes[-2:] == (
+        "/dev/nvidia3",
+        "/dev/nvidia0",
+    )
+
+
+def test_the_drivers_own_nodes_are_these() -> None:
+    assert CONTROL_NODES == ("/dev/nvidiactl", "/dev/nvidia-uvm")
+    assert OPTIONAL_NODES == ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+
+
+def test_nodes_that_are_not_on_this_machine_are_left_out() -> None:
+    """A container with a device node that does not exist would not start."""
+    delivery = Delivery(ways=frozenset({"device-specs"}))
+    given = grant(THREE, SHARES, delivery, present=["/dev/nvidia-modeset", "/dev/other"])
+    assert given.device_nodes == ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-modeset", "/dev/nvidia0")
+
+
+def test_a_gpu_without_a_minor_number_has_no_node_of_its_own() -> None:
+    wsl = Shares(1024).with_inventory(Inventory((CARDS[0], replace(CARDS[1], minor=None))))
+    nodes = grant(THREE, wsl, Delivery(ways=frozenset({"device-specs"}))).device_nodes
+    assert nodes == (*CONTROL_NODES, *OPTIONAL_NODES)
+
+
+def test_with_cdi_alone_the_runtime_is_disabled() -> None:
+    """CUDA images set the variable to `all`, which NVIDIA's runtime would obey as well."""
+    given = grant(BOTH, SHARES, Delivery(ways=frozenset({"cdi"})))
+    assert given == Grant(
+        {"NVIDIA_VISIBLE_DEVICES": "void"}, (), ("nvidia.com/gpu=GPU-aaaa", "nvidia.com/gpu=GPU-bbbb")
+    )
+
+
+def test_the_kind_of_the_cdi_names_can_be_another() -> None:
+    given = grant(THREE, SHARES, Delivery(ways=frozenset({"cdi"}), cdi_kind="management.nvidia.com/gpu"))
+    assert given.cdi_devices == ("management.nvidia.com/gpu=GPU-bbbb",)
+
+
+@pytest.mark.parametrize("way", ["envvar", "device-specs"])
+def test_several_ways_go_together(way: str) -> None:
+    given = grant(THREE, SHARES, Delivery(ways=frozenset({way, "cdi"})))
+    assert given.envs["NVIDIA_VISIBLE_DEVICES"] == "GPU-bbbb"
+    assert given.cdi_devices == ("nvidia.com/gpu=GPU-bbbb",)
+    assert bool(given.device_nodes) == (way == "device-specs")
+
+
+def test_there_are_three_ways() -> None:
+    assert WAYS == ("envvar", "device-specs", "cdi")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_both_resources_of_one_container_agree_on_every_other_variable(way: str) -> None:
+    """The kubelet merges them in random order."""
+    delivery = Delivery(ways=frozenset({way}))
+    one, two = grant(THREE, SHARES, delivery).envs, grant(BOTH, SHARES, delivery).envs
+    assert {key for key in one.keys() & two.keys() if one[key] != two[key]} <= {"NVIDIA_VISIBLE_DEVICES"}

@@ -1,0 +1,235 @@
+"""Each figure of a node, its GPUs and containers, and of a cluster has its name, and one that is unknown no line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.usage import Usage
+from gpu_device_plugin.core.cluster.waiting_reasons import Reason
+from gpu_device_plugin.core.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.nodereport import NodeLimits, NodeUse, UsedGpu, UsedPart
+from gpu_device_plugin.core.model.gpus import Gpu, Inventory
+from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
+from gpu_device_plugin.core.model.mig import MigMode
+from gpu_device_plugin.core.model.shares import Shares, share_id
+from gpu_device_plugin.core.node.node import Node
+from gpu_device_plugin.core.report.exposition import family, number
+from gpu_device_plugin.core.report.gauges import ExtenderMetrics, NodeMetrics, WatchMetrics
+from tests.mig_gpus import MIDDLE, SMALL, in_mig_mode
+from tests.nodes import node, uuid
+
+GIB = 1 << 30
+PART = UsedPart("shop", "web-0", "main", 0, 4096, 3072, 25, Enforcement.DRIVER, LimitStatus.DIFFERS, 2048)
+
+
+def lines(shown: NodeMetrics | ExtenderMetrics, *beginnings: str) -> list[str]:
+    """Return the lines that begin so, without what they have in common."""
+    text = "".join(piece for gauge, values in shown.gauges() for piece in family(gauge, values))
+    return [
+        line.removeprefix("gpushare_")
+        for line in text.splitlines()
+        if line.startswith(tuple(f"gpushare_{beginning}" for beginning in beginnings))
+    ]
+
+
+def containers(*parts: UsedPart) -> list[str]:
+    who = f'container="main",gpu="{uuid(0)}",namespace="shop",pod="web-0"'
+    shown = NodeMetrics(node(16), NodeUse("", parts=parts))
+    return [line.removeprefix("container_gpu_").replace(who, "") for line in lines(shown, "container_")]
+
+
+def test_a_container_has_a_line_for_each_figure() -> None:
+    assert containers(PART) == [
+        "memory_allocated_bytes{} 4.294967296e+09",
+        "memory_used_bytes{} 3.221225472e+09",
+        "utilization_ratio{} 0.25",
+        'memory_limit_bytes{,enforcement="driver",state="differs"} 2.147483648e+09',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        (replace(PART, used_mib=0), "memory_used_bytes{} 0.0"),
+        (replace(PART, used_mib=None), "memory_used_bytes"),
+        (replace(PART, sm_percent=None), "utilization_ratio"),
+        (
+            replace(PART, found_mib=None, held=LimitStatus.MISSING),
+            'limit_bytes{,enforcement="driver",state="missing"} 4.294967296e',
+        ),
+        (replace(PART, found_mib=None, held=None), 'memory_limit_bytes{,enforcement="driver",state="unverified"} 4.29'),
+        (replace(PART, enforcement=None), "memory_limit_bytes"),
+        (UsedPart("shop", "web-0", "main", 0, 0, 100), "memory_allocated_bytes{} 0.0"),
+        (UsedPart("shop", "web-0", "", 0, 4096, 100), "memory_allocated_bytes"),
+    ],
+    ids=[
+        *("nothing is used", "use unknown", "utilization unknown", "the limit asked for", "not read yet", "no limit"),
+        *("given nothing", "of the pod"),
+    ],
+)
+def test_a_figure_that_is_not_known_has_no_line_and_zero_has_one(part: UsedPart, expected: str) -> None:
+    assert any(expected in line for line in containers(part)) is ("{" in expected)
+
+
+def test_a_gpu_has_a_line_for_each_figure() -> None:
+    """GPU 0 gives 3 shares, GPU 1 is given whole, GPU 2 whole by another plugin; 3 is out of order and unread."""
+    there = node(16, 16, 16, 16)
+    ledger = there.ledger.seen([share_id(uuid(0), n) for n in range(3)]).seen([uuid(1)])
+    ledger = ledger.with_foreign({uuid(2): "nvidia.com/gpu"})
+    there = replace(there, ledger=ledger, unhealthy={uuid(3): "why"})
+    use = NodeUse("", {0: UsedGpu(2048, 256), 1: UsedGpu()})
+    shown = NodeMetrics(
+        there, use, NodeLimits({0: GpuEnforcement(Enforcement.MPS, "why")}), "615.71.09", fenced={uuid(1): 7}
+    )
+    gpu = there.shares.gpus[0].gpu
+    who = f'gpu="{uuid(0)}"'
+    info = (
+        f'driver="615.71.09",gi="",{who},index="0",model="{gpu.product}",parent="",profile="",enforcement="mps",'
+        f'share_bytes="{there.shares.share_mib << 20}"'
+    )
+    assert [line for line in lines(shown, "gpu_") if who in line] == [
+        f"gpu_info{{{info}}} 1.0",
+        f"gpu_healthy{{{who}}} 1.0",
+        f"gpu_shares{{{who}}} {len(there.shares.gpus[0].shares)}.0",
+        f"gpu_shares_allocated{{{who}}} 3.0",
+        f"gpu_shares_unhealthy{{{who}}} 0.0",
+        f"gpu_shares_fenced{{{who}}} 0.0",
+        f"gpu_memory_bytes{{{who}}} {number(gpu.total_mib << 20)}",
+        f"gpu_memory_allocated_bytes{{{who}}} 3.221225472e+09",
+        f"gpu_memory_used_bytes{{{who}}} 2.147483648e+09",
+        f"gpu_memory_unattributed_bytes{{{who}}} 2.68435456e+08",
+    ]
+    assert lines(shown, "gpus{") == ['gpus{health="healthy"} 3.0', 'gpus{health="unhealthy"} 1.0']
+    values = [
+        [line.rpartition(" ")[2] for line in lines(shown, f"gpu_{name}{{")]
+        for name in ("shares_allocated", "shares_unhealthy", "shares_fenced", "memory_used_bytes")
+    ]
+    shares = f"{len(there.shares.gpus[0].shares)}.0"
+    assert values == [
+        ["3.0", shares, "0.0", "0.0"],
+        ["0.0", "0.0", "0.0", shares],
+        ["0.0", "7.0", "0.0", "0.0"],
+        ["2.147483648e+09"],
+    ]
+    given = [line.rpartition(" ")[2] for line in lines(shown, "gpu_memory_allocated_bytes")]
+    assert given[1] == given[2] == lines(shown, "gpu_memory_bytes")[0].rpartition(" ")[2]
+
+
+def test_a_gpu_has_no_more_allocated_than_memory() -> None:
+    """The IDs of a former, smaller share size may still be in use."""
+    there = node(4)
+    there = there.with_ledger(there.ledger.seen([share_id(uuid(0), n) for n in range(4000)]))
+    (given,), (total,) = (lines(NodeMetrics(there), f"gpu_memory_{name}{{") for name in ("allocated_bytes", "bytes"))
+    assert given.rpartition(" ")[2] == total.rpartition(" ")[2]
+
+
+def parted(mode: MigMode, gpus: tuple[Gpu, ...], known: Node | None = None) -> Node:
+    shares = (Shares(1024) if known is None else known.shares).with_inventory(Inventory(gpus), mig=mode)
+    return replace(known or Node(shares), shares=shares)
+
+
+def listed(there: Node) -> list[tuple[str, int]]:
+    """Return the UUID of each GPU that is shown, with the GiB that are allocated of it."""
+    given = lines(NodeMetrics(there), "gpu_memory_allocated_bytes")
+    return [(line.split('"')[1], int(float(line.rpartition(" ")[2])) // GIB) for line in given]
+
+
+def test_instances_are_shown_with_their_gpu_which_is_not_shown_itself() -> None:
+    there = parted(MigMode.SHARE, in_mig_mode(0, SMALL, SMALL))
+    there = there.with_ledger(there.ledger.seen([share_id("MIG-m1", 0), share_id("MIG-m1", 1)]))
+    assert listed(there) == [("MIG-m0", 0), ("MIG-m1", 2)]
+    first = lines(NodeMetrics(there), "gpu_info")[0]
+    assert 'gi="7",gpu="MIG-m0",index="' in first
+    assert 'parent="GPU-m",profile="1g.10gb"' in first
+
+
+def test_an_instance_that_is_held_whole_is_allocated() -> None:
+    there = parted(MigMode.WHOLE, in_mig_mode(0, SMALL, SMALL))
+    assert listed(there.with_ledger(there.ledger.seen(["MIG-m0"]))) == [("MIG-m0", 9), ("MIG-m1", 0)]
+
+
+def test_of_instances_that_exist_no_more_or_are_given_to_nobody_those_in_use_are_shown() -> None:
+    """MIG-m0 is destroyed while a container has it; MIG-m1 while nobody does; then the mode is switched off."""
+    there = parted(MigMode.WHOLE, in_mig_mode(0, SMALL, SMALL, MIDDLE))
+    there = there.with_ledger(there.ledger.seen(["MIG-m0"]))
+    card = in_mig_mode(0, SMALL, SMALL, MIDDLE)
+    left = parted(MigMode.WHOLE, (card[0], card[3]), there)
+    assert [uuid for uuid, _ in listed(left)] == ["MIG-m0", "MIG-m2"]
+    assert [uuid for uuid, _ in listed(parted(MigMode.OFF, card, there))] == ["MIG-m0"]
+
+
+def test_a_node_shows_its_streams_limits_and_daemons() -> None:
+    shown = NodeMetrics(
+        node(8),
+        limit_states={"held": 3, "missing": 0},
+        containers_over=2,
+        streams={"r": (True, 1.5)},
+        mps={"GPU-a": False},
+    )
+    assert lines(shown, "containers_over", "stream_up", "without", "limit_states", "mps") == [
+        "containers_over 2.0",
+        'stream_up{resource="r"} 1.0',
+        'without_stream_seconds_total{resource="r"} 1.5',
+        'limit_states{state="held"} 3.0',
+        'limit_states{state="missing"} 0.0',
+        'mps_ready{gpu="GPU-a"} 0.0',
+    ]
+
+
+# --- The extender -----------------------------------------------------------------------------------------------------
+
+
+def test_a_node_shows_its_memory_and_what_of_it_is_allocated() -> None:
+    """Of two GPUs with 8 shares of 1 GiB, three shares and one whole GPU are allocated. A node without GPUs is none."""
+    gpus = NodeGpus(gpus=(ListedGpu(0, 8), ListedGpu(1, 8)), share_mib=1024)
+    unknown = candidate("unknown", NodeGpus(gpus=(ListedGpu(0, 8),), share_mib=None), ())
+    nodes = (candidate("a", gpus, [Usage(((0, 3),), (1,))]), candidate("plain", NO_GPUS, ()), unknown)
+    assert lines(ExtenderMetrics(nodes=(*nodes, candidate("b", gpus, ()))), "extender_node", "extender_memory") == [
+        "extender_nodes 3.0",
+        "extender_memory_bytes 3.4359738368e+10",
+        "extender_memory_taken_bytes 1.1811160064e+10",
+        'extender_node_memory_bytes{node="a"} 1.7179869184e+10',
+        'extender_node_memory_bytes{node="b"} 1.7179869184e+10',
+        'extender_node_memory_allocated_bytes{node="a"} 1.1811160064e+10',
+        'extender_node_memory_allocated_bytes{node="b"} 0.0',
+    ]
+
+
+def test_the_cluster_is_shown_as_it_stands() -> None:
+    watches = {"pods": WatchMetrics(live=True, silent_s=0.5, lists=2, unreadable=1)}
+    shown = ExtenderMetrics(
+        leader=True,
+        pods=7,
+        pending=2,
+        oldest_s=9.5,
+        claims=4,
+        in_doubt=1,
+        learned=True,
+        distrusted=3,
+        watches=watches,
+        waiting={Reason.NO_ROOM: 3},
+    )
+    assert lines(shown, "extender_") == [
+        "extender_leader 1.0",
+        "extender_pods 7.0",
+        "extender_pods_pending 2.0",
+        "extender_pods_waiting_oldest_seconds 9.5",
+        "extender_claims 4.0",
+        "extender_claims_in_doubt 1.0",
+        "extender_learned 1.0",
+        "extender_namespaces_distrusted 3.0",
+        'extender_watch_live{kind="pods"} 1.0',
+        'extender_watch_silent_seconds{kind="pods"} 0.5',
+        'extender_lists_total{kind="pods"} 2.0',
+        'extender_unreadable_total{kind="pods"} 1.0',
+        'extender_pods_waiting{reason="not_asked"} 0.0',
+        'extender_pods_waiting{reason="no_room"} 3.0',
+        'extender_pods_waiting{reason="never_fits"} 0.0',
+        'extender_pods_waiting{reason="fits"} 0.0',
+        "extender_nodes 0.0",
+        "extender_memory_bytes 0.0",
+        "extender_memory_taken_bytes 0.0",
+    ]

@@ -1,0 +1,281 @@
+"""`kubectl inspect gpushare` in a cluster where a node gives its GPUs to ResourceClaims and another one to limits."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.claim_values import UUIDS, claim_json, part_json, whole_json
+from tests.programs.inspect.test_inspect_program import World, gpu, node, pod
+from tests.programs.inspect.test_terminal import terminal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GROUP = "resource.k8s.io"
+FORBIDDEN = [["list", "resourceclaims", ""]]
+NOT_SHOWN = "warning: ResourceClaims are not shown, so GPUs may be fuller than they seem: "
+
+
+def serving(name: str, *gpus: int, **more: Any) -> dict[str, Any]:
+    """A node of this driver, whose kubelet knows neither of our resources; all GPUs have 15 shares."""
+    found = node(name, *(gpu(index, uuid=UUIDS[index]) for index in gpus), **more)
+    annotations = found["metadata"]["annotations"]
+    said = json.loads(annotations["gpu-device-plugin/gpus"])
+    annotations["gpu-device-plugin/gpus"] = json.dumps({**said, "claims": True})
+    found["status"].update({"capacity": {}, "allocatable": {}})
+    return found
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> World:
+    """Node `dra` with a part for one pod, a part that two pods share, a free part and a GPU in whole use."""
+    world = World(tmp_path)
+    world.has(
+        serving("dra", 0, 1),
+        node("plugin", gpu(0)),
+        pod("web-0", 5, on="plugin", idx=0),
+        claim_json("web-gpu", part_json(0, "4Gi", "dra"), pods=("web",)),
+        claim_json("both-gpu", part_json(0, "3500Mi", "dra"), pods=("b", "a"), namespace="ml"),
+        claim_json("spare", part_json(0, "1Gi", "dra")),
+        claim_json("big", whole_json(1, "dra"), pods=("train",), device_class="gpushare-whole", memory=None),
+        claim_json("waits"),
+        groups=[GROUP],
+    )
+    return world
+
+
+def test_the_overview_counts_each_claim_once(both: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """4, 4 for 3,500 MiB, and 1 of GPU 0; all of GPU 1."""
+    assert both.inspect() == 0
+    printed = capsys.readouterr()
+    assert [line.split() for line in printed.out.splitlines()[1:3]] == [
+        ["dra", "10.0.0.7", "9/15", "15/15", "24/30"],
+        ["plugin", "10.0.0.7", "5/15", "0/0", "5/15"],
+    ]
+    assert printed.err == ""
+
+
+def test_the_details_name_the_pods_of_claims(both: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert both.inspect("-d", "dra") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[rows.index(["NAME", "NAMESPACE", "GPU0(Allocated)", "GPU1(Allocated)"]) + 1 :][:4] == [
+        ["claim:spare", "default", "1", "0"],
+        ["train", "default", "0", "15*"],
+        ["web", "default", "4", "0"],
+        ["a+b", "ml", "4", "0"],
+    ]
+
+
+def test_the_wide_table_says_which_nodes_serve_claims(both: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert both.inspect("-o", "wide") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert ["binpack, claims" in line for line in lines[1:]] == [True, True, False]
+    assert lines[1].endswith("default/claim:spare: 1 GiB, default/web: 4 GiB, ml/a+b: 4 GiB")
+    assert lines[2].endswith("default/train: whole")
+
+
+def test_the_document_has_claims_and_their_pods(both: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert both.inspect("-o", "json") == 0
+    dra, plugin = json.loads(capsys.readouterr().out)["nodes"]
+    assert (dra["claims"], dra["problem"], dra["usedShares"]) == (True, None, 24)
+    assert not plugin["claims"]
+    assert [(each["name"], each["uid"], each["claims"], each["pods"]) for each in dra["gpus"][0]["pods"]] == [
+        ("claim:spare", "uid-claim-spare", ["spare"], []),
+        ("web", "uid-web", ["web-gpu"], ["web"]),
+        ("a+b", "uid-claim-both-gpu", ["both-gpu"], ["a", "b"]),
+    ]
+    (on_plugin,) = plugin["gpus"][0]["pods"]
+    assert "claims" not in on_plugin
+
+
+def test_the_pods_of_a_namespace_have_their_claims(both: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert both.inspect("-n", "ml") == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [["ml/a+b", "dra", "0", "4G", *"---"]]
+    assert "/apis/resource.k8s.io/v1/namespaces/ml/resourceclaims?limit=500" in [call[-1] for call in both.calls]
+
+
+def test_without_the_right_to_nodes_claims_have_a_node_and_an_amount(
+    both: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both.has(forbidden=[["list", "nodes", ""]])
+    assert both.inspect("-n", "default") == 0
+    rows = [line.split()[:4] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert rows == [
+        ["default/claim:spare", "dra", "?", "1G"],
+        ["default/train", "dra", "?", "whole"],
+        ["default/web", "dra", "?", "4G"],
+        ["default/web-0", "plugin", "0", "5"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "why"),
+    [
+        ({"groups": []}, "this cluster has none (resource.k8s.io/v1 comes with Kubernetes 1.34)"),
+        ({"forbidden": FORBIDDEN}, "the right to list resourceclaims.resource.k8s.io in the whole cluster is missing"),
+    ],
+)
+def test_without_claims_all_else_is_shown_with_one_sentence(
+    both: World, capsys: pytest.CaptureFixture[str], behaviour: dict[str, Any], why: str
+) -> None:
+    both.has(**behaviour)
+    assert both.inspect() == 0
+    printed = capsys.readouterr()
+    assert printed.err == f"{NOT_SHOWN}{why}\n"
+    assert [line.split()[-1] for line in printed.out.splitlines()[1:3]] == ["0/30", "5/15"]
+
+
+def test_claims_are_not_read_where_no_node_serves_them(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.has(node("plugin", gpu(0)), pod("web-0", 5, on="plugin", idx=0))
+    assert world.inspect() == 0
+    assert not [call for call in world.calls if "resourceclaims" in call[-1]]
+
+
+def test_a_claim_that_is_none_is_left_out(both: World, capsys: pytest.CaptureFixture[str]) -> None:
+    both.has({"kind": "ResourceClaim", "metadata": {"name": "", "namespace": "x", "uid": "u"}})
+    assert both.inspect() == 0
+    assert capsys.readouterr().err == (
+        "warning: a ResourceClaim is left out: not a ResourceClaim: its uid or its name is missing\n"
+    )
+
+
+def test_top_counts_the_pods_that_wait_for_claims(both: World) -> None:
+    both.has(
+        claiming("late", made="late-gpu"),
+        claiming("placed", made="web-gpu"),
+        claiming("unmade"),
+        claiming("old", made="late-gpu", on="dra"),
+        claim_json("late-gpu", memory="8Gi"),
+        pod("want", 3),
+    )
+    with terminal(both, "top", "--interval", "0.5") as shown:
+        assert "2 pods wait" in shown.until("default/web-0")
+        shown.press("q")
+        assert shown.end() == 0
+
+
+# --- Why --------------------------------------------------------------------------------------------------------------
+
+
+def claiming(
+    name: str, template: str = "gpu-mem-8gi", *, made: str = "", on: str = "", **status: Any
+) -> dict[str, Any]:
+    """A pod whose claim is made from a template; its status has the name once it was made."""
+    statuses = [{"name": "gpu", "resourceClaimName": made}] if made else []
+    entry = {"name": "gpu", "resourceClaimTemplateName": template}
+    found = pod(name, on=on, spec={"resourceClaims": [entry], "schedulerName": "default-scheduler"}, **status)
+    found["status"]["resourceClaimStatuses"] = statuses
+    return found
+
+
+UNSCHEDULABLE = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/2 nodes are available: 2 cannot allocate all claims.",
+}
+
+
+def test_why_tells_of_a_claim_which_node_lacks_what(both: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 15 GiB 6 are free on GPU 0 of dra; fine has shares of 256 MiB, of which 32 are 8 GiB."""
+    both.has(
+        claiming("late", made="late-gpu", conditions=[UNSCHEDULABLE]),
+        claim_json("late-gpu", memory="8Gi"),
+        serving("fine", 2, share_mib=256),
+    )
+    assert both.inspect("why", "late") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "default/late waits for 8 GiB of one GPU, through ResourceClaims.",
+        "ResourceClaim late-gpu is not allocated yet; it asks for 8 GiB of one GPU.",
+        "default-scheduler says (Unschedulable): 0/2 nodes are available: 2 cannot allocate all claims.",
+    ]
+    assert [line for line in lines if line.startswith(("dra:", "fine:", "plugin:"))] == [
+        "dra: no GPU has 8 GiB free",
+        "plugin: its GPUs are given to limits of pods, not to ResourceClaims (DRA)",
+        "fine: the largest GPU has 3.75 GiB in all",
+    ]
+    (first,) = [line for line in lines if line.startswith("  0") and "too little free" in line]
+    assert first.endswith("default/claim:spare (1 GiB), default/web (4 GiB), ml/a+b (4 GiB)")
+    assert "  There would be room if this pod ended: default/web (4 GiB, priority 0)." in lines
+
+
+def test_why_tells_of_a_whole_gpu_by_a_claim(both: World, capsys: pytest.CaptureFixture[str]) -> None:
+    both.has(
+        claiming("late", made="late-gpu", conditions=[UNSCHEDULABLE]),
+        claim_json("late-gpu", device_class="gpushare-whole", memory=None),
+    )
+    assert both.inspect("why", "late") == 0
+    out = capsys.readouterr().out
+    assert "dra: no GPU is unused" in out
+    assert "shares in use" in out
+
+
+def test_why_tells_that_a_claim_was_not_made_yet(both: World, capsys: pytest.CaptureFixture[str]) -> None:
+    both.has(claiming("late"))
+    assert both.inspect("why", "late") == 0
+    assert capsys.readouterr().out.startswith("No ResourceClaim exists yet for its entry gpu: ")
+
+
+def test_why_tells_what_a_kubelet_says_of_claims_that_it_cannot_prepare(
+    both: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    event = {
+        "kind": "Event",
+        "metadata": {"name": "e", "namespace": "default"},
+        "involvedObject": {"uid": "uid-web"},
+        "type": "Warning",
+        "reason": "FailedPrepareDynamicResources",
+        "message": "Failed to prepare: the unknown field limit",
+    }
+    both.has(claiming("web", made="web-gpu", on="dra", phase="Pending"), event)
+    assert both.inspect("why", "web") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "default/web is on node dra (Pending).",
+        f"ResourceClaim web-gpu has 4 GiB of GPU 0 (Tesla T4, {UUIDS[0]}) on node dra.",
+        "Its node prepares its claims before its containers start; its Events say why not:",
+        "Event FailedPrepareDynamicResources: Failed to prepare: the unknown field limit",
+    ]
+
+
+def test_why_tells_of_a_pod_whose_number_of_gpus_was_made_a_claim(
+    both: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The scheduler wrote the name of the claim into the pod's status."""
+    made = {"resourceClaimName": "big", "requestMappings": []}
+    both.has(pod("train", count=1, on="dra", extendedResourceClaimStatus=made))
+    assert both.inspect("why", "train") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "default/train is on node dra (Running).",
+        f"ResourceClaim big has all of GPU 1 (Tesla T4, {UUIDS[1]}) on node dra.",
+    ]
+    assert both.inspect("-o", "json", "dra") == 0
+    (dra,) = json.loads(capsys.readouterr().out)["nodes"]
+    assert (dra["unplaced"], dra["usedShares"]) == ([], 24)
+
+
+def test_why_says_how_to_ask_where_every_node_serves_claims(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world = World(tmp_path)
+    world.has(serving("dra", 0), pod("old", 4), groups=[GROUP])
+    assert world.inspect("why", "old") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        "Every node that shares GPUs gives them to ResourceClaims (DRA), and none to limits: let the pod name a "
+        "ResourceClaimTemplate of the DeviceClass gpushare with the capacity memory: 4Gi (docs/dra.md)."
+    ) in lines
+    assert "dra: its GPUs are given to ResourceClaims (DRA), not to limits of pods" in lines
+
+
+def test_why_without_the_right_to_claims_names_the_right(both: World, capsys: pytest.CaptureFixture[str]) -> None:
+    both.has(claiming("late", made="late-gpu"), forbidden=[*FORBIDDEN, ["list", "resourceclaims", "default"]])
+    assert both.inspect("why", "late") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "ResourceClaim late-gpu is not known here."
+    assert lines[1].startswith(
+        "The explanation is incomplete: the right to list resourceclaims.resource.k8s.io in the namespace default is "
+        "missing"
+    )

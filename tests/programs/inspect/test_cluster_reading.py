@@ -1,0 +1,543 @@
+"""`kubectl inspect gpushare doctor`, over a kubectl made for the test: what the API shows is what the checks see."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
+from gpu_device_plugin.core.report.finding import Unknown
+from gpu_device_plugin.core.report.findings.cluster_checks import ADMISSION_POLICIES
+from gpu_device_plugin.core.report.findings.symptoms import Lease
+from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
+from gpu_device_plugin.programs.inspect.inspect_program import main
+from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, Kubectl
+from tests.claim_values import claim_json, part_json
+from tests.names import MEM
+from tests.reports import SINCE, written
+from tests.reports import part as reported
+from tests.resources import RESOURCES
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms
+
+PROXY = "/api/v1/namespaces/gpushare/pods/scheduler-0:9402/proxy/metrics"
+
+KUBECTL = '''\
+#!{python}
+"""Answers from a file: what stands at each path, or else an error like kubectl's."""
+import json, pathlib, sys
+pages = json.loads(pathlib.Path({pages!r}).read_text())
+path = sys.argv[sys.argv.index("--raw") + 1].partition("&limit=")[0].partition("?limit=")[0]
+with pathlib.Path({pages!r}).with_name("calls").open("a") as calls:
+    print(path.partition("?")[0], file=calls)
+page = pages.get(path, pages.get(path.partition("?")[0]))
+if page is None:
+    print("Warning: something else", file=sys.stderr)
+    print(f"Error from server (NotFound): {{path}}", file=sys.stderr)
+    sys.exit(1)
+if isinstance(page, str) and page.startswith("Error"):
+    sys.exit(page)
+print(page if isinstance(page, str) else json.dumps(page))
+'''
+
+
+def listed(*items: dict[str, Any]) -> dict[str, Any]:
+    return {"metadata": {}, "items": list(items)}
+
+
+def ago(seconds: float) -> str:
+    return (datetime.now(UTC) - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def node(
+    name: str, offered: dict[str, str] | None = None, *, labels: dict[str, str] | None = None, said: object = None
+) -> dict[str, Any]:
+    offered = offered or {}
+    return {
+        "metadata": {
+            "name": name,
+            "labels": labels or {},
+            "annotations": {} if said is None else {"gpu-device-plugin/gpus": json.dumps(said)},
+        },
+        "status": {"capacity": offered, "allocatable": {**offered, "cpu": "7910m"}},
+    }
+
+
+def ours(name: str, component: str, on: str, image: str, *, ready: bool = True) -> dict[str, Any]:
+    """A pod of ours."""
+    labels = {"app.kubernetes.io/name": "gpushare", "app.kubernetes.io/component": component}
+    condition = {"type": "Ready", "status": str(ready), "message": "" if ready else "containers with unready status"}
+    beside = (
+        [{"name": "kube-scheduler", "image": "registry.k8s.io/kube-scheduler:v1.36.2@sha256:0f"}]
+        if component == "scheduler"
+        else []
+    )
+    ours = {"name": component, "image": image, "ports": [{"name": "http", "containerPort": 9402}]}
+    return {
+        "metadata": {"name": name, "namespace": "gpushare", "uid": name, "labels": labels},
+        "spec": {"nodeName": on, "containers": [*beside, ours]},
+        "status": {"conditions": [condition]},
+    }
+
+
+def pod(name: str, on: str = "", mem: int = 0, *, spec: dict[str, Any] | None = None, **meta: object) -> dict[str, Any]:
+    limits = {MEM: str(mem)} if mem else {}
+    container = {"name": "main", "image": "cuda", "resources": {"limits": limits}}
+    scheduled = [{"type": "PodScheduled", "status": "True"}] if on else []
+    return {
+        "metadata": {"name": name, "namespace": "default", "uid": name, "creationTimestamp": ago(100), **meta},
+        "spec": {"nodeName": on, "schedulerName": "gpushare-scheduler", "containers": [container], **(spec or {})},
+        "status": {"conditions": scheduled},
+    }
+
+
+GPU = {"uuid": "GPU-a", "index": 0, "model": "T4", "memoryMiB": 15360, "shares": 15, "healthy": True}
+SAID = {"version": 1, "shareMiB": 1024, "policy": "binpack", "gpus": [GPU]}
+PROMISED = {"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1795169580643598847"}
+BY_AGENT = {
+    "manager": "gpu-device-plugin",
+    "fieldsV1": {"f:metadata": {"f:annotations": {"f:ALIYUN_COM_GPU_MEM_ASSUME_TIME": {}}}},
+}
+METRICS = """\
+gpushare_extender_leader 1.0
+gpushare_extender_verb_duration_seconds_count{outcome="fit",verb="filter"} 3.0
+gpushare_extender_verb_duration_seconds_count{outcome="none",verb="filter"} 2.0
+gpushare_extender_verb_duration_seconds_count{outcome="ok",verb="bind"} 9.0
+"""
+
+
+def well() -> dict[str, Any]:
+    """The pages of a cluster in which everything is installed and works."""
+    config = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n"
+    lease = {"holderIdentity": "scheduler-0_x", "leaseDurationSeconds": 15, "renewTime": ago(2)}
+    template = {"spec": {"runtimeClassName": "nvidia"}}
+    return {
+        "/version": {"gitVersion": "v1.36.2"},
+        "/api/v1/nodes": listed(node("node-a", {MEM: "15"}, labels={"gpushare": "true"}, said=SAID), node("plain")),
+        "/api/v1/pods": listed(
+            ours("agent-a", "node", "node-a", "registry.example:5000/gpu-device-plugin:0.1.0"),
+            ours("scheduler-0", "scheduler", "node-a", "gpu-device-plugin:0.1.0"),
+            pod("web", "node-a", 4, annotations=PROMISED),
+        ),
+        "/apis/apps/v1/daemonsets": listed({"spec": {"template": template}}),
+        "/apis/node.k8s.io/v1/runtimeclasses": listed({"metadata": {"name": "nvidia"}}),
+        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies": listed(
+            *({"metadata": {"name": name}} for name in sorted(ADMISSION_POLICIES))
+        ),
+        "/apis/coordination.k8s.io/v1/namespaces/gpushare/leases": listed(
+            {"metadata": {"name": "gpushare-scheduler"}, "spec": lease}, {"metadata": {"name": "other"}, "spec": {}}
+        ),
+        "/api/v1/namespaces/gpushare/configmaps": listed(
+            {"metadata": {"name": "gpushare-scheduler"}, "data": {"config.yaml": config, "notes": "none"}},
+            {"metadata": {"name": "gpushare-scheduler"}},
+        ),
+        PROXY: METRICS,
+    }
+
+
+def kubectl(tmp_path: Path, pages: dict[str, Any]) -> str:
+    (tmp_path / "pages.json").write_text(json.dumps(pages), encoding="utf-8")
+    program = tmp_path / "kubectl"
+    program.write_text(KUBECTL.format(python=sys.executable, pages=str(tmp_path / "pages.json")), encoding="utf-8")
+    program.chmod(0o755)
+    return str(program)
+
+
+def read(tmp_path: Path, pages: dict[str, Any]) -> ClusterSymptoms:
+    access = Kubectl((), kubectl(tmp_path, pages))
+    unfinished = ("status.phase!=Succeeded", "status.phase!=Failed")
+    raw_nodes, raw_pods = access.items("/api/v1/nodes"), access.items("/api/v1/pods", unfinished)
+    return symptoms_in(access, RESOURCES, raw_nodes, raw_pods)
+
+
+def test_of_a_cluster_that_is_well_nothing_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = kubectl(tmp_path, well())
+    assert main(["doctor"], kubectl=program, environ={}) == 0
+    printed = capsys.readouterr().out
+    assert "ok       extender                 schedulers called it 5 times since it started" in printed.splitlines()
+    assert printed.endswith("19 findings: 19 ok.\n")
+    assert main(["doctor", "--json"], kubectl=program, environ={}) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["severity"] == "ok"
+    assert {"check": "placement", "code": "placement", "parameters": {"pods": 1}}.items() <= next(
+        finding for finding in document["findings"] if finding["check"] == "placement"
+    ).items()
+
+
+def test_what_the_agents_report_of_limits_and_use_is_examined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The settings want MPS, whose supervisor is there and not ready; one container uses more than it was granted."""
+    pages = well()
+    labels = {"gpushare": "true", "gpu-device-plugin/config": "strict", "gpu-device-plugin/limits": "advisory"}
+    there = node("node-a", {MEM: "15"}, labels=labels, said=SAID)
+    refused = GpuEnforcement(Enforcement.ADVISORY, "why", refusal="the setting limits=mps asks for it: none")
+    there["metadata"]["annotations"] |= written(reported("web", used=9000, over_since=SINCE), enforcements={0: refused})
+    pages["/api/v1/nodes"] = listed(there)
+    pages["/api/v1/pods"]["items"].append(ours("mps-a", "mps", "node-a", "gpu-device-plugin:0.1.0", ready=False))
+    texts = {"default.yaml": "policy: spread\nlimits: auto\n", "strict.yaml": 'limits: "mps"\n', "other.yaml": ""}
+    pages["/api/v1/namespaces/gpushare/configmaps"]["items"].append(
+        {"metadata": {"name": "gpushare-node"}, "data": texts}
+    )
+    seen = read(tmp_path, pages)
+    assert seen.limits_by_profile == {"default": "auto", "strict": "mps"}
+    assert [(each.name, each.ready) for each in seen.supervisors] == [("gpushare/mps-a", False)]
+    assert [each.name for each in seen.extenders] == ["gpushare/scheduler-0"]
+    assert main(["doctor", "--json"], kubectl=kubectl(tmp_path, pages), environ={}) == 4
+    found = {finding["code"]: finding["parameters"] for finding in json.loads(capsys.readouterr().out)["findings"]}
+    assert found["shares-refused"]["node"] == "node-a"
+    assert found["no-supervisor"] == {"nodes": ["node-a"]}
+    assert found["over-use"]["containers"] == ["default/web/main"]
+
+
+def test_settings_that_cannot_be_read_name_no_limits(tmp_path: Path) -> None:
+    pages = well()
+    del pages["/api/v1/namespaces/gpushare/configmaps"]
+    assert read(tmp_path, pages).limits_by_profile == {}
+
+
+def test_of_a_cluster_with_nothing_in_it_the_exit_code_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages = {"/api/v1/nodes": listed(node("plain")), "/api/v1/pods": listed()}
+    assert main(["doctor"], kubectl=kubectl(tmp_path, pages), environ={}) == 4
+    printed = capsys.readouterr()
+    assert "error    nodes" in printed.out
+    assert "Warning" not in printed.err, "what kubectl says of single pages is told where it belongs"
+
+
+def test_without_nodes_or_pods_there_is_nothing_to_examine(tmp_path: Path) -> None:
+    with pytest.raises(ClusterUnreadableError):
+        read(tmp_path, {"/api/v1/nodes": listed()})
+
+
+def test_pages_that_cannot_be_read_are_unknown_in_kubectls_words(tmp_path: Path) -> None:
+    pages = {"/api/v1/nodes": listed(), "/api/v1/pods": listed(), "/version": "<html>"}
+    seen = read(tmp_path, pages)
+    assert isinstance(seen.version, Unknown)
+    path = "/apis/node.k8s.io/v1/runtimeclasses"
+    assert str(seen.runtime_classes) == f"{path}: Error from server (NotFound): {path}"
+    for fact in (seen.daemonset, seen.leases, seen.configurations, seen.policies):
+        assert isinstance(fact, Unknown)
+    assert seen.runtime_class == "", "that the DaemonSet is unknown is told once"
+
+
+@pytest.mark.parametrize(
+    ("said", "right"),
+    [
+        (
+            (
+                'daemonsets.apps is forbidden: User "ann" cannot list resource "daemonsets" in API group "apps" at the '
+                "cluster scope"
+            ),
+            "list daemonsets.apps in the whole cluster",
+        ),
+        (
+            (
+                'configmaps "x" is forbidden: User "ann" cannot list resource "configmaps" in API group "" '
+                'in the namespace "gpushare": RBAC: role.rbac.authorization.k8s.io "x" not found'
+            ),
+            "list configmaps in the namespace gpushare",
+        ),
+    ],
+)
+def test_a_right_that_is_missing_is_named(tmp_path: Path, said: str, right: str) -> None:
+    """In the words of a real API server."""
+    seen = read(tmp_path, {**well(), "/apis/apps/v1/daemonsets": f"Error from server (Forbidden): {said}"})
+    assert isinstance(seen.daemonset, Unknown)
+    assert (seen.daemonset.code, str(seen.daemonset)) == ("right-missing", f"the right to {right} is missing")
+    assert seen.daemonset.advice.startswith("ask an administrator of the cluster for it; docs/doctor.md has")
+
+
+def test_the_roles_of_viewers_give_the_rights_that_are_needed(tmp_path: Path) -> None:
+    """One holds in the whole cluster, the other in the namespace of our pods."""
+    read(tmp_path, well())
+    roles = yaml.safe_load_all((Path(__file__).parents[3] / "deploy/viewer.yaml").read_text(encoding="utf-8"))
+    given = {
+        (verb, f"{resource}.{group}" if group else resource)
+        for role in roles
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    for path in set((tmp_path / "calls").read_text(encoding="utf-8").split()) - {"/version"}:
+        found = re.fullmatch(r"/apis?(?:/([^/]+))?/v1(?:/namespaces/gpushare)?/(\w+)(?:/.+)?", path)
+        assert found is not None, path
+        group, resource = found.groups()
+        proxied = "/pods/" in path
+        name = f"{resource}/proxy" if proxied else f"{resource}.{group}" if group else resource
+        assert ("get" if proxied else "list", name) in given
+
+
+def test_nodes_are_read_with_all_that_concerns_us(tmp_path: Path) -> None:
+    pages = well()
+    pages["/api/v1/nodes"] = listed(
+        node("node-a", labels={"gpushare": "true"}, said={**SAID, "version": 9}),
+        node("node-b", {"nvidia.com/gpu": "8"}, labels={"gpushare": "true"}),
+        node("node-c", {MEM: "0"}),
+        node("node-d", labels={"gpu-device-plugin/count": "2"}),
+        node("node-e", labels={"gpushare": "", "gpu-device-plugin/config": "large"}),
+        node("plain"),
+    )
+    a, b, c, d, e = read(tmp_path, pages).nodes
+    assert (a.labelled, a.annotated, "another version" in a.gpus.fault) == (True, True, True)
+    assert (b.labelled, b.annotated) == (True, False)
+    assert [sighting.signs for sighting in b.others] == [("the node offers 8 nvidia.com/gpu",)]
+    assert (c.labelled, c.capacity, c.allocatable) == (False, {MEM: 0}, {MEM: 0})
+    assert (d.annotated, d.capacity, d.switch, d.profile) == (True, {}, None, "")
+    assert (e.labelled, e.annotated, e.switch, e.profile) == (False, False, "", "large")
+
+
+def test_parts_are_told_from_each_other_and_from_the_originals(tmp_path: Path) -> None:
+    pages = well()
+    theirs = pod(
+        "gpushare-device-plugin-ds-x", "node-a", labels={"app": "gpushare", "component": "gpushare-device-plugin"}
+    )
+    extender = pod(
+        "gpushare-schd-extender-y", "node-a", labels={"app": "gpushare", "component": "gpushare-schd-extender"}
+    )
+    pinned = ours("scheduler-1", "scheduler", "node-b", "gpu-device-plugin@sha256:0f", ready=False)
+    other = pod("web-1", "node-a", labels={"app": "gpushare", "component": "web"})
+    pages["/api/v1/pods"]["items"] += [theirs, extender, pinned, other]
+    seen = read(tmp_path, pages)
+    assert [(one.name, one.version, one.ready, one.original) for one in seen.agents] == [
+        ("gpushare/agent-a", "0.1.0", True, False),
+        ("default/gpushare-device-plugin-ds-x", "", False, True),
+    ]
+    assert [(one.name, one.version, one.why, one.asked) for one in seen.extenders] == [
+        ("gpushare/scheduler-0", "0.1.0", "", 5),
+        ("default/gpushare-schd-extender-y", "", "", None),
+        ("gpushare/scheduler-1", "", "containers with unready status", None),
+    ]
+    assert seen.own_scheduler
+    assert [one.kube_scheduler for one in seen.extenders] == ["v1.36.2", None, "v1.36.2"]
+    assert [one.kube_scheduler for one in seen.agents] == [None, None]
+
+
+def status(
+    name: str, waiting: dict[str, Any] | None = None, *, ready: bool = False, last: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What the kubelet says of a container."""
+    state: dict[str, Any] = {"waiting": waiting} if waiting else {"running": {"startedAt": ago(9)}}
+    return {"name": name, "ready": ready, "state": state, "lastState": {"terminated": last} if last else {}}
+
+
+PULLING = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "x:9":\n  not found'}
+CRASHING = {"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting failed container=extender"}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "told"),
+    [
+        ([], ("", "", "containers with unready status")),
+        (
+            [status("extender", ready=True), status("kube-scheduler")],
+            ("kube-scheduler", "", "containers with unready status"),
+        ),
+        (
+            [status("extender"), status("kube-scheduler", PULLING)],
+            ("kube-scheduler", "ImagePullBackOff", 'Back-off pulling image "x:9": not found'),
+        ),
+        ([status("extender", {"reason": "ContainerCreating"})], ("extender", "ContainerCreating", "")),
+        (
+            [status("extender", CRASHING, last={"reason": "Error", "exitCode": 2})],
+            ("extender", "CrashLoopBackOff", "back-off 5m0s restarting failed container=extender"),
+        ),
+        ([status("extender", CRASHING, last={"reason": "OOMKilled"})], ("extender", "OOMKilled", "")),
+        (
+            [status("extender", CRASHING, last={"reason": "StartError", "message": "no libnvidia-ml.so.1"})],
+            ("extender", "StartError", "no libnvidia-ml.so.1"),
+        ),
+    ],
+)
+def test_of_a_pod_that_is_not_ready_the_container_is_found_that_holds_it_up(
+    tmp_path: Path, statuses: list[dict[str, Any]], told: tuple[str, str, str]
+) -> None:
+    pages = well()
+    ill = ours("scheduler-0", "scheduler", "node-a", "gpu-device-plugin:0.1.0", ready=False)
+    ill["status"]["containerStatuses"] = statuses
+    pages["/api/v1/pods"] = listed(ill)
+    (seen,) = read(tmp_path, pages).extenders
+    assert (seen.container, seen.reason, seen.why) == told
+
+
+def test_of_a_pod_that_finds_no_node_the_scheduler_says_why(tmp_path: Path) -> None:
+    pages = well()
+    lost = ours("agent-b", "node", "", "gpu-device-plugin:0.1.0")
+    why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes are available"}
+    lost["status"]["conditions"] = [why]
+    pages["/api/v1/pods"] = listed(lost)
+    (seen,) = read(tmp_path, pages).agents
+    assert (seen.ready, seen.reason, seen.why) == (False, "Unschedulable", "0/2 nodes are available")
+
+
+def test_metrics_of_somebody_else_say_nothing_of_the_extender(tmp_path: Path) -> None:
+    assert read(tmp_path, {**well(), PROXY: "go_goroutines 7\n"}).extenders[0].asked is None
+
+
+def test_who_promised_a_pod_its_gpu(tmp_path: Path) -> None:
+    """The agent writes the same annotations on pods that nobody promised anything; who wrote them is remembered."""
+    pages = well()
+    beside = {"manager": "kubectl", "fieldsV1": {"f:metadata": {}}}
+    pages["/api/v1/pods"]["items"] = [
+        pod("bound", "node-a", 4, annotations=PROMISED, managedFields=[beside]),
+        pod("found", "node-a", 4, annotations=PROMISED, managedFields=[beside, BY_AGENT]),
+        pod("lost", "node-a", 4),
+        pod("odd", "node-a", 4, annotations={"ALIYUN_COM_GPU_MEM_IDX": "x"}),
+        pod("waits", "", 4, spec={"schedulerName": "nobody"}),
+        pod("plain", "node-a"),
+    ]
+    seen = {one.name: one for one in read(tmp_path, pages).pods}
+    assert {name: one.promised for name, one in seen.items()} == {
+        "default/bound": True,
+        "default/found": False,
+        "default/lost": False,
+        "default/odd": True,
+        "default/waits": False,
+    }
+    waiting = seen["default/waits"]
+    assert (waiting.seen, waiting.node, waiting.scheduler) == (False, "", "nobody")
+    assert 90 < waiting.age_s < 1000
+    assert seen["default/bound"].seen
+
+
+def test_pods_that_choose_gpus_by_a_variable_are_named(tmp_path: Path) -> None:
+    def setting(name: str, value: str | None, on: str = "node-a") -> dict[str, Any]:
+        container = {"name": "main", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": value}]}
+        return pod(name, on, spec={"containers": [container]})
+
+    pages = well()
+    pages["/api/v1/pods"]["items"] += [setting("all", "all"), setting("void", "void"), setting("far", "all", "plain")]
+    agent = ours("agent-b", "node", "node-a", "x:0.1.0")
+    agent["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+    pages["/api/v1/pods"]["items"].append(agent)
+    assert read(tmp_path, pages).meddling == ("default/all",)
+
+
+def test_leases_and_configurations_are_those_of_the_parts_that_run(tmp_path: Path) -> None:
+    seen = read(tmp_path, well())
+    assert not isinstance(seen.leases, Unknown)
+    ((name, lease),) = seen.leases.items()
+    assert (name, lease.holder, lease.lasts_s) == ("gpushare/gpushare-scheduler", "scheduler-0_x", 15.0)
+    assert lease.age_s < 1000
+    assert seen.configurations == {
+        "gpushare/gpushare-scheduler, config.yaml": "kubescheduler.config.k8s.io/v1",
+    }
+    pages = well()
+    pages["/apis/coordination.k8s.io/v1/namespaces/gpushare/leases"]["items"][0]["spec"] = {}
+    assert read(tmp_path, pages).leases == {"gpushare/gpushare-scheduler": Lease("", 0.0, 0.0)}
+    pages["/api/v1/pods"] = listed()
+    pages["/apis/apps/v1/daemonsets"] = listed()
+    nothing = read(tmp_path, pages)
+    assert (nothing.leases, nothing.daemonset, nothing.runtime_class) == ({}, False, "")
+
+
+def test_a_page_that_hangs_is_given_up(tmp_path: Path) -> None:
+    program = tmp_path / "kubectl"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    with pytest.raises(ClusterUnreadableError, match="get --raw /version: no answer within"):
+        Kubectl((), str(program), answer_within_s=0.1).raw("/version")
+
+
+# --- Nodes that serve ResourceClaims ----------------------------------------------------------------------------------
+
+
+def resource_slice(name: str, *devices: dict[str, Any], of: int = 2, **more: Any) -> dict[str, Any]:
+    """A ResourceSlice as our agents write it."""
+    pool = {"name": "node-a", "generation": 3, "resourceSliceCount": of}
+    spec = {"driver": "gpu-device-plugin", "nodeName": "node-a", "pool": pool, "devices": list(devices), **more}
+    return {"metadata": {"name": name, "uid": name}, "spec": spec}
+
+
+def serving() -> dict[str, Any]:
+    """The pages of a cluster whose node serves claims well."""
+    there = node("node-a", labels={"gpushare": "true", "gpu-device-plugin/serve": "dra"}, said={**SAID, "claims": True})
+    there["status"]["nodeInfo"] = {"containerRuntimeVersion": "containerd://2.1.9", "kubeletVersion": "v1.36.2"}
+    shared = {
+        "name": "gpu-1b2c3d4e-0000-4820-abfc-000000000000",
+        "allowMultipleAllocations": True,
+        "attributes": {"type": {"string": "shared-gpu"}},
+        "capacity": {"memory": {"value": "15Gi", "requestPolicy": {"default": "1Gi"}}},
+    }
+    counters = [{"name": "gpu-0", "counters": {"use": {"value": "1"}}}]
+    return well() | {
+        "/version": {"gitVersion": "v1.36.3"},
+        "/api/v1/nodes": listed(there, node("plain")),
+        f"{RESOURCE}/resourceclaims": listed(claim_json("c", part_json(0, "4Gi", "node-a"), pods=("web",))),
+        f"{RESOURCE}/resourceslices": listed(
+            resource_slice("00000-a", sharedCounters=counters), resource_slice("00001-a", shared)
+        ),
+        f"{RESOURCE}/deviceclasses": listed(
+            {"metadata": {"name": "gpushare"}, "spec": {"selectors": [{"cel": {"expression": "true"}}]}},
+            {"metadata": {"name": "gpushare-whole"}, "spec": {"extendedResourceName": "aliyun.com/gpu-count"}},
+        ),
+    }
+
+
+RESOURCE = "/apis/resource.k8s.io/v1"
+
+
+def of_claims(found: str) -> list[str]:
+    return [f"{each['severity']} {each['code']}" for each in json.loads(found)["findings"] if "laims" in each["check"]]
+
+
+def test_a_node_that_serves_claims_is_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", "--json"], kubectl=kubectl(tmp_path, serving()), environ={})
+    assert of_claims(capsys.readouterr().out) == ["ok claims"]
+
+
+def test_only_slices_of_our_driver_are_read(tmp_path: Path) -> None:
+    pages = serving()
+    ours_alone = f"{RESOURCE}/resourceslices?fieldSelector=spec.driver%3Dgpu-device-plugin"
+    pages[ours_alone] = pages.pop(f"{RESOURCE}/resourceslices")
+    found = read(tmp_path, pages)
+    assert not isinstance(found.slices, Unknown)
+    assert [(each.pool, each.devices, each.shared, each.counters) for each in found.slices] == [
+        ("node-a", 0, False, True),
+        ("node-a", 1, True, False),
+    ]
+    assert {(each.generation, each.of) for each in found.slices} == {(3, 2)}
+
+
+def test_what_is_wrong_with_claims_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pages = serving()
+    pages[f"{RESOURCE}/resourceslices"]["items"].pop()
+    pages[f"{RESOURCE}/deviceclasses"]["items"].pop()
+    pages[f"{RESOURCE}/resourceclaims"]["items"].append(claim_json("lost", part_json(0, "4Gi", "plain")))
+    status = pages["/api/v1/nodes"]["items"][0]["status"]
+    status["nodeInfo"]["containerRuntimeVersion"] = "containerd://1.6.20"
+    status["capacity"] = {"aliyun.com/gpu-count": "0"}
+    main(["doctor", "--json"], kubectl=kubectl(tmp_path, pages), environ={})
+    assert of_claims(capsys.readouterr().out) == [
+        "error claims-orphaned",
+        "error slices-incomplete",
+        "error no-device-class",
+        "error runtime-without-cdi",
+        "note kubelet-remembers-plugin",
+    ]
+
+
+def test_in_a_cluster_without_claims_nothing_is_said_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["doctor", "--json"], kubectl=kubectl(tmp_path, well()), environ={})
+    assert of_claims(capsys.readouterr().out) == []
+
+
+def test_what_may_not_be_read_of_claims_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pages = serving()
+    for plural in ("resourceclaims", "resourceslices", "deviceclasses"):
+        denied = f'User "dev" cannot list resource "{plural}" in API group "resource.k8s.io" at the cluster scope'
+        pages[f"{RESOURCE}/{plural}"] = f"Error from server (Forbidden): {plural} is forbidden: {denied}"
+    main(["doctor", "--json"], kubectl=kubectl(tmp_path, pages), environ={})
+    assert of_claims(capsys.readouterr().out) == ["unknown right-missing"] * 3

@@ -1,0 +1,1145 @@
+"""`kubectl inspect gpushare`, from the command line to what is printed, over a kubectl made for the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from gpu_device_plugin.core.contract.nodereport import UsedGpu
+from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
+from gpu_device_plugin.programs.inspect.inspect_program import main
+from tests.patience import stretched, until
+from tests.reports import SINCE, part, written
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpu_device_plugin.core.contract.nodereport import UsedPart
+    from gpu_device_plugin.core.model.resources import Resource
+
+PROG = "kubectl inspect gpushare"
+GOLDEN = Path(__file__).parents[2] / "golden" / "inspect"
+
+KUBECTL = '''\
+#!{python}
+"""Answers as kubectl does, from the objects in a file."""
+import json, os, pathlib, sys, time
+from urllib.parse import parse_qs, urlsplit
+from gpu_device_plugin.testing.cluster.selectors import field_selector
+
+home = pathlib.Path({home!r})
+with (home / "calls").open("a") as calls:
+    calls.write(json.dumps(sys.argv[1:]) + chr(10))
+script = json.loads((home / "script.json").read_text())
+words = [word for word in sys.argv[1:] if not word.startswith("--") or word == "--raw"]
+if "config" in words:
+    print(script["namespace"], end="")
+    sys.exit(0 if script["namespace"] else 1)
+url = urlsplit(words[words.index("--raw") + 1])
+query = {{key: values[0] for key, values in parse_qs(url.query).items()}}
+if script["hang"]:
+    (home / "hanging").write_text(str(os.getpid()))
+    time.sleep(3600)
+if script["fail"] or ("continue" in query and script["expire"]):
+    print(script["fail"] or "Error from server (Expired): The provided continue parameter is too old", file=sys.stderr)
+    sys.exit(1)
+if script["garbage"]:
+    print(script["garbage"])
+    sys.exit(0)
+group, _, rest = url.path.partition("/v1/")
+group, place = group.removeprefix("/apis/").removeprefix("/api"), rest.split("/")
+if group and group not in script["groups"]:
+    print("Error from server (NotFound): the server could not find the requested resource", file=sys.stderr)
+    sys.exit(1)
+namespace = place[1] if place[0] == "namespaces" else None
+plural, *name = place[2:] if namespace else place
+verb = "get" if name else "list"
+if [verb, plural, namespace or ""] in script["forbidden"]:
+    # As Kubernetes writes it (ForbiddenMessage in its apiserver/pkg/endpoints/handlers/responsewriters/errors.go).
+    where = f'in the namespace "{{namespace}}"' if namespace else "at the cluster scope"
+    what = f'{{plural}} "{{name[0]}}"' if name else plural
+    denied = f'User "dev" cannot {{verb}} resource "{{plural}}" in API group "{{group}}" {{where}}'
+    print(f"Error from server (Forbidden): {{what}} is forbidden: {{denied}}", file=sys.stderr)
+    sys.exit(1)
+kinds = {{"pods": "Pod", "nodes": "Node", "events": "Event", "configmaps": "ConfigMap"}}
+kind = (kinds | {{"resourceclaims": "ResourceClaim"}})[plural]
+found = [
+    one for one in script["objects"]
+    if one.get("kind") == kind and namespace in (None, one["metadata"].get("namespace"))
+]
+if name:
+    found = [one for one in found if one["metadata"]["name"] == name[0]]
+    if not found:
+        print(f'Error from server (NotFound): {{plural}} "{{name[0]}}" not found', file=sys.stderr)
+        sys.exit(1)
+    print(json.dumps(found[0]))
+    sys.exit(0)
+fields = {{
+    "involvedObject.uid": lambda one: one["involvedObject"]["uid"],
+    "metadata.name": lambda one: one["metadata"]["name"],
+    "spec.nodeName": lambda one: one["spec"].get("nodeName", ""),
+    "status.phase": lambda one: one["status"].get("phase", ""),
+}}
+if "labelSelector" in query:
+    key, _, value = query["labelSelector"].partition("=")
+    found = [one for one in found if one["metadata"].get("labels", {{}}).get(key) == value]
+if "fieldSelector" in query:
+    found = list(filter(field_selector(query["fieldSelector"], fields), found))
+start, limit = int(query.get("continue", 0)), min(int(query.get("limit", 10**6)), script["page"])
+limit = limit if "limit" in query else 10**6
+more = str(start + limit) if start + limit < len(found) else ""
+print(json.dumps({{"kind": kind + "List", "metadata": {{"continue": more}}, "items": found[start:start + limit]}}))
+'''
+
+
+@dataclass
+class World:
+    """A cluster that a kubectl knows."""
+
+    home: Path
+    script: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.script = {
+            "objects": [],
+            "namespace": "default",
+            "fail": "",
+            "garbage": "",
+            "forbidden": [],
+            "expire": False,
+            "hang": False,
+            "page": 500,
+            "groups": [],
+        }
+        self.kubectl.write_text(KUBECTL.format(python=sys.executable, home=str(self.home)), encoding="utf-8")
+        self.kubectl.chmod(0o755)
+        self.has()
+
+    @property
+    def kubectl(self) -> Path:
+        return self.home / "kubectl"
+
+    @property
+    def calls(self) -> list[list[str]]:
+        path = self.home / "calls"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def has(self, *objects: Mapping[str, Any], **behaviour: object) -> None:
+        """Put these objects into the cluster beside those that are there, and let kubectl behave so."""
+        self.script["objects"] += objects
+        self.script.update(behaviour)
+        (self.home / "script.json").write_text(json.dumps(self.script), encoding="utf-8")
+
+    def inspect(self, *words: str, environ: Mapping[str, str] | None = None) -> int:
+        return main(words, kubectl=str(self.kubectl), environ=environ or {})
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def gpu(index: int, shares: int = 15, **more: object) -> dict[str, object]:
+    uuid = f"GPU-{index}1a2b3c4-0000-0000-0000-000000000000"
+    listed = {"uuid": uuid, "index": index, "model": "Tesla T4", "memoryMiB": 15360, "reservedMiB": 0, "shares": shares}
+    return {**listed, "healthy": True, **more}
+
+
+def node(
+    name: str, *gpus: Mapping[str, object], share_mib: int = 1024, spec: object = None, **status: Any
+) -> dict[str, Any]:
+    """A node with our agent on it."""
+    said = {"version": 1, "shareMiB": share_mib, "policy": "binpack", "driver": "580.95", "gpus": gpus, "links": []}
+    shares = sum(int(str(one["shares"])) for one in gpus)
+    amounts = {"aliyun.com/gpu-mem": str(shares), "aliyun.com/gpu-count": str(len(gpus))}
+    return {
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "uid": f"uid-{name}",
+            "annotations": {"gpu-device-plugin/gpus": json.dumps(said)},
+        },
+        "spec": spec or {},
+        "status": {
+            "capacity": amounts,
+            "allocatable": amounts,
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "addresses": [{"type": "InternalIP", "address": "10.0.0.7"}],
+            **status,
+        },
+    }
+
+
+def pod(
+    name: str,
+    mem: int = 0,
+    *,
+    count: int = 0,
+    on: str = "",
+    idx: int | None = None,
+    namespace: str = "default",
+    spec: Mapping[str, object] | None = None,
+    **status: object,
+) -> dict[str, Any]:
+    """A pod that asks for shares or whole GPUs of one container, with the place that a scheduler wrote on it."""
+    limits = {
+        **({"aliyun.com/gpu-mem": str(mem)} if mem else {}),
+        **({"aliyun.com/gpu-count": str(count)} if count else {}),
+    }
+    container = {"name": "main", "resources": {"limits": limits}, "env": [{"name": "TOKEN", "value": "s3cret"}]}
+    annotations = {} if idx is None else {"ALIYUN_COM_GPU_MEM_IDX": str(idx), "ALIYUN_COM_GPU_MEM_ASSIGNED": "true"}
+    return {
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace, "uid": f"uid-{name}", "annotations": annotations},
+        "spec": {"nodeName": on, "schedulerName": "gpushare-scheduler", "containers": [container], **(spec or {})},
+        "status": {"phase": "Running" if on else "Pending", **status},
+    }
+
+
+def golden(number: int) -> Sequence[Mapping[str, Any]]:
+    objects: list[Mapping[str, Any]] = json.loads((GOLDEN / f"cluster-{number}.json").read_text(encoding="utf-8"))
+    return objects
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words", "printed"),
+    [
+        (1, [], "summary-1.txt"),
+        (2, [], "summary-2.txt"),
+        (1, ["-d"], "details-1.txt"),
+        (2, ["-d"], "details-2.txt"),
+        (1, ["node-b"], "onenode-1.txt"),
+    ],
+)
+def test_the_original_prints_the_same(
+    world: World, capsys: pytest.CaptureFixture[str], cluster: int, words: list[str], printed: str
+) -> None:
+    """Byte by byte, but for the order of the rows, which is random there."""
+    world.has(*golden(cluster))
+    assert world.inspect(*words) == 0
+    assert capsys.readouterr().out.encode() == (GOLDEN / printed).read_bytes()
+
+
+@pytest.fixture
+def shared(world: World) -> World:
+    """A node with two GPUs and three pods, one with none, and a pod that waits."""
+    world.has(
+        node("node-a", gpu(0), gpu(1)),
+        {"kind": "Node", "metadata": {"name": "plain", "uid": "uid-plain"}, "spec": {}, "status": {}},
+        pod("web-0", 5, on="node-a", idx=0),
+        pod("web-1", 5, on="node-a", idx=0),
+        pod("big", 9, on="node-a", idx=1, namespace="ml"),
+        pod("done", 9, on="node-a", idx=1, phase="Succeeded"),
+        pod(
+            "want",
+            8,
+            conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}],
+        ),
+    )
+    return world
+
+
+# --- The overview -----------------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_without_gpus_is_an_empty_table(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert world.inspect() == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[0] == "NAME  IPADDRESS  GPU Memory"
+    assert printed.err == "No node shares GPUs; run kubectl inspect gpushare doctor to see why.\n"
+
+
+def test_one_node_is_read_alone(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither other nodes nor pods of other nodes are asked for."""
+    phases = "status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed"
+    assert shared.inspect("node-a") == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["node-a", "10.0.0.7", "10/15", "9/15", "19/30"]
+    assert [call[-1] for call in shared.calls] == [
+        "/api/v1/nodes?fieldSelector=metadata.name%3Dnode-a&limit=500",
+        f"/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-a%2C{phases}&limit=500",
+    ]
+
+
+def test_an_unknown_node_is_named_on_stderr(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shared.inspect("-d", "nope") == 1
+    assert capsys.readouterr() == (
+        "",
+        'kubectl inspect gpushare: nodes "nope" not found; kubectl get nodes lists the existing ones\n',
+    )
+
+
+def test_a_name_is_no_selector(shared: World) -> None:
+    """Names that no node can have are not found, whatever characters are in them."""
+    assert shared.inspect("a,metadata.name!=b") == 1
+    assert "metadata.name%3Da%5C%2Cmetadata.name%21%5C%3Db" in shared.calls[0][-1]
+
+
+def test_a_node_that_shares_no_gpu_is_said_to(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shared.inspect("plain") == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[0] == "NAME  IPADDRESS  GPU Memory"
+    assert printed.err == "Node plain shares no GPUs.\n"
+
+
+def test_json_and_yaml_tell_the_same(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shared.inspect("-o", "json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert shared.inspect("-o", "yaml") == 0
+    assert yaml.safe_load(capsys.readouterr().out) == told
+    (node_a,) = told["nodes"]
+    assert (node_a["name"], node_a["usedShares"], node_a["ready"]) == ("node-a", 19, True)
+    assert [one["name"] for one in node_a["gpus"][0]["pods"]] == ["web-0", "web-1"]
+
+
+def test_wide_has_a_line_for_each_gpu(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shared.inspect("--output=wide") == 0
+    assert capsys.readouterr().out.splitlines()[2].split()[:5] == ["node-a", "1", "11a2b3c4", "Tesla", "T4"]
+
+
+def test_what_cannot_be_read_is_left_out_and_told(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = node("broken", gpu(0))
+    broken["metadata"]["annotations"] = {"gpu-device-plugin/gpus": "?"}
+    half, limit = pod("half", on="node-a"), "the limit of aliyun.com/gpu-mem is not a whole number"
+    half["spec"]["containers"][0]["resources"]["limits"] = {"aliyun.com/gpu-mem": "500m"}
+    world.has(
+        node("node-a", gpu(0)),
+        broken,
+        {"kind": "Node", "metadata": {"name": "nobody"}, "spec": {}, "status": {}},
+        {"kind": "Pod", "metadata": {"name": "nobody"}, "spec": {**half["spec"], "nodeName": "x"}, "status": {}},
+        half,
+    )
+    assert world.inspect() == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[1].split()[0] == "node-a"
+    assert printed.err.splitlines() == [
+        "warning: a node is left out: not a node: its uid or its name is missing",
+        "warning: a pod is left out: not a pod: its uid or its name is missing",
+        f"warning: pod default/half: container 'main': {limit}, and it is ignored",
+        "warning: node broken: the node's annotation gpu-device-plugin/gpus is not JSON",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "environ"),
+    [
+        (["--domain", "example.com", "--memory-resource", "mem", "--count-resource=gpus"], {}),
+        (["--domain=example.com"], {"GPUSHARE_MEMORY_RESOURCE": "mem", "GPUSHARE_COUNT_RESOURCE": "gpus"}),
+    ],
+)
+def test_resources_may_have_other_names(
+    world: World, capsys: pytest.CaptureFixture[str], words: list[str], environ: Mapping[str, str]
+) -> None:
+    """Variables of other programs are none of our business."""
+    amounts = {"example.com/mem": "30", "example.com/gpus": "2"}
+    there = {"kind": "Node", "metadata": {"name": "n", "uid": "u"}, "spec": {}, "status": {"capacity": amounts}}
+    user = pod("web", on="n", idx=1)
+    user["spec"]["containers"][0]["resources"]["limits"] = {"example.com/mem": "3"}
+    world.has(there, user)
+    assert world.inspect(*words, environ={**environ, "GPUSHARE_NONSENSE": "1"}) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["n", "unknown", "0/15", "3/15", "3/30"]
+
+
+# --- Real use and limits ----------------------------------------------------------------------------------------------
+
+
+def reporting(name: str, *parts: UsedPart, **more: Any) -> dict[str, Any]:
+    """A node whose agent reports who uses what."""
+    made = node(name, gpu(0), gpu(1))
+    made["metadata"]["annotations"] |= written(*parts, **more)
+    return made
+
+
+def test_the_use_of_each_container_stands_beside_what_it_was_granted(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    over = part("web-0", granted=5120, used=9000, over_since=SINCE)
+    world.has(reporting("node-a", over, gpus={0: UsedGpu(9100, 100)}), pod("web-0", 5, on="node-a", idx=0))
+    assert world.inspect("-d", "node-a") == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[printed.index("GPU memory in use on node-a:") + 2].split() == [
+        *("0", "default/web-0/main", "9,000", "MiB", "5,120", "MiB", "-", "over", "since", SINCE)
+    ]
+    assert world.inspect() == 0
+    assert capsys.readouterr().out.endswith(
+        "\n\n1 container uses more than granted: kubectl inspect gpushare -d has the names.\n"
+    )
+    assert world.inspect("-o", "json") == 0
+    (told,) = json.loads(capsys.readouterr().out)["nodes"]
+    assert (told["gpus"][0]["usedMiB"], told["gpus"][0]["containers"][0]["usedMiB"]) == (9100, 9000)
+    assert world.inspect("-o", "wide") == 0
+    assert "  9,100 MiB  advisory  " in capsys.readouterr().out
+
+
+def test_a_report_that_cannot_be_read_is_told_and_the_rest_is_shown(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = reporting("node-a")
+    broken["metadata"]["annotations"]["gpu-device-plugin/use"] = '{"version":2}'
+    world.has(broken)
+    assert world.inspect() == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[1].split()[0] == "node-a"
+    assert printed.err == (
+        "warning: node node-a: the node's annotation gpu-device-plugin/use is not of version 1; upgrade the older of "
+        "agent and reader\n"
+    )
+
+
+def test_names_in_a_report_cannot_control_the_terminal(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """The codec drops such names, and what gets past it is escaped: here another annotation of a pod."""
+    hostile = node("node-a", gpu(0))
+    text = written(part("web-0", used=9000, over_since=SINCE))["gpu-device-plugin/use"]
+    hostile["metadata"]["annotations"]["gpu-device-plugin/use"] = text.replace("web-0", "w\\u001b[2Jx")
+    evil = pod("web-0", 5, on="node-a", idx=0)
+    evil["metadata"]["annotations"]["gpu-device-plugin/over-use"] = "\x1b]0;owned\x07 and \u202emore"
+    world.has(hostile, evil)
+    for words in (["-d"], ["-o", "wide"], ["-o", "json"], [], ["why", "web-0"]):
+        assert world.inspect(*words) == 0
+        printed = capsys.readouterr()
+        assert (printed.out + printed.err).replace("\n", "").isprintable(), words
+    assert r"\x1b]0;owned\x07 and \u202emore" in printed.out
+
+
+def test_a_pod_is_told_of_its_use_and_of_its_neighbour(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the 15,360 MiB the neighbour uses 14,000."""
+    hog, web = part("hog", granted=8192, used=14_000, over_since=SINCE), part("web-0", granted=5120, used=100)
+    over = pod("hog", 8, on="node-a", idx=0)
+    over["metadata"]["annotations"]["gpu-device-plugin/over-use"] = "main uses 14,000 MiB of GPU 0; it will be evicted"
+    world.has(reporting("node-a", hog, web, gpus={0: UsedGpu(14_100, 0)}), over, pod("web-0", 5, on="node-a", idx=0))
+    assert world.inspect("why", "web-0") == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "Container 'main' uses 100 MiB of GPU 0, was granted 5,120 MiB.",
+        (
+            "GPU 0 has only 1,360 MiB left for the 5,120 MiB that the pod was granted: default/hog uses 14,000 MiB "
+            "(granted 8,192 MiB)."
+        ),
+    ]
+    assert world.inspect("why", "hog") == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "It uses more GPU memory than it was granted: main uses 14,000 MiB of GPU 0; it will be evicted.",
+        f"Container 'main' uses 14,000 MiB of GPU 0, was granted 8,192 MiB, since {SINCE}.",
+    ]
+
+
+def test_a_pod_that_waits_is_told_that_a_node_refuses_shares(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    refused = GpuEnforcement(
+        Enforcement.ADVISORY, "no MPS", refusal="the label asks for mps: the node has no MPS supervisor"
+    )
+    world.has(reporting("node-a", enforcements={0: refused, 1: refused}), pod("want", 8))
+    assert world.inspect("why", "want") == 0
+    why = "its agent refuses shares of GPU 0, 1: the label asks for mps: the node has no MPS supervisor"
+    assert f"node-a: its GPUs have room, but {why}" in capsys.readouterr().out.splitlines()
+
+
+def test_what_our_programs_write_on_a_pod_is_no_misspelt_wish(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    want = pod("want", 8)
+    want["metadata"]["annotations"] = {"gpu-device-plugin/frameworks": "jax", "gpu-device-plugin/over-use": "x"}
+    world.has(node("a", gpu(0)), want)
+    assert world.inspect("why", "want") == 0
+    assert "Ignored" not in capsys.readouterr().out
+
+
+# --- kubectl ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_long_list_comes_in_pages(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
+    shared.has(page=1)
+    assert shared.inspect() == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[-1] == "19/30"
+    assert [call[-1].partition("continue=")[2] for call in shared.calls] == ["", "1", "", "1", "2"]
+
+
+def test_a_list_that_has_expired_is_read_in_one_piece(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """The API server keeps a list for some minutes, and then answers 410."""
+    shared.has(page=1, expire=True)
+    assert shared.inspect() == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[-1] == "19/30"
+    assert shared.calls[2][-1] == "/api/v1/nodes"
+
+
+def test_what_kubectl_complains_of_is_shown(shared: World, capfd: pytest.CaptureFixture[str]) -> None:
+    shared.has(fail="error: You must be logged in to the server (Unauthorized)")
+    assert shared.inspect() == 1
+    first, second = capfd.readouterr().err.splitlines()
+    assert first == "error: You must be logged in to the server (Unauthorized)"
+    assert second == (
+        "kubectl inspect gpushare: kubectl could not read /api/v1/nodes (exit code 1); its message stands above. See "
+        "whether kubectl get nodes works with the same flags"
+    )
+
+
+def test_a_kubectl_that_was_killed(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.kubectl.write_text("#!/bin/sh\nkill -KILL $$\n", encoding="utf-8")
+    assert world.inspect() == 1
+    assert "(ended by SIGKILL)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("garbage", ["<html>Sign in</html>", "[]", '{"items": 7}', "\\xff"])
+def test_garbage_is_no_cluster(shared: World, capsys: pytest.CaptureFixture[str], garbage: str) -> None:
+    shared.has(garbage=garbage)
+    assert shared.inspect() == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "/api/v1/nodes is no list of the Kubernetes API" in printed.err
+
+
+def test_without_kubectl_it_says_where_to_get_it(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.kubectl.chmod(0o644)
+    assert world.inspect() == 1
+    assert "kubectl: Permission denied; the cluster is read through it" in capsys.readouterr().err
+    world.kubectl.unlink()
+    assert world.inspect("why", "x") == 1
+    assert "kubectl: is not on the PATH; the cluster is read through it: install it" in capsys.readouterr().err
+
+
+def test_flags_of_kubectl_are_handed_on(shared: World) -> None:
+    """They come after the plugin's name, for kubectl allows none before."""
+    words = ["--context", "prod", "-s", "https://x", "--as-group=a", "--as-group=b", "--insecure-skip-tls-verify"]
+    assert shared.inspect("-d", *words, "node-a") == 0
+    assert [call[:-3] for call in shared.calls] == [
+        ["--as-group=a", "--as-group=b", "--context=prod", "--server=https://x", "--insecure-skip-tls-verify=true"]
+    ] * 2
+
+
+# --- Why a pod gets no GPU --------------------------------------------------------------------------------------------
+
+
+def test_a_pod_that_waits_is_explained(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """8 are wanted; 5 and 6 are free. To end one of 5 is enough."""
+    assert shared.inspect("why", "want") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "default/want waits for 8 GiB of one GPU.",
+        "gpushare-scheduler says (Unschedulable): 0/2 nodes",
+        "",
+        "node-a: no GPU has 8 GiB free",
+        "  GPU  UUID      MODEL     FREE             FOR THIS POD     HELD BY",
+        "  0    01a2b3c4  Tesla T4  5 GiB of 15 GiB  too little free  default/web-0 (5 GiB), default/web-1 (5 GiB)",
+        "  1    11a2b3c4  Tesla T4  6 GiB of 15 GiB  too little free  ml/big (9 GiB)",
+        "  There would be room if this pod ended: default/web-0 (5 GiB, priority 0).",
+    ]
+
+
+def test_a_pod_that_has_its_place_is_told_where(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the namespace of the context, or of the flag."""
+    shared.has(namespace="ml")
+    assert shared.inspect("why", "big", "--context=prod") == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "ml/big is on node node-a (Running)."
+    assert shared.calls[0] == ["--context=prod", "config", "view", "--minify", "--output", "jsonpath={..namespace}"]
+    assert shared.inspect("why", "-n", "default", "web-0") == 0
+    assert capsys.readouterr().out.splitlines()[0] == "default/web-0 is on node node-a (Running)."
+
+
+WHOLE = "nvidia.com/mig-1g.10gb"
+
+
+def parted(name: str, *gpus: Mapping[str, object], number: int = 2, first: int = 0, **more: Any) -> dict[str, Any]:
+    """A node with our agent on it, which gives MIG instances whole, those from a number on."""
+    found = node(name, *gpus)
+    said = json.loads(found["metadata"]["annotations"]["gpu-device-plugin/gpus"])
+    place = {"parent": "GPU-m", "gpu": 1, "profile": "1g.10gb", "resource": WHOLE, **more}
+    said["instances"] = [
+        gpu(len(gpus) + n, 9, uuid=f"MIG-{first + n}", mig={**place, "number": first + n, "gi": 7 + first + n})
+        for n in range(number)
+    ]
+    found["metadata"]["annotations"]["gpu-device-plugin/gpus"] = json.dumps(said)
+    return found
+
+
+def asking_mig(name: str, resource: str = WHOLE, *, on: str = "", uuid: str = "", **more: str) -> dict[str, Any]:
+    found = pod(name, on=on)
+    found["spec"]["containers"][0]["resources"] = {"limits": {resource: "1", **more}}
+    if uuid:
+        found["metadata"]["annotations"]["gpu-device-plugin/mig-instances"] = json.dumps({"main": [uuid]})
+    return found
+
+
+def test_a_pod_that_waits_for_an_instance_is_told_who_has_them(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.has(
+        parted("node-a"), asking_mig("x", on="node-a", uuid="MIG-0"), asking_mig("y", on="node-a"), asking_mig("z")
+    )
+    assert world.inspect("why", "z") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"default/z waits for 1 of {WHOLE}.",
+        f"1 node offers {WHOLE}, and none has enough free.",
+        "  node-a: 2/2 in use: default/x (1:0), default/y (not known which)",
+        "gpushare-scheduler has not looked at it yet; if this persists, no scheduler of this name runs.",
+    ]
+    assert world.inspect("why", "x") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "default/x is on node node-a (Running).",
+        "  GPU 0 (MIG 1:0 1g.10gb, MIG-0): the whole instance",
+    ]
+    assert world.inspect("why", "y") == 0
+    assert "is not known yet" in capsys.readouterr().out
+
+
+def test_a_pod_that_waits_for_instances_and_memory_is_told_of_both(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = asking_mig("z", "nvidia.com/mig-2g.20gb", **{"aliyun.com/gpu-mem": "20"})
+    world.has(parted("node-a", gpu(0)), both)
+    assert world.inspect("why", "z") == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[:3] == [
+        "default/z waits for 20 GiB of one GPU and 1 of nvidia.com/mig-2g.20gb.",
+        "No node that shares its GPUs offers nvidia.com/mig-2g.20gb.",
+        f"The nodes offer {WHOLE} (2 on node-a).",
+    ]
+    assert any("each of them sets NVIDIA_VISIBLE_DEVICES" in line for line in told)
+    assert any(line.startswith("node-a: ") for line in told)
+
+
+def test_a_pod_with_instances_that_ends_or_has_ended_is_told_so(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leaving, gone = asking_mig("leaving", on="node-a"), asking_mig("gone")
+    leaving["metadata"]["deletionTimestamp"] = gone["metadata"]["deletionTimestamp"] = "2026-11-22T10:00:00Z"
+    leaving["status"]["message"] = "the node is drained"
+    ended = asking_mig("ended", on="node-a")
+    ended["status"]["phase"] = "Failed"
+    gated = asking_mig("gated")
+    gated["spec"]["schedulingGates"] = [{"name": "quota"}]
+    world.has(parted("node-a"), leaving, gone, ended, gated)
+    told = []
+    for name in ("leaving", "gone", "ended", "gated"):
+        assert world.inspect("why", name) == 0
+        told.append(capsys.readouterr().out.splitlines())
+    assert told == [
+        [
+            "default/leaving is being deleted from node node-a (Running).",
+            f"  Which instances of {WHOLE} default/leaving has is not known yet: its node's agent writes it.",
+            "Its status says: the node is drained",
+        ],
+        ["default/gone is being deleted and will not be scheduled."],
+        ["default/ended has ended (Failed)."],
+        [
+            f"default/gated waits for 1 of {WHOLE}.",
+            "No scheduler looks at it before its scheduling gates are removed: quota.",
+        ],
+    ]
+
+
+def test_instances_are_in_every_layout(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.has(parted("node-a", gpu(0)), asking_mig("x", on="node-a", uuid="MIG-0"))
+    said = {}
+    for words in (
+        [],
+        ["-d"],
+        ["-o", "wide"],
+        ["-o", "json"],
+        ["-o", "yaml"],
+        ["-n", "default"],
+        ["prices"],
+        ["doctor"],
+    ):
+        world.inspect(*words)
+        said[" ".join(words)] = capsys.readouterr().out
+    assert f"node-a: {WHOLE}: 1/2 in use\n" in said[""]
+    assert f"node-a: {WHOLE}: 1/2 in use: default/x (1:0)\n" in said["-d"]
+    assert "1 (1:0)" in said["-o wide"]
+    assert json.loads(said["-o json"])["nodes"][0]["instances"][0]["used"] == 1
+    assert "resource: nvidia.com/mig-1g.10gb" in said["-o yaml"]
+    assert "default/x" in said["-n default"]
+    assert "3 healthy on 1 node, 2 of them MIG instances" in said["doctor"]
+
+
+@pytest.mark.parametrize("words", [["pod/big", "-n", "ml"], ["po", "big", "--namespace=ml"], ["ml/big"]])
+def test_a_pod_may_be_named_as_kubectl_takes_it_and_as_the_tables_have_it(
+    shared: World, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert shared.inspect("why", *words) == 0
+    assert capsys.readouterr().out.startswith("ml/big is on node node-a (Running).")
+
+
+def test_without_a_kubeconfig_the_namespace_is_the_default_one(
+    shared: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a pod, where kubectl uses the service account."""
+    shared.has(namespace="")
+    assert shared.inspect("why", "web-0") == 0
+    assert capsys.readouterr().out.startswith("default/web-0 is on node node-a")
+
+
+def test_a_pod_that_is_not_there(shared: World, capfd: pytest.CaptureFixture[str]) -> None:
+    assert shared.inspect("why", "big") == 1
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [
+        'Error from server (NotFound): pods "big" not found',
+        (
+            f"{PROG}: pod default/big cannot be read, and kubectl's message stands above; if it is in another "
+            "namespace, name that with -n"
+        ),
+    ]
+    assert shared.inspect("why", "big", "-n", "a/../b") == 1
+    assert shared.calls[-1][-1] == "/api/v1/namespaces/a%2F..%2Fb/pods/big"
+
+
+RIGHTS = [["list", "pods", ""], ["list", "nodes", ""], ["list", "events", "default"], ["list", "pods", "default"]]
+"""What somebody lacks who may get pods of his namespace and nothing else."""
+
+
+def test_who_may_only_get_his_pod_is_told_what_it_says_itself_and_which_rights_are_missing(
+    shared: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shared.has(forbidden=RIGHTS)
+    assert shared.inspect("why", "want") == 0
+    printed = capfd.readouterr()
+    assert printed.out.splitlines() == [
+        "default/want waits for aliyun.com/gpu-mem: 8 of one GPU.",
+        "gpushare-scheduler says (Unschedulable): 0/2 nodes",
+        (
+            "The explanation is incomplete: the right to list events in the namespace default is missing; the right to "
+            "list nodes in the whole cluster is missing; the right to list pods in the whole cluster is missing "
+            "(docs/inspect.md has the commands by which an administrator grants all rights that this command needs)."
+        ),
+    ]
+    assert printed.err == ""
+    assert shared.inspect("why", "web-0") == 0
+    assert capfd.readouterr().out.splitlines()[:2] == [
+        "default/web-0 is on node node-a (Running).",
+        "  GPU 0: 5 units",
+    ]
+
+
+def test_who_may_not_even_get_his_pod_reads_what_kubectl_says(shared: World, capfd: pytest.CaptureFixture[str]) -> None:
+    shared.has(forbidden=[["get", "pods", "default"], *RIGHTS])
+    assert shared.inspect("why", "want") == 1
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert 'cannot get resource "pods" in API group "" in the namespace "default"' in printed.err.splitlines()[0]
+
+
+def event(uid: str, reason: str, message: str, minute: int, kind: str = "Warning") -> dict[str, Any]:
+    return {
+        "kind": "Event",
+        "metadata": {"name": f"{uid}.{minute}", "namespace": "default"},
+        "involvedObject": {"uid": uid},
+        "type": kind,
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": f"2026-01-01T00:{minute:02}:00Z",
+    }
+
+
+def test_the_latest_warnings_about_a_pod_are_told(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without what stands on the pod itself, what is usual, and what somebody wrote who is no friend of terminals."""
+    shared.has(
+        event("uid-want", "FailedScheduling", "0/2 nodes", 5),
+        event("uid-want", "Scheduled", "all is well", 6, "Normal"),
+        event("uid-web-0", "BackOff", "of another pod", 7),
+        event("uid-want", "Oldest", "a", 0),
+        *(event("uid-want", "FailedMount", f"volume\n{number} \x9b", number) for number in (1, 2, 3)),
+        event("uid-want", "Long", "x" * 2000, 4),
+        {**event("uid-want", "Broken", "b", 9), "message": 7},
+    )
+    assert shared.inspect("why", "want") == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Event")]
+    assert told == [
+        r"Event FailedMount: volume 2 \x9b",
+        r"Event FailedMount: volume 3 \x9b",
+        f"Event Long: {'x' * 497}...",
+    ]
+
+
+def test_a_pod_that_asks_by_another_name_or_in_another_unit_is_told_what_to_write(
+    shared: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, limits in {
+        "one": {"aliyun.com/gpu-memory": "8"},
+        "two": {"nvidia.com/gpu": "1", "cpu": "1"},
+        "three": {"aliyun.com/gpu-mem": "8000"},
+    }.items():
+        asking = pod(name)
+        asking["spec"]["containers"][0]["resources"] = {"limits": limits, "requests": limits}
+        shared.has(asking)
+    assert shared.inspect("why", "one") == 0
+    assert "which no agent offers: did you mean aliyun.com/gpu-mem?" in capsys.readouterr().out
+    assert shared.inspect("why", "two") == 0
+    told = capsys.readouterr().out
+    assert (
+        "It asks for nvidia.com/gpu, which nodes that share their GPUs do not offer: write aliyun.com/gpu-mem" in told
+    )
+    assert "cpu" not in told
+    assert shared.inspect("why", "three") == 0
+    assert "If 8000 MiB are meant, write aliyun.com/gpu-mem: 8." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "change", [{"metadata": {"name": "odd", "namespace": "default"}}, {"spec": {"schedulerName": 7}}]
+)
+def test_a_pod_that_is_none(world: World, capsys: pytest.CaptureFixture[str], change: Mapping[str, Any]) -> None:
+    world.has({**pod("odd", 4), **change})
+    assert world.inspect("why", "odd") == 1
+    assert capsys.readouterr().err.startswith("kubectl inspect gpushare: not a pod: ")
+
+
+def test_what_else_keeps_a_pod_from_a_node_is_told(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """Node b is cordoned, has a taint that the pod tolerates and one that it does not, and not the label it wants."""
+    taints = [{"key": "a", "value": "1", "effect": "NoSchedule"}, {"key": "b", "effect": "NoExecute"}]
+    away = node(
+        "node-b", gpu(0), spec={"unschedulable": True, "taints": taints}, allocatable={"aliyun.com/gpu-mem": "0"}
+    )
+    terms = {"tolerations": [{"key": "a", "operator": "Exists"}], "nodeSelector": {"zone": "x"}}
+    gates = {"schedulingGates": [{"name": "quota"}]}
+    world.has(away, pod("want", 8, spec={**terms, **gates}))
+    assert world.inspect("why", "want") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "No scheduler looks at it before its scheduling gates are removed: quota."
+    assert (
+        "node-b: its GPUs have room, but it is cordoned; the pod does not tolerate its taint b:NoExecute; the pod "
+        "requires the node label zone=x; its agent offers no aliyun.com/gpu-mem at the moment; see the agent's log"
+    ) in lines
+
+
+def test_nodes_that_the_pod_itself_excludes_come_last(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """a has room and is in another zone; b would have room if a pod ended; c is not allowed by the pod's affinity."""
+    nodes = [node(name, gpu(0)) for name in "abc"]
+    for each, zone in zip(nodes, ("x", "y", "y"), strict=True):
+        each["metadata"]["labels"] = {"zone": zone, "kubernetes.io/hostname": each["metadata"]["name"]}
+    not_c = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["c"]}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [not_c]}]}
+    terms = {
+        "nodeSelector": {"zone": "y"},
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}},
+    }
+    world.has(*nodes, pod("there", 10, on="b", idx=0), pod("want", 8, spec=terms))
+    assert world.inspect("why", "want") == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line[:3] in {"a: ", "b: ", "c: "}]
+    assert told == [
+        "b: no GPU has 8 GiB free",
+        "a: its GPUs have room, but the pod requires the node label zone=y",
+        "c: its GPUs have room, but the pod's node affinity requires kubernetes.io/hostname NotIn (c)",
+    ]
+
+
+# --- The policy of the extender ---------------------------------------------------------------------------------------
+
+
+def others_node(name: str) -> dict[str, Any]:
+    """A node of another device plugin, which says how much memory it has on how many GPUs, and nothing else."""
+    made = node(name, gpu(0), gpu(1))
+    made["metadata"]["annotations"] = {}
+    return made
+
+
+def configured(text: str, namespace: str = "gpushare") -> dict[str, Any]:
+    metadata = {"name": "gpushare-extender", "namespace": namespace, "uid": "u"}
+    return {"kind": "ConfigMap", "metadata": metadata, "data": {"default.yaml": text}}
+
+
+def chosen_gpu(world: World, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+    """Return which GPU of the node would be chosen, and what is said of the policy."""
+    assert world.inspect("why", "want") == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = (line for line in lines if "would be chosen" in line)
+    return int(row.split()[0]), [line for line in lines if "policy" in line]
+
+
+def test_a_gpu_is_chosen_by_the_policy_that_is_configured(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """GPU 0 is used and GPU 1 is not: spread takes GPU 1, and binpack, which is built in, would take GPU 0."""
+    used = pod("there", 4, on="n", idx=0)
+    world.has(others_node("n"), used, pod("want", 8), configured("gpu_policy: spread\nnode_policy: spread\n"))
+    assert chosen_gpu(world, capsys) == (1, [])
+
+
+CONFIG_MAPS = [["list", "configmaps", ""]]
+ASSUMED: dict[str, tuple[list[dict[str, Any]], list[list[str]], str]] = {
+    "nobody may read it": (
+        [configured("gpu_policy: spread")],
+        CONFIG_MAPS,
+        (
+            "cannot be read (/api/v1/configmaps?fieldSelector=metadata.name%3Dgpushare-extender: Error from server "
+            '(Forbidden): configmaps is forbidden: User "dev" cannot list resource "configmaps" in API group "" at the '
+            "cluster scope)"
+        ),
+    ),
+    "it cannot be used": (
+        [configured("gpu_policy: best")],
+        [],
+        (
+            "cannot be used (gpushare/gpushare-extender, default.yaml, line 1, gpu_policy: 'best' is unknown; write "
+            "fit or binpack or spread)"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("objects", "forbidden", "why"), ASSUMED.values(), ids=ASSUMED)
+def test_where_the_policy_is_not_known_it_is_said_which_one_is_assumed(
+    world: World,
+    capsys: pytest.CaptureFixture[str],
+    objects: list[dict[str, Any]],
+    forbidden: list[list[str]],
+    why: str,
+) -> None:
+    used = pod("there", 4, on="n", idx=0)
+    world.has(others_node("n"), used, pod("want", 8), *objects, forbidden=forbidden)
+    gpu_chosen, said = chosen_gpu(world, capsys)
+    assert gpu_chosen == 0
+    assert said == [
+        (f"Nodes that publish no policy are assumed to have the policy fit: the ConfigMap gpushare-extender {why}.")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("places", "there"), [((), "no namespace"), (("a", "b"), "a, b")], ids=["no extender", "two extenders"]
+)
+def test_of_no_extender_or_of_two_no_policy_is_known(
+    world: World, capsys: pytest.CaptureFixture[str], places: tuple[str, ...], there: str
+) -> None:
+    world.has(others_node("n"), pod("want", 8), *(configured("gpu_policy: spread", place) for place in places))
+    assert chosen_gpu(world, capsys)[1][0].endswith(
+        f"there is a ConfigMap gpushare-extender in {there}, instead of in one namespace."
+    )
+
+
+def test_where_nodes_say_which_gpu_they_prefer_nobody_asks_for_the_extenders(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever may not read ConfigMaps is not told of it in vain."""
+    world.has(node("n", gpu(0), gpu(1)), pod("want", 8), forbidden=CONFIG_MAPS)
+    assert chosen_gpu(world, capsys) == (0, [])
+    wishing = pod("want", 8)
+    wishing["metadata"]["annotations"] = {"gpu-device-plugin/gpu-policy": "spread"}
+    world.script["objects"].clear()
+    world.has(others_node("n"), wishing, forbidden=CONFIG_MAPS)
+    assert chosen_gpu(world, capsys) == (0, [])
+    assert not [call for call in world.calls if "configmaps" in call[-1]]
+
+
+def test_wishes_that_nobody_reads_are_told(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """One misspelt, one of our domain and like none, one that is a label; what others write is theirs."""
+    written = {"gpu-device-plugin/use-modell": "T4", "gpu-device-plugin/zzz": "1", "example.com/use-model": "T4"}
+    wish = pod("want", 8)
+    wish["metadata"] |= {"annotations": written, "labels": {"gpu-device-plugin/gpu-policy": "spread"}}
+    world.has(node("a", gpu(0)), wish)
+    assert world.inspect("why", "want") == 0
+    printed = capsys.readouterr().out.replace("gpu-device-plugin", "gdp")
+    assert [line for line in printed.splitlines() if line.startswith("Ignored")] == [
+        "Ignored: the annotation gdp/use-modell means nothing (did you mean gdp/use-model?).",
+        (
+            "Ignored: the annotation gdp/zzz means nothing (there are gdp/avoid-model, gdp/avoid-uuid, gdp/frameworks, "
+            "gdp/gpu-policy, gdp/node-policy, gdp/use-model, gdp/use-uuid)."
+        ),
+        "Ignored: gdp/gpu-policy is a label of this pod; write it as an annotation.",
+    ]
+
+
+def test_of_very_many_annotations_that_nobody_reads_the_first_are_told(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pod can have thousands, and each is compared with all that there are."""
+    wish = pod("want", 8)
+    wish["metadata"]["annotations"] = {f"gpu-device-plugin/{'x' * 50}{n:04}": "" for n in range(3000)}
+    world.has(node("a", gpu(0)), wish)
+    assert world.inspect("why", "want") == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Ignored")]
+    assert len(told) == 6
+    assert told[5] == "Ignored: 2995 more annotations like these mean nothing."
+
+
+def test_the_nearest_ten_nodes_are_told_or_all(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.has(*(node(f"n{n:02}", gpu(0, shares=4)) for n in range(12)), pod("want", 8))
+    for words, number in (([], 10), (["--all-nodes"], 12)):
+        assert world.inspect("why", "want", *words) == 0
+        told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("n")]
+        assert len(told) == number
+
+
+# --- What people may write, and see -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["wy", "x"], "wy x: there is no such command; did you mean why?"),
+        (
+            ["a", "b"],
+            "a b: name one node, kubectl inspect gpushare NODE, or why POD",
+        ),
+        (["why"], "why: name a pod: kubectl inspect gpushare why POD [-n NAMESPACE]"),
+        (["why", "a", "b"], "why a b: too many arguments; see kubectl inspect gpushare --help"),
+        (["why", "a", "-d"], "why: -d and -o are for the overview; leave them out"),
+        (["--all-nodes"], "--all-nodes goes with why POD; leave it out"),
+        (["doctor", "-n", "x"], "doctor: it takes no -n; leave it out"),
+        (["-n", "x", "node-a"], "-n: the pods of a namespace are shown wherever they run; leave out the node and -l"),
+        (["-n", "x", "-o", "json"], "-n: -d and -o show the pods of all namespaces; leave one of the two out"),
+        (["why", "a", "-l", "zone=b"], "why: -l selects nodes of the overview and of top; leave it out"),
+        (["doctor", "-w"], "doctor: -w draws the overview again and again; leave it out"),
+        (["--sort-by", "used"], "--sort-by goes with top and -w; leave it out"),
+        (["--interval", "2"], "--interval goes with top and -w; leave it out"),
+        (["top", "--interval", "0"], "--interval: 0 s; choose 0.5 to 3600 seconds"),
+        (["top", "-d"], "top: -d and -o are for the overview; leave them out"),
+        (["tpo", "x"], "tpo x: there is no such command; did you mean top?"),
+        (["--contxt=x"], "--contxt: there is no such argument; did you mean --context?"),
+        (["-A"], "-A: the overview shows the pods of all namespaces; leave it out"),
+        (["--all-namespaces"], "--all-namespaces: the overview shows the pods of all namespaces; leave it out"),
+        (["web", "gpu-1"], "web: it shows the whole cluster; the page itself has filters"),
+        (["web", "-d"], "web: -d and -o are for the overview; leave them out"),
+        (["--port=1"], "--port and --no-browser go with web; leave them out"),
+        (["doctor", "--no-browser"], "--port and --no-browser go with web; leave them out"),
+        (["web", "--port=70000"], "--port: 70000 is no port; choose one from 1024 to 65535, or leave it out"),
+        (["web"], "web: this build has no page; install the package gpu-device-plugin"),
+        (["-x"], "-x: there is no such argument; see kubectl inspect gpushare --help"),
+        (["--domain", "UPPER"], "--domain: 'UPPER' is not a domain that the kubelet accepts; "),
+    ],
+)
+def test_misuse_is_one_sentence(
+    world: World, capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
+) -> None:
+    assert world.inspect(*words) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"kubectl inspect gpushare: {sentence}")
+    assert (printed.out, printed.err.count("\n"), world.calls) == ("", 1, [])
+
+
+@pytest.mark.parametrize("words", [["-o", "table"], ["-d", "-o", "json"]])
+def test_misuse_of_an_option_is_one_sentence_too(
+    world: World, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert world.inspect(*words) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_nothing_of_a_pods_environment_is_ever_printed(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["-d"], ["-o", "wide"], ["-o", "json"], ["-o", "yaml"], ["why", "want"], ["why", "web-0"]):
+        assert shared.inspect(*words) == 0
+    assert "s3cret" not in "".join(capsys.readouterr())
+
+
+def test_what_the_cluster_says_does_not_steer_the_terminal(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a scheduler or a node says of itself may be anything."""
+    condition = {"type": "PodScheduled", "status": "False", "message": "\x1b[2Jgone\nfake: \x9bline\u2028\u202e"}
+    world.has(node("node-a", gpu(0)), pod("want", 8, conditions=[condition]))
+    assert world.inspect("why", "want") == 0
+    said = capsys.readouterr().out.splitlines()[1]
+    assert said == r"gpushare-scheduler says: \x1b[2Jgone\nfake: \x9bline\u2028\u202e"
+
+
+# --- As a process -----------------------------------------------------------------------------------------------------
+
+INSPECT = [
+    sys.executable,
+    "-c",
+    "import sys; from gpu_device_plugin.__main__ import kubectl_plugin; sys.exit(kubectl_plugin())",
+]
+
+
+def environ(world: World, **more: str) -> dict[str, str]:
+    return {**os.environ, "PATH": f"{world.home}:{os.environ['PATH']}", **more}
+
+
+@pytest.mark.parametrize("word", ["--help", "--version"])
+def test_help_needs_neither_cluster_nor_kubectl(tmp_path: Path, word: str) -> None:
+    done = subprocess.run([*INSPECT, word], capture_output=True, text=True, check=False, env={"PATH": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(("usage: kubectl inspect gpushare ", "gpu-device-plugin "))
+
+
+def test_it_takes_the_kubectl_on_the_path_and_writes_what_the_terminal_can(shared: World) -> None:
+    """A scheduler of a name that ASCII does not have, and a terminal that has nothing else."""
+    shared.has(pod("odd", 8, spec={"schedulerName": "planer-ü"}))
+    done = subprocess.run(
+        [*INSPECT, "why", "odd"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environ(shared, PYTHONIOENCODING="ascii"),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1].startswith("planer-? has not looked at it yet")
+
+
+def test_a_reader_that_has_read_enough_is_no_error_message(shared: World) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*INSPECT], stdout=write, stderr=subprocess.PIPE, text=True, check=False, env=environ(shared))
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_ctrl_c_ends_it_and_kubectl(shared: World) -> None:
+    """A terminal sends SIGINT to both; here only the program gets it, and takes kubectl along."""
+    shared.has(hang=True)
+    running = subprocess.Popen(
+        [*INSPECT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ(shared)
+    )
+    hanging = shared.home / "hanging"
+    until(lambda: running.poll() is not None or (hanging.exists() and hanging.read_text()))
+    assert running.poll() is None
+    running.send_signal(signal.SIGINT)
+    printed = running.communicate(timeout=stretched())
+    assert (running.returncode, printed) == (130, ("", ""))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(hanging.read_text()), 0)
+
+
+# --- The page about it ------------------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[3] / "docs" / "inspect.md"
+
+
+def test_the_page_names_every_field(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    there = node("node-a", gpu(0), gpu(1))
+    said = json.loads(there["metadata"]["annotations"]["gpu-device-plugin/gpus"])
+    said["links"] = [[0, 1, "nvlink", 4]]
+    there["metadata"]["annotations"]["gpu-device-plugin/gpus"] = json.dumps(said)
+    there["metadata"]["annotations"] |= written(part("web"))
+    world.has(there, pod("web", 1, on="node-a", idx=0), pod("lost", 1, on="node-a"))
+    assert world.inspect("-o", "json") == 0
+
+    def fields(told: object) -> set[str]:
+        match told:
+            case dict():
+                inside = [set[str]() if key in {"capacity", "allocatable"} else fields(told[key]) for key in told]
+                return set(told).union(*inside)
+            case list():
+                return set[str]().union(*map(fields, told))
+        return set()
+
+    table = PAGE.read_text(encoding="utf-8").partition("| Field | Meaning |")[2]
+    named = {word.strip(".[]").rpartition(".")[2] for word in re.findall(r"`([^`]*)`", table)}
+    told = fields(json.loads(capsys.readouterr().out))
+    assert {
+        "closeness",
+        "freeShares",
+        "wholeGpus",
+        "overSince",
+        "ageSeconds",
+    } <= told  # there is something of everything
+    assert told - named == set()
+
+
+def test_the_page_is_served_with_the_flags_of_kubectl_and_the_names_of_resources(world: World) -> None:
+    served: list[tuple[list[str], dict[str, object]]] = []
+
+    def web(flags: list[str], resources: Sequence[Resource], **more: object) -> int:
+        served.append((flags, {"names": [each.name for each in resources], **more}))
+        return 7
+
+    words = ["web", "--context=prod", "--as", "ann", "--domain=example.com", "--port=8080", "--no-browser"]
+    assert main(words, prog=PROG, kubectl="the-kubectl", environ={}, web=web) == 7
+    ((flags, more),) = served
+    assert sorted(flags) == ["--as=ann", "--context=prod"]
+    assert more == {
+        "names": ["example.com/gpu-mem", "example.com/gpu-count"],
+        "port": 8080,
+        "browser": False,
+        "prog": PROG,
+        "kubectl": "the-kubectl",
+    }
+    assert world.calls == []

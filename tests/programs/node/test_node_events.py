@@ -1,0 +1,120 @@
+"""What happens on a node is in the log, in the metrics and in an Event, with the GPU's position where it has one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.core.model.holds import DeviceHold
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.health.gpu_health import Cause
+from gpu_device_plugin.core.node.kubelet.admission import Refused, Why
+from gpu_device_plugin.hardware.gpu_health_tracker import HealthChange
+from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent
+from gpu_device_plugin.node_state import NodeState
+from gpu_device_plugin.programs.node.node_events import Reports
+from gpu_device_plugin.settings.knobs import reload
+from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Sources
+from tests.nodes import node, uuid
+from tests.programs.node.recorded_api import RecordedApi
+
+
+@dataclass
+class Desk(m.Metrics):
+    """Reports, and what they say."""
+
+    counted: list[tuple[str, ...]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        api = RecordedApi()
+        self.reports, self.events = Reports(NodeState(node(8)), self, api), api.events
+
+    def count(self, what: m.Count, *labels: str, times: int = 1) -> None:
+        self.counted += [(what.name.removeprefix("gpushare_"), *labels)] * times
+
+
+@pytest.mark.parametrize(("healthy", "reason"), [(True, "GPUHealthy"), (False, "GPUUnhealthy")])
+def test_a_gpu_is_called_by_its_position(*, healthy: bool, reason: str, caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk()
+    with caplog.at_level("INFO"):
+        desk.reports.health_changed(HealthChange(uuid(0), healthy, "as it is", next(iter(Cause))))
+        desk.reports.health_changed(HealthChange("GPU-unknown", healthy, "as it is", next(iter(Cause))))
+    assert caplog.messages == ["GPU 0 is as it is", "a GPU is as it is"]
+    assert desk.events[0] == (reason, f"GPU 0 ({uuid(0)}) is as it is", "Observe", not healthy)
+    assert {labels[1] for labels in desk.counted} == {"healthy" if healthy else "unhealthy"}
+
+
+@pytest.mark.parametrize("told", RegistrationEvent)
+def test_attempts_to_register_are_counted_and_everything_is_logged(
+    told: RegistrationEvent, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = Desk()
+    with caplog.at_level("INFO"):
+        desk.reports.registration(told, {"resource": "x.com/gpu-mem"})
+    outcomes = {RegistrationEvent.REGISTERED: ["registered"], RegistrationEvent.NOT_REGISTERED: ["failed"]}.get(
+        told, []
+    )
+    assert [labels[-1] for labels in desk.counted] == outcomes
+    assert [(record.getMessage(), record.levelname == "INFO") for record in caplog.records] == [
+        (told, told is RegistrationEvent.REGISTERED)
+    ]
+
+
+def test_a_run_of_refusals_is_told_in_memory_with_the_advice(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk()
+    desk.reports.refused(Kind.MEMORY, 4, Refused(Why.NO_ROOM, "no room"))
+    assert desk.events == []
+    desk.reports.refused_again_and_again(4, "do this")
+    assert desk.events == [
+        ("GPUMemoryFragmented", "Pods of 4 GiB are refused again and again: do this.", "Refuse", True)
+    ]
+    assert caplog.messages == ["refused", "pods of 4 GiB are refused again and again: do this"]
+
+
+def test_devices_that_the_kubelet_has_forgotten_are_told_with_the_pods_that_have_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    desk = Desk()
+    lost = [DeviceHold(uid, "main", Kind.MEMORY, frozenset({f"G::{uid}", f"G::{uid}2"})) for uid in "abcde"]
+    desk.reports.allocations_lost(lost, {"a": "default/a", "e": "default/e"})
+    assert desk.counted == [("ledger_drift_total", "unknown_to_the_kubelet")] * 10
+    ((reason, note, _, warning),) = desk.events
+    assert (reason, warning) == ("DevicesForgotten", True)
+    assert note.startswith(
+        "The kubelet has lost its record of 10 devices of default/a, default/e, the pod with UID b and 2 more: before "
+        "it started its checkpoint was deleted or damaged, or those pods were deleted by force"
+    )
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_a_gpu_without_the_mps_daemon_that_it_needs_is_told_and_its_return_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    desk = Desk()
+    with caplog.at_level("INFO"):
+        desk.reports.mps_changed(uuid(0), "fault")
+        desk.reports.mps_changed("", "no supervisor")
+        desk.reports.mps_changed(uuid(0), "")
+    assert desk.events == [
+        ("MPSNotReady", "MPS does not serve GPU 0 (GPU-0): fault", "Observe", True),
+        ("MPSNotReady", "MPS does not serve this node: no supervisor", "Observe", True),
+        ("MPSReady", "MPS serves GPU 0 (GPU-0) again", "Observe", False),
+    ]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR", "INFO"]
+
+
+@pytest.mark.parametrize(("changed", "drain"), [("share_size", True), ("api", False)])
+def test_settings_that_wait_say_whether_the_node_is_to_be_drained_first(changed: str, *, drain: bool) -> None:
+    running = Sources(NodeSettings, {"api": "off", "node_name": "n"}, {}).read()
+    value = {"share_size": "2GiB", "api": "http://127.0.0.1:1"}[changed]
+    wanted = Sources(NodeSettings, {"api": "off", "node_name": "n", changed: value}, {}).read()
+    desk = Desk()
+    desk.reports.settings_read(reload(running, running))
+    assert desk.events == []
+    desk.reports.settings_read(reload(running, wanted))
+    ((reason, note, _, warning),) = desk.events
+    assert (reason, warning, "drain the node, then " in note) == ("SettingsWait", True, drain)
+    assert note.endswith("spec.nodeName=n")

@@ -1,0 +1,371 @@
+"""The agent reads who uses what at intervals, says it on its node, and serves containers whatever comes of that."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.core.contract.nodereport import SERVED, UsedGpu, read_node_use
+from gpu_device_plugin.core.model.holds import DeviceHold
+from gpu_device_plugin.core.model.limits import Enforcement, LimitState, LimitStatus
+from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.holdings import Holding
+from gpu_device_plugin.core.node.use.over_use import Excess
+from gpu_device_plugin.core.node.use.process_use import (
+    NOT_READ,
+    WITHOUT_HOST_PID,
+    ContainerUse,
+    GpuProcess,
+    GpuReading,
+    UseReading,
+)
+from gpu_device_plugin.core.node.use.use_report import FRESH_S, SELDOM_S, SOON_S
+from gpu_device_plugin.kubelet.procfs import Processes
+from gpu_device_plugin.programs.node.use.use_reader import UseReports, UseWatch
+from tests.nodes import ids, node, uuid
+from tests.patience import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
+
+    import pytest
+
+    from gpu_device_plugin.core.contract.nodereport import NodeUse
+    from gpu_device_plugin.core.node.use.process_use import Place
+
+SHARES = node(16, 16).shares
+UID = "0f5d3a31-9a3b-4c6e-8c5b-6a7b8c9d0e1f"
+ID = "5ad9" * 16
+
+
+def entry(pod_uid: str = UID, *device_ids: str) -> DeviceHold:
+    return DeviceHold(pod_uid, "main", Kind.MEMORY, frozenset(device_ids or ids(0, [0, 1])))
+
+
+@dataclass
+class World:
+    """A node with scripted GPUs and a tree that stands for /proc."""
+
+    proc: Path
+    entries: Observable[tuple[DeviceHold, ...]] = field(default_factory=lambda: Observable(()))
+    readings: tuple[GpuReading, ...] | None = ()
+    error: Exception | None = None
+    host_pids: bool | None = True
+    pods: tuple[Pod, ...] = ()
+    servers: frozenset[int] = frozenset()
+    complete: bool = True
+    read: int = 0
+    """How often the GPUs were read."""
+
+    async def read_use(self) -> tuple[GpuReading, ...] | None:
+        self.read += 1
+        if self.error is not None:
+            raise self.error
+        return self.readings
+
+    def process(self, pid: int, cgroup: str = f"0::/kubepods/pod{UID}/{ID}\n") -> None:
+        folder = self.proc / str(pid)
+        folder.mkdir(exist_ok=True)
+        (folder / "stat").write_text(f"{pid} (python) S 1 1 1 0 -1 0 1 0 0 0 0 0 0 0 20 0 1 0 5 9 9\n")
+        (folder / "cgroup").write_text(cgroup)
+
+    def use(self, *processes: tuple[int, int], used: int | None = None, gpu: str = uuid(0)) -> None:
+        """Let processes, each a PID and its MiB, use the first GPU."""
+        self.readings = (GpuReading(gpu, tuple(GpuProcess(pid, mib) for pid, mib in processes), used),)
+
+    @asynccontextmanager
+    async def watching(self, interval_s: float = 0.01) -> AsyncIterator[UseWatch]:
+        watch = UseWatch(
+            self.read_use,
+            self.entries,
+            lambda: SHARES,
+            interval_s=interval_s,
+            pods=lambda: self.pods,
+            mps_servers=lambda: self.servers,
+            complete=lambda: self.complete,
+            processes=Processes(self.proc),
+            host_pids=lambda: self.host_pids,
+        )
+        task = asyncio.create_task(watch.run())
+        try:
+            yield watch
+        finally:
+            assert not task.done()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def rounds(self, count: int = 2) -> None:
+        """Wait until the GPUs were read so many times more."""
+        until = self.read + count
+        await eventually(lambda: self.read >= until)
+
+
+def amounts(watch: UseWatch) -> list[tuple[str, int, int | None]]:
+    return [(use.container, use.granted_mib, use.used_mib) for use in watch.reading.value.containers]
+
+
+async def test_a_process_is_found_in_its_container(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.entries.set((entry(),))
+    world.process(11)
+    world.process(12, "0::/system.slice/x.service\n")
+    world.use((11, 700), (12, 50), (13, 60), used=815)  # 13 has ended since
+    async with world.watching() as watch:
+        await eventually(lambda: amounts(watch) == [("main", 2048, 700)])
+        assert watch.reading.value.unattributed_mib == {uuid(0): 115}
+        assert watch.reading.value.blind == ""
+        assert watch.reading.value.at > 0
+        world.use((11, 900), used=900)
+        await eventually(lambda: amounts(watch) == [("main", 2048, 900)])
+
+
+async def test_nothing_is_read_before_the_kubelets_checkpoint(tmp_path: Path) -> None:
+    """Every pod would trespass."""
+    world = World(tmp_path)
+    world.process(11)
+    world.use((11, 700))
+    async with world.watching() as watch:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert (world.read, watch.reading.version) == (0, 0)
+        world.entries.set((entry(),))
+        await eventually(lambda: amounts(watch) == [("main", 2048, 700)])
+        assert [use.trespassing for use in watch.reading.value.containers] == [False]
+
+
+async def test_a_pod_whose_grant_is_not_recorded_yet_does_not_trespass(tmp_path: Path) -> None:
+    world = World(tmp_path, complete=False)
+    world.entries.set(())
+    world.process(11)
+    world.use((11, 700), used=700)
+    async with world.watching() as watch:
+        await eventually(lambda: watch.reading.value.unattributed_mib == {uuid(0): 700})
+        world.complete = True
+        await eventually(lambda: amounts(watch) == [("", 0, 700)])
+
+
+async def test_gpus_that_are_not_shared_are_not_looked_at(tmp_path: Path) -> None:
+    """An administrator has left them to another plugin, whose pods use them rightly."""
+    world = World(tmp_path)
+    world.entries.set(())
+    world.process(11)
+    world.use((11, 700), gpu="GPU-excluded")
+    async with world.watching() as watch:
+        await world.rounds()
+        await eventually(lambda: watch.reading.version > 0)
+        assert (watch.reading.value.containers, watch.reading.value.used_mib) == ((), {})
+
+
+async def test_a_server_of_mps_and_a_stranger_are_told_apart(tmp_path: Path) -> None:
+    world = World(tmp_path, pods=(Pod(UID, "shop", "web-0"),), servers=frozenset({12}))
+    world.entries.set(())
+    world.process(11)
+    world.process(12)
+    world.use((11, 700), (12, 90), used=790)
+    async with world.watching() as watch:
+        await eventually(lambda: amounts(watch) == [("", 0, 700)])
+        (use,) = watch.reading.value.containers
+        assert use.trespassing
+        assert use.pod == world.pods[0]
+
+
+async def test_a_blind_agent_says_so_and_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    world = World(tmp_path, host_pids=False)
+    world.entries.set((entry(),))
+    world.use(used=900)
+    async with world.watching() as watch:
+        await world.rounds(3)
+        await eventually(lambda: watch.reading.version > 2)
+        assert (amounts(watch), watch.reading.value.blind) == ([("main", 2048, None)], WITHOUT_HOST_PID)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+async def test_a_driver_that_does_not_answer_leaves_the_newest_reading(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.entries.set((entry(),))
+    world.use(used=3)
+    async with world.watching() as watch:
+        await eventually(lambda: watch.reading.version > 0)
+        world.readings = None
+        await world.rounds()
+        before = watch.reading.version
+        await world.rounds()
+        assert watch.reading.version == before
+        assert amounts(watch) == [("main", 2048, 0)]
+
+
+async def test_a_fault_is_logged_once_and_reading_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    world = World(tmp_path, error=RuntimeError("can't start new thread"))
+    world.entries.set((entry(),))
+    async with world.watching() as watch:
+        await world.rounds(4)
+        assert watch.reading.version == 0
+        world.error = None
+        world.use(used=3)
+        await eventually(lambda: watch.reading.version > 0)
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+async def test_the_interval_may_change_and_0_switches_off(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.entries.set((entry(),))
+    world.process(11)
+    world.use((11, 700))
+    async with world.watching(interval_s=0.0) as watch:
+        await eventually(lambda: watch.reading.value.blind == NOT_READ)
+        assert amounts(watch) == [("main", 2048, None)]
+        world.entries.set((entry(), entry("b", *ids(1, [0]))))
+        await eventually(lambda: len(watch.reading.value.containers) == 2)
+        assert world.read == 0
+        watch.interval_s = 3600.0
+        await eventually(lambda: watch.reading.value.blind == "")
+        assert amounts(watch) == [("main", 2048, 700), ("main", 1024, None)]
+        watch.interval_s = 0.01
+        await world.rounds(2)
+        watch.interval_s = 0.0
+        await eventually(lambda: watch.reading.value.blind == NOT_READ)
+        assert watch.interval_s == 0.0
+        assert repr(watch).startswith("<UseWatch every 0 s: ")
+
+
+async def test_the_kernels_proc_is_read_by_default() -> None:
+    """This process runs in no pod that holds a GPU here, so nobody is charged for it."""
+    entries: Observable[tuple[DeviceHold, ...]] = Observable(())
+    entries.set((entry(),))
+
+    async def read_use() -> tuple[GpuReading, ...]:
+        await asyncio.sleep(0)
+        return (GpuReading(uuid(0), (GpuProcess(os.getpid(), 700),), 700),)
+
+    watch = UseWatch(read_use, entries, lambda: SHARES, interval_s=3600, host_pids=lambda: True)
+    task = asyncio.create_task(watch.run())
+    await eventually(lambda: watch.reading.version > 0, running=lambda: [task])
+    assert watch.holdings()[0].granted == {uuid(0): 2048}
+    assert ("main", 2048, 0) in amounts(watch)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+# --- Reports ----------------------------------------------------------------------------------------------------------
+
+WEB = ContainerUse(UID, "main", uuid(0), 2048, 700, holding=Holding(UID, "main"), pod=Pod(UID, "shop", "web-0"))
+PLACE = (UID, "main", uuid(0))
+
+
+@dataclass
+class Reported:
+    """A pod on the first GPU, and what was written of it on the node, by a clock that the test turns."""
+
+    entries: Observable[tuple[DeviceHold, ...]] = field(default_factory=lambda: Observable((entry(),)))
+    limits: Observable[Mapping[Place, LimitState]] = field(default_factory=lambda: Observable({}))
+    over: Observable[Mapping[Place, Excess]] = field(default_factory=lambda: Observable({}))
+    now: float = 1000.0
+    written: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.watch = UseWatch(
+            _unread, self.entries, lambda: SHARES, interval_s=15.0, pods=lambda: (Pod(UID, "shop", "web-0"),)
+        )
+        self.reports = UseReports(self.watch, self.limits, self.over, self.written.append, clock=lambda: self.now)
+
+    def read(self, used: int = 700) -> None:
+        self.watch.reading.set(UseReading(self.now, (WEB,), {uuid(0): used}, {uuid(0): 0}))
+
+    @property
+    def said(self) -> list[NodeUse]:
+        return [read_node_use(text) for text in self.written]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.reports.run())
+        try:
+            yield
+        finally:
+            assert not task.done()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def _unread() -> None:
+    """Read no GPU: the test says what was read."""
+
+
+async def settled() -> None:
+    """Let every task that can run do so; none of them waits for anything but the loop."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_nothing_is_written_before_the_first_reading() -> None:
+    node = Reported()
+    async with node.running():
+        node.limits.set({})
+        await settled()
+        assert node.written == []
+        node.read()
+        await settled()
+        assert [part.pod for said in node.said for part in said.parts] == ["web-0"]
+        assert "web-0" in repr(node.reports)
+
+
+async def test_figures_are_written_after_their_minute_and_states_after_seconds() -> None:
+    node = Reported()
+    node.read()
+    async with node.running():
+        await settled()
+        assert len(node.written) == 1
+        node.now += SELDOM_S - 1
+        node.read(used=9000)
+        await settled()
+        assert len(node.written) == 1
+        node.limits.set({PLACE: LimitState(Enforcement.MPS, LimitStatus.HELD)})
+        await settled()
+        assert [(said.gpus[0].used_mib, said.parts[0].held) for said in node.said[1:]] == [(9000, LimitStatus.HELD)]
+        node.now += SOON_S
+        node.over.set({PLACE: Excess(PLACE, 700, 100, since=node.now)})
+        await settled()
+        assert bool(node.said[2].parts[0].over_since)
+        node.now += SELDOM_S
+        node.read(used=9100)
+        await settled()
+        assert len(node.written) == 3
+        node.read(used=10_000)
+        await settled()
+        assert len(node.written) == 4
+
+
+async def test_what_was_too_early_is_written_later_without_another_reading() -> None:
+    node = Reported()
+    node.read()
+    async with node.running():
+        await settled()
+        node.now += SOON_S - 0.01
+        node.entries.set(())
+        node.read()
+        await settled()
+        assert len(node.written) == 1
+        node.now += 1
+        await eventually(lambda: len(node.written) == 2)
+        assert node.said[1].parts == ()
+
+
+async def test_the_page_has_the_report_of_this_moment_and_no_figures_that_are_old() -> None:
+    node = Reported()
+    node.read()
+    pages = await asyncio.gather(*(node.reports.page() for _ in range(3)))
+    assert {page.content_type for page in pages} == {"application/json"}
+    use = read_node_use(str(pages[0].body), SERVED)
+    assert ([part.used_mib for part in use.parts], use.gpus) == ([700], {0: UsedGpu(700, 0)})
+    node.now += FRESH_S + 1
+    use = node.reports.now()
+    assert ([part.used_mib for part in use.parts], use.gpus) == ([None], {})
+    node.entries.set(())
+    assert node.reports.now().parts == ()

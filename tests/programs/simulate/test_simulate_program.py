@@ -1,0 +1,571 @@
+"""`gpu-device-plugin simulate`, from the command line to what is printed."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+
+from gpu_device_plugin.cli import parse
+from gpu_device_plugin.core.value.marginal_value import Left
+from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.programs.simulate.inputs.entries import nodes_in, pods_in
+from gpu_device_plugin.programs.simulate.inputs.sources import MOST_BYTES
+from gpu_device_plugin.programs.simulate.model import Outcome, Workload
+from gpu_device_plugin.programs.simulate.results import answer
+from gpu_device_plugin.programs.simulate.run import POLICIES
+from gpu_device_plugin.programs.simulate.simulate_program import Bar, main
+from gpu_device_plugin.settings.knobs import UsageError
+from gpu_device_plugin.testing.builders import container, node, pod
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NODES = ("--nodes", "1x gpus=1 mem=10")
+PODS = ("--pods", "1x mem=6; 1x mem=4")
+
+
+def simulated(*words: str, kubectl: str = "kubectl") -> int:
+    return main(parse(["simulate", *words]), {}, kubectl=kubectl)
+
+
+def refusal(*words: str) -> str:
+    with pytest.raises(UsageError) as error:
+        simulated(*words)
+    return str(error.value)
+
+
+def document(capsys: pytest.CaptureFixture[str], *words: str, **more: str) -> Any:
+    assert simulated(*words, "-o", "json", **more) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    assert simulated(*words) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_each_policy_answers_in_a_sentence_and_pods_stand_below_as_they_were_entered(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """6 and 4 fill a GPU of 10 exactly, in either order. Each pod counts once, not once for each seed."""
+    assert printed(capsys, *NODES, *PODS, "--policy", "fit,spread") == [
+        "1 node, 1 GPU (10 shares each); 2 pods of 2 kinds; 3 seeds",
+        "",
+        "fit: all 2 pods run; 100.0 % of the GPUs are given out",
+        "spread: all 2 pods run; 100.0 % of the GPUs are given out",
+        "",
+        "PODS   CAME  fit  spread",
+        "mem=6     1    1       1",
+        "mem=4     1    1       1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pods", "said"),
+    [
+        ("2x mem=10", "mem=4", "the pod of mem=4 runs; 20.0 % of the GPUs are given out"),
+        ("2x mem=10", "5x mem=6", "2 of 5 pods of mem=6 run, 3 wait for room on one GPU; 60.0 %"),
+        ("gpus=2 mem=10", "2x mem=14 split=2", "1 of 2 pods of mem=14 split=2 runs, 1 waits for room on 2 GPUs of one"),
+        ("gpus=2 mem=10", "2x count=2", "1 waits for 2 free GPUs on one node; 100.0 %"),
+        ("gpus=1 mem=10 model=A10", "2x count=1 model=A10", "1 waits for a free GPU of model A10; 100.0 %"),
+        ("mem=10 cpu=4", "2x mem=4 cpu=3", "1 waits for CPU beside room on one GPU; 40.0 %"),
+        ("mem=10 memory=4Gi", "2x mem=4 memory=3Gi", "1 waits for memory beside room on one GPU; 40.0 %"),
+        ("mem=10 cpu=4 memory=4Gi", "2x mem=4 cpu=3 memory=3Gi", "1 waits for CPU and memory beside room on one GPU"),
+        ("mem=10 cpu=4", "2x cpu=3", "1 waits for CPU; 0.0 % of the GPUs"),
+        ("mem=10", "mem=9; 2x mem=12", "1 of 3 pods runs, 2 fit on no node, not even on an empty one; 90.0 %"),
+    ],
+)
+def test_the_answer_says_what_pods_wait_for(
+    nodes: str, pods: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for policy in POLICIES:
+        found = printed(capsys, "--nodes", nodes, "--pods", pods, "--policy", policy)
+        assert found[2].startswith(f"{policy}: ")
+        assert said in found[2]
+
+
+def test_the_answer_names_the_reasons_of_most_pods_first_and_three_at_most() -> None:
+    """On GPUs of which 9, 9 and 4 of 10 shares are taken, the last on a node that has no CPU left either."""
+    (one, two), last = nodes_in("2x gpus=1 mem=10"), nodes_in("gpus=1 mem=10 model=T4 cpu=2 memory=1Gi")[0]
+    taken = [replace(node, left=replace(node.left, frees=(1,))) for node in (one, two)]
+    nodes = (*taken, replace(last, left=Left((6,), 0, 1024)))
+    workload = Workload.of(pods_in("mem=4 cpu=1; 9x mem=7; 8x count=1 model=T4; 2x mem=6 memory=1Gi cpu=1; 3x mem=11"))
+    refused = np.zeros(len(workload.pods), np.bool_)
+    outcome = Outcome("fit", workload.pods, refused, np.ones(len(refused)), 30.0, 0.0, nodes)
+    assert answer([outcome], workload) == (
+        "fit: none of 23 pods run, 9 wait for room on one GPU, 8 for a free GPU of model T4, "
+        "3 for CPU beside room on one GPU, 3 fit on no node, not even on an empty one; 73.3 % of the GPUs are given out"
+    )
+    more = Workload(
+        (*workload.kinds, PodKind(0, 1)), (*workload.pods, len(workload.kinds)), (*workload.names, "count=1")
+    )
+    refused = np.zeros(len(more.pods), np.bool_)
+    outcome = Outcome("fit", more.pods, refused, np.ones(len(refused)), 30.0, 0.0, nodes)
+    assert ", 3 for CPU beside room on one GPU, 1 for something else, 3 fit on no node" in answer([outcome], more)
+
+
+def test_orders_of_pods_that_end_differently_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """A GPU of 10 takes two pods of 5 or one of 9."""
+    found = printed(capsys, "--nodes", "mem=10", "--pods", "2x mem=5; 2x mem=9", "--policy", "fit", "--seeds", "9")
+    assert "(1 to 2 by their order)" in found[2]
+
+
+def test_a_cluster_counts_what_its_running_pods_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 10 shares 6 are held, and 4 of the 5 that are waited for come too."""
+    found = printed(capsys, "--nodes", cluster(tmp_path), "--policy", "binpack", "--seeds", "1")
+    assert found[2] == "binpack: 1 of 2 pods runs, 1 waits for room on one GPU; 100.0 % of the GPUs are given out"
+    assert [line.split() for line in found[-2:]] == [["default/first", "1", "1"], ["default/second", "1", "0"]]
+
+
+def test_more_entries_than_people_read_are_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    pods = "; ".join(f"mem={size}" for size in range(1, 26))
+    found = printed(capsys, "--nodes", "9x mem=100", "--pods", pods, "--policy", "fit")
+    assert [line.split()[:4] for line in found[-3:]] == [
+        ["0.1", "GPU", "10", "10"],
+        ["0.2", "GPU", "10", "10"],
+        ["0.3", "GPU", "5", "5"],
+    ]
+
+
+def test_json_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of three pods of 6 one fits."""
+    found = document(capsys, *NODES, "--pods", "3x mem=6", "--policy", "bestfit", "--seeds", "1")
+    (policy,) = found["policies"]
+    assert policy.pop("cpuSeconds") >= 0
+    assert policy == {
+        "policy": "bestfit",
+        "answer": "bestfit: 1 of 3 pods of mem=6 runs, 2 wait for room on one GPU; 60.0 % of the GPUs are given out",
+        "pods": [{"name": "mem=6", "came": 3, "accepted": 1}],
+        "allocatedAt100": 0.6,
+        "allocatedAtEnd": 0.6,
+        "rejected": 0.66667,
+        "classes": [{"class": "0.6 GPU", "pods": 3, "accepted": 1}],
+        "seeds": [{"accepted": 0.6, "rejected": 0.66667}],
+    }
+    assert (found["version"], found["nodes"], found["gpus"], found["freeShares"], found["pods"]) == (1, 1, 1, 10, 3)
+
+
+def test_pods_that_come_until_the_gpus_are_asked_for_compare_policies_over_all_seeds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = printed(capsys, *NODES, "--pods", "mem=6", "--policy", "fit", "--until", "110")
+    assert found[2].startswith("fit: 1 of 2 pods of mem=6 runs, 1 waits for room on one GPU")
+    assert [line.split() for line in found[4:6]] == [
+        ["POLICY", "AT", "100", "%", "AT", "END", "REJECTED"],
+        ["fit", "60.0", "60.0", "50.0"],
+    ]
+
+
+def test_what_never_happened_is_a_dash_and_the_first_pod_without_room_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("--nodes", "mem=10", "--policy", "fit", "--until")
+    assert printed(capsys, *words, "50", "--pods", "mem=7")[5].split() == ["fit", "-", "70.0", "0.0"]
+    assert printed(capsys, *words, "rejected", "--pods", "mem=3")[2] == (
+        "fit: 3 pods run before one of mem=3 finds no room; 90.0 % of the GPUs that were free are given out"
+    )
+
+
+def test_departures_have_no_allocation_at_an_end(capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(capsys, *NODES, *PODS, "--departures", "90")
+    assert "AT END" not in "\n".join(found)
+    assert " pods that came found room" in found[2]
+    assert document(capsys, *NODES, "--pods", "count=1", "--departures", "5")["policies"][0]["classes"] == []
+
+
+# --- How many nodes ---------------------------------------------------------------------------------------------------
+
+
+def test_nodes_needed_are_told_with_what_the_sums_say(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*NODES, "--pods", "4x mem=6", "--nodes-needed", "--policy", "fit")
+    answer = "fit: all 4 pods run on 4 nodes; by the sums of GPU, CPU and memory no policy needs fewer than 3"
+    assert printed(capsys, *words)[2:] == [answer]
+    assert document(capsys, *words)["policies"] == [
+        {"policy": "fit", "answer": answer, "nodes": 4, "seeds": [4, 4, 4], "atLeast": 3, "pods": 4}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pods", "kind", "said"),
+    [
+        ("3x mem=5", "mem=8", "all 3 pods run on 1 more node; by the sums"),
+        ("2x mem=5", "mem=8", "no more nodes are needed: all 2 pods run on those that are there"),
+        ("5x mem=5", "2x mem=8", "all 5 pods run on 3 more nodes"),
+        ("mem=9; 2x mem=8", "mem=8", "all 3 pods run on 2 more nodes"),
+        ("3x count=1", "gpus=2 mem=8", "all 3 pods run on 1 more node"),
+    ],
+)
+def test_nodes_needed_may_be_of_a_kind_beside_those_that_are_there(
+    pods: str, kind: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One node has a GPU of 10; a pod of 9 fits there and on no new one."""
+    words = (*NODES, "--pods", pods, "--nodes-needed", kind, "--policy", "fit")
+    assert printed(capsys, *words)[2].startswith(f"fit: {said}")
+
+
+def test_a_pod_that_fits_on_no_node_is_an_error_or_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--nodes", "mem=10", "--pods", "2x mem=6; mem=11", "--policy", "fit", "--nodes-needed")
+    assert "a pod that asks for mem=11 does not fit on an empty node" in refusal(*words)
+    assert "leave such pods out with --skip-misfits" in refusal(*words)
+    capsys.readouterr()
+    assert simulated(*words, "--skip-misfits") == 0
+    shown = capsys.readouterr()
+    assert "1 pod fits on no node, not even on an empty one, and is left out; it asks for mem=11" in shown.err
+    assert "fit: all 2 pods run on 2 nodes" in shown.out
+
+
+def test_a_pod_that_only_a_full_node_could_host_is_an_error_or_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """The one GPU of 10 takes one of the pods of 9, and no GPU of 8 takes the other."""
+    words = (*NODES, "--pods", "2x mem=9; mem=1", "--policy", "fit", "--nodes-needed", "mem=8")
+    assert "mem=9 finds no room on the nodes that are there, and fits on none that is added" in refusal(*words)
+    said = "fit: no more nodes are needed: 2 of 3 pods run on those that are there"
+    assert printed(capsys, *words, "--skip-misfits")[2:] == [said]
+
+
+# --- The picture ------------------------------------------------------------------------------------------------------
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(tmp_path: Path, *words: str) -> ET.Element:
+    file = tmp_path / "a.svg"
+    assert simulated(*words, "--picture", str(file)) == 0
+    return ET.parse(file).getroot()  # noqa: S314 - our own file
+
+
+def test_the_picture_tells_its_figures_in_words_too(tmp_path: Path) -> None:
+    found = drawn(tmp_path, *NODES, "--pods", "3x mem=6", "--policy", ",".join(POLICIES))
+    said = found.findtext(f"{SVG}desc")
+    assert said is not None
+    assert "fit: 1 of 3 pods of mem=6 runs, 2 wait for room on one GPU; 60.0 % of the GPUs are given out." in said
+    assert "fit, all seeds: 66.7 % of the GPU asked for rejected." in said
+    assert found.findtext(f"{SVG}title") == "GPU allocated, and pods rejected, by policy"
+    assert len(found.findall(f"{SVG}polyline")) == len(POLICIES)
+    assert len(found.findall(f"{SVG}rect")) == 1 + len(POLICIES)
+
+
+def test_every_part_of_the_picture_has_its_colours_as_plain_attributes(tmp_path: Path) -> None:
+    """librsvg and ImageMagick draw nothing where a colour is a variable, and black lines where there is no stroke."""
+    found = drawn(tmp_path, "--nodes", "9x mem=10", "--pods", "9x mem=6; 9x mem=3", "--until", "130")
+    parts = [each for each in found.iter() if each.tag.removeprefix(SVG) in {"rect", "text", "path", "polyline"}]
+    assert parts[0].attrib["fill"] == "#ffffff"
+    for each in parts:
+        assert all(re.fullmatch("none|#[0-9a-f]{6}", each.attrib[name]) for name in ("fill", "stroke")), each.attrib
+        assert each.tag != f"{SVG}text" or {"font-family", "font-size"} <= {*each.keys()}
+    assert not {name for each in found.iter() for name in each.keys()} & {"style", "class", "opacity"}  # noqa: SIM118
+    assert found.find(f".//{SVG}style") is None
+
+
+def test_the_picture_enlarges_the_part_where_lines_differ(tmp_path: Path) -> None:
+    """40 GPUs of 10, and pods of 6 and 4 that fill them: `spread` leaves room for neither on many of them."""
+    words = ("--nodes", "40x mem=10", "--pods", "40x mem=6; 40x mem=4", "--until", "110", "--policy", "fit,spread")
+    found = drawn(tmp_path, *words)
+    lines = found.findall(f"{SVG}polyline")
+    assert "The same where the policies differ" in [each.text for each in found.iter(f"{SVG}text")]
+    whole, enlarged = lines[:2], lines[2:]
+
+    def apart(pair: list[ET.Element]) -> float:
+        ends = [each.attrib["points"].split()[-1].split(",")[1] for each in pair]
+        return abs(float(ends[0]) - float(ends[1]))
+
+    assert len(enlarged) == 2
+    assert len(drawn(tmp_path, *NODES, *PODS, "--policy", "fit,spread").findall(f"{SVG}polyline")) == 2, "no difference"
+    assert apart(enlarged) > 2 * apart(whole) > 0
+
+
+# --- Sources ----------------------------------------------------------------------------------------------------------
+
+
+def cluster(tmp_path: Path) -> str:
+    """A GPU of 10 on which 6 are taken, and a queue of 4 and 5."""
+    there = node("a", mem=10, count=1)
+    there["metadata"]["uid"] = "a"
+    placed = {"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_ASSIGNED": "true"}
+    objects = [
+        there,
+        pod("r", container(mem=6), uid="r", node="a", phase="Running", annotations=placed),
+        pod("first", container(mem=4), uid="first", created="2026-11-01T00:00:00Z"),
+        pod("second", container(mem=5), uid="second", created="2026-11-02T00:00:00Z"),
+    ]
+    file = tmp_path / "cluster.json"
+    file.write_text(json.dumps({"kind": "List", "items": objects}), encoding="utf-8")
+    return str(file)
+
+
+def script(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "kubectl"
+    file.write_text(f"#!{sys.executable}\nimport sys\n{text}\n", encoding="utf-8")
+    file.chmod(0o755)
+    return str(file)
+
+
+def test_running_pods_stay_or_come_again_before_the_queue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--nodes", cluster(tmp_path), "--policy", "binpack")
+    stay, again = document(capsys, *words), document(capsys, *words, "--from-empty")
+    assert [(each["freeShares"], each["pods"]) for each in (stay, again)] == [(4, 2), (10, 3)]
+    assert [[kind["accepted"] for kind in each["policies"][0]["classes"]] for each in (stay, again)] == [
+        [3, 0],
+        [3, 0, 3],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "flags", "number"),
+    [("mem=6", (), 2), ("mem=6", ("--from-empty",), 3), ("the cluster", ("--nodes-needed", "T4"), 1)],
+)
+def test_a_queue_needs_nodes_and_with_the_running_pods_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], nodes: str, flags: tuple[str, ...], number: int
+) -> None:
+    """On GPUs of 6 shares the pods of 4, of 5, and the running one of 6 each need one of their own.
+
+    Of the cluster's 10 shares 6 are held: the pod of 4 fits beside them, and that of 5 needs a node.
+    """
+    file = cluster(tmp_path)
+    words = ("--nodes", nodes.replace("the cluster", file), "--pods", file, "--policy", "fit", "--nodes-needed", *flags)
+    assert document(capsys, *words)["policies"][0]["nodes"] == number
+
+
+def test_the_mix_may_be_learned_from_the_pods_that_come(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each pair of 6 and 4 fills a GPU of 10; pods that come in a bad order leave some GPUs with room for neither."""
+    words = ("--nodes", "30x mem=10", "--pods", "30x mem=6; 30x mem=4", "--policy", "fit,fgd", "--cold")
+    found = document(capsys, *words)
+    assert found["cold"] is True
+    assert [sum(each["pods"] for each in policy["classes"]) for policy in found["policies"]] == [180, 180]
+    assert all(policy["rejected"] < 0.2 for policy in found["policies"])
+
+
+def test_the_cluster_is_read_by_kubectl_with_the_flags_that_select_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl = script(tmp_path, f"assert '--context=lab' in sys.argv[1:]\nprint(open({cluster(tmp_path)!r}).read())")
+    assert document(capsys, "--context", "lab", kubectl=kubectl)["pods"] == 2
+
+
+NODES_CSV = "sn,cpu_milli,memory_mib,gpu,model\nn,8000,65536,2,T4\n"
+PODS_CSV = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\na,1000,1,1,500,\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "expected"),
+    [
+        (NODES_CSV, ("--nodes", "FILE", "--pods", "2x mem=50"), (0.5, "mem counts hundredths")),
+        (PODS_CSV, ("--nodes", "gpus=2 mem=24", "--pods", "FILE"), (0.25, "100 shares")),
+        ('{"nodes": [{"mem": 10}], "pods": [{"times": 2, "mem": 5}]}', ("--nodes", "FILE"), (1.0, "")),
+        ("nodes:\n- {mem: 10}\npods:\n- {name: web, times: 2, mem: 5}\n", ("--nodes", "FILE"), (1.0, "")),
+    ],
+    ids=["trace of nodes", "trace of pods", "JSON", "YAML"],
+)
+def test_nodes_and_pods_may_be_traces_or_our_own_lists(
+    text: str,
+    words: tuple[str, ...],
+    expected: tuple[float, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Pods of a trace ask for hundredths of GPUs, so that each GPU counts as 100 shares."""
+    file = tmp_path / "file"
+    file.write_text(text, encoding="utf-8")
+    found = document(capsys, *(str(file) if word == "FILE" else word for word in words))
+    assert found["policies"][0]["allocatedAtEnd"] == expected[0]
+    assert expected[1] in " ".join(found["notes"])
+
+
+DEPLOYMENT = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  replicas: 3
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      containers:
+      - name: main
+        image: example.com/web:1
+        resources: {limits: {aliyun.com/gpu-mem: 4}, requests: {cpu: 500m, memory: 1Gi}}
+"""
+JOB = """---
+apiVersion: batch/v1
+kind: Job
+metadata: {name: train, creationTimestamp: 2026-11-24T00:00:00Z}
+spec:
+  parallelism: 2
+  template: {spec: {containers: [{name: main, resources: {limits: {"nvidia.com/gpu": "1"}}}]}}
+"""
+
+
+def test_pods_may_be_those_of_a_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three pods of 4 shares fit on one GPU of 14, and two that ask for a whole one on two others."""
+    file = tmp_path / "web.yaml"
+    file.write_text(f"# of the shop\n{DEPLOYMENT}{JOB}", encoding="utf-8")
+    found = printed(capsys, "--nodes", "3x T4", "--pods", str(file), "--policy", "fit")
+    assert found[0] == "1 node, 3 GPUs (Tesla T4, 14 shares each); 5 pods of 2 kinds; 3 seeds"
+    assert [line.split() for line in found[-2:]] == [["Deployment", "web", "3", "3"], ["Job", "train", "2", "2"]]
+
+
+def test_a_manifest_of_one_object_and_a_list_in_yaml_are_read_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "web.yaml"
+    alone = DEPLOYMENT.strip()
+    listed = "kind: List\nitems:\n- " + alone.replace("\n", "\n  ")
+    for text in (alone, listed, f"{listed}\n---\n", f"{listed}\n---\nkind: Service\n"):
+        file.write_text(text, encoding="utf-8")
+        assert document(capsys, *NODES, "--pods", str(file))["pods"] == 3
+
+
+def test_a_pod_that_fits_on_no_empty_node_is_pointed_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulated(*NODES, "--pods", "1x mem=4; 2x mem=11") == 0
+    assert "2 pods fit on no node, not even on an empty one; one of them asks for mem=11" in capsys.readouterr().err
+    assert simulated(*NODES, "--pods", "1x mem=4; 1x mem=11") == 0
+    assert "1 pod fits on no node, not even on an empty one; it asks for mem=11" in capsys.readouterr().err
+
+
+# --- Mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((*NODES, "--pods", "/no/such.json"), "--pods: /no/such.json: the file cannot be read: No such file"),
+        ((*NODES, "--pods", "40x mme=8"), "--pods: 40x mme=8: '40x mme=8': there is no 'mme' here; did you mean mem?"),
+        ((*NODES, *PODS, "--policy", "fti"), "--policy: there is no policy 'fti'; did you mean fit?"),
+        ((*NODES, *PODS, "--policy", ","), "--policy: no policy is named; there are fit, binpack"),
+        (("--nodes", "3x gpus=0 mem=1", *PODS), "none of 3 nodes has a GPU that is shared; give nodes with GPUs"),
+        ((*NODES, "--pods", "0x mem=1"), "--pods: 0x mem=1: there is no pod to place; give some"),
+        ((*NODES, "--pods", "9999999x mem=1"), "that makes more than 1,000,000; give fewer"),
+        (("--nodes", "100001x mem=1", *PODS), "--nodes: 100,001 nodes are more than 100,000; give fewer"),
+        ((*NODES, "--pods", "mem=11"), "no pod fits on any node, not even on an empty one; the first asks for mem=11"),
+        (NODES, "--pods is missing: nodes in words have no pods; give some, as --pods '40x mem=8"),
+        (("--nodes", "H100"), "--pods is missing: nodes in words have no pods"),
+        (
+            (*NODES, *PODS, "--nodes-needed", "mem=3; mem=4"),
+            "--nodes-needed: mem=3; mem=4: name one kind of node, such as",
+        ),
+        ((*NODES, *PODS, "--nodes-needed", ";"), "--nodes-needed: ;: name one kind of node, such as"),
+        (
+            (*NODES, *PODS, "--nodes-needed", "4x H10"),
+            "--nodes-needed: 4x H10: '4x H10': 'H10' is no GPU that is known",
+        ),
+        (("--nodes", "mem=4; mem=5", *PODS, "--nodes-needed"), "name the kind that you would add to them, as in"),
+        ((*NODES, *PODS, "--seeds", "many"), "--seeds: 'many' is not a whole number from 1 to 100"),
+        ((*NODES, *PODS, "--until", "0.9"), "--until: '0.9' is not rejected, or a percentage from 5 to 1000; write 95"),
+        ((*NODES, *PODS, "--departures", "x"), "--departures: 'x' is not a percentage from 5 to 200; write 95"),
+        ((*NODES, *PODS, "--until", "90", "--nodes-needed"), "--until and --nodes-needed are different questions"),
+        ((*NODES, *PODS, "--nodes-needed", "--picture", "a.svg"), "there is no picture of --nodes-needed"),
+        ((*NODES, *PODS, "--picture", "a.png"), "give a name that ends with .svg"),
+        ((*NODES, *PODS, "-o", "yaml"), "--output: 'yaml' is neither table nor json"),
+        ((*NODES, "--pods", "cpu=1", "--until", "100"), "--pods: no pod asks for a GPU; add pods that do"),
+        (
+            ("--nodes", "9x gpus=64 mem=1048576", "--pods", "mem=1", "--until", "100"),
+            "more than 1,000,000 of these pods",
+        ),
+    ],
+)
+def test_a_mistake_is_told_in_one_sentence_with_what_to_do(words: tuple[str, ...], said: str) -> None:
+    found = refusal(*words)
+    assert said in found
+    assert "\n" not in found
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"name,cpu_milli\n", "has no column memory_mib"),
+        (b"", "the file is empty"),
+        (b"\xff\xfe\x00", "neither text nor JSON"),
+        (b'{"nodes": []}', 'has no list "pods"'),
+        (b'{"pods": []}', "there is no pod to place"),
+        (b"{", "it is not JSON with lists of nodes and pods"),
+        (b'{"kind": "List", "items": []}', "there is no pod to place"),
+        (b'{"kind": "List", "items": 3}', "not a list as kubectl prints it"),
+        (b"kind: Deployment\nspec: [\n", "line 3: this is not valid YAML: "),
+        (b"kind: &a [*a]\n", "this is not valid YAML"),
+        (b"kind: Pod\nmetadata: {? [1]: 2}\n", "this is not valid YAML"),
+        (b"kind: Service\nmetadata: {name: web}\n", "there is no pod to place"),
+    ],
+)
+def test_a_wrong_file_is_told_with_its_name(tmp_path: Path, content: bytes, said: str) -> None:
+    file = tmp_path / "wrong"
+    file.write_bytes(content)
+    found = refusal(*NODES, "--pods", str(file))
+    assert said in found
+    assert f"--pods: {file}" in found
+
+
+def test_aliases_of_yaml_are_written_out_within_a_bound(tmp_path: Path) -> None:
+    """Ten times ten times ... ten: some KiB stand for 100 TiB."""
+    lines = ["kind: Pod", f"a0: &a0 {'x' * 10_000}"]
+    lines += [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 11)]
+    file = tmp_path / "web.yaml"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    assert "with its aliases written out the file has more than 16 MiB" in refusal(*NODES, "--pods", str(file))
+    with file.open("ab") as sparse:
+        sparse.truncate(17 << 20)
+    assert "a file of YAML has at most 16 MiB; give JSON" in refusal(*NODES, "--pods", str(file))
+
+
+def test_names_of_strangers_are_safe_on_a_terminal_and_in_the_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.json"
+    file.write_text(json.dumps({"pods": [{"name": "\x1b[31m<&機", "mem": 4}]}), encoding="utf-8")
+    found = drawn(tmp_path, *NODES, "--pods", str(file), "--policy", "fit")
+    assert "\\x1b[31m<&機" in [each.text for each in found.iter(f"{SVG}text")]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == ["PODS          CAME  fit", "\\x1b[31m<&機     1    1"]
+
+
+def test_a_file_that_is_too_large_is_not_read_to_its_end(tmp_path: Path) -> None:
+    file = tmp_path / "large.json"
+    with file.open("wb") as sparse:
+        sparse.truncate(MOST_BYTES + 1)
+    assert "larger than 256 MiB" in refusal(*NODES, "--pods", str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sys.exit('Error from server (Forbidden)')", "could not list nodes and pods (exit code 1)"),
+        ("print('x' * 300_000_000)", "more than 256 MiB"),
+        ("", "/no/kubectl: is not on the PATH; the cluster is read through it: install it"),
+    ],
+)
+def test_a_cluster_that_cannot_be_read_is_a_failure(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    assert simulated(kubectl=script(tmp_path, text) if text else "/no/kubectl") == 1
+    assert said in capfd.readouterr().err
+
+
+def test_a_picture_that_cannot_be_written_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulated(*NODES, *PODS, "--picture", "/no/such/a.svg") == 1
+    assert "--picture: /no/such/a.svg: cannot be written: No such file or directory" in capsys.readouterr().err
+
+
+# --- The progress bar -------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "drawn"), [(Terminal(), f"\r[{'#' * 15}{'.' * 15}]  50 % fit\x1b[K\r\x1b[K"), (io.StringIO(), "")]
+)
+def test_a_bar_is_drawn_on_a_terminal_and_removed_and_not_into_a_file(stream: io.StringIO, drawn: str) -> None:
+    bar = Bar(stream)
+    bar.show("fit", 0.5)
+    bar.show("fit", 0.5)
+    bar.clear()
+    assert stream.getvalue() == drawn
