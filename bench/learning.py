@@ -68,7 +68,7 @@ async def measure(shapes: int, pods: int) -> tuple[Sequence[float], Sequence[flo
     judge = Judge(view)
     learner = Learner(judge, synthetic.RESOURCES, time.monotonic)
     for number in range(pods):
-        learner.came(hostile(number))
+        learner.observe(hostile(number))
     names = list(view.candidates)
     harmless = Ask((Part(Demand(Kind.MEMORY, 4)),))
     judge.scores(harmless, names, "fit", "fit")

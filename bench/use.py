@@ -25,7 +25,7 @@ from gpu_device_plugin.core.node.use.process_use import GpuProcess, GpuReading, 
 from gpu_device_plugin.core.node.use.use_report import names, node_use
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware
-from gpu_device_plugin.kubelet.procfs import Processes
+from gpu_device_plugin.kubelet.procfs import ProcessOwners
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -107,7 +107,7 @@ def mapping(rounds: int = 5) -> tuple[float, float, float]:
     cold, cached, matching = [], [], []
     with sleeping(PROCESSES) as pids:
         for _ in range(rounds):
-            processes = Processes()
+            processes = ProcessOwners()
             cold.append(_ms(lambda processes=processes: processes.owners(pids)))  # type: ignore[misc]
             cached.append(_ms(lambda processes=processes: processes.owners(pids)))  # type: ignore[misc]
             matching.append(_ms(lambda: [owner_of_process(CGROUP) for _ in range(PROCESSES)]))

@@ -27,7 +27,7 @@ from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.programs.web.callers import LocalCallers, ReviewedCallers
 from gpu_device_plugin.programs.web.server import CONNECTIONS, PageServer
 from gpu_device_plugin.programs.web.waiting_page import MOST_WAITING
-from gpu_device_plugin.programs.web.web_routes import About
+from gpu_device_plugin.programs.web.web_routes import AboutPage
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.forms import Address
 
@@ -48,7 +48,7 @@ async def serve(api: str, *, reviewed: bool) -> None:
         local = LocalCallers("bench")
         callers = ReviewedCallers(client) if reviewed else local
         server = PageServer(
-            client, ResourceSettings().offered, callers, about=About("cluster" if reviewed else "kubeconfig")
+            client, ResourceSettings().offered, callers, about=AboutPage("cluster" if reviewed else "kubeconfig")
         )
         async with server.serving(Address("127.0.0.1", 0)) as port:
             print(port, "admin" if reviewed else local.token, flush=True)

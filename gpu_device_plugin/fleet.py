@@ -26,7 +26,7 @@ NOT_KNOWN: Mapping[str, Amounts | None] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FleetEntry:
     """One pod in the ledger of a node."""
 
     uid: str
@@ -50,7 +50,7 @@ class Entry:
     """Claimed, and it is unknown whether the pod is bound; that it is not shows once no request can take effect."""
 
     @classmethod
-    def of(cls, pod: Pod, usage: Usage) -> Entry:
+    def of(cls, pod: Pod, usage: Usage) -> FleetEntry:
         """Return the entry of a bound pod."""
         return cls(
             pod.uid,
@@ -81,7 +81,7 @@ class _Node:
 
     gpus: NodeGpus | None = None
     allocatable: Amounts | None = None
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, FleetEntry] = field(default_factory=dict)
 
 
 class View:
@@ -133,7 +133,7 @@ class Fleet:
         *,
         vanished_grace_s: float,
         settle_s: float = 0.0,
-        on_drift: Callable[[Entry, Entry], None] = lambda _before, _after: None,
+        on_drift: Callable[[FleetEntry, FleetEntry], None] = lambda _before, _after: None,
         on_unplaced: Callable[[Pod], None] = lambda _pod: None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
@@ -154,14 +154,14 @@ class Fleet:
         self._on_unplaced = on_unplaced
         self._on_change = on_change
         self._nodes: dict[str, _Node] = {}
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, FleetEntry] = {}
         self._pending: dict[str, Pod] = {}
         self._expiring: set[str] = set()
         self._claimed: set[str] = set()
         self._stale: set[str] = set()
         self._others = OtherPods()
         self.now = View(self._refresh)
-        self.soon = View(self._refresh)
+        self.without_terminating = View(self._refresh)
         """Nodes on which time alone makes room, as they will be: without the pods that count temporarily."""
 
     def __repr__(self) -> str:
@@ -188,22 +188,22 @@ class Fleet:
             node = self._nodes.get(name)
             if node is None or node.gpus is None:
                 self.now.put(name, None)
-                self.soon.put(name, None)
+                self.without_terminating.put(name, None)
                 continue
             counting = [entry for entry in node.entries.values() if not entry.settling]
             staying = [entry for entry in counting if not entry.temporary]
             self.now.put(name, self._candidate(name, node, node.gpus, counting))
             same = len(staying) == len(counting)
-            self.soon.put(name, None if same else self._candidate(name, node, node.gpus, staying))
+            self.without_terminating.put(name, None if same else self._candidate(name, node, node.gpus, staying))
 
-    def _candidate(self, name: str, node: _Node, gpus: NodeGpus, entries: Sequence[Entry]) -> Candidate:
+    def _candidate(self, name: str, node: _Node, gpus: NodeGpus, entries: Sequence[FleetEntry]) -> Candidate:
         requested = [self._others.on(name), *[entry.amounts for entry in entries]]
         # Where kube-scheduler allocates the GPUs, limits say nothing of them.
         usages = () if gpus.claims else [entry.usage for entry in entries]
         return candidate(name, gpus, usages, node.allocatable, requested)
 
     @property
-    def entries(self) -> Mapping[str, Entry]:
+    def entries(self) -> Mapping[str, FleetEntry]:
         """Every pod that counts, by uid."""
         return self._entries
 
@@ -221,7 +221,7 @@ class Fleet:
         opens = max(entry.until or 0.0 for entry in node.entries.values() if entry.settling)
         return replace(candidate(name, there.gpus, usages), allocatable=there.allocatable, left=there.left), opens
 
-    def on_node(self, name: str) -> Sequence[Entry]:
+    def on_node(self, name: str) -> Sequence[FleetEntry]:
         """Return the pods that count on one node, by namespace and name."""
         node = self._nodes.get(name)
         return sorted(node.entries.values(), key=lambda e: (e.namespace, e.name, e.uid)) if node is not None else ()
@@ -281,7 +281,7 @@ class Fleet:
         if usage == NOTHING:
             self._end(pod.uid, now)
             return
-        entry = Entry.of(pod, usage)
+        entry = FleetEntry.of(pod, usage)
         if before is not None and before.usage != usage and not before.usage.unplaced:
             self._on_drift(before, entry)
         if usage.unplaced and (before is None or not before.usage.unplaced):
@@ -350,7 +350,7 @@ class Fleet:
         usage = usage_of(pod, self._resources)
         if usage != NOTHING and (before is None or before.claimed):
             in_doubt = before is not None and before.in_doubt
-            self._enter(replace(Entry.of(pod, usage), claimed=True, seen=False, in_doubt=in_doubt))
+            self._enter(replace(FleetEntry.of(pod, usage), claimed=True, seen=False, in_doubt=in_doubt))
 
     def doubt(self, uid: str) -> None:
         """Mark a claimed pod as in doubt: it is unknown whether it is bound."""
@@ -373,7 +373,7 @@ class Fleet:
 
     # --- Entries ------------------------------------------------------------------------------------------------------
 
-    def _enter(self, entry: Entry) -> None:
+    def _enter(self, entry: FleetEntry) -> None:
         before = self._entries.get(entry.uid)
         if before == entry:
             return
@@ -401,7 +401,7 @@ class Fleet:
         if node is not None and node.gpus is not None and node.gpus.gpus:
             self._changed(name)
 
-    def _vanish(self, entry: Entry, now: float) -> None:
+    def _vanish(self, entry: FleetEntry, now: float) -> None:
         """Count a vanished pod until its grace period is over."""
         self._enter(replace(entry, until=now + self.vanished_grace_s if entry.until is None else entry.until))
 

@@ -111,7 +111,7 @@ EXTENDER_DURATIONS = (VERBS,)
 # --- Counting, and the page ------------------------------------------------------------------------------------------
 
 
-class Shown(Protocol):
+class StateMetrics(Protocol):
     """The state of a program at one moment, like `core.report.gauges.NodeMetrics`."""
 
     def gauges(self) -> Gauges:
@@ -136,7 +136,7 @@ class PrometheusMetrics(Metrics):
 
     def __init__(
         self,
-        state: Callable[[], Shown],
+        state: Callable[[], StateMetrics],
         counts: Iterable[Count] = COUNTS,
         durations: Iterable[Duration] = DURATIONS,
     ) -> None:

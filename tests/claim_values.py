@@ -11,7 +11,7 @@ from gpu_device_plugin.core.cluster.node_report import NodeView
 from gpu_device_plugin.core.contract.dra import DRIVER, device_name
 from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.core.contract.nodereport import NO_REPORT, NodeReport
-from gpu_device_plugin.core.model.resource_claims import Claim, Consumer, Device, Request
+from gpu_device_plugin.core.model.resource_claims import Claim, Consumer, Device, DeviceRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -77,7 +77,7 @@ def claim(
     name: str,
     *devices: Device,
     pods: tuple[str, ...] = (),
-    requests: tuple[Request, ...] = (),
+    requests: tuple[DeviceRequest, ...] = (),
     allocated: bool | None = None,
     deleting: bool = False,
 ) -> Claim:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import NODE_LABELS, NODE_USE
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.pod_specs import ContainerSpec, Kind, PodSpec
+from gpu_device_plugin.testing.pod_specs import ContainerSpec, ContainerType, PodSpec
 from tests.names import COUNT, MEM
 from tests.programs.extender import harness as extender_harness
 from tests.programs.node import harness
@@ -70,8 +70,8 @@ PODS = (
         PodSpec(
             "with-init",
             (
-                harness.container("prepare", kind=Kind.INIT, mem=7),
-                harness.container("proxy", kind=Kind.SIDECAR, mem=1),
+                harness.container("prepare", kind=ContainerType.INIT, mem=7),
+                harness.container("proxy", kind=ContainerType.SIDECAR, mem=1),
                 harness.container("main", mem=2),
             ),
         )
@@ -182,7 +182,9 @@ def spec_of(recorded: Json) -> PodSpec:
     """Return a recorded pod as a kubelet is given it."""
     return PodSpec(
         recorded["name"],
-        tuple(ContainerSpec(each["name"], each["limits"], Kind[each["kind"]]) for each in recorded["containers"]),
+        tuple(
+            ContainerSpec(each["name"], each["limits"], ContainerType[each["kind"]]) for each in recorded["containers"]
+        ),
     )
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import NODE_LIMITS, NODE_USE
 from gpu_device_plugin.core.contract.nodereport import (
+    ContainerUse,
+    GpuUse,
     NodeLimits,
     NodeReport,
     NodeUse,
-    UsedGpu,
-    UsedPart,
     node_report,
     write_node_limits,
     write_node_use,
@@ -26,15 +26,15 @@ SINCE = "2026-11-22T09:56:00Z"
 NO_LIMITS = "the driver has no memory limits, which come with r615"
 
 
-def part(pod: str, gpu: int = 0, *, granted: int = 4096, used: int | None = 1000, **more: Any) -> UsedPart:
+def part(pod: str, gpu: int = 0, *, granted: int = 4096, used: int | None = 1000, **more: Any) -> ContainerUse:
     """Return a container `main` of a pod in the namespace `default`, or in the one before a slash."""
     namespace, _, name = pod.rpartition("/")
-    return UsedPart(namespace or "default", name, "main", gpu, granted, used, **more)
+    return ContainerUse(namespace or "default", name, "main", gpu, granted, used, **more)
 
 
 def written(
-    *parts: UsedPart,
-    gpus: Mapping[int, UsedGpu] | None = None,
+    *parts: ContainerUse,
+    gpus: Mapping[int, GpuUse] | None = None,
     enforcements: Mapping[int, GpuEnforcement] | None = None,
     age_s: float = 10.0,
     blind: str = "",
@@ -49,7 +49,7 @@ def written(
     }
 
 
-def report(*parts: UsedPart, age_s: float = 10.0, **more: Any) -> NodeReport:
+def report(*parts: ContainerUse, age_s: float = 10.0, **more: Any) -> NodeReport:
     """Return the same as inspect reads it."""
     # The annotation has whole seconds, so the age is given again.
     read, problems = node_report(written(*parts, age_s=age_s, **more), time.time())

@@ -15,7 +15,7 @@ from gpu_device_plugin.core.contract.keys import IDX
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Amounts
-from gpu_device_plugin.fleet import Entry, Fleet
+from gpu_device_plugin.fleet import Fleet, FleetEntry
 from tests.resources import COUNT, MEM
 
 if TYPE_CHECKING:
@@ -171,8 +171,8 @@ def test_a_bound_pod_takes_what_it_was_promised() -> None:
     there = fleet(pod("p", 4, "a", 1), pod("q", 3, "a"), a=gpus(8, 8))
     assert free(there) == [5, 1]
     assert there.entries == {
-        "P": Entry("P", "default", "p", "a", Usage(((1, 4),))),
-        "Q": Entry("Q", "default", "q", "a", Usage(unplaced_shares=3)),
+        "P": FleetEntry("P", "default", "p", "a", Usage(((1, 4),))),
+        "Q": FleetEntry("Q", "default", "q", "a", Usage(unplaced_shares=3)),
     }
 
 
@@ -200,7 +200,7 @@ def test_a_pod_that_is_being_deleted_counts_until_it_has_ended() -> None:
     there = fleet(pod("p", node="a", gpu=0), a=gpus(8))
     there.put_pod(pod("p", node="a", gpu=0, deleting=True, priority=7))
     assert free(there) == [4]
-    assert there.entries["P"] == Entry("P", "default", "p", "a", Usage(((0, 4),)), priority=7, deleting=True)
+    assert there.entries["P"] == FleetEntry("P", "default", "p", "a", Usage(((0, 4),)), priority=7, deleting=True)
 
 
 def test_a_change_that_says_nothing_of_gpus_costs_nothing() -> None:
@@ -234,7 +234,7 @@ def test_a_pod_that_is_reported_elsewhere_is_there() -> None:
 
 
 def test_drift_is_told_and_taken_over() -> None:
-    told: list[tuple[Entry, Entry]] = []
+    told: list[tuple[FleetEntry, FleetEntry]] = []
     there = Fleet([MEM], vanished_grace_s=VANISHED_GRACE_S, on_drift=lambda before, after: told.append((before, after)))
     there.put_node("a", gpus(8, 8))
     there.put_pod(pod("p", 4, "a"))
@@ -381,7 +381,9 @@ def test_a_claim_counts_at_once() -> None:
     there = fleet(pod("p"), a=gpus(8))
     there.claim(pod("p", node="a", gpu=0, priority=5))
     assert free(there) == [4]
-    assert there.entries["P"] == Entry("P", "default", "p", "a", Usage(((0, 4),)), priority=5, claimed=True, seen=False)
+    assert there.entries["P"] == FleetEntry(
+        "P", "default", "p", "a", Usage(((0, 4),)), priority=5, claimed=True, seen=False
+    )
 
 
 def test_a_claim_that_is_given_back_counts_no_more() -> None:
@@ -408,7 +410,7 @@ def test_a_confirmed_claim_is_not_given_back() -> None:
     there.confirm("nobody")
     there.release("P")
     assert there.candidates["a"] is before
-    assert there.entries["P"] == Entry("P", "default", "p", "a", Usage(((0, 4),)), seen=False)
+    assert there.entries["P"] == FleetEntry("P", "default", "p", "a", Usage(((0, 4),)), seen=False)
     assert there.pending("P") is None
 
 
@@ -468,7 +470,7 @@ def test_a_claim_is_over_once_the_pod_was_bound_and_is_gone() -> None:
     there = fleet(a=gpus(8))
     there.claim(pod("p", node="a", gpu=0))
     there.remove_pod(pod("p", node="a", gpu=0), 100)
-    assert there.entries["P"] == Entry("P", "default", "p", "a", Usage(((0, 4),)), seen=False, until=130)
+    assert there.entries["P"] == FleetEntry("P", "default", "p", "a", Usage(((0, 4),)), seen=False, until=130)
     there.release("P")
     assert free(there) == [4]
     there.expire(130)
@@ -522,7 +524,7 @@ def test_a_claim_that_a_list_missed_and_that_was_bound_and_gone_ends() -> None:
 
 def soon(there: Fleet) -> dict[str, list[int]]:
     """Return what will be free on nodes where that is more than now."""
-    return {name: [room.free for room in node.rooms] for name, node in there.soon.candidates.items()}
+    return {name: [room.free for room in node.rooms] for name, node in there.without_terminating.candidates.items()}
 
 
 def test_what_a_pod_that_vanished_holds_will_be_free_by_time_alone() -> None:
@@ -562,15 +564,15 @@ def test_a_claim_in_doubt_whose_pod_is_gone_counts_for_a_while_from_then_on() ->
 
 def test_who_asks_what_will_be_free_is_told_of_the_nodes_that_changed() -> None:
     there = fleet(pod("p", node="a", gpu=0), a=gpus(8), b=gpus(8))
-    mark, _ = there.soon.changed_since(0)
+    mark, _ = there.without_terminating.changed_since(0)
     there.remove_pod(pod("p", node="a", gpu=0), 100)
-    mark, names = there.soon.changed_since(mark)
+    mark, names = there.without_terminating.changed_since(mark)
     assert names == ["a"]
     there.expire(130)
-    mark, names = there.soon.changed_since(mark)
+    mark, names = there.without_terminating.changed_since(mark)
     assert (names, soon(there)) == (["a"], {})
     there.put_node("b", gpus(4))
-    assert there.soon.changed_since(mark)[1] == []
+    assert there.without_terminating.changed_since(mark)[1] == []
 
 
 # --- events that have nothing to do with each other

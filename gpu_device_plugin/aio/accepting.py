@@ -94,7 +94,7 @@ class Accepting(Server):
     async def close(self, within_s: float) -> None:
         """Close the accepted connections, after `stop`; requests in progress may take up to `within_s`."""
         for connection, end in list(self._ways_to_end.items()):
-            if connection.stage is Stage.SILENT:
+            if connection.stage is ConnectionStage.SILENT:
                 end()
         for peer in self._beginning.values():
             _hang_up(peer)
@@ -154,7 +154,7 @@ class Accepting(Server):
         self._start(connection, peer)
 
     def _start(self, connection: Connection, peer: socket.socket) -> None:
-        connection.stage = Stage.BEGUN
+        connection.stage = ConnectionStage.BEGUN
         task = self._loop.create_task(self._serve(connection, peer), name=f"begin with {connection.address}")
         self._beginning[task] = peer
         task.add_done_callback(self._beginning.pop)
@@ -198,11 +198,11 @@ class Accepting(Server):
             connection = self._connection_of.get(request.protocol)
             if connection is None:
                 return await handler(request)
-            connection.stage = Stage.ANSWERING
+            connection.stage = ConnectionStage.ANSWERING
             try:
                 return await handler(request)
             finally:
-                connection.stage = Stage.BEGUN
+                connection.stage = ConnectionStage.BEGUN
 
         return answer
 
@@ -251,7 +251,7 @@ class Limits:
     """An address with more loses one before all other addresses do."""
 
 
-class Stage(IntEnum):
+class ConnectionStage(IntEnum):
     """The progress of a connection; the higher, the sooner it is closed."""
 
     ANSWERING = 0
@@ -271,7 +271,7 @@ class Connection:
     address: str
     network: bytes
     number: int
-    stage: Stage = Stage.NEW
+    stage: ConnectionStage = ConnectionStage.NEW
 
 
 class ConnectionLimit:
@@ -304,7 +304,7 @@ class ConnectionLimit:
             surplus = self._surplus(new, self._limits)
         if surplus is not None:
             self.leave(surplus)
-        new.stage = Stage.SILENT
+        new.stage = ConnectionStage.SILENT
         return new, surplus
 
     def leave(self, connection: Connection) -> None:

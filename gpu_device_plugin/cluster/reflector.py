@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import msgspec
 
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.cluster.objects.decoding import Kind, WatchEvent
+    from gpu_device_plugin.cluster.objects.decoding import ObjectKind, WatchEvent
     from gpu_device_plugin.cluster.store import Store
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Reflector(Generic[T]):
     def __init__(
         self,
         client: Client,
-        kind: Kind,
+        kind: ObjectKind,
         read: Callable[[msgspec.Raw], T | None],
         store: Store[T],
         *,

@@ -20,7 +20,7 @@ from gpu_device_plugin.hardware.messages import (
     Listing,
     MalformedError,
     Message,
-    Stream,
+    MessageStream,
     UseAnswer,
 )
 
@@ -40,7 +40,7 @@ class DriverProcess(asyncio.SubprocessProtocol):
     def __init__(self, on_failure: Callable[[], None]) -> None:
         self._on_failure = on_failure
         self._transport: asyncio.SubprocessTransport | None = None
-        self._stream = Stream()
+        self._stream = MessageStream()
         self._first: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         """The answer that comes by itself."""
         self._answers = deque((self._first,))

@@ -107,7 +107,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 _LINES = msgspec.json.Decoder(_Line)
 
 
-class Stream:
+class MessageStream:
     """The output of one process, split into messages."""
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
+class MonitorTimings:
     """Intervals and timeouts, in seconds."""
 
     probe_every_s: float = 10.0
@@ -84,7 +84,7 @@ class Hardware:
         self,
         source: str,
         *,
-        timings: Timings | None = None,
+        timings: MonitorTimings | None = None,
         rules: Rules | None = None,
         on_change: Callable[[HealthChange], None] = _ignore,
         on_xid: Callable[[XidSeen], None] = _ignore,
@@ -111,7 +111,7 @@ class Hardware:
             from gpu_device_plugin.hardware.fake.description import read  # noqa: PLC0415 - not needed on real hardware
 
             read(source)
-        self.timings = timings or Timings()
+        self.timings = timings or MonitorTimings()
         self.rules = rules or Rules()
         self._beliefs = GpuHealthTracker(lambda: self.rules, on_change, on_xid)
         self.view = self._beliefs.view

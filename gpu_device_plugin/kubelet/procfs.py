@@ -26,7 +26,7 @@ _DEPTH = 64
 """The most parents that are looked at."""
 
 
-class Processes:
+class ProcessOwners:
     """The owners of processes, remembered while they run."""
 
     def __init__(self, proc: Path = PROC, most: int = MOST) -> None:

@@ -36,7 +36,7 @@ class DirectoryGoneError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
+class RegistrationTimings:
     """Intervals and timeouts of the loop, in seconds."""
 
     poll: float = 1.0
@@ -115,7 +115,7 @@ class RegistrationLoop:
         plugins: Callable[[], Sequence[Plugin]],
         prepare: Callable[[], Awaitable[None]],
         on_event: Callable[[RegistrationEvent, dict[str, object]], None],
-        timings: Timings | None = None,
+        timings: RegistrationTimings | None = None,
     ) -> None:
         """Serve `plugins` in `directory`.
 
@@ -133,7 +133,7 @@ class RegistrationLoop:
         self._more = asyncio.Event()
         self._prepare = prepare
         self._on_event = on_event
-        self.timings = Timings() if timings is None else timings
+        self.timings = RegistrationTimings() if timings is None else timings
         """May be replaced at any time."""
         self._served: list[_Served] = []
         self._rounds = 0

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-class Kind(Enum):
+class ContainerType(Enum):
     """The kind of a container, which determines whether later containers reuse its devices."""
 
     INIT = "init"
@@ -27,7 +27,7 @@ class ContainerSpec:
 
     name: str
     limits: Mapping[str, int] = field(default_factory=dict)
-    kind: Kind = Kind.APP
+    kind: ContainerType = ContainerType.APP
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def pod(
     namespace: str = "default",
 ) -> PodSpec:
     """Write a pod in one line, each container as its limits: init containers i0, i1, sidecars s0, then apps c0, c1."""
-    groups = ((Kind.INIT, "i", init), (Kind.SIDECAR, "s", sidecars), (Kind.APP, "c", apps))
+    groups = ((ContainerType.INIT, "i", init), (ContainerType.SIDECAR, "s", sidecars), (ContainerType.APP, "c", apps))
     containers = tuple(
         ContainerSpec(f"{letter}{number}", dict(limits), kind)
         for kind, letter, group in groups
@@ -170,7 +170,7 @@ def effective_requests(spec: PodSpec) -> dict[str, int]:
     staying, peak = Counter[str](), Counter[str]()
     for container in spec.containers:
         for resource, wanted in container.limits.items():
-            if container.kind is Kind.INIT:
+            if container.kind is ContainerType.INIT:
                 peak[resource] = max(peak[resource], staying[resource] + wanted)
             else:
                 staying[resource] += wanted

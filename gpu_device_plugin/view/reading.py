@@ -30,7 +30,7 @@ ABSENT = f"this cluster has none ({GROUP}/v1 comes with Kubernetes 1.34)"
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ReadCluster:
     """A cluster that was read, and the objects of it that could not be read."""
 
     state: FollowedCluster
@@ -47,21 +47,21 @@ class Cluster:
         """Whether a node gives its GPUs to ResourceClaims, so that these have to be read."""
         return self.state.serves_claims
 
-    def with_claims(self, raw_claims: Iterable[msgspec.Raw]) -> Cluster:
+    def with_claims(self, raw_claims: Iterable[msgspec.Raw]) -> ReadCluster:
         """Return the same with ResourceClaims, given as JSON."""
         claims, warnings = readable_claims(raw_claims)
         self.state.replace_claims(claims)
-        return Cluster(self.state, (*self.warnings, *warnings))
+        return ReadCluster(self.state, (*self.warnings, *warnings))
 
-    def without_claims(self, why: str) -> Cluster:
+    def without_claims(self, why: str) -> ReadCluster:
         """Return the same, with the sentence that claims are missing, and why."""
-        return Cluster(self.state, (*self.warnings, unseen(why))) if self.serves_claims else self
+        return ReadCluster(self.state, (*self.warnings, unseen(why))) if self.serves_claims else self
 
 
 def cluster(
     raw_nodes: Iterable[msgspec.Raw], raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]
-) -> Cluster:
-    """Return nodes with the pods that hold GPUs on them by their limits; see `Cluster.with_claims` for the others.
+) -> ReadCluster:
+    """Return nodes with the pods that hold GPUs on them by their limits; see `ReadCluster.with_claims` for the others.
 
     Args:
         raw_nodes: nodes as JSON.
@@ -78,7 +78,7 @@ def cluster(
             state.put_pod(each)
     warnings += state.problems()
     warnings += [f"node {view.name}: {fault}" for view in state.views if (fault := view.candidate.gpus.fault)]
-    return Cluster(state, tuple(warnings))
+    return ReadCluster(state, tuple(warnings))
 
 
 def readable_claims(raw_claims: Iterable[msgspec.Raw]) -> tuple[list[Claim], list[str]]:

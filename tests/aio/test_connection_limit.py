@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.aio.accepting import Connection, ConnectionLimit, Limits, Stage, network_of
+from gpu_device_plugin.aio.accepting import Connection, ConnectionLimit, ConnectionStage, Limits, network_of
 
 KUBELET, ATTACKER = "10.0.0.1", "10.1.0.7"
 LIMITS = Limits(total=8, each=4, few=2)
@@ -21,7 +21,7 @@ class Port:
         self.by_name: dict[str, Connection] = {}
         self.counts: dict[str, int] = {}
 
-    def come(self, address: str, stage: Stage = Stage.SILENT) -> str | None:
+    def come(self, address: str, stage: ConnectionStage = ConnectionStage.SILENT) -> str | None:
         """Let one come, and return which ends for it."""
         new, ended = self.limit.enter(address)
         name = f"{address}#{self.counts.setdefault(address, 0)}"
@@ -44,19 +44,19 @@ def test_an_address_that_holds_its_part_loses_its_own_oldest_and_nobody_else_any
 
 def test_one_that_says_nothing_goes_before_one_that_has_begun() -> None:
     port = Port()
-    stages = (Stage.BEGUN, Stage.ANSWERING, Stage.SILENT, Stage.BEGUN)
+    stages = (ConnectionStage.BEGUN, ConnectionStage.ANSWERING, ConnectionStage.SILENT, ConnectionStage.BEGUN)
     for stage in stages:
         port.come(ATTACKER, stage)
-    assert port.come(ATTACKER, Stage.ANSWERING) == f"{ATTACKER}#2"
-    assert port.come(ATTACKER, Stage.ANSWERING) == f"{ATTACKER}#0"
-    assert port.come(ATTACKER, Stage.ANSWERING) == f"{ATTACKER}#3"
+    assert port.come(ATTACKER, ConnectionStage.ANSWERING) == f"{ATTACKER}#2"
+    assert port.come(ATTACKER, ConnectionStage.ANSWERING) == f"{ATTACKER}#0"
+    assert port.come(ATTACKER, ConnectionStage.ANSWERING) == f"{ATTACKER}#3"
 
 
 def test_a_request_in_progress_is_not_cut_by_newcomers_of_its_own_address() -> None:
     """The newcomer is turned away."""
     port = Port()
     for _ in range(4):
-        port.come(ATTACKER, Stage.ANSWERING)
+        port.come(ATTACKER, ConnectionStage.ANSWERING)
     assert port.come(ATTACKER) == f"{ATTACKER}#4"
     assert len(port.limit) == 4
 
@@ -65,7 +65,7 @@ def test_two_attackers_with_requests_in_progress_keep_no_third_address_out() -> 
     port = Port()
     for address in (ATTACKER, "10.1.0.8"):
         for _ in range(4):
-            port.come(address, Stage.ANSWERING)
+            port.come(address, ConnectionStage.ANSWERING)
     assert port.come(KUBELET) == f"{ATTACKER}#0"
     assert port.come(KUBELET) == "10.1.0.8#0"
 
@@ -74,11 +74,11 @@ def test_addresses_of_one_network_keep_no_other_network_out() -> None:
     """Each of eight addresses has a request in progress: more than the part of one address and of its network."""
     port = Port()
     for number in range(8):
-        port.come(f"fd00:1::{number}", Stage.ANSWERING)
+        port.come(f"fd00:1::{number}", ConnectionStage.ANSWERING)
     assert port.come("fd00:2::1") == "fd00:1::0#0"
-    port.by_name["fd00:2::1#0"].stage = Stage.ANSWERING
+    port.by_name["fd00:2::1#0"].stage = ConnectionStage.ANSWERING
     for number in range(20, 40):
-        ended = port.come(f"fd00:1::{number}", Stage.ANSWERING)
+        ended = port.come(f"fd00:1::{number}", ConnectionStage.ANSWERING)
         assert ended is not None
         assert ended.startswith("fd00:1:")
 
@@ -87,7 +87,7 @@ def test_where_all_hold_little_and_are_being_answered_the_newcomer_is_turned_awa
     port = Port()
     for number in range(4):
         for _ in range(2):
-            port.come(f"10.{number}.0.1", Stage.ANSWERING)
+            port.come(f"10.{number}.0.1", ConnectionStage.ANSWERING)
     assert port.come("10.9.0.1") == "10.9.0.1#0"
 
 
@@ -132,8 +132,16 @@ def test_a_network_is_what_the_pods_of_a_node_share(one: str, other: str, *, sam
 ADDRESSES = st.sampled_from([f"10.0.{net}.{host}" for net in range(3) for host in range(1, 5)])
 
 
-@given(st.lists(st.tuples(ADDRESSES, st.sampled_from([Stage.SILENT, Stage.BEGUN, Stage.ANSWERING]))))
-def test_the_limits_hold_and_no_address_loses_to_one_that_holds_more(arrivals: list[tuple[str, Stage]]) -> None:
+@given(
+    st.lists(
+        st.tuples(
+            ADDRESSES, st.sampled_from([ConnectionStage.SILENT, ConnectionStage.BEGUN, ConnectionStage.ANSWERING])
+        )
+    )
+)
+def test_the_limits_hold_and_no_address_loses_to_one_that_holds_more(
+    arrivals: list[tuple[str, ConnectionStage]],
+) -> None:
     """Whatever comes. What an address holds up to a few does not count as more."""
     port = Port()
     held: dict[str, set[str]] = {}

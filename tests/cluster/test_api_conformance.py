@@ -29,7 +29,7 @@ from gpu_device_plugin.cluster.objects.decoding import (
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.store import Store
 from gpu_device_plugin.cluster.writers.binder import Binder, BindError, PodRef
-from gpu_device_plugin.cluster.writers.events import About, EventWriter, about_node
+from gpu_device_plugin.cluster.writers.events import EventSubject, EventWriter, about_node
 from gpu_device_plugin.cluster.writers.own_node import NodeMetadata, OwnNode
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
 from gpu_device_plugin.core.model.pods import Pod
@@ -532,7 +532,7 @@ async def test_the_writer_of_events_is_understood(api: Api, name: str, eventuall
         running = tasks.create_task(writer.run())
         for _ in range(2):
             writer.post(about_node(name), reason="GPULost", action="Watch", note="x" * 2000, warning=True)
-        writer.post(About("Pod", name, "kube-system", "u"), reason="Refused", action="Allocate", note="no room")
+        writer.post(EventSubject("Pod", name, "kube-system", "u"), reason="Refused", action="Allocate", note="no room")
         await eventually(lambda: "0 waiting" in repr(writer))
         writer.post(about_node(name), reason="GPULost", action="Watch", note="x" * 2000, warning=True)
         await eventually(lambda: "0 waiting" in repr(writer))

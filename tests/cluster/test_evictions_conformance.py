@@ -12,7 +12,7 @@ import pytest
 
 from gpu_device_plugin.cluster.client.api_client import PatchType
 from gpu_device_plugin.cluster.objects.decoding import NODES
-from gpu_device_plugin.cluster.writers.evictions import Outcome, evict
+from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome, evict
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.testing.builders import node, pod
 
@@ -86,7 +86,9 @@ async def test_a_running_pod_is_marked_and_its_kubelet_ends_it(api: Api, name: s
     assert left["metadata"]["deletionGracePeriodSeconds"] == 30
     (why,) = (one for one in left["status"]["conditions"] if one["type"] == "DisruptionTarget")
     assert (why["status"], why["reason"], why["message"]) == ("True", "EvictionByEvictionAPI", "Eviction API: evicting")
-    assert (await evict(api.client, made, most_grace_s=60)).outcome is Outcome.EVICTED, "it may be asked for again"
+    assert (await evict(api.client, made, most_grace_s=60)).outcome is EvictionOutcome.EVICTED, (
+        "it may be asked for again"
+    )
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ async def test_the_agents_eviction_gives_a_pod_its_own_time_up_to_a_bound(api: A
     times = {}
     for own in (10**9, 5):
         made = await running(api, f"{name}-{own}", grace_s=own)
-        assert (await evict(api.client, made, most_grace_s=60)).outcome is Outcome.EVICTED
+        assert (await evict(api.client, made, most_grace_s=60)).outcome is EvictionOutcome.EVICTED
         times[own] = (await found(api, made.name))["metadata"]["deletionGracePeriodSeconds"]
     assert times == {10**9: 60, 5: 5}
 
@@ -152,7 +154,7 @@ async def test_what_is_gone_and_a_namesake_are_not_evicted(api: Api, name: str) 
     status, answer_ = await post(api, made, uid="another")
     assert (status, answer_["reason"]) == (409, "Conflict")
     assert "another" in answer_["message"]
-    assert (await evict(api.client, Pod("another", "default", name), most_grace_s=60)).outcome is Outcome.GONE
+    assert (await evict(api.client, Pod("another", "default", name), most_grace_s=60)).outcome is EvictionOutcome.GONE
     assert "deletionTimestamp" not in (await found(api, name))["metadata"]
 
 
@@ -171,7 +173,7 @@ async def test_a_budget_that_allows_nothing_is_respected(api: Api, name: str) ->
     assert cause["message"] == f"The disruption budget {name} needs 1 healthy pods and has 1 currently"
     assert answer["details"].get("retryAfterSeconds", 0) == 0
     blocked = await evict(api.client, made, most_grace_s=60)
-    assert (blocked.outcome, blocked.retry_after_s) == (Outcome.BLOCKED, 0)
+    assert (blocked.outcome, blocked.retry_after_s) == (EvictionOutcome.BLOCKED, 0)
     assert "deletionTimestamp" not in (await found(api, name))["metadata"]
 
 
@@ -184,7 +186,7 @@ async def test_a_budget_that_nobody_has_looked_at_blocks_for_a_while(api: Api, n
         f"The disruption budget {name} is still being processed by the server."
     )
     blocked = await evict(api.client, made, most_grace_s=60)
-    assert (blocked.outcome, blocked.retry_after_s) == (Outcome.BLOCKED, 10)
+    assert (blocked.outcome, blocked.retry_after_s) == (EvictionOutcome.BLOCKED, 10)
 
 
 async def test_each_eviction_takes_one_from_the_budget(api: Api, name: str) -> None:
@@ -192,8 +194,8 @@ async def test_each_eviction_takes_one_from_the_budget(api: Api, name: str) -> N
     await api.ask("PATCH", f"{IN_DEFAULT}/{name}b", {"metadata": {"labels": {"app": name}}}, MERGE)
     await budget(api, name, name, disruptionsAllowed=1)
     assert [(await evict(api.client, each, most_grace_s=60)).outcome for each in (one, other)] == [
-        Outcome.EVICTED,
-        Outcome.BLOCKED,
+        EvictionOutcome.EVICTED,
+        EvictionOutcome.BLOCKED,
     ]
     _, left = await api.ask("GET", f"{BUDGETS}/{name}")
     assert left["status"]["disruptionsAllowed"] == 0
@@ -202,14 +204,14 @@ async def test_each_eviction_takes_one_from_the_budget(api: Api, name: str) -> N
 async def test_a_pod_that_is_not_ready_is_not_kept_by_a_budget_that_is_met(api: Api, name: str) -> None:
     made = await running(api, name, ready=False)
     await budget(api, name, name, disruptionsAllowed=0)
-    assert (await evict(api.client, made, most_grace_s=60)).outcome is Outcome.EVICTED
+    assert (await evict(api.client, made, most_grace_s=60)).outcome is EvictionOutcome.EVICTED
 
 
 async def test_a_budget_does_not_keep_a_pod_that_is_ending(api: Api, name: str) -> None:
     made = await running(api, name)
     await budget(api, name, name, disruptionsAllowed=0)
     await api.ask("DELETE", f"{IN_DEFAULT}/{name}")
-    assert (await evict(api.client, made, most_grace_s=60)).outcome is Outcome.EVICTED
+    assert (await evict(api.client, made, most_grace_s=60)).outcome is EvictionOutcome.EVICTED
 
 
 async def test_a_budget_does_not_keep_a_pod_that_has_not_started(api: Api, name: str) -> None:
@@ -218,7 +220,7 @@ async def test_a_budget_does_not_keep_a_pod_that_has_not_started(api: Api, name:
     await budget(api, name, name, disruptionsAllowed=0)
     assert (
         await evict(api.client, Pod(made["metadata"]["uid"], "default", name), most_grace_s=60)
-    ).outcome is Outcome.EVICTED
+    ).outcome is EvictionOutcome.EVICTED
 
 
 @pytest.mark.parametrize(
@@ -243,7 +245,9 @@ async def test_a_budget_chooses_its_pods_by_expressions(
         {"key": "app", "operator": "In", "values": [name]},
     ]
     await budget(api, name, name, expressions, disruptionsAllowed=0)
-    assert (await evict(api.client, made, most_grace_s=60)).outcome is (Outcome.BLOCKED if kept else Outcome.EVICTED)
+    assert (await evict(api.client, made, most_grace_s=60)).outcome is (
+        EvictionOutcome.BLOCKED if kept else EvictionOutcome.EVICTED
+    )
 
 
 async def test_two_budgets_are_an_error(api: Api, name: str) -> None:
@@ -254,7 +258,7 @@ async def test_two_budgets_are_an_error(api: Api, name: str) -> None:
     assert (status, answer["status"], answer["code"]) == (500, "Failure", 500)
     assert answer["message"].startswith("This pod has more than one PodDisruptionBudget")
     failed = await evict(api.client, made, most_grace_s=60)
-    assert failed.outcome is Outcome.FAILED
+    assert failed.outcome is EvictionOutcome.FAILED
     assert "more than one PodDisruptionBudget" in failed.why
 
 

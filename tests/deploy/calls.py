@@ -27,7 +27,9 @@ VERBS = {
     "replace": "update",
     "delete": "delete",
 }
-KINDS = {name: kind for module in (api, claims) for name, kind in vars(module).items() if isinstance(kind, api.Kind)}
+KINDS = {
+    name: kind for module in (api, claims) for name, kind in vars(module).items() if isinstance(kind, api.ObjectKind)
+}
 
 Right = tuple[str, str, str]
 """API group, resource (with its subresource) and verb."""
@@ -78,10 +80,10 @@ def rights_needed(*modules: str) -> set[Right]:
     return calls - WITHOUT_A_ROLE
 
 
-def _kinds(tree: ast.Module) -> dict[str, api.Kind]:
+def _kinds(tree: ast.Module) -> dict[str, api.ObjectKind]:
     """Return the kinds that a module can name: those of the modules that have them for others, and its own."""
     own = {
-        target.id: api.Kind(
+        target.id: api.ObjectKind(
             *(ast.literal_eval(arg) for arg in made.args),
             **{str(keyword.arg): ast.literal_eval(keyword.value) for keyword in made.keywords},
         )
@@ -96,7 +98,7 @@ def _kinds(tree: ast.Module) -> dict[str, api.Kind]:
     return {**KINDS, **own}
 
 
-def _followed(tree: ast.Module) -> Iterator[api.Kind]:
+def _followed(tree: ast.Module) -> Iterator[api.ObjectKind]:
     """Yield the kinds that reflectors are made for."""
     kinds = _kinds(tree)
     for call in ast.walk(tree):
@@ -104,14 +106,14 @@ def _followed(tree: ast.Module) -> Iterator[api.Kind]:
             yield from (kinds[arg.id] for arg in call.args if isinstance(arg, ast.Name) and arg.id in kinds)
 
 
-def _calls(tree: ast.Module, followed: Iterable[api.Kind]) -> Iterator[Right]:
+def _calls(tree: ast.Module, followed: Iterable[api.ObjectKind]) -> Iterator[Right]:
     kinds = _kinds(tree)
     for call in ast.walk(tree):
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in VERBS):
             continue
         match call.args:
             case [ast.Name(id=name), *_] if name in kinds:
-                asked: Iterable[api.Kind] = (kinds[name],)
+                asked: Iterable[api.ObjectKind] = (kinds[name],)
             case [ast.Attribute(attr="_kind"), *_]:
                 asked = followed
             case _:

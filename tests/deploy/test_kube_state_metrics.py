@@ -19,7 +19,7 @@ from aiohttp import web
 
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.objects.decoding import PODS, Kind
+from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind
 from tests.cluster.conftest import processes, programs
 from tests.deploy.test_dashboard_live import prometheus
 from tests.deploy.test_monitoring import PAGE
@@ -41,8 +41,8 @@ pytestmark = pytest.mark.timeout(REAL_S * 3)
 
 GIB = 1 << 30
 NAMESPACE = "team-a"
-DEPLOYMENTS, REPLICASETS = Kind("deployments", group="apps"), Kind("replicasets", group="apps")
-STATEFULSETS, JOBS = Kind("statefulsets", group="apps"), Kind("jobs", group="batch")
+DEPLOYMENTS, REPLICASETS = ObjectKind("deployments", group="apps"), ObjectKind("replicasets", group="apps")
+STATEFULSETS, JOBS = ObjectKind("statefulsets", group="apps"), ObjectKind("jobs", group="batch")
 USED = {"web-5d9-x": 6, "db-0": 1, "train-1": 3, "alone": 4}
 """GiB that each pod uses of the 4 that it was given."""
 
@@ -80,7 +80,7 @@ async def kube_state_metrics(home: Path, config: ClusterConfig) -> AsyncIterator
         await process.wait()
 
 
-async def owned(client: Client, kind: Kind, name: str, owner: Json | None) -> Json:
+async def owned(client: Client, kind: ObjectKind, name: str, owner: Json | None) -> Json:
     """Create a workload, and return the reference to it for what it owns."""
     template = {"metadata": {"labels": {"app": name}}, "spec": {"containers": [{"name": "main", "image": "x"}]}}
     spec: Json = {"selector": {"matchLabels": {"app": name}}, "template": template}
@@ -119,7 +119,7 @@ async def workloads(config: ClusterConfig) -> None:
     """Have a pod of a Deployment, of a StatefulSet and of a Job, and one of its own."""
     async with Client(config) as client:
         await client.create(
-            Kind("namespaces"), {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+            ObjectKind("namespaces"), {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         )
         deployment = await owned(client, DEPLOYMENTS, "web", None)
         await has_pod(client, "web-5d9-x", await owned(client, REPLICASETS, "web-5d9", deployment), oom=True)

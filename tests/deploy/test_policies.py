@@ -27,7 +27,7 @@ from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.limits.container_grants import WAYS, Delivery, grant
-from gpu_device_plugin.core.node.limits.extra_grant import Owner
+from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner
 from gpu_device_plugin.core.node.limits.limit_grants import VARIABLES, EnforcementPlan
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.testing.builders import container, pod
@@ -176,7 +176,7 @@ def test_variables_are_those_that_the_agent_sets() -> None:
     shares = Shares(1024).with_inventory(card)
     placements = (Placement(Demand(Kind.MEMORY, 3), ((0, 3),)), Placement(Demand(Kind.COUNT, 1), ((0, 15),)))
     daemon = MpsGpu(MpsStatus.READY, pipe_directory="/run/gpushare/mps/a")
-    every = Owner(frameworks=tuple(VARIABLES))
+    every = GrantOwner(frameworks=tuple(VARIABLES))
 
     def plan(enforcement: Enforcement) -> EnforcementPlan:
         return EnforcementPlan({"GPU-a": GpuEnforcement(enforcement, "")}, {"GPU-a": daemon}, mps_compute=True)

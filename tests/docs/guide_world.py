@@ -24,7 +24,7 @@ from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.pod_specs import ContainerSpec, Kind, Pod, PodSpec
+from gpu_device_plugin.testing.pod_specs import ContainerSpec, ContainerType, Pod, PodSpec
 from tests.programs.extender.harness import QUICK
 from tests.programs.node.cluster_harness import said_of, takes_pods
 from tests.programs.node.harness import NodeWorld, world
@@ -233,7 +233,10 @@ def spec_of(body: Json) -> PodSpec:
 
 
 def _containers(spec: Json) -> Iterator[ContainerSpec]:
-    for kind, containers in ((Kind.INIT, spec.get("initContainers", ())), (Kind.APP, spec["containers"])):
+    for kind, containers in (
+        (ContainerType.INIT, spec.get("initContainers", ())),
+        (ContainerType.APP, spec["containers"]),
+    ):
         for each in containers:
             limits = {
                 name: int(amount)
@@ -241,7 +244,7 @@ def _containers(spec: Json) -> Iterator[ContainerSpec]:
                 if name in {GPU_MEM, GPU_COUNT} or is_mig_resource(name)
             }
             sidecar = each.get("restartPolicy") == "Always"
-            yield ContainerSpec(each["name"], limits, Kind.SIDECAR if sidecar else kind)
+            yield ContainerSpec(each["name"], limits, ContainerType.SIDECAR if sidecar else kind)
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.nodereport import UsedGpu
+from gpu_device_plugin.core.contract.nodereport import GpuUse
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.core.report.tables.folded_table import folded
 from gpu_device_plugin.core.report.tables.top import NODE_SORTS
@@ -59,7 +59,7 @@ def test_use_beside_granted_is_shown_as_it_is_printed(tmp_path: Path, capsys: py
     over = part("web-0", granted=5120, used=9011, over_since=SINCE, **ADVISORY)
     kept = part("web-1", granted=5120, used=4310, **ADVISORY)
     reporting = node("node-b", gpu(0))
-    reporting["metadata"]["annotations"] |= written(over, kept, gpus={0: UsedGpu(13_633, 312)})
+    reporting["metadata"]["annotations"] |= written(over, kept, gpus={0: GpuUse(13_633, 312)})
     world.has(reporting, pod("web-0", 5, on="node-b", idx=0), pod("web-1", 5, on="node-b", idx=0))
     assert world.inspect("-d", "node-b") == 0
     printed = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
@@ -118,7 +118,7 @@ def test_the_folded_table_is_shown_as_it_is_drawn() -> None:
     """Of a node with four GPUs, in a terminal of 80 columns."""
     (shown,) = (block.text for block in blocks(PAGE, "text") if "3x Tesla T4" in block.text)
     over = replace(part("web-0", granted=5120, used=9011), over_since=SINCE)
-    gpus = {0: UsedGpu(13_633), 1: UsedGpu(1024), 2: UsedGpu(1024), 3: UsedGpu(1024)}
+    gpus = {0: GpuUse(13_633), 1: GpuUse(1024), 2: GpuUse(1024), 3: GpuUse(1024)}
     enforcements = dict.fromkeys(range(4), GpuEnforcement(Enforcement.ADVISORY, "the driver is older than r615"))
     pods = [pod_on("web-0", {0: 5}), pod_on("web-1", {0: 5}), *(pod_on(f"n{at}", {at: 9}) for at in (1, 2, 3))]
     view = node_view("node-a", (15,) * 4, *pods, report=report(over, gpus=gpus, enforcements=enforcements))

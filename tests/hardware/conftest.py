@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView
-from gpu_device_plugin.hardware.monitor import VERSION_FILES, Hardware, Timings
+from gpu_device_plugin.hardware.monitor import VERSION_FILES, Hardware, MonitorTimings
 from tests.patience import patience, stretched
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ def described(tmp_path: Path) -> Callable[..., Described]:
 
 
 @pytest.fixture
-def quick() -> Timings:
+def quick() -> MonitorTimings:
     """Look often, and give up nothing that is only slow."""
-    return Timings(
+    return MonitorTimings(
         probe_every_s=0.05,
         answer_within_s=stretched(5),
         start_within_s=stretched(20),
@@ -66,7 +66,7 @@ def quick() -> Timings:
 
 
 @pytest.fixture
-def watching(tmp_path: Path, quick: Timings) -> Watching:
+def watching(tmp_path: Path, quick: MonitorTimings) -> Watching:
     @asynccontextmanager
     async def watch(source: object, **more: Any) -> AsyncIterator[Hardware]:
         files = tuple(tmp_path / path.relative_to("/") for path in VERSION_FILES)

@@ -20,7 +20,7 @@ import pytest
 from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.core.model.memory import shares_of
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State, XidSeen
-from gpu_device_plugin.hardware.monitor import Hardware, Timings
+from gpu_device_plugin.hardware.monitor import Hardware, MonitorTimings
 from tests.patience import stretched
 
 Watching = Callable[..., AbstractAsyncContextManager[Hardware]]
@@ -168,7 +168,7 @@ async def test_b9_b15_an_xid_48_of_a_real_library_stays_although_the_gpu_can_be_
 
 
 async def test_b2_a_real_library_hangs_and_is_left_behind(
-    mock: Mock, watching: Watching, until: Until, quick: Timings
+    mock: Mock, watching: Watching, until: Until, quick: MonitorTimings
 ) -> None:
     async with watching(**nvml()) as hardware:
         view = await until(hardware, lambda view: view.state is State.WATCHING)

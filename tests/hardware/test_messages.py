@@ -25,7 +25,7 @@ from gpu_device_plugin.hardware.messages import (
     Listing,
     MalformedError,
     Message,
-    Stream,
+    MessageStream,
     UseAnswer,
     read,
 )
@@ -122,7 +122,7 @@ def test_a_child_and_its_agent_understand_each_other() -> None:
 
     pipe = Pipe()
     serve(lambda: Fake("fake:2xH200"), pipe, pipe)  # type: ignore[arg-type]  # all of a pipe that is used
-    (answer,) = Stream().messages(pipe.written)
+    (answer,) = MessageStream().messages(pipe.written)
     assert isinstance(answer, Answer)
     assert answer.inventory is not None
     assert [gpu.product for gpu in answer.inventory.gpus] == ["NVIDIA H200"] * 2
@@ -245,7 +245,7 @@ def test_an_architecture_that_the_driver_does_not_tell_is_unknown(told: dict[str
 
 
 def test_a_line_without_an_end_is_malformed() -> None:
-    stream = Stream()
+    stream = MessageStream()
     assert list(stream.messages(b"x" * MOST_BYTES)) == []
     with pytest.raises(MalformedError, match=f"a line has more than {MOST_BYTES} bytes"):
         list(stream.messages(b"x"))
@@ -283,7 +283,7 @@ def test_a_message_with_one_part_of_another_shape_is_read_or_malformed(
 def test_bytes_are_read_whole_however_they_are_cut(noise: bytes, cuts: list[int]) -> None:
     written = b"".join(json.dumps(message).encode() + b"\n" for message in GOOD) + noise
     edges = [0, *sorted(cuts), len(written)]
-    stream = Stream()
+    stream = MessageStream()
     heard: list[Message] = []
     try:
         for start, end in pairwise(edges):

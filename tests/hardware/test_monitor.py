@@ -23,7 +23,7 @@ from gpu_device_plugin.core.node.use.process_use import GpuProcess, GpuReading
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, HealthChange, State, XidSeen
 from gpu_device_plugin.hardware.messages import MOST_BYTES, CgroupLimit
-from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, Timings
+from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, MonitorTimings
 from tests.patience import eventually, patience, stretched
 
 Watching = Callable[..., AbstractAsyncContextManager[Hardware]]
@@ -108,7 +108,7 @@ async def test_b9_a_gpu_that_was_lost_and_is_back_is_offered_again(
 
 
 async def test_b7_a_gpu_lost_without_any_event_is_found_by_its_reading(
-    watching: Watching, until: Until, described: Describe, quick: Timings
+    watching: Watching, until: Until, described: Describe, quick: MonitorTimings
 ) -> None:
     gpus = described()
     timings = replace(quick, rescan_every_s=60, rescan_missing_every_s=60)
@@ -135,7 +135,7 @@ async def test_a_fatal_xid_ends_when_the_driver_asks_for_nothing_more(
 
 
 async def test_b2_a_hang_is_noticed_after_two_deadlines_and_ends_with_the_first_reading(
-    watching: Watching, until: Until, described: Describe, quick: Timings
+    watching: Watching, until: Until, described: Describe, quick: MonitorTimings
 ) -> None:
     gpus = described()
     async with watching(gpus.path) as hardware:
@@ -155,7 +155,7 @@ async def test_b2_a_hang_is_noticed_after_two_deadlines_and_ends_with_the_first_
 
 
 async def test_b2_a_child_that_is_stopped_is_replaced_and_no_gpu_is_blamed(
-    watching: Watching, until: Until, quick: Timings
+    watching: Watching, until: Until, quick: MonitorTimings
 ) -> None:
     changes: list[HealthChange] = []
     timings = replace(quick, answer_within_s=stretched(0.5), rescan_every_s=60)
@@ -168,7 +168,7 @@ async def test_b2_a_child_that_is_stopped_is_replaced_and_no_gpu_is_blamed(
 
 
 async def test_b2_a_child_that_cannot_be_killed_is_left_behind_and_replaced(
-    watching: Watching, until: Until, quick: Timings
+    watching: Watching, until: Until, quick: MonitorTimings
 ) -> None:
     """A process in an uninterruptible call outlives SIGKILL; here there is simply no time to see it end."""
     async with watching("fake:1xT4", timings=replace(quick, end_within_s=0, rescan_every_s=60)) as hardware:
@@ -180,7 +180,7 @@ async def test_b2_a_child_that_cannot_be_killed_is_left_behind_and_replaced(
 
 @pytest.mark.parametrize("end", [signal.SIGSEGV, signal.SIGKILL])
 async def test_b3_a_child_that_crashes_is_replaced_and_no_gpu_is_blamed(
-    watching: Watching, until: Until, quick: Timings, end: signal.Signals
+    watching: Watching, until: Until, quick: MonitorTimings, end: signal.Signals
 ) -> None:
     changes: list[HealthChange] = []
     timings = replace(quick, rescan_every_s=60)
@@ -215,7 +215,7 @@ async def test_a_script_goes_on_in_the_next_child_where_it_was(
 
 
 async def test_a_reading_that_is_asked_for_begins_afterwards(
-    watching: Watching, until: Until, described: Describe, quick: Timings
+    watching: Watching, until: Until, described: Describe, quick: MonitorTimings
 ) -> None:
     gpus = described()
     timings = replace(quick, probe_every_s=3600, rescan_every_s=3600)
@@ -241,7 +241,7 @@ async def test_a_reading_that_nobody_can_take_is_not_waited_for(
 
 
 async def test_a_reading_that_hangs_is_waited_for_as_long_as_any(
-    watching: Watching, until: Until, described: Describe, quick: Timings
+    watching: Watching, until: Until, described: Describe, quick: MonitorTimings
 ) -> None:
     gpus = described()
     timings = replace(quick, probe_every_s=3600, rescan_every_s=3600)
@@ -255,7 +255,7 @@ async def test_a_reading_that_hangs_is_waited_for_as_long_as_any(
 
 
 async def test_b11_gpus_that_nobody_could_read_for_long_are_not_offered(
-    watching: Watching, until: Until, described: Describe, quick: Timings
+    watching: Watching, until: Until, described: Describe, quick: MonitorTimings
 ) -> None:
     gpus = described()
     async with watching(gpus.path, timings=replace(quick, blind_after_s=0.5)) as hardware:
@@ -291,7 +291,7 @@ async def test_b1_a_driver_that_is_missing_is_told_with_advice_and_found_when_it
 
 
 async def test_b5_a_driver_changed_underneath_is_opened_anew(
-    watching: Watching, until: Until, tmp_path: Path, quick: Timings
+    watching: Watching, until: Until, tmp_path: Path, quick: MonitorTimings
 ) -> None:
     changes: list[HealthChange] = []
     version = tmp_path / "sys/module/nvidia/version"
@@ -308,7 +308,7 @@ async def test_b5_a_driver_changed_underneath_is_opened_anew(
 
 
 async def test_b5_the_version_is_also_read_from_proc(
-    watching: Watching, until: Until, tmp_path: Path, quick: Timings
+    watching: Watching, until: Until, tmp_path: Path, quick: MonitorTimings
 ) -> None:
     version = tmp_path / "proc/driver/nvidia/version"
     version.parent.mkdir(parents=True)
@@ -323,7 +323,9 @@ async def test_b5_the_version_is_also_read_from_proc(
     assert "from 535.183.01 to 580.65.06" in believed(view)[0].reasons[0]
 
 
-async def test_b5_a_library_left_behind_by_an_upgrade_ends_the_agent(described: Describe, quick: Timings) -> None:
+async def test_b5_a_library_left_behind_by_an_upgrade_ends_the_agent(
+    described: Describe, quick: MonitorTimings
+) -> None:
     """A new container gets the new library; that there were GPUs shows that the old one had fitted."""
     gpus = described()
     hardware = Hardware(str(gpus.path), timings=quick)
@@ -337,7 +339,7 @@ async def test_b5_a_library_left_behind_by_an_upgrade_ends_the_agent(described: 
 
 
 async def test_f6_lost_device_access_that_two_restarts_do_not_cure_ends_the_agent_and_blames_no_gpu(
-    described: Describe, quick: Timings
+    described: Describe, quick: MonitorTimings
 ) -> None:
     changes: list[HealthChange] = []
     gpus = described()
@@ -353,7 +355,7 @@ async def test_f6_lost_device_access_that_two_restarts_do_not_cure_ends_the_agen
 
 
 async def test_f6_lost_device_access_that_comes_back_is_no_reason_to_end(
-    watching: Watching, until: Until, described: Describe, quick: Timings
+    watching: Watching, until: Until, described: Describe, quick: MonitorTimings
 ) -> None:
     gpus = described()
     async with watching(gpus.path, timings=replace(quick, retry_from_s=stretched(2))) as hardware:
@@ -483,7 +485,7 @@ async def test_b19_gpus_of_different_sizes_keep_their_own(watching: Watching, un
 
 
 async def test_b20_mig_mode_is_noticed_when_it_is_switched(
-    watching: Watching, until: Until, described: Describe, quick: Timings
+    watching: Watching, until: Until, described: Describe, quick: MonitorTimings
 ) -> None:
     gpus = described("2xA100")
     async with watching(gpus.path, timings=replace(quick, rescan_every_s=60, rescan_missing_every_s=60)) as hardware:
@@ -512,7 +514,7 @@ async def test_b20_a_gpu_that_is_divided_anew_is_noticed_and_no_gpu_is_blamed(
     watching: Watching,
     until: Until,
     described: Describe,
-    quick: Timings,
+    quick: MonitorTimings,
     event: bool,  # noqa: FBT001 (a parameter)
 ) -> None:
     """A driver that reports the change need not be read for it to be noticed."""
@@ -569,7 +571,7 @@ def never_the_same(folder: Path) -> tuple[str, ...]:
 
 
 async def test_an_inventory_that_is_outdated_again_at_once_makes_no_busy_loop(
-    watching: Watching, until: Until, tmp_path: Path, quick: Timings
+    watching: Watching, until: Until, tmp_path: Path, quick: MonitorTimings
 ) -> None:
     """The second listing comes at once, and the third after a wait, however often the GPUs are read meanwhile."""
     lists = tmp_path / "lists"
@@ -688,7 +690,7 @@ async def test_a_first_answer_without_gpus_is_none(watching: Watching, until: Un
 
 
 async def test_a_later_look_that_fails_is_told_and_leaves_the_watch_as_it_is(
-    watching: Watching, until: Until, tmp_path: Path, quick: Timings
+    watching: Watching, until: Until, tmp_path: Path, quick: MonitorTimings
 ) -> None:
     program, elsewhere = tmp_path / "child", tmp_path / "elsewhere"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpu_device_plugin.hardware.child "$@"\n')
@@ -725,7 +727,7 @@ async def test_use_and_limits_are_read_through_the_process(
 
 
 async def test_requests_are_answered_in_their_order_beside_the_readings(
-    watching: Watching, until: Until, described: Describe, quick: Timings
+    watching: Watching, until: Until, described: Describe, quick: MonitorTimings
 ) -> None:
     gpus = described([{"model": "T4", "used": "1GiB"}])
     timings = replace(quick, probe_every_s=0.001, rescan_every_s=3600)
@@ -767,13 +769,13 @@ def busy(folder: Path) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def patient(quick: Timings) -> Timings:
+def patient(quick: MonitorTimings) -> MonitorTimings:
     """Wait longer than any test, and neither read nor list the GPUs unless asked."""
     return replace(quick, answer_within_s=3600, probe_every_s=3600, rescan_every_s=3600)
 
 
 async def test_an_answer_that_comes_too_late_is_no_other_requests_answer(
-    watching: Watching, until: Until, tmp_path: Path, patient: Timings
+    watching: Watching, until: Until, tmp_path: Path, patient: MonitorTimings
 ) -> None:
     """The driver as a whole is judged by its readings: a request that was not answered in time is no failure of it."""
     async with watching("fake:1xT4", command=busy(tmp_path), timings=patient) as hardware:
@@ -810,7 +812,7 @@ async def test_a_request_ends_with_the_process_that_was_asked(
     watching: Watching,
     until: Until,
     tmp_path: Path,
-    patient: Timings,
+    patient: MonitorTimings,
     ends: Callable[[Hardware, Path], Awaitable[None]],
 ) -> None:
     timings = replace(patient, rescan_every_s=0.01) if ends is replaced else patient
@@ -833,7 +835,7 @@ async def asks_until(hardware: Hardware, *, answered: bool) -> None:
 
 
 async def test_b2_a_request_to_a_process_that_hangs_or_is_killed_ends_without_an_answer(
-    watching: Watching, until: Until, described: Describe, quick: Timings
+    watching: Watching, until: Until, described: Describe, quick: MonitorTimings
 ) -> None:
     gpus = described("1xT4")
     async with watching(str(gpus.path), timings=replace(quick, answer_within_s=0.3)) as hardware:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.testing.kubelet.kubelet_versions import Version
-from gpu_device_plugin.testing.pod_specs import Container, DeviceNode, Kind, Mount, Pod, PodSpec, Received
+from gpu_device_plugin.testing.pod_specs import Container, ContainerType, DeviceNode, Mount, Pod, PodSpec, Received
 from tests.patience import eventually, stretched
 from tests.ports import free_port
 from tests.real_node import child_of, containerd_configuration, kubelet_configuration, make_cgroups, removed_cgroups
@@ -274,7 +274,7 @@ class RealKubelet:
         pod = await self.look(uid)
         if pod.phase == "Failed":
             return True
-        apps = [container for container in pod.containers if container.spec.kind is not Kind.INIT]
+        apps = [container for container in pod.containers if container.spec.kind is not ContainerType.INIT]
         return pod.phase == "Running" and all(container.running and container.started for container in apps)
 
     def _container(self, name: str, status: dict[str, Any], spec: PodSpec, uid: str) -> Container:
@@ -317,14 +317,14 @@ def _kubelet() -> str:
 
 def _manifest(spec: PodSpec, uid: str) -> dict[str, Any]:
     def written(container: Any) -> dict[str, Any]:
-        stay = "" if container.kind is Kind.INIT else f"; trap 'exit 0' TERM; sleep {_FOREVER} & wait"
+        stay = "" if container.kind is ContainerType.INIT else f"; trap 'exit 0' TERM; sleep {_FOREVER} & wait"
         return {
             "name": container.name,
             "image": _IMAGE,
             "imagePullPolicy": "Never",
             "command": ["/bin/busybox", "sh", "-c", _TELL + stay],
             "resources": {"limits": {resource: str(wanted) for resource, wanted in container.limits.items()}},
-        } | ({"restartPolicy": "Always"} if container.kind is Kind.SIDECAR else {})
+        } | ({"restartPolicy": "Always"} if container.kind is ContainerType.SIDECAR else {})
 
     return {
         "apiVersion": "v1",
@@ -334,8 +334,8 @@ def _manifest(spec: PodSpec, uid: str) -> dict[str, Any]:
             "hostNetwork": True,
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 1,
-            "initContainers": [written(one) for one in spec.containers if one.kind is not Kind.APP],
-            "containers": [written(one) for one in spec.containers if one.kind is Kind.APP],
+            "initContainers": [written(one) for one in spec.containers if one.kind is not ContainerType.APP],
+            "containers": [written(one) for one in spec.containers if one.kind is ContainerType.APP],
         },
     }
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
-from gpu_device_plugin.kubelet.procfs import Processes, boot_id, boot_time, in_nodes_namespace, running_pods
+from gpu_device_plugin.kubelet.procfs import ProcessOwners, boot_id, boot_time, in_nodes_namespace, running_pods
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,24 +37,24 @@ def process(
 def test_a_process_in_a_pod_has_an_owner_and_one_of_the_host_has_none(tmp_path: Path) -> None:
     process(tmp_path, 11)
     process(tmp_path, 12, "0::/system.slice/sshd.service\n")
-    assert Processes(tmp_path).owners([11, 12]) == {11: OURS, 12: None}
+    assert ProcessOwners(tmp_path).owners([11, 12]) == {11: OURS, 12: None}
 
 
 @pytest.mark.parametrize("name", ["a) S 1 (b", "tr ee", ")", "x\ny) R 9"])
 def test_a_programs_name_may_contain_anything(tmp_path: Path, name: str) -> None:
     process(tmp_path, 11, name=name)
-    assert Processes(tmp_path).owners([11]) == {11: OURS}
+    assert ProcessOwners(tmp_path).owners([11]) == {11: OURS}
 
 
 def test_processes_that_are_gone_are_left_out(tmp_path: Path) -> None:
     process(tmp_path, 11)
     process(tmp_path, 12, cgroup=None)  # it ended after its stat was read
-    assert Processes(tmp_path).owners([10, 11, 12]) == {11: OURS}
+    assert ProcessOwners(tmp_path).owners([10, 11, 12]) == {11: OURS}
 
 
 def test_a_process_is_asked_for_its_cgroup_once(tmp_path: Path) -> None:
     process(tmp_path, 11)
-    processes = Processes(tmp_path)
+    processes = ProcessOwners(tmp_path)
     processes.owners([11])
     (tmp_path / "11" / "cgroup").unlink()
     assert processes.owners([11]) == {11: OURS}
@@ -62,7 +62,7 @@ def test_a_process_is_asked_for_its_cgroup_once(tmp_path: Path) -> None:
 
 def test_another_process_with_the_same_pid_is_another_one(tmp_path: Path) -> None:
     process(tmp_path, 11)
-    processes = Processes(tmp_path)
+    processes = ProcessOwners(tmp_path)
     processes.owners([11])
     process(tmp_path, 11, "0::/\n", start=900)
     assert processes.owners([11]) == {11: None}
@@ -72,7 +72,7 @@ def test_another_process_with_the_same_pid_is_another_one(tmp_path: Path) -> Non
 
 def test_a_process_that_started_after_the_pid_was_named_is_another_one(tmp_path: Path) -> None:
     process(tmp_path, 11, start=500)
-    processes = Processes(tmp_path)
+    processes = ProcessOwners(tmp_path)
     assert processes.owners([11], named_at=500 / TICKS) == {11: OURS}
     assert processes.owners([11], named_at=490 / TICKS) == {}
 
@@ -80,7 +80,7 @@ def test_a_process_that_started_after_the_pid_was_named_is_another_one(tmp_path:
 def test_no_more_than_so_many_are_remembered_and_those_are_asked_for_last(tmp_path: Path) -> None:
     for pid in (11, 12, 13):
         process(tmp_path, pid)
-    processes = Processes(tmp_path, most=2)
+    processes = ProcessOwners(tmp_path, most=2)
     processes.owners([11, 12])
     processes.owners([11])
     assert processes.owners([13]) == {13: OURS}
@@ -96,24 +96,24 @@ def test_no_more_than_so_many_are_remembered_and_those_are_asked_for_last(tmp_pa
 def test_a_damaged_file_names_nobody(tmp_path: Path, stat: str) -> None:
     process(tmp_path, 11)
     (tmp_path / "11" / "stat").write_text(stat)
-    assert Processes(tmp_path).owners([11]) == {}
+    assert ProcessOwners(tmp_path).owners([11]) == {}
 
 
 def test_a_file_that_is_too_long_names_nobody(tmp_path: Path) -> None:
     process(tmp_path, 11, "0::/" + "a" * (1 << 16))
-    assert Processes(tmp_path).owners([11]) == {}
+    assert ProcessOwners(tmp_path).owners([11]) == {}
 
 
 def test_a_file_that_cannot_be_read_names_nobody(tmp_path: Path) -> None:
     """As that of a process which ends between the opening and the reading of its file."""
     process(tmp_path, 11, cgroup=None)
     (tmp_path / "11" / "cgroup").mkdir()
-    assert Processes(tmp_path).owners([11]) == {}
+    assert ProcessOwners(tmp_path).owners([11]) == {}
 
 
 def test_this_process_is_found_in_the_kernels_proc() -> None:
     """It started before now, and no pod's name is expected of a test's process: that it is there suffices."""
-    assert Processes().owners([os.getpid()], named_at=boot_time()).keys() == {os.getpid()}
+    assert ProcessOwners().owners([os.getpid()], named_at=boot_time()).keys() == {os.getpid()}
 
 
 # --- Whose PIDs they are ----------------------------------------------------------------------------------------------

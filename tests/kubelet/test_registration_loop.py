@@ -25,7 +25,7 @@ from gpu_device_plugin.kubelet.registration_loop import (
     Plugin,
     RegistrationEvent,
     RegistrationLoop,
-    Timings,
+    RegistrationTimings,
 )
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-QUICK = Timings(poll=0.05, stream_grace=0.2, retry_first=0.01, retry_most=0.1, self_check=0.1, stop=0.5)
+QUICK = RegistrationTimings(poll=0.05, stream_grace=0.2, retry_first=0.01, retry_most=0.1, self_check=0.1, stop=0.5)
 
 
 class Answers:
@@ -250,7 +250,7 @@ async def test_stopped_while_one_round_ends_nothing_is_left_either() -> None:
     """The end of a round waits for calls in flight; whoever stops us then does not wait for them."""
     async with node() as one:
         await one.start()
-        one.registration.timings = Timings(poll=0.05, stream_grace=0.1, stop=300)
+        one.registration.timings = RegistrationTimings(poll=0.05, stream_grace=0.1, stop=300)
         one.answers.gate.hold()
         (plugin,) = one.directory.glob("gpushare-memory-*")
         stuck = ScriptedCall(plugin)
@@ -557,7 +557,7 @@ async def test_a5_a_kubelet_socket_that_appears_is_tried_at_once() -> None:
     async with node() as one:
         path = one.kubelet.registration_socket
         path.rename(path.with_suffix(".away"))
-        one.registration.timings = Timings(poll=0.05, retry_first=300, retry_most=300)
+        one.registration.timings = RegistrationTimings(poll=0.05, retry_first=300, retry_most=300)
         one.launch()
         await eventually(lambda: bool(one.complaints))
         path.with_suffix(".away").rename(path)

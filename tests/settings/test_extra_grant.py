@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant, Mount, Owner, Part
+from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant, GrantOwner, Mount, Part
 from gpu_device_plugin.settings.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.docs.pages import DOCS
@@ -143,7 +143,7 @@ def test_the_example_can_be_used() -> None:
     extra = read_extra_grant(EXAMPLE)
     assert extra is not None
     parts = [Part("GPU-a", 4096, 15_360, 14_913), Part("GPU-b", 2048, 15_360, 14_913)]
-    envs, mounts = extra.filled(parts, Owner("0f6b8c1e", "main"))
+    envs, mounts = extra.filled(parts, GrantOwner("0f6b8c1e", "main"))
     assert envs == {
         "CUDA_DEVICE_MEMORY_LIMIT_0": "4096m",
         "CUDA_DEVICE_MEMORY_LIMIT_1": "2048m",

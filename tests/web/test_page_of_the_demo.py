@@ -7,7 +7,7 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.programs.demo.demo_program import Stage, play
+from gpu_device_plugin.programs.demo.demo_program import DemoStage, play
 from gpu_device_plugin.programs.demo.pace import Pace
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, WITH_PAGE
 from tests.patience import eventually, patience
@@ -113,7 +113,7 @@ async def test_the_page_shows_each_scene_while_it_is_played_and_stays_after_the_
     async with browser.tab() as tab:
         pace.tab = tab
         await tab.call("Page.addScriptToEvaluateOnNewDocument", source=RECORDER)
-        stage = Stage(out, live=False, colour=False, pace=pace)
+        stage = DemoStage(out, live=False, colour=False, pace=pace)
         playing = asyncio.create_task(play(DEFAULT_GPUS, stage, page=True))
         try:
             await eventually(lambda: out.address or playing.done(), "the address of the page")

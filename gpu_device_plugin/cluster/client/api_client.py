@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gpu_device_plugin.cluster.client.config import ClusterConfig
-    from gpu_device_plugin.cluster.objects.decoding import Kind, Page, WatchEvent
+    from gpu_device_plugin.cluster.objects.decoding import ObjectKind, Page, WatchEvent
 
 _US = "gpu-device-plugin"
 _LARGEST_PAGE = 16 << 20
@@ -136,7 +136,7 @@ class Client:
         socket, most = self._config.unix_socket, self._connections
         return aiohttp.TCPConnector(limit=most) if socket is None else aiohttp.UnixConnector(str(socket), limit=most)
 
-    async def get(self, kind: Kind, name: str, *, namespace: str = "", timeout_s: float = math.inf) -> bytes:
+    async def get(self, kind: ObjectKind, name: str, *, namespace: str = "", timeout_s: float = math.inf) -> bytes:
         """Return the current state of one object. `timeout_s`, here and below, can shorten the timeouts of `Timing`."""
         return await self._call("get", kind, name, namespace=namespace, timeout_s=timeout_s)
 
@@ -173,7 +173,7 @@ class Client:
         except ValueError:
             return Server(version, None)
 
-    async def newest(self, kind: Kind) -> int:
+    async def newest(self, kind: ObjectKind) -> int:
         """Return the newest resource version of `kind` in the cluster.
 
         It is the version of a list of at most one object, which the server reads consistently from etcd.
@@ -182,7 +182,14 @@ class Client:
         return version_number(page_of(Call("list", kind.plural, kind.group), answer).metadata.resource_version)
 
     async def pages(
-        self, kind: Kind, *, namespace: str = "", fields: str = "", labels: str = "", since: str = "", limit: int = 500
+        self,
+        kind: ObjectKind,
+        *,
+        namespace: str = "",
+        fields: str = "",
+        labels: str = "",
+        since: str = "",
+        limit: int = 500,
     ) -> AsyncIterator[Page]:
         """List objects, page by page; every page carries the version of the whole list.
 
@@ -221,7 +228,7 @@ class Client:
     @asynccontextmanager
     async def watch(
         self,
-        kind: Kind,
+        kind: ObjectKind,
         *,
         since: str,
         namespace: str = "",
@@ -262,7 +269,7 @@ class Client:
 
     async def create(
         self,
-        kind: Kind,
+        kind: ObjectKind,
         body: Mapping[str, Any],
         *,
         namespace: str = "",
@@ -290,7 +297,7 @@ class Client:
             params=params,
         )
 
-    async def delete(self, kind: Kind, name: str, *, namespace: str = "", uid: str = "") -> None:
+    async def delete(self, kind: ObjectKind, name: str, *, namespace: str = "", uid: str = "") -> None:
         """Delete an object; only the one with this UID, where it is given.
 
         Raises:
@@ -301,7 +308,7 @@ class Client:
         await self._call("delete", kind, name, namespace=namespace, body=body)
 
     async def replace(
-        self, kind: Kind, name: str, body: Mapping[str, Any], *, namespace: str = "", timeout_s: float = math.inf
+        self, kind: ObjectKind, name: str, body: Mapping[str, Any], *, namespace: str = "", timeout_s: float = math.inf
     ) -> bytes:
         """Replace an object by `body`, and return the new object.
 
@@ -312,7 +319,7 @@ class Client:
 
     async def patch(
         self,
-        kind: Kind,
+        kind: ObjectKind,
         name: str,
         body: Mapping[str, Any],
         *,
@@ -341,7 +348,7 @@ class Client:
     async def _call(
         self,
         verb: str,
-        kind: Kind,
+        kind: ObjectKind,
         name: str = "",
         *,
         namespace: str = "",

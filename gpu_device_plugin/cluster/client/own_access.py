@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpu_device_plugin.cluster.client.errors import Call, UnavailableError
-from gpu_device_plugin.cluster.objects.decoding import Kind
+from gpu_device_plugin.cluster.objects.decoding import ObjectKind
 
 if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.api_client import Client
 
-_REVIEWS = Kind("selfsubjectaccessreviews", group="authorization.k8s.io")
+_REVIEWS = ObjectKind("selfsubjectaccessreviews", group="authorization.k8s.io")
 
 
 @dataclass(frozen=True, slots=True)

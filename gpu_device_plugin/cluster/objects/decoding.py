@@ -13,7 +13,7 @@ import msgspec
 from gpu_device_plugin.cluster.objects.quantity import RequestSums, allocatable_amounts, whole_quantity
 from gpu_device_plugin.cluster.objects.requests import (
     ClaimStatuses,
-    Owner,
+    OwnerReference,
     PodSpec,
     SharedAmounts,
     claims_of,
@@ -41,7 +41,7 @@ _MOST_IGNORED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ObjectKind:
     """A kind of object in the API."""
 
     plural: str
@@ -58,10 +58,10 @@ class Kind:
         return root + "".join(f"/{quote(part, safe='')}" for part in parts if part)
 
 
-PODS = Kind("pods")
-NODES = Kind("nodes")
-EVENTS = Kind("events", group="events.k8s.io")
-LEASES = Kind("leases", group="coordination.k8s.io")
+PODS = ObjectKind("pods")
+NODES = ObjectKind("nodes")
+EVENTS = ObjectKind("events", group="events.k8s.io")
+LEASES = ObjectKind("leases", group="coordination.k8s.io")
 
 
 class UnreadableObjectError(ValueError):
@@ -86,7 +86,7 @@ M = TypeVar("M", bound=ObjectMeta)
 
 class _PodMeta(ObjectMeta, rename="camel", gc=False):
     deletion_grace_period_seconds: int | None = None
-    owner_references: list[Owner] | None = None
+    owner_references: list[OwnerReference] | None = None
 
 
 class _Running(msgspec.Struct, gc=False):

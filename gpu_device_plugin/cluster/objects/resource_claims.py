@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from gpu_device_plugin.cluster.objects.decoding import Kind, ObjectMeta, UnreadableObjectError, decoded
+from gpu_device_plugin.cluster.objects.decoding import ObjectKind, ObjectMeta, UnreadableObjectError, decoded
 from gpu_device_plugin.cluster.objects.quantity import whole_quantity
 from gpu_device_plugin.core.contract.dra import COMPUTE, DRIVER, MEMORY
-from gpu_device_plugin.core.model.resource_claims import Claim, Consumer, Device, Parameters, Request
+from gpu_device_plugin.core.model.resource_claims import Claim, Consumer, Device, DeviceRequest, Parameters
 
 GROUP = "resource.k8s.io"
-CLAIMS = Kind("resourceclaims", group=GROUP)
-SLICES = Kind("resourceslices", group=GROUP)
+CLAIMS = ObjectKind("resourceclaims", group=GROUP)
+SLICES = ObjectKind("resourceslices", group=GROUP)
 
 _MIB = 1 << 20
 _EVERY = "All"
@@ -128,10 +128,10 @@ def read_claim(raw: bytes | msgspec.Raw) -> Claim:
     )
 
 
-def _request(request: _Request) -> Request:
+def _request(request: _Request) -> DeviceRequest:
     asked = request.exactly or next(iter(request.first_available or ()), None) or _Exactly()
     amounts = {} if asked.capacity is None else asked.capacity.requests or {}
-    return Request(
+    return DeviceRequest(
         name=request.name,
         device_class=asked.device_class_name,
         memory_mib=_mib(amounts),

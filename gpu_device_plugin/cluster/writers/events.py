@@ -30,7 +30,7 @@ _LONGEST_WORD = 128
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class EventSubject:
     """The object that an Event is about."""
 
     kind: str
@@ -39,16 +39,16 @@ class About:
     uid: str = ""
 
 
-def about_node(name: str) -> About:
+def about_node(name: str) -> EventSubject:
     """Return the reference to a node. Its name replaces its uid, because `kubectl describe` searches for it."""
-    return About("Node", name, uid=name)
+    return EventSubject("Node", name, uid=name)
 
 
 @dataclass(frozen=True, slots=True)
 class _EventKey:
     """Occurrences with equal keys become one Event."""
 
-    about: About
+    about: EventSubject
     reason: str
     action: str
     note: str
@@ -110,7 +110,7 @@ class EventWriter:
     def __repr__(self) -> str:
         return f"<EventWriter of {self._instance}: {len(self._queue)} waiting, {self.dropped} dropped>"
 
-    def post(self, about: About, *, reason: str, note: str, action: str, warning: bool = False) -> None:
+    def post(self, about: EventSubject, *, reason: str, note: str, action: str, warning: bool = False) -> None:
         """Queue an Event; returns at once and never fails.
 
         Args:
@@ -223,7 +223,7 @@ class EventWriter:
         del self._queue[key]
 
 
-def _namespace(about: About) -> str:
+def _namespace(about: EventSubject) -> str:
     return about.namespace or "default"  # for Events about cluster-scoped objects
 
 

@@ -30,7 +30,7 @@ _BUDGET_CAUSE = "DisruptionBudget"
 """policy/v1, DisruptionBudgetCause: tells a budget's 429 from that of an API server that sheds load."""
 
 
-class Outcome(StrEnum):
+class EvictionOutcome(StrEnum):
     """What came of an eviction."""
 
     EVICTED = "evicted"
@@ -49,7 +49,7 @@ class Outcome(StrEnum):
 class Eviction:
     """The outcome of one attempt."""
 
-    outcome: Outcome
+    outcome: EvictionOutcome
     why: str = ""
     """Why the pod is not evicted, as a clause; empty if it is, or is gone."""
     retry_after_s: float = 0.0
@@ -84,20 +84,22 @@ async def evict(client: Client, pod: Pod, *, most_grace_s: int, timeout_s: float
     try:
         status = msgspec.json.decode(answer, type=_Status)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return Eviction(Outcome.FAILED, "the answer is not one of an API server")
+        return Eviction(EvictionOutcome.FAILED, "the answer is not one of an API server")
     if status.status != "Success":
-        return Eviction(Outcome.FAILED, "the answer is not one of an API server")
-    return Eviction(Outcome.EVICTED)
+        return Eviction(EvictionOutcome.FAILED, "the answer is not one of an API server")
+    return Eviction(EvictionOutcome.EVICTED)
 
 
 def _refused(error: ApiError) -> Eviction:
     match error:
         case NotFoundError() | ConflictError():
-            return Eviction(Outcome.GONE)
+            return Eviction(EvictionOutcome.GONE)
         case TooManyRequestsError() if _BUDGET_CAUSE in error.causes:
-            return Eviction(Outcome.BLOCKED, "its PodDisruptionBudget allows no disruption now", error.retry_after_s)
+            return Eviction(
+                EvictionOutcome.BLOCKED, "its PodDisruptionBudget allows no disruption now", error.retry_after_s
+            )
         case ForbiddenError():
             why = f"{error}; apply deploy/optional/evict.yaml (chart: agent.evict), which grants it"
-            return Eviction(Outcome.FORBIDDEN, why)
+            return Eviction(EvictionOutcome.FORBIDDEN, why)
         case _:
-            return Eviction(Outcome.FAILED, str(error), error.retry_after_s)
+            return Eviction(EvictionOutcome.FAILED, str(error), error.retry_after_s)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.core.model.resource_claims import Claim, Device, Request
+    from gpu_device_plugin.core.model.resource_claims import Claim, Device, DeviceRequest
 
 BY_LIMITS = "its GPUs are given to limits of pods, not to ResourceClaims (DRA)"
 """Why no claim can have devices of a node."""
@@ -186,7 +186,7 @@ def with_claims(view: NodeView, claims: Iterable[Claim]) -> NodeView:
 # --- Claims that are not allocated ------------------------------------------------------------------------------------
 
 
-def asks_for_ours(request: Request) -> bool:
+def asks_for_ours(request: DeviceRequest) -> bool:
     """Return whether a request is for devices of ours: by the DeviceClass, or by an amount of memory, which is ours.
 
     The selectors of other DeviceClasses are not evaluated.
@@ -194,7 +194,7 @@ def asks_for_ours(request: Request) -> bool:
     return request.device_class in {SHARED_CLASS, WHOLE_CLASS, MIG_CLASS} or request.memory_mib is not None
 
 
-def asks_for_instances(request: Request) -> bool:
+def asks_for_instances(request: DeviceRequest) -> bool:
     """Return whether a request is for whole MIG instances of ours."""
     return request.device_class == MIG_CLASS
 
@@ -226,7 +226,7 @@ def free_instances(view: NodeView) -> Mapping[str, int]:
     )
 
 
-def _demand(request: Request, share_mib: int) -> Demand:
+def _demand(request: DeviceRequest, share_mib: int) -> Demand:
     gpus = max(1, request.count)
     if request.device_class == WHOLE_CLASS:
         return Demand(Kind.COUNT, gpus)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.held_instances import InstancePod, Instances
     from gpu_device_plugin.core.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.core.contract.nodereport import NodeReport, UsedPart
+    from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class PodShare:
     shares: int
     """All shares of the GPU where the pod holds it whole."""
     whole: bool = False
-    use: tuple[UsedPart, ...] = ()
+    use: tuple[ContainerUse, ...] = ()
     """What its containers use of the GPU, by figures of the present."""
 
 
@@ -42,7 +42,7 @@ class GpuView:
     room: Room
     """The room for another pod; usage of an unknown GPU of the node is subtracted from every GPU."""
     held: tuple[PodShare, ...] = ()
-    strangers: tuple[tuple[UsedPart, ...], ...] = ()
+    strangers: tuple[tuple[ContainerUse, ...], ...] = ()
     """The containers of each pod that uses the GPU and was not given it, by figures of the present."""
 
     @property
@@ -138,9 +138,9 @@ class NodeView:
             views.append(_with_use(gpu, room, held, use.get(gpu.position, ())))
         return tuple(views)
 
-    def _use(self) -> Mapping[int, Sequence[UsedPart]]:
+    def _use(self) -> Mapping[int, Sequence[ContainerUse]]:
         """Return the containers on each GPU, by figures of the present."""
-        use: dict[int, list[UsedPart]] = defaultdict(list)
+        use: dict[int, list[ContainerUse]] = defaultdict(list)
         for part in self.report.current:
             use[part.gpu].append(part)
         return use
@@ -171,11 +171,11 @@ def _occupant(pod: InstancePod) -> Occupant:
     return Occupant(pod.uid, NOTHING, pod.priority, pod.terminating, {}, pod.namespace, pod.name)
 
 
-def _with_use(gpu: ListedGpu, room: Room, held: Sequence[PodShare], parts: Sequence[UsedPart]) -> GpuView:
+def _with_use(gpu: ListedGpu, room: Room, held: Sequence[PodShare], parts: Sequence[ContainerUse]) -> GpuView:
     """Return a GPU with the pods that hold it, each with its own containers among `parts`, and the other pods."""
     if not parts:
         return GpuView(gpu, room, tuple(held))
-    by_pod: dict[tuple[str, str], list[UsedPart]] = defaultdict(list)
+    by_pod: dict[tuple[str, str], list[ContainerUse]] = defaultdict(list)
     for part in parts:
         by_pod[part.namespace, part.pod].append(part)
     known = []

@@ -104,7 +104,7 @@ def read_node_limits(text: str) -> NodeLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class UsedGpu:
+class GpuUse:
     """The memory in use on one GPU, in MiB."""
 
     used_mib: int | None = None
@@ -114,7 +114,7 @@ class UsedGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class UsedPart:
+class ContainerUse:
     """One container on one GPU."""
 
     namespace: str
@@ -152,9 +152,9 @@ class NodeUse:
 
     at: str
     """RFC 3339: when it was read."""
-    gpus: Mapping[int, UsedGpu] = field(default_factory=dict)
+    gpus: Mapping[int, GpuUse] = field(default_factory=dict)
     """By position."""
-    parts: tuple[UsedPart, ...] = ()
+    parts: tuple[ContainerUse, ...] = ()
     blind: str = ""
     """Why the use by container is not known, as a sentence; empty if it is."""
     left_out: int = 0
@@ -191,7 +191,7 @@ def write_node_use(use: NodeUse, bounds: Bounds = ANNOTATED) -> str:
     return text
 
 
-def _written(use: NodeUse, parts: Iterable[UsedPart], left_out: int) -> str:
+def _written(use: NodeUse, parts: Iterable[ContainerUse], left_out: int) -> str:
     document = {
         "version": VERSION,
         "at": use.at,
@@ -227,7 +227,7 @@ def read_node_use(text: str, bounds: Bounds = ANNOTATED) -> NodeUse:
         return NodeUse(
             at=_text(fields, "at"),
             gpus={
-                _whole(each, "index") or 0: UsedGpu(_whole(each, "used"), _whole(each, "unattributed"))
+                _whole(each, "index") or 0: GpuUse(_whole(each, "used"), _whole(each, "unattributed"))
                 for each in fields.get("gpus", ())[:MOST_GPUS]
             },
             parts=tuple(_part(each) for each in fields.get("containers", ())[: bounds.containers]),
@@ -236,29 +236,29 @@ def read_node_use(text: str, bounds: Bounds = ANNOTATED) -> NodeUse:
         )
 
 
-def _part(fields: Mapping[str, Any]) -> UsedPart:
+def _part(fields: Mapping[str, Any]) -> ContainerUse:
     whole: Any = {name: _whole(fields, _PART[name]) for name in _WHOLE}
     texts: Any = {
         name: _text(fields, key) for name, key in _PART.items() if name not in (*_WHOLE, "enforcement", "held")
     }
-    return UsedPart(
+    return ContainerUse(
         **{**texts, **whole, "gpu": whole["gpu"] or 0, "granted_mib": whole["granted_mib"] or 0},
         enforcement=_ENFORCEMENTS.get(fields.get("enforcement")),
         held=_HELD.get(fields.get("limit")),
     )
 
 
-def exceeds(part: UsedPart) -> bool:
+def exceeds(part: ContainerUse) -> bool:
     """Return whether a container has used more than it was granted, beyond the slack and for the whole grace."""
     return bool(part.over_since)
 
 
-def trespasses(part: UsedPart) -> bool:
+def trespasses(part: ContainerUse) -> bool:
     """Return whether a container uses a GPU that it was not given, however little of it."""
     return not part.granted_mib and bool(part.used_mib)
 
 
-def not_held(part: UsedPart) -> bool:
+def not_held(part: ContainerUse) -> bool:
     """Return whether the driver was asked to limit a container and does not, or not as asked."""
     return part.held is not None and part.held.broken
 
@@ -286,7 +286,7 @@ class NodeReport:
         return self.use is not None and (self.use_age_s is None or self.use_age_s > STALE_S)
 
     @property
-    def current(self) -> tuple[UsedPart, ...]:
+    def current(self) -> tuple[ContainerUse, ...]:
         """The containers, if the figures show the present; otherwise none."""
         return () if self.use is None or self.stale else self.use.parts
 
@@ -294,11 +294,11 @@ class NodeReport:
         """Return the means of limiting on one GPU; None: unknown."""
         return None if self.limits is None else self.limits.gpus.get(position)
 
-    def used(self, position: int) -> UsedGpu:
+    def used(self, position: int) -> GpuUse:
         """Return the memory in use on one GPU."""
-        return UsedGpu() if self.use is None else self.use.gpus.get(position, UsedGpu())
+        return GpuUse() if self.use is None else self.use.gpus.get(position, GpuUse())
 
-    def parts(self, position: int) -> tuple[UsedPart, ...]:
+    def parts(self, position: int) -> tuple[ContainerUse, ...]:
         """Return the containers on one GPU."""
         return () if self.use is None else tuple(part for part in self.use.parts if part.gpu == position)
 

@@ -11,7 +11,7 @@ from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.kubelet.admission import Refused, Why
 from gpu_device_plugin.core.node.limits.container_grants import OPTIONAL_NODES, grant, parts
-from gpu_device_plugin.core.node.limits.extra_grant import Owner
+from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner
 from gpu_device_plugin.core.node.limits.limit_grants import refusal
 
 if TYPE_CHECKING:
@@ -72,10 +72,10 @@ def _enforcement(part: Part, plan: EnforcementPlan) -> Enforcement:
     return plan.enforcements[part.uuid].enforcement if part.uuid in plan.enforcements else Enforcement.ADVISORY
 
 
-def _owner(claim: Claim, preparation: Preparation) -> Owner:
+def _owner(claim: Claim, preparation: Preparation) -> GrantOwner:
     """Return the owner of a grant: the pod of a claim of one pod. Its containers have it together, so none is named."""
     pod_uid = claim.consumers[0].uid if len(claim.consumers) == 1 else ""
-    return Owner(pod_uid, "", preparation.config.frameworks)
+    return GrantOwner(pod_uid, "", preparation.config.frameworks)
 
 
 # --- The CDI file -----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class DeviceRequest:
     """What a claim asks for, by one of its requests; of one with alternatives, the first alternative."""
 
     name: str
@@ -87,7 +87,7 @@ class Claim:
     created: str = ""
     """RFC 3339, in UTC."""
     deleting: bool = False
-    requests: tuple[Request, ...] = ()
+    requests: tuple[DeviceRequest, ...] = ()
     allocated: bool = False
     devices: tuple[Device, ...] = ()
     """Of all drivers."""

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.waiting_reasons import Reason
-from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, NodeLimits, NodeUse, UsedGpu
+from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, GpuUse, NodeLimits, NodeUse
 from gpu_device_plugin.core.model.limits import LimitStatus
 from gpu_device_plugin.core.report.exposition import Gauge
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.contract.nodereport import UsedPart
+    from gpu_device_plugin.core.contract.nodereport import ContainerUse
     from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.node import Node
     from gpu_device_plugin.core.report.exposition import Gauges, Value
@@ -154,7 +154,7 @@ class NodeMetrics:
     def _gpu(self, shared: SharedGpu) -> Sequence[float | None]:
         """Return the values of `_GPU`."""
         node, uuid, shares, total_mib = self.node, shared.gpu.uuid, len(shared.shares), shared.gpu.total_mib
-        use, used = node.use(shared), self.use.gpus.get(shared.position, UsedGpu())
+        use, used = node.use(shared), self.use.gpus.get(shared.position, GpuUse())
         # With a former, larger share size, the shares in use may be more than the GPU has.
         given_mib = total_mib if node.room(shared).whole else min(total_mib, len(use.shares) * node.shares.share_mib)
         return (
@@ -169,18 +169,18 @@ class NodeMetrics:
             _mib(used.unattributed_mib),
         )
 
-    def _place(self, part: UsedPart) -> Sequence[str]:
+    def _place(self, part: ContainerUse) -> Sequence[str]:
         return part.namespace, part.pod, part.container, self.node.shares.gpus[part.gpu].gpu.uuid
 
 
-def _container(part: UsedPart) -> Sequence[float | None]:
+def _container(part: ContainerUse) -> Sequence[float | None]:
     """Return the values of `_CONTAINER`."""
     # What processes of a container that is not known may use is shown with the pod's containers already.
     given_mib = part.granted_mib if part.container or not part.granted_mib else None
     return _mib(given_mib), _mib(part.used_mib), None if part.sm_percent is None else part.sm_percent / 100
 
 
-def _limit(place: Sequence[str], part: UsedPart) -> Value:
+def _limit(place: Sequence[str], part: ContainerUse) -> Value:
     """Return the limit that the driver has; where it was not read back, the one that was asked for."""
     mib = part.granted_mib if part.found_mib is None else part.found_mib
     return (*place, part.enforcement or "", part.held or LimitStatus.UNVERIFIED), mib << 20

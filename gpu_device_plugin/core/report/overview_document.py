@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.cluster.node_report import sums_of
-from gpu_device_plugin.core.contract.nodereport import UsedGpu, trespasses
+from gpu_device_plugin.core.contract.nodereport import GpuUse, trespasses
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.report.redaction import HIDDEN
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.node_report import GpuView, NodeView, PodShare, Sums
     from gpu_device_plugin.core.cluster.usage import Occupant
     from gpu_device_plugin.core.contract.nodegpus import ListedInstance
-    from gpu_device_plugin.core.contract.nodereport import NodeReport, UsedPart
+    from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeReport
 
 VERSION = 1
 """Increases when a field changes its meaning or is removed. Fields may be added at any time."""
@@ -121,7 +121,7 @@ def _sums(sums: Sums, *, brief: bool) -> Fields:
 
 def _gpu(view: GpuView, report: NodeReport, *, brief: bool) -> Fields:
     gpu, enforcement = view.gpu, report.enforcement(view.gpu.position)
-    used = UsedGpu() if brief and report.stale else report.used(gpu.position)
+    used = GpuUse() if brief and report.stale else report.used(gpu.position)
     fields: Fields = {
         "index": gpu.position,
         "uuid": gpu.uuid or None,
@@ -204,7 +204,7 @@ def _held(held: PodShare, *, brief: bool) -> Fields:
     return fields | ({"claims": list(pod.claims), "pods": list(pod.pods)} if pod.claims else {})
 
 
-def _stranger(parts: Sequence[UsedPart], *, brief: bool) -> Fields:
+def _stranger(parts: Sequence[ContainerUse], *, brief: bool) -> Fields:
     fields = _named(parts[0].namespace, name=parts[0].pod) | {"trespassing": True} | _sum(parts)
     return known(fields) if brief else fields
 
@@ -212,7 +212,7 @@ def _stranger(parts: Sequence[UsedPart], *, brief: bool) -> Fields:
 _WEAKEST_FIRST = tuple(sorted(Enforcement, key=lambda enforcement: enforcement.strength))
 
 
-def _sum(parts: Sequence[UsedPart]) -> Fields:
+def _sum(parts: Sequence[ContainerUse]) -> Fields:
     """Return the use of one GPU by all containers of a pod together; what one of them lacks is unknown of all."""
     if not parts:
         return dict.fromkeys(("usedMiB", "smPercent", "overSince", "enforcement", "held"))
@@ -231,14 +231,14 @@ def _sum(parts: Sequence[UsedPart]) -> Fields:
     }
 
 
-def _container(part: UsedPart) -> Fields:
+def _container(part: ContainerUse) -> Fields:
     return {
         **_named(part.namespace, pod=part.pod, container=part.container or ""),
         **container_use(part),
     }
 
 
-def container_use(part: UsedPart) -> Fields:
+def container_use(part: ContainerUse) -> Fields:
     """Return what one container uses of one GPU."""
     return {
         "grantedMiB": part.granted_mib,

@@ -15,7 +15,7 @@ from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import SharedGpu, Shares
 from gpu_device_plugin.core.node.limits.container_grants import Delivery, grant
-from gpu_device_plugin.core.node.limits.extra_grant import Owner
+from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner
 from gpu_device_plugin.core.node.limits.limit_grants import EnforcementPlan, read_frameworks
 from gpu_device_plugin.core.report.overview_document import Fields, container_use, known, mig_place
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.contract.nodereport import UsedPart
+    from gpu_device_plugin.core.contract.nodereport import ContainerUse
     from gpu_device_plugin.core.model.pods import Container, Pod
     from gpu_device_plugin.core.model.resources import Resource
 
@@ -103,7 +103,7 @@ def _gpus(placement: Placement, node: NodeView | None) -> Iterable[Fields]:
 
 
 def _variables(
-    pod: Pod, container: Container, placement: Placement, own: Sequence[UsedPart], node: NodeView | None
+    pod: Pod, container: Container, placement: Placement, own: Sequence[ContainerUse], node: NodeView | None
 ) -> Mapping[str, str]:
     if node is None:
         return {}
@@ -124,7 +124,7 @@ def _variables(
             enforcements[listed[position].uuid] = GpuEnforcement(enforcement, "")
     frameworks, _ = read_frameworks(pod.annotations.get(FRAMEWORKS, ""))
     foreign = {each.enforcement for each in enforcements.values()} & {Enforcement.MPS, Enforcement.CUSTOM}
-    owner = Owner(pod.uid, container.name, () if Enforcement.CUSTOM in foreign else frameworks)
+    owner = GrantOwner(pod.uid, container.name, () if Enforcement.CUSTOM in foreign else frameworks)
     whole = pod.annotations.get(POD, "")
     envs = dict(
         grant(
@@ -150,5 +150,5 @@ def _shared(gpu: ListedGpu) -> SharedGpu:
     return SharedGpu(described, gpu.position, ("",) * gpu.shares)
 
 
-def _use_of(part: UsedPart) -> Fields:
+def _use_of(part: ContainerUse) -> Fields:
     return known({"index": part.gpu} | container_use(part))

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.usage import Occupant
-from gpu_device_plugin.core.contract.nodereport import UsedPart
+from gpu_device_plugin.core.contract.nodereport import ContainerUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ HIDDEN = "(hidden)"
 """In place of a namespace. No namespace can have this name."""
 
 # A page writes the nodes anew for each group of readers, and `replace` takes three times as long.
-_AMOUNTS = attrgetter(*[each.name for each in fields(UsedPart)][3:])
+_AMOUNTS = attrgetter(*[each.name for each in fields(ContainerUse)][3:])
 
 
 def redacted(node: NodeView, may_see: Callable[[str], bool]) -> NodeView:
@@ -48,7 +48,9 @@ def redacted(node: NodeView, may_see: Callable[[str], bool]) -> NodeView:
     report = node.report
     if report.use is not None:
         parts = tuple(
-            part if may_see(part.namespace) else UsedPart(HIDDEN, number(part.namespace, part.pod), "", *_AMOUNTS(part))
+            part
+            if may_see(part.namespace)
+            else ContainerUse(HIDDEN, number(part.namespace, part.pod), "", *_AMOUNTS(part))
             for part in sorted(report.use.parts, key=lambda part: not may_see(part.namespace))
         )
         report = replace(report, use=replace(report.use, parts=parts))

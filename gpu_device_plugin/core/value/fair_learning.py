@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.scoring import score_for
-from gpu_device_plugin.core.value.marginal_value import Appraiser, Choice, Left, ties_of, unused
+from gpu_device_plugin.core.value.marginal_value import Appraiser, GpuChoice, Left, ties_of, unused
 from gpu_device_plugin.core.value.node_types import needs_gpus
 from gpu_device_plugin.core.value.price_learning import finished, learning, mean_gpu
 from gpu_device_plugin.core.value.workload_mix import joined
@@ -100,7 +100,7 @@ def _once(
         trial = yield from trying(tables, others, nodes)
         worst = min(worst, trial, key=lambda each: each.fit - each.binpack)
         spoilers += [namespace] * trial.failed
-    return Study(mix.came, parts, tables, worst, distrusted), tuple(sorted(spoilers))
+    return Study(mix.arrivals, parts, tables, worst, distrusted), tuple(sorted(spoilers))
 
 
 def _suspects(demand: Mapping[str, float]) -> list[str]:
@@ -202,7 +202,7 @@ def _sample(nodes: Mapping[NodeType, int], gpus: float) -> list[NodeType]:
 
 
 def _accepted(
-    choose: Callable[[PodKind, NodeType, Left], Choice | None],
+    choose: Callable[[PodKind, NodeType, Left], GpuChoice | None],
     kinds: Sequence[PodKind],
     pods: Sequence[int],
     sample: Sequence[NodeType],
@@ -210,11 +210,11 @@ def _accepted(
     """Return those of the pods, as places in `kinds`, that find room on the nodes of a sample; the best node wins."""
     lefts = [Left(shape.sizes, shape.cpu_milli, shape.memory_mib) for shape in sample]
     codes = [sample.index(shape) for shape in sample]
-    known: dict[tuple[int, int, Left], Choice | None] = {}
+    known: dict[tuple[int, int, Left], GpuChoice | None] = {}
     accepted = []
     for pod in pods:
         kind = kinds[pod]
-        choices: list[tuple[float, int, Choice]] = []
+        choices: list[tuple[float, int, GpuChoice]] = []
         for at, left in enumerate(lefts):
             key = pod, codes[at], left
             if key not in known:
@@ -230,7 +230,7 @@ def _accepted(
     return accepted
 
 
-def binpack(kind: PodKind, shape: NodeType, left: Left) -> Choice | None:
+def binpack(kind: PodKind, shape: NodeType, left: Left) -> GpuChoice | None:
     """Return the GPUs that the policy `binpack` takes, with the node's score as gain; None where a pod does not fit.
 
     As `core.cluster.scoring` and `core.model.placing` say of a node whose GPUs have no links.
@@ -251,7 +251,7 @@ def binpack(kind: PodKind, shape: NodeType, left: Left) -> Choice | None:
     if len(taken) < kind.gpus:
         return None
     full = 1 - (left.shares - asked) / sum(shape.sizes) if kind.gpus else 0.0
-    return Choice(score_for("binpack", full, spared), tuple(taken))
+    return GpuChoice(score_for("binpack", full, spared), tuple(taken))
 
 
 FEWEST = 20
@@ -260,18 +260,18 @@ _GROWTH = 1.5
 _LONGEST_S = 3600.0
 
 
-def due(came: int, learned_from: int, age_s: float, *, outdated: bool) -> bool:
+def due(arrivals: int, learned_from: int, age_s: float, *, outdated: bool) -> bool:
     """Return whether to learn now.
 
     The first pods teach most, so that the tables are learned again each time when half as many more have come. Later
     that becomes rare, and an hour is the longest that a changed mix goes unnoticed.
 
     Args:
-        came: how many pods have come in all.
+        arrivals: how many pods have come in all.
         learned_from: how many had come when the tables in force were learned; 0: there are none.
         age_s: of these tables, seconds.
         outdated: a node has a shape that these tables do not know.
     """
-    if came < FEWEST:
+    if arrivals < FEWEST:
         return False
-    return outdated or came >= _GROWTH * learned_from or (came > learned_from and age_s >= _LONGEST_S)
+    return outdated or arrivals >= _GROWTH * learned_from or (arrivals > learned_from and age_s >= _LONGEST_S)

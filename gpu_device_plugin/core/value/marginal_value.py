@@ -90,7 +90,7 @@ class Appraisal:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class GpuChoice:
     """GPUs of a node for a pod, and what is gained by them."""
 
     gain: float
@@ -173,11 +173,11 @@ class Appraiser:
         fitting = [(-preferred[group], ties[at], at) for at, group in enumerate(room.group_at) if group in preferred]
         return [at for *_, at in sorted(fitting)[: kind.gpus]]
 
-    def choose(self, kind: PodKind, shape: NodeType, left: Left) -> Choice | None:
+    def choose(self, kind: PodKind, shape: NodeType, left: Left) -> GpuChoice | None:
         """Return the GPUs on which a pod costs least; None where it does not fit."""
         room = self.appraise(shape, left)
         gain = NEVER if room is None else self.gain(kind, room)
-        return None if room is None or gain == NEVER else Choice(gain, tuple(self.gpus(kind, room)))
+        return None if room is None or gain == NEVER else GpuChoice(gain, tuple(self.gpus(kind, room)))
 
     def change(self, shape: NodeType, frees: Sequence[int], cpu_milli: int, at: int, shares: int) -> float:
         """Return what one GPU gains if a pod takes shares of it and leaves the node this CPU: usually a loss."""

@@ -52,7 +52,7 @@ class WorkloadMix:
     _doublings: float = 0.0
     """Instead of all weights decaying, that of a new pod grows: 2 to the power of this."""
     _latest: float | None = None
-    came: int = 0
+    arrivals: int = 0
     """The number of pods that were counted."""
     held: Mapping[str, float] = field(default_factory=dict)
     """The GPU memory that each namespace has in use, as a mean in which the last hours count most; empty: unknown."""
@@ -62,7 +62,7 @@ class WorkloadMix:
         return self._kinds
 
     def add(self, kinds: Sequence[PodKind], now: float, namespace: str = "") -> None:
-        """Count a pod that came at `now` (seconds by any clock); one before the latest counts like the latest.
+        """Count a pod that arrived at `now` (seconds by any clock); one before the latest counts like the latest.
 
         A pod of several kinds, one for each part, counts as one pod: each of its kinds by its part of it.
         """
@@ -80,7 +80,7 @@ class WorkloadMix:
             counted = kind if known is kind.wishes else replace(kind, wishes=known)
             there[counted] = there.get(counted, 0.0) + 2**self._doublings / len(kinds)
         self._kinds += len(there) - before
-        self.came += 1
+        self.arrivals += 1
         if self._kinds > 2 * MOST_KINDS or len(self._wishes) > 2 * MOST_WISHES:
             self._forget()
 

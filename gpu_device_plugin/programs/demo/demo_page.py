@@ -13,7 +13,7 @@ from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.programs.web.callers import LocalCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresTiming
 from gpu_device_plugin.programs.web.server import PageServer
-from gpu_device_plugin.programs.web.web_routes import About
+from gpu_device_plugin.programs.web.web_routes import AboutPage
 from gpu_device_plugin.settings.forms import Address
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ async def page_of(api: ApiServer, resources: Sequence[Resource], *, used: bool) 
         ListenError: no port is free.
     """
     callers = LocalCallers("")
-    about = About("kubeconfig", "demo", frozenset({_HOST, "localhost"}))
+    about = AboutPage("kubeconfig", "demo", frozenset({_HOST, "localhost"}))
     async with Client(ClusterConfig(api.url)) as client:
         figures = AgentFigures(client, timing=_OFTEN) if used else None
         server = PageServer(client, resources, callers, about=about, figures=figures)

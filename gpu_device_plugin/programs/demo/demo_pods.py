@@ -197,7 +197,7 @@ def container_id(pod: Pod) -> str:
     return hashlib.sha256(f"{pod.uid}/{pod.only.name}".encode()).hexdigest()
 
 
-class Processes:
+class FakeProcesses:
     """At most one process for each pod, on all of its GPUs."""
 
     def __init__(self, proc: Path) -> None:

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, null
 from textwrap import wrap
 from typing import TYPE_CHECKING, TextIO
 
-from gpu_device_plugin.programs.demo.node_table import Look, Tone, table
+from gpu_device_plugin.programs.demo.node_table import Look, ShareTone, table
 from gpu_device_plugin.programs.demo.pace import Pace, keys
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES, WITH_PAGE
 from gpu_device_plugin.programs.demo.story import Story
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.programs.demo.demo_page import DemoPage
     from gpu_device_plugin.programs.demo.scenes import Scenes
-    from gpu_device_plugin.programs.demo.story import Shown
+    from gpu_device_plugin.programs.demo.story import SceneContent
     from gpu_device_plugin.programs.demo.world import World
 
 _NARROWEST, _WIDEST = 80, 120
@@ -55,7 +55,7 @@ def main(gpus: str | None, *, once: bool, page: bool = False) -> int:
         )
     terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     live = terminal and not once
-    stage = Stage(sys.stdout, live=live, colour="NO_COLOR" not in os.environ, pace=Pace(on=live or page))
+    stage = DemoStage(sys.stdout, live=live, colour="NO_COLOR" not in os.environ, pace=Pace(on=live or page))
     try:
         return asyncio.run(_play_until_stopped(gpus or DEFAULT_GPUS, stage, page=page))
     except DemoError as error:
@@ -67,7 +67,7 @@ def main(gpus: str | None, *, once: bool, page: bool = False) -> int:
     return 1
 
 
-async def _play_until_stopped(gpus: str, stage: Stage, *, page: bool) -> int:
+async def _play_until_stopped(gpus: str, stage: DemoStage, *, page: bool) -> int:
     """Play to the end, or until SIGTERM or SIGHUP, which must not leave the agent and its folder behind.
 
     Not `lifetime.until_stopped`: the demo ends by itself with an exit code, and a signal or a closed pipe is no success
@@ -79,7 +79,7 @@ async def _play_until_stopped(gpus: str, stage: Stage, *, page: bool) -> int:
     return await playing
 
 
-async def play(gpus: str, stage: Stage, scenes: Scenes | None = None, *, page: bool = False) -> int:
+async def play(gpus: str, stage: DemoStage, scenes: Scenes | None = None, *, page: bool = False) -> int:
     """Play `scenes`, by default all, on `stage` and return the exit code; see `main`.
 
     Raises:
@@ -120,7 +120,7 @@ async def _served(api: ApiServer, world: World) -> AsyncIterator[DemoPage]:
         yield served
 
 
-class Stage:
+class DemoStage:
     """The output of the scenes: redrawn in place on a terminal, printed once everywhere else."""
 
     def __init__(self, stream: TextIO, *, live: bool, colour: bool, pace: Pace | None = None) -> None:
@@ -176,9 +176,9 @@ class Stage:
     def conclude(self, failed: list[str]) -> None:
         """Summarize the checks."""
         if failed:
-            text, tone = f"Not every check held: see NO in scene {', '.join(failed)}.", Tone.BAD
+            text, tone = f"Not every check held: see NO in scene {', '.join(failed)}.", ShareTone.BAD
         else:
-            text, tone = "Every check held, and no device was allocated twice in any scene.", Tone.GOOD
+            text, tone = "Every check held, and no device was allocated twice in any scene.", ShareTone.GOOD
         look = self._look()
         self._write(*(look.paint(line, tone) for line in _paragraph(text, look.width)))
 
@@ -202,7 +202,7 @@ class Stage:
             lines = frame(number, story.look(), self._look())
             # A terminal wraps wider lines, and its cursor cannot move up into lines that have scrolled away.
             if size.columns >= _NARROWEST and len(lines) < size.lines:
-                hint = [self._look().paint(_STOPPED if self._pace.stopped else _GOING, Tone.FAINT)]
+                hint = [self._look().paint(_STOPPED if self._pace.stopped else _GOING, ShareTone.FAINT)]
                 self._draw(lines + hint * (self._keys and len(lines) + 1 < size.lines))
             await asyncio.sleep(_REDRAW_S)
 
@@ -223,10 +223,10 @@ class Stage:
         return Look(min(max(width, _NARROWEST), _WIDEST), *self._marks, self._colour)
 
 
-def frame(number: str, shown: Shown, look: Look) -> list[str]:
+def frame(number: str, shown: SceneContent, look: Look) -> list[str]:
     """Draw one scene as lines of text."""
     rule = "─" if look.full == "█" else "-"
-    lines = [look.paint(f"{number} {shown.title} ".ljust(look.width, rule), Tone.HEADING)]
+    lines = [look.paint(f"{number} {shown.title} ".ljust(look.width, rule), ShareTone.HEADING)]
     lines += [*_paragraph(shown.caption, look.width), ""]
     if shown.left_out:
         return lines[:-1]
@@ -235,7 +235,7 @@ def frame(number: str, shown: Shown, look: Look) -> list[str]:
     for who, what in shown.quotes:
         lines += _paragraph(f"{who}: {what}", look.width, "    ")
     for sentence, held in shown.checks:
-        mark, tone = ("ok", Tone.GOOD) if held else ("NO", Tone.BAD)
+        mark, tone = ("ok", ShareTone.GOOD) if held else ("NO", ShareTone.BAD)
         first, *rest = _paragraph(sentence, look.width - 4)
         lines += [f"{look.paint(mark, tone)}  {first}", *(f"    {line}" for line in rest)]
     return lines

@@ -27,7 +27,7 @@ _GAP = "  "
 _RESET = "\x1b[0m"
 
 
-class Tone(StrEnum):
+class ShareTone(StrEnum):
     """The meaning of a part of a table; its value is the terminal's escape sequence for its colour."""
 
     PLAIN = ""
@@ -49,7 +49,7 @@ class Look:
     empty: str = "░"
     colour: bool = False
 
-    def paint(self, text: str, tone: Tone) -> str:
+    def paint(self, text: str, tone: ShareTone) -> str:
         """Return `text` in the colour of `tone`, if colours are on; escape sequences take no columns."""
         return f"{tone}{text}{_RESET}" if self.colour and tone else text
 
@@ -89,7 +89,7 @@ def table(
     widths = _widths(rows)
     indent = beside + widths[_BAR]
     heading = _GAP.join(put(name, width) for put, name, width in zip(_ALIGN, _HEADINGS, widths, strict=True))
-    lines = [look.paint(f"{heading}{_GAP}HELD BY", Tone.HEADING)]
+    lines = [look.paint(f"{heading}{_GAP}HELD BY", ShareTone.HEADING)]
     for shared, cells in zip(gpus, rows, strict=True):
         start = _GAP.join(
             look.paint(put(text, width), tone) for put, (text, tone), width in zip(_ALIGN, cells, widths, strict=True)
@@ -98,11 +98,11 @@ def table(
         lines += [f"{start}{_GAP}{first}".rstrip(), *(" " * indent + more for more in rest)]
         below = " " * (widths[0] + len(_GAP))
         why = wrap(node.unhealthy.get(shared.gpu.uuid, ""), look.width, initial_indent=below, subsequent_indent=below)
-        lines += [look.paint(line, Tone.BAD) for line in why]
+        lines += [look.paint(line, ShareTone.BAD) for line in why]
     return lines
 
 
-def _widths(rows: Iterable[Iterable[tuple[str, Tone]]]) -> list[int]:
+def _widths(rows: Iterable[Iterable[tuple[str, ShareTone]]]) -> list[int]:
     texts = ((text for text, _ in cells) for cells in rows)
     return [max(map(len, column)) for column in zip(_HEADINGS, *texts, strict=True)]
 
@@ -112,21 +112,21 @@ def _used(node: Node, shared: SharedGpu) -> int:
     return len(shared.shares) if use.whole else len(use.shares)
 
 
-def _cells(node: Node, shared: SharedGpu, bar: str, unknown: frozenset[str]) -> list[tuple[str, Tone]]:
+def _cells(node: Node, shared: SharedGpu, bar: str, unknown: frozenset[str]) -> list[tuple[str, ShareTone]]:
     """Return the columns before the holders."""
     used, whole, unhealthy = _used(node, shared), node.use(shared).whole, shared.gpu.uuid in node.unhealthy
-    tone = Tone.BAD if unhealthy else Tone.WHOLE if whole else Tone.SHARED if used else Tone.FAINT
+    tone = ShareTone.BAD if unhealthy else ShareTone.WHOLE if whole else ShareTone.SHARED if used else ShareTone.FAINT
     return [
-        (str(shared.position), Tone.PLAIN),
-        (_model(shared), Tone.PLAIN),
-        (f"{shared.gpu.total_mib / MIB_PER_GIB:.1f} GiB", Tone.PLAIN),
+        (str(shared.position), ShareTone.PLAIN),
+        (_model(shared), ShareTone.PLAIN),
+        (f"{shared.gpu.total_mib / MIB_PER_GIB:.1f} GiB", ShareTone.PLAIN),
         (bar, tone),
         ("whole" if whole else f"{used}/{len(shared.shares)}", tone),
-        ("unknown", Tone.FAINT)
+        ("unknown", ShareTone.FAINT)
         if shared.gpu.uuid in unknown
-        else ("unhealthy", Tone.BAD)
+        else ("unhealthy", ShareTone.BAD)
         if unhealthy
-        else ("healthy", Tone.GOOD),
+        else ("healthy", ShareTone.GOOD),
     ]
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Shown:
+class SceneContent:
     """The content of a scene so far."""
 
     title: str
@@ -71,11 +71,11 @@ class Story:
     def __post_init__(self) -> None:
         self.world = self.home
         self._worlds = [self.home]
-        self.now = Shown("", self.home.node)
+        self.now = SceneContent("", self.home.node)
 
-    async def play(self, title: str, scene: Callable[[Story], Awaitable[None]]) -> Shown:
+    async def play(self, title: str, scene: Callable[[Story], Awaitable[None]]) -> SceneContent:
         """Play one scene and return what it showed."""
-        self.now = Shown(title, self.world.node)
+        self.now = SceneContent(title, self.world.node)
         await scene(self)
         if not await self.world.until(self.world.settled):
             self.check("GPUs in use through one resource are fenced in the other.", held=False)
@@ -84,7 +84,7 @@ class Story:
             await self.expect("The page shows it.", self._page_shows)
         return self.look()
 
-    def look(self) -> Shown:
+    def look(self) -> SceneContent:
         """Return the scene with the node as it is at this moment."""
         world = self.world
         self.now.node, self.now.held = world.node, world.held()

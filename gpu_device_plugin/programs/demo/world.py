@@ -28,7 +28,7 @@ from gpu_device_plugin.core.node.use.over_use import Rules
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet.procfs import PROC
-from gpu_device_plugin.programs.demo.demo_pods import Pods, Processes
+from gpu_device_plugin.programs.demo.demo_pods import FakeProcesses, Pods
 from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, UsageError
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
@@ -146,7 +146,7 @@ class World:
     kubelet: Kubelet
     pods: Pods
     agent: Agent
-    processes: Processes
+    processes: FakeProcesses
     settings: NodeSettings
     shares: Shares
     gpus: str
@@ -206,15 +206,15 @@ class World:
         }
         self.used = {(pods[uid].name, uuid): mib for (uid, uuid), mib in by_uid.items()}
         self.processes.keep(pods)
-        self._tell(by_uid)
+        self._publish(by_uid)
 
     def strike(self, *faults: Mapping[str, object]) -> None:
         """Make these the only faults of the GPUs; without any all are well again."""
         self._faults = faults
         pods = {pod.name: pod.uid for pod in self.kubelet.running}
-        self._tell({(pods[name], uuid): mib for (name, uuid), mib in self.used.items()})
+        self._publish({(pods[name], uuid): mib for (name, uuid), mib in self.used.items()})
 
-    def _tell(self, used: Mapping[tuple[str, str], int]) -> None:
+    def _publish(self, used: Mapping[tuple[str, str], int]) -> None:
         if self.describe is None:
             raise DemoError("The GPUs of this node do not do what the demo says.")
         parents = {
@@ -349,7 +349,7 @@ async def world(api: ApiServer, node: str, gpus: str, *, metrics: bool = False, 
             kubelet = Kubelet(root, node=node)
         except ValueError as error:
             raise UsageError(f"{error}; set TMPDIR=/tmp") from error
-        processes = Processes(root / "proc")
+        processes = FakeProcesses(root / "proc")
         async with kubelet:
             pods = Pods(api, kubelet)
             flags = {

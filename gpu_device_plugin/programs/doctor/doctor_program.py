@@ -37,7 +37,7 @@ from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.core.report.findings.symptoms import NO_PROFILES, ApiSeen, NodeSymptoms, Profiles
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
-from gpu_device_plugin.hardware.monitor import Hardware, Timings
+from gpu_device_plugin.hardware.monitor import Hardware, MonitorTimings
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_pods
 from gpu_device_plugin.kubelet.sockets import (
@@ -112,7 +112,7 @@ _LIBRARIES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Deadlines:
+class DoctorDeadlines:
     """The longest time that each component may take, in seconds."""
 
     driver_s: float = 20.0
@@ -121,7 +121,7 @@ class Deadlines:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DoctorPlace:
     """The directories that the doctor examines."""
 
     host_root: Path | None = None
@@ -132,7 +132,7 @@ class Place:
     """The directory of NVML, if the system's loader does not find it."""
 
 
-def place(host_root: str, environ: Mapping[str, str]) -> Place:
+def place(host_root: str, environ: Mapping[str, str]) -> DoctorPlace:
     """Return the directories to examine.
 
     Args:
@@ -150,8 +150,8 @@ def place(host_root: str, environ: Mapping[str, str]) -> Place:
                 f"--host-root: {host_root} is not a directory; name the root of the node's own file system: / on the "
                 "node itself, /host in a pod that kubectl debug node/NODE created"
             )
-        return Place(root, in_container=False, dev=root / "dev", libraries=_library_dir(root))
-    return Place(None if in_container else Path("/"), in_container)
+        return DoctorPlace(root, in_container=False, dev=root / "dev", libraries=_library_dir(root))
+    return DoctorPlace(None if in_container else Path("/"), in_container)
 
 
 def _library_dir(root: Path) -> Path | None:
@@ -159,7 +159,7 @@ def _library_dir(root: Path) -> Path | None:
     return next((root / folder for folder in _LIBRARIES if (root / folder / "libnvidia-ml.so.1").exists()), None)
 
 
-def below(settings: NodeSettings, where: Place) -> NodeSettings:
+def below(settings: NodeSettings, where: DoctorPlace) -> NodeSettings:
     """Return settings with the paths of the kubelet's files below `where`."""
     root = where.host_root or Path("/")
     return replace(
@@ -169,7 +169,7 @@ def below(settings: NodeSettings, where: Place) -> NodeSettings:
     )
 
 
-def settings_of(sources: Sources[NodeSettings], texts: Texts, where: Place) -> tuple[NodeSettings, Profiles]:
+def settings_of(sources: Sources[NodeSettings], texts: Texts, where: DoctorPlace) -> tuple[NodeSettings, Profiles]:
     """Return the settings of the agent, with the profile that it saved last, and the profiles to choose from.
 
     Raises:
@@ -193,7 +193,9 @@ def _problem(look: Callable[[], object], *errors: type[Exception]) -> str:
     return ""
 
 
-def main(settings: NodeSettings, where: Place, *, agents_running: int | None, as_json: bool, profiles: Profiles) -> int:
+def main(
+    settings: NodeSettings, where: DoctorPlace, *, agents_running: int | None, as_json: bool, profiles: Profiles
+) -> int:
     """Examine this node and print the findings; return the exit code.
 
     Args:
@@ -206,7 +208,7 @@ def main(settings: NodeSettings, where: Place, *, agents_running: int | None, as
     with suppress(OSError):
         # In the agent's container we share its memory limit: at that limit the kernel has to kill us, not the agent.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    symptoms = asyncio.run(examined(settings, where, Deadlines(), agents_running, profiles))
+    symptoms = asyncio.run(examined(settings, where, DoctorDeadlines(), agents_running, profiles))
     findings = examine(CHECKS, symptoms)
     show(report(findings, as_json=as_json), os.environ)
     return exit_code(findings)
@@ -214,8 +216,8 @@ def main(settings: NodeSettings, where: Place, *, agents_running: int | None, as
 
 async def examined(
     settings: NodeSettings,
-    where: Place,
-    deadlines: Deadlines,
+    where: DoctorPlace,
+    deadlines: DoctorDeadlines,
     agents_running: int | None = None,
     profiles: Profiles = NO_PROFILES,
 ) -> NodeSymptoms:
@@ -295,8 +297,8 @@ def rights_of(settings: NodeSettings) -> tuple[Right, ...]:
 # --- The hardware -----------------------------------------------------------------------------------------------------
 
 
-async def _driver(settings: NodeSettings, where: Place, deadlines: Deadlines) -> HardwareView:
-    timings = Timings(start_within_s=deadlines.driver_s)  # a first view comes by then, even if the driver hangs
+async def _driver(settings: NodeSettings, where: DoctorPlace, deadlines: DoctorDeadlines) -> HardwareView:
+    timings = MonitorTimings(start_within_s=deadlines.driver_s)  # a first view comes by then, even if the driver hangs
     try:
         hardware = Hardware(settings.gpus, timings=timings, library_dir=where.libraries)
     except DescriptionError as problem:
@@ -308,7 +310,7 @@ async def _driver(settings: NodeSettings, where: Place, deadlines: Deadlines) ->
     return view
 
 
-def _device_nodes(where: Place, inventory: Inventory) -> tuple[dict[str, str], tuple[str, ...]]:
+def _device_nodes(where: DoctorPlace, inventory: Inventory) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the fault of each device node, and the nodes without a link in /dev/char; see `NodeSymptoms`."""
     # A GPU and its MIG instances have one number.
     minors = dict.fromkeys(gpu.minor for gpu in inventory.gpus if gpu.minor is not None)
@@ -348,7 +350,7 @@ def _of_profiles(settings: NodeSettings, inventory: Inventory, labels: Mapping[s
 # --- The kubelet ------------------------------------------------------------------------------------------------------
 
 
-async def _pod_resources(settings: NodeSettings, deadlines: Deadlines) -> str:
+async def _pod_resources(settings: NodeSettings, deadlines: DoctorDeadlines) -> str:
     names = [resource.name for resource in settings.offered]
     try:
         await listed_pods(settings.pod_resources_socket, names, deadlines.answer_s)
@@ -360,7 +362,7 @@ async def _pod_resources(settings: NodeSettings, deadlines: Deadlines) -> str:
 # --- The API server ---------------------------------------------------------------------------------------------------
 
 
-async def _api(settings: NodeSettings, deadlines: Deadlines) -> ApiSeen | Unknown:
+async def _api(settings: NodeSettings, deadlines: DoctorDeadlines) -> ApiSeen | Unknown:
     if settings.api == "off":
         return _API_OFF
     try:

@@ -46,7 +46,7 @@ _NO_CLAIM = (
 )
 
 
-class Cluster(Protocol):
+class BindingCluster(Protocol):
     """The API server's operations that binding needs."""
 
     async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
@@ -80,7 +80,7 @@ class Binding:
     def __init__(
         self,
         fleet: Fleet,
-        cluster: Cluster,
+        cluster: BindingCluster,
         resources: Sequence[Resource],
         *,
         current: Callable[[], Awaitable[None]],

@@ -28,11 +28,11 @@ from gpu_device_plugin.cluster.writers.binder import Binder, BinderTiming
 from gpu_device_plugin.core.contract.keys import READ_ON_NODES, READ_ON_PODS, MalformedAnnotationError
 from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.core.report.gauges import ExtenderMetrics, WatchMetrics
-from gpu_device_plugin.fleet import Entry, Fleet
+from gpu_device_plugin.fleet import Fleet, FleetEntry
 from gpu_device_plugin.programs.extender.binding import Binding, Freshness
-from gpu_device_plugin.programs.extender.extender_routes import Readiness, Routes
+from gpu_device_plugin.programs.extender.extender_routes import ExtenderRoutes, Readiness
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
-from gpu_device_plugin.programs.extender.verbs import Verbs, Waiting
+from gpu_device_plugin.programs.extender.verbs import Verbs, WaitingObserved
 from gpu_device_plugin.programs.extender.workload_learning import Learner
 from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.rereading import Rereading
@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
+class ExtenderTimings:
     """The timeouts and intervals of an extender's parts, in seconds."""
 
     api: Timing = field(default_factory=Timing)
@@ -81,7 +81,7 @@ class Timings:
     """Once a watch of nodes or pods has been broken for this long, the extender is not ready."""
 
 
-DEFAULT_TIMINGS = Timings()
+DEFAULT_TIMINGS = ExtenderTimings()
 
 
 def main(sources: Sources[ExtenderSettings], texts: Texts, settings: ExtenderSettings) -> int:
@@ -132,7 +132,7 @@ class Extender:
         settings: ExtenderSettings,
         config: ClusterConfig,
         *,
-        timings: Timings = DEFAULT_TIMINGS,
+        timings: ExtenderTimings = DEFAULT_TIMINGS,
         when_read: Callable[[], None] = freeze_objects,
     ) -> None:
         """Prepare; nothing is sent before `run`.
@@ -171,7 +171,7 @@ class Extender:
         self._nodes: Reflector[NodeRecord] = Reflector(
             self._client, NODES, node_reader.read, NodeStore(self.fleet, resources), timing=timings.follow
         )
-        self.waiting = Waiting(self.fleet)
+        self.waiting = WaitingObserved(self.fleet)
         self.verbs = Verbs(
             self.fleet,
             PodReader(names, READ_ON_PODS.__contains__, sums=True, every=True),
@@ -220,7 +220,7 @@ class Extender:
             wall_ns=time.time_ns,
             check_doubts_s=timings.check_doubts_s,
         )
-        self.routes = Routes(
+        self.routes = ExtenderRoutes(
             self.verbs,
             self.binding,
             self.readiness,
@@ -353,7 +353,7 @@ class Extender:
             _log.info("this extender leads" if leads else "this extender does not lead", extra={"holder": lease.holder})
         raise AssertionError  # pragma: no cover (a Latest never ends)
 
-    def _drifted(self, before: Entry, now: Entry) -> None:
+    def _drifted(self, before: FleetEntry, now: FleetEntry) -> None:
         self._metrics.count(m.DRIFT, "moved" if before.node == now.node else "other_node")
         _log.warning(
             "a pod holds other GPUs than the ledger recorded",

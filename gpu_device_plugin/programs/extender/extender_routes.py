@@ -38,7 +38,7 @@ _LONGEST_FIELD = 600
 """Characters of one field in a log line."""
 
 
-class Routes:
+class ExtenderRoutes:
     """Routes each request to the part that answers it."""
 
     def __init__(

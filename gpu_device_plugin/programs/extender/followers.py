@@ -28,7 +28,7 @@ _MOST_LINKS = 200
 class ArrivalObserver(Protocol):
     """Counts the pods that were bound, each once. One that waits costs its owner nothing, and may never find room."""
 
-    def came(self, pod: Pod) -> None:
+    def observe(self, pod: Pod) -> None:
         """Count a pod with GPUs."""
 
     def observe_other(self, pod: OtherPod) -> None:
@@ -91,7 +91,7 @@ class PodStore(Store[Pod | OtherPod]):
         if isinstance(pod, OtherPod):
             self._comers.observe_other(pod)
         else:
-            self._comers.came(pod)
+            self._comers.observe(pod)
 
 
 class NodeStore(Store[NodeRecord]):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.nodegpus import ListedGpu
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
-    from gpu_device_plugin.fleet import Entry, Fleet
+    from gpu_device_plugin.fleet import Fleet, FleetEntry
     from gpu_device_plugin.metrics import Metrics
 
 
@@ -63,7 +63,7 @@ class Verbs:
         node_policy: Callable[[], str],
         ready: Callable[[], str],
         metrics: Metrics,
-        waiting: Waiting | None = None,
+        waiting: WaitingObserved | None = None,
     ) -> None:
         """Answer from `fleet`.
 
@@ -86,7 +86,7 @@ class Verbs:
         self._metrics = metrics
         self._waiting = waiting
         self.judge = Judge(fleet.now)
-        self._judge_soon = Judge(fleet.soon)
+        self._judge_without_terminating = Judge(fleet.without_terminating)
 
     def __repr__(self) -> str:
         return f"<Verbs: {self._fleet!r}, {self.judge!r}>"
@@ -94,7 +94,7 @@ class Verbs:
     def prepare(self) -> None:
         """Apply the changes of all nodes so that the next request need not wait for that."""
         self.judge.prepare()
-        self._judge_soon.prepare()
+        self._judge_without_terminating.prepare()
 
     def filter(self, body: bytes) -> bytes:
         """Return the nodes that a pod may go to, and for each other node the reason against it.
@@ -161,9 +161,9 @@ class Verbs:
 
     def _soon(self, asked: Ask, names: Iterable[str]) -> str | None:
         """Return the first named node on which time alone makes room for a pod; None if there is none."""
-        opening = self._fleet.soon.candidates
+        opening = self._fleet.without_terminating.candidates
         names = [name for name in names if name in opening] if opening else ()
-        verdicts = self._judge_soon.verdicts(asked, names) if names else ()
+        verdicts = self._judge_without_terminating.verdicts(asked, names) if names else ()
         return next((name for name, why in zip(names, verdicts, strict=True) if why is None), None)
 
     def prioritize(self, body: bytes) -> bytes:
@@ -251,7 +251,7 @@ class Verbs:
         )
 
 
-def _occupant(entry: Entry) -> Occupant:
+def _occupant(entry: FleetEntry) -> Occupant:
     terminating = entry.deleting or entry.until is not None
     return Occupant(entry.uid, entry.usage, entry.priority, terminating, entry.requests)
 
@@ -263,7 +263,7 @@ def _shares(node: Candidate) -> bool:
     return bool(node.gpus.gpus or node.gpus.problem)
 
 
-def _inspected(node: Candidate, entries: Sequence[Entry]) -> wire.InspectedNode:
+def _inspected(node: Candidate, entries: Sequence[FleetEntry]) -> wire.InspectedNode:
     rooms = {room.position: room for room in node.rooms}
     devs = []
     for gpu in node.gpus.gpus:
@@ -296,24 +296,24 @@ def _inspected(node: Candidate, entries: Sequence[Entry]) -> wire.InspectedNode:
     )
 
 
-def _on_gpu(entry: Entry, gpu: ListedGpu) -> wire.InspectedPod | None:
+def _on_gpu(entry: FleetEntry, gpu: ListedGpu) -> wire.InspectedPod | None:
     whole = gpu.position in entry.usage.whole
     shares = gpu.shares if whole else dict(entry.usage.shares).get(gpu.position, 0)
     return _pod(entry, shares, int(whole))
 
 
-def _unplaced(entry: Entry, listed: Collection[int], elsewhere: Collection[int]) -> wire.InspectedPod | None:
+def _unplaced(entry: FleetEntry, listed: Collection[int], elsewhere: Collection[int]) -> wire.InspectedPod | None:
     usage = entry.usage.as_listed(listed, elsewhere)
     return _pod(entry, usage.unplaced_shares, usage.unplaced_gpus)
 
 
-def _pod(entry: Entry, shares: int, gpus: int) -> wire.InspectedPod | None:
+def _pod(entry: FleetEntry, shares: int, gpus: int) -> wire.InspectedPod | None:
     if not shares and not gpus:
         return None
     return wire.InspectedPod(entry.name, entry.namespace, shares, gpus, _state(entry), entry.uid)
 
 
-def _state(entry: Entry) -> str:
+def _state(entry: FleetEntry) -> str:
     states = {"vanished": entry.until is not None, "deleting": entry.deleting, "binding": entry.claimed}
     return next((state for state, is_so in states.items() if is_so), "bound")
 
@@ -324,7 +324,7 @@ _NEWEST = 64
 """Verdicts that are kept then anyway: the scheduler may know a pod before our watch shows it."""
 
 
-class Waiting:
+class WaitingObserved:
     """The last verdict on each waiting pod. Only a leader is asked for verdicts."""
 
     def __init__(self, fleet: Fleet, wall: Callable[[], float] = time.time) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.value.fair_learning import Study
     from gpu_device_plugin.core.value.node_types import NodeType
     from gpu_device_plugin.core.value.price_learning import Tables
-    from gpu_device_plugin.fleet import Entry
+    from gpu_device_plugin.fleet import FleetEntry
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _ENTRIES = 1000
 """After so many pods others run."""
 
 
-class Nodes(Protocol):
+class LearningNodes(Protocol):
     """The nodes that are scored by the tables."""
 
     def shapes(self) -> Mapping[NodeType, int]:
@@ -53,11 +53,11 @@ class Learner:
 
     def __init__(
         self,
-        nodes: Nodes,
+        nodes: LearningNodes,
         resources: Iterable[Resource],
         clock: Callable[[], float],
         *,
-        entries: Callable[[], Collection[Entry]] = tuple,
+        entries: Callable[[], Collection[FleetEntry]] = tuple,
         look_s: float = 1.0,
         hold_s: float = 60.0,
     ) -> None:
@@ -87,14 +87,14 @@ class Learner:
         """Namespaces that count little; see `Study.distrusted`."""
 
     def __repr__(self) -> str:
-        return f"<Learner: {self._mix.came} pods of {len(self._mix)} kinds, learned from {self._learned_from}>"
+        return f"<Learner: {self._mix.arrivals} pods of {len(self._mix)} kinds, learned from {self._learned_from}>"
 
     @property
     def in_force(self) -> bool:
         """Whether the policy `fit` goes by what was learned; it is `binpack` otherwise."""
         return self._appraiser is not None
 
-    def came(self, pod: Pod) -> None:
+    def observe(self, pod: Pod) -> None:
         """Count a pod with GPUs that was bound, once."""
         asked = ask(pod, self._resources)
         if isinstance(asked, Ask) and asked.parts:
@@ -116,7 +116,7 @@ class Learner:
             now = self._clock()
             if now - self._held_at >= self._hold_s:
                 await self._look_at_holdings()
-            if due(self._mix.came, self._learned_from, now - self._learned_at, outdated=self._nodes.outdated):
+            if due(self._mix.arrivals, self._learned_from, now - self._learned_at, outdated=self._nodes.outdated):
                 await self.learn()
 
     async def _look_at_holdings(self) -> None:
@@ -133,17 +133,17 @@ class Learner:
 
     async def learn(self) -> None:
         """Learn now; the scheduler's calls are answered meanwhile."""
-        came, shapes = self._mix.came, self._nodes.shapes()
+        arrivals, shapes = self._mix.arrivals, self._nodes.shapes()
         study = await _last(studying(self._mix, shapes))
         await _last(self._nodes.learned(study.usable))
         self._appraiser = None if study.usable is None else Appraiser(study.usable)
         self.distrusted = study.distrusted
         said = _log.debug if self._learned_from else _log.info
-        said("learned what room is worth", extra={"pods": came, "kinds": len(self._mix), "shapes": len(shapes)})
-        self._tell(study)
-        self._learned_from, self._learned_at = came, self._clock()
+        said("learned what room is worth", extra={"pods": arrivals, "kinds": len(self._mix), "shapes": len(shapes)})
+        self._log_lesson(study)
+        self._learned_from, self._learned_at = arrivals, self._clock()
 
-    def _tell(self, study: Study) -> None:
+    def _log_lesson(self, study: Study) -> None:
         """Log what an administrator should know, when it changes."""
         told, self._told = self._told, (self.in_force, study.distrusted)
         if study.distrusted and study.distrusted != told[1]:

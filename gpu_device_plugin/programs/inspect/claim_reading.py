@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpu_device_plugin.cluster.objects.decoding import Kind
+from gpu_device_plugin.cluster.objects.decoding import ObjectKind
 from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, GROUP, SLICES
 from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.core.report.findings.symptoms import SliceSeen
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.model.resource_claims import Claim
     from gpu_device_plugin.programs.inspect.kubectl import Kubectl
-    from gpu_device_plugin.view.reading import Cluster
+    from gpu_device_plugin.view.reading import ReadCluster
 
-_CLASSES = Kind("deviceclasses", group=GROUP)
+_CLASSES = ObjectKind("deviceclasses", group=GROUP)
 _NO_API = "the server could not find the requested resource"
 """As kubectl says that the API server does not know a path (404)."""
 
@@ -37,7 +37,7 @@ def raw_claims(kubectl: Kubectl, namespace: str = "") -> tuple[list[msgspec.Raw]
         return [], ABSENT if _NO_API in str(error) else str(unread(error))
 
 
-def with_claims(found: Cluster, kubectl: Kubectl, namespace: str = "") -> Cluster:
+def with_claims(found: ReadCluster, kubectl: Kubectl, namespace: str = "") -> ReadCluster:
     """Return a cluster with the claims of a namespace, or of all, which are read only where a node serves claims."""
     if not found.serves_claims:
         return found
@@ -51,7 +51,7 @@ def claims_alone(kubectl: Kubectl, namespace: str) -> list[Claim]:
 
 
 def claims_of_pod(
-    kubectl: Kubectl, namespace: str, found: Cluster | None, missing: list[str]
+    kubectl: Kubectl, namespace: str, found: ReadCluster | None, missing: list[str]
 ) -> Sequence[Claim] | None:
     """Return the claims of a pod's namespace; None if they cannot be read, and why is added to `missing`."""
     if found is not None and (claims := found.state.claims_of()):

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.tables.pod_table import PodRow
     from gpu_device_plugin.view.extender_policy import Policy
-    from gpu_device_plugin.view.reading import Cluster
+    from gpu_device_plugin.view.reading import ReadCluster
 
 _PODS, _NODES = "/api/v1/pods", "/api/v1/nodes"
 _CONFIGMAPS = f"/api/v1/configmaps?fieldSelector=metadata.name%3D{CONFIGURATION}"
@@ -257,14 +257,14 @@ def _top(
     return OK
 
 
-def _as_yaml(found: Cluster) -> list[str]:
+def _as_yaml(found: ReadCluster) -> list[str]:
     import yaml  # noqa: PLC0415 - 3 MB that only -o yaml needs
 
     text: str = yaml.safe_dump(document(found.nodes), sort_keys=False, width=4096)
     return text.splitlines()
 
 
-_LAYOUTS: Mapping[str, Callable[[Cluster], list[str]]] = MappingProxyType(
+_LAYOUTS: Mapping[str, Callable[[ReadCluster], list[str]]] = MappingProxyType(
     {
         "summary": lambda found: summary(found.nodes),
         "gpushare": lambda found: summary(found.nodes),
@@ -402,7 +402,7 @@ def _value(text: str) -> str:
     return "".join(f"\\{char}" if char in "\\,=" else char for char in text)
 
 
-def _warn(found: Cluster) -> None:
+def _warn(found: ReadCluster) -> None:
     for warning in found.warnings:
         say(sys.stderr, f"warning: {warning}")
 

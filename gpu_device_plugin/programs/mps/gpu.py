@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpu_device_plugin.programs.mps.nvidia import Nvidia
-    from gpu_device_plugin.programs.mps.places import Place
+    from gpu_device_plugin.programs.mps.places import GpuDirectory
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _LARGEST_LOG = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
+class MpsTimings:
     """The intervals at which a GPU is looked at, in seconds."""
 
     look_s: float = 0.5
@@ -45,14 +45,14 @@ class Timings:
     """The same after a failure."""
 
 
-TIMINGS = Timings()
+TIMINGS = MpsTimings()
 
 
 @dataclass(eq=False)
 class GpuKeeper:
     """Owns the daemon and the compute mode of one GPU; nothing is looked at before `run`."""
 
-    _place: Place
+    _place: GpuDirectory
     """The GPU's directory."""
     _driver: Nvidia
     _on_change: Callable[[], None]
@@ -60,7 +60,7 @@ class GpuKeeper:
     _: KW_ONLY
     before: str
     """The compute mode to set back, from an earlier supervisor; empty: none."""
-    timings: Timings = TIMINGS
+    timings: MpsTimings = TIMINGS
     clock: Callable[[], float] = time.monotonic
     """Seconds, which never go back."""
     told: MpsGpu = field(default=MpsGpu(MpsStatus.STOPPED), init=False)
@@ -112,7 +112,7 @@ class GpuKeeper:
         """Look and act once; return whether there was something to do."""
         seen = await self._look()
         self._daemon, act = decide(self._daemon, seen, self.clock())
-        self._tell()
+        self._publish()
         if act is None:
             return False
         try:
@@ -129,10 +129,10 @@ class GpuKeeper:
             self._write_down()
         finally:
             self._mode_until_s = self._ask_at_s = 0.0  # both may have changed
-        self._tell()
+        self._publish()
         return True
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         before, self.told = self.told, self._daemon.told(str(self._place.pipe))
         if self.told == before:
             return

@@ -37,7 +37,7 @@ CLIENTS = Gauge("gpushare_mps_clients", "Processes that are clients of the GPU's
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class StateMetrics:
     """The daemons at one moment, for the metrics."""
 
     gpus: Mapping[str, MpsGpu]
@@ -98,7 +98,7 @@ async def _serve(settings: MpsSettings, supervisor: Supervisor) -> NoReturn:
     _log.info("the MPS supervisor starts", extra={"version": __version__, "mps_dir": str(settings.mps_dir)})
     async with AsyncExitStack() as servers:
         if settings.http is not None:
-            metrics = m.PrometheusMetrics(lambda: Shown(supervisor.gpus), (), ())
+            metrics = m.PrometheusMetrics(lambda: StateMetrics(supervisor.gpus), (), ())
             pages = {
                 "/metrics": metrics.page,
                 # It answers as long as the event loop turns. A restart would end the daemons, and their clients.

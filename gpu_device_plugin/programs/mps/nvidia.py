@@ -19,7 +19,7 @@ from gpu_device_plugin.core.node.mps.mps_daemon import MODES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpu_device_plugin.programs.mps.places import Place
+    from gpu_device_plugin.programs.mps.places import GpuDirectory
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class MpsError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Deadlines:
+class CommandDeadlines:
     """How long each kind of call may take, in seconds."""
 
     start: float = 20.0
@@ -46,13 +46,13 @@ class Deadlines:
     """Without persistence mode the driver takes seconds to load."""
 
 
-DEADLINES = Deadlines()
+DEADLINES = CommandDeadlines()
 
 
 class Nvidia:
     """Control daemons and compute modes of the GPUs of this machine. Every call ends within a deadline of its own."""
 
-    def __init__(self, environ: Mapping[str, str], *, deadlines: Deadlines = DEADLINES) -> None:
+    def __init__(self, environ: Mapping[str, str], *, deadlines: CommandDeadlines = DEADLINES) -> None:
         """Prepare; nothing is started yet.
 
         Args:
@@ -61,7 +61,7 @@ class Nvidia:
         """
         self._environ = {name: value for name, value in environ.items() if not name.startswith(("CUDA_", "GPUSHARE_"))}
         self._deadlines = deadlines
-        self._processes = Processes(Path("/proc"))
+        self._processes = MpsProcesses(Path("/proc"))
         self._daemons: dict[str, Process] = {}
 
     def missing(self) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ class Nvidia:
         path = self._environ.get("PATH", "")
         return tuple([_not_found(program) for program in (CONTROL, SMI) if shutil.which(program, path=path) is None])
 
-    async def start(self, place: Place) -> None:
+    async def start(self, place: GpuDirectory) -> None:
         """Start the control daemon of a GPU; it outlives this program unless the container's runtime ends it.
 
         Raises:
@@ -88,7 +88,7 @@ class Nvidia:
         if code:
             raise MpsError(f"{CONTROL} -d failed: {said or f'exit code {code}'}")
 
-    async def command(self, place: Place, text: str) -> str:
+    async def command(self, place: GpuDirectory, text: str) -> str:
         """Give the daemon of a GPU one command; return its answer.
 
         Raises:
@@ -124,7 +124,7 @@ class Nvidia:
         if code:
             raise MpsError(f"{SMI} -c {mode} failed: {said or f'exit code {code}'}")
 
-    def alive(self, place: Place) -> bool:
+    def alive(self, place: GpuDirectory) -> bool:
         """Return whether the GPU's daemon has a process. All are looked at only while it is not found."""
         known = self._daemons.get(place.uuid)
         if known is not None and self._processes.is_there(known):
@@ -134,14 +134,14 @@ class Nvidia:
             self._daemons[place.uuid] = daemons[0]
         return bool(daemons)
 
-    def kill(self, place: Place) -> None:
+    def kill(self, place: GpuDirectory) -> None:
         """Send SIGKILL to the daemon of a GPU and to its server."""
         for processes in self._processes.of(place.pipe):
             for each in processes:
                 with suppress(ProcessLookupError):
                     os.kill(each.pid, signal.SIGKILL)
 
-    def _variables(self, place: Place) -> dict[str, str]:
+    def _variables(self, place: GpuDirectory) -> dict[str, str]:
         return {
             **self._environ,
             "CUDA_MPS_PIPE_DIRECTORY": str(place.pipe),
@@ -208,7 +208,7 @@ class Process(NamedTuple):
     """In ticks since the machine started."""
 
 
-class Processes:
+class MpsProcesses:
     """Looks at the processes of this machine."""
 
     def __init__(self, proc: Path) -> None:

@@ -22,7 +22,7 @@ _LONGEST_SOCKET = 107
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GpuDirectory:
     """The directory of one GPU."""
 
     uuid: str
@@ -78,7 +78,7 @@ class Places:
     def __init__(self, root: Path) -> None:
         """Read what an earlier supervisor left below `root`; `before` has the compute modes to set back."""
         self._root = root
-        self._known: dict[str, Place] = {}
+        self._known: dict[str, GpuDirectory] = {}
         self.before: dict[str, str] = {}
         for directory in sorted(root.iterdir()) if root.is_dir() else ():
             if directory.is_dir() and (directory / _MEMORY).exists():
@@ -96,14 +96,14 @@ class Places:
             return
         # Of a mode that is none only the GPU is believed, whose mode becomes DEFAULT.
         if is_uuid(uuid):
-            self._known[uuid] = Place(uuid, directory)
+            self._known[uuid] = GpuDirectory(uuid, directory)
             self.before[uuid] = before if before in MODES else ""
 
-    def of(self, uuid: str) -> Place:
+    def of(self, uuid: str) -> GpuDirectory:
         """Return the place of a GPU; nothing is made on disk."""
         if uuid not in self._known:
             taken = {place.directory.name for place in self._known.values()}
-            self._known[uuid] = Place(uuid, self._root / short_name(uuid, taken))
+            self._known[uuid] = GpuDirectory(uuid, self._root / short_name(uuid, taken))
         return self._known[uuid]
 
 

@@ -22,7 +22,7 @@ from gpu_device_plugin.core.contract.mpsfiles import (
 )
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
 from gpu_device_plugin.core.node.mps.mps_daemon import QUIT_S, is_uuid
-from gpu_device_plugin.programs.mps.gpu import TIMINGS, GpuKeeper, Timings
+from gpu_device_plugin.programs.mps.gpu import TIMINGS, GpuKeeper, MpsTimings
 from gpu_device_plugin.programs.mps.places import Places, open_directory
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _FINISH_S = QUIT_S + 30.0
 class Supervisor:
     """Keeps every GPU that is wanted, or that an earlier supervisor had."""
 
-    def __init__(self, directory: Path, driver: Nvidia, *, timings: Timings = TIMINGS) -> None:
+    def __init__(self, directory: Path, driver: Nvidia, *, timings: MpsTimings = TIMINGS) -> None:
         """Prepare, and read what an earlier supervisor left below `directory`.
 
         Raises:
@@ -90,7 +90,7 @@ class Supervisor:
     async def run(self) -> NoReturn:
         """Supervise, until cancelled; the daemons run on. Before that, `finish` ends them."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._tell(), name="tell what runs")
+            tasks.create_task(self._publish(), name="tell what runs")
             while True:
                 if not self._finishing:
                     self._read_wanted()
@@ -184,7 +184,7 @@ class Supervisor:
 
     # --- What runs ----------------------------------------------------------------------------------------------------
 
-    async def _tell(self) -> NoReturn:
+    async def _publish(self) -> NoReturn:
         while True:
             self._changed.clear()
             if self._wanted is not None:

@@ -134,7 +134,7 @@ class NodeAgent:
             mps_servers=lambda: frozenset(pid for gpu in self.mps.gpus.values() for pid in gpu.server_pids),
             measured=lambda: self.verification.measured,
             complete=lambda: all(hold.granted_at is None for hold in self.state.node.ledger.holds.values()),
-            processes=procfs.Processes(proc),
+            processes=procfs.ProcessOwners(proc),
             host_pids=partial(procfs.in_nodes_namespace, proc),
         )
         self.verification = Verification(
@@ -263,7 +263,7 @@ class NodeAgent:
                     tasks.create_task(self.use_reports.run(), name="publish the use of the GPUs")
                     tasks.create_task(self.dra.entries.follow(self._holders_changed), name="follow those with claims")
                     tasks.create_task(self.dra.follow(), name="follow claims")
-                    tasks.create_task(self.config.follow(self.dra.tell), name="offer the configuration to claims")
+                    tasks.create_task(self.config.follow(self.dra.update), name="offer the configuration to claims")
                     tasks.create_task(self.verification.states.follow(self.dra.limits_read), name="status of claims")
                     tasks.create_task(self.cluster.run(self.dra.run_api), name="Kubernetes API")
                     tasks.create_task(self.api.node.follow(self._stranding.look), name="look for missing instances")

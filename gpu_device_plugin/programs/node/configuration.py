@@ -17,7 +17,7 @@ from gpu_device_plugin.core.node.limits.container_grants import Delivery
 from gpu_device_plugin.core.node.limits.limit_grants import EnforcementPlan
 from gpu_device_plugin.core.node.node_config import NodeConfig, NodeInputs, derive
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
-from gpu_device_plugin.hardware.monitor import Timings
+from gpu_device_plugin.hardware.monitor import MonitorTimings
 from gpu_device_plugin.settings.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.knobs import UsageError
 
@@ -193,7 +193,7 @@ class Configuration:
 
     def _set_up_hardware(self) -> None:
         settings = self._settings.value
-        self._hardware.timings = Timings(
+        self._hardware.timings = MonitorTimings(
             probe_every_s=settings.probe_interval_s,
             answer_within_s=settings.nvml_timeout_s,
             blind_after_s=settings.blind_after_s,

@@ -17,7 +17,7 @@ from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.objects.decoding import PodReader
-from gpu_device_plugin.cluster.writers.events import About, EventWriter, about_node
+from gpu_device_plugin.cluster.writers.events import EventSubject, EventWriter, about_node
 from gpu_device_plugin.cluster.writers.evictions import evict
 from gpu_device_plugin.cluster.writers.own_node import NodeCondition, NodeMetadata, OwnNode
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
@@ -172,7 +172,7 @@ class NodeCluster(NodeApi):
         self._events.post(ours, reason=reason, note=note, action=action, warning=warning)
 
     def pod_event(self, pod: Pod, reason: str, note: str, action: str, *, warning: bool = True) -> None:  # noqa: D102
-        about = About("Pod", pod.name, pod.namespace, pod.uid)
+        about = EventSubject("Pod", pod.name, pod.namespace, pod.uid)
         self._events.post(about, reason=reason, note=note, action=action, warning=warning)
 
     @property

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
-    from gpu_device_plugin.programs.node.profile import Choice
+    from gpu_device_plugin.programs.node.profile import ProfileChoice
     from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class NodeProgram:
         self._in_force = ""
         """The profile whose settings are in force."""
         self.agent: NodeAgent | None = None
-        self.choice: Choice | None = None
+        self.choice: ProfileChoice | None = None
         """The choice of a profile, while it is pending."""
         self._folder = bool(texts.folder)
         self.rereading = Rereading(sources, texts, take=self._take, refuse=self._refuse, read=self._read)
@@ -145,14 +145,14 @@ class NodeProgram:
         if knows_the_node is not None:
             await knows_the_node.cleanup.run()
 
-    def _to_choose(self) -> Choice | None:
+    def _to_choose(self) -> ProfileChoice | None:
         """Return the choice of a profile by our node's label, None if the agent runs without the API."""
         config = reach_api(self._settings)
         if config is None:
             return None
-        from gpu_device_plugin.programs.node.profile import Choice  # noqa: PLC0415 - see reach_api
+        from gpu_device_plugin.programs.node.profile import ProfileChoice  # noqa: PLC0415 - see reach_api
 
-        return Choice(self._sources, self._settings, config, self._remembered)
+        return ProfileChoice(self._sources, self._settings, config, self._remembered)
 
     # --- While the agent runs -------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ class Chosen(NamedTuple):
     """The value of the label; empty: the node had none."""
 
 
-class Choice:
+class ProfileChoice:
     """Waits for the node's label. A wrong share size would persist: the kubelet remembers devices by it."""
 
     def __init__(

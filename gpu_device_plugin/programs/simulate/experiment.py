@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.value.node_types import NodeType
     from gpu_device_plugin.core.value.workload_mix import PodKind
     from gpu_device_plugin.programs.simulate.inputs.sources import Inputs
-    from gpu_device_plugin.programs.simulate.model import Outcome, Workload
+    from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Workload
 
 REJECTED = "rejected"
 _BEYOND = 1.01
@@ -43,16 +43,18 @@ class Plan:
     """The nodes needed are those for the pods that fit on them; others may find no room."""
 
 
-def simulate(plan: Plan, inputs: Inputs, progress: Callable[[str, float], None]) -> Mapping[str, tuple[Outcome, ...]]:
+def simulate(
+    plan: Plan, inputs: Inputs, progress: Callable[[str, float], None]
+) -> Mapping[str, tuple[SimulationOutcome, ...]]:
     """Return the outcome of each seed, by policy; `progress` gets the policy, and which part of all is done.
 
     Raises:
         EndlessError: the pods ask for too little.
     """
-    found: dict[str, tuple[Outcome, ...]] = {}
+    found: dict[str, tuple[SimulationOutcome, ...]] = {}
     total = len(plan.policies) * plan.seeds
     for policy in plan.policies:
-        outcomes: list[Outcome] = []
+        outcomes: list[SimulationOutcome] = []
         for seed in range(plan.seeds):
             arrivals = _arrivals(plan, inputs, seed)
             done = len(found) * plan.seeds + seed
@@ -82,7 +84,7 @@ def shuffled(workload: Workload, seed: int) -> Arrivals:
     return Arrivals(pods)
 
 
-def _to_first_rejected(outcome: Outcome) -> Outcome:
+def _to_first_rejected(outcome: SimulationOutcome) -> SimulationOutcome:
     """Return what came before the first pod that found no room, and this pod."""
     accepted = outcome.accepted
     end = len(accepted) if accepted.all() else int(accepted.argmin()) + 1
@@ -157,10 +159,10 @@ class _Search:
         """Return how many pods run on so many nodes, with the first seed."""
         return int(self._run(policy, 0, number).accepted.sum())
 
-    def _enough(self, outcome: Outcome) -> bool:
+    def _enough(self, outcome: SimulationOutcome) -> bool:
         return bool((outcome.accepted | self._may_fail[np.array(outcome.pods, np.int64)]).all())
 
-    def _run(self, policy: str, seed: int, number: int) -> Outcome:
+    def _run(self, policy: str, seed: int, number: int) -> SimulationOutcome:
         workload = self._inputs.workload
         nodes = [*self._there, *[Start.empty(f"node-{at + 1}", self._shape) for at in range(number)]]
         arrivals = as_listed(workload) if self._inputs.ordered else shuffled(workload, seed)

@@ -81,7 +81,7 @@ class Arrivals:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulationOutcome:
     """What came of one run."""
 
     policy: str

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.value.workload_mix import PodKind
     from gpu_device_plugin.programs.simulate.experiment import Needed, Plan
     from gpu_device_plugin.programs.simulate.inputs.sources import Inputs
-    from gpu_device_plugin.programs.simulate.model import Outcome, Start, Workload
+    from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Start, Workload
     from gpu_device_plugin.programs.simulate.rooms import Rooms
 
 VERSION = 1
@@ -72,7 +72,7 @@ class Result:
     """The accepted part of the capacity, and the rejected part of the demand, of each seed."""
 
 
-def result_of(outcomes: Sequence[Outcome], inputs: Inputs, plan: Plan) -> Result:
+def result_of(outcomes: Sequence[SimulationOutcome], inputs: Inputs, plan: Plan) -> Result:
     """Return what came of one policy, given its outcome with each seed."""
     unit, workload, leaving = unit_of(inputs.nodes), inputs.workload, plan.departures is not None
     sizes = [class_of(kind, unit) for kind in workload.kinds]
@@ -97,7 +97,7 @@ def result_of(outcomes: Sequence[Outcome], inputs: Inputs, plan: Plan) -> Result
     )
 
 
-def _counts(outcomes: Sequence[Outcome], names: Sequence[str]) -> dict[str, Count]:
+def _counts(outcomes: Sequence[SimulationOutcome], names: Sequence[str]) -> dict[str, Count]:
     """Return how many pods came and how many were accepted, given the name of each kind; in the order of the kinds."""
     pods: dict[str, int] = dict.fromkeys(names, 0)
     accepted = dict(pods)
@@ -111,7 +111,7 @@ def _counts(outcomes: Sequence[Outcome], names: Sequence[str]) -> dict[str, Coun
     return {name: Count(number, accepted[name]) for name, number in pods.items() if number}
 
 
-def _answer(outcomes: Sequence[Outcome], workload: Workload, plan: Plan) -> str:
+def _answer(outcomes: Sequence[SimulationOutcome], workload: Workload, plan: Plan) -> str:
     if plan.departures is not None:
         return _answer_of_departures(outcomes)
     return (_answer_of_first_rejected if plan.until == REJECTED else answer)(outcomes, workload)
@@ -121,7 +121,7 @@ def _mean(values: Iterable[float]) -> float:
     return float(np.mean(list(values)))
 
 
-def _curve(outcome: Outcome) -> tuple[tuple[float, float], ...]:
+def _curve(outcome: SimulationOutcome) -> tuple[tuple[float, float], ...]:
     if not outcome.capacity or not len(outcome.shares):
         return ()
     came = outcome.shares.cumsum() / outcome.capacity
@@ -282,14 +282,14 @@ def _rounded(part: float | None) -> float | None:
 _MOST_REASONS = 3
 
 
-def answer(outcomes: Sequence[Outcome], workload: Workload) -> str:
+def answer(outcomes: Sequence[SimulationOutcome], workload: Workload) -> str:
     """Return the answer where pods stay: of the first seed, with what other orders of pods and nodes made of it."""
     first = outcomes[0]
     said = f"{first.policy}: {_how_many_run(outcomes, workload)}"
     return f"{said}; {100 * _given_out(first.nodes):.1f} % of the GPUs are given out"
 
 
-def _answer_of_first_rejected(outcomes: Sequence[Outcome], workload: Workload) -> str:
+def _answer_of_first_rejected(outcomes: Sequence[SimulationOutcome], workload: Workload) -> str:
     """Return the answer where the first pod that finds no room ends a run."""
     first = outcomes[0]
     if first.accepted.all():
@@ -301,7 +301,7 @@ def _answer_of_first_rejected(outcomes: Sequence[Outcome], workload: Workload) -
     return f"{first.policy}: {before} before one of {asked} finds no room{_spread(outcomes)}; {allocated} are given out"
 
 
-def _answer_of_departures(outcomes: Sequence[Outcome]) -> str:
+def _answer_of_departures(outcomes: Sequence[SimulationOutcome]) -> str:
     """Return the answer where pods leave again."""
     first = outcomes[0]
     came, ran = len(first.pods), int(first.accepted.sum())
@@ -335,7 +335,7 @@ def _given_out(nodes: Sequence[Start]) -> float:
     return 1 - sum(free for _, free in shares) / total if total else 0.0
 
 
-def _how_many_run(outcomes: Sequence[Outcome], workload: Workload) -> str:
+def _how_many_run(outcomes: Sequence[SimulationOutcome], workload: Workload) -> str:
     first = outcomes[0]
     came, ran = len(first.pods), int(first.accepted.sum())
     came_kinds = set(first.pods)
@@ -352,7 +352,7 @@ def _run(number: int) -> str:
     return "runs" if number == 1 else "run"
 
 
-def _spread(outcomes: Sequence[Outcome]) -> str:
+def _spread(outcomes: Sequence[SimulationOutcome]) -> str:
     """Return how many pods ran in all orders, in brackets, if these differ."""
     ran = [int(outcome.accepted.sum()) for outcome in outcomes]
     return f" ({min(ran):,} to {max(ran):,} by their order)" if min(ran) < max(ran) else ""

@@ -12,11 +12,11 @@ import numpy as np
 from gpu_device_plugin.core.value.fair_learning import due, studied
 from gpu_device_plugin.core.value.price_learning import learn
 from gpu_device_plugin.core.value.workload_mix import WorkloadMix
-from gpu_device_plugin.programs.simulate.model import Outcome, capacity_of, shares_of, unit_of
+from gpu_device_plugin.programs.simulate.model import SimulationOutcome, capacity_of, shares_of, unit_of
 from gpu_device_plugin.programs.simulate.policies.beside import Beside
 from gpu_device_plugin.programs.simulate.policies.fgd import BestFit, Fgd
 from gpu_device_plugin.programs.simulate.policies.judged import Judged
-from gpu_device_plugin.programs.simulate.policies.scored_columns import Columns, Fit
+from gpu_device_plugin.programs.simulate.policies.scored_columns import ColumnFit, Columns
 from gpu_device_plugin.programs.simulate.rooms import rooms_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.value.workload_mix import PodKind
     from gpu_device_plugin.programs.simulate.model import Arrivals, Start, Workload
     from gpu_device_plugin.programs.simulate.policies.beside import Placer
-    from gpu_device_plugin.programs.simulate.policies.scored_columns import Scorer
+    from gpu_device_plugin.programs.simulate.policies.scored_columns import ColumnScorer
     from gpu_device_plugin.programs.simulate.rooms import Rooms
 
 POLICIES = ("fit", "binpack", "spread", "fgd", "bestfit")
@@ -42,7 +42,7 @@ def run(
     cold: bool = False,
     others_apart: bool = False,
     progress: Callable[[int], None] = lambda _done: None,
-) -> Outcome:
+) -> SimulationOutcome:
     """Let pods come, and return which of them found room; a pod that finds none does not come again.
 
     Args:
@@ -67,7 +67,7 @@ def run(
     shares = demand[np.array(arrivals.pods, np.int64)]
     cpu_s = time.process_time() - began
     after = tuple([replace(node, left=placer.left(row)) for row, node in enumerate(ordered)])
-    return Outcome(policy, arrivals.pods, accepted, shares, capacity_of(nodes), cpu_s, after)
+    return SimulationOutcome(policy, arrivals.pods, accepted, shares, capacity_of(nodes), cpu_s, after)
 
 
 def _accepted(placer: Placer, arrivals: Arrivals, progress: Callable[[int], None]) -> np.ndarray:
@@ -98,31 +98,33 @@ def _placer(policy: str, nodes: Sequence[Start], workload: Workload, *, cold: bo
     if cold:
         return _Learning(rooms, workload.kinds, {"fit": _fit, "fgd": _fgd}[policy])
     mix = workload.mix()
-    scorer = Fit(rooms, learn(mix, rooms.counts())) if policy == "fit" else Fgd(rooms, mix)
+    scorer = ColumnFit(rooms, learn(mix, rooms.counts())) if policy == "fit" else Fgd(rooms, mix)
     return Columns(rooms, workload.kinds, scorer)
 
 
-def _fit(rooms: Rooms, mix: WorkloadMix) -> Scorer:
+def _fit(rooms: Rooms, mix: WorkloadMix) -> ColumnScorer:
     usable = studied(mix, rooms.counts()).usable
-    return BestFit(rooms) if usable is None else Fit(rooms, usable)
+    return BestFit(rooms) if usable is None else ColumnFit(rooms, usable)
 
 
-def _fgd(rooms: Rooms, mix: WorkloadMix) -> Scorer:
+def _fgd(rooms: Rooms, mix: WorkloadMix) -> ColumnScorer:
     return Fgd(rooms, mix.parts())
 
 
 class _Learning(Columns):
     """Learns from the pods that found room so far, at the same times as the scheduler extender."""
 
-    def __init__(self, rooms: Rooms, kinds: Sequence[PodKind], learned: Callable[[Rooms, WorkloadMix], Scorer]) -> None:
+    def __init__(
+        self, rooms: Rooms, kinds: Sequence[PodKind], learned: Callable[[Rooms, WorkloadMix], ColumnScorer]
+    ) -> None:
         super().__init__(rooms, kinds, BestFit(rooms))
         self._learned = learned
         self._mix = WorkloadMix()
         self._learned_from = 0
 
     def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
-        if due(self._mix.came, self._learned_from, 0.0, outdated=False):
-            self._learned_from = self._mix.came
+        if due(self._mix.arrivals, self._learned_from, 0.0, outdated=False):
+            self._learned_from = self._mix.arrivals
             self.follow(self._learned(self.rooms, self._mix))
         found = super().place(kind)
         if found is not None:

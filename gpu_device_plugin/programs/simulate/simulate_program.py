@@ -17,7 +17,7 @@ from gpu_device_plugin.programs.simulate.arguments import (
     until_in,
 )
 from gpu_device_plugin.programs.simulate.experiment import Plan, nodes_needed, simulate
-from gpu_device_plugin.programs.simulate.inputs.sources import MOST_BYTES, ClusterUnreadableError, Sources, listed
+from gpu_device_plugin.programs.simulate.inputs.sources import MOST_BYTES, ClusterInputError, InputSources, listed
 from gpu_device_plugin.programs.simulate.model import EndlessError
 from gpu_device_plugin.programs.simulate.picture import picture
 from gpu_device_plugin.programs.simulate.results import (
@@ -32,7 +32,7 @@ from gpu_device_plugin.programs.simulate.run import POLICIES
 from gpu_device_plugin.programs.terminal import discard_output, say, show
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.knobs import UsageError, knobs_of
-from gpu_device_plugin.settings.sources import Sources as SettingsSources
+from gpu_device_plugin.settings.sources import Sources
 
 if TYPE_CHECKING:
     import argparse
@@ -86,7 +86,7 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
         sys.stdout.flush()
     except EndlessError as error:
         raise UsageError(f"--pods: {error}") from None
-    except (ClusterUnreadableError, _UnwritableError) as error:
+    except (ClusterInputError, _UnwritableError) as error:
         bar.clear()
         say(sys.stderr, f"{_PROG}: {error}")
         return FAILED
@@ -104,7 +104,7 @@ class _UnwritableError(Exception):
 
 def _inputs(arguments: argparse.Namespace, environ: Mapping[str, str], kubectl: str) -> Inputs:
     flags = [f"--{name}={getattr(arguments, name)}" for name in ("context", "kubeconfig") if getattr(arguments, name)]
-    sources = Sources(
+    sources = InputSources(
         _resources(arguments, environ),
         lambda: listed(flags, MOST_BYTES, kubectl),
         from_empty=arguments.from_empty,
@@ -146,7 +146,7 @@ def _few(notes: Sequence[str]) -> Sequence[str]:
 def _resources(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sequence[Resource]:
     knobs = knobs_of(ResourceSettings)
     named = {knob.variable: environ[knob.variable] for knob in knobs if knob.variable in environ}
-    return SettingsSources(ResourceSettings, flags_in(arguments, knobs), named).read().offered
+    return Sources(ResourceSettings, flags_in(arguments, knobs), named).read().offered
 
 
 _CELLS = 30

@@ -15,7 +15,7 @@ import msgspec
 
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.cluster.client.errors import Call, UnavailableError
-from gpu_device_plugin.cluster.objects.decoding import Kind
+from gpu_device_plugin.cluster.objects.decoding import ObjectKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class KubeconfigUser:
     """The user of the kubeconfig. The API server decides what is read for this user; all of that may be seen."""
 
     user: str
@@ -44,14 +44,14 @@ class LocalCallers:
     """Knows one random token."""
 
     def __init__(self, user: str) -> None:
-        self._owner = Owner(user)
+        self._owner = KubeconfigUser(user)
         self.token = secrets.token_urlsafe(32)
         """For the address that the browser is given; it is never logged."""
 
     def __repr__(self) -> str:
         return f"<LocalCallers of {self._owner.user!r}>"
 
-    async def caller(self, token: str) -> Owner | None:
+    async def caller(self, token: str) -> KubeconfigUser | None:
         """Return the owner for the right token."""
         return self._owner if hmac.compare_digest(token.encode(), self.token.encode()) else None
 
@@ -60,7 +60,7 @@ KNOWN_S = 30.0
 """How long an answer of the API server is remembered: so long a revoked right lasts."""
 MOST_ANSWERS = 1 << 16
 """Of all users together: 200 users who ask about 300 namespaces each."""
-_ACCESS = Kind("subjectaccessreviews", group="authorization.k8s.io")
+_ACCESS = ObjectKind("subjectaccessreviews", group="authorization.k8s.io")
 _REVIEWS_AT_ONCE = 8
 """Enough to keep the API server busy, and few enough that the answers of one moment hold up nobody else."""
 _MOST_OF_ONE_USER = 256
@@ -168,7 +168,7 @@ class AccessReviews:
             self._size -= 1
 
 
-async def reviewed(client: Client, kind: Kind, name: str, spec: Mapping[str, Any], answer: type[T]) -> T:
+async def reviewed(client: Client, kind: ObjectKind, name: str, spec: Mapping[str, Any], answer: type[T]) -> T:
     """Have the API server review something.
 
     Raises:
@@ -181,7 +181,7 @@ async def reviewed(client: Client, kind: Kind, name: str, spec: Mapping[str, Any
         raise UnavailableError(Call("create", kind.plural, kind.group), "the answer is not a review") from None
 
 
-_TOKENS = Kind("tokenreviews", group="authentication.k8s.io")
+_TOKENS = ObjectKind("tokenreviews", group="authentication.k8s.io")
 _REFUSED_S = 5.0
 """How long a token is remembered that is not valid: an account may just have been made."""
 _MOST_TOKENS = 1024

@@ -10,7 +10,7 @@ import msgspec
 
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError
-from gpu_device_plugin.cluster.objects.decoding import PODS, Kind, UnreadableObjectError
+from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, UnreadableObjectError
 from gpu_device_plugin.core.report.overview_document import node_document
 from gpu_device_plugin.core.report.pod_document import containers_of
 from gpu_device_plugin.core.report.why.explanations import explain
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.web.watched import Watched
     from gpu_device_plugin.view.extender_policy import Policy
 
-_EVENTS, _CONFIGMAPS = Kind("events"), Kind("configmaps")
+_EVENTS, _CONFIGMAPS = ObjectKind("events"), ObjectKind("configmaps")
 _MOST_READ = 200
 """Events of one pod that are read."""
 _MOST_EXPLAINED = 10

@@ -28,8 +28,8 @@ from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.terminal import discard_output, say
 from gpu_device_plugin.programs.web.callers import LocalCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures
-from gpu_device_plugin.programs.web.server import DEFAULT_TIMINGS, PageServer, Timings
-from gpu_device_plugin.programs.web.web_routes import About
+from gpu_device_plugin.programs.web.server import DEFAULT_TIMINGS, PageServer, PageTimings
+from gpu_device_plugin.programs.web.web_routes import AboutPage
 from gpu_device_plugin.settings.forms import Address
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ async def _serve(
     port: int,
     kubectl: str,
     ready: Callable[[str], None],
-    timings: Timings = DEFAULT_TIMINGS,
+    timings: PageTimings = DEFAULT_TIMINGS,
 ) -> NoReturn:
     async with running(flags, kubectl) as proxy:
         async with Client(proxy.config, timing=Timing(request_s=_LOGIN_S)) as first:
@@ -305,7 +305,7 @@ async def _serve(
                 client,
                 resources,
                 callers,
-                about=About("kubeconfig", chosen.context, frozenset({_HOST, "localhost"})),
+                about=AboutPage("kubeconfig", chosen.context, frozenset({_HOST, "localhost"})),
                 figures=AgentFigures(client),
                 namespace=chosen.namespace,
                 timings=timings,

@@ -15,7 +15,7 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.contract.nodereport import NodeReport
 from gpu_device_plugin.core.report.overview_document import node_document
 from gpu_device_plugin.programs.web.caller_scope import everyone
-from gpu_device_plugin.programs.web.waiting_page import Nodes, Waiting
+from gpu_device_plugin.programs.web.waiting_page import WaitingNodes, WaitingPage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -79,7 +79,7 @@ class Figures(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownNode:
     """One node."""
 
     view: NodeView
@@ -111,7 +111,7 @@ class PageState:
         self._use: dict[str, NodeUse] = {}
         self._used: set[str] = set()
         self._namespaces: frozenset[str] = frozenset()
-        self._shown: dict[str, Shown] = {}
+        self._shown: dict[str, ShownNode] = {}
         self._changes: OrderedDict[str, int] = OrderedDict()
         self._forgotten = 0
         self._begun = 0
@@ -124,7 +124,7 @@ class PageState:
         """By node and the namespaces there that are seen: the JSON with all names, and with theirs alone."""
         self.mark: Observable[int] = Observable(0)
         """The number of the last change."""
-        self.waiting = Waiting(watched.cluster, self._nodes, self.changed)
+        self.waiting = WaitingPage(watched.cluster, self._nodes, self.changed)
         self._dirty = asyncio.Event()
         self._writing = False
 
@@ -212,7 +212,7 @@ class PageState:
             spaces = {pod.namespace for pod in view.pods} | {part.namespace for part in view.report.current}
             spaces |= {pod.namespace for pod in view.instance_pods}
             document = msgspec.json.encode(node_document(view, brief=True, live=use is not None))
-            self._shown[name] = Shown(view, frozenset(spaces), use is not None, document)
+            self._shown[name] = ShownNode(view, frozenset(spaces), use is not None, document)
             if before is not None and before.document == document:
                 return False
         self._changes[name] = number
@@ -221,9 +221,9 @@ class PageState:
             _, self._forgotten = self._changes.popitem(last=False)
         return True
 
-    def _nodes(self) -> Nodes:
+    def _nodes(self) -> WaitingNodes:
         views = [self._shown[name].view for name in sorted(self._shown)] if self._watched.nodes_readable else None
-        return Nodes(views, self._watched.cluster.around())
+        return WaitingNodes(views, self._watched.cluster.around())
 
     # --- Reading ------------------------------------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class PageState:
         """The names of the nodes."""
         return sorted(self._shown)
 
-    def node(self, name: str) -> Shown | None:
+    def node(self, name: str) -> ShownNode | None:
         """Return one node; None: there is no such node that shares GPUs."""
         return self._shown.get(name)
 
@@ -244,7 +244,7 @@ class PageState:
         latest_first = reversed(self._changes.items())
         return sorted(name for name, _ in takewhile(lambda change: change[1] > mark, latest_first)), parts
 
-    def document(self, shown: Shown, sight: CallerScope) -> bytes:
+    def document(self, shown: ShownNode, sight: CallerScope) -> bytes:
         """Return the JSON of a node for a reader."""
         if sight.everything or all(map(sight.may_see, shown.namespaces)):
             return shown.document

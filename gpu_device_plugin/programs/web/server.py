@@ -15,7 +15,7 @@ from gpu_device_plugin.programs.web.details import Details
 from gpu_device_plugin.programs.web.page_state import FiguresState, PageState
 from gpu_device_plugin.programs.web.streams import Streams, StreamTiming, Views
 from gpu_device_plugin.programs.web.watched import Watched
-from gpu_device_plugin.programs.web.web_routes import HEADERS, LARGEST_VIEW, Routes, static_files
+from gpu_device_plugin.programs.web.web_routes import HEADERS, LARGEST_VIEW, PageRoutes, static_files
 
 if TYPE_CHECKING:
     import ssl
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.programs.web.caller_scope import Callers
     from gpu_device_plugin.programs.web.page_state import Figures
-    from gpu_device_plugin.programs.web.web_routes import About
+    from gpu_device_plugin.programs.web.web_routes import AboutPage
     from gpu_device_plugin.settings.forms import Address
 
 _MOST_HEADERS = 48
@@ -37,7 +37,7 @@ _SOON_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
+class PageTimings:
     """The timeouts and intervals of a server's parts, in seconds."""
 
     api: Timing = field(default_factory=Timing)
@@ -53,7 +53,7 @@ class Timings:
     """How often what changes by time alone is looked at."""
 
 
-DEFAULT_TIMINGS = Timings()
+DEFAULT_TIMINGS = PageTimings()
 
 
 class PageServer:
@@ -65,10 +65,10 @@ class PageServer:
         resources: Sequence[Resource],
         callers: Callers,
         *,
-        about: About,
+        about: AboutPage,
         figures: Figures | None = None,
         namespace: str = "",
-        timings: Timings = DEFAULT_TIMINGS,
+        timings: PageTimings = DEFAULT_TIMINGS,
     ) -> None:
         """Prepare; nothing is sent before `serving`.
 
@@ -88,7 +88,7 @@ class PageServer:
         self.views = Views()
         self.streams = Streams(self.board, self.watched, self.views, timings.stream)
         details = Details(client, self.watched, self.board, resources)
-        self.routes = Routes(
+        self.routes = PageRoutes(
             callers,
             self.board,
             self.streams,

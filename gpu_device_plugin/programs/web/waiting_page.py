@@ -45,17 +45,19 @@ class Reasons:
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
+class WaitingNodes:
     """The nodes at one moment; None: they cannot be read."""
 
     views: Sequence[NodeView] | None
     around: Mapping[str, Surroundings]
 
 
-class Waiting:
+class WaitingPage:
     """The pods without a node that ask for GPUs."""
 
-    def __init__(self, cluster: FollowedCluster, nodes: Callable[[], Nodes], on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, cluster: FollowedCluster, nodes: Callable[[], WaitingNodes], on_change: Callable[[], None]
+    ) -> None:
         """Explain the pods of `cluster` by `nodes`; `on_change` is called when something new is known."""
         self._cluster = cluster
         self._nodes = nodes
@@ -132,7 +134,7 @@ class Waiting:
 
 def _explained(
     pods: Sequence[FollowedPod],
-    nodes: Nodes,
+    nodes: WaitingNodes,
     claims: Mapping[str, Sequence[Claim]],
     resources: Sequence[Resource],
     stop: threading.Event,

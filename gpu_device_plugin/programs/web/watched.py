@@ -29,7 +29,7 @@ _MOST_PROBLEMS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class WatchState:
     """How current the cluster is that we know."""
 
     live: bool
@@ -180,7 +180,7 @@ class Watched:
         return self.cluster.claims_of(namespace) if self.claims is not None and self.claims.synced else None
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> WatchState:
         """How current the cluster is. What may not be read is not waited for."""
         watches: list[Reflector[Any]] = [self.nodes] if self.nodes_readable else []
         watches += [] if self.pods is None else [self.pods]
@@ -190,8 +190,8 @@ class Watched:
         why = next((_sentence(problem) for problem in problems if problem is not None), "")
         if self.pods is None or silent:
             age_s = max(silent, default=float("inf"))
-            return Reading(False, None if age_s == float("inf") else age_s, why or "the cluster is being read")
-        return Reading(True, min(time.monotonic() - self._heard_at, *(watch.silent_s for watch in watches)))
+            return WatchState(False, None if age_s == float("inf") else age_s, why or "the cluster is being read")
+        return WatchState(True, min(time.monotonic() - self._heard_at, *(watch.silent_s for watch in watches)))
 
     def notes(self) -> Iterator[str]:
         """Yield a sentence for everything that is not shown because it could not be read."""

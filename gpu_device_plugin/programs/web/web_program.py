@@ -18,8 +18,8 @@ from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.rereading import Rereading
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.programs.web.figures import DEFAULT_TIMING, AgentFigures, FiguresTiming
-from gpu_device_plugin.programs.web.server import CONNECTIONS, DEFAULT_TIMINGS, PageServer, Timings
-from gpu_device_plugin.programs.web.web_routes import About
+from gpu_device_plugin.programs.web.server import CONNECTIONS, DEFAULT_TIMINGS, PageServer, PageTimings
+from gpu_device_plugin.programs.web.web_routes import AboutPage
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class ClusterPage:
         config: ClusterConfig,
         *,
         agents_in: str = "",
-        timings: Timings = DEFAULT_TIMINGS,
+        timings: PageTimings = DEFAULT_TIMINGS,
         figures_timing: FiguresTiming = DEFAULT_TIMING,
     ) -> None:
         """Prepare; nothing is sent before `run`.
@@ -116,7 +116,7 @@ class ClusterPage:
                 client,
                 settings.offered,
                 ReviewedCallers(client),
-                about=About("cluster"),
+                about=AboutPage("cluster"),
                 figures=AgentFigures(client, namespace=self._agents_in, timing=self._figures_timing),
                 timings=self._timings,
             )

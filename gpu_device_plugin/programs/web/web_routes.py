@@ -96,7 +96,7 @@ class _View(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class AboutPage:
     """How the page is served."""
 
     mode: str
@@ -108,7 +108,7 @@ class About:
     empty: all."""
 
 
-class Routes:
+class PageRoutes:
     """Answers requests."""
 
     def __init__(
@@ -120,7 +120,7 @@ class Routes:
         views: Views,
         *,
         files: Mapping[str, Page],
-        about: About,
+        about: AboutPage,
         within_s: float,
     ) -> None:
         """Answer from these parts; a request waits `within_s` for the API server."""

@@ -32,11 +32,11 @@ from gpu_device_plugin.testing.cluster.cluster_proxy import proxied, to_pod
 from gpu_device_plugin.testing.cluster.cluster_reads import Reads
 from gpu_device_plugin.testing.cluster.cluster_requests import (
     Answer,
+    ApiRequest,
     Fault,
     Garbage,
     Hang,
     Late,
-    Request,
     Reset,
     Slow,
     Trouble,
@@ -61,7 +61,19 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.testing.builders import Json
 
-__all__ = ["Account", "Answer", "ApiServer", "Fault", "Garbage", "Hang", "Late", "Request", "Reset", "Slow", "Trouble"]
+__all__ = [
+    "Account",
+    "Answer",
+    "ApiServer",
+    "Fault",
+    "Garbage",
+    "Hang",
+    "Late",
+    "ApiRequest",
+    "Reset",
+    "Slow",
+    "Trouble",
+]
 
 _PATCHES: Mapping[str, Callable[[Any, Any], Any]] = {
     "application/apply-patch+yaml": applied,
@@ -103,7 +115,7 @@ class ApiServer:
         self.store = Store()
         self.tokens = None if tokens is None else frozenset(tokens)
         self.allowed = None if allowed is None else frozenset(allowed)
-        self.requests: list[Request] = []
+        self.requests: list[ApiRequest] = []
         """All requests so far, including refused ones."""
         self.older = False
         """Drop the fields of resource.k8s.io that Kubernetes 1.36 brought, as 1.34 and 1.35 do."""
@@ -116,7 +128,7 @@ class ApiServer:
         self._faults: list[Fault] = []
         self._policies: dict[str, tuple[Callable[[Json, Json], str], int]] = {}
         self._hole: asyncio.Event | None = None
-        self._late: list[tuple[web.Request, Served, Request]] = []
+        self._late: list[tuple[web.Request, Served, ApiRequest]] = []
         self._connections: set[asyncio.Transport] = set()
         self._runner: web.AppRunner | None = None
         self._port = 0
@@ -314,7 +326,7 @@ class ApiServer:
                 await asyncio.Event().wait()
         return await self._do(http, served, request)
 
-    async def _proxy(self, http: web.Request, request: Request) -> web.Response:
+    async def _proxy(self, http: web.Request, request: ApiRequest) -> web.Response:
         if (answer := await suffered(self._noted(request), "text/plain")) is not None:
             return answer
         self._admit(request)
@@ -322,17 +334,17 @@ class ApiServer:
         found = self.store.get(PODS, (request.namespace, pod_name))
         return await proxied(http, found, request.name, self.network)
 
-    def _noted(self, request: Request) -> Trouble | None:
+    def _noted(self, request: ApiRequest) -> Trouble | None:
         """Record a request, and return the trouble that matches it."""
         self.requests.append(request)
         return next((fault.trouble for fault in self._faults if fault.strikes(request)), None)
 
-    async def _do(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
+    async def _do(self, http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
         self._admit(request)
         do: Callable[..., Awaitable[web.StreamResponse]] = getattr(self, f"_do_{request.verb}")
         return await do(http, served, request)
 
-    def _admit(self, request: Request) -> None:
+    def _admit(self, request: ApiRequest) -> None:
         if request.group in self.without:
             raise StatusError(404, "NotFound", "the server could not find the requested resource")
         if self.tokens is not None and request.token not in self.tokens:
@@ -367,7 +379,7 @@ class ApiServer:
             return await self._review(http)
         if http.path != _ACCESS_REVIEWS:
             return None
-        trouble = self._noted(Request("create", "selfsubjectaccessreviews", "authorization.k8s.io"))
+        trouble = self._noted(ApiRequest("create", "selfsubjectaccessreviews", "authorization.k8s.io"))
         if isinstance(trouble, Answer):
             return ordered(trouble)
         review = await http.json()
@@ -378,7 +390,7 @@ class ApiServer:
     async def _review(self, http: web.Request) -> web.Response:
         _, _, group, _, plural = http.path.split("/")
         token = http.headers.get("Authorization", "").removeprefix("Bearer ")
-        request = Request("create", plural, group, token=token)
+        request = ApiRequest("create", plural, group, token=token)
         if (answer := await suffered(self._noted(request))) is not None:
             return answer
         self._admit(request)
@@ -387,10 +399,10 @@ class ApiServer:
         made = review_token(self.accounts, review) if tokens else review_access(self.accounts.values(), review)
         return web.json_response(made, status=201)
 
-    async def _do_get(self, _http: web.Request, served: Served, request: Request) -> web.StreamResponse:
+    async def _do_get(self, _http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
         return web.json_response(self.store.get(served, served.key(request.namespace, request.name)))
 
-    async def _do_create(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
+    async def _do_create(self, http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
         body = await http.json()
         if request.resource in {"pods/binding", "pods/eviction"}:
             act = self.store.bind if request.resource == "pods/binding" else partial(evict, self.store)
@@ -401,14 +413,14 @@ class ApiServer:
             self.store.create(served, request.namespace, self._as_read(body), keep=keep), status=201
         )
 
-    async def _do_patch(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
+    async def _do_patch(self, http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
         apply = _PATCHES.get(http.content_type)
         if apply is None:
             raise StatusError(415, "UnsupportedMediaType", f"the body was in an unknown format: {http.content_type}")
         patch = await http.json()
         return self._changed(served, request, lambda found: apply(found, patch))
 
-    async def _do_update(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
+    async def _do_update(self, http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
         body = await http.json()
         if served is LEASES and not body.get("metadata", {}).get("resourceVersion"):
             # Of the kinds here, only Leases refuse an update without a resourceVersion.
@@ -419,13 +431,13 @@ class ApiServer:
     def _as_read(self, body: Json) -> Any:
         return without_new_fields(body) if self.older else body
 
-    def _changed(self, served: Served, request: Request, apply: Callable[[Json], Json]) -> web.Response:
+    def _changed(self, served: Served, request: ApiRequest, apply: Callable[[Json], Json]) -> web.Response:
         key = served.key(request.namespace, request.name)
         subresource = request.resource.partition("/")[2]
         admit = partial(self._ask_policies, served)
         return web.json_response(self.store.change(served, key, apply, subresource=subresource, admit=admit))
 
-    async def _do_delete(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
+    async def _do_delete(self, http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
         options = await http.json() if http.can_read_body else {}
         grace = http.query.get("gracePeriodSeconds", options.get("gracePeriodSeconds"))
         preconditions = options.get("preconditions") or {}
@@ -441,8 +453,8 @@ class ApiServer:
             return web.json_response({**_SUCCESS, "details": details})
         return web.json_response(deleted)
 
-    async def _do_list(self, _http: web.Request, served: Served, request: Request) -> web.StreamResponse:
+    async def _do_list(self, _http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
         return web.json_response(await self._reads.list(served, request))
 
-    async def _do_watch(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
+    async def _do_watch(self, http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
         return await self._reads.watch(http, served, request)

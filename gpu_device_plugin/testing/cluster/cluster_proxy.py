@@ -9,7 +9,7 @@ import aiohttp
 from aiohttp import web
 
 from gpu_device_plugin.testing.cluster.cluster_kinds import StatusError
-from gpu_device_plugin.testing.cluster.cluster_requests import Request
+from gpu_device_plugin.testing.cluster.cluster_requests import ApiRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,12 +21,12 @@ _KEPT_BACK = frozenset({"authorization", "host", "connection", "content-length",
 """Headers that do not reach the pod: the API server's handler of authentication removes the token."""
 
 
-def to_pod(http: web.Request) -> Request | None:
+def to_pod(http: web.Request) -> ApiRequest | None:
     """Return a request to a pod in RBAC's terms; None: it is none. Its name keeps the port."""
     match http.path.strip("/").split("/"):
         case ["api", "v1", "namespaces", namespace, "pods", name, "proxy", *_]:
             token = http.headers.get("Authorization", "").removeprefix("Bearer ")
-            return Request(_VERBS[http.method], "pods/proxy", "", namespace, name, dict(http.query), token)
+            return ApiRequest(_VERBS[http.method], "pods/proxy", "", namespace, name, dict(http.query), token)
     return None
 
 

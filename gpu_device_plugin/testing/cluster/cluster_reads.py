@@ -12,7 +12,7 @@ from aiohttp import web
 
 from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.testing.cluster.cluster_kinds import CORE_EVENTS, EVENTS, Served, StatusError, core_event
-from gpu_device_plugin.testing.cluster.cluster_requests import Request, status_of, version_of
+from gpu_device_plugin.testing.cluster.cluster_requests import ApiRequest, status_of, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +94,7 @@ class Reads:
             watch.ended = True
         self._wake()
 
-    async def list(self, served: Served, request: Request) -> Json:
+    async def list(self, served: Served, request: ApiRequest) -> Json:
         """Return a list, or a page of it."""
         params = request.params
         limit = int(params.get("limit") or 0)
@@ -149,7 +149,7 @@ class Reads:
                 {"causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]},
             ) from None
 
-    async def watch(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
+    async def watch(self, http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
         """Answer a watch until its end."""
         params = request.params
         selected = served.selector(params.get("fieldSelector", ""), params.get("labelSelector", ""))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ApiRequest:
     """A request to the server, in RBAC's terms."""
 
     verb: str
@@ -36,7 +36,7 @@ class Request:
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
-def understood(http: web.Request) -> tuple[Served, Request]:
+def understood(http: web.Request) -> tuple[Served, ApiRequest]:
     """Parse path and method like Kubernetes, or raise StatusError."""
     group, *parts = ("", *http.path.strip("/").split("/")[1:])
     if http.path.startswith("/apis/"):
@@ -65,7 +65,7 @@ def understood(http: web.Request) -> tuple[Served, Request]:
         raise StatusError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
     resource = f"{plural}/{subresource}" if subresource else plural
     token = http.headers.get("Authorization", "").removeprefix("Bearer ")
-    return served, Request(verb, resource, group, namespace, name, dict(http.query), token)
+    return served, ApiRequest(verb, resource, group, namespace, name, dict(http.query), token)
 
 
 def version_of(text: str) -> int:
@@ -170,7 +170,7 @@ class Fault:
     times: float = math.inf
     happened: int = 0
 
-    def strikes(self, request: Request) -> bool:
+    def strikes(self, request: ApiRequest) -> bool:
         """Return whether this request matches, and count it."""
         hit = (
             self.happened < self.times

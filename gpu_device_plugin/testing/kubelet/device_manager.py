@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.testing.kubelet import kubelet_files
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError, PluginClient
-from gpu_device_plugin.testing.pod_specs import DeviceNode, Kind, Mount, Received
+from gpu_device_plugin.testing.pod_specs import ContainerType, DeviceNode, Mount, Received
 
 if TYPE_CHECKING:
     import random
@@ -170,7 +170,7 @@ class DeviceManager:
         await self._allocate_every_resource(pod_uid, container, reusable)
         for resource, grant in self.held(pod_uid, container.name).items():
             before = reusable.get(resource, frozenset())
-            reusable[resource] = before | grant.ids if container.kind is Kind.INIT else before - grant.ids
+            reusable[resource] = before | grant.ids if container.kind is ContainerType.INIT else before - grant.ids
 
     async def before_start(self, pod_uid: str, container: ContainerSpec) -> None:
         """Call PreStartContainer where it is required; allocate missing devices. AdmissionError: no start."""
@@ -249,7 +249,7 @@ class DeviceManager:
         kubelet_files.write_checkpoint(
             self.checkpoint,
             [
-                kubelet_files.Entry(pod_uid, container, resource, grant.devices, grant.response)
+                kubelet_files.CheckpointEntry(pod_uid, container, resource, grant.devices, grant.response)
                 for pod_uid, containers in any_order(self.grants.items())
                 for container, resources in any_order(containers.items())
                 for resource, grant in any_order(resources.items())

@@ -24,7 +24,7 @@ from gpu_device_plugin.testing.kubelet.kubelet_process import KubeletProcess
 from gpu_device_plugin.testing.kubelet.kubelet_services import Gate, PluginRegistry, PodResources
 from gpu_device_plugin.testing.kubelet.kubelet_versions import Version
 from gpu_device_plugin.testing.kubelet.plugin_client import Dialling
-from gpu_device_plugin.testing.pod_specs import Container, Kind, NodePods, Pod, stopped
+from gpu_device_plugin.testing.pod_specs import Container, ContainerType, NodePods, Pod, stopped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from gpu_device_plugin.testing.kubelet.kubelet_services import Registration
-    from gpu_device_plugin.testing.kubelet.plugin_client import Stream
+    from gpu_device_plugin.testing.kubelet.plugin_client import DeviceStream
     from gpu_device_plugin.testing.pod_specs import ContainerSpec, PodSpec
 
 _LONGEST_SOCKET_PATH = 107
@@ -75,7 +75,7 @@ class Kubelet:
         """Every start of a container passes here before the kubelet looks up what its devices bring: hold it. The real
         one makes the pod's sandbox and pulls the image meanwhile, and goes on when the pod is deleted by force."""
         self.registrations: list[Registration] = []
-        self.streams: list[Stream] = []
+        self.streams: list[DeviceStream] = []
         self.panics: list[KubeletPanic] = []
         self.node_status: dict[str, Amount] = {}
         """The node's status in the API, as of the last `publish`. A scheduler sees only this."""
@@ -330,7 +330,7 @@ class Kubelet:
                 for resource, grant in manager.held(pod.uid, spec.name).items()
             }
             for spec in pod.spec.containers
-            if spec.kind is Kind.APP
+            if spec.kind is ContainerType.APP
         }
 
     # Devices
@@ -382,5 +382,5 @@ class Kubelet:
 
     def _as_known(self, spec: ContainerSpec) -> ContainerSpec:
         # A field that a kubelet does not know is not there for it.
-        lost = spec.kind is Kind.SIDECAR and not self.version.knows_sidecars
-        return replace(spec, kind=Kind.INIT) if lost else spec
+        lost = spec.kind is ContainerType.SIDECAR and not self.version.knows_sidecars
+        return replace(spec, kind=ContainerType.INIT) if lost else spec

@@ -62,7 +62,7 @@ class CorruptCheckpointError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CheckpointEntry:
     """The devices of one resource that one container holds."""
 
     pod_uid: str
@@ -78,11 +78,11 @@ class Entry:
 class Checkpoint:
     """The content of the file. `registered` has the healthy IDs of every resource, in no order."""
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[CheckpointEntry, ...] = ()
     registered: Mapping[str, tuple[str, ...]] | None = None
 
 
-def write_checkpoint(path: Path, entries: Iterable[Entry], registered: Mapping[str, Iterable[str]]) -> None:
+def write_checkpoint(path: Path, entries: Iterable[CheckpointEntry], registered: Mapping[str, Iterable[str]]) -> None:
     """Replace the file atomically, mode 0600. OSError: the directory does not exist, or the disk is full.
 
     The kubelet also syncs the file to disk, which matters only in a power failure.
@@ -123,8 +123,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise CorruptCheckpointError(f"{path}: {error}") from error
 
 
-def _entry(written: Mapping[str, Any]) -> Entry:
-    return Entry(
+def _entry(written: Mapping[str, Any]) -> CheckpointEntry:
+    return CheckpointEntry(
         pod_uid=written["PodUID"],
         container=written["ContainerName"],
         resource=written["ResourceName"],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.testing.kubelet.device_manager import KubeletPanic
 from gpu_device_plugin.testing.kubelet.kubelet_services import is_extended_resource_name
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError
-from gpu_device_plugin.testing.pod_specs import Kind, NodePods, shortage, stopped
+from gpu_device_plugin.testing.pod_specs import ContainerType, NodePods, shortage, stopped
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -124,7 +124,7 @@ class KubeletProcess:
                 devices=self._devices(uid, spec.name),
                 received=self.manager.received(uid, spec.name),
                 started=True,
-                running=spec.kind is not Kind.INIT,
+                running=spec.kind is not ContainerType.INIT,
                 waiting=None,
             ),
         )

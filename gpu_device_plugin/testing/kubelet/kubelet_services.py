@@ -17,8 +17,8 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import RegistrationS
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerServicer
 from gpu_device_plugin.testing.kubelet.device_manager import NO_NUMA_NODE
 from gpu_device_plugin.testing.kubelet.kubelet_versions import Version
-from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError, PluginClient, Stream
-from gpu_device_plugin.testing.pod_specs import Kind
+from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError, DeviceStream, PluginClient
+from gpu_device_plugin.testing.pod_specs import ContainerType
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
@@ -135,7 +135,7 @@ class PluginRegistry(RegistrationServicer):
     gate: Gate
     dialling: Dialling
     registrations: list[Registration]
-    streams: list[Stream]
+    streams: list[DeviceStream]
     """Like `registrations`, of all processes of a kubelet."""
     _clients: dict[str, PluginClient] = field(default_factory=dict, init=False)
     _connections: set[PluginClient] = field(default_factory=set, init=False)
@@ -213,7 +213,7 @@ class PluginRegistry(RegistrationServicer):
         self._spawn(self._follow(client, endpoint), f"the list of {resource} from {endpoint}")
 
     async def _follow(self, client: PluginClient, endpoint: str) -> None:
-        stream = Stream(client.resource, endpoint)
+        stream = DeviceStream(client.resource, endpoint)
         self.streams.append(stream)
         await client.follow(stream, partial(self.manager.update, client.resource))
         current = self._clients.get(client.resource)
@@ -266,7 +266,7 @@ def _describe(manager: DeviceManager, pod: Pod) -> v1.PodResources:
         containers=[
             v1.ContainerResources(name=spec.name, devices=_devices(manager, pod.uid, spec.name))
             for spec in pod.spec.containers
-            if spec.kind is not Kind.INIT
+            if spec.kind is not ContainerType.INIT
         ],
     )
 

@@ -55,7 +55,7 @@ class DeviceList:
 
 
 @dataclass(slots=True)
-class Stream:
+class DeviceStream:
     """One ListAndWatch call, from its start to its end."""
 
     resource: str
@@ -105,7 +105,7 @@ class PluginClient:
         except AdmissionError as error:
             raise AdmissionError(f"failed to get device plugin options: {error}") from error
 
-    async def follow(self, stream: Stream, believe: Callable[[Iterable[Device]], None]) -> None:
+    async def follow(self, stream: DeviceStream, believe: Callable[[Iterable[Device]], None]) -> None:
         """Pass every list of the plugin to `believe`; return at the end of the stream."""
         self._lists = self._stub.ListAndWatch(Empty())
         try:

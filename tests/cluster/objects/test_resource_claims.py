@@ -9,7 +9,7 @@ import pytest
 
 from gpu_device_plugin.cluster.objects.decoding import PodReader, UnreadableObjectError
 from gpu_device_plugin.cluster.objects.resource_claims import read_claim
-from gpu_device_plugin.core.model.resource_claims import Claim, Consumer, Device, Parameters, Request
+from gpu_device_plugin.core.model.resource_claims import Claim, Consumer, Device, DeviceRequest, Parameters
 
 ALLOCATED: dict[str, Any] = {
     "apiVersion": "resource.k8s.io/v1",
@@ -79,7 +79,7 @@ def test_an_allocated_claim() -> None:
         namespace="default",
         name="c1-gpu-8wpc6",
         created="2026-11-23T14:15:35Z",
-        requests=(Request("gpu", "gpushare", 3500, 20),),
+        requests=(DeviceRequest("gpu", "gpushare", 3500, 20),),
         allocated=True,
         devices=(
             Device("gpu", "gpu-device-plugin", "gpu-1", "gpu-1", "b7868b8d", 4096, 20),
@@ -100,7 +100,11 @@ def test_a_claim_that_waits_and_one_with_alternatives() -> None:
         {"name": "odd"},
     ]
     found = read({"metadata": meta, "spec": {"devices": {"requests": asked}}, "status": {"allocation": None}})
-    assert found.requests == (Request("any", "gpushare"), Request("all", "x", count=0, admin=True), Request("odd"))
+    assert found.requests == (
+        DeviceRequest("any", "gpushare"),
+        DeviceRequest("all", "x", count=0, admin=True),
+        DeviceRequest("odd"),
+    )
     assert (found.allocated, found.deleting, found.devices) == (False, True, ())
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.cluster.writers.events import About, EventWriter, about_node
+from gpu_device_plugin.cluster.writers.events import EventSubject, EventWriter, about_node
 from gpu_device_plugin.testing.cluster.api_server import Answer, ApiServer, Hang, Reset
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ def counts(server: ApiServer) -> dict[str, int]:
 
 async def test_an_event_says_everything_that_the_api_wants(server: ApiServer, client: Client, eventually: Any) -> None:
     async with writing(client) as writer:
-        writer.post(About("Pod", "a", "team", "u"), reason="Refused", action="Allocate", note="no GPU has 8 GiB free")
+        writer.post(
+            EventSubject("Pod", "a", "team", "u"), reason="Refused", action="Allocate", note="no GPU has 8 GiB free"
+        )
         await eventually(lambda: server.all("events"))
     (event,) = server.all("events")
     assert event["metadata"]["namespace"] == "team"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.cluster.writers.evictions import Eviction, Outcome, evict
+from gpu_device_plugin.cluster.writers.evictions import Eviction, EvictionOutcome, evict
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.testing.builders import pod
 from gpu_device_plugin.testing.cluster.api_server import Answer, Garbage, Hang
@@ -25,22 +25,22 @@ def add(server: ApiServer) -> None:
 @pytest.mark.parametrize(
     ("trouble", "expected"),
     [
-        (Answer(404), Eviction(Outcome.GONE)),
-        (Answer(409), Eviction(Outcome.GONE)),
+        (Answer(404), Eviction(EvictionOutcome.GONE)),
+        (Answer(409), Eviction(EvictionOutcome.GONE)),
         (
             Answer(429, retry_after_s=10, causes=("DisruptionBudget",)),
-            Eviction(Outcome.BLOCKED, "its PodDisruptionBudget allows no disruption now", 10),
+            Eviction(EvictionOutcome.BLOCKED, "its PodDisruptionBudget allows no disruption now", 10),
         ),
         (
             Answer(429, retry_after_s=1, message="busy"),  # the server's own load: no budget
-            Eviction(Outcome.FAILED, "create pods/eviction default/p: 429 Too Many Requests", 1),
+            Eviction(EvictionOutcome.FAILED, "create pods/eviction default/p: 429 Too Many Requests", 1),
         ),
         (
             Answer(503, message="away"),
-            Eviction(Outcome.FAILED, "create pods/eviction default/p: 503 Service Unavailable: away"),
+            Eviction(EvictionOutcome.FAILED, "create pods/eviction default/p: 503 Service Unavailable: away"),
         ),
-        (Garbage(), Eviction(Outcome.FAILED, "the answer is not one of an API server")),
-        (Garbage(b'{"status": "Failure"}'), Eviction(Outcome.FAILED, "the answer is not one of an API server")),
+        (Garbage(), Eviction(EvictionOutcome.FAILED, "the answer is not one of an API server")),
+        (Garbage(b'{"status": "Failure"}'), Eviction(EvictionOutcome.FAILED, "the answer is not one of an API server")),
     ],
 )
 async def test_each_answer_has_its_outcome(server: ApiServer, client: Client, trouble: Any, expected: Eviction) -> None:
@@ -56,7 +56,7 @@ async def test_a_missing_right_is_told_with_what_grants_it(server: ApiServer, cl
     add(server)
     server.allowed = frozenset()
     assert await evict(client, POD, most_grace_s=60) == Eviction(
-        Outcome.FORBIDDEN,
+        EvictionOutcome.FORBIDDEN,
         "create pods/eviction default/p: 403 Forbidden; grant 'create' on 'pods/eviction' to the service account; "
         "apply deploy/optional/evict.yaml (chart: agent.evict), which grants it",
     )
@@ -65,5 +65,5 @@ async def test_a_missing_right_is_told_with_what_grants_it(server: ApiServer, cl
 async def test_a_lost_answer_can_be_asked_for_again(server: ApiServer, client: Client) -> None:
     add(server)
     server.fail(Hang(done=True), times=1)
-    assert (await evict(client, POD, most_grace_s=60, timeout_s=0.2)).outcome is Outcome.FAILED
-    assert (await evict(client, POD, most_grace_s=60)).outcome is Outcome.EVICTED
+    assert (await evict(client, POD, most_grace_s=60, timeout_s=0.2)).outcome is EvictionOutcome.FAILED
+    assert (await evict(client, POD, most_grace_s=60)).outcome is EvictionOutcome.EVICTED

@@ -24,7 +24,7 @@ from gpu_device_plugin.core.cluster.usage import NOTHING, Usage
 from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.core.contract.nodegpus import AWAY, ListedInstance
 from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resource_claims import Device, Request
+from gpu_device_plugin.core.model.resource_claims import Device, DeviceRequest
 from gpu_device_plugin.core.model.resources import Amounts, Kind
 from tests.claim_values import (
     INSTANCES,
@@ -201,34 +201,34 @@ def gpus(number: int) -> Part:
 @pytest.mark.parametrize(
     ("request_", "share_mib", "parts"),
     [
-        (Request("r", "gpushare", 8192), 1024, (mem(8),)),
-        (Request("r", "gpushare", 3500), 1024, (mem(4),)),
-        (Request("r", "gpushare", 3500), 256, (mem(14),)),
-        (Request("r", "gpushare", 3500), None, (mem(4),)),
-        (Request("r", "gpushare"), 1024, (mem(1),)),
-        (Request("r", "gpushare", 2048, count=3), 1024, (mem(6, 3),)),
-        (Request("r", "gpushare", 2048, count=0), 1024, (mem(2),)),
-        (Request("r", "gpushare-whole", count=2), 1024, (gpus(2),)),
-        (Request("r", "gpushare", 2048, admin=True), 1024, ()),
+        (DeviceRequest("r", "gpushare", 8192), 1024, (mem(8),)),
+        (DeviceRequest("r", "gpushare", 3500), 1024, (mem(4),)),
+        (DeviceRequest("r", "gpushare", 3500), 256, (mem(14),)),
+        (DeviceRequest("r", "gpushare", 3500), None, (mem(4),)),
+        (DeviceRequest("r", "gpushare"), 1024, (mem(1),)),
+        (DeviceRequest("r", "gpushare", 2048, count=3), 1024, (mem(6, 3),)),
+        (DeviceRequest("r", "gpushare", 2048, count=0), 1024, (mem(2),)),
+        (DeviceRequest("r", "gpushare-whole", count=2), 1024, (gpus(2),)),
+        (DeviceRequest("r", "gpushare", 2048, admin=True), 1024, ()),
         # A DeviceClass of an administrator: memory is a capacity of ours. Without it, it is anybody's.
-        (Request("r", "team-gpu", 2048), 1024, (mem(2),)),
-        (Request("r", "nic"), 1024, ()),
+        (DeviceRequest("r", "team-gpu", 2048), 1024, (mem(2),)),
+        (DeviceRequest("r", "nic"), 1024, ()),
     ],
 )
-def test_what_a_claim_asks_for(request_: Request, share_mib: int | None, parts: tuple[Part, ...]) -> None:
+def test_what_a_claim_asks_for(request_: DeviceRequest, share_mib: int | None, parts: tuple[Part, ...]) -> None:
     assert ask_of_claims([claim("c", requests=(request_,))], share_mib).parts == parts
 
 
 def test_claims_ask_together() -> None:
     both = (
-        claim("a", requests=(Request("r", "gpushare", 1024),)),
-        claim("b", requests=(Request("r", "gpushare-whole"),)),
+        claim("a", requests=(DeviceRequest("r", "gpushare", 1024),)),
+        claim("b", requests=(DeviceRequest("r", "gpushare-whole"),)),
     )
     assert ask_of_claims(both, 1024).parts == (mem(1), gpus(1))
 
 
 def test_a_claim_goes_only_to_nodes_that_serve_claims() -> None:
-    asked = ask_of_claims([claim("c", requests=(Request("r", "gpushare", 4096),))], 1024)
+    asked = ask_of_claims([claim("c", requests=(DeviceRequest("r", "gpushare", 4096),))], 1024)
 
     def verdict(there: NodeView) -> str | None:
         found = unfit(asked, for_claims(there).candidate)
@@ -278,6 +278,6 @@ def test_whole_instances_are_held_by_the_pods_of_claims() -> None:
 
 
 def test_a_claim_on_whole_instances_asks_for_no_room_on_gpus() -> None:
-    asked = [Request("r", "gpushare-mig", count=2), Request("s", "gpushare", 2048)]
+    asked = [DeviceRequest("r", "gpushare-mig", count=2), DeviceRequest("s", "gpushare", 2048)]
     assert waits_for_ours(claim("c", requests=(asked[0],)))
     assert ask_of_claims([claim("c", requests=tuple(asked))], 1024).parts == (mem(2),)

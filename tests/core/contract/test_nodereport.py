@@ -18,10 +18,10 @@ from gpu_device_plugin.core.contract.nodereport import (
     NO_LIMITS,
     NO_REPORT,
     SERVED,
+    ContainerUse,
+    GpuUse,
     NodeLimits,
     NodeUse,
-    UsedGpu,
-    UsedPart,
     exceeds,
     node_report,
     not_held,
@@ -85,12 +85,12 @@ def test_a_gpu_without_a_number_is_left_out(index: Any) -> None:
 def test_every_field_is_written_under_its_key_and_defaults_are_not() -> None:
     use = NodeUse(
         AT,
-        {1: UsedGpu(9_000, 120), 0: UsedGpu()},
+        {1: GpuUse(9_000, 120), 0: GpuUse()},
         (
-            UsedPart(
+            ContainerUse(
                 "shop", "web-1", "main", 1, 4096, 6120, 35, Enforcement.MPS, LimitStatus.DIFFERS, 8192, "because", AT
             ),
-            UsedPart("shop", "web-0", "", 0, 0),
+            ContainerUse("shop", "web-0", "", 0, 0),
         ),
     )
     assert json.loads(write_node_use(use)) == {
@@ -123,10 +123,10 @@ _SENTENCES = st.text(st.characters(categories=["L", "N", "P"], include_character
 _USES = st.builds(
     NodeUse,
     at=st.just(AT),
-    gpus=st.dictionaries(st.integers(0, 63), st.builds(UsedGpu, _MIB, _MIB), max_size=8),
+    gpus=st.dictionaries(st.integers(0, 63), st.builds(GpuUse, _MIB, _MIB), max_size=8),
     parts=st.lists(
         st.builds(
-            UsedPart,
+            ContainerUse,
             namespace=_NAMES,
             pod=_NAMES,
             container=_NAMES | st.just(""),
@@ -154,7 +154,7 @@ def test_use_that_is_written_is_read(use: NodeUse) -> None:
 
 
 def _crowd(count: int, **fields: Any) -> NodeUse:
-    part = replace(UsedPart("namespace", "", "main", 0, 1024), **fields)
+    part = replace(ContainerUse("namespace", "", "main", 0, 1024), **fields)
     return NodeUse(AT, parts=tuple(replace(part, pod=f"pod-{n:05}", used_mib=n) for n in range(count)))
 
 
@@ -172,7 +172,7 @@ def test_long_texts_do_not_make_an_annotation_that_kubernetes_refuses(why: str) 
     """Names of 253 characters, on 16 GPUs, with a reason each."""
     use = replace(
         _crowd(ANNOTATED.containers, namespace="n" * 63, container="c" * 63, why=why),
-        gpus={n: UsedGpu(80_000, 80_000) for n in range(16)},
+        gpus={n: GpuUse(80_000, 80_000) for n in range(16)},
     )
     text = write_node_use(use)
     assert len(text.encode()) < ANNOTATED.size + 2000
@@ -186,7 +186,7 @@ def test_it_is_removed_with_the_agent() -> None:
     assert our_annotations({NODE_USE: "{}", "gpu-device-plugin/useful": "1"}) == (NODE_USE,)
 
 
-def part(**fields: Any) -> UsedPart:
+def part(**fields: Any) -> ContainerUse:
     (read,) = read_node_use(json.dumps({"version": 1, "containers": [{"gpu": 1, "granted": 5, **fields}]})).parts
     return read
 
@@ -284,8 +284,8 @@ def test_nothing_else_is_raised(document: dict[str, Any]) -> None:
 
 NOW_S = datetime(2026, 11, 22, 10, 0, 0, tzinfo=UTC).timestamp()
 LIMITS = NodeLimits({1: GpuEnforcement(Enforcement.MPS, "the label wants it")})
-PART = UsedPart("default", "web", "main", gpu=1, granted_mib=4096, used_mib=100)
-USE = NodeUse(AT, {1: UsedGpu(300, 200)}, (PART,))
+PART = ContainerUse("default", "web", "main", gpu=1, granted_mib=4096, used_mib=100)
+USE = NodeUse(AT, {1: GpuUse(300, 200)}, (PART,))
 
 
 def test_both_annotations_are_read_with_the_age_of_the_figures() -> None:
@@ -295,7 +295,7 @@ def test_both_annotations_are_read_with_the_age_of_the_figures() -> None:
     assert (report.limits, report.use, report.use_age_s) == (LIMITS, USE, 20.0)
     assert report.enforcement(1) == GpuEnforcement(Enforcement.MPS, "the label wants it")
     assert report.enforcement(0) is None
-    assert (report.used(1), report.used(0)) == (UsedGpu(300, 200), UsedGpu())
+    assert (report.used(1), report.used(0)) == (GpuUse(300, 200), GpuUse())
     assert (report.parts(1), report.parts(0)) == ((PART,), ())
     assert report.current == (PART,)
 
@@ -303,7 +303,7 @@ def test_both_annotations_are_read_with_the_age_of_the_figures() -> None:
 def test_an_older_agent_reports_nothing() -> None:
     report, problems = node_report({}, NOW_S)
     assert (report, problems) == (NO_REPORT, ())
-    assert (report.enforcement(0), report.used(0), report.parts(0), report.current) == (None, UsedGpu(), (), ())
+    assert (report.enforcement(0), report.used(0), report.parts(0), report.current) == (None, GpuUse(), (), ())
     assert not report.stale
 
 
@@ -341,12 +341,12 @@ def test_figures_that_are_old_show_nothing_of_the_present(
 
 def test_what_is_wrong_with_a_container_is_told_apart() -> None:
     """Within its part, over it, without any and using nothing, without any and using a little."""
-    over = UsedPart("d", "p", "c", 0, 4096, 9000, over_since=AT)
-    idle, stranger = UsedPart("d", "p", "c", 0, 0, 0), UsedPart("d", "p", "c", 0, 0, 1)
+    over = ContainerUse("d", "p", "c", 0, 4096, 9000, over_since=AT)
+    idle, stranger = ContainerUse("d", "p", "c", 0, 0, 0), ContainerUse("d", "p", "c", 0, 0, 1)
     assert [exceeds(part) for part in (PART, over, idle, stranger)] == [False, True, False, False]
     assert [trespasses(part) for part in (PART, over, idle, stranger)] == [False, False, False, True]
     states = {
-        state: UsedPart("d", "p", "c", 0, 4096, enforcement=Enforcement.DRIVER, held=state) for state in LimitStatus
+        state: ContainerUse("d", "p", "c", 0, 4096, enforcement=Enforcement.DRIVER, held=state) for state in LimitStatus
     }
     assert {state for state, part in states.items() if not_held(part)} == {LimitStatus.DIFFERS, LimitStatus.MISSING}
 

@@ -10,7 +10,7 @@ from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.cluster.waiting_reasons import Reason
 from gpu_device_plugin.core.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpus
-from gpu_device_plugin.core.contract.nodereport import NodeLimits, NodeUse, UsedGpu, UsedPart
+from gpu_device_plugin.core.contract.nodereport import ContainerUse, GpuUse, NodeLimits, NodeUse
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.core.model.mig import MigMode
@@ -22,7 +22,7 @@ from tests.mig_gpus import MIDDLE, SMALL, in_mig_mode
 from tests.nodes import node, uuid
 
 GIB = 1 << 30
-PART = UsedPart("shop", "web-0", "main", 0, 4096, 3072, 25, Enforcement.DRIVER, LimitStatus.DIFFERS, 2048)
+PART = ContainerUse("shop", "web-0", "main", 0, 4096, 3072, 25, Enforcement.DRIVER, LimitStatus.DIFFERS, 2048)
 
 
 def lines(shown: NodeMetrics | ExtenderMetrics, *beginnings: str) -> list[str]:
@@ -35,7 +35,7 @@ def lines(shown: NodeMetrics | ExtenderMetrics, *beginnings: str) -> list[str]:
     ]
 
 
-def containers(*parts: UsedPart) -> list[str]:
+def containers(*parts: ContainerUse) -> list[str]:
     who = f'container="main",gpu="{uuid(0)}",namespace="shop",pod="web-0"'
     shown = NodeMetrics(node(16), NodeUse("", parts=parts))
     return [line.removeprefix("container_gpu_").replace(who, "") for line in lines(shown, "container_")]
@@ -62,15 +62,15 @@ def test_a_container_has_a_line_for_each_figure() -> None:
         ),
         (replace(PART, found_mib=None, held=None), 'memory_limit_bytes{,enforcement="driver",state="unverified"} 4.29'),
         (replace(PART, enforcement=None), "memory_limit_bytes"),
-        (UsedPart("shop", "web-0", "main", 0, 0, 100), "memory_allocated_bytes{} 0.0"),
-        (UsedPart("shop", "web-0", "", 0, 4096, 100), "memory_allocated_bytes"),
+        (ContainerUse("shop", "web-0", "main", 0, 0, 100), "memory_allocated_bytes{} 0.0"),
+        (ContainerUse("shop", "web-0", "", 0, 4096, 100), "memory_allocated_bytes"),
     ],
     ids=[
         *("nothing is used", "use unknown", "utilization unknown", "the limit asked for", "not read yet", "no limit"),
         *("given nothing", "of the pod"),
     ],
 )
-def test_a_figure_that_is_not_known_has_no_line_and_zero_has_one(part: UsedPart, expected: str) -> None:
+def test_a_figure_that_is_not_known_has_no_line_and_zero_has_one(part: ContainerUse, expected: str) -> None:
     assert any(expected in line for line in containers(part)) is ("{" in expected)
 
 
@@ -80,7 +80,7 @@ def test_a_gpu_has_a_line_for_each_figure() -> None:
     ledger = there.ledger.seen([share_id(uuid(0), n) for n in range(3)]).seen([uuid(1)])
     ledger = ledger.with_foreign({uuid(2): "nvidia.com/gpu"})
     there = replace(there, ledger=ledger, unhealthy={uuid(3): "why"})
-    use = NodeUse("", {0: UsedGpu(2048, 256), 1: UsedGpu()})
+    use = NodeUse("", {0: GpuUse(2048, 256), 1: GpuUse()})
     shown = NodeMetrics(
         there, use, NodeLimits({0: GpuEnforcement(Enforcement.MPS, "why")}), "615.71.09", fenced={uuid(1): 7}
     )

@@ -11,7 +11,7 @@ import pytest
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.node_report import NodeView
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.contract.nodereport import NodeLimits, NodeReport, UsedGpu
+from gpu_device_plugin.core.contract.nodereport import GpuUse, NodeLimits, NodeReport
 from gpu_device_plugin.core.model.gpus import Closeness, Links
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.core.report.overview_document import document, node_document
@@ -105,7 +105,7 @@ def test_the_document_has_every_figure() -> None:
         used("web", 1), enforcement=Enforcement.DRIVER, held=LimitStatus.DIFFERS, found_mib=8192, why="its own env"
     )
     enforcements = {1: GpuEnforcement(Enforcement.DRIVER, "why", "refused")}
-    gpus = {0: UsedGpu(8320, 300)}
+    gpus = {0: GpuUse(8320, 300)}
     read = report(thief, differs, gpus=gpus, enforcements=enforcements, blind="no hostPID", left_out=3)
     assert read.use is not None
     node = node_document(node_view("a", (15, 15), report=read))
@@ -197,7 +197,7 @@ def test_use_of_all_containers_of_a_pod_is_added_up() -> None:
             over_since=SINCE,
         ),
     )
-    (gpu,) = brief(node_view("a", (15,), pod_on("web", {0: 5}), report=report(*parts, gpus={0: UsedGpu(170, 20)})))[
+    (gpu,) = brief(node_view("a", (15,), pod_on("web", {0: 5}), report=report(*parts, gpus={0: GpuUse(170, 20)})))[
         "gpus"
     ]
     (web,) = gpu["pods"]
@@ -235,7 +235,7 @@ def test_a_pod_that_uses_a_gpu_that_it_was_not_given_is_a_stranger() -> None:
 
 def test_stale_figures_accuse_nobody() -> None:
     parts = (replace(used("web", used=9000), over_since=SINCE), used("thief", used=700, granted=0))
-    read = report(*parts, age_s=5000, gpus={0: UsedGpu(9700, 5)})
+    read = report(*parts, age_s=5000, gpus={0: GpuUse(9700, 5)})
     (gpu,) = brief(node_view("n", (15,), pod_on("web", {0: 5}), report=read))["gpus"]
     assert gpu["pods"] == [{"namespace": "default", "name": "web", "shares": 5}]
     assert not {"usedMiB", "unattributedMiB", "strangers"} & gpu.keys()
@@ -265,7 +265,7 @@ def test_instances_have_their_place() -> None:
 
 
 def test_an_instance_that_is_given_whole_is_all_in_use_or_all_free() -> None:
-    read = report(used("one", used=2048, granted=9728), gpus={0: UsedGpu(2048)})
+    read = report(used("one", used=2048, granted=9728), gpus={0: GpuUse(2048)})
     usage_outside_grants = replace(with_instances("x", asks=2), terminating=True)
     node = mig_view("a", with_instances("one", 0), usage_outside_grants, whole=3, ill={2: "XID 94"}, report=read)
     (offer,) = node_document(node)["instances"]

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from gpu_device_plugin.core.contract.keys import ALLOCATION, FRAMEWORKS, IDX, INSTANCES, POD
-from gpu_device_plugin.core.contract.nodereport import UsedPart
+from gpu_device_plugin.core.contract.nodereport import ContainerUse
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.report.pod_document import containers_of
@@ -82,7 +82,7 @@ def test_the_drivers_limits_are_among_the_variables() -> None:
 
 def test_the_means_with_which_a_container_was_started_counts() -> None:
     pod = a_pod({MEM: 5}, idx="0", pod="9")
-    started = UsedPart("default", "web", "c0", 0, 5120, 100, enforcement=Enforcement.MPS)
+    started = ContainerUse("default", "web", "c0", 0, 5120, 100, enforcement=Enforcement.MPS)
     found = variables(pod, Enforcement.DRIVER, started)
     assert (found["GPUSHARE_MEMORY_LIMIT_BY"], found["ALIYUN_COM_GPU_MEM_POD"]) == ("mps", "9")
     assert "NVIDIA_GPU_MEMORY_LIMIT" not in found
@@ -159,8 +159,8 @@ def test_a_pod_that_waits_has_no_gpus() -> None:
 
 
 def test_use_is_told_by_container_also_of_one_that_was_given_nothing() -> None:
-    own = UsedPart("default", "web", "c0", 0, 5120, 6000, 40, Enforcement.ADVISORY, over_since=SINCE)
-    stranger = UsedPart("default", "web", "thief", 1, 0, 300)
+    own = ContainerUse("default", "web", "c0", 0, 5120, 6000, 40, Enforcement.ADVISORY, over_since=SINCE)
+    stranger = ContainerUse("default", "web", "thief", 1, 0, 300)
     node = node_view("n", (15, 15), report=report(own, stranger, part("other")))
     mine, thief = containers_of(a_pod({MEM: 5}, idx="0"), RESOURCES, node)
     assert mine["use"] == [

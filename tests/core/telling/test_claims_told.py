@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpu_device_plugin.core.contract.nodegpus import AWAY
-from gpu_device_plugin.core.model.resource_claims import Request
+from gpu_device_plugin.core.model.resource_claims import DeviceRequest
 from gpu_device_plugin.core.report.tables.folded_table import folded
 from gpu_device_plugin.core.report.tables.overview import wide
 from gpu_device_plugin.core.report.tables.pod_table import pod_rows, rows_claimed, rows_unallocated
@@ -58,7 +58,11 @@ def test_claims_of_unknown_nodes_have_what_their_allocation_says() -> None:
 
 
 def test_claims_that_wait_have_what_they_ask_for() -> None:
-    wants = Request("gpu", "gpushare", 8 * GIB), Request("whole", "gpushare-whole"), Request("nic", "nic")
+    wants = (
+        DeviceRequest("gpu", "gpushare", 8 * GIB),
+        DeviceRequest("whole", "gpushare-whole"),
+        DeviceRequest("nic", "nic"),
+    )
     rows = rows_unallocated([claim("c", requests=wants), claim("d", requests=wants[2:]), claim("e", part(0, GIB))])
     assert [(row.pod, row.node, row.gpu, row.given, row.state) for row in rows] == [
         ("default/claim:c", "", "-", "8 GiB of one GPU and one whole GPU", "waits")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import NOTHING
-from gpu_device_plugin.core.contract.nodereport import UsedGpu
+from gpu_device_plugin.core.contract.nodereport import GpuUse
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind
@@ -131,13 +131,13 @@ def test_narrow_terminals_have_a_row_for_the_instances_of_a_resource() -> None:
 
 
 def test_what_whole_instances_use_is_added_up() -> None:
-    used = report(part("one", gpu=0, used=1024), gpus={0: UsedGpu(1024), 1: UsedGpu(2048)})
+    used = report(part("one", gpu=0, used=1024), gpus={0: GpuUse(1024), 1: GpuUse(2048)})
     (row,) = folded([mig_view("b", with_instances("one", 0), whole=2, report=used)], 110)[1:2]
     assert " 3G " in row.text
 
 
 def test_pods_with_whole_instances_have_rows_with_their_use() -> None:
-    used = report(part("one", gpu=3, used=2048, granted=9728), gpus={3: UsedGpu(2048)})
+    used = report(part("one", gpu=3, used=2048, granted=9728), gpus={3: GpuUse(2048)})
     node = replace(MIXED, report=used)
     rows = [" ".join(line.text.split()) for line in pod_table(pod_rows([node]), 110)]
     assert rows[3:] == [

@@ -9,7 +9,7 @@ import pytest
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Pod
-from gpu_device_plugin.core.model.resource_claims import Device, PodClaim, Request
+from gpu_device_plugin.core.model.resource_claims import Device, DeviceRequest, PodClaim
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.report.why.pod_causes import (
     SchedulingStatus,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 GIB = 1024
 GPU = PodClaim("gpu", "c")
-EIGHT = Request("gpu", "gpushare", 8 * GIB)
+EIGHT = DeviceRequest("gpu", "gpushare", 8 * GIB)
 NODES = {"n1": serving_view("n1", serving(8, 8))}
 SHOW = "claim amount device entry template namespace instances gates node phase why"
 
@@ -76,16 +76,16 @@ def test_the_sentences_of_a_claim_that_is_not_allocated() -> None:
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (Request("r", "gpushare", 3500), "3500 MiB of one GPU"),
-        (Request("r", "gpushare"), "the smallest part of one GPU"),
-        (Request("r", "gpushare", 2048, count=2), "2 GiB of each of 2 GPUs"),
-        (Request("r", "gpushare", 2048, count=0), "2 GiB of every GPU that matches"),
-        (Request("r", "gpushare-whole"), "one whole GPU"),
-        (Request("r", "gpushare-whole", count=2), "2 whole GPUs"),
-        (Request("r", "gpushare-whole", count=0), "every GPU that matches"),
-        (Request("r", "gpushare", admin=True), "access beside those who have a GPU (admin)"),
+        (DeviceRequest("r", "gpushare", 3500), "3500 MiB of one GPU"),
+        (DeviceRequest("r", "gpushare"), "the smallest part of one GPU"),
+        (DeviceRequest("r", "gpushare", 2048, count=2), "2 GiB of each of 2 GPUs"),
+        (DeviceRequest("r", "gpushare", 2048, count=0), "2 GiB of every GPU that matches"),
+        (DeviceRequest("r", "gpushare-whole"), "one whole GPU"),
+        (DeviceRequest("r", "gpushare-whole", count=2), "2 whole GPUs"),
+        (DeviceRequest("r", "gpushare-whole", count=0), "every GPU that matches"),
+        (DeviceRequest("r", "gpushare", admin=True), "access beside those who have a GPU (admin)"),
         (
-            Request("r", "nic"),
+            DeviceRequest("r", "nic"),
             (
                 "devices of the class nic, which is none of ours (gpushare, gpushare-whole, gpushare-mig), so that its "
                 "nodes are not explained here"
@@ -93,7 +93,7 @@ def test_the_sentences_of_a_claim_that_is_not_allocated() -> None:
         ),
     ],
 )
-def test_what_a_claim_asks_for_in_words(request_: Request, words: str) -> None:
+def test_what_a_claim_asks_for_in_words(request_: DeviceRequest, words: str) -> None:
     wants = {"c": claim("c", requests=(request_,))}
     assert of(wants) == [f"claim-not-allocated claim=c amount={words}"]
     assert bool(claim_causes(pod(), status(), wants, NODES)[1]) == (request_.device_class != "nic")
@@ -128,7 +128,7 @@ def test_gates_come_before_the_scheduler() -> None:
     [(1, "one whole MIG instance"), (3, "3 whole MIG instances"), (0, "every MIG instance that matches")],
 )
 def test_a_claim_that_waits_for_instances_is_told_which_ones_are_free(count: int, words: str) -> None:
-    wants = {"c": claim("c", requests=(Request("r", "gpushare-mig", count=count),))}
+    wants = {"c": claim("c", requests=(DeviceRequest("r", "gpushare-mig", count=count),))}
     asks = f"claim-not-allocated claim=c amount={words}"
     taken = claim("d", whole_instance(1), pods=("other",))
     mig = with_instances(serving(8), "1g.10gb", "2g.20gb", "1g.10gb")
@@ -139,7 +139,7 @@ def test_a_claim_that_waits_for_instances_is_told_which_ones_are_free(count: int
 
 
 def test_of_many_nodes_with_free_instances_some_are_named() -> None:
-    wants = {"c": claim("c", requests=(Request("r", "gpushare-mig"),))}
+    wants = {"c": claim("c", requests=(DeviceRequest("r", "gpushare-mig"),))}
     nodes = {f"n{n}": serving_view(f"n{n}", with_instances(serving(), "1g.10gb")) for n in range(7)}
     assert of(wants, nodes=nodes)[1].endswith("n4 has 1g.10gb (1); 2 more nodes have some")
     del nodes["n5"], nodes["n6"]

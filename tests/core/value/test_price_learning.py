@@ -22,7 +22,7 @@ from gpu_device_plugin.core.value.marginal_value import (
     CLOSED,
     UNKNOWN,
     Appraiser,
-    Choice,
+    GpuChoice,
     Left,
     left_on,
     ranks_on,
@@ -403,7 +403,7 @@ def test_the_gain_is_the_difference_of_the_worths(
     before = left(*frees, cpu=cpus * 1000)
     found = there.choose(kind, T4, before)
     assume(found is not None)
-    assert isinstance(found, Choice)
+    assert isinstance(found, GpuChoice)
     after = Left(
         tuple(free - (kind.shares or free) if at in found.gpus else free for at, free in enumerate(before.frees)),
         before.cpu_milli - kind.cpu_milli,

@@ -33,14 +33,14 @@ def filled(
 
 
 def test_a_mix_without_pods_has_no_parts() -> None:
-    assert (WorkloadMix().parts(), len(WorkloadMix()), WorkloadMix().came) == ({}, 0, 0)
+    assert (WorkloadMix().parts(), len(WorkloadMix()), WorkloadMix().arrivals) == ({}, 0, 0)
 
 
 def test_pods_that_come_together_count_the_same() -> None:
     mix = filled(A, 3, 0.0)
     mix.add([B], 0.0)
     assert mix.parts() == {A: 0.75, B: 0.25}
-    assert (len(mix), mix.came) == (2, 4)
+    assert (len(mix), mix.arrivals) == (2, 4)
 
 
 def test_on_a_busy_cluster_a_pod_counts_half_after_six_hours() -> None:
@@ -92,7 +92,7 @@ def test_the_rarest_kinds_are_forgotten_when_there_are_too_many() -> None:
         mix.add([PodKind(1, 1, number)], 0.0)
     assert len(mix) == MOST_KINDS
     assert A in mix.parts()
-    assert mix.came == 10 + 2 * MOST_KINDS
+    assert mix.arrivals == 10 + 2 * MOST_KINDS
 
 
 def test_a_pod_of_sixteen_parts_counts_as_one_pod() -> None:
@@ -100,7 +100,7 @@ def test_a_pod_of_sixteen_parts_counts_as_one_pod() -> None:
     mix.add([PodKind(41, 1)] * 15 + [B], 0.0)
     mix.add([A], 0.0)
     assert mix.parts() == {PodKind(41, 1): 15 / 32, B: 1 / 32, A: 0.5}
-    assert mix.came == 2
+    assert mix.arrivals == 2
 
 
 def test_a_namespace_with_ever_new_kinds_pushes_out_its_own() -> None:
@@ -169,8 +169,8 @@ def test_a_pod_is_a_kind_for_each_part_that_gets_gpus_of_its_own() -> None:
         (20, 20, 0.0, True, True),
     ],
 )
-def test_it_is_time_to_learn(came: int, learned_from: int, age_s: float, *, outdated: bool, now: bool) -> None:
-    assert due(came, learned_from, age_s, outdated=outdated) is now
+def test_it_is_time_to_learn(arrivals: int, learned_from: int, age_s: float, *, outdated: bool, now: bool) -> None:
+    assert due(arrivals, learned_from, age_s, outdated=outdated) is now
 
 
 def test_a_pod_without_a_time_counts_like_the_latest() -> None:

@@ -19,7 +19,7 @@ from gpu_device_plugin.core.model.gpus import MigInstance
 from gpu_device_plugin.core.node.health.gpu_health import Probe
 from gpu_device_plugin.core.node.use.process_use import GpuProcess, GpuReading
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State, XidSeen
-from gpu_device_plugin.hardware.monitor import Hardware, Timings
+from gpu_device_plugin.hardware.monitor import Hardware, MonitorTimings
 from gpu_device_plugin.hardware.nvml.nvml_driver import Nvml
 from tests.hardware.nvml.test_nvml_driver import (
     FUNCTION_NOT_FOUND,
@@ -562,7 +562,7 @@ def test_structures_have_the_size_that_nvml_has() -> None:
 
 
 async def test_instances_come_through_the_real_binding_and_follow_when_the_gpu_is_divided_anew(
-    watching: Watching, until: Until, tmp_path: Path, quick: Timings
+    watching: Watching, until: Until, tmp_path: Path, quick: MonitorTimings
 ) -> None:
     """The driver reports the change; no reading is due for an hour. Of two instances one stays."""
     compiled(tmp_path, LIBRARY.replace("FOLDER", str(tmp_path)))

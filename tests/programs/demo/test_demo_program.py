@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Self
 import pytest
 
 from gpu_device_plugin import cli
-from gpu_device_plugin.programs.demo.demo_program import Stage, frame, play
+from gpu_device_plugin.programs.demo.demo_program import DemoStage, frame, play
 from gpu_device_plugin.programs.demo.node_table import Look
 from gpu_device_plugin.programs.demo.scenes import SCENES
-from gpu_device_plugin.programs.demo.story import Shown
+from gpu_device_plugin.programs.demo.story import SceneContent
 from gpu_device_plugin.programs.demo.world import DemoError
 from tests.nodes import node
 from tests.patience import stretched
@@ -109,7 +109,7 @@ async def played(gpus: str, *titles: str) -> str:
     stream = io.StringIO()
     scenes = {title: scene for title, scene in SCENES.items() if title in titles}
     assert len(scenes) == len(titles)
-    assert await play(gpus, Stage(stream, live=False, colour=False), scenes) == 0, stream.getvalue()
+    assert await play(gpus, DemoStage(stream, live=False, colour=False), scenes) == 0, stream.getvalue()
     return stream.getvalue()
 
 
@@ -320,7 +320,9 @@ async def _lie(story: Story) -> None:
 
 async def test_a_scene_that_comes_out_otherwise_is_exit_code_1_and_named() -> None:
     stream = io.StringIO()
-    assert await play("fake:1xT4", Stage(stream, live=False, colour=True), {"True": SCENES[BEGIN], "A lie": _lie}) == 1
+    assert (
+        await play("fake:1xT4", DemoStage(stream, live=False, colour=True), {"True": SCENES[BEGIN], "A lie": _lie}) == 1
+    )
     printed = stream.getvalue()
     assert "NO  Pigs fly.\nok  Pigs walk.\n" in printed
     assert printed.endswith("Not every check held: see NO in scene 2.\n")
@@ -330,7 +332,7 @@ async def test_an_eviction_where_none_should_be_is_exit_code_1() -> None:
     """The scenes in another order: by the second the agent has evicted a service already."""
     stream = io.StringIO()
     scenes = {title: SCENES[title] for title in (BEGIN, SHARE, RUN_SHORT, EXCEED)}
-    assert await play("fake:1xT4", Stage(stream, live=False, colour=False), scenes) == 1
+    assert await play("fake:1xT4", DemoStage(stream, live=False, colour=False), scenes) == 1
     printed = stream.getvalue()
     assert "ok  web-7 ends, and no other service does.\n" in printed
     assert "NO  Nobody is evicted, and every service runs.\n" in printed
@@ -345,7 +347,7 @@ async def test_an_agent_that_ends_is_told_at_once(tmp_path: Path) -> None:
         await story.expect("The moon comes down.", lambda: False)
 
     with pytest.raises(DemoError, match="systemctl daemon-reload"):
-        await play(gpus, Stage(io.StringIO(), live=False, colour=False), {"Begin": SCENES[BEGIN], "Wait": wait})
+        await play(gpus, DemoStage(io.StringIO(), live=False, colour=False), {"Begin": SCENES[BEGIN], "Wait": wait})
 
 
 async def test_gpus_of_which_the_kubelet_was_told_nothing_are_not_drawn_as_broken() -> None:
@@ -357,7 +359,7 @@ async def test_gpus_of_which_the_kubelet_was_told_nothing_are_not_drawn_as_broke
         seen.extend(frame("1/1", story.look(), Look()))
         await SCENES[BEGIN](story)
 
-    assert await play("fake:1xT4", Stage(stream, live=True, colour=False), {"Begin": wait}) == 0
+    assert await play("fake:1xT4", DemoStage(stream, live=True, colour=False), {"Begin": wait}) == 0
     assert not re.search(r"\x1b\[[0-9;]*m", stream.getvalue())
     assert any("0/14  unknown" in line for line in seen), seen
     assert not any("no agent reports its health" in line or "unhealthy" in line for line in seen)
@@ -365,13 +367,13 @@ async def test_gpus_of_which_the_kubelet_was_told_nothing_are_not_drawn_as_broke
 
 async def test_a_terminal_that_knows_few_characters_gets_few() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    assert await play("fake:1xT4", Stage(stream, live=False, colour=False), {"Begin": SCENES[BEGIN]}) == 0
+    assert await play("fake:1xT4", DemoStage(stream, live=False, colour=False), {"Begin": SCENES[BEGIN]}) == 0
     stream.seek(0)
     assert "..............  0/14" in stream.read()
 
 
 def test_a_scene_is_a_heading_a_caption_a_table_and_what_came_of_it() -> None:
-    shown = Shown(
+    shown = SceneContent(
         "A scene",
         node(),
         caption="What happens.",
@@ -396,11 +398,11 @@ def test_a_scene_is_a_heading_a_caption_a_table_and_what_came_of_it() -> None:
 
 
 def test_a_scene_that_is_left_out_says_why_and_is_not_wrong() -> None:
-    shown = Shown("A scene", node(), caption="Left out: for a reason.", left_out=True)
+    shown = SceneContent("A scene", node(), caption="Left out: for a reason.", left_out=True)
     assert shown.passed
     assert frame("3/9", shown, Look(width=40))[1:] == ["Left out: for a reason."]
 
 
 def test_an_amount_stays_on_one_line() -> None:
-    shown = Shown("A scene", node(), caption="There are 10 GiB free.", left_out=True)
+    shown = SceneContent("A scene", node(), caption="There are 10 GiB free.", left_out=True)
     assert frame("3/9", shown, Look(width=13))[1:] == ["There are", "10 GiB free."]

@@ -11,7 +11,7 @@ from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.shares import Shares, share_id
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.node import Node
-from gpu_device_plugin.programs.demo.node_table import Look, Tone, table
+from gpu_device_plugin.programs.demo.node_table import Look, ShareTone, table
 from tests.nodes import ids, node, uuid
 
 
@@ -136,7 +136,7 @@ def test_what_is_painted_keeps_its_place() -> None:
     plain, painted = table(there, held(a=2), Look()), table(there, held(a=2), Look(colour=True))
     assert [re.sub(r"\x1b\[[0-9]*m", "", line).rstrip() for line in painted] == plain
     begun = {found for line in painted for found in re.findall(r"\x1b\[[0-9]+m", line)}
-    assert begun == {*Tone, "\x1b[0m"} - {Tone.PLAIN}
+    assert begun == {*ShareTone, "\x1b[0m"} - {ShareTone.PLAIN}
 
 
 @given(

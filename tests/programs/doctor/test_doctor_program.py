@@ -25,8 +25,8 @@ from gpu_device_plugin.programs.doctor.doctor_program import (
     CONDITION,
     EVICTING,
     RIGHTS,
-    Deadlines,
-    Place,
+    DoctorDeadlines,
+    DoctorPlace,
     _with_node,
     below,
     examined,
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 
     from tests.programs.node.harness import NodeWorld
 
-QUICK = Deadlines(driver_s=120, answer_s=60)
-NOWHERE = Place(in_container=True)
+QUICK = DoctorDeadlines(driver_s=120, answer_s=60)
+NOWHERE = DoctorPlace(in_container=True)
 
 
 def settings_in(node: NodeWorld, **changed: str) -> NodeSettings:
@@ -130,7 +130,7 @@ async def test_the_state_of_the_mps_supervisor_is_read_on_the_node(tmp_path: Pat
         limits="mps",
         mps_dir=Path("/run/mps"),
     )
-    seen = await examined(settings, Place(tmp_path), QUICK, 0)
+    seen = await examined(settings, DoctorPlace(tmp_path), QUICK, 0)
     (finding,) = found(seen, "MPS", show="why")
     assert finding.startswith(expected)
 
@@ -267,10 +267,10 @@ def test_rights_that_the_settings_do_not_use_are_not_missed() -> None:
 
 def test_in_a_pod_the_nodes_files_are_hidden_unless_they_are_mounted(tmp_path: Path) -> None:
     pod = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
-    assert place("", pod) == Place(None, in_container=True)
+    assert place("", pod) == DoctorPlace(None, in_container=True)
     folder = tmp_path / "usr/lib64"
     folder.mkdir(parents=True)
-    assert place(str(tmp_path), pod) == Place(tmp_path, dev=tmp_path / "dev")
+    assert place(str(tmp_path), pod) == DoctorPlace(tmp_path, dev=tmp_path / "dev")
     (folder / "libnvidia-ml.so.1").touch()
     assert place(str(tmp_path), pod).libraries == folder
     assert below(NodeSettings(), place(str(tmp_path), pod)).device_plugin_dir == (
@@ -285,7 +285,7 @@ async def test_device_nodes_and_files_are_looked_at_where_the_node_is(tmp_path: 
     (tmp_path / "dev/nvidiactl").symlink_to("/dev/null")
     (tmp_path / "dev/nvidia-uvm").write_text("")
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-    where = Place(tmp_path, dev=tmp_path / "dev")
+    where = DoctorPlace(tmp_path, dev=tmp_path / "dev")
     async with world() as node:
         settings = replace(settings_in(node), gpus="nvml")
         seen = await examined(settings, where, QUICK)
@@ -295,7 +295,7 @@ async def test_device_nodes_and_files_are_looked_at_where_the_node_is(tmp_path: 
     }
     assert seen.unlinked_nodes == ("/dev/nvidiactl",)
     assert (seen.cgroup, seen.runtimes, seen.toolkit) == (1, (), "")
-    empty = await examined(settings, Place(tmp_path, dev=tmp_path / "none"), QUICK)
+    empty = await examined(settings, DoctorPlace(tmp_path, dev=tmp_path / "none"), QUICK)
     assert empty.device_nodes["/dev/nvidiactl"] == "is missing"
 
 
@@ -306,7 +306,7 @@ async def test_instances_that_the_kernel_module_lists_are_counted_where_the_node
     gpus = tmp_path / "gpus.json"
     gpus.write_text(json.dumps({"gpus": [{"model": "H100", "mig": True}]}))
     settings = NodeSettings(gpus=str(gpus), device_plugin_dir=tmp_path, api="off")
-    seen = await examined(settings, Place(tmp_path, dev=tmp_path / "dev"), QUICK)
+    seen = await examined(settings, DoctorPlace(tmp_path, dev=tmp_path / "dev"), QUICK)
     assert list(seen.mig_present.values()) == [2]
     assert found(seen, "MIG", show="instances") == ["warning mig-instances-hidden instances=2"]
 
@@ -320,7 +320,7 @@ async def test_instances_that_are_given_whole_have_resources_of_their_own(tmp_pa
         mig="whole",
         mig_domain="nvidia.com",
     )
-    seen = await examined(settings, Place(tmp_path, dev=tmp_path / "dev"), QUICK)
+    seen = await examined(settings, DoctorPlace(tmp_path, dev=tmp_path / "dev"), QUICK)
     assert [resource.name for resource in seen.resources][-2:] == ["nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb"]
     assert found(seen, "MIG", "shares", "GPUs", show="mode gpus") == [
         "ok mig mode=whole",

@@ -23,7 +23,7 @@ from gpu_device_plugin.programs.doctor.node_files import (
     toolkit,
     with_driver_limits,
 )
-from gpu_device_plugin.testing.kubelet.kubelet_files import Entry, write_checkpoint
+from gpu_device_plugin.testing.kubelet.kubelet_files import CheckpointEntry, write_checkpoint
 from tests.names import COUNT, MEM
 
 if TYPE_CHECKING:
@@ -184,8 +184,10 @@ def test_a_node_without_a_supervisor_or_with_a_damaged_file_says_so(tmp_path: Pa
     assert str(mps_daemons(tmp_path)).startswith(f"{tmp_path / STATE_FILE}: ")
 
 
-def entry(pod: str, container: str, resource: str, **envs: str) -> Entry:
-    return Entry(pod, container, resource, {-1: (f"{pod}-{container}",)}, ContainerAllocateResponse(envs=envs))
+def entry(pod: str, container: str, resource: str, **envs: str) -> CheckpointEntry:
+    return CheckpointEntry(
+        pod, container, resource, {-1: (f"{pod}-{container}",)}, ContainerAllocateResponse(envs=envs)
+    )
 
 
 def test_containers_that_carry_the_pair_are_those_of_the_kubelets_record(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.lease import LeaseTiming
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
 from gpu_device_plugin.cluster.writers.binder import BinderTiming
-from gpu_device_plugin.programs.extender.extender_program import Extender, Timings
+from gpu_device_plugin.programs.extender.extender_program import Extender, ExtenderTimings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
@@ -46,7 +46,7 @@ RIGHTS = {
 """What deploy/scheduler.yaml grants the extender."""
 LEASE_RIGHTS = {("get", "leases"), ("create", "leases"), ("update", "leases")}
 
-QUICK = Timings(
+QUICK = ExtenderTimings(
     api=Timing(connect_s=20, request_s=20, watch_s=30, silence_s=30),
     follow=ReflectorTiming(first_retry_s=0.01, longest_retry_s=0.1, patience_s=0.02),
     bind=BinderTiming(call_s=10, total_s=20, pause_s=0.01),
@@ -124,7 +124,7 @@ class ExtenderWorld:
     api: ApiServer
     http: aiohttp.ClientSession
     settings: dict[str, str]
-    timings: Timings
+    timings: ExtenderTimings
     logs: list[str] = field(default_factory=list)
     """Every line that was logged, with all that belongs to it."""
     running: list[Running] = field(default_factory=list)
@@ -378,7 +378,7 @@ class _Lines(logging.Handler):
 _USUAL = frozenset(vars(logging.makeLogRecord({})))
 
 
-def patient(timings: Timings) -> Timings:
+def patient(timings: ExtenderTimings) -> ExtenderTimings:
     """Return the same with more time, on a busy machine, for what is answered at all."""
     longer = stretched(1)
     api, bind, lease = timings.api, timings.bind, timings.lease
@@ -396,7 +396,7 @@ async def world(
     settings: Mapping[str, str] | None = None,
     *,
     allowed: Iterable[tuple[str, str]] | None = RIGHTS,
-    timings: Timings = QUICK,
+    timings: ExtenderTimings = QUICK,
     **more: str,
 ) -> AsyncIterator[ExtenderWorld]:
     """Make an API server without nodes; its extender is started by the test. No secret may get into a log."""

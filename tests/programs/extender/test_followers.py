@@ -101,7 +101,7 @@ class Comers:
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def came(self, pod: Pod) -> None:
+    def observe(self, pod: Pod) -> None:
         self.said.append(pod.name)
 
     def observe_other(self, pod: OtherPod) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.waiting_reasons import Reason
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.fleet import Fleet
-from gpu_device_plugin.programs.extender.verbs import Waiting
+from gpu_device_plugin.programs.extender.verbs import WaitingObserved
 from tests.programs.extender.harness import world
 from tests.promtool import complaints, needs_promtool
 from tests.resources import RESOURCES
@@ -135,7 +135,7 @@ def waiting_pod(uid: str) -> Pod:
 
 def test_verdicts_on_pods_that_no_longer_wait_are_forgotten() -> None:
     fleet = Fleet(RESOURCES, vanished_grace_s=30)
-    waiting = Waiting(fleet, lambda: 0.0)
+    waiting = WaitingObserved(fleet, lambda: 0.0)
     for number in range(300):
         fleet.put_pod(waiting_pod(f"stays-{number}"))
         waiting.filtered(f"stays-{number}", Reason.NO_ROOM)
@@ -147,7 +147,7 @@ def test_verdicts_on_pods_that_no_longer_wait_are_forgotten() -> None:
 
 def test_a_verdict_before_the_watch_shows_the_pod_counts() -> None:
     fleet = Fleet(RESOURCES, vanished_grace_s=30)
-    waiting = Waiting(fleet, lambda: 0.0)
+    waiting = WaitingObserved(fleet, lambda: 0.0)
     for number in range(1000):
         waiting.filtered(f"other-{number}", Reason.FITS)
     waiting.filtered("early", Reason.NO_ROOM)

@@ -21,7 +21,7 @@ from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Amounts
 from gpu_device_plugin.core.value.node_types import GpuKind, NodeType
 from gpu_device_plugin.core.value.workload_mix import PodKind
-from gpu_device_plugin.fleet import Entry
+from gpu_device_plugin.fleet import FleetEntry
 from gpu_device_plugin.programs.extender.workload_learning import Learner
 from tests.names import COUNT, MEM
 from tests.patience import patience
@@ -83,10 +83,10 @@ async def test_after_twenty_pods_there_are_tables_and_again_after_thirty() -> No
     learner = Learner(nodes, RESOURCES, Clock(), look_s=0.0)
     running = asyncio.create_task(learner.run())
     for number in range(19):
-        learner.came(pod(number, {MEM: 5}))
+        learner.observe(pod(number, {MEM: 5}))
     await settled()
     assert nodes.tables == []
-    learner.came(pod(19, {MEM: 5}))
+    learner.observe(pod(19, {MEM: 5}))
     async with patience():
         await nodes.got.wait()
     (tables,) = nodes.tables
@@ -94,10 +94,10 @@ async def test_after_twenty_pods_there_are_tables_and_again_after_thirty() -> No
     assert tables.prices == {(16, False): {5: 1 / 3}}
     nodes.got.clear()
     for number in range(20, 29):
-        learner.came(pod(number, {MEM: 5}))
+        learner.observe(pod(number, {MEM: 5}))
     await settled()
     assert len(nodes.tables) == 1
-    learner.came(pod(29, {MEM: 5}))
+    learner.observe(pod(29, {MEM: 5}))
     async with patience():
         await nodes.got.wait()
     assert repr(learner) == "<Learner: 30 pods of 1 kinds, learned from 30>"
@@ -108,7 +108,7 @@ async def test_a_new_kind_of_node_is_a_reason_to_learn_at_once() -> None:
     nodes = Nodes()
     learner = Learner(nodes, RESOURCES, Clock(), look_s=0.0)
     for number in range(25):
-        learner.came(pod(number, {MEM: 5}))
+        learner.observe(pod(number, {MEM: 5}))
     await learner.learn()
     nodes.got.clear()
     nodes.outdated = True
@@ -122,10 +122,10 @@ async def test_an_hour_is_the_longest_that_a_few_more_pods_wait_to_be_learned_fr
     nodes, clock = Nodes(), Clock()
     learner = Learner(nodes, RESOURCES, clock, look_s=0.0)
     for number in range(25):
-        learner.came(pod(number, {MEM: 5}))
+        learner.observe(pod(number, {MEM: 5}))
     await learner.learn()
     nodes.got.clear()
-    learner.came(pod(25, {MEM: 5}))
+    learner.observe(pod(25, {MEM: 5}))
     running = asyncio.create_task(learner.run())
     clock.now += 3599
     await settled()
@@ -139,10 +139,10 @@ async def test_an_hour_is_the_longest_that_a_few_more_pods_wait_to_be_learned_fr
 async def test_every_demand_counts_by_its_size_its_models_and_its_requests() -> None:
     nodes = Nodes()
     learner = Learner(nodes, RESOURCES, Clock())
-    learner.came(pod(0, {MEM: 5}, "T4"))
-    learner.came(pod(1, {COUNT: 2}))
-    learner.came(pod(2, {MEM: 10**9}))  # impossible, so that it says nothing
-    learner.came(pod(3, {MEM: 0}))
+    learner.observe(pod(0, {MEM: 5}, "T4"))
+    learner.observe(pod(1, {COUNT: 2}))
+    learner.observe(pod(2, {MEM: 10**9}))  # impossible, so that it says nothing
+    learner.observe(pod(3, {MEM: 0}))
     learner.observe_other(OtherPod("o", "1", "n", Amounts(500, 64), created="2026-11-20T12:05:00Z"))
     await learner.learn()
     (tables,) = nodes.tables
@@ -158,7 +158,7 @@ async def test_calls_are_answered_while_it_learns() -> None:
     nodes = Nodes()
     learner = Learner(nodes, RESOURCES, Clock())
     for number in range(40):
-        learner.came(pod(number, {MEM: 1 + number % 16}))
+        learner.observe(pod(number, {MEM: 1 + number % 16}))
     turns = 0
 
     async def others() -> None:
@@ -175,7 +175,7 @@ async def test_calls_are_answered_while_it_learns() -> None:
 
 async def test_the_first_lesson_is_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     learner = Learner(Nodes(), RESOURCES, Clock())
-    learner.came(pod(0, {MEM: 5}))
+    learner.observe(pod(0, {MEM: 5}))
     with caplog.at_level(logging.INFO):
         await learner.learn()
         await learner.learn()
@@ -190,7 +190,7 @@ async def test_binding_takes_the_gpu_that_costs_least_once_something_is_learned(
     small = pod(0, {MEM: 5})
     assert learner.ranks(node, small.amounts) is None
     for number in range(30):
-        learner.came(pod(number, {MEM: 5 if number % 2 else 11}))
+        learner.observe(pod(number, {MEM: 5 if number % 2 else 11}))
     await learner.learn()
     assert chosen(learner, node, 5) == 0
     other = candidate("n", gpus, [Usage(((0, 10), (1, 11)))], Amounts(32_000, 131_072))
@@ -203,8 +203,8 @@ HONEST = (8, 16, 24, 40, 80)
 LARGE = NodeType((80,) * 8, ("H100",) * 8, 256_000, 1 << 20)
 
 
-def entry(number: int, namespace: str, usage: Usage) -> Entry:
-    return Entry(f"u{number}", namespace, f"p{number}", "n", usage)
+def entry(number: int, namespace: str, usage: Usage) -> FleetEntry:
+    return FleetEntry(f"u{number}", namespace, f"p{number}", "n", usage)
 
 
 async def test_pods_that_hold_little_teach_little_however_many_come(caplog: pytest.LogCaptureFixture) -> None:
@@ -214,9 +214,9 @@ async def test_pods_that_hold_little_teach_little_however_many_come(caplog: pyte
     nodes = Nodes(there={LARGE: 60})
     learner = Learner(nodes, RESOURCES, Clock(), entries=lambda: entries, look_s=0.0)
     for number in range(800):
-        learner.came(pod(number, {MEM: 41}, namespace="other"))
+        learner.observe(pod(number, {MEM: 41}, namespace="other"))
     for number in range(800, 1100):
-        learner.came(pod(number, {MEM: HONEST[number % 5]}, namespace="team"))
+        learner.observe(pod(number, {MEM: HONEST[number % 5]}, namespace="team"))
     running = asyncio.create_task(learner.run())
     async with patience():
         await nodes.got.wait()
@@ -228,7 +228,7 @@ async def test_pods_that_hold_little_teach_little_however_many_come(caplog: pyte
     alone = Nodes(there={LARGE: 60})
     honest = Learner(alone, RESOURCES, Clock())
     for number in range(800, 1100):
-        honest.came(pod(number, {MEM: HONEST[number % 5]}, namespace="team"))
+        honest.observe(pod(number, {MEM: HONEST[number % 5]}, namespace="team"))
     await honest.learn()
     assert alone.tables[0] is not None
     worth = [each.packed[GpuKind(80, "H100")][-1] for each in (nodes.tables[0], alone.tables[0])]
@@ -240,9 +240,9 @@ async def test_a_namespace_that_would_cost_the_others_gpus_is_named_once(caplog:
     nodes = Nodes(there={LARGE: 60})
     learner = Learner(nodes, RESOURCES, Clock())
     for number in range(200):
-        learner.came(pod(number, {MEM: 41}, namespace="other"))
+        learner.observe(pod(number, {MEM: 41}, namespace="other"))
     for number in range(200, 500):
-        learner.came(pod(number, {MEM: HONEST[number % 5]}, namespace="team"))
+        learner.observe(pod(number, {MEM: HONEST[number % 5]}, namespace="team"))
     for _ in range(2):
         await learner.learn()
     assert learner.distrusted == ("other",)
@@ -256,14 +256,14 @@ async def test_fit_is_binpack_where_that_gives_out_more_and_says_so(caplog: pyte
     nodes = Nodes(there={NodeType((80,), ("T4",), 128_000, 1 << 18): 61})
     learner = Learner(nodes, RESOURCES, Clock())
     for number in range(100):
-        learner.came(pod(number, ({COUNT: 1}, {MEM: 53}, {MEM: 24}, {COUNT: 1}, {MEM: 4})[number % 5]))
+        learner.observe(pod(number, ({COUNT: 1}, {MEM: 53}, {MEM: 24}, {COUNT: 1}, {MEM: 4})[number % 5]))
     with caplog.at_level(logging.INFO):
         await learner.learn()
         in_force = [learner.in_force]
         await learner.learn()
         assert nodes.tables == [None, None]
         for number in range(3000):
-            learner.came(pod(number, {MEM: 40}))
+            learner.observe(pod(number, {MEM: 40}))
         await learner.learn()
     assert [*in_force, learner.in_force] == [False, True]
     assert [record.message for record in caplog.records] == [
@@ -277,7 +277,7 @@ async def test_holdings_are_read_once_a_minute_and_others_run_meanwhile() -> Non
     entries = [entry(number, "team", Usage(((0, 1),))) for number in range(2500)]
     asked, clock = 0, Clock()
 
-    def all_entries() -> list[Entry]:
+    def all_entries() -> list[FleetEntry]:
         nonlocal asked
         asked += 1
         return entries

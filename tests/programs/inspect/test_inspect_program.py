@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from gpu_device_plugin.core.contract.nodereport import UsedGpu
+from gpu_device_plugin.core.contract.nodereport import GpuUse
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from tests.patience import stretched, until
@@ -24,7 +24,7 @@ from tests.reports import SINCE, part, written
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.core.contract.nodereport import UsedPart
+    from gpu_device_plugin.core.contract.nodereport import ContainerUse
     from gpu_device_plugin.core.model.resources import Resource
 
 PROG = "kubectl inspect gpushare"
@@ -352,7 +352,7 @@ def test_resources_may_have_other_names(
 # --- Real use and limits ----------------------------------------------------------------------------------------------
 
 
-def reporting(name: str, *parts: UsedPart, **more: Any) -> dict[str, Any]:
+def reporting(name: str, *parts: ContainerUse, **more: Any) -> dict[str, Any]:
     """A node whose agent reports who uses what."""
     made = node(name, gpu(0), gpu(1))
     made["metadata"]["annotations"] |= written(*parts, **more)
@@ -363,7 +363,7 @@ def test_the_use_of_each_container_stands_beside_what_it_was_granted(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     over = part("web-0", granted=5120, used=9000, over_since=SINCE)
-    world.has(reporting("node-a", over, gpus={0: UsedGpu(9100, 100)}), pod("web-0", 5, on="node-a", idx=0))
+    world.has(reporting("node-a", over, gpus={0: GpuUse(9100, 100)}), pod("web-0", 5, on="node-a", idx=0))
     assert world.inspect("-d", "node-a") == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[printed.index("GPU memory in use on node-a:") + 2].split() == [
@@ -415,7 +415,7 @@ def test_a_pod_is_told_of_its_use_and_of_its_neighbour(world: World, capsys: pyt
     hog, web = part("hog", granted=8192, used=14_000, over_since=SINCE), part("web-0", granted=5120, used=100)
     over = pod("hog", 8, on="node-a", idx=0)
     over["metadata"]["annotations"]["gpu-device-plugin/over-use"] = "main uses 14,000 MiB of GPU 0; it will be evicted"
-    world.has(reporting("node-a", hog, web, gpus={0: UsedGpu(14_100, 0)}), over, pod("web-0", 5, on="node-a", idx=0))
+    world.has(reporting("node-a", hog, web, gpus={0: GpuUse(14_100, 0)}), over, pod("web-0", 5, on="node-a", idx=0))
     assert world.inspect("why", "web-0") == 0
     assert capsys.readouterr().out.splitlines()[2:] == [
         "Container 'main' uses 100 MiB of GPU 0, was granted 5,120 MiB.",

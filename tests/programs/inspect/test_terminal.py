@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.contract.nodereport import UsedGpu
+from gpu_device_plugin.core.contract.nodereport import GpuUse
 from gpu_device_plugin.core.report.text.columns import columns
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from tests.patience import stretched, until
@@ -199,7 +199,7 @@ def test_nodes_are_selected_by_labels(world: World, capsys: pytest.CaptureFixtur
 
 
 def test_the_pods_of_one_namespace_are_shown_with_their_use(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    uses = written(part("ml/big", used=1024, granted=9216), gpus={0: UsedGpu(1024)})
+    uses = written(part("ml/big", used=1024, granted=9216), gpus={0: GpuUse(1024)})
     world.has(eight(**uses), pod("big", 9, on="gpu-1", idx=0, namespace="ml"), pod("a", 5, on="gpu-1", idx=1))
     assert world.inspect("-n", "ml") == 0
     heading, row = capsys.readouterr().out.splitlines()
@@ -432,7 +432,7 @@ def test_top_keeps_the_last_picture_while_the_cluster_cannot_be_read(world: Worl
 
 
 def test_top_has_over_use_in_red_and_in_words(world: World) -> None:
-    uses = written(part("a", used=9000, granted=5120, over_since=SINCE), gpus={0: UsedGpu(9000)})
+    uses = written(part("a", used=9000, granted=5120, over_since=SINCE), gpus={0: GpuUse(9000)})
     world.has(node("gpu-1", gpu(0)), pod("a", 5, on="gpu-1", idx=0))
     world.script["objects"][0]["metadata"]["annotations"] |= uses
     world.has()

@@ -20,7 +20,7 @@ from gpu_device_plugin.core.contract.mpsfiles import (
     read_state,
     write_wanted,
 )
-from gpu_device_plugin.programs.mps.nvidia import Processes
+from gpu_device_plugin.programs.mps.nvidia import MpsProcesses
 from gpu_device_plugin.programs.mps.places import Places
 from gpu_device_plugin.testing.mps_double import MpsPrograms
 from tests.patience import stretched, until
@@ -109,7 +109,7 @@ class Node:
 
     def daemons(self, uuid: str = A) -> tuple[int, ...]:
         """Return the PIDs of a GPU's daemons."""
-        daemons, _ = Processes(Path("/proc")).of(Places(self.directory).of(uuid).pipe)
+        daemons, _ = MpsProcesses(Path("/proc")).of(Places(self.directory).of(uuid).pipe)
         return tuple(each.pid for each in daemons)
 
     def said(self, words: str) -> bool:

@@ -13,9 +13,9 @@ import pytest
 
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.core.node.mps.mps_daemon import DEFAULT, EXCLUSIVE, QUIT_S
-from gpu_device_plugin.programs.mps.gpu import GpuKeeper, Timings
+from gpu_device_plugin.programs.mps.gpu import GpuKeeper, MpsTimings
 from gpu_device_plugin.programs.mps.nvidia import MpsError, Nvidia
-from gpu_device_plugin.programs.mps.places import Place
+from gpu_device_plugin.programs.mps.places import GpuDirectory
 from tests.patience import eventually
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 A = "GPU-a"
-FAST = Timings(look_s=0.001, ask_s=0, ask_soon_s=0, mode_s=0, mode_soon_s=0)
+FAST = MpsTimings(look_s=0.001, ask_s=0, ask_soon_s=0, mode_s=0, mode_soon_s=0)
 
 
 @dataclass
@@ -39,12 +39,12 @@ class Driver(Nvidia):
     refuses: str = ""
     done: list[str] = field(default_factory=list)
 
-    async def start(self, place: Place) -> None:
+    async def start(self, place: GpuDirectory) -> None:
         assert json.loads((place.directory / "gpu.json").read_text())["before"] == DEFAULT, "it is on disk first"
         self.done.append("start")
         self.daemon = True
 
-    async def command(self, place: Place, text: str) -> str:
+    async def command(self, place: GpuDirectory, text: str) -> str:
         name = text.partition(" ")[0]
         if not self.daemon or name == self.refuses:
             raise MpsError(f"{name} failed: no")
@@ -65,10 +65,10 @@ class Driver(Nvidia):
         self.done.append(mode)
         self.mode = mode
 
-    def alive(self, place: Place) -> bool:
+    def alive(self, place: GpuDirectory) -> bool:
         return self.daemon
 
-    def kill(self, place: Place) -> None:
+    def kill(self, place: GpuDirectory) -> None:
         self.done.append("kill")
         self.daemon = False
 
@@ -88,7 +88,7 @@ class Kept:
         self.clock = Clock()
         self.changes: list[MpsGpu] = []
         self.keeper = GpuKeeper(
-            Place(A, root / "a"), driver, self._change, before=before, timings=FAST, clock=self.clock
+            GpuDirectory(A, root / "a"), driver, self._change, before=before, timings=FAST, clock=self.clock
         )
 
     def _change(self) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.node.mps.mps_daemon import DEFAULT, EXCLUSIVE
-from gpu_device_plugin.programs.mps.nvidia import Deadlines, MpsError, Nvidia
-from gpu_device_plugin.programs.mps.places import Place
+from gpu_device_plugin.programs.mps.nvidia import CommandDeadlines, MpsError, Nvidia
+from gpu_device_plugin.programs.mps.places import GpuDirectory
 from gpu_device_plugin.testing.mps_double import MpsPrograms
 from tests.patience import eventually
 
@@ -27,10 +27,10 @@ class Machine:
 
     def __init__(self, root: Path) -> None:
         self.programs = MpsPrograms(root / "bin", (A,))
-        self.place = Place(A, root / "a")
-        self.nvidia = self.with_deadlines(Deadlines())
+        self.place = GpuDirectory(A, root / "a")
+        self.nvidia = self.with_deadlines(CommandDeadlines())
 
-    def with_deadlines(self, deadlines: Deadlines) -> Nvidia:
+    def with_deadlines(self, deadlines: CommandDeadlines) -> Nvidia:
         environ = {"PATH": str(self.programs.directory), "CUDA_VISIBLE_DEVICES": "all", "GPUSHARE_HTTP": ":1"}
         return Nvidia(environ, deadlines=deadlines)
 
@@ -44,7 +44,7 @@ def machine() -> Iterator[Machine]:
             made.nvidia.kill(made.place)
 
 
-HASTY = Deadlines(start=0.3, command=0.3, smi=0.3)
+HASTY = CommandDeadlines(start=0.3, command=0.3, smi=0.3)
 
 
 async def test_a_daemon_answers_until_it_quits(machine: Machine) -> None:

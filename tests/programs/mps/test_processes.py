@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.programs.mps.nvidia import CONTROL, SERVER, Nvidia, Processes
-from gpu_device_plugin.programs.mps.places import Place
+from gpu_device_plugin.programs.mps.nvidia import CONTROL, SERVER, MpsProcesses, Nvidia
+from gpu_device_plugin.programs.mps.places import GpuDirectory
 from tests.patience import until
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def test_a_daemon_and_its_server_are_found_by_program_and_directory(
     start(CONTROL, ours)  # a command that is given just now
     start(CONTROL, other, "-d")
     start("python-client", ours, "-d")
-    daemons, servers = Processes(Path("/proc")).of(ours)
+    daemons, servers = MpsProcesses(Path("/proc")).of(ours)
     assert [each.pid for each in daemons] == [daemon.pid]
     assert [each.pid for each in servers] == [server.pid]
 
@@ -64,7 +64,7 @@ def test_a_daemon_and_its_server_are_found_by_program_and_directory(
 def test_a_process_that_has_ended_or_was_replaced_is_not_there(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    processes = Processes(Path("/proc"))
+    processes = MpsProcesses(Path("/proc"))
     child = start(CONTROL, tmp_path, "-d")
     ((found,), _) = processes.of(tmp_path)
     assert processes.is_there(found)
@@ -91,7 +91,7 @@ def test_a_containers_process_of_the_same_name_is_not_the_daemon(
     try:
         assert child.stdout is not None
         assert child.stdout.read(1) == b"."
-        assert Processes(Path("/proc")).of(tmp_path) == ((), ())
+        assert MpsProcesses(Path("/proc")).of(tmp_path) == ((), ())
     finally:
         end(child)
 
@@ -99,7 +99,7 @@ def test_a_containers_process_of_the_same_name_is_not_the_daemon(
 def test_a_kill_reaches_daemon_and_server_and_nobody_else(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    place = Place("GPU-a", tmp_path / "a")
+    place = GpuDirectory("GPU-a", tmp_path / "a")
     daemon, server = start(CONTROL, place.pipe, "-f"), start(SERVER, place.pipe)
     client = start("client", place.pipe)
     nvidia = Nvidia({})
@@ -112,6 +112,6 @@ def test_a_kill_reaches_daemon_and_server_and_nobody_else(
 
 def test_directories_are_short_enough_for_sockets() -> None:
     with tempfile.TemporaryDirectory() as root:
-        place = Place("GPU-a", Path(root) / ("x" * 90))
+        place = GpuDirectory("GPU-a", Path(root) / ("x" * 90))
         with pytest.raises(OSError, match=r"too long for a socket: choose a shorter mps_dir"):
             place.prepare()

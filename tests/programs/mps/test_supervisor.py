@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsStatus, MpsWanted, write_wanted
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
-from gpu_device_plugin.programs.mps.gpu import Timings
+from gpu_device_plugin.programs.mps.gpu import MpsTimings
 from gpu_device_plugin.programs.mps.nvidia import Nvidia
 from gpu_device_plugin.programs.mps.supervisor import Supervisor
 from tests.patience import eventually
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from gpu_device_plugin.programs.mps.places import Place
+    from gpu_device_plugin.programs.mps.places import GpuDirectory
 
 A, B = "GPU-a", "GPU-b"
 
@@ -32,13 +32,13 @@ class Gpus(Nvidia):
         self.drivers = {A: Driver(), B: Driver()}
         self.errors = 0
 
-    async def start(self, place: Place) -> None:
+    async def start(self, place: GpuDirectory) -> None:
         if place.uuid == A and self.errors:
             self.errors -= 1
             raise ZeroDivisionError
         await self.drivers[place.uuid].start(place)
 
-    async def command(self, place: Place, text: str) -> str:
+    async def command(self, place: GpuDirectory, text: str) -> str:
         return await self.drivers[place.uuid].command(place, text)
 
     async def compute_mode(self, uuid: str) -> str:
@@ -47,10 +47,10 @@ class Gpus(Nvidia):
     async def set_compute_mode(self, uuid: str, mode: str) -> None:
         await self.drivers[uuid].set_compute_mode(uuid, mode)
 
-    def alive(self, place: Place) -> bool:
+    def alive(self, place: GpuDirectory) -> bool:
         return self.drivers[place.uuid].alive(place)
 
-    def kill(self, place: Place) -> None:
+    def kill(self, place: GpuDirectory) -> None:
         self.drivers[place.uuid].kill(place)
 
 
@@ -73,7 +73,7 @@ def want(root: Path, *uuids: str) -> None:
     (root / WANTED_FILE).write_text(write_wanted(MpsWanted(dict.fromkeys(uuids, 1024))))
 
 
-FAST = Timings(look_s=0.001, ask_s=0, ask_soon_s=0, mode_s=0, mode_soon_s=0.001)
+FAST = MpsTimings(look_s=0.001, ask_s=0, ask_soon_s=0, mode_s=0, mode_soon_s=0.001)
 
 
 async def test_an_error_in_the_program_itself_ends_no_daemon(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

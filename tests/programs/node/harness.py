@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.kubelet.registration_loop import Timings
+from gpu_device_plugin.kubelet.registration_loop import RegistrationTimings
 from gpu_device_plugin.programs.node.agent import NodeAgent
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.kubelet.device_manager import Amount
 from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
-from gpu_device_plugin.testing.pod_specs import ContainerSpec, Kind, Pod, PodSpec
+from gpu_device_plugin.testing.pod_specs import ContainerSpec, ContainerType, Pod, PodSpec
 from tests.names import COUNT, MEM
 from tests.patience import eventually, patience, stretched
 
@@ -28,9 +28,9 @@ QUICK = {"probe_interval": "50ms", "reconcile_interval": "100ms"}
 """Settings under which nothing that a test waits for takes long."""
 
 
-def registering() -> Timings:
+def registering() -> RegistrationTimings:
     """Return the same for the registration loop; a kubelet on a busy machine is slow to listen."""
-    return Timings(poll=0.05, stream_grace=stretched(0.3), retry_first=0.02, retry_most=0.2)
+    return RegistrationTimings(poll=0.05, stream_grace=stretched(0.3), retry_first=0.02, retry_most=0.2)
 
 
 NOTHING = Amount(0, 0)
@@ -240,10 +240,10 @@ async def world(
 
 def pod(name: str, *containers: ContainerSpec, **limits: int) -> PodSpec:
     """Describe a pod; without containers it has one, with limits given as mem=4, count=1."""
-    return PodSpec(name, containers or (container("main", kind=Kind.APP, **limits),))
+    return PodSpec(name, containers or (container("main", kind=ContainerType.APP, **limits),))
 
 
-def container(name: str, *, kind: Kind = Kind.APP, **limits: int) -> ContainerSpec:
+def container(name: str, *, kind: ContainerType = ContainerType.APP, **limits: int) -> ContainerSpec:
     """Describe a container with limits given as mem=4, count=1."""
     return ContainerSpec(name, {{"mem": MEM, "count": COUNT}[key]: amount for key, amount in limits.items()}, kind)
 

@@ -30,7 +30,7 @@ from gpu_device_plugin.programs.node.node_program import RESTART_AFTER, main
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing.pod_specs import Kind
+from gpu_device_plugin.testing.pod_specs import ContainerType
 from tests.kubelet.locks import held
 from tests.names import COUNT, MEM
 from tests.patience import eventually, patience, until
@@ -115,7 +115,7 @@ async def test_after_any_events_in_any_order_nothing_is_given_twice(
     """A pod with an init container on GPU 0, one that has GPU 1 whole; after each event another gets 1 of GPU 0."""
     async with world() as node:
         await node.start_agent()
-        spec = pod("p", container("init", kind=Kind.INIT, mem=4), container("main", mem=2))
+        spec = pod("p", container("init", kind=ContainerType.INIT, mem=4), container("main", mem=2))
         pods = [await node.kubelet.admit(spec), await node.kubelet.admit(pod("w", count=1))]
         await node.confirmed()
         for number, event in enumerate(events):
@@ -455,7 +455,9 @@ async def test_a_killed_agent_is_followed_by_one_that_knows_everything() -> None
     """SIGKILL leaves sockets, a lock file that nobody holds, and an NVML child that ends by itself."""
     async with world() as node:
         async with running(node) as agent:
-            made = await node.kubelet.admit(pod("p", container("init", kind=Kind.INIT, mem=4), container("a", mem=1)))
+            made = await node.kubelet.admit(
+                pod("p", container("init", kind=ContainerType.INIT, mem=4), container("a", mem=1))
+            )
             left = node.sockets
             agent.process.kill()
             assert await agent.ends() == -signal.SIGKILL

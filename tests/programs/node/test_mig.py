@@ -10,7 +10,7 @@ import pytest
 
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.hardware.fake.description import read
-from gpu_device_plugin.hardware.monitor import Timings
+from gpu_device_plugin.hardware.monitor import MonitorTimings
 from gpu_device_plugin.programs.node.configuration import ListFullError
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
@@ -302,7 +302,7 @@ async def test_an_instance_made_again_as_another_profile_is_not_given_beside_its
         made = await node.kubelet.admit(asking("old", former))
         node.hardware(h100([{"profile": "2g.20gb", **profile}]), T4)
         assert node.agent is not None
-        node.agent.hardware.timings = Timings(probe_every_s=0.05, rescan_every_s=0.1, rescan_missing_every_s=0.1)
+        node.agent.hardware.timings = MonitorTimings(probe_every_s=0.05, rescan_every_s=0.1, rescan_missing_every_s=0.1)
         await node.agent.hardware.pause()
         node.agent.hardware.resume()
         await node.until(lambda: TWO_G in node.kubelet.amounts)
@@ -347,7 +347,7 @@ async def test_positions_outlive_the_agent_and_the_instances() -> None:
 async def test_instances_whose_gpu_is_lost_come_back_with_it() -> None:
     async with world([h100("1g.10gb*2"), T4], mig="share") as node:
         agent = node.launch()
-        agent.hardware.timings = Timings(probe_every_s=0.05, rescan_every_s=0.2, rescan_missing_every_s=0.2)
+        agent.hardware.timings = MonitorTimings(probe_every_s=0.05, rescan_every_s=0.2, rescan_missing_every_s=0.2)
         await node.ready()
         await offered(node, mem=2 * 9 + 14)
         node.hardware({**h100("1g.10gb*2"), "lost": True}, T4)

@@ -21,7 +21,7 @@ from gpu_device_plugin.core.contract.mpsfiles import (
     write_wanted,
 )
 from gpu_device_plugin.core.contract.variables import LIMITS
-from gpu_device_plugin.testing.pod_specs import Kind
+from gpu_device_plugin.testing.pod_specs import ContainerType
 from tests.names import COUNT
 from tests.programs.node.cluster_harness import allocation, cluster
 from tests.programs.node.harness import T4, container, envs_of, pod, world
@@ -416,7 +416,9 @@ async def test_an_init_container_and_its_successor_are_clients_of_the_same_daemo
     async with mps_node() as (node, supervisor):
         supervisor.start()
         await node.start_agent()
-        both = await node.kubelet.admit(pod("p", container("init", kind=Kind.INIT, mem=4), container("main", mem=2)))
+        both = await node.kubelet.admit(
+            pod("p", container("init", kind=ContainerType.INIT, mem=4), container("main", mem=2))
+        )
         assert both.container("main").running
         assert supervisor.wanted == {node.uuids[0]: 4 * 1024}
         assert supervisor.history.count((node.uuids[0], MpsStatus.STARTING)) == 1

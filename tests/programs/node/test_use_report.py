@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import NODE_USE
-from gpu_device_plugin.core.contract.nodereport import NodeUse, UsedGpu, UsedPart, read_node_use
+from gpu_device_plugin.core.contract.nodereport import ContainerUse, GpuUse, NodeUse, read_node_use
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.node.use.process_use import NOT_READ, WITHOUT_HOST_PID
 from gpu_device_plugin.metrics import PrometheusMetrics
@@ -60,7 +60,7 @@ async def shows(there: Cluster, metric: str, expected: dict[str, float]) -> Page
     return shown
 
 
-async def written(there: Cluster, *expected: UsedPart) -> NodeUse:
+async def written(there: Cluster, *expected: ContainerUse) -> NodeUse:
     """Wait until the node's annotation has exactly these containers; return it."""
 
     def use() -> NodeUse | None:
@@ -86,7 +86,7 @@ async def reporting(gpu: dict[str, Any] = T4) -> AsyncIterator[tuple[Cluster, st
         yield there, there.node.uuids[0]
 
 
-WEB = UsedPart("default", "web", "main", 0, 4096, enforcement=Enforcement.ADVISORY)
+WEB = ContainerUse("default", "web", "main", 0, 4096, enforcement=Enforcement.ADVISORY)
 
 
 async def test_a_pod_is_reported_from_its_start_to_its_end() -> None:
@@ -107,8 +107,8 @@ async def test_a_pod_is_reported_from_its_start_to_its_end() -> None:
         assert page[f"{CONTAINER}utilization_ratio"] == {who: 0.4}
         assert page["gpushare_gpu_memory_used_bytes"] == {on: 3200 << 20}
         assert page["gpushare_gpu_memory_unattributed_bytes"] == {on: 128 << 20}
-        use = await written(there, UsedPart("default", "web", "main", 0, 4096, 3072, 40, Enforcement.ADVISORY))
-        assert (use.gpus, use.blind) == ({0: UsedGpu(3200, 128)}, "")
+        use = await written(there, ContainerUse("default", "web", "main", 0, 4096, 3072, 40, Enforcement.ADVISORY))
+        assert (use.gpus, use.blind) == ({0: GpuUse(3200, 128)}, "")
 
         there.report(there.node.kubelet.finish(made))
         page = await shows(there, f"{CONTAINER}memory_allocated_bytes", {})
@@ -123,7 +123,7 @@ async def test_a_pod_on_a_gpu_that_it_was_not_given_is_reported_while_it_is_ther
         who = f'container="",gpu="{gpu}",namespace="default",pod="stranger"'
         page = await shows(there, f"{CONTAINER}memory_used_bytes", {who: 3 * GIB})
         assert page[f"{CONTAINER}memory_allocated_bytes"] == {who: 0.0}
-        await written(there, UsedPart("default", "stranger", "", 0, 0, 3072))
+        await written(there, ContainerUse("default", "stranger", "", 0, 0, 3072))
         there.api.delete("pods", "stranger")
         there.node.hardware(using(used="0"))
         await shows(there, f"{CONTAINER}memory_allocated_bytes", {})
@@ -153,7 +153,7 @@ async def test_without_the_api_pods_are_called_by_their_uid() -> None:
         made = await there.kubelet.admit(pod("web", mem=4))
         there.process(11, made, ID)
         there.hardware(using({"pid": 11, "used": "3GiB"}, used="3GiB"))
-        part = UsedPart("", made.uid, "main", 0, 4096, 3072, enforcement=Enforcement.ADVISORY)
+        part = ContainerUse("", made.uid, "main", 0, 4096, 3072, enforcement=Enforcement.ADVISORY)
         await there.until(lambda: agent.use_reports.now().parts == (part,))
 
 

@@ -16,7 +16,7 @@ from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
 from gpu_device_plugin.programs.simulate.model import Start, Workload, capacity_of, shares_of, until
 from gpu_device_plugin.programs.simulate.policies.fgd import BestFit
-from gpu_device_plugin.programs.simulate.policies.scored_columns import Columns, Fit
+from gpu_device_plugin.programs.simulate.policies.scored_columns import ColumnFit, Columns
 from gpu_device_plugin.programs.simulate.rooms import rooms_of
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def given_out(tables: Tables | None) -> float:
     given = 0.0
     for seed in (0, 1):
         rooms = rooms_of([(node.shape, node.left) for node in NODES])
-        columns = Columns(rooms, KINDS, BestFit(rooms) if tables is None else Fit(rooms, tables))
+        columns = Columns(rooms, KINDS, BestFit(rooms) if tables is None else ColumnFit(rooms, tables))
         pods = until(HONEST, NODES, seed, 1.0).pods
         given += sum(shares_of(KINDS[pod], 80) for pod in pods if columns.place(pod) is not None)
     return given / capacity_of(NODES) / 2

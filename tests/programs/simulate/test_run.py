@@ -29,7 +29,7 @@ from gpu_device_plugin.programs.simulate.model import (
 from gpu_device_plugin.programs.simulate.policies.beside import Beside
 from gpu_device_plugin.programs.simulate.policies.fgd import BestFit, Fgd
 from gpu_device_plugin.programs.simulate.policies.judged import Judged
-from gpu_device_plugin.programs.simulate.policies.scored_columns import Columns, Fit
+from gpu_device_plugin.programs.simulate.policies.scored_columns import ColumnFit, Columns
 from gpu_device_plugin.programs.simulate.rooms import rooms_of
 from gpu_device_plugin.programs.simulate.run import POLICIES, run
 
@@ -63,7 +63,7 @@ def workload(number: int = 60, seed: int = 0) -> Workload:
 @pytest.mark.parametrize("nodes", [NODES, [*NODES[1:4], start("m0", MIG), start("m1", MIG)]], ids=["GPUs", "MIG"])
 def test_nothing_is_lost_when_pods_have_come_and_left(nodes: list[Start]) -> None:
     rooms = rooms_of([(node.shape, node.left) for node in nodes])
-    columns = Columns(rooms, KINDS, Fit(rooms, learn(workload().mix(), rooms.counts())))
+    columns = Columns(rooms, KINDS, ColumnFit(rooms, learn(workload().mix(), rooms.counts())))
     running: list[tuple[int, int, Sequence[int]]] = []
     rng = random.Random(1)  # noqa: S311 - the same pods every time
     accepted = 0

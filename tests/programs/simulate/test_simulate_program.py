@@ -18,7 +18,7 @@ from gpu_device_plugin.core.value.marginal_value import Left
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.programs.simulate.inputs.entries import nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.inputs.sources import MOST_BYTES
-from gpu_device_plugin.programs.simulate.model import Outcome, Workload
+from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Workload
 from gpu_device_plugin.programs.simulate.results import answer
 from gpu_device_plugin.programs.simulate.run import POLICIES
 from gpu_device_plugin.programs.simulate.simulate_program import Bar, main
@@ -99,7 +99,7 @@ def test_the_answer_names_the_reasons_of_most_pods_first_and_three_at_most() -> 
     nodes = (*taken, replace(last, left=Left((6,), 0, 1024)))
     workload = Workload.of(pods_in("mem=4 cpu=1; 9x mem=7; 8x count=1 model=T4; 2x mem=6 memory=1Gi cpu=1; 3x mem=11"))
     refused = np.zeros(len(workload.pods), np.bool_)
-    outcome = Outcome("fit", workload.pods, refused, np.ones(len(refused)), 30.0, 0.0, nodes)
+    outcome = SimulationOutcome("fit", workload.pods, refused, np.ones(len(refused)), 30.0, 0.0, nodes)
     assert answer([outcome], workload) == (
         "fit: none of 23 pods run, 9 wait for room on one GPU, 8 for a free GPU of model T4, "
         "3 for CPU beside room on one GPU, 3 fit on no node, not even on an empty one; 73.3 % of the GPUs are given out"
@@ -108,7 +108,7 @@ def test_the_answer_names_the_reasons_of_most_pods_first_and_three_at_most() -> 
         (*workload.kinds, PodKind(0, 1)), (*workload.pods, len(workload.kinds)), (*workload.names, "count=1")
     )
     refused = np.zeros(len(more.pods), np.bool_)
-    outcome = Outcome("fit", more.pods, refused, np.ones(len(refused)), 30.0, 0.0, nodes)
+    outcome = SimulationOutcome("fit", more.pods, refused, np.ones(len(refused)), 30.0, 0.0, nodes)
     assert ", 3 for CPU beside room on one GPU, 1 for something else, 3 fit on no node" in answer([outcome], more)
 
 

@@ -13,9 +13,9 @@ import aiohttp
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.programs.web.callers import LocalCallers
-from gpu_device_plugin.programs.web.server import PageServer, Timings
+from gpu_device_plugin.programs.web.server import PageServer, PageTimings
 from gpu_device_plugin.programs.web.streams import StreamTiming
-from gpu_device_plugin.programs.web.web_routes import About
+from gpu_device_plugin.programs.web.web_routes import AboutPage
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.forms import Address
 from tests.patience import QUIET_S, stretched
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.testing.cluster.api_server import ApiServer
 
 RESOURCES = ResourceSettings().offered
-QUICK = Timings(
+QUICK = PageTimings(
     api=Timing(connect_s=20, request_s=20, watch_s=30, silence_s=30),
     stream=StreamTiming(
         pulse_s=0.2, between_changes_s=0.01, first_s=QUIET_S, learn_s=QUIET_S, rights_s=0.1, confirm_s=QUIET_S
@@ -115,7 +115,7 @@ class Page:
 
 
 @asynccontextmanager
-async def served(api: ApiServer, *, timings: Timings = QUICK, **more: Any) -> AsyncIterator[Page]:
+async def served(api: ApiServer, *, timings: PageTimings = QUICK, **more: Any) -> AsyncIterator[Page]:
     """Serve the page of a cluster; see `served_by`."""
     async with (
         Client(ClusterConfig(api.url), timing=timings.api) as client,
@@ -133,7 +133,7 @@ async def served_by(
     namespace: str = "",
     mode: str = "kubeconfig",
     hosts: bool = False,
-    timings: Timings = QUICK,
+    timings: PageTimings = QUICK,
 ) -> AsyncIterator[Page]:
     """Serve the page of a cluster; a browser has the right token of local mode."""
     local = LocalCallers("alice")
@@ -141,7 +141,7 @@ async def served_by(
         client,
         RESOURCES,
         local if callers is None else callers,
-        about=About(mode, "dev", frozenset({"127.0.0.1"} if hosts else ())),
+        about=AboutPage(mode, "dev", frozenset({"127.0.0.1"} if hosts else ())),
         figures=figures,
         namespace=namespace,
         timings=timings,

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
-from gpu_device_plugin.core.contract.nodereport import SERVED, NodeUse, UsedGpu, write_node_use
+from gpu_device_plugin.core.contract.nodereport import SERVED, GpuUse, NodeUse, write_node_use
 from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresTiming
 from gpu_device_plugin.testing.builders import node, pod
 from gpu_device_plugin.testing.cluster.api_server import Answer, ApiServer, Hang
@@ -31,7 +31,7 @@ QUICK = FiguresTiming(every_s=0.01, longest_s=0.05, round_s=0.01, lasts_s=0.3, p
 
 def page(used: int | None = 3000, name: str = "a", **more: Any) -> str:
     """Return what an agent with one GPU says, whose pod was given 5 GiB, memory in MiB. Its clock is wrong."""
-    gpus = {} if used is None else {0: UsedGpu(used + 100)}
+    gpus = {} if used is None else {0: GpuUse(used + 100)}
     return write_node_use(NodeUse(SINCE, gpus, (part(name, granted=5120, used=used, **more),)), SERVED)
 
 

@@ -19,7 +19,7 @@ from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import Call, UnavailableError
 from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_GPUS
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
-from gpu_device_plugin.core.contract.nodereport import NodeUse, UsedGpu
+from gpu_device_plugin.core.contract.nodereport import GpuUse, NodeUse
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.programs.web.page_state import FiguresState
 from gpu_device_plugin.programs.web.server import CONNECTIONS
@@ -549,7 +549,7 @@ class FromAgents:
         self.state = FiguresState("agents")
         self.asked: list[Collection[str]] = []
         self.in_view: Collection[str] = ()
-        self.use: NodeUse | None = NodeUse("2026-11-22T10:00:00Z", {0: UsedGpu(777)}, (part("a", used=777),))
+        self.use: NodeUse | None = NodeUse("2026-11-22T10:00:00Z", {0: GpuUse(777)}, (part("a", used=777),))
 
     async def follow(
         self,
@@ -567,7 +567,7 @@ class FromAgents:
 
 
 async def test_figures_of_agents_take_the_place_of_the_nodes_own(api: ApiServer) -> None:
-    api.add(node("gpu-1", mem=15, count=1, annotations=written(part("a", used=1), gpus={0: UsedGpu(1)})))
+    api.add(node("gpu-1", mem=15, count=1, annotations=written(part("a", used=1), gpus={0: GpuUse(1)})))
     api.add(bound("a", 5))
     figures = FromAgents()
     async with served(api, figures=figures) as page:

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, Kind
+from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, ObjectKind
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
 from tests.cluster.conftest import processes, programs
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from tests.cluster.conftest import RealServer
 
-_TOKEN_REVIEWS = Kind("tokenreviews", group="authentication.k8s.io")
+_TOKEN_REVIEWS = ObjectKind("tokenreviews", group="authentication.k8s.io")
 
 pytestmark = pytest.mark.timeout(REAL_S * 3)
 
@@ -115,7 +115,7 @@ async def test_the_page_over_a_real_cluster(real: RealServer, home: Home, tmp_pa
 
 async def test_all_tokens_of_an_account_are_one_user(real: RealServer) -> None:
     """Each has a credential ID of its own, which is no part of the identity that is asked about."""
-    accounts = Kind("serviceaccounts")
+    accounts = ObjectKind("serviceaccounts")
     async with Client(real.config) as client:
         await client.create(accounts, {"metadata": {"name": "looks"}}, namespace="default")
         callers, found = ReviewedCallers(client), []

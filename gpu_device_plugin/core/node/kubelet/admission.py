@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.promises import Promise
     from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.limits.container_grants import Delivery
-    from gpu_device_plugin.core.node.limits.extra_grant import Owner
+    from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner
     from gpu_device_plugin.core.node.limits.limit_grants import EnforcementPlan
     from gpu_device_plugin.core.node.matching import Match
     from gpu_device_plugin.core.node.node import Node
@@ -138,7 +138,7 @@ def refuse_without_nodes(delivery: Delivery, present: Collection[str]) -> Refuse
 
 
 def refuse_unlimited(
-    node: Node, kind: Kind, device_ids: Collection[str], plan: EnforcementPlan, owner: Owner
+    node: Node, kind: Kind, device_ids: Collection[str], plan: EnforcementPlan, owner: GrantOwner
 ) -> Refused | None:
     """Refuse a container whose memory cannot be limited although the administrator requires it.
 

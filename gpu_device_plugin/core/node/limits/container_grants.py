@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.model.shares import Shares
-    from gpu_device_plugin.core.node.limits.extra_grant import Mount, Owner
+    from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner, Mount
 
 WAYS = ("envvar", "device-specs", "cdi")
 """The ways in which a container can get its GPUs."""
@@ -68,7 +68,7 @@ def grant(
     pod_shares: int | None = None,
     present: Collection[str] = OPTIONAL_NODES,
     *,
-    owner: Owner = NOBODY,
+    owner: GrantOwner = NOBODY,
 ) -> Grant:
     """Return the answer for one container.
 

@@ -52,7 +52,7 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class GrantOwner:
     """The container of a grant, as far as a scheduler's promise or the Kubernetes API tells."""
 
     pod_uid: str = ""
@@ -62,7 +62,7 @@ class Owner:
     """The frameworks of its programs, names in `core.node.limits.limit_grants`."""
 
 
-NOBODY = Owner()
+NOBODY = GrantOwner()
 """The owner of a grant about which nothing is known."""
 
 
@@ -87,7 +87,7 @@ class ExtraGrant:
     envs: tuple[tuple[str, str], ...] = ()
     mounts: tuple[Mount, ...] = ()
 
-    def unknown(self, owner: Owner) -> tuple[str, ...]:
+    def unknown(self, owner: GrantOwner) -> tuple[str, ...]:
         """Return the placeholders whose values are not known for the container of `owner`, by their names."""
         known = {"pod_uid": owner.pod_uid, "container": owner.container}
         texts = (
@@ -97,7 +97,7 @@ class ExtraGrant:
         used = {name for text in texts for name in placeholders(text)} & _OF_THE_POD
         return tuple(sorted(name for name in used if not _SAFE.fullmatch(known[name])))
 
-    def filled(self, parts: Sequence[Part], owner: Owner) -> tuple[Mapping[str, str], tuple[Mount, ...]]:
+    def filled(self, parts: Sequence[Part], owner: GrantOwner) -> tuple[Mapping[str, str], tuple[Mount, ...]]:
         """Return the variables and mounts of one container, none of whose placeholders is unknown.
 
         A variable or mount with ``{ordinal}`` or ``{uuid}`` in its name or path is repeated for each GPU. If only the

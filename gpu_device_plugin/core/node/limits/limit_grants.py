@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.core.model.limits import GpuEnforcement
-    from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant, Owner, Part
+    from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant, GrantOwner, Part
 
 SHM = "/dev/shm"  # noqa: S108 - a mount point in the container, not a file of ours
 """Client and server of MPS share memory there."""
@@ -79,7 +79,7 @@ PARTITION = LimitGrant(Enforcement.PARTITION, {variables.LIMITS: Enforcement.PAR
 """Of a container with a whole MIG instance."""
 
 
-def refusal(parts: Sequence[Part], plan: EnforcementPlan, owner: Owner = NOBODY) -> str:
+def refusal(parts: Sequence[Part], plan: EnforcementPlan, owner: GrantOwner = NOBODY) -> str:
     """Return why a container is refused its parts although they are free, in a sentence; empty: it is not refused."""
     if _partition(parts):
         return ""
@@ -95,7 +95,7 @@ def refusal(parts: Sequence[Part], plan: EnforcementPlan, owner: Owner = NOBODY)
     return ""
 
 
-def limit_grant(parts: Sequence[Part], plan: EnforcementPlan, owner: Owner = NOBODY) -> LimitGrant:
+def limit_grant(parts: Sequence[Part], plan: EnforcementPlan, owner: GrantOwner = NOBODY) -> LimitGrant:
     """Return what keeps a container within its parts; of GPUs with different means the weakest one counts.
 
     Args:
@@ -127,7 +127,9 @@ def _weakest(parts: Sequence[Part], plan: EnforcementPlan) -> Enforcement:
     return min(enforcements, key=lambda enforcement: enforcement.strength)
 
 
-def _grant(enforcement: Enforcement, parts: Sequence[Part], plan: EnforcementPlan, owner: Owner) -> LimitGrant | None:
+def _grant(
+    enforcement: Enforcement, parts: Sequence[Part], plan: EnforcementPlan, owner: GrantOwner
+) -> LimitGrant | None:
     """Return what an enforcement adds; None if this container cannot have that."""
     if enforcement is Enforcement.DRIVER:
         # The toolkit's hook sets the pair for each GPU of the container. It takes base-10 MiB without a suffix, and a

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.node.use.process_use import ContainerUse, Place, UseReading
+    from gpu_device_plugin.core.node.use.process_use import AttributedUse, Place, UseReading
 
 SLACK_PERCENT = 5
 """The least slack, in percent of what was granted."""
@@ -154,9 +154,9 @@ def ended(before: Collection[Place], now: Collection[Place]) -> tuple[Place, ...
     return tuple(place for place in before if place not in now)
 
 
-def _by_place(uses: Iterable[ContainerUse]) -> Mapping[Place, ContainerUse]:
+def _by_place(uses: Iterable[AttributedUse]) -> Mapping[Place, AttributedUse]:
     """Merge the uses of one place: while a container restarts, the old one and the new one may both have processes."""
-    found: dict[Place, ContainerUse] = {}
+    found: dict[Place, AttributedUse] = {}
     for use in uses:
         place = (use.pod_uid, use.container, use.uuid)
         other = found.get(place)
@@ -171,7 +171,7 @@ def _by_place(uses: Iterable[ContainerUse]) -> Mapping[Place, ContainerUse]:
     return found
 
 
-def _seen(before: Evidence | None, use: ContainerUse, at: float, rules: Rules) -> Evidence | None:
+def _seen(before: Evidence | None, use: AttributedUse, at: float, rules: Rules) -> Evidence | None:
     if use.holding is not None and use.holding.whole:
         return None
     if use.used_mib is None:

@@ -45,7 +45,7 @@ class GpuReading:
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerUse:
+class AttributedUse:
     """The use of one GPU by one container."""
 
     pod_uid: str
@@ -76,7 +76,7 @@ class UseReading:
 
     at: float = 0.0
     """Monotonic seconds."""
-    containers: tuple[ContainerUse, ...] = ()
+    containers: tuple[AttributedUse, ...] = ()
     used_mib: Mapping[str, int | None] = field(default_factory=dict)
     """Memory in use on each GPU, by UUID."""
     unattributed_mib: Mapping[str, int] = field(default_factory=dict)
@@ -129,7 +129,7 @@ def attribute(
 
     Every container is listed for every GPU that it holds, and further containers and pods for GPUs that they use. A
     process belongs to the container whose ID its cgroup names; without a match to the container that alone of its pod
-    holds the GPU; else to the pod, see `ContainerUse.container`.
+    holds the GPU; else to the pod, see `AttributedUse.container`.
 
     Args:
         readings: the processes and the memory of each GPU.
@@ -152,7 +152,7 @@ def attribute(
     for holding in holdings:
         for uuid in holding.granted:
             holders.setdefault(uuid, []).append(holding)
-    found: list[ContainerUse] = []
+    found: list[AttributedUse] = []
     unattributed: dict[str, int] = {}
     for uuid, held in holders.items():
         reading = by_gpu.get(uuid, GpuReading(uuid, None))
@@ -171,7 +171,7 @@ def _uses(
     held: Sequence[Holding],
     known: Mapping[str, Pod],
     measured: Mapping[Place, int],
-) -> list[ContainerUse]:
+) -> list[AttributedUse]:
     """Return the use of one GPU by container.
 
     `held` are the containers that hold it, `of_pods` the owners of the processes that run in pods.
@@ -199,7 +199,7 @@ def _uses(
         used = measured.get((uid, name, reading.uuid), None if unknown else _sum(each.used_mib for each in processes))
         percent = None if unknown or not processes else _sum(each.sm_percent for each in processes)
         found.append(
-            ContainerUse(
+            AttributedUse(
                 uid,
                 name,
                 reading.uuid,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.core.contract.nodereport import NodeUse, UsedGpu, UsedPart
+from gpu_device_plugin.core.contract.nodereport import ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.core.model.times import rfc3339
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.use.over_use import Excess
-    from gpu_device_plugin.core.node.use.process_use import ContainerUse, Place, UseReading
+    from gpu_device_plugin.core.node.use.process_use import AttributedUse, Place, UseReading
 
 MOST_OTHERS = 256
 """The most containers that are reported although they were not given the GPU; those with the most use are kept. Whoever
@@ -94,7 +94,7 @@ def node_use(
     others = [place for place, use in uses.items() if place not in granted and _is_there(use, there)]
     others.sort(key=lambda place: (-(uses[place].used_mib or 0), place))
     # Two pods may have one name for a moment, the old one and that which replaces it; Prometheus takes a name once.
-    parts: dict[object, UsedPart] = {}
+    parts: dict[object, ContainerUse] = {}
     for place in (*granted, *others[:MOST_OTHERS]):
         uid, container, uuid = place
         shared, use, excess = shares.by_uuid(uuid), uses.get(place), over.get(place)
@@ -103,7 +103,7 @@ def node_use(
         grant = granted.get(place)
         enforcement, held, found_mib, why = _limit(None if grant is None else grant[1], limits.get(place))
         namespace, pod = named.get(uid, ("", uid))
-        part = UsedPart(
+        part = ContainerUse(
             namespace,
             pod,
             container,
@@ -119,7 +119,7 @@ def node_use(
         )
         parts.setdefault(part.place, part)
     gpus = {
-        shared.position: UsedGpu(used, reading.unattributed_mib.get(uuid))
+        shared.position: GpuUse(used, reading.unattributed_mib.get(uuid))
         for uuid, used in (reading.used_mib.items() if fresh else ())
         if (shared := shares.by_uuid(uuid)) is not None
     }
@@ -139,7 +139,7 @@ def _granted(holdings: Iterable[Holding]) -> Mapping[Place, tuple[int, Holding]]
     return granted
 
 
-def _is_there(use: ContainerUse, there: Collection[str] | None) -> bool:
+def _is_there(use: AttributedUse, there: Collection[str] | None) -> bool:
     """Return whether a container that used a GPU without holding it, when that was read, may still do so."""
     if use.holding is not None:
         return False

@@ -21,7 +21,7 @@ from gpu_device_plugin.core.report.why.pod_use import refusals
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.contract.nodereport import NodeReport, UsedPart
+    from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeReport
     from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.node.enforcement import Enforcements
     from gpu_device_plugin.core.report.finding import Parameter
@@ -340,7 +340,7 @@ def _used(node: str, report: NodeReport, *, agent_ready: bool) -> Iterator[Findi
         yield warning("over-use", _DETAILS, advice, **_details(node, over, uses))
 
 
-def _details(node: str, parts: Sequence[UsedPart], say: Callable[[UsedPart], str]) -> dict[str, Parameter]:
+def _details(node: str, parts: Sequence[ContainerUse], say: Callable[[ContainerUse], str]) -> dict[str, Parameter]:
     """Return the parameters of a finding about containers of a node; of many the first ones are told in full."""
     more = [f"and {len(parts) - MOST_NAMED} more"] if len(parts) > MOST_NAMED else []
     details = "; ".join([*(f"{container(part)} {say(part)}" for part in parts[:MOST_NAMED]), *more])

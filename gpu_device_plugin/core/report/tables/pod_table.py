@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.node_report import GpuView, NodeView, PodShare
     from gpu_device_plugin.core.cluster.usage import Usage
-    from gpu_device_plugin.core.contract.nodereport import UsedPart
+    from gpu_device_plugin.core.contract.nodereport import ContainerUse
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resource_claims import Claim
     from gpu_device_plugin.core.model.resources import Resource
@@ -111,7 +111,7 @@ def _row(node: NodeView, view: GpuView, held: PodShare, given: str, given_mib: i
     return _with_use(row, held.use, "ending" if held.pod.terminating else "")
 
 
-def _with_use(row: PodRow, parts: Sequence[UsedPart], ending: str = "") -> PodRow:
+def _with_use(row: PodRow, parts: Sequence[ContainerUse], ending: str = "") -> PodRow:
     amounts = [part.used_mib for part in parts]
     known = [amount for amount in amounts if amount is not None]
     used = sum(known) if known and len(known) == len(amounts) else None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.contract.nodereport import NodeUse, UsedPart
+    from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeUse
     from gpu_device_plugin.core.node.use.over_use import Excess
 
 _NOTHING = "-"
@@ -43,12 +43,12 @@ def age(seconds: float | None) -> str:
     return "at an unknown time" if seconds is None else f"{duration(seconds)} ago"
 
 
-def container(part: UsedPart) -> str:
+def container(part: ContainerUse) -> str:
     """Return ``namespace/pod/container``, with the parts that are known."""
     return "/".join(filter(None, (part.namespace, part.pod, part.container)))
 
 
-def limit(part: UsedPart) -> str:
+def limit(part: ContainerUse) -> str:
     """Return the limit of a container: the means, whether it holds, and both numbers where they differ."""
     if part.enforcement is None:
         return _NOTHING
@@ -61,7 +61,7 @@ def limit(part: UsedPart) -> str:
     )
 
 
-def uses(part: UsedPart) -> str:
+def uses(part: ContainerUse) -> str:
     """Return what a container uses, as the end of a sentence that begins with its name."""
     if trespasses(part):
         return f"uses {mib(part.used_mib)} of GPU {part.gpu}, which it was not given"
@@ -70,7 +70,7 @@ def uses(part: UsedPart) -> str:
     return f"uses {used} of GPU {part.gpu}, was granted {mib(part.granted_mib)}{since}"
 
 
-def does_not_hold(part: UsedPart) -> str:
+def does_not_hold(part: ContainerUse) -> str:
     """Return why the limit of a container does not hold, as the end of a sentence that begins with its name."""
     if part.held is LimitStatus.DIFFERS:
         said = f"is limited to {mib(part.found_mib)} of GPU {part.gpu} instead of {mib(part.granted_mib)}"
@@ -128,7 +128,7 @@ def _table(node: NodeView, use: NodeUse) -> Iterator[str]:
         yield f"  {counted(use.left_out, 'more container is', 'more containers are')} not listed."
 
 
-def _remark(part: UsedPart) -> str:
+def _remark(part: ContainerUse) -> str:
     if trespasses(part):
         return "was not given this GPU"
     return "; ".join(filter(None, (part.over_since and f"over since {part.over_since}", part.why)))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resource_claims import Claim, Device, PodClaim, Request
+    from gpu_device_plugin.core.model.resource_claims import Claim, Device, DeviceRequest, PodClaim
     from gpu_device_plugin.core.model.resources import Resource
 
 SCHEDULER = "gpushare-scheduler"
@@ -392,7 +392,7 @@ def _had(device: Device, nodes: Mapping[str, NodeView] | None) -> str:
     return f"{amount} of {which} on node {device.pool}"
 
 
-def _asked(request: Request) -> str:
+def _asked(request: DeviceRequest) -> str:
     """Return what a request asks for, as the end of a sentence."""
     if request.admin:
         return "access beside those who have a GPU (admin)"

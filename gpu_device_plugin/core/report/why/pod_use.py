@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.core.contract.nodereport import NodeReport, UsedPart
+    from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeReport
     from gpu_device_plugin.core.model.pods import Pod
 
 _MOST_NEIGHBOURS = 5
@@ -59,7 +59,7 @@ def of_pod(pod: Pod, node: NodeView, positions: Iterable[int]) -> Iterator[Findi
             yield from _squeezed(pod, node, gpu)
 
 
-def _is(part: UsedPart, pod: Pod) -> bool:
+def _is(part: ContainerUse, pod: Pod) -> bool:
     return (part.namespace, part.pod) == (pod.namespace, pod.name)
 
 
@@ -87,9 +87,9 @@ def _squeezed(pod: Pod, node: NodeView, gpu: ListedGpu) -> Iterator[Finding]:
     )
 
 
-def _beyond_their_parts(parts: Iterable[UsedPart], unattributed_mib: int) -> list[str]:
+def _beyond_their_parts(parts: Iterable[ContainerUse], unattributed_mib: int) -> list[str]:
     """Return the pods that use more than they were granted, and processes of no pod; the largest excess first."""
-    by_pod: dict[str, list[UsedPart]] = {}
+    by_pod: dict[str, list[ContainerUse]] = {}
     for part in parts:
         by_pod.setdefault("/".join(filter(None, (part.namespace, part.pod))), []).append(part)
     excess = {f"processes of no pod use {mib(unattributed_mib)}": unattributed_mib}

@@ -122,7 +122,7 @@ class DraDriver:
     def __repr__(self) -> str:
         return f"<DraDriver of {self._settings.node_name}: {self.claims!r}>"
 
-    def tell(self, config: NodeConfig) -> None:
+    def update(self, config: NodeConfig) -> None:
         """Take over what the devices say beside the GPUs and their health."""
         facts = SliceInputs(
             order=(),
@@ -132,7 +132,7 @@ class DraDriver:
             evict=config.evict,
             kinds=frozenset(self._settings.resources),
         )
-        self.offer.tell(config.policy, facts)
+        self.offer.update(config.policy, facts)
 
     def holders_of_shares(self) -> frozenset[str]:
         """Return the UIDs of the claims that an earlier agent prepared with shares; damaged files count."""

@@ -59,7 +59,7 @@ class DeviceOffer:
     def __repr__(self) -> str:
         return f"<DeviceOffer of {self._node_name}: {'offering' if self._offering else 'nothing'}>"
 
-    def tell(self, policy: str, facts: SliceInputs) -> None:
+    def update(self, policy: str, facts: SliceInputs) -> None:
         """Take over what the devices say; the order within `facts` is ours to choose."""
         if (policy, facts) != (self._policy, self._facts):
             self._policy, self._facts = policy, facts

@@ -21,7 +21,7 @@ from gpu_device_plugin.core.node.kubelet.admission import (
 )
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.limits.container_grants import CONTROL_NODES, OPTIONAL_NODES, grant
-from gpu_device_plugin.core.node.limits.extra_grant import NOBODY, Owner
+from gpu_device_plugin.core.node.limits.extra_grant import NOBODY, GrantOwner
 from gpu_device_plugin.core.node.matching import Call
 from gpu_device_plugin.core.node.preferred_allocation import UNMATCHED, PreferredAllocationRequest, not_on, spread_over
 from gpu_device_plugin.kubelet.servicer import RefusedError
@@ -117,7 +117,7 @@ class AllocationHandler:
         ids, node, waiting = frozenset(device_ids), self._state.node, self._waiting_for(resource)
         match = None if waiting is None else self._whose(waiting, resource.kind, ids)
         self._preferred = _NOTHING
-        owner = NOBODY if match is None else Owner(match.pod.uid, match.wanted.container, match.pod.frameworks)
+        owner = NOBODY if match is None else GrantOwner(match.pod.uid, match.wanted.container, match.pod.frameworks)
         verdict, delivery = self._judge(resource.kind, device_ids, match, owner), self._delivery
         mps = self._mps if self._mps.on else None
         plan = None if mps is None or isinstance(verdict, Refused) else mps.plan(verdict, node.shares, delivery.plan)
@@ -188,7 +188,7 @@ class AllocationHandler:
         if not self._mps.on or resource.kind is not Kind.MEMORY:
             return
         match = None if self._waiting is None else self._whose(self._waiting, resource.kind, frozenset(device_ids))
-        owner = NOBODY if match is None else Owner(match.pod.uid, match.wanted.container, match.pod.frameworks)
+        owner = NOBODY if match is None else GrantOwner(match.pod.uid, match.wanted.container, match.pod.frameworks)
         verdict = self._judge(resource.kind, device_ids, match, owner)
         if isinstance(verdict, Refused):
             return
@@ -219,7 +219,9 @@ class AllocationHandler:
         on = spread_over(self._state.node, ids)
         return waiting.find_now(Call(kind, len(ids), on)).match
 
-    def _judge(self, kind: Kind, device_ids: Sequence[str], match: Match | None, owner: Owner) -> Placement | Refused:
+    def _judge(
+        self, kind: Kind, device_ids: Sequence[str], match: Match | None, owner: GrantOwner
+    ) -> Placement | Refused:
         promise = match.wanted.promise if match is not None else None
         return (
             refuse_request(match)
@@ -230,7 +232,7 @@ class AllocationHandler:
             )
         )
 
-    def _unlimited(self, kind: Kind, device_ids: Sequence[str], owner: Owner) -> Refused | None:
+    def _unlimited(self, kind: Kind, device_ids: Sequence[str], owner: GrantOwner) -> Refused | None:
         """Refuse a container whose memory cannot be limited; what MPS decides is not known before it was waited for."""
         node, mps = self._state.node, self._mps
         if mps.on and mps.decides_on(spread_over(node, device_ids), node.shares):

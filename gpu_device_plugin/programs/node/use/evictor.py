@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.cluster.client.backoff import Backoff
-from gpu_device_plugin.cluster.writers.evictions import Outcome
+from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome
 from gpu_device_plugin.core.node.health.gpu_failure import Failures, on_failed
 from gpu_device_plugin.core.node.health.gpu_health import with_cards
 from gpu_device_plugin.core.node.use.eviction_choice import leaving, next_victims
@@ -59,7 +59,7 @@ class _Refused:
 
     backoff: Backoff
     not_before: float
-    outcome: Outcome
+    outcome: EvictionOutcome
 
 
 class Evictor:
@@ -166,14 +166,14 @@ class Evictor:
 
     def _settle(self, order: _Order, answer: Eviction) -> None:
         pod, name = order.pod, f"{order.pod.namespace}/{order.pod.name}"
-        if answer.outcome in {Outcome.EVICTED, Outcome.GONE}:
+        if answer.outcome in {EvictionOutcome.EVICTED, EvictionOutcome.GONE}:
             self._refused.pop(pod.uid, None)
-        if answer.outcome is Outcome.EVICTED:
+        if answer.outcome is EvictionOutcome.EVICTED:
             self._going[pod.uid] = order.uuids
             self._due[pod.uid] = self._clock() + min(pod.grace_s, self._most_grace_s) + CLEANUP_S
             _log.warning("pod %s is evicted: %s", name, order.why)
             self._cluster.pod_event(pod, order.reason, f"evicted: {order.why}", "Evict")
-        elif answer.outcome is not Outcome.GONE:
+        elif answer.outcome is not EvictionOutcome.GONE:
             self._put_off(order, answer)
 
     def _put_off(self, order: _Order, answer: Eviction) -> None:
@@ -185,10 +185,10 @@ class Evictor:
         if before is not None and before.outcome is answer.outcome:
             return  # told before; the counter has the repetitions
         _log.warning("pod %s is not evicted, and this is tried again: %s", name, answer.why)
-        if answer.outcome is Outcome.BLOCKED:
+        if answer.outcome is EvictionOutcome.BLOCKED:
             note = f"should be evicted: {order.why}; {answer.why}, so this is tried again"
             self._cluster.pod_event(pod, "GPUEvictionBlocked", note, "Evict")
-        elif answer.outcome is Outcome.FORBIDDEN:
+        elif answer.outcome is EvictionOutcome.FORBIDDEN:
             note = f"The agent of this node cannot evict pod {name}: {answer.why}"
             self._cluster.event("GPUEvictionForbidden", note, "Evict")
 

@@ -76,7 +76,7 @@ class OverUse:
         self._first = reading.at if self._first is None else self._first
         self._watch = self._watch.after(reading, rules)
         excesses = self._watch.excesses(rules, pods)
-        told_anew = self._tell(excesses, rules, reading.at)
+        told_anew = self._publish(excesses, rules, reading.at)
         over = ended(self.excesses.value, excesses)
         for place in over:
             self._outlooks.pop(place, None)
@@ -87,7 +87,7 @@ class OverUse:
         self._remove_stale(reading, rules, pods)
         self._evict(excesses, reading, rules)
 
-    def _tell(self, excesses: Mapping[Place, Excess], rules: Rules, now: float) -> tuple[Place, ...]:
+    def _publish(self, excesses: Mapping[Place, Excess], rules: Rules, now: float) -> tuple[Place, ...]:
         """Log and post what is new; return the places of which that was so."""
         new = []
         for place, excess in excesses.items():

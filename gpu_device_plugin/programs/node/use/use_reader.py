@@ -14,7 +14,7 @@ from gpu_device_plugin.core.contract.nodereport import SERVED, write_node_use
 from gpu_device_plugin.core.node.holdings import holdings
 from gpu_device_plugin.core.node.use.process_use import NOT_READ, UseReading, attribute, blindness
 from gpu_device_plugin.core.node.use.use_report import SELDOM_S, SOON_S, due_in_s, fresh, names, node_use
-from gpu_device_plugin.kubelet.procfs import Processes, boot_time, in_nodes_namespace
+from gpu_device_plugin.kubelet.procfs import ProcessOwners, boot_time, in_nodes_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
@@ -48,7 +48,7 @@ class UseWatch:
         mps_servers: Callable[[], Collection[int]] = frozenset,
         measured: Callable[[], Mapping[Place, int]] = dict,
         complete: Callable[[], bool] = lambda: True,
-        processes: Processes | None = None,
+        processes: ProcessOwners | None = None,
         host_pids: Callable[[], bool | None] = in_nodes_namespace,
     ) -> None:
         """Prepare; nothing is read before `run`.
@@ -75,7 +75,7 @@ class UseWatch:
         self._mps_servers = mps_servers
         self._measured = measured
         self._complete = complete
-        self._processes = processes or Processes()
+        self._processes = processes or ProcessOwners()
         self._host_pids = host_pids
         self._woken = asyncio.Event()
         self._failing = False

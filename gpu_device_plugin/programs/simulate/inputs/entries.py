@@ -52,7 +52,7 @@ _WRONG_WORDS = {
 """What people write of a node or a pod, and which word says it; only where that is not a word itself."""
 
 
-class Entry(NamedTuple):
+class InputEntry(NamedTuple):
     """Nodes or pods that are alike."""
 
     place: str
@@ -84,7 +84,7 @@ def pods_in(text: str) -> list[tuple[str, PodKind]]:
     return pods_of(_entries(text, _POD_WORDS))
 
 
-def nodes_of(entries: Iterable[Entry]) -> tuple[Start, ...]:
+def nodes_of(entries: Iterable[InputEntry]) -> tuple[Start, ...]:
     """Return the nodes of entries.
 
     Raises:
@@ -110,7 +110,7 @@ def nodes_of(entries: Iterable[Entry]) -> tuple[Start, ...]:
     return tuple(found)
 
 
-def pods_of(entries: Iterable[Entry]) -> list[tuple[str, PodKind]]:
+def pods_of(entries: Iterable[InputEntry]) -> list[tuple[str, PodKind]]:
     """Return the kind of every pod, likewise, with the name of its entry, which is by default its words.
 
     Raises:
@@ -173,7 +173,7 @@ def _shape(mem: int, model: str, whole: int, divided: Iterable[Iterable[tuple[st
     )
 
 
-def _entries(text: str, known: Sequence[str]) -> Iterator[Entry]:
+def _entries(text: str, known: Sequence[str]) -> Iterator[InputEntry]:
     for entry in filter(None, map(str.strip, text.split(";"))):
         words: dict[str, str] = {}
         parts = entry.replace(",", " ").split()
@@ -194,7 +194,7 @@ def _entries(text: str, known: Sequence[str]) -> Iterator[Entry]:
             if name in words:
                 raise EntryError(f"{entry!r}: {name} stands there twice; remove one")
             words[name] = value
-        yield Entry(repr(entry), number, words)
+        yield InputEntry(repr(entry), number, words)
 
 
 def _named(entry: str, parts: Sequence[str], known: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -309,7 +309,7 @@ def _document(text: bytes) -> _Document:
         raise EntryError(f"it is not JSON with lists of nodes and pods: {why}") from None
 
 
-def _json_entries(what: str, listed: Sequence[Mapping[str, Any]] | None) -> Iterator[Entry]:
+def _json_entries(what: str, listed: Sequence[Mapping[str, Any]] | None) -> Iterator[InputEntry]:
     if listed is None:
         raise EntryError(f'this JSON has no list "{what}"; see docs/simulate.md for the format')
     for at, entry in enumerate(listed):
@@ -322,7 +322,7 @@ def _json_entries(what: str, listed: Sequence[Mapping[str, Any]] | None) -> Iter
         words = {word: value for word, value in entry.items() if word not in {"times", "name"}}
         if isinstance(models := words.get("model"), list):
             words["model"] = "|".join(map(str, models))
-        yield Entry(name or place, times, words, name)
+        yield InputEntry(name or place, times, words, name)
 
 
 # --- Traces of Alibaba's GPU clusters of 2023 ("openb"), as they were published ---------------------------------------

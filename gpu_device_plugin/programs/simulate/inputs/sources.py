@@ -75,7 +75,7 @@ class _Source:
     notes: tuple[str, ...] = ()
 
 
-class Sources:
+class InputSources:
     """Reads what the arguments name; each file, and the cluster, once."""
 
     def __init__(self, resources: Sequence[Resource], cluster: Callable[[], bytes], *, from_empty: bool) -> None:
@@ -292,7 +292,7 @@ def _misfits(nodes: Sequence[Start], workload: Workload, *, skip: bool) -> tuple
 # --- The cluster, by one command of kubectl with the rights of the person who runs it --------------------------------
 
 
-class ClusterUnreadableError(Exception):
+class ClusterInputError(Exception):
     """The cluster could not be read. The message is for the user and says what to do."""
 
 
@@ -318,17 +318,17 @@ def listed(flags: Sequence[str], most: int, program: str = "kubectl") -> bytes:
                 running.kill()
     except OSError as error:
         why = "is not on the PATH" if isinstance(error, FileNotFoundError) else os.strerror(error.errno or 0)
-        raise ClusterUnreadableError(
+        raise ClusterInputError(
             f"{program}: {why}; the cluster is read through it: install it (https://kubernetes.io/docs/tasks/tools/), "
             "or give --nodes and --pods as files"
         ) from error
     if len(found) > most:
-        raise ClusterUnreadableError(
+        raise ClusterInputError(
             f"the cluster's nodes and pods are more than {most >> 20} MiB of JSON; write those that matter into a file "
             "and give it as --nodes"
         )
     if running.returncode:
-        raise ClusterUnreadableError(
+        raise ClusterInputError(
             f"kubectl could not list nodes and pods (exit code {running.returncode}); its message stands above. See "
             "whether kubectl get nodes,pods -A works; you need the right to list both in the whole cluster"
         )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.simulate.rooms import Floats, Ints, Rooms
 
 
-class Scorer(Protocol):
+class ColumnScorer(Protocol):
     """Scores nodes for one kind of pod."""
 
     def of(self, kind: PodKind, rows: Ints) -> Floats:
@@ -30,7 +30,7 @@ class Scorer(Protocol):
         """Take note of rows that have changed."""
 
 
-class Fit:
+class ColumnFit:
     """The policy `fit`, by tables that were learned."""
 
     def __init__(self, rooms: Rooms, tables: Tables) -> None:
@@ -62,7 +62,7 @@ class Fit:
 class Columns:
     """Places pods on nodes in columns; of equal nodes the first row is chosen."""
 
-    def __init__(self, rooms: Rooms, kinds: Sequence[PodKind], scorer: Scorer) -> None:
+    def __init__(self, rooms: Rooms, kinds: Sequence[PodKind], scorer: ColumnScorer) -> None:
         """Place pods of these kinds by one policy."""
         self.rooms = rooms
         self._kinds = kinds
@@ -73,7 +73,7 @@ class Columns:
         self._changes: list[int] = []
         """Rows, in the order of their changes."""
 
-    def follow(self, scorer: Scorer) -> None:
+    def follow(self, scorer: ColumnScorer) -> None:
         """Score by another policy, or by newer tables, from now on."""
         self._scorer = scorer
         self._scores.clear()

@@ -21,7 +21,7 @@ from gpu_device_plugin.core.node.kubelet.admission import (
     refuse_without_nodes,
 )
 from gpu_device_plugin.core.node.limits.container_grants import CONTROL_NODES, Delivery
-from gpu_device_plugin.core.node.limits.extra_grant import NOBODY, ExtraGrant, Owner
+from gpu_device_plugin.core.node.limits.extra_grant import NOBODY, ExtraGrant, GrantOwner
 from gpu_device_plugin.core.node.limits.limit_grants import NO_PLAN, EnforcementPlan
 from gpu_device_plugin.core.node.matching import Match, WaitingPod, Wanted
 from tests.nodes import ids, node, uuid
@@ -350,4 +350,4 @@ def test_an_extra_grant_for_a_pod_that_is_not_known_is_refused_where_limits_are_
         Why.NO_LIMIT,
         "GPU 0: the node's extra_grant needs",
     )
-    assert refuse_unlimited(there, MEMORY, ids(0, [0]), custom, Owner("u", "main")) is None
+    assert refuse_unlimited(there, MEMORY, ids(0, [0]), custom, GrantOwner("u", "main")) is None

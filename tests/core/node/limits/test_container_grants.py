@@ -20,7 +20,7 @@ from gpu_device_plugin.core.node.limits.container_grants import (
     grant,
     parts,
 )
-from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant, Mount, Owner, Part
+from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant, GrantOwner, Mount, Part
 from gpu_device_plugin.core.node.limits.limit_grants import EnforcementPlan, limit_grant
 
 # Two cards of 15 GiB whose minor numbers are 3 and 0.
@@ -54,8 +54,8 @@ def test_what_keeps_a_container_within_its_parts_is_added() -> None:
     assert parts(two.shares, shares) == (Part("GPU-bbbb", 4096, 15_360, 15_360), Part("GPU-aaaa", 2048, 15_360, 14_913))
     extra = ExtraGrant((("LIMIT_{ordinal}", "{limit_mib}"),), (Mount("/opt/{container}", "/lib"),))
     plan = EnforcementPlan({gpu.uuid: GpuEnforcement(Enforcement.CUSTOM, "") for gpu in cards}, extra=extra)
-    given = grant(two, shares, Delivery(plan=plan), owner=Owner("u", "main"))
-    limited = limit_grant(parts(two.shares, shares), plan, Owner("u", "main"))
+    given = grant(two, shares, Delivery(plan=plan), owner=GrantOwner("u", "main"))
+    limited = limit_grant(parts(two.shares, shares), plan, GrantOwner("u", "main"))
     assert given.mounts == limited.mounts == (Mount("/opt/main", "/lib"),)
     assert limited.envs == {"LIMIT_0": "4096", "LIMIT_1": "2048", "GPUSHARE_MEMORY_LIMIT_BY": "custom"}
     assert given.envs.items() >= limited.envs.items()

@@ -9,8 +9,8 @@ import pytest
 from gpu_device_plugin.core.node.limits.extra_grant import (
     NOBODY,
     ExtraGrant,
+    GrantOwner,
     Mount,
-    Owner,
     Part,
     wrong_mount,
     wrong_name,
@@ -20,7 +20,7 @@ from gpu_device_plugin.core.node.limits.extra_grant import (
 
 ONE = (Part("GPU-a", 4096, 15_360, 14_913),)
 TWO = (*ONE, Part("GPU-b", 2048, 15_360, 14_913))
-POD = Owner("0f6b8c1e-1b1c-4a55-9d1e-0a1b2c3d4e5f", "main")
+POD = GrantOwner("0f6b8c1e-1b1c-4a55-9d1e-0a1b2c3d4e5f", "main")
 
 
 def envs(name: str, value: str, parts: tuple[Part, ...] = TWO) -> dict[str, str]:
@@ -56,7 +56,7 @@ def test_a_mount_is_filled_and_repeated_by_its_place_in_the_container() -> None:
 
 
 def test_what_is_filled_in_is_not_filled_again() -> None:
-    assert ExtraGrant((("X", "{container}"),)).filled(ONE, Owner("u", "{uuid}"))[0] == {"X": "{uuid}"}
+    assert ExtraGrant((("X", "{container}"),)).filled(ONE, GrantOwner("u", "{uuid}"))[0] == {"X": "{uuid}"}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_what_is_filled_in_is_not_filled_again() -> None:
     ],
 )
 def test_a_pod_is_unknown_without_its_name_and_with_one_that_would_lead_elsewhere(
-    owner: Owner, unknown: tuple[str, ...]
+    owner: GrantOwner, unknown: tuple[str, ...]
 ) -> None:
     """Anyone who creates a pod can write the annotation from which the UID of a static pod is read."""
     extra = ExtraGrant((("A_{container}", "1"),), (Mount("/run/{pod_uid}", "/run"),))

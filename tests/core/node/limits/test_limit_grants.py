@@ -9,7 +9,7 @@ import pytest
 
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
-from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant, Mount, Owner, Part
+from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant, GrantOwner, Mount, Part
 from gpu_device_plugin.core.node.limits.limit_grants import (
     ADVISORY,
     EnforcementPlan,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 A = Part("GPU-a", 4096, 143_771, 143_156)
 B = replace(A, uuid="GPU-b", mib=2048)
 BY = "GPUSHARE_MEMORY_LIMIT_BY"
-POD = Owner("0f6b8c1e-1b1c-4a55-9d1e-0a1b2c3d4e5f", "main")
+POD = GrantOwner("0f6b8c1e-1b1c-4a55-9d1e-0a1b2c3d4e5f", "main")
 
 
 def by(a: Enforcement, b: Enforcement = Enforcement.ADVISORY) -> Mapping[str, GpuEnforcement]:

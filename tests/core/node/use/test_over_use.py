@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.use.over_use import Excess, Response, Rules, Watch, ended, is_short
-from gpu_device_plugin.core.node.use.process_use import ContainerUse, Place, UseReading
+from gpu_device_plugin.core.node.use.process_use import AttributedUse, Place, UseReading
 
 RULES = Rules(slack_mib=512, grace_s=180)
 PLACE: Place = ("u", "main", "GPU-0")
@@ -21,11 +21,11 @@ FREE = {"GPU-0": 0, "GPU-1": 0}
 
 def use(
     used: int | None, granted: int = 4096, *, pod: str = "u", name: str = "main", gpu: str = "GPU-0"
-) -> ContainerUse:
-    return ContainerUse(pod, name, gpu, granted, used)
+) -> AttributedUse:
+    return AttributedUse(pod, name, gpu, granted, used)
 
 
-def reading(at: float, *uses: ContainerUse, blind: str = "", **used: int | None) -> UseReading:
+def reading(at: float, *uses: AttributedUse, blind: str = "", **used: int | None) -> UseReading:
     gpus = {f"GPU-{key[1:]}": amount for key, amount in used.items()}
     return UseReading(at, uses, {**FREE, **gpus}, blind=blind)
 
@@ -157,7 +157,7 @@ OTHER = use(1000, 4096, pod="v")
 
 
 def wanted(
-    rules: Rules, *last: ContainerUse, used: int | None = 7120, known: bool = True, total: int = 10000
+    rules: Rules, *last: AttributedUse, used: int | None = 7120, known: bool = True, total: int = 10000
 ) -> list[int]:
     readings = [reading(0, use(6120)), reading(180, use(6120)), reading(190, *last, g0=used)]
     watch = watched(*readings, rules=rules)
@@ -192,7 +192,7 @@ def test_nobody_goes_whom_the_api_does_not_know_or_whose_use_is_unknown_now() ->
     ],
 )
 def test_a_gpu_is_short_if_others_could_not_take_what_they_were_granted(
-    others: list[ContainerUse], used: int | None, total: int, *, short: bool
+    others: list[AttributedUse], used: int | None, total: int, *, short: bool
 ) -> None:
     assert wanted(WHEN_SHORT, use(6120), *others, used=used, total=total) == ([2024] if short else [])
 

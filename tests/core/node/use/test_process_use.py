@@ -24,7 +24,7 @@ from tests.nodes import uuid
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.core.node.use.process_use import ContainerUse
+    from gpu_device_plugin.core.node.use.process_use import AttributedUse
 
 GPU = uuid(0)
 
@@ -63,7 +63,7 @@ def parts(found: UseReading) -> Mapping[tuple[str, str], tuple[int, int | None]]
     }
 
 
-def only(found: UseReading) -> ContainerUse:
+def only(found: UseReading) -> AttributedUse:
     (use,) = found.containers
     return use
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.contract.nodereport import STALE_S, NodeUse, UsedGpu, UsedPart
+from gpu_device_plugin.core.contract.nodereport import STALE_S, ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.core.model.limits import Enforcement, LimitState, LimitStatus
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.use.over_use import Excess
-from gpu_device_plugin.core.node.use.process_use import ContainerUse, UseReading
+from gpu_device_plugin.core.node.use.process_use import AttributedUse, UseReading
 from gpu_device_plugin.core.node.use.use_report import (
     AGAIN_S,
     FRESH_S,
@@ -40,16 +40,16 @@ EPOCH = 1_795_169_580.25
 WEB = Pod("uid-web", "shop", "web-0")
 HELD = Holding("uid-web", "main", {uuid(1): 4096}, {uuid(1): 4096}, enforcement=Enforcement.DRIVER, pod=WEB)
 PLACE = ("uid-web", "main", uuid(1))
-USE = ContainerUse("uid-web", "main", uuid(1), 4096, 6144, 35, HELD, WEB)
-STRANGER = ContainerUse("uid-x", "job", uuid(0), 0, 512, 5, None, Pod("uid-x", "lab", "stranger"))
+USE = AttributedUse("uid-web", "main", uuid(1), 4096, 6144, 35, HELD, WEB)
+STRANGER = AttributedUse("uid-x", "job", uuid(0), 0, 512, 5, None, Pod("uid-x", "lab", "stranger"))
 
 
 def shown(
     holdings: Sequence[Holding] = (HELD,),
-    uses: Sequence[ContainerUse] = (),
+    uses: Sequence[AttributedUse] = (),
     limits: Mapping[Place, LimitState] | None = None,
     **more: Any,
-) -> tuple[UsedPart, ...]:
+) -> tuple[ContainerUse, ...]:
     reading = UseReading(containers=tuple(uses))
     named = names({}, holdings, reading)
     return node_use(holdings, reading, limits or {}, {}, SHARES, **{"named": named, "epoch": EPOCH, **more}).parts
@@ -67,9 +67,9 @@ def test_everything_that_is_known_is_reported() -> None:
     since = "2026-11-20T10:13:40Z"
     assert use == NodeUse(
         "2026-11-20T10:14:40Z",
-        {0: UsedGpu(), 1: UsedGpu(6500, 380)},
+        {0: GpuUse(), 1: GpuUse(6500, 380)},
         (
-            UsedPart(
+            ContainerUse(
                 "shop",
                 "web-0",
                 "main",
@@ -117,12 +117,12 @@ def test_what_is_not_known_is_not_zero() -> None:
 
 
 def test_whoever_uses_a_gpu_without_holding_it_is_reported() -> None:
-    unnamed = ContainerUse("uid-web", "", uuid(1), 4096, 100)
+    unnamed = AttributedUse("uid-web", "", uuid(1), 4096, 100)
     gone = replace(STRANGER, uuid="GPU-unshared")
     assert shown((HELD,), (USE, STRANGER, unnamed, gone)) == (
-        UsedPart("lab", "stranger", "job", 0, 0, 512, 5),
-        UsedPart("shop", "web-0", "", 1, 4096, 100),
-        UsedPart("shop", "web-0", "main", 1, 4096, 6144, 35, Enforcement.DRIVER),
+        ContainerUse("lab", "stranger", "job", 0, 0, 512, 5),
+        ContainerUse("shop", "web-0", "", 1, 4096, 100),
+        ContainerUse("shop", "web-0", "main", 1, 4096, 6144, 35, Enforcement.DRIVER),
     )
 
 
@@ -172,8 +172,8 @@ def test_figures_are_of_the_present_for_some_intervals(age_s: float, interval_s:
 
 # --- The annotation ---------------------------------------------------------------------------------------------------
 
-MAIN = UsedPart("shop", "web-0", "main", 0, 4096, 10_000, 35, Enforcement.MPS, LimitStatus.HELD)
-WRITTEN = NodeUse("2026-11-22T09:33:00Z", {0: UsedGpu(12_000, 2_000)}, (MAIN,))
+MAIN = ContainerUse("shop", "web-0", "main", 0, 4096, 10_000, 35, Enforcement.MPS, LimitStatus.HELD)
+WRITTEN = NodeUse("2026-11-22T09:33:00Z", {0: GpuUse(12_000, 2_000)}, (MAIN,))
 
 
 def with_part(**changed: Any) -> NodeUse:
@@ -193,7 +193,7 @@ def test_the_first_is_written_at_once() -> None:
         with_part(sm_percent=None),
         with_part(used_mib=10_500),  # 5 % of 10,000
         with_part(used_mib=9_500),
-        replace(WRITTEN, gpus={0: UsedGpu(12_600, 2_256)}),
+        replace(WRITTEN, gpus={0: GpuUse(12_600, 2_256)}),
     ],
 )
 def test_what_says_the_same_is_written_for_its_time_alone(now: NodeUse) -> None:
@@ -208,9 +208,9 @@ def test_what_says_the_same_is_written_for_its_time_alone(now: NodeUse) -> None:
         with_part(used_mib=9_499),
         with_part(used_mib=None),
         with_part(why="another reason"),
-        replace(WRITTEN, gpus={0: UsedGpu(12_601, 2_000)}),
-        replace(WRITTEN, gpus={0: UsedGpu(12_000, 2_257)}),
-        replace(WRITTEN, gpus={0: UsedGpu(None, 2_000)}),
+        replace(WRITTEN, gpus={0: GpuUse(12_601, 2_000)}),
+        replace(WRITTEN, gpus={0: GpuUse(12_000, 2_257)}),
+        replace(WRITTEN, gpus={0: GpuUse(None, 2_000)}),
     ],
 )
 def test_figures_wait_for_their_minute(now: NodeUse) -> None:

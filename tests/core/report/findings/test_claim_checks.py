@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.core.model.resource_claims import Request
+from gpu_device_plugin.core.model.resource_claims import DeviceRequest
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS
 from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSeen, PartSeen, PodSeen, SliceSeen
@@ -167,7 +167,7 @@ def test_claims_of_nodes_that_serve_none_are_left_alone_by_everybody() -> None:
 def test_claims_that_wait_are_named() -> None:
     """Those of our DeviceClasses: what others select is not known."""
     kinds = (("a", "gpushare"), ("b", "gpushare-whole"), ("d", "gpushare-mig"), ("c", "nic"))
-    waiting = tuple(claim(name, requests=(Request("r", kind, 1024),)) for name, kind in kinds)
+    waiting = tuple(claim(name, requests=(DeviceRequest("r", kind, 1024),)) for name, kind in kinds)
     assert of(show="claims", claims=waiting)[0] == "note claims-pending claims=default/a, default/b, default/d"
     assert of(PLUGIN, show="claims", claims=waiting[:1]) == ["note claims-pending claims=default/a"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.cluster.node_report import sums_of
-from gpu_device_plugin.core.contract.nodereport import UsedGpu
+from gpu_device_plugin.core.contract.nodereport import GpuUse
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.core.report.tables.folded_table import figures_age, folded, gib, wrapped
 from gpu_device_plugin.core.report.text.columns import Tone, columns
@@ -49,7 +49,7 @@ def test_no_row_is_wider_than_the_terminal(width: int, gpus: int) -> None:
             *pods,
             model="NVIDIA RTX PRO 6000 Blackwell Server Edition",
             unhealthy={0: "XID 79: it has fallen off the bus"},
-            report=report(*(part(f"p{at}", at, used=9000) for at in range(gpus)), gpus={0: UsedGpu(9999)}),
+            report=report(*(part(f"p{at}", at, used=9000) for at in range(gpus)), gpus={0: GpuUse(9999)}),
         )
         for name in ("n", "a" * 253, "节点" * 60)
     ]
@@ -67,10 +67,10 @@ def test_gpus_of_other_models_sizes_or_states_have_rows_of_their_own() -> None:
 
 
 def test_the_use_of_equal_gpus_is_that_of_the_busiest() -> None:
-    gpus = {0: UsedGpu(1024), 1: UsedGpu(3072)}
+    gpus = {0: GpuUse(1024), 1: GpuUse(3072)}
     shown = texts(node_view("n", (15, 15), report=report(gpus=gpus, enforcements={})))
     assert "≤3G" in shown[1]
-    same = texts(node_view("n", (15, 15), report=report(gpus={0: UsedGpu(1024), 1: UsedGpu(1024)}, enforcements={})))
+    same = texts(node_view("n", (15, 15), report=report(gpus={0: GpuUse(1024), 1: GpuUse(1024)}, enforcements={})))
     assert " 1G" in same[1]
     assert "≤" not in same[1]
 
@@ -92,7 +92,7 @@ def test_over_use_trespass_and_limits_that_do_not_hold_are_told_in_words() -> No
 
 def test_stale_figures_are_not_shown() -> None:
     over = replace(part("a", used=9000), over_since=SINCE)
-    view = node_view("n", (15,), report=report(over, gpus={0: UsedGpu(9000)}, age_s=5000))
+    view = node_view("n", (15,), report=report(over, gpus={0: GpuUse(9000)}, age_s=5000))
     assert " - " in texts(view)[1]
     assert "over" not in texts(view)[1]
     assert sums_of([view]).used_mib is None

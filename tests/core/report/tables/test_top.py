@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_device_plugin.core.contract.nodereport import UsedGpu
+from gpu_device_plugin.core.contract.nodereport import GpuUse
 from gpu_device_plugin.core.report.tables.pod_table import SORTS
 from gpu_device_plugin.core.report.tables.top import NODE_SORTS, Picture, Wishes, frame
 from gpu_device_plugin.core.report.text.columns import Tone, columns
@@ -14,13 +14,13 @@ from tests.reports import SINCE, part, report
 from tests.views import node_view, pod_on
 
 NODES = (
-    node_view("a", (15,), pod_on("x", {0: 3}), report=report(part("x"), gpus={0: UsedGpu(9000)})),
-    node_view("b", (15,), pod_on("y", {0: 9}), report=report(gpus={0: UsedGpu(100)})),
+    node_view("a", (15,), pod_on("x", {0: 3}), report=report(part("x"), gpus={0: GpuUse(9000)})),
+    node_view("b", (15,), pod_on("y", {0: 9}), report=report(gpus={0: GpuUse(100)})),
     node_view(
         "c",
         (30,),
         pod_on("ml/z", {0: 12}),
-        report=report(replace(part("ml/z", used=15000), over_since=SINCE), gpus={0: UsedGpu(500)}, age_s=300),
+        report=report(replace(part("ml/z", used=15000), over_since=SINCE), gpus={0: GpuUse(500)}, age_s=300),
     ),
 )
 PICTURE = Picture(NODES, 2, "12:00:00", ("node d: its annotation is no JSON",))
@@ -69,7 +69,7 @@ def test_nodes_and_pods_are_sorted_by_the_same_words() -> None:
 
 def test_nodes_without_gpus_and_stale_figures_are_sorted_as_nothing() -> None:
     empty = node_view("empty", (), problem="none")
-    stale = node_view("stale", (15,), report=report(gpus={0: UsedGpu(9999)}, age_s=5000))
+    stale = node_view("stale", (15,), report=report(gpus={0: GpuUse(9999)}, age_s=5000))
     assert min([stale, NODES[1]], key=NODE_SORTS["used"]).name == "b"
     assert min([empty, NODES[0]], key=NODE_SORTS["percent"]).name == "a"
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_device_plugin.core.contract.nodereport import UsedGpu, UsedPart
+from gpu_device_plugin.core.contract.nodereport import ContainerUse, GpuUse
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.use.over_use import Excess, Response
@@ -57,7 +57,7 @@ def test_amounts_that_are_compared_have_one_unit() -> None:
 def test_a_container_is_named_as_far_as_it_is_known() -> None:
     """An agent without the API knows only the UID of a pod, and of some processes only the pod."""
     assert container(HOG) == "ml/hog/main"
-    assert container(UsedPart("", "0b7c6d5e-uid", "", 0, 0)) == "0b7c6d5e-uid"
+    assert container(ContainerUse("", "0b7c6d5e-uid", "", 0, 0)) == "0b7c6d5e-uid"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_container_is_named_as_far_as_it_is_known() -> None:
         (MISSING, "driver: missing (4,096 MiB)"),
     ],
 )
-def test_a_limit_is_the_means_and_whether_it_holds(held: UsedPart, said: str) -> None:
+def test_a_limit_is_the_means_and_whether_it_holds(held: ContainerUse, said: str) -> None:
     assert limit(held) == said
 
 
@@ -91,7 +91,7 @@ def test_what_is_wrong_with_a_container_is_a_sentence() -> None:
 
 # --- The tables -------------------------------------------------------------------------------------------------------
 
-GPUS = {0: UsedGpu(8320, 300), 1: UsedGpu(3000, 0)}
+GPUS = {0: GpuUse(8320, 300), 1: GpuUse(3000, 0)}
 ENFORCEMENTS = {
     0: GpuEnforcement(Enforcement.ADVISORY, NO_LIMITS),
     1: GpuEnforcement(Enforcement.DRIVER, "the driver limits"),
@@ -127,7 +127,7 @@ def test_the_details_have_used_beside_granted() -> None:
 def test_blind_is_not_zero_and_old_figures_say_so() -> None:
     blind = "the agent's pod has no hostPID"
     unknown = part("web", used=None, enforcement=Enforcement.ADVISORY, held=LimitStatus.UNVERIFIED)
-    view = node_view("a", (15,), report=report(unknown, gpus={0: UsedGpu(9000)}, blind=blind, age_s=420))
+    view = node_view("a", (15,), report=report(unknown, gpus={0: GpuUse(9000)}, blind=blind, age_s=420))
     assert memory_in_use([view]) == [
         "",
         "GPU memory in use on a, read 7 min ago:",
@@ -173,7 +173,7 @@ def test_the_overview_says_at_a_glance_that_something_is_wrong() -> None:
 def test_wide_rows_have_the_use_and_the_means_of_each_gpu() -> None:
     refusing = GpuEnforcement(Enforcement.ADVISORY, "why", refusal="no")
     enforcements = {**ENFORCEMENTS, 2: refusing, 3: GpuEnforcement(Enforcement.MPS, "the label")}
-    gpus = {**GPUS, 2: UsedGpu(0)}
+    gpus = {**GPUS, 2: GpuUse(0)}
     told = [
         row[34:82].split("  ")
         for row in wide([node_view("a", (15,) * 5, report=report(*ALL, gpus=gpus, enforcements=enforcements))])

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.contract.keys import ALLOCATION, OVER_USE
-from gpu_device_plugin.core.contract.nodereport import UsedGpu
+from gpu_device_plugin.core.contract.nodereport import GpuUse
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
@@ -28,7 +28,7 @@ REFUSED = GpuEnforcement(Enforcement.ADVISORY, "no MPS", refusal="the label want
 
 
 def told(*parts: object, used: int | None = None, other: int | None = None, **more: object) -> list[str]:
-    gpus = {0: UsedGpu(used, other)}
+    gpus = {0: GpuUse(used, other)}
     view = node_view("a", (15, 15), report=report(*parts, gpus=gpus, **more))  # type: ignore[arg-type]
     return list(map(str, of_pod(WEB, view, [0])))
 
@@ -85,7 +85,7 @@ def test_of_an_evicted_pod_the_over_use_is_told() -> None:
     evicted = replace(wrote, phase="Failed")
     findings, _ = causes(evicted, SchedulingStatus(reason="Evicted", message="over-use"), RESOURCES, {})
     assert facts(findings, "written") == ["ended", f"over-use written={SAID}"]
-    view = node_view("a", (15, 15), report=report(part("web", used=6120, over_since=SINCE), gpus={0: UsedGpu(6120)}))
+    view = node_view("a", (15, 15), report=report(part("web", used=6120, over_since=SINCE), gpus={0: GpuUse(6120)}))
     findings, _ = causes(replace(wrote, phase="Running", deleting=True), SchedulingStatus(), RESOURCES, {"a": view})
     assert facts(findings, "written") == ["leaves-node", "has", f"over-use written={SAID}", "use"]
 
@@ -134,7 +134,7 @@ def test_where_nothing_is_short_or_known_nobody_is_accused(parts: tuple[object, 
 
 
 def test_a_gpu_of_unknown_size_is_never_short() -> None:
-    view = node_view("a", (15,), share_mib=None, report=report(part("web", used=0), gpus={0: UsedGpu(15_000)}))
+    view = node_view("a", (15,), share_mib=None, report=report(part("web", used=0), gpus={0: GpuUse(15_000)}))
     assert len(list(of_pod(WEB, view, [0]))) == 1
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.cluster.writers.evictions import Eviction, Outcome
+from gpu_device_plugin.cluster.writers.evictions import Eviction, EvictionOutcome
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.use.eviction_choice import Candidate
 from gpu_device_plugin.programs.node.use.evictor import Evictor
@@ -78,13 +78,13 @@ async def desk(*answers: Eviction) -> AsyncIterator[Desk]:
         running.cancel()
 
 
-BLOCKED = Eviction(Outcome.BLOCKED, "its PodDisruptionBudget allows no disruption now")
-FORBIDDEN = Eviction(Outcome.FORBIDDEN, "apply deploy/optional/evict.yaml")
-AWAY = Eviction(Outcome.FAILED, "create pods/eviction: no answer")
+BLOCKED = Eviction(EvictionOutcome.BLOCKED, "its PodDisruptionBudget allows no disruption now")
+FORBIDDEN = Eviction(EvictionOutcome.FORBIDDEN, "apply deploy/optional/evict.yaml")
+AWAY = Eviction(EvictionOutcome.FAILED, "create pods/eviction: no answer")
 
 
 async def test_an_evicted_pod_is_on_its_way_until_it_has_ended() -> None:
-    async with desk(Eviction(Outcome.EVICTED)) as it:
+    async with desk(Eviction(EvictionOutcome.EVICTED)) as it:
         it.order()
         it.order()
         assert it.evictor.going == {"u": GPUS}, "from the order on"
@@ -107,7 +107,7 @@ async def test_a_pod_that_does_not_end_in_time_keeps_its_gpu_busy_no_longer(
     """The next pod there gets its turn; the first is not evicted again, and the log names it."""
     stubborn = replace(POD, grace_s=own_s)
     candidates = [Candidate(stubborn, "GPU-0", 9), Candidate(ANOTHER, "GPU-0", 1)]
-    async with desk(Eviction(Outcome.EVICTED)) as it:
+    async with desk(Eviction(EvictionOutcome.EVICTED)) as it:
         it.settings.set(replace(it.settings.value, eviction_grace_s=most_s))
         it.pods |= {"u": stubborn, "v": ANOTHER}
         it.order(stubborn)
@@ -136,14 +136,14 @@ async def test_a_pod_that_its_owner_deletes_keeps_its_gpu_busy_no_longer_either(
 
 
 async def test_the_gpus_are_free_again_once_the_pod_is_gone() -> None:
-    async with desk(Eviction(Outcome.EVICTED)) as it:
+    async with desk(Eviction(EvictionOutcome.EVICTED)) as it:
         await it.answered()
         del it.pods["u"]
         assert it.evictor.going == {}
 
 
 async def test_a_pod_that_is_gone_is_nobodys_business() -> None:
-    async with desk(Eviction(Outcome.GONE)) as it:
+    async with desk(Eviction(EvictionOutcome.GONE)) as it:
         await it.answered()
         assert (it.events, it.evictor.going, it.evictor.put_off) == ([], {}, frozenset())
         assert it.counted == [("gpushare_over_use_evictions_total", "gone")]
@@ -174,7 +174,7 @@ async def test_a_pod_that_is_gone_is_nobodys_business() -> None:
 async def test_a_refused_eviction_waits_and_is_told_once(
     refusal: Eviction, event: tuple[str, str, str] | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with desk(refusal, refusal, Eviction(Outcome.EVICTED)) as it:
+    async with desk(refusal, refusal, Eviction(EvictionOutcome.EVICTED)) as it:
         for _ in range(2):
             await it.answered()
             assert it.evictor.put_off == {"u"}

@@ -13,7 +13,7 @@ import pytest
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.model.pods import Pod
-from gpu_device_plugin.core.node.use.process_use import ContainerUse, UseReading
+from gpu_device_plugin.core.node.use.process_use import AttributedUse, UseReading
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.use.over_use_watch import OverUse
 from gpu_device_plugin.settings.node import NodeSettings
@@ -52,7 +52,7 @@ class Scene:
         assert agent is not None
         self.at += seconds
         gpu = self.it.node.uuids[0]
-        uses = tuple(ContainerUse(self.uid(name), "main", gpu, 4096, mib) for name, mib in used.items())
+        uses = tuple(AttributedUse(self.uid(name), "main", gpu, 4096, mib) for name, mib in used.items())
         amount = sum(mib or 0 for mib in used.values()) if total is None else total
         agent.use_watch.reading.set(UseReading(self.at, uses, {gpu: amount, self.it.node.uuids[1]: 0}, blind=blind))
 
@@ -136,7 +136,7 @@ async def test_a_trespasser_is_told_by_that_name() -> None:
         agent = its.it.node.agent
         assert agent is not None
         for at in (its.at + 1, its.at + 62):
-            use = ContainerUse(its.uid("small"), "main", its.it.node.uuids[1], 0, 900)
+            use = AttributedUse(its.uid("small"), "main", its.it.node.uuids[1], 0, 900)
             agent.use_watch.reading.set(UseReading(at, (use,), {its.it.node.uuids[1]: 900}))
             await its.it.node.until(lambda at=at: agent.over_use.seen == at)  # type: ignore[misc]
         await its.it.node.until(lambda: bool(its.told("GPUTrespass")))
@@ -277,7 +277,7 @@ async def test_a_new_agent_begins_the_grace_anew_and_removes_what_no_longer_hold
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(over_use.run())
         for at, used, blind in readings:
-            use = ContainerUse("u", "main", uuid(0), 4096, used)
+            use = AttributedUse("u", "main", uuid(0), 4096, used)
             latest.set(UseReading(at, (use,), {uuid(0): used}, blind=blind))
             await eventually(lambda at=at: over_use.seen == at)  # type: ignore[misc]
         running.cancel()
@@ -306,7 +306,9 @@ async def test_without_the_api_it_is_logged(caplog: pytest.LogCaptureFixture) ->
         (gpu,) = gpus_of(made)
         later = time.monotonic() + 3600
         for at in (later, later + 61):
-            agent.use_watch.reading.set(UseReading(at, (ContainerUse(made.uid, "main", gpu, 4096, 6120),), {gpu: 6120}))
+            agent.use_watch.reading.set(
+                UseReading(at, (AttributedUse(made.uid, "main", gpu, 4096, 6120),), {gpu: 6120})
+            )
             await there.until(lambda at=at: agent.over_use.seen == at)  # type: ignore[misc]
         assert len(agent.over_use.excesses.value) == 1
         assert any("uses 6,120 MiB of GPU" in message for message in caplog.messages)

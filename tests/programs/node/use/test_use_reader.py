@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.core.contract.nodereport import SERVED, UsedGpu, read_node_use
+from gpu_device_plugin.core.contract.nodereport import SERVED, GpuUse, read_node_use
 from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.limits import Enforcement, LimitState, LimitStatus
 from gpu_device_plugin.core.model.pods import Pod
@@ -20,13 +20,13 @@ from gpu_device_plugin.core.node.use.over_use import Excess
 from gpu_device_plugin.core.node.use.process_use import (
     NOT_READ,
     WITHOUT_HOST_PID,
-    ContainerUse,
+    AttributedUse,
     GpuProcess,
     GpuReading,
     UseReading,
 )
 from gpu_device_plugin.core.node.use.use_report import FRESH_S, SELDOM_S, SOON_S
-from gpu_device_plugin.kubelet.procfs import Processes
+from gpu_device_plugin.kubelet.procfs import ProcessOwners
 from gpu_device_plugin.programs.node.use.use_reader import UseReports, UseWatch
 from tests.nodes import ids, node, uuid
 from tests.patience import eventually
@@ -90,7 +90,7 @@ class World:
             pods=lambda: self.pods,
             mps_servers=lambda: self.servers,
             complete=lambda: self.complete,
-            processes=Processes(self.proc),
+            processes=ProcessOwners(self.proc),
             host_pids=lambda: self.host_pids,
         )
         task = asyncio.create_task(watch.run())
@@ -256,7 +256,7 @@ async def test_the_kernels_proc_is_read_by_default() -> None:
 
 # --- Reports ----------------------------------------------------------------------------------------------------------
 
-WEB = ContainerUse(UID, "main", uuid(0), 2048, 700, holding=Holding(UID, "main"), pod=Pod(UID, "shop", "web-0"))
+WEB = AttributedUse(UID, "main", uuid(0), 2048, 700, holding=Holding(UID, "main"), pod=Pod(UID, "shop", "web-0"))
 PLACE = (UID, "main", uuid(0))
 
 
@@ -363,7 +363,7 @@ async def test_the_page_has_the_report_of_this_moment_and_no_figures_that_are_ol
     pages = await asyncio.gather(*(node.reports.page() for _ in range(3)))
     assert {page.content_type for page in pages} == {"application/json"}
     use = read_node_use(str(pages[0].body), SERVED)
-    assert ([part.used_mib for part in use.parts], use.gpus) == ([700], {0: UsedGpu(700, 0)})
+    assert ([part.used_mib for part in use.parts], use.gpus) == ([700], {0: GpuUse(700, 0)})
     node.now += FRESH_S + 1
     use = node.reports.now()
     assert ([part.used_mib for part in use.parts], use.gpus) == ([None], {})
