@@ -64,12 +64,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Account",
     "Answer",
+    "ApiRequest",
     "ApiServer",
     "Fault",
     "Garbage",
     "Hang",
     "Late",
-    "ApiRequest",
     "Reset",
     "Slow",
     "Trouble",
