@@ -240,7 +240,7 @@ def test_a_claim_goes_only_to_nodes_that_serve_claims() -> None:
         "no GPU has 4 GiB free"
     )
     assert verdict(node_view("n", (8,))) == BY_LIMITS
-    assert verdict(serving_view("n1", replace(TWO, problem=AWAY))) == AWAY
+    assert verdict(serving_view("n1", replace(TWO, away=True, problem=AWAY))) == AWAY
 
 
 def test_the_instances_that_a_claim_could_have_are_healthy_and_in_nobodys_use() -> None:

@@ -87,7 +87,7 @@ def test_multiprocessors_are_limited_in_proportion_and_rounded_up(mib: int, perc
 
 
 @pytest.mark.parametrize(
-    "means", [replace(MPS, mps={}), replace(MPS, mps={"GPU-a": MpsGpu(MpsStatus.STOPPED)})], ids=["none", "stopped"]
+    "plan", [replace(MPS, mps={}), replace(MPS, mps={"GPU-a": MpsGpu(MpsStatus.STOPPED)})], ids=["none", "stopped"]
 )
 def test_without_a_daemon_no_variable_of_mps_is_set(plan: EnforcementPlan) -> None:
     """A wrong directory would remove all limits in silence."""

@@ -20,7 +20,7 @@ from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, Lea
 from tests.findings import case, told
 from tests.names import COUNT, MEM
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 TWO = NodeGpus((ListedGpu(0, 15), ListedGpu(1, 15)), share_mib=1024)
 HIDDEN = Unknown("hidden", "forbidden")
 
