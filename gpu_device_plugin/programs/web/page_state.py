@@ -6,13 +6,13 @@ import asyncio
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.contract.nodereport import NodeReport
+from gpu_device_plugin.core.model.changes import ChangeLog
 from gpu_device_plugin.core.report.overview_document import node_document
 from gpu_device_plugin.programs.web.caller_scope import everyone
 from gpu_device_plugin.programs.web.waiting_page import WaitingNodes, WaitingPage
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.web.caller_scope import CallerScope
     from gpu_device_plugin.programs.web.watched import Watched
 
-_MOST_CHANGES = 10_000
-"""The most nodes whose last change is remembered. A stream that lags further behind begins anew."""
 _SLICE_S = 0.01
 """After this time of uninterrupted work the event loop gets a turn."""
 _MOST_ALONE = 2000
@@ -112,10 +110,9 @@ class PageState:
         self._used: set[str] = set()
         self._namespaces: frozenset[str] = frozenset()
         self._shown: dict[str, ShownNode] = {}
-        self._changes: OrderedDict[str, int] = OrderedDict()
-        self._forgotten = 0
+        self._changes: ChangeLog[str] = ChangeLog()
         self._begun = 0
-        """The first change of a complete board."""
+        """The first change of a complete page."""
         self.complete = False
         """Everything that may be read was read and written."""
         self._marks = dict.fromkeys(PARTS, 0)
@@ -129,7 +126,7 @@ class PageState:
         self._writing = False
 
     def __repr__(self) -> str:
-        return f"<Board: {len(self._shown)} nodes, change {self.mark.value}>"
+        return f"<PageState: {len(self._shown)} nodes, change {self.mark.value}>"
 
     # --- Changes ------------------------------------------------------------------------------------------------------
 
@@ -215,10 +212,7 @@ class PageState:
             self._shown[name] = ShownNode(view, frozenset(spaces), use is not None, document)
             if before is not None and before.document == document:
                 return False
-        self._changes[name] = number
-        self._changes.move_to_end(name)
-        if len(self._changes) > _MOST_CHANGES:
-            _, self._forgotten = self._changes.popitem(last=False)
+        self._changes.add(name, number)
         return True
 
     def _nodes(self) -> WaitingNodes:
@@ -239,10 +233,8 @@ class PageState:
     def changed_since(self, mark: int) -> tuple[Sequence[str] | None, frozenset[str]]:
         """Return the nodes and the `PARTS` that changed after `mark`; None instead of nodes: any may have changed."""
         parts = frozenset(part for part in PARTS if self._marks[part] > mark)
-        if mark < max(self._forgotten, self._begun):
-            return None, parts
-        latest_first = reversed(self._changes.items())
-        return sorted(name for name, _ in takewhile(lambda change: change[1] > mark, latest_first)), parts
+        names = None if mark < self._begun else self._changes.since(mark)
+        return names and sorted(names), parts
 
     def document(self, shown: ShownNode, sight: CallerScope) -> bytes:
         """Return the JSON of a node for a reader."""
