@@ -62,8 +62,8 @@ class Relay:
                     each[1] = time.monotonic()
             writer.close()
 
-        for way in (to_server, to_client):
-            task = asyncio.create_task(_quiet(way()), name=way.__name__)
+        for mode in (to_server, to_client):
+            task = asyncio.create_task(_quiet(mode()), name=mode.__name__)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -73,9 +73,9 @@ class Relay:
         return [(ended - began) * 1000 for began, ended in found]
 
 
-async def _quiet(way: object) -> None:
+async def _quiet(mode: object) -> None:
     with contextlib.suppress(OSError):
-        await way  # type: ignore[misc]
+        await mode  # type: ignore[misc]
 
 
 def pod(number: int, node: str) -> builders.Json:

@@ -37,11 +37,11 @@ _TURNS = 4
 """Of the event loop, for one call: connection, body, answer."""
 
 
-def nodes(number: int, shapes: int) -> View:
+def nodes(number: int, node_types: int) -> View:
     """Return nodes with 8 GPUs of 80 shares or a few less, half full."""
     view = View(lambda: None)
     for at in range(number):
-        kind = at % shapes
+        kind = at % node_types
         gpus = tuple(ListedGpu(n, 80 - kind % 8, f"GPU-{at}-{n}", f"NVIDIA model {kind}") for n in range(8))
         name = synthetic.node_name(at)
         there = candidate(name, NodeGpus(gpus, share_mib=1024), (), Amounts(64_000 + 2048 * kind, 1 << 20))
@@ -62,9 +62,9 @@ def hostile(number: int) -> Pod:
     return Pod(f"u{number}", "other", f"p{number}", containers=containers, annotations=annotations, amounts=amounts)
 
 
-async def measure(shapes: int, pods: int) -> tuple[Sequence[float], Sequence[float], float]:
+async def measure(node_types: int, pods: int) -> tuple[Sequence[float], Sequence[float], float]:
     """Return the times of decisions and of turns of the loop while it learns, in ms, and of all the learning, in s."""
-    view = nodes(1000, shapes)
+    view = nodes(1000, node_types)
     judge = Judge(view)
     learner = Learner(judge, synthetic.RESOURCES, time.monotonic)
     for number in range(pods):
@@ -88,9 +88,9 @@ async def measure(shapes: int, pods: int) -> tuple[Sequence[float], Sequence[flo
 
 def rows() -> Iterator[Row]:
     """Yield the lines of the table."""
-    for shapes, pods in ((200, 600), (8, 70)):
-        decisions, turns, took_s = asyncio.run(measure(shapes, pods))
-        of = f"{shapes} shapes, {pods} hostile pods"
+    for node_types, pods in ((200, 600), (8, 70)):
+        decisions, turns, took_s = asyncio.run(measure(node_types, pods))
+        of = f"{node_types} shapes, {pods} hostile pods"
         p50, _ = percentiles(decisions)
         yield Row(
             f"a decision while it learns, {of}, p50", p50, note=f"{len(decisions):,} of them in {took_s:.1f} s of CPU"

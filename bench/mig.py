@@ -46,7 +46,7 @@ class Way:
 
 
 UNDIVIDED = Way("8 GPUs", MODEL, MEMORY, 8)
-WAYS = (
+SERVING_MODES = (
     UNDIVIDED,
     Way("56 instances, shared", DIVIDED, MEMORY, 8, ("--mig=share",)),
     Way("56 instances, whole", DIVIDED, WHOLE, 1, ("--mig=whole",)),
@@ -67,16 +67,16 @@ def measured(root: Path, options: argparse.Namespace) -> dict[str, Figures]:
 
     What the machine does meanwhile meets all ways alike.
     """
-    samples: dict[str, dict[str, list[float]]] = {way.name: {} for way in WAYS}
-    figures = {way.name: Figures() for way in WAYS}
+    samples: dict[str, dict[str, list[float]]] = {way.name: {} for way in SERVING_MODES}
+    figures = {way.name: Figures() for way in SERVING_MODES}
     for _ in range(options.rounds):
-        for way in WAYS:
+        for way in SERVING_MODES:
             with started(root, way) as run:
                 ids = _healthy(run, way.resource)
                 figures[way.name].devices = len(ids)
                 for what, value in _calls(run, way, ids, options):
                     samples[way.name].setdefault(what, []).append(value)
-    for way in WAYS:
+    for way in SERVING_MODES:
         found = figures[way.name]
         found.times = {what: statistics.median(values) for what, values in samples[way.name].items()}
         with started(root, way) as run:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin import __version__, logs
-from gpu_device_plugin.programs import low_memory_imports as frugal
+from gpu_device_plugin.programs import low_memory_imports
 from gpu_device_plugin.programs.commandline import FAILED, Parser, add_settings, ending, flags_in, no_such_argument
 from gpu_device_plugin.settings.common import ProgramSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
@@ -68,7 +68,7 @@ def _node(arguments: argparse.Namespace) -> int:
     logs.quiet_grpc(os.environ)
     sources, texts, settings = _begin(NodeSettings, arguments)
     if settings.http is None and not settings.reaches_api(os.environ):
-        frugal.without_tls()
+        low_memory_imports.without_tls()
     from gpu_device_plugin.programs.node import node_program as program  # noqa: PLC0415 - half a second that --help need not take
 
     return program.main(sources, texts, settings)
@@ -170,7 +170,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    frugal.with_one_thread(os.environ)
+    low_memory_imports.with_one_thread(os.environ)
     from gpu_device_plugin.programs.simulate import simulate_program as program  # noqa: PLC0415 - a third of a second that --help need not take
 
     return program.main(arguments, os.environ)

@@ -91,7 +91,7 @@ class Judge:
         pod = self._pod(ask)
         rows = self._rows.named(names)
         if self._appraised is not None and (ask.wishes.node_policy or node_policy) == FIT:
-            return self._scores_by_gain(ask, rows, pod.verdicts.now(), pod.gains(self._appraised, amounts))
+            return self._scores_by_gain(ask, rows, pod.verdicts.now(), pod.marginal_values(self._appraised, amounts))
         scores = pod.scores(node_policy, gpu_policy)
         return [scores[row] for row in rows]
 
@@ -106,15 +106,15 @@ class Judge:
         for pod in self._pods.values():
             pod.forget_gains()
 
-    def shapes(self) -> Mapping[NodeType, int]:
+    def node_types(self) -> Mapping[NodeType, int]:
         """Return how many nodes with GPUs there are of each shape."""
         self.prepare()
-        return +self._rows.shapes
+        return +self._rows.node_types
 
     @property
     def outdated(self) -> bool:
         """Whether there is a node of a shape that the tables do not know; it scores 0."""
-        return self._appraised is not None and not self._appraised.tables.wanted.keys() >= self.shapes().keys()
+        return self._appraised is not None and not self._appraised.tables.wanted.keys() >= self.node_types().keys()
 
     def prepare(self) -> None:
         """Apply the changes of nodes, so that the next request need not wait for that."""
@@ -131,11 +131,11 @@ class Judge:
         return pod
 
     def _scores_by_gain(
-        self, ask: Ask, rows: Sequence[int], verdicts: Sequence[Unfit | None], gains: Sequence[float]
+        self, ask: Ask, rows: Sequence[int], verdicts: Sequence[Unfit | None], marginal_values: Sequence[float]
     ) -> list[int]:
         # We do not know what room nodes have that serve claims: they get `MIDDLE`, and do not count for the scale.
         claims = self._rows.claims
-        named = [gains[row] if verdicts[row] is None else NEVER for row in rows]
+        named = [marginal_values[row] if verdicts[row] is None else NEVER for row in rows]
         if claims:
             named = [NEVER if row in claims else gain for row, gain in zip(rows, named, strict=True)]
         best = max(named, default=NEVER)
@@ -186,7 +186,7 @@ class _Rows:
         self.nodes: list[Candidate | None] = [None]
         self.shape_at: list[NodeType | None] = [None]
         """The shape of each node that has GPUs."""
-        self.shapes: Counter[NodeType] = Counter()
+        self.node_types: Counter[NodeType] = Counter()
         """How many nodes there are of each."""
         self.claims: set[int] = set()
         """The rows whose nodes serve claims: kube-scheduler allocates their GPUs."""
@@ -221,12 +221,12 @@ class _Rows:
         return len(self.nodes) - 1
 
     def _write(self, row: int, node: Candidate | None) -> None:
-        before, shape = self.shape_at[row], None if node is None else shape_of(node)
+        before, node_type = self.shape_at[row], None if node is None else shape_of(node)
         self.nodes[row] = node
-        self.shape_at[row] = shape = shape if shape is not None and shape.sizes else None
-        if before != shape:
-            self.shapes.update({} if shape is None else {shape: 1})
-            self.shapes.subtract({} if before is None else {before: 1})
+        self.shape_at[row] = node_type = node_type if node_type is not None and node_type.sizes else None
+        if before != node_type:
+            self.node_types.update({} if node_type is None else {node_type: 1})
+            self.node_types.subtract({} if before is None else {before: 1})
         (self.claims.add if node is not None and node.gpus.claims else self.claims.discard)(row)
         self._latest += 1
         self._changes.add(row, self._latest)
@@ -297,8 +297,8 @@ class _Appraised:
         self.appraiser = appraiser = Appraiser(tables)
 
         def appraisal(row: int) -> Appraisal | None:
-            node, shape = rows.nodes[row], rows.shape_at[row]
-            return None if node is None or shape is None else appraiser.appraise(shape, left_on(node))
+            node, node_type = rows.nodes[row], rows.shape_at[row]
+            return None if node is None or node_type is None else appraiser.appraise(node_type, left_on(node))
 
         self.rooms: _Remembered[Appraisal | None] = _Remembered(rows, appraisal, [])
 
@@ -325,13 +325,13 @@ class _Pod:
         self._scores: tuple[tuple[str, str], _Remembered[int]] | None = None
         self._gains: OrderedDict[Amounts, _Remembered[float]] = OrderedDict()
 
-    def gains(self, appraised: _Appraised, amounts: Amounts) -> Sequence[float]:
+    def marginal_values(self, appraised: _Appraised, amounts: Amounts) -> Sequence[float]:
         """Return what each row gains by a pod that requests these amounts, `NEVER` where it has no room for itself.
 
         Appraised is the largest of the pod's parts, with all CPU and memory.
         """
-        gains = self._gains.pop(amounts, None)
-        if gains is None:
+        marginal_values = self._gains.pop(amounts, None)
+        if marginal_values is None:
             rooms, kind, gain_of = appraised.rooms.now(), largest_kind(self._ask, amounts), appraised.appraiser.gain
             # A pod without GPUs takes nothing on a node without GPUs that pods with GPUs need.
             elsewhere = NEVER if self._ask.parts else 0.0
@@ -342,11 +342,11 @@ class _Pod:
                     return gain_of(kind, room)
                 return elsewhere if self._rows.shape_at[row] is None else NEVER
 
-            gains = _Remembered(self._rows, gain, array("d"))
-        self._gains[amounts] = gains
+            marginal_values = _Remembered(self._rows, gain, array("d"))
+        self._gains[amounts] = marginal_values
         if len(self._gains) > _MOST_AMOUNTS:
             self._gains.popitem(last=False)
-        return gains.now()
+        return marginal_values.now()
 
     def forget_gains(self) -> None:
         self._gains.clear()

@@ -53,5 +53,7 @@ def node(
         Shares(MIB_PER_GIB).with_inventory(inventory(*gib)),
         Ledger().seen(held, certain=certain),
         {uuid(position): why for position, why in (unhealthy or {}).items()},
-        Links(tuple((a, b, Closeness.UNKNOWN, worth) for (a, b), worth in (closeness or {}).items())),
+        Links(
+            tuple((a, b, Closeness.UNKNOWN, placement_value) for (a, b), placement_value in (closeness or {}).items())
+        ),
     )

@@ -238,8 +238,8 @@ MIX = {PodKind(3, 1, 2000, 8192): 3.0, PodKind(8, 1, 4000, 16384): 1.0, PodKind(
 
 def learned(nodes: Iterable[Candidate], mix: Mapping[PodKind, float] = MIX) -> Tables:
     """Return what a mix teaches on these nodes."""
-    shapes = [shape_of(each) for each in nodes]
-    return learn(mix, {shape: shapes.count(shape) for shape in shapes if shape.sizes})
+    node_types = [shape_of(each) for each in nodes]
+    return learn(mix, {node_type: node_types.count(node_type) for node_type in node_types if node_type.sizes})
 
 
 def learn_at_once(judge: Judge, tables: Tables | None) -> None:
@@ -296,7 +296,7 @@ def test_a_node_of_a_new_shape_scores_nothing_until_it_is_learned() -> None:
     assert fits(judge, Ask(memory(4)), "a large") == [10, 0]
     assert fits(judge, Ask(), "a large") == [10, 0]
     assert (before, judge.outdated) == (False, True)
-    assert judge.shapes() == {shape_of(node("a")): 1, shape_of(large): 1}
+    assert judge.node_types() == {shape_of(node("a")): 1, shape_of(large): 1}
     learn_at_once(judge, learned([node("a"), large]))
     assert not judge.outdated
     assert fits(judge, Ask(memory(40)), "a large") == [0, 10]
@@ -308,9 +308,9 @@ def test_nodes_without_gpus_teach_nothing_and_are_no_reason_to_learn_again() -> 
     learn_at_once(judge, learned([node("a")]))
     nodes.put("cpu", node("cpu", sizes=()))
     nodes.put("a", node("a", {0: 1}))
-    assert (judge.outdated, judge.shapes()) == (False, {shape_of(node("a")): 1})
+    assert (judge.outdated, judge.node_types()) == (False, {shape_of(node("a")): 1})
     nodes.put("a", None)
-    assert judge.shapes() == {}
+    assert judge.node_types() == {}
 
 
 def test_of_equal_nodes_the_one_with_the_closest_gpus_is_best() -> None:
@@ -359,7 +359,7 @@ def test_nodes_that_serve_claims_are_in_the_middle_and_change_no_other_score() -
     alone, judge = judging(nodes), judging([*nodes, served])
     for ask, there in ((Ask(whole()), 5), (Ask(memory(4)), 0), (Ask(), 5)):
         assert fits(judge, ask, "a b c served") == [*fits(alone, ask, "a b c"), there]
-    assert judge.shapes() == alone.shapes()
+    assert judge.node_types() == alone.node_types()
     assert not judge.outdated
 
 

@@ -11,8 +11,8 @@ from gpu_device_plugin.core.model.limits import CHOOSABLE, Enforcement
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind, Names, Resource
-from gpu_device_plugin.core.node.limits.container_grants import WAYS
-from gpu_device_plugin.core.node.serving_mode import WAYS as WAYS_TO_SERVE
+from gpu_device_plugin.core.node.limits.container_grants import SERVING_MODES
+from gpu_device_plugin.core.node.serving_mode import SERVING_MODES as WAYS_TO_SERVE
 from gpu_device_plugin.core.node.serving_mode import ServingMode
 from gpu_device_plugin.settings.common import ProgramSettings
 from gpu_device_plugin.settings.forms import (
@@ -134,7 +134,7 @@ class NodeSettings(ProgramSettings):
     )
     devices: tuple[str, ...] = knob(
         "envvar",
-        some_of(*WAYS),
+        some_of(*SERVING_MODES),
         "How GPUs reach a container: envvar (NVIDIA_VISIBLE_DEVICES, for the nvidia runtime), device-specs (the "
         "/dev/nvidia* nodes too, so that containers keep their GPU after a systemctl daemon-reload), cdi (CDI names).",
         live=True,

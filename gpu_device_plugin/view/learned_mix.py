@@ -44,8 +44,8 @@ def lesson_of(
         gpus = gpus_of_node(node.annotations, node.labels, memory, count)
         if gpus.gpus:
             nodes[node.name] = candidate(node.name, gpus, (), node.cpu_and_memory)
-    shapes = [shape_of(node) for node in nodes.values()]
-    counts = Counter(shapes)
+    node_types = [shape_of(node) for node in nodes.values()]
+    counts = Counter(node_types)
     unit = mean_gpu(counts)
     mix = WorkloadMix()
     held: dict[str, float] = {}

@@ -283,7 +283,7 @@ def closest(
     links = {a: {b: closeness(min(a, b), max(a, b)) for b in order if b != a} for a in order}
     sums = {a: sum(links[a].values()) for a in order}
 
-    def worth(group: Sequence[int]) -> tuple[int, int, Sequence[int]]:
+    def placement_value(group: Sequence[int]) -> tuple[int, int, Sequence[int]]:
         """Rank by the links inside the group, then by those among the others: all links but the group's, each once."""
         inside = sum(links[a][b] for a, b in combinations(group, 2))
         return -inside, sum(sums[a] for a in group) - inside, group
@@ -299,7 +299,7 @@ def closest(
         return tuple(sorted(group))
 
     if comb(len(order), size) <= _MOST_GROUPS:
-        return min((group for group in combinations(order, size) if must.issubset(group)), key=worth)
+        return min((group for group in combinations(order, size) if must.issubset(group)), key=placement_value)
     likely = sorted(order, key=lambda c: (-sums[c], c))[:_MOST_SEEDS]
     seeds = [seed for c in (*must, *likely) if len(seed := must | {c}) <= size]
-    return min(map(grown, seeds), key=worth)
+    return min(map(grown, seeds), key=placement_value)

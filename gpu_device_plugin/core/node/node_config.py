@@ -25,7 +25,7 @@ from gpu_device_plugin.core.node.health.gpu_failure import gpu_condition
 from gpu_device_plugin.core.node.health.gpu_health import GpuHealth, with_cards
 from gpu_device_plugin.core.node.limits.container_grants import Delivery
 from gpu_device_plugin.core.node.mps.mps_wishes import NOT_THERE
-from gpu_device_plugin.core.node.serving_mode import WAYS, Serving, ServingMode, wanted_way
+from gpu_device_plugin.core.node.serving_mode import SERVING_MODES, Serving, ServingMode, wanted_mode
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ GONE = "the MIG instance exists no more"
 IN_MIG_MODE = "it is in MIG mode now"
 
 _CHOICES: Mapping[str, Collection[str]] = MappingProxyType(
-    {PLACEMENT_LABEL: POLICIES, SET_LIMITS_LABEL: LIMITS, MIG_LABEL: tuple(MigMode), SERVE_LABEL: WAYS}
+    {PLACEMENT_LABEL: POLICIES, SET_LIMITS_LABEL: LIMITS, MIG_LABEL: tuple(MigMode), SERVE_LABEL: SERVING_MODES}
 )
 """The values of each node label that overrides a setting."""
 
@@ -115,7 +115,7 @@ class NodeConfig:
     """UUIDs of the GPUs of which no container is given a part, as the wanted limits are not there."""
     labelled: bool = False
     """The node's labels are known; until then the settings alone count."""
-    wanted_way: ServingMode = ServingMode.DEVICE_PLUGIN
+    wanted_mode: ServingMode = ServingMode.DEVICE_PLUGIN
     """How the administrator wants pods to get the GPUs."""
     claims: bool = False
     """Pods get the GPUs by ResourceClaims."""
@@ -191,8 +191,8 @@ def derive(inputs: NodeInputs, before: NodeConfig) -> NodeConfig:
         mps_gpus=on_mps,
         barred=plan.barred | (on_mps & inputs.without_mps if plan.refuse else frozenset()),
         labelled=inputs.labels is not None,
-        wanted_way=wanted_way(inputs.serve, labels),
-        claims=inputs.serving.way is ServingMode.DRA,
+        wanted_mode=wanted_mode(inputs.serve, labels),
+        claims=inputs.serving.mode is ServingMode.DRA,
         withheld="; ".join(other.found for other in inputs.others) or inputs.serving.waits,
         why_none=why_none,
         condition=_condition(inputs, shares, why_none) if inputs.condition and inputs.started else None,

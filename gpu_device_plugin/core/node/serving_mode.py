@@ -31,7 +31,7 @@ class ServingMode(StrEnum):
         return ServingMode.DRA if self is ServingMode.DEVICE_PLUGIN else ServingMode.DEVICE_PLUGIN
 
 
-WAYS = (AUTO, *ServingMode)
+SERVING_MODES = (AUTO, *ServingMode)
 """The values of setting and label."""
 
 
@@ -39,7 +39,7 @@ WAYS = (AUTO, *ServingMode)
 class Serving:
     """The way in force."""
 
-    way: ServingMode
+    mode: ServingMode
     waits: str = ""
     """Why the node has not changed over to the other way yet, as a sentence without a full stop. While it waits, it
     gives nothing to new pods. Empty: it does not wait."""
@@ -50,7 +50,7 @@ class Serving:
         return bool(self.waits)
 
 
-def wanted_way(setting: str, labels: Mapping[str, str]) -> ServingMode:
+def wanted_mode(setting: str, labels: Mapping[str, str]) -> ServingMode:
     """Return the way that a node's label names, else the setting; `AUTO` is the device plugin until somebody chooses.
 
     Args:
@@ -58,7 +58,7 @@ def wanted_way(setting: str, labels: Mapping[str, str]) -> ServingMode:
         labels: of the node.
     """
     label = labels.get(SERVE_LABEL, "")
-    word = label if label in WAYS else setting
+    word = label if label in SERVING_MODES else setting
     return ServingMode.DEVICE_PLUGIN if word == AUTO else ServingMode(word)
 
 

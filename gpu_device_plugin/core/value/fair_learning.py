@@ -170,7 +170,7 @@ def trying(tables: Tables, mix: Mapping[PodKind, float], nodes: Mapping[NodeType
     sums = list(accumulate(mix.values()))
     mean = sum(asked * part for asked, part in zip(demand, mix.values(), strict=True)) / sums[-1] if sums else 0.0
     sample = _sample(nodes, min(_GPUS, _PODS * mean / tables.unit / 2))
-    capacity = sum(sum(shape.sizes) for shape in sample)
+    capacity = sum(sum(node_type.sizes) for node_type in sample)
     given = [0.0, 0.0]
     for seed in range(_ORDERS if mean else 0):
         pods = [bisect_right(sums, place * sums[-1], hi=len(sums) - 1) for place in _evenly(seed, _PODS)]
@@ -193,12 +193,14 @@ def _evenly(seed: int, number: int) -> Iterator[float]:
 
 def _sample(nodes: Mapping[NodeType, int], gpus: float) -> list[NodeType]:
     """Return the shapes of a few nodes with so many GPUs, each shape as often as among all, as nearly as can be."""
-    order = sorted(nodes, key=lambda shape: (shape.models, shape.sizes, shape.cpu_milli, shape.memory_mib))
-    last = list(accumulate(nodes[shape] for shape in order))
-    each = sum(len(shape.sizes) * number for shape, number in nodes.items()) / max(1, sum(nodes.values()))
+    order = sorted(
+        nodes, key=lambda node_type: (node_type.models, node_type.sizes, node_type.cpu_milli, node_type.memory_mib)
+    )
+    last = list(accumulate(nodes[node_type] for node_type in order))
+    each = sum(len(node_type.sizes) * number for node_type, number in nodes.items()) / max(1, sum(nodes.values()))
     number = min(_NODES, max(1, round(gpus / each))) if each else 0
     places = [(2 * n + 1) * last[-1] // (2 * number) for n in range(number)]
-    return [next(shape for shape, end in zip(order, last, strict=True) if place < end) for place in places]
+    return [next(node_type for node_type, end in zip(order, last, strict=True) if place < end) for place in places]
 
 
 def _accepted(
@@ -208,8 +210,8 @@ def _accepted(
     sample: Sequence[NodeType],
 ) -> Generator[None, None, list[int]]:
     """Return those of the pods, as places in `kinds`, that find room on the nodes of a sample; the best node wins."""
-    lefts = [Left(shape.sizes, shape.cpu_milli, shape.memory_mib) for shape in sample]
-    codes = [sample.index(shape) for shape in sample]
+    lefts = [Left(node_type.sizes, node_type.cpu_milli, node_type.memory_mib) for node_type in sample]
+    codes = [sample.index(node_type) for node_type in sample]
     known: dict[tuple[int, int, Left], GpuChoice | None] = {}
     accepted = []
     for pod in pods:
@@ -230,27 +232,27 @@ def _accepted(
     return accepted
 
 
-def binpack(kind: PodKind, shape: NodeType, left: Left) -> GpuChoice | None:
+def binpack(kind: PodKind, node_type: NodeType, left: Left) -> GpuChoice | None:
     """Return the GPUs that the policy `binpack` takes, with the node's score as gain; None where a pod does not fit.
 
     As `core.cluster.scoring` and `core.model.placing` say of a node whose GPUs have no links.
     """
     if left.cpu_milli < kind.cpu_milli or left.memory_mib < kind.memory_mib:
         return None
-    may = [kind.wishes.allow_model(model) for model in shape.models]
+    may = [kind.wishes.allow_model(model) for model in node_type.models]
     if kind.shares:
-        may = [ok and not (needs_gpus(kind) and shape.card(at) is not None) for at, ok in enumerate(may)]
+        may = [ok and not (needs_gpus(kind) and node_type.card(at) is not None) for at, ok in enumerate(may)]
         fitting = [at for at, free in enumerate(left.frees) if free >= kind.shares and may[at]]
-        ties = ties_of(shape.cards or (None,) * len(may), left.frees, may)
+        ties = ties_of(node_type.cards or (None,) * len(may), left.frees, may)
         taken = sorted(fitting, key=lambda at: (left.frees[at], ties[at], at))[: kind.gpus]
-        shared = [at for at in fitting if left.frees[at] < shape.sizes[at] or shape.card(at) is not None]
+        shared = [at for at in fitting if left.frees[at] < node_type.sizes[at] or node_type.card(at) is not None]
         spared, asked = min(1.0, len(shared) / kind.gpus), float(kind.shares * kind.gpus)
     else:
-        taken = [at for at in unused(shape, left.frees) if may[at]][: kind.gpus]
-        spared, asked = float(kind.gpus == 1), kind.gpus * shape.whole_shares / max(1, shape.whole)
+        taken = [at for at in unused(node_type, left.frees) if may[at]][: kind.gpus]
+        spared, asked = float(kind.gpus == 1), kind.gpus * node_type.whole_shares / max(1, node_type.whole)
     if len(taken) < kind.gpus:
         return None
-    full = 1 - (left.shares - asked) / sum(shape.sizes) if kind.gpus else 0.0
+    full = 1 - (left.shares - asked) / sum(node_type.sizes) if kind.gpus else 0.0
     return GpuChoice(score_for("binpack", full, spared), tuple(taken))
 
 

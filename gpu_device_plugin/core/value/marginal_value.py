@@ -85,7 +85,7 @@ class Appraisal:
     wanted: float
     """`Tables.wanted` and `Tables.together` of its shape."""
     together: tuple[tuple[float, ...], ...]
-    worth: float
+    placement_value: float
     """In shares."""
 
 
@@ -111,14 +111,14 @@ class Appraiser:
         self._served_by_cpu = [1 / (each * per_cpu) for each in reversed(SCARCITY)] if per_cpu else []
         self._served_by_memory = [1 / (each * per_memory) for each in reversed(SCARCITY)] if per_memory else []
 
-    def appraise(self, shape: NodeType, left: Left) -> Appraisal | None:
+    def appraise(self, node_type: NodeType, left: Left) -> Appraisal | None:
         """Return a node's room appraised; None where the tables do not know its shape."""
         tables = self.tables
-        if shape not in tables.wanted:
+        if node_type not in tables.wanted:
             return None
-        gpus = self._gpus.get(shape)
+        gpus = self._gpus.get(node_type)
         if gpus is None:
-            gpus = self._gpus[shape] = shape.gpus
+            gpus = self._gpus[node_type] = node_type.gpus
         kinds = list(zip(gpus, left.frees, strict=True))
         places: dict[tuple[GpuKind, int], int] = {}
         group_at = tuple([places.setdefault(kind, len(places)) if kind[1] > 0 else -1 for kind in kinds])
@@ -137,10 +137,12 @@ class Appraiser:
         )
         unused_at = tuple([at for at, group in enumerate(group_at) if group >= 0 and groups[group].unused])
         shares, unused = left.shares, len(unused_at)
-        wanted, together, level = tables.wanted[shape], tables.together[shape], self._level(left.cpu_milli)
-        worth = _packed(groups, level) + wanted * shares + together[level][unused]
-        worth += self._amounts(level, left.cpu_milli, left.memory_mib, shares)
-        return Appraisal(left, groups, group_at, unused_at, shape.cards, shares, unused, wanted, together, worth)
+        wanted, together, level = tables.wanted[node_type], tables.together[node_type], self._level(left.cpu_milli)
+        placement_value = _packed(groups, level) + wanted * shares + together[level][unused]
+        placement_value += self._amounts(level, left.cpu_milli, left.memory_mib, shares)
+        return Appraisal(
+            left, groups, group_at, unused_at, node_type.cards, shares, unused, wanted, together, placement_value
+        )
 
     def gain(self, kind: PodKind, room: Appraisal) -> float:
         """Return what a node gains by a pod, in shares: usually a loss; `NEVER` where the pod does not fit."""
@@ -157,9 +159,9 @@ class Appraiser:
             unused -= number * group.unused
         if lacking:
             return NEVER
-        worth = _packed(room.groups, level) + changes + room.wanted * shares + room.together[level][unused]
-        worth += self._amounts(level, cpu, memory, shares)
-        return worth - room.worth - self.tables.idle_cpu * cpu - self.tables.idle_share * shares
+        placement_value = _packed(room.groups, level) + changes + room.wanted * shares + room.together[level][unused]
+        placement_value += self._amounts(level, cpu, memory, shares)
+        return placement_value - room.placement_value - self.tables.idle_cpu * cpu - self.tables.idle_share * shares
 
     def gpus(self, kind: PodKind, room: Appraisal) -> list[int]:
         """Return the GPUs of a node on which a pod costs least; it fits there."""
@@ -173,20 +175,20 @@ class Appraiser:
         fitting = [(-preferred[group], ties[at], at) for at, group in enumerate(room.group_at) if group in preferred]
         return [at for *_, at in sorted(fitting)[: kind.gpus]]
 
-    def choose(self, kind: PodKind, shape: NodeType, left: Left) -> GpuChoice | None:
+    def choose(self, kind: PodKind, node_type: NodeType, left: Left) -> GpuChoice | None:
         """Return the GPUs on which a pod costs least; None where it does not fit."""
-        room = self.appraise(shape, left)
+        room = self.appraise(node_type, left)
         gain = NEVER if room is None else self.gain(kind, room)
         return None if room is None or gain == NEVER else GpuChoice(gain, tuple(self.gpus(kind, room)))
 
-    def change(self, shape: NodeType, frees: Sequence[int], cpu_milli: int, at: int, shares: int) -> float:
+    def change(self, node_type: NodeType, frees: Sequence[int], cpu_milli: int, at: int, shares: int) -> float:
         """Return what one GPU gains if a pod takes shares of it and leaves the node this CPU: usually a loss."""
-        gpu, free, level = shape.gpus[at], frees[at], self._level(cpu_milli)
+        gpu, free, level = node_type.gpus[at], frees[at], self._level(cpu_milli)
         packed = self.tables.packed[gpu][level]
         now, then = (packed[cell(each, gpu.size)] if each > 0 else 0.0 for each in (free, free - shares))
         if free != gpu.size or gpu.instance:
             return then - now
-        return then - now + _opened(self.tables.together[shape][level], len(unused(shape, frees)))
+        return then - now + _opened(self.tables.together[node_type][level], len(unused(node_type, frees)))
 
     def _level(self, cpu_milli: int) -> int:
         return bisect_right(self.tables.levels, cpu_milli)
@@ -245,10 +247,10 @@ def _opened(together: Sequence[float], unused: int) -> float:
     return together[unused - 1] - together[unused] if unused else 0.0
 
 
-def unused(shape: NodeType, frees: Sequence[int]) -> list[int]:
+def unused(node_type: NodeType, frees: Sequence[int]) -> list[int]:
     """Return the GPUs that no pod uses; MIG instances cannot be taken as GPUs."""
-    whole = [at for at, (free, size) in enumerate(zip(frees, shape.sizes, strict=True)) if free == size]
-    return [at for at in whole if shape.cards[at] is None] if shape.cards else whole
+    whole = [at for at, (free, size) in enumerate(zip(frees, node_type.sizes, strict=True)) if free == size]
+    return [at for at in whole if node_type.cards[at] is None] if node_type.cards else whole
 
 
 def ties_of(cards: Sequence[int | None], frees: Sequence[int], allowed: Sequence[bool]) -> Sequence[tuple[bool, int]]:
@@ -311,8 +313,8 @@ def ranks_on(appraiser: Appraiser, node: Candidate, amounts: Amounts) -> Ranks |
 
     A GPU ranks by the worth that the node loses with it, so that the least loss comes first.
     """
-    shape, left = shape_of(node), left_on(node)
-    if shape not in appraiser.tables.wanted:
+    node_type, left = shape_of(node), left_on(node)
+    if node_type not in appraiser.tables.wanted:
         return None
     cpu = left.cpu_milli - amounts.cpu_milli
     places = {room.position: at for at, room in enumerate(node.rooms)}
@@ -325,7 +327,7 @@ def ranks_on(appraiser: Appraiser, node: Candidate, amounts: Amounts) -> Ranks |
             # Parts of the pod that are placed already have left the other rooms as they are: nearly so.
             frees = (*left.frees[:at], _free(room), *left.frees[at + 1 :])
             shares = room.total if demand.kind is Kind.COUNT else demand.amount // demand.gpus
-            return -appraiser.change(shape, frees, cpu, at, shares)
+            return -appraiser.change(node_type, frees, cpu, at, shares)
 
         return rank
 

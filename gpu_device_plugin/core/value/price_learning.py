@@ -139,8 +139,8 @@ def learning(mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int]) -> Gen
     prices, packed = yield from _packed(with_gpus, gpus, at)
     wanted, of_several = yield from _wanted(with_gpus, unit, nodes, gpus_of)
     together = {}
-    for shape in nodes:
-        together[shape] = _together(of_several.pop(shape), shape, at, unit / total)
+    for node_type in nodes:
+        together[node_type] = _together(of_several.pop(node_type), node_type, at, unit / total)
         yield
     return Tables(
         unit,
@@ -152,25 +152,25 @@ def learning(mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int]) -> Gen
         tuple(per_cpu * sum(part for asked, part in cpu_only if asked <= cpu) for cpu in at),
         cpu_per_share,
         sum(part * kind.memory_mib for kind, part in with_gpus) / total,
-        IDLE_CPU * unit / max((shape.cpu_milli for shape in nodes if shape.cpu_milli), default=1),
-        IDLE_GPUS * unit / max((sum(shape.sizes) for shape in nodes if shape.sizes), default=1),
+        IDLE_CPU * unit / max((node_type.cpu_milli for node_type in nodes if node_type.cpu_milli), default=1),
+        IDLE_GPUS * unit / max((sum(node_type.sizes) for node_type in nodes if node_type.sizes), default=1),
     )
 
 
 def mean_gpu(nodes: Mapping[NodeType, int]) -> float:
     """Return the shares of the mean GPU, of the mean MIG instance where there are no GPUs; 1 without either."""
-    gpus = sum(shape.whole * number for shape, number in nodes.items())
+    gpus = sum(node_type.whole * number for node_type, number in nodes.items())
     if gpus:
-        return sum(shape.whole_shares * number for shape, number in nodes.items()) / gpus
-    instances = sum(len(shape.sizes) * number for shape, number in nodes.items())
-    return sum(sum(shape.sizes) * number for shape, number in nodes.items()) / instances if instances else 1.0
+        return sum(node_type.whole_shares * number for node_type, number in nodes.items()) / gpus
+    instances = sum(len(node_type.sizes) * number for node_type, number in nodes.items())
+    return sum(sum(node_type.sizes) * number for node_type, number in nodes.items()) / instances if instances else 1.0
 
 
 def _gpus_of(nodes: Iterable[NodeType]) -> Generator[None, None, dict[NodeType, Mapping[GpuKind, int]]]:
     """Return how many GPUs of each kind a node of each shape has."""
     found: dict[NodeType, Mapping[GpuKind, int]] = {}
-    for shape in nodes:
-        found[shape] = Counter(shape.gpus)
+    for node_type in nodes:
+        found[node_type] = Counter(node_type.gpus)
         yield
     return found
 
@@ -269,38 +269,38 @@ def _wanted(
 ) -> Generator[None, None, tuple[dict[NodeType, float], dict[NodeType, list[tuple[PodKind, float]]]]]:
     """Return `Tables.wanted`, and by shape the kinds of several GPUs that a node hosts, with the demand for them."""
     found = dict.fromkeys(nodes, 0.0)
-    of_several: dict[NodeType, list[tuple[PodKind, float]]] = {shape: [] for shape in nodes}
-    capacity = {shape: sum(shape.sizes) * number for shape, number in nodes.items()}
-    part_of_gpus = {shape: shape.whole_shares / (sum(shape.sizes) or 1) for shape in nodes}
+    of_several: dict[NodeType, list[tuple[PodKind, float]]] = {node_type: [] for node_type in nodes}
+    capacity = {node_type: sum(node_type.sizes) * number for node_type, number in nodes.items()}
+    part_of_gpus = {node_type: node_type.whole_shares / (sum(node_type.sizes) or 1) for node_type in nodes}
     for kind, part in comes:
         amount = part * kind.gpus * (kind.shares or unit)
         several = kind, amount
         hosts = []
-        for at, shape in enumerate(nodes if amount else ()):
-            if shape.hosts_on(gpus_of[shape], kind):
-                hosts.append(shape)
+        for at, node_type in enumerate(nodes if amount else ()):
+            if node_type.hosts_on(gpus_of[node_type], kind):
+                hosts.append(node_type)
             if at % _SHAPES == _SHAPES - 1:
                 yield
-        parts = {shape: part_of_gpus[shape] if needs_gpus(kind) else 1.0 for shape in hosts}
-        room = sum(capacity[shape] * usable for shape, usable in parts.items())
-        for shape, usable in parts.items() if room else ():
-            found[shape] += amount / room * usable
+        parts = {node_type: part_of_gpus[node_type] if needs_gpus(kind) else 1.0 for node_type in hosts}
+        room = sum(capacity[node_type] * usable for node_type, usable in parts.items())
+        for node_type, usable in parts.items() if room else ():
+            found[node_type] += amount / room * usable
             if kind.gpus > 1:
-                of_several[shape].append(several)
+                of_several[node_type].append(several)
         yield
-    mean = sum(found[shape] * capacity[shape] for shape in nodes) / (sum(capacity.values()) or 1)
-    return {shape: 1 + WANTED * (one / mean - 1) if mean else 1.0 for shape, one in found.items()}, of_several
+    mean = sum(found[node_type] * capacity[node_type] for node_type in nodes) / (sum(capacity.values()) or 1)
+    return {node_type: 1 + WANTED * (one / mean - 1) if mean else 1.0 for node_type, one in found.items()}, of_several
 
 
 def _together(
-    hosted: Iterable[tuple[PodKind, float]], shape: NodeType, levels: Sequence[int], unit: float
+    hosted: Iterable[tuple[PodKind, float]], node_type: NodeType, levels: Sequence[int], unit: float
 ) -> tuple[tuple[float, ...], ...]:
     """Return `Tables.together` of a shape, given the demand for each kind of several GPUs that it hosts."""
     more: list[list[tuple[int, float]]] = [[] for _ in (*levels, None)]
     for kind, amount in hosted:
         more[bisect_left(levels, kind.cpu_milli)].append((kind.gpus, amount))
     # By number of GPUs: the demand of the pods that fit beside so many unused ones.
-    fitting = [0.0] * (shape.whole + 1)
+    fitting = [0.0] * (node_type.whole + 1)
     found = []
     for coming in more[: len(levels)]:
         for gpus, amount in coming:

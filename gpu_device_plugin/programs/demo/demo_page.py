@@ -57,17 +57,17 @@ class DemoPage:
     def shows(self, worlds: Iterable[World]) -> bool:
         """Return whether all readers were told the newest, and this is how the nodes and the waiting pods are."""
         server = self._server
-        waiting = {each["name"] for each in server.board.waiting.documents(lambda _: True) if each.get("why")}
+        waiting = {each["name"] for each in server.page_state.waiting.documents(lambda _: True) if each.get("why")}
         there = list(worlds)
         return (
-            server.board.current
-            and server.streams.told >= server.board.mark.value
+            server.page_state.current
+            and server.streams.told >= server.page_state.mark.value
             and waiting == {name for world in there for name in world.pods.waiting}
             and all(map(self._shows_node, there))
         )
 
     def _shows_node(self, world: World) -> bool:
-        shown = self._server.board.node(world.kubelet.node)
+        shown = self._server.page_state.node(world.kubelet.node)
         if shown is None:
             return False
         node = json.loads(shown.document)

@@ -38,23 +38,23 @@ class ArrivalObserver(Protocol):
 class PodStore(Store[Pod | OtherPod]):
     """Applies watched pods to a fleet."""
 
-    def __init__(self, fleet: Fleet, clock: Callable[[], float], comers: ArrivalObserver | None = None) -> None:
+    def __init__(self, fleet: Fleet, clock: Callable[[], float], observer: ArrivalObserver | None = None) -> None:
         """Write to `fleet`.
 
         Args:
             fleet: gets the pods.
             clock: monotonic seconds.
-            comers: is told of each pod that was not bound before.
+            observer: is told of each pod that was not bound before.
         """
         self._fleet = fleet
         self._clock = clock
-        self._comers = comers
+        self._observer = observer
 
     def replace(self, objects: Sequence[Pod | OtherPod]) -> None:
         """Replace all pods."""
         # The mix of pods forgets by the time between them, so they come in their order.
-        comers = [each for each in objects if self._comes(each)]
-        for each in sorted(comers, key=lambda each: each.created)[-_MOST_COUNTED:]:
+        observer = [each for each in objects if self._comes(each)]
+        for each in sorted(observer, key=lambda each: each.created)[-_MOST_COUNTED:]:
             self._count(each)
         self._fleet.replace_pods([each for each in objects if isinstance(each, Pod)], self._clock())
         self._fleet.replace_others(each for each in objects if isinstance(each, OtherPod))
@@ -77,7 +77,7 @@ class PodStore(Store[Pod | OtherPod]):
 
     def _comes(self, pod: Pod | OtherPod) -> bool:
         """Return whether a pod is seen bound for the first time, and says something of what comes."""
-        if self._comers is None or pod.ended:
+        if self._observer is None or pod.ended:
             return False
         if isinstance(pod, OtherPod):
             # A pod that had no choice of its node says nothing of what comes to other nodes.
@@ -86,12 +86,12 @@ class PodStore(Store[Pod | OtherPod]):
         return bool(pod.node_name) and not pod.deleting and (entry is None or not entry.seen)
 
     def _count(self, pod: Pod | OtherPod) -> None:
-        if self._comers is None:
+        if self._observer is None:
             return
         if isinstance(pod, OtherPod):
-            self._comers.observe_other(pod)
+            self._observer.observe_other(pod)
         else:
-            self._comers.observe(pod)
+            self._observer.observe(pod)
 
 
 class NodeStore(Store[NodeRecord]):

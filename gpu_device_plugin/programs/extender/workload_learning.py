@@ -37,7 +37,7 @@ _ENTRIES = 1000
 class LearningNodes(Protocol):
     """The nodes that are scored by the tables."""
 
-    def shapes(self) -> Mapping[NodeType, int]:
+    def node_types(self) -> Mapping[NodeType, int]:
         """Return how many nodes with GPUs there are of each shape."""
 
     @property
@@ -122,7 +122,7 @@ class Learner:
     async def _look_at_holdings(self) -> None:
         """Note which namespace uses how much GPU memory."""
         self._held_at = self._clock()
-        unit = mean_gpu(self._nodes.shapes())
+        unit = mean_gpu(self._nodes.node_types())
         held: dict[str, float] = {}
         for number, entry in enumerate(list(self._entries())):
             usage = entry.usage
@@ -133,13 +133,13 @@ class Learner:
 
     async def learn(self) -> None:
         """Learn now; the scheduler's calls are answered meanwhile."""
-        arrivals, shapes = self._mix.arrivals, self._nodes.shapes()
-        study = await _last(studying(self._mix, shapes))
+        arrivals, node_types = self._mix.arrivals, self._nodes.node_types()
+        study = await _last(studying(self._mix, node_types))
         await _last(self._nodes.learned(study.usable))
         self._appraiser = None if study.usable is None else Appraiser(study.usable)
         self.distrusted = study.distrusted
         said = _log.debug if self._learned_from else _log.info
-        said("learned what room is worth", extra={"pods": arrivals, "kinds": len(self._mix), "shapes": len(shapes)})
+        said("learned what room is worth", extra={"pods": arrivals, "kinds": len(self._mix), "shapes": len(node_types)})
         self._log_lesson(study)
         self._learned_from, self._learned_at = arrivals, self._clock()
 

@@ -89,7 +89,7 @@ class NodeAgent:
             self.hardware = Hardware(settings.gpus, on_change=self.reports.health_changed, on_xid=self.reports.xid_seen)
         except DescriptionError as error:
             raise UsageError(str(error)) from error
-        self.coexistence = ConflictingPlugins(self.settings, api)
+        self.conflicting_plugins = ConflictingPlugins(self.settings, api)
         self.advertiser = Advertiser(self.state, config, self.reports, settings.refusal_limit)
         self.kubelet_records = KubeletRecords(
             settings.device_plugin_dir,
@@ -170,14 +170,14 @@ class NodeAgent:
         self._stranding = OrphanedInstances(config, self.entries, self.kubelet_records, api, self.reports)
         self._lock = NodeLock(settings.device_plugin_dir)
         self._handover = PersistedAgentState(settings, self.kubelet_records)
-        self.ways = ServingModeSwitch(
+        self.serving_switch = ServingModeSwitch(
             config,
             self.state,
             api,
             self.reports,
             registration=self.registration,
             reconciler=self.reconciler,
-            coexistence=self.coexistence,
+            conflicting_plugins=self.conflicting_plugins,
             handover=self._handover,
         )
         self.configuration = Configuration(
@@ -189,15 +189,15 @@ class NodeAgent:
             hardware=self.hardware,
             api=api,
             mps=self.mps,
-            serving=self.ways.serving,
-            coexistence=self.coexistence,
+            serving=self.serving_switch.serving,
+            conflicting_plugins=self.conflicting_plugins,
             reconciler=self.reconciler,
         )
         self.dra: DraDriver | None = None
         if cluster is not None:
             from gpu_device_plugin.programs.node.claims.dra_driver import DraDriver  # noqa: PLC0415 - see node_api.reach_api
 
-            self.dra = self.ways.dra = DraDriver(
+            self.dra = self.serving_switch.dra = DraDriver(
                 settings,
                 self.state,
                 cluster,
@@ -205,10 +205,10 @@ class NodeAgent:
                 self.reports,
                 config=config,
                 reconciler=self.reconciler,
-                coexistence=self.coexistence,
+                conflicting_plugins=self.conflicting_plugins,
                 mps=self.mps,
                 dev=dev,
-                changed=self.ways.look,
+                changed=self.serving_switch.look,
             )
         self._paused = Observable(value=False)
 
@@ -229,8 +229,8 @@ class NodeAgent:
             async with (
                 serving_probes(
                     self.settings.value.http,
-                    self.ways.alive,
-                    self.ways.ready,
+                    self.serving_switch.alive,
+                    self.serving_switch.ready,
                     lambda: self.config.value.notes,
                     metrics=self.metrics,
                     use=self.use_reports.page,
@@ -242,9 +242,9 @@ class NodeAgent:
                 tasks.create_task(self.config.follow(self._take_config), name="follow the configuration")
                 tasks.create_task(self._pause_and_resume(), name="pause and resume")
                 tasks.create_task(self.advertiser.run(), name="advertise")
-                tasks.create_task(self.coexistence.run(), name="look for other plugins")
+                tasks.create_task(self.conflicting_plugins.run(), name="look for other plugins")
                 tasks.create_task(self.mps.run(), name="meet the MPS supervisor")
-                tasks.create_task(self.ways.run(), name="serve the kubelet")
+                tasks.create_task(self.serving_switch.run(), name="serve the kubelet")
                 tasks.create_task(self.over_use.run(), name="follow the use")
                 tasks.create_task(self.reconciler.rounds.follow(self._round_over), name="save ended pods")
                 tasks.create_task(self.use_watch.run(), name="read the use of the GPUs")
@@ -352,14 +352,14 @@ class NodeAgent:
             resource,
             self._answers,
             self.advertiser.list_of(resource),
-            pre_start=self.settings.value.pre_start and not self.ways.deregistering,
+            pre_start=self.settings.value.pre_start and not self.serving_switch.deregistering,
             observe=lambda _resource, rpc, seconds: self.metrics.took(m.RPCS, seconds, rpc),
         )
 
     def _registration_event(self, event: RegistrationEvent, details: dict[str, object]) -> None:
         if event is RegistrationEvent.REGISTERED:
             self.reconciler.registered()
-            self.ways.registered()
+            self.serving_switch.registered()
         self.reports.registration(event, details)
 
     def _round_over(self, _round: int) -> None:
@@ -374,7 +374,7 @@ class NodeAgent:
     def _holders_changed(self, _new: object) -> None:
         claims = () if self.dra is None else self.dra.entries.value
         self.entries.set((*self.reconciler.checkpoint_entries.value, *claims))
-        self.ways.look()
+        self.serving_switch.look()
         if self._stranding.possible:
             self._stranding.look()
             if self.cluster is not None:

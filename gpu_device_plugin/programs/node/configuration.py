@@ -94,7 +94,7 @@ class Configuration:
         api: NodeApi,
         mps: MpsLink,
         serving: Observable[Serving],
-        coexistence: ConflictingPlugins,
+        conflicting_plugins: ConflictingPlugins,
         reconciler: Reconciler,
     ) -> None:
         """Prepare to set `config`, which is `initial` until now, and the GPUs of `state`."""
@@ -107,7 +107,7 @@ class Configuration:
         self._api = api
         self._mps = mps
         self._serving = serving
-        self._coexistence = coexistence
+        self._coexistence = conflicting_plugins
         self._reconciler = reconciler
         self._view = HardwareView()
         """The view of the hardware that was taken over last."""

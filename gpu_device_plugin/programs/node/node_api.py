@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.programs import low_memory_imports as frugal
+from gpu_device_plugin.programs import low_memory_imports
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def reach_api(settings: NodeSettings) -> ClusterConfig | None:
     """
     if not settings.reaches_api(os.environ):
         return None
-    frugal.import_aiohttp()
+    low_memory_imports.import_aiohttp()
     # 12 MB that an agent without API access does not pay.
     from gpu_device_plugin.cluster.client.config import ClusterConfigError, config_if_any  # noqa: PLC0415
 

@@ -87,8 +87,8 @@ class Reports:
             _log.warning("%s", serving.waits)
             self._api.event("ServingWaits", f"{serving.waits}.", "Serve")
         else:
-            _log.info("this node serves by %s", serving.way)
-            self._api.event("Serving", f"This node gives GPUs by {serving.way}.", "Serve", warning=False)
+            _log.info("this node serves by %s", serving.mode)
+            self._api.event("Serving", f"This node gives GPUs by {serving.mode}.", "Serve", warning=False)
 
     def allocations_lost(self, lost: Collection[DeviceHold], names: Mapping[str, str]) -> None:
         """The kubelet has lost its record of these allocations; `names` are those of pods by UID, as far as known."""

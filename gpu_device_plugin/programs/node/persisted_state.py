@@ -39,14 +39,14 @@ class PersistedAgentState:
         return share_size(self._settings.share_size_mib, self._share_size.number(), holders, ended)
 
     @property
-    def way(self) -> ServingMode | None:
+    def mode(self) -> ServingMode | None:
         """The way in which the previous agent served; None if unknown."""
         value = self._way.read()
         return ServingMode(value) if value in list(ServingMode) else None
 
-    def keep_way(self, way: ServingMode) -> None:
+    def keep_way(self, mode: ServingMode) -> None:
         """Save the way in which we serve for the next agent."""
-        self._way.write(way.value)
+        self._way.write(mode.value)
 
     def keep_share_size(self, share_mib: int) -> None:
         """Save our share size for the next agent."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import ListenError, serving
 from gpu_device_plugin.core.contract.nodereport import USE_PATH
-from gpu_device_plugin.programs import low_memory_imports as frugal
+from gpu_device_plugin.programs import low_memory_imports
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ async def serving_probes(
         pages[USE_PATH] = use
     async with AsyncExitStack() as stack:
         if address is not None:
-            frugal.import_aiohttp()
+            low_memory_imports.import_aiohttp()
             try:
                 await stack.enter_async_context(serving(address.host, address.port, pages))
             except ListenError as error:

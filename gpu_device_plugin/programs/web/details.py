@@ -45,24 +45,24 @@ Fields = dict[str, Any]
 class Details:
     """Reads details with the server's account; callers must have the right to see the pod."""
 
-    def __init__(self, client: Client, watched: Watched, board: PageState, resources: Sequence[Resource]) -> None:
+    def __init__(self, client: Client, watched: Watched, page_state: PageState, resources: Sequence[Resource]) -> None:
         self._client = client
         self._watched = watched
-        self._board = board
+        self._board = page_state
         self._resources = resources
         self._turns = Turns(_AT_ONCE)
 
     def __repr__(self) -> str:
         return f"<Details of {self._watched!r}>"
 
-    def node(self, name: str, sight: CallerScope) -> Fields | None:
+    def node(self, name: str, scope: CallerScope) -> Fields | None:
         """Return a node; None: there is no such node that shares GPUs, or the caller may not see nodes."""
         shown = self._board.node(name)
-        if shown is None or not sight.nodes:
+        if shown is None or not scope.nodes:
             return None
-        return {"node": node_document(sight.of(shown.view))}
+        return {"node": node_document(scope.of(shown.view))}
 
-    async def pod(self, namespace: str, name: str, sight: CallerScope, user: str) -> Fields:
+    async def pod(self, namespace: str, name: str, scope: CallerScope, user: str) -> Fields:
         """Return a pod of a namespace that the caller may see. Users take turns.
 
         Raises:
@@ -70,16 +70,16 @@ class Details:
             UnreadableObjectError: it is no pod.
         """
         async with self._turns.turn(user):
-            return await self._pod(namespace, name, sight)
+            return await self._pod(namespace, name, scope)
 
-    async def _pod(self, namespace: str, name: str, sight: CallerScope) -> Fields:
+    async def _pod(self, namespace: str, name: str, scope: CallerScope) -> Fields:
         raw = msgspec.Raw(await self._client.get(PODS, name, namespace=namespace))
         pod, status = pod_and_status(raw, self._resources)
         raw_events, notes = await self._events(namespace, pod.uid)
         status = replace(status, events=events(raw_events, status))
-        views = self._board.views(sight)
+        views = self._board.views(scope)
         policy = await self._policy(views)
-        shown = self._board.node(pod.node_name) if sight.nodes else None
+        shown = self._board.node(pod.node_name) if scope.nodes else None
         fields = {
             "node": pod.node_name,
             "phase": pod.phase,

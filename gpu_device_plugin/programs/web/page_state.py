@@ -236,30 +236,30 @@ class PageState:
         names = None if mark < self._begun else self._changes.since(mark)
         return names and sorted(names), parts
 
-    def document(self, shown: ShownNode, sight: CallerScope) -> bytes:
+    def document(self, shown: ShownNode, scope: CallerScope) -> bytes:
         """Return the JSON of a node for a reader."""
-        if sight.everything or all(map(sight.may_see, shown.namespaces)):
+        if scope.everything or all(map(scope.may_see, shown.namespaces)):
             return shown.document
         # Most readers see none of a node's namespaces, and share one document.
-        key = shown.view.name, frozenset(filter(sight.may_see, shown.namespaces))
+        key = shown.view.name, frozenset(filter(scope.may_see, shown.namespaces))
         whole, limited = self._limited.get(key, (b"", b""))
         if whole != shown.document:
-            limited = msgspec.json.encode(node_document(sight.of(shown.view), brief=True, live=shown.live))
+            limited = msgspec.json.encode(node_document(scope.of(shown.view), brief=True, live=shown.live))
             self._limited[key] = shown.document, limited
         self._limited.move_to_end(key)
         if len(self._limited) > _MOST_LIMITED:
             self._limited.popitem(last=False)
         return limited
 
-    def shows_nodes(self, sight: CallerScope) -> bool:
+    def shows_nodes(self, scope: CallerScope) -> bool:
         """Return whether nodes are read, and the reader may see them."""
-        return self._watched.nodes_readable and sight.nodes
+        return self._watched.nodes_readable and scope.nodes
 
-    def views(self, sight: CallerScope) -> Sequence[NodeView] | None:
+    def views(self, scope: CallerScope) -> Sequence[NodeView] | None:
         """Return all nodes for a reader; None: they cannot be read."""
-        if not self.shows_nodes(sight):
+        if not self.shows_nodes(scope):
             return None
-        return [sight.of(self._shown[name].view) for name in sorted(self._shown)]
+        return [scope.of(self._shown[name].view) for name in sorted(self._shown)]
 
     @property
     def namespaces(self) -> frozenset[str]:
@@ -279,22 +279,22 @@ class PageState:
             | {each.pod.namespace for each in self._watched.cluster.waiting}
         )
 
-    def part(self, name: str, sight: CallerScope) -> Any:
+    def part(self, name: str, scope: CallerScope) -> Any:
         """Return one of `PARTS` for a reader."""
         if name == "waiting":
-            waiting = self.waiting.documents(sight.may_see)
+            waiting = self.waiting.documents(scope.may_see)
             # Why a pod waits is told by nodes.
-            return waiting if sight.nodes else [{**each, "why": "", "room": ""} for each in waiting]
+            return waiting if scope.nodes else [{**each, "why": "", "room": ""} for each in waiting]
         if name == "alone":
-            return self._alone(sight.may_see, anyway=not sight.nodes)
+            return self._alone(scope.may_see, anyway=not scope.nodes)
         if name == "notes":
-            asking = [] if sight.knows(self._namespaces) else [ASKING]
-            return [*asking, *(self.notes(sight.may_see) if sight.nodes else [NO_NODES])]
+            asking = [] if scope.knows(self._namespaces) else [ASKING]
+            return [*asking, *(self.notes(scope.may_see) if scope.nodes else [NO_NODES])]
         state = self._figures()
-        if not sight.nodes:
+        if not scope.nodes:
             return {"source": "none"}
         # Why an agent cannot be read names it and its node.
-        why = "; ".join(filter(None, (state.why, state.detail if sight.everything else "")))
+        why = "; ".join(filter(None, (state.why, state.detail if scope.everything else "")))
         return {"source": state.source, **({"why": why} if why else {})}
 
     def notes(self, may_see: Callable[[str], bool] = everyone) -> Sequence[str]:

@@ -84,13 +84,13 @@ class PageServer:
         self._timings = timings
         self._figures = figures
         self.watched = Watched(client, resources, namespace=namespace, on_change=self._changed, timing=timings.follow)
-        self.board = PageState(self.watched, self._figures_state)
+        self.page_state = PageState(self.watched, self._figures_state)
         self.views = Views()
-        self.streams = Streams(self.board, self.watched, self.views, timings.stream)
-        details = Details(client, self.watched, self.board, resources)
+        self.streams = Streams(self.page_state, self.watched, self.views, timings.stream)
+        details = Details(client, self.watched, self.page_state, resources)
         self.routes = PageRoutes(
             callers,
-            self.board,
+            self.page_state,
             self.streams,
             details,
             self.views,
@@ -100,10 +100,10 @@ class PageServer:
         )
 
     def __repr__(self) -> str:
-        return f"<PageServer: {self.board!r}, {self.streams!r}>"
+        return f"<PageServer: {self.page_state!r}, {self.streams!r}>"
 
     def _changed(self) -> None:
-        self.board.changed()
+        self.page_state.changed()
 
     def _figures_state(self) -> FiguresState:
         if not self.watched.nodes_readable:
@@ -145,27 +145,27 @@ class PageServer:
         """Keep what is shown current. Ends only by cancellation."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.watched.run(), name="watch the cluster")
-            tasks.create_task(self.board.waiting.run(), name="explain waiting pods")
+            tasks.create_task(self.page_state.waiting.run(), name="explain waiting pods")
             tasks.create_task(self._refresh(), name="write changes")
             hearing = self.watched.keep_hearing(lambda: bool(self.streams.readers), self._timings.hear_s)
             tasks.create_task(hearing, name="hear the API server")
             if self._figures is not None:
-                following = self._figures.follow(self._wanted, self.board.use, lambda: self.views.nodes)
+                following = self._figures.follow(self._wanted, self.page_state.use, lambda: self.views.nodes)
                 tasks.create_task(following, name="read figures of agents")
         raise AssertionError  # pragma: no cover (no task ends)
 
     def _wanted(self) -> Sequence[str]:
         """Return the nodes whose figures are wanted: all while somebody looks."""
-        return self.board.names if self.streams.readers else ()
+        return self.page_state.names if self.streams.readers else ()
 
     async def _refresh(self) -> NoReturn:
         while True:
-            await within(self._timings.look_s if self.board.complete else _SOON_S, self.board.dirty())
-            await self.board.refresh()
-            await asyncio.sleep(self._timings.refresh_s if self.board.complete else _SOON_S)
+            await within(self._timings.look_s if self.page_state.complete else _SOON_S, self.page_state.dirty())
+            await self.page_state.refresh()
+            await asyncio.sleep(self._timings.refresh_s if self.page_state.complete else _SOON_S)
 
     async def _ready(self) -> Page:
-        return Page("ok\n") if self.board.complete else Page("the cluster is being read\n", status=503)
+        return Page("ok\n") if self.page_state.complete else Page("the cluster is being read\n", status=503)
 
 
 async def _healthy() -> Page:

@@ -109,12 +109,16 @@ class _Rights:
     """The rights of one reader, looked at again and again."""
 
     def __init__(
-        self, sight: CallerScope, again: Callable[[], Awaitable[Caller | None]], board: PageState, timing: StreamTiming
+        self,
+        scope: CallerScope,
+        again: Callable[[], Awaitable[Caller | None]],
+        page_state: PageState,
+        timing: StreamTiming,
     ) -> None:
-        self.sight = sight
+        self.scope = scope
         """What the reader may see."""
         self._again = again
-        self._board = board
+        self._board = page_state
         self._timing = timing
         self._confirmed_at = self._looked_at = time.monotonic()
         self._learning: asyncio.Task[None] | None = None
@@ -129,7 +133,7 @@ class _Rights:
     @property
     def known(self) -> bool:
         """Whether the API server has said whose pods the reader may see."""
-        return self.sight.knows(self._board.namespaces)
+        return self.scope.knows(self._board.namespaces)
 
     def learn(self) -> asyncio.Task[None] | None:
         """Ask on about namespaces that are not known; None: there is nothing to ask now."""
@@ -140,8 +144,8 @@ class _Rights:
                 self._learn_at = time.monotonic() + self._timing.pulse_s
             self._learning = None
         namespaces = self._board.namespaces
-        if self._learning is None and time.monotonic() >= self._learn_at and not self.sight.current(namespaces):
-            self._learning = asyncio.create_task(self.sight.learn(namespaces), name="learn of namespaces")
+        if self._learning is None and time.monotonic() >= self._learn_at and not self.scope.current(namespaces):
+            self._learning = asyncio.create_task(self.scope.learn(namespaces), name="learn of namespaces")
         return self._learning
 
     def _stop_learning(self) -> None:
@@ -163,7 +167,7 @@ class _Rights:
                 caller = await self._again()
                 if caller is None:
                     raise _EndedError
-                fresh = await self.sight.renewed(caller, self._board.namespaces, self._timing.confirm_s / 2)
+                fresh = await self.scope.renewed(caller, self._board.namespaces, self._timing.confirm_s / 2)
         except (ApiError, TimeoutError):
             # The page says that the API server is not heard. But it may answer all except whose token this is.
             if time.monotonic() - self._confirmed_at >= _MOST_UNSURE * self._timing.rights_s:
@@ -171,10 +175,10 @@ class _Rights:
             return
         self._confirmed_at = time.monotonic()
         self._stop_learning()
-        self.sight = fresh
+        self.scope = fresh
 
-    async def hold(self, sight: CallerScope) -> None:
-        """Look again if it is time, while an event is written that was begun for `sight`.
+    async def hold(self, scope: CallerScope) -> None:
+        """Look again if it is time, while an event is written that was begun for `scope`.
 
         A reader may take its time for each chunk of it, and for all of them longer than rights last.
 
@@ -182,7 +186,7 @@ class _Rights:
             _EndedError: the event must not go on.
         """
         await self.look()
-        if self.sight is not sight and not sight.still_granted(self.sight):
+        if self.scope is not scope and not scope.still_granted(self.scope):
             raise _EndedError
 
 
@@ -191,7 +195,7 @@ class Streams:
 
     def __init__(
         self,
-        board: PageState,
+        page_state: PageState,
         watched: Watched,
         views: Views,
         timing: StreamTiming = DEFAULT_TIMING,
@@ -201,7 +205,7 @@ class Streams:
         """Write `chunk` bytes or a node more at once; a reader has to take each chunk within a time."""
         self._views = views
         self._chunk = chunk
-        self._board = board
+        self._board = page_state
         self._watched = watched
         self._timing = timing
         self._writing = asyncio.Semaphore(1)
@@ -230,18 +234,18 @@ class Streams:
         Raises:
             ApiError: the API server did not say whether it may see nodes and all pods.
         """
-        sight = CallerScope(caller)
-        await sight.learn()
-        return self._open(caller, sight, again)
+        scope = CallerScope(caller)
+        await scope.learn()
+        return self._open(caller, scope, again)
 
     async def _open(
-        self, caller: Caller, sight: CallerScope, again: Callable[[], Awaitable[Caller | None]]
+        self, caller: Caller, scope: CallerScope, again: Callable[[], Awaitable[Caller | None]]
     ) -> AsyncGenerator[bytes, None]:
         self.readers += 1
         stream = self._views.open(caller.user)
         try:
             with suppress(_EndedError):
-                async with aclosing(self._events(sight, again, stream)) as parts:
+                async with aclosing(self._events(scope, again, stream)) as parts:
                     async for part in parts:
                         yield part
         finally:
@@ -250,35 +254,35 @@ class Streams:
             self.readers -= 1
 
     async def _events(
-        self, sight: CallerScope, again: Callable[[], Awaitable[Caller | None]], stream: str
+        self, scope: CallerScope, again: Callable[[], Awaitable[Caller | None]], stream: str
     ) -> AsyncGenerator[bytes, None]:
-        board, timing = self._board, self._timing
+        page_state, timing = self._board, self._timing
         await within(timing.first_s, self._until_complete())
-        async with _Rights(sight, again, board, timing) as rights:
+        async with _Rights(scope, again, page_state, timing) as rights:
             if (learning := rights.learn()) is not None:
                 await asyncio.wait({learning}, timeout=timing.learn_s)
-            mark, seen, known = board.mark.value, sight.seen, rights.known
-            async for chunk in self._one_by_one(self._whole(sight, stream)):
+            mark, seen, known = page_state.mark.value, scope.seen, rights.known
+            async for chunk in self._one_by_one(self._whole(scope, stream)):
                 yield chunk
-                await rights.hold(sight)
+                await rights.hold(scope)
             self._told[stream] = mark
             pulse_at = time.monotonic() + timing.pulse_s
             while True:
                 pause_s = timing.learn_s if rights.learn() is not None else timing.pulse_s
-                await within(min(pause_s, pulse_at - time.monotonic()), board.mark.after(mark))
+                await within(min(pause_s, pulse_at - time.monotonic()), page_state.mark.after(mark))
                 await rights.look()
-                if rights.sight is not sight:
-                    sight, before = rights.sight, sight
-                    same = (sight.nodes, sight.everything) == (before.nodes, before.everything)
-                    mark = mark if same and sight.seen >= seen else -1
-                learned = sight.seen - seen
-                if board.mark.value > mark or learned or rights.known != known:
+                if rights.scope is not scope:
+                    scope, before = rights.scope, scope
+                    same = (scope.nodes, scope.everything) == (before.nodes, before.everything)
+                    mark = mark if same and scope.seen >= seen else -1
+                learned = scope.seen - seen
+                if page_state.mark.value > mark or learned or rights.known != known:
                     rewritten = PARTS if learned or rights.known != known else ()
-                    since, mark, seen, known = mark, board.mark.value, sight.seen, rights.known
-                    changes = self._changes(sight, since, learned, rewritten, stream)
+                    since, mark, seen, known = mark, page_state.mark.value, scope.seen, rights.known
+                    changes = self._changes(scope, since, learned, rewritten, stream)
                     async for chunk in self._one_by_one(changes):
                         yield chunk
-                        await rights.hold(sight)
+                        await rights.hold(scope)
                     self._told[stream] = mark
                     await asyncio.sleep(timing.between_changes_s)
                 if time.monotonic() >= pulse_at:
@@ -299,21 +303,21 @@ class Streams:
             yield chunk
 
     def _changes(
-        self, sight: CallerScope, since: int, learned: Collection[str], rewritten: Collection[str], stream: str
+        self, scope: CallerScope, since: int, learned: Collection[str], rewritten: Collection[str], stream: str
     ) -> Iterator[bytes]:
         """Return the event after a change: the whole cluster for a reader who lags too far behind.
 
         Args:
-            sight: what the reader may see.
+            scope: what the reader may see.
             since: the change up to which it knows all of it.
             learned: the namespaces whose pods are seen from now on.
             rewritten: the `PARTS` to write even if they have not changed.
             stream: the name of the stream.
         """
         names, parts = self._board.changed_since(since)
-        if names is None or not sight.nodes:
-            return self._whole(sight, stream)
-        return self._change(sight, sorted({*names, *self._board.with_pods_of(learned)}), {*parts, *rewritten})
+        if names is None or not scope.nodes:
+            return self._whole(scope, stream)
+        return self._change(scope, sorted({*names, *self._board.with_pods_of(learned)}), {*parts, *rewritten})
 
     async def _until_complete(self) -> None:
         while not self._board.complete:
@@ -329,20 +333,20 @@ class Streams:
         read["now"] = rfc3339(time.time())
         return msgspec.json.encode(read)
 
-    def _whole(self, sight: CallerScope, stream: str) -> Iterator[bytes]:
+    def _whole(self, scope: CallerScope, stream: str) -> Iterator[bytes]:
         head = b'event: cluster\ndata: {"version":%d,' % VERSION
-        names = self._board.names if sight.nodes else ()
+        names = self._board.names if scope.nodes else ()
         tail = b',"read":%b,"stream":"%b"}\n\n' % (self._read(), stream.encode())
-        yield from self._chunks(head, sight, names, PARTS, tail)
+        yield from self._chunks(head, scope, names, PARTS, tail)
 
-    def _change(self, sight: CallerScope, names: Sequence[str], parts: Iterable[str]) -> Iterator[bytes]:
+    def _change(self, scope: CallerScope, names: Sequence[str], parts: Iterable[str]) -> Iterator[bytes]:
         there = [name for name in names if self._board.node(name) is not None]
         gone = msgspec.json.encode([name for name in names if self._board.node(name) is None])
         wanted = [part for part in PARTS if part in parts]
-        yield from self._chunks(b"event: change\ndata: {", sight, there, wanted, b',"gone":' + gone + b"}\n\n")
+        yield from self._chunks(b"event: change\ndata: {", scope, there, wanted, b',"gone":' + gone + b"}\n\n")
 
     def _chunks(
-        self, head: bytes, sight: CallerScope, names: Iterable[str], parts: Iterable[str], tail: bytes
+        self, head: bytes, scope: CallerScope, names: Iterable[str], parts: Iterable[str], tail: bytes
     ) -> Iterator[bytes]:
         """Yield one event. Nodes that go away meanwhile are left out; those that change are as they are by then."""
         chunk, separator = [head, b'"nodes":['], b""
@@ -351,7 +355,7 @@ class Streams:
             shown = self._board.node(name)
             if shown is None:
                 continue
-            document = self._board.document(shown, sight)
+            document = self._board.document(shown, scope)
             chunk += (separator, document)
             separator = b","
             size += len(document)
@@ -359,7 +363,7 @@ class Streams:
                 yield b"".join(chunk)
                 chunk, size = [], 0
         chunk.append(b"]")
-        chunk += [b',"%b":' % part.encode() + msgspec.json.encode(self._board.part(part, sight)) for part in parts]
+        chunk += [b',"%b":' % part.encode() + msgspec.json.encode(self._board.part(part, scope)) for part in parts]
         yield b"".join([*chunk, tail])
 
 

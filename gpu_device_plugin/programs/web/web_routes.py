@@ -114,7 +114,7 @@ class PageRoutes:
     def __init__(
         self,
         callers: Callers,
-        board: PageState,
+        page_state: PageState,
         streams: Streams,
         details: Details,
         views: Views,
@@ -125,7 +125,7 @@ class PageRoutes:
     ) -> None:
         """Answer from these parts; a request waits `within_s` for the API server."""
         self._callers = callers
-        self._board = board
+        self._board = page_state
         self._streams = streams
         self._details = details
         self._views = views
@@ -206,25 +206,25 @@ class PageRoutes:
 
     async def _node(self, request: Request, caller: Caller) -> Page:
         name = unquote(request.rest)
-        sight = CallerScope(caller)
-        await sight.learn()
-        if not self._board.shows_nodes(sight):
+        scope = CallerScope(caller)
+        await scope.learn()
+        if not self._board.shows_nodes(scope):
             return _error(403, "Nodes are not shown: the right to list nodes in the whole cluster is missing.")
         if (node := self._board.node(name)) is not None:
-            await within(_LEARN_S, sight.learn(node.namespaces))
-        shown = self._details.node(name, sight)
+            await within(_LEARN_S, scope.learn(node.namespaces))
+        shown = self._details.node(name, scope)
         return _error(404, "There is no such node that shares GPUs.") if shown is None else _json(shown)
 
     async def _pod(self, request: Request, caller: Caller) -> Page:
         namespace, _, name = unquote(request.rest).partition("/")
         if not _NAMESPACE.fullmatch(namespace) or not _NAME.fullmatch(name):
             return _error(400, "This is no name of a pod; write NAMESPACE/NAME.")
-        sight = CallerScope(caller)
-        await sight.learn([namespace])
-        if not sight.may_see(namespace):
+        scope = CallerScope(caller)
+        await scope.learn([namespace])
+        if not scope.may_see(namespace):
             return _error(403, f"You have no right to get pods in the namespace {namespace}.")
-        await within(_LEARN_S, sight.learn(self._board.namespaces))  # why it waits names pods on nodes
-        return _json(await self._details.pod(namespace, name, sight, caller.user))
+        await within(_LEARN_S, scope.learn(self._board.namespaces))  # why it waits names pods on nodes
+        return _json(await self._details.pod(namespace, name, scope, caller.user))
 
     async def _view(self, request: Request, caller: Caller) -> Page:
         try:

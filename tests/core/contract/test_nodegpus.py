@@ -689,8 +689,8 @@ def test_the_annotation_reads_as_it_was_written(
         ends = [shares.by_uuid(link.a), shares.by_uuid(link.b)]
         if all(ends):
             a, b = (end.position for end in ends if end is not None)
-            worth = link.closeness * 100 + link.nvlinks
-            assert found.links.connection(a, b) == found.links.connection(b, a) == worth
+            placement_value = link.closeness * 100 + link.nvlinks
+            assert found.links.connection(a, b) == found.links.connection(b, a) == placement_value
 
 
 JSON = st.recursive(

@@ -124,9 +124,9 @@ def test_an_instance_that_is_gone_and_a_gpu_in_mig_mode_that_was_never_offered_a
 
 def test_labels_override_settings_one_by_one() -> None:
     plain = config(policy="spread", serve="dra")
-    assert (plain.policy, plain.wanted_way, plain.labelled) == ("spread", ServingMode.DRA, False)
+    assert (plain.policy, plain.wanted_mode, plain.labelled) == ("spread", ServingMode.DRA, False)
     labelled = config(policy="spread", serve="dra", labels=labels(policy="binpack", serve="auto", cgpu="true"))
-    assert (labelled.policy, labelled.wanted_way, labelled.labelled) == ("binpack", ServingMode.DEVICE_PLUGIN, True)
+    assert (labelled.policy, labelled.wanted_mode, labelled.labelled) == ("binpack", ServingMode.DEVICE_PLUGIN, True)
     assert (labelled.delivery.cgpu_disable, plain.delivery.cgpu_disable) == (True, False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_device_plugin.core.node.serving_mode import Serving, ServingMode, serving, wanted_way
+from gpu_device_plugin.core.node.serving_mode import Serving, ServingMode, serving, wanted_mode
 
 PLUGIN, DRA = ServingMode.DEVICE_PLUGIN, ServingMode.DRA
 
@@ -24,7 +24,7 @@ PLUGIN, DRA = ServingMode.DEVICE_PLUGIN, ServingMode.DRA
 )
 def test_the_label_counts_before_the_setting(setting: str, label: str | None, expected: ServingMode) -> None:
     labels = {} if label is None else {"gpu-device-plugin/serve": label}
-    assert wanted_way(setting, labels) is expected
+    assert wanted_mode(setting, labels) is expected
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_nobody_is_in_the_way(
 @pytest.mark.parametrize("before", [None, PLUGIN])
 def test_a_node_waits_for_those_who_hold_gpus_in_the_other_way(before: ServingMode | None) -> None:
     found = serving(DRA, before, {PLUGIN: ["pod b/1", "pod a/1"], DRA: []})
-    assert found.way is PLUGIN
+    assert found.mode is PLUGIN
     assert found.closing
     assert found.waits == (
         "this node waits to serve by dra instead of device-plugin: pod a/1, pod b/1 still hold GPUs of it, and new "

@@ -132,7 +132,7 @@ def test_a_gpu_of_many_shares_is_priced_in_cells() -> None:
     appraiser = Appraiser(tables)
     assert appraiser.choose(PodKind(10_000, 1), large, Left((10_000,), 0, 0)) is not None
     assert learn({PodKind(10_001, 1): 1.0}, {large: 1}).prices[40_000, False].keys() == {33}
-    values = [worth(appraiser, large, Left((free,), 0, 0)) for free in (9_999, 10_000)]
+    values = [placement_value(appraiser, large, Left((free,), 0, 0)) for free in (9_999, 10_000)]
     assert values[1] - values[0] > 9_000
 
 
@@ -144,15 +144,15 @@ def test_learning_takes_many_steps_so_that_others_can_run_between_them() -> None
 # --- appraising
 
 
-def worth(appraiser: Appraiser, shape: NodeType, left: Left) -> float:
+def placement_value(appraiser: Appraiser, node_type: NodeType, left: Left) -> float:
     """Return the worth of a node whose shape was learned."""
-    room = appraiser.appraise(shape, left)
+    room = appraiser.appraise(node_type, left)
     assert room is not None
-    return room.worth
+    return room.placement_value
 
 
-def appraiser(mix: dict[PodKind, float], *shapes: NodeType) -> Appraiser:
-    return Appraiser(learn(mix, dict.fromkeys(shapes, 1)))
+def appraiser(mix: dict[PodKind, float], *node_types: NodeType) -> Appraiser:
+    return Appraiser(learn(mix, dict.fromkeys(node_types, 1)))
 
 
 def left(*frees: int, cpu: int = 32_000, memory: int = 131_072) -> Left:
@@ -275,9 +275,9 @@ def test_whole_gpus_and_memory_of_several_are_not_taken_of_instances() -> None:
 def test_an_instance_more_or_less_in_use_changes_nothing_for_pods_of_several_gpus() -> None:
     there = appraiser({PodKind(0, 2): 1.0}, MIG, T4)
     assert there.tables.together[MIG][0] == (0.0, 0.0)
-    assert worth(there, MIG, left(16, 8, 8, 8)) - worth(there, MIG, left(16, 0, 8, 8)) == pytest.approx(
-        8 * there.tables.wanted[MIG]
-    )
+    assert placement_value(there, MIG, left(16, 8, 8, 8)) - placement_value(
+        there, MIG, left(16, 0, 8, 8)
+    ) == pytest.approx(8 * there.tables.wanted[MIG])
 
 
 def test_of_equal_instances_that_on_the_fullest_gpu_is_taken() -> None:
@@ -339,10 +339,10 @@ def test_the_extender_binds_to_the_gpus_that_cost_least(
     )
     used = tuple((at, min(size, shares)) for at, (_, size, shares) in enumerate(gpus) if shares)
     node = candidate("n", listed, [Usage(used)], Amounts(32_000, 131_072))
-    shape, room = shape_of(node), left_on(node)
+    node_type, room = shape_of(node), left_on(node)
     assume(kind.shares)
-    there = appraiser(mix, shape)
-    chosen = there.choose(kind, shape, room)
+    there = appraiser(mix, node_type)
+    chosen = there.choose(kind, node_type, room)
     demand = Demand(Kind.MEMORY, kind.shares * kind.gpus, kind.gpus)
     found = fit(Ask((Part(demand),)), node, "fit", ranks_on(there, node, Amounts(kind.cpu_milli)))
     assert isinstance(found, Fit) == (chosen is not None)
@@ -375,23 +375,25 @@ def test_worth_never_rises_by_taking(
         data.draw(st.integers(0, cpus)) * 1000 if what == "cpu" else before.cpu_milli,
         data.draw(st.integers(0, gibs)) * MIB if what == "memory" else before.memory_mib,
     )
-    assert worth(there, T4, after) <= worth(there, T4, before) + 1e-9
+    assert placement_value(there, T4, after) <= placement_value(there, T4, before) + 1e-9
 
 
 @given(mixes, st.permutations((T4, A10, NodeType((16,), ("T4",), 8000, 32_768))))
-def test_the_order_of_nodes_teaches_nothing(mix: dict[PodKind, float], shapes: list[NodeType]) -> None:
-    tables = learn(mix, dict.fromkeys(shapes, 2))
-    again = learn(mix, dict.fromkeys(reversed(shapes), 2))
+def test_the_order_of_nodes_teaches_nothing(mix: dict[PodKind, float], node_types: list[NodeType]) -> None:
+    tables = learn(mix, dict.fromkeys(node_types, 2))
+    again = learn(mix, dict.fromkeys(reversed(node_types), 2))
     assert tables.packed == again.packed
-    assert tables.wanted == {shape: pytest.approx(worth) for shape, worth in again.wanted.items()}
+    assert tables.wanted == {
+        node_type: pytest.approx(placement_value) for node_type, placement_value in again.wanted.items()
+    }
 
 
 @given(mixes, kinds, st.lists(st.integers(-1, 16), min_size=2, max_size=2))
 def test_the_gpus_of_a_node_are_interchangeable(mix: dict[PodKind, float], kind: PodKind, frees: list[int]) -> None:
     there = appraiser(mix, T4)
-    gains = [there.choose(kind, T4, left(*each)) for each in permutations(frees)]
-    assert [None if gain is None else pytest.approx(gain.gain) for gain in gains[::-1]] == [
-        None if gain is None else gain.gain for gain in gains
+    marginal_values = [there.choose(kind, T4, left(*each)) for each in permutations(frees)]
+    assert [None if gain is None else pytest.approx(gain.gain) for gain in marginal_values[::-1]] == [
+        None if gain is None else gain.gain for gain in marginal_values
     ]
 
 
@@ -411,7 +413,7 @@ def test_the_gain_is_the_difference_of_the_worths(
     )
     assert min(0, *after.frees) >= CLOSED
     idle = there.tables.idle_cpu * after.cpu_milli + there.tables.idle_share * after.shares
-    assert found.gain == pytest.approx(worth(there, T4, after) - worth(there, T4, before) - idle)
+    assert found.gain == pytest.approx(placement_value(there, T4, after) - placement_value(there, T4, before) - idle)
 
 
 # --- how much work it is
@@ -462,8 +464,8 @@ def test_wishes_are_compared_with_the_models_of_a_large_cluster_step_by_step() -
 def test_the_largest_knapsack_is_one_step() -> None:
     """A GPU of more cells than are told apart, and pods of every size."""
     mix = {PodKind(80 * size, 1, wishes=hostile(0)): 1.0 for size in range(1, MOST_CELLS + 1)}
-    shape = NodeType((80 * MOST_CELLS,), ("model",), 32_000, 131_072)
-    made = learning(mix, {shape: 1})
+    node_type = NodeType((80 * MOST_CELLS,), ("model",), 32_000, 131_072)
+    made = learning(mix, {node_type: 1})
     for _ in range(20):
         with counted(LINES):
             next(made)

@@ -114,9 +114,9 @@ def other(name: str, node_name: str, *, ended: bool = False, bound: bool = False
 
 def test_every_pod_that_takes_room_for_gpus_is_counted_once_when_it_is_bound() -> None:
     """And those of a list in the order of their creation. A pod that waits costs its owner nothing."""
-    made, comers = fleet(), Comers()
+    made, observer = fleet(), Comers()
     NodeStore(made, RESOURCES).replace([node("a", 16, 2), node("cpu")])
-    store = PodStore(made, lambda: 0.0, comers)
+    store = PodStore(made, lambda: 0.0, observer)
     first, waits = pod("first", 3, "a"), pod("waits", 1)
     store.replace(
         [
@@ -129,7 +129,7 @@ def test_every_pod_that_takes_room_for_gpus_is_counted_once_when_it_is_bound() -
             other("over", "a", ended=True),
         ]
     )
-    assert comers.said == ["first", "without"]
+    assert observer.said == ["first", "without"]
     store.put(pod("waits", 1))
     store.put(pod("waits", 1, "a"))
     store.put(other("without", "a"))
@@ -141,11 +141,11 @@ def test_every_pod_that_takes_room_for_gpus_is_counted_once_when_it_is_bound() -
     store.put(replace(pod("ended", 2, "a"), phase="Succeeded"))
     store.put(replace(pod("going", 2, "a"), deleting=True))
     store.replace([pod("waits", 1, "a"), other("without", "a"), pod("new", 2, "a")])
-    assert comers.said == ["first", "without", "waits", "new"]
+    assert observer.said == ["first", "without", "waits", "new"]
     store.remove(other("without", "a"))
     store.put(replace(pod("waits", 1, "a"), phase="Failed"))
     store.put(replace(pod("waits", 1, "a"), phase="Failed", labels={"a": "b"}))
-    assert comers.said == ["first", "without", "waits", "new"]
+    assert observer.said == ["first", "without", "waits", "new"]
 
 
 def test_pods_without_gpus_leave_less_cpu_to_the_others() -> None:
@@ -161,9 +161,9 @@ def test_pods_without_gpus_leave_less_cpu_to_the_others() -> None:
 
 def test_pods_that_teach_nothing_do_not_push_others_out_of_the_count() -> None:
     """Two pods with GPUs are older than 10,000 pods on a node without GPUs."""
-    made, comers = fleet(), Comers()
+    made, observer = fleet(), Comers()
     NodeStore(made, RESOURCES).replace([node("a", 16, 2), node("cpu")])
     old = [replace(pod(name, 1, "a"), created="2026-11-20T12:00:00Z") for name in ("p", "q")]
     others = [other(f"o{number}", "cpu", created="2026-11-21T12:00:00Z") for number in range(10_000)]
-    PodStore(made, lambda: 0.0, comers).replace([*others, *old])
-    assert comers.said == ["p", "q"]
+    PodStore(made, lambda: 0.0, observer).replace([*others, *old])
+    assert observer.said == ["p", "q"]

@@ -45,7 +45,7 @@ class Nodes:
     tables: list[Tables | None] = field(default_factory=list)
     got: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def shapes(self) -> Mapping[NodeType, int]:
+    def node_types(self) -> Mapping[NodeType, int]:
         return self.there
 
     def learned(self, tables: Tables | None) -> Generator[None, None, None]:
@@ -231,8 +231,8 @@ async def test_pods_that_hold_little_teach_little_however_many_come(caplog: pyte
         honest.observe(pod(number, {MEM: HONEST[number % 5]}, namespace="team"))
     await honest.learn()
     assert alone.tables[0] is not None
-    worth = [each.packed[GpuKind(80, "H100")][-1] for each in (nodes.tables[0], alone.tables[0])]
-    assert worth[0] == pytest.approx(worth[1], abs=4)
+    placement_value = [each.packed[GpuKind(80, "H100")][-1] for each in (nodes.tables[0], alone.tables[0])]
+    assert placement_value[0] == pytest.approx(placement_value[1], abs=4)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 

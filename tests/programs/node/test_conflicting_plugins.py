@@ -30,7 +30,7 @@ def listener(path: Path) -> Iterator[None]:
 
 def launch(node: NodeWorld) -> None:
     """Start an agent that looks often."""
-    node.launch().coexistence.look_s = 0.05
+    node.launch().conflicting_plugins.look_s = 0.05
 
 
 async def test_beside_another_device_plugin_nothing_is_registered(caplog: pytest.LogCaptureFixture) -> None:
@@ -42,12 +42,12 @@ async def test_beside_another_device_plugin_nothing_is_registered(caplog: pytest
             agent = node.agent
             await node.until(lambda: "GPUs are not shared: NVIDIA's device plugin" in caplog.text)
             assert node.kubelet.registrations == []
-            missing = await agent.ways.ready()
+            missing = await agent.serving_switch.ready()
             assert "nvidia.com/gpu.deploy.device-plugin=false" in missing[0]
             assert "--allow-other-plugins" in missing[0]
-            assert await agent.ways.alive() == (), "a restart would not help"
+            assert await agent.serving_switch.alive() == (), "a restart would not help"
         await node.ready()  # the file is still there, and nobody listens
-        assert await agent.ways.ready() == ()
+        assert await agent.serving_switch.ready() == ()
         assert node.healthy(MEM) == 28
         assert "GPUs are shared again: no other plugin hands them out" in caplog.text
 
@@ -74,7 +74,7 @@ async def test_one_that_restarts_is_not_believed_gone() -> None:
         with listener(path):
             launch(node)
             assert node.agent is not None
-            others = node.agent.coexistence
+            others = node.agent.conflicting_plugins
             await node.until(lambda: bool(others.others.value))
             others.look_s = 60
         path.unlink()
@@ -100,9 +100,9 @@ async def test_a_dra_driver_beside_the_pod_resources_socket_counts_too() -> None
             launch(node)
             assert node.agent is not None
             agent = node.agent
-            await node.until(lambda: bool(agent.coexistence.others.value))
-            assert "nvidia.com/gpu.deploy.dra-driver=false" in agent.coexistence.unmet()[0]
-            assert "DRA driver" in repr(agent.coexistence)
+            await node.until(lambda: bool(agent.conflicting_plugins.others.value))
+            assert "nvidia.com/gpu.deploy.dra-driver=false" in agent.conflicting_plugins.unmet()[0]
+            assert "DRA driver" in repr(agent.conflicting_plugins)
 
 
 async def test_who_allows_it_shares_beside_others_also_without_a_restart() -> None:
@@ -114,7 +114,7 @@ async def test_who_allows_it_shares_beside_others_also_without_a_restart() -> No
             await node.stop_agent()
             node.settings["allow_other_plugins"] = "false"
             agent = node.launch()
-            await node.until(lambda: bool(agent.coexistence.others.value))
+            await node.until(lambda: bool(agent.conflicting_plugins.others.value))
             agent.reload(allowing)
             await node.ready()
 
@@ -123,7 +123,7 @@ async def test_what_the_node_offers_by_the_api_counts_and_people_are_told_in_an_
     async with cluster() as there:
         there.api.patch("nodes", NODE, {"status": {"allocatable": {"nvidia.com/gpu": "2"}}}, subresource="status")
         agent = there.node.launch()
-        agent.coexistence.look_s = 0.05
+        agent.conflicting_plugins.look_s = 0.05
         there.cluster.look_s = 0.05
         await there.node.until(lambda: bool(there.events("OtherDevicePlugin")))
         (event,) = there.events("OtherDevicePlugin")
@@ -134,5 +134,5 @@ async def test_what_the_node_offers_by_the_api_counts_and_people_are_told_in_an_
         assert there.said_of_node()["gpus"][0]["reason"].endswith("(the node offers 2 nvidia.com/gpu)")
         there.api.patch("nodes", NODE, {"status": {"allocatable": {"nvidia.com/gpu": "0"}}}, subresource="status")
         await there.node.ready()
-        assert agent.coexistence.others.value == ()
+        assert agent.conflicting_plugins.others.value == ()
         await there.node.until(lambda: [gpu["healthy"] for gpu in there.said_of_node()["gpus"]] == [True] * 2)

@@ -63,19 +63,19 @@ class World:
         """Run a pod that asks in the way that the node serves."""
         agent = self.here.node.agent
         assert agent is not None
-        serving = agent.ways.serving
+        serving = agent.serving_switch.serving
         await self.here.node.until(
             lambda: (
                 serving.value.closing
                 or (
-                    serving.value.way is ServingMode.DRA
+                    serving.value.mode is ServingMode.DRA
                     and not self.here.dra.unmet()
                     and self.here.kubelet.reaches(DRIVER)
                 )
-                or (serving.value.way is ServingMode.DEVICE_PLUGIN and not agent.registration.unmet())
+                or (serving.value.mode is ServingMode.DEVICE_PLUGIN and not agent.registration.unmet())
             )
         )
-        await (self.run_claim() if serving.value.way is ServingMode.DRA else self.run_pod())
+        await (self.run_claim() if serving.value.mode is ServingMode.DRA else self.run_pod())
 
     def wish(self) -> Wish:
         """Return what the next claim asks for."""
@@ -137,16 +137,18 @@ class World:
         self.here.launch()
         agent = self.here.node.agent
         assert agent is not None
-        await self.here.node.until(lambda: bool(agent.ways.serving.version) or not agent.config.value.shares.any_listed)
+        await self.here.node.until(
+            lambda: bool(agent.serving_switch.serving.version) or not agent.config.value.shares.any_listed
+        )
         await self.settled()
 
     async def settled(self) -> None:
         agent = self.here.node.agent
         assert agent is not None
-        if agent.ways.serving.value.way is ServingMode.DRA:
+        if agent.serving_switch.serving.value.mode is ServingMode.DRA:
             await self.here.node.until(
                 lambda: (
-                    agent.ways.serving.value.way is not ServingMode.DRA
+                    agent.serving_switch.serving.value.mode is not ServingMode.DRA
                     or not agent.config.value.shares.any_listed  # a damaged file is adopted once its GPU is known
                     or (not self.here.dra.loop.unmet() and self.here.kubelet.reaches(DRIVER))
                 )
@@ -195,13 +197,13 @@ class World:
         self.here.node.hardware(*(T4 | ({"lost": True} if self.chance.random() < 0.3 else {}) for _ in range(2)))
 
     async def change_over(self) -> None:
-        way = self.chance.choice(list(ServingMode))
-        self.here.label(way)
+        mode = self.chance.choice(list(ServingMode))
+        self.here.label(mode)
         agent = self.here.node.agent
         assert agent is not None
-        serving = agent.ways.serving
+        serving = agent.serving_switch.serving
         await self.here.node.until(
-            lambda: serving.value.way is way or (serving.value.closing and UNKNOWN not in serving.value.waits)
+            lambda: serving.value.mode is mode or (serving.value.closing and UNKNOWN not in serving.value.waits)
         )
 
     # --- What must be so ----------------------------------------------------------------------------------------------

@@ -187,8 +187,8 @@ async def test_without_gpus_nothing_is_registered_until_there_are_some() -> None
         agent = node.launch()
         await node.until(lambda: agent.hardware.view.value.state is State.WATCHING)
         assert node.kubelet.registrations == []
-        assert await agent.ways.alive() == ()
-        assert "lists no GPU" in (await agent.ways.ready())[0]
+        assert await agent.serving_switch.alive() == ()
+        assert "lists no GPU" in (await agent.serving_switch.ready())[0]
         await agent.hardware.pause()  # whoever resumes looks afresh, at once
         node.hardware(T4)
         agent.hardware.resume()
@@ -369,11 +369,11 @@ async def test_an_agent_that_is_ready_says_what_else_is_to_be_known(caplog: pyte
 async def test_an_agent_whose_sockets_do_not_answer_is_not_alive() -> None:
     async with world() as node:
         agent = await node.start_agent()
-        assert await agent.ways.alive() == ()
+        assert await agent.serving_switch.alive() == ()
         directory = node.kubelet.device_plugin_dir
         directory.rename(directory.with_name("away"))
-        await eventually(agent.ways.alive)
-        assert await agent.ways.alive() == ("the agent's sockets do not answer",)
+        await eventually(agent.serving_switch.alive)
+        assert await agent.serving_switch.alive() == ("the agent's sockets do not answer",)
         directory.with_name("away").rename(directory)
         await node.ready()
 

@@ -104,7 +104,7 @@ async def test_the_domain_of_nvidia_lets_its_manifests_run() -> None:
         made = await node.kubelet.admit(asking("nvidias", "nvidia.com/mig-1g.10gb"))
         assert made.phase == "Running"
         assert node.agent is not None
-        assert node.agent.coexistence.others.value == ()
+        assert node.agent.conflicting_plugins.others.value == ()
 
 
 async def test_device_nodes_of_an_instance_reach_the_container() -> None:

@@ -47,13 +47,13 @@ async def test_what_was_given_out_under_another_domain_is_not_given_out_again() 
 async def test_readiness_tells_what_was_lost_after_the_start() -> None:
     async with world("fake:1xT4") as node:
         agent = await node.start_agent()
-        assert await agent.ways.ready() == ()
+        assert await agent.serving_switch.ready() == ()
         agent.toggle_pause()
         await node.healthy_is(MEM, 0)
-        assert await agent.ways.ready() == ("paused: the agent does not use the GPUs",)
+        assert await agent.serving_switch.ready() == ("paused: the agent does not use the GPUs",)
         agent.toggle_pause()
         await node.healthy_is(MEM, 14)
-        assert await agent.ways.ready() == ()
+        assert await agent.serving_switch.ready() == ()
 
 
 async def test_a_size_that_no_gpu_can_ever_give_ends_in_less_being_shown() -> None:

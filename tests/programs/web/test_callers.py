@@ -216,11 +216,11 @@ async def test_a_sight_is_what_the_reviews_allow(world: World) -> None:
     anna, newcomer = await world.callers.caller("anna-token"), await world.callers.caller("new-token")
     assert anna is not None
     assert newcomer is not None
-    sight, little = CallerScope(anna), CallerScope(newcomer)
-    assert not sight.may_see("a")
-    await sight.learn(["a", "b"])
+    scope, little = CallerScope(anna), CallerScope(newcomer)
+    assert not scope.may_see("a")
+    await scope.learn(["a", "b"])
     await little.learn(["a", "b"])
-    assert (sight.nodes, sight.everything, sight.may_see("a"), sight.may_see("b")) == (True, False, True, False)
+    assert (scope.nodes, scope.everything, scope.may_see("a"), scope.may_see("b")) == (True, False, True, False)
     assert (little.nodes, little.may_see("a")) == (False, True)
 
 
@@ -333,19 +333,19 @@ async def test_rights_that_were_there_are_confirmed_before_others_are_looked_for
 async def test_what_is_not_confirmed_in_time_is_not_seen(world: World) -> None:
     anna = await world.callers.caller("anna-token")
     assert anna is not None
-    sight = CallerScope(anna)
-    await sight.learn(["a", "b"])
+    scope = CallerScope(anna)
+    await scope.learn(["a", "b"])
     world.now_s += 31
-    same = await sight.renewed(anna, ["a", "b"], within_s=stretched())
+    same = await scope.renewed(anna, ["a", "b"], within_s=stretched())
     assert (same.nodes, *same.seen) == (True, "a")
     assert not same.current(["a", "b"]), "what was refused is asked again"
     await same.learn(["a", "b"])
     assert same.current(["a", "b"])
     assert (same.nodes, *same.seen) == (True, "a")
     world.now_s += 31
-    slow = await sight.renewed(anna, ["a", "b"], within_s=0)
+    slow = await scope.renewed(anna, ["a", "b"], within_s=0)
     assert not slow.may_see("a")
-    assert not sight.still_granted(slow)
+    assert not scope.still_granted(slow)
     assert slow.knows(["a", "b"])
     await slow.learn(["a", "b"])
     assert slow.may_see("a")

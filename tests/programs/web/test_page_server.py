@@ -154,19 +154,21 @@ async def test_only_nodes_that_changed_are_told_again(api: ApiServer) -> None:
 async def test_the_server_knows_which_change_all_its_readers_were_told(api: ApiServer) -> None:
     api.add(node("gpu-1", mem=30, count=2))
     async with served(api) as page:
-        board, streams = page.server.board, page.server.streams
+        page_state, streams = page.server.page_state, page.server.streams
         assert streams.told == -1, "there is no reader"
         async with page.live() as stream, page.live() as other:
             await stream.until(lambda page: "gpu-1" in page["nodes"])
             await other.until(lambda page: "gpu-1" in page["nodes"])
-            await eventually(lambda: board.current and streams.told == board.mark.value)
-            before = board.mark.value
+            await eventually(lambda: page_state.current and streams.told == page_state.mark.value)
+            before = page_state.mark.value
             api.add(bound("a", 5))
-            await eventually(lambda: streams.told > before and board.current and streams.told == board.mark.value)
+            await eventually(
+                lambda: streams.told > before and page_state.current and streams.told == page_state.mark.value
+            )
             for reader in (stream, other):
                 await reader.until(lambda page: page["nodes"]["gpu-1"]["gpus"][0].get("pods"))
-            board.changed()
-            assert not board.current
+            page_state.changed()
+            assert not page_state.current
         await eventually(lambda: streams.told == -1)
 
 
@@ -459,7 +461,7 @@ async def test_a_pod_is_told_with_its_events_and_without_its_environment(api: Ap
     }
     api.add(event)
     async with served(api) as page:
-        await eventually(lambda: page.server.board.node("gpu-1") is not None)
+        await eventually(lambda: page.server.page_state.node("gpu-1") is not None)
         status, answer = await page.get("api/v1/pods/default/a")
     assert status == 200
     assert (answer["namespace"], answer["name"], answer["node"], answer["phase"]) == (
@@ -489,7 +491,7 @@ async def test_a_node_is_told_as_inspect_tells_it(api: ApiServer) -> None:
     api.add(node("gpu-1", mem=15, count=1))
     api.add(bound("a", 5))
     async with served(api) as page:
-        await eventually(lambda: page.server.board.node("gpu-1") is not None and page.server.board.complete)
+        await eventually(lambda: page.server.page_state.node("gpu-1") is not None and page.server.page_state.complete)
         status, answer = await page.get("api/v1/nodes/gpu-1")
         assert (await page.get("api/v1/nodes/gpu-9"))[0] == 404
     assert status == 200
@@ -519,7 +521,7 @@ async def test_names_lead_nowhere_else(api: ApiServer, path: str, status: int) -
 
 async def test_a_pod_that_cannot_be_read_is_told_with_the_reason(api: ApiServer) -> None:
     async with served(api) as page:
-        await eventually(lambda: page.server.board.complete)
+        await eventually(lambda: page.server.page_state.complete)
         api.allowed = frozenset()
         assert await page.get("api/v1/pods/default/a") == (
             403,
@@ -571,7 +573,7 @@ async def test_figures_of_agents_take_the_place_of_the_nodes_own(api: ApiServer)
     api.add(bound("a", 5))
     figures = FromAgents()
     async with served(api, figures=figures) as page:
-        await eventually(lambda: page.server.board.complete)
+        await eventually(lambda: page.server.page_state.complete)
         assert not any(figures.asked), "nobody looks, so nothing is read"
         async with page.live() as stream:
             shown = await stream.until(lambda known: known["nodes"]["gpu-1"].get("use", {}).get("live"))
@@ -705,7 +707,7 @@ async def test_it_is_ready_once_the_cluster_was_read(api: ApiServer) -> None:
         assert (await page.get("healthz"))[0] == 200
         assert (await page.get("readyz"))[0] == 503
         api.heal()
-        await eventually(lambda: page.server.board.complete)
+        await eventually(lambda: page.server.page_state.complete)
         assert (await page.get("readyz"))[0] == 200
 
 
@@ -779,7 +781,7 @@ async def test_without_the_right_to_nodes_a_pod_is_told_without_its_gpus(api: Ap
     api.add(bound("a", 5, namespace="team"))
 
     async with served(api, callers=WithoutNodes(ann={"team"})) as page:
-        await eventually(lambda: page.server.board.complete)
+        await eventually(lambda: page.server.page_state.complete)
         status, answer = await page.get("api/v1/pods/team/a", Authorization=bearer("ann"))
     assert status == 200
     assert answer["containers"][0]["gpus"] == [{"index": 0, "shares": 5}]
@@ -806,10 +808,10 @@ async def test_a_right_that_ends_ends_the_stream_of_a_reader_who_is_slow(api: Ap
         api.add(node(f"gpu-{number}", mem=15, count=1))
     users = Users(ann={""})
     async with served(api, callers=users) as page:
-        await eventually(lambda: page.server.board.complete)
+        await eventually(lambda: page.server.page_state.complete)
         caller = await users.caller("ann")
         assert caller is not None
-        events = await Streams(page.server.board, page.server.watched, Views(), timing, chunk=1).events(
+        events = await Streams(page.server.page_state, page.server.watched, Views(), timing, chunk=1).events(
             caller, lambda: users.caller("ann")
         )
         assert (await anext(events)).startswith(b"event: cluster")
@@ -824,10 +826,10 @@ async def test_others_have_their_turn_between_the_parts_of_an_event(api: ApiServ
         api.add(node(f"gpu-{number}", mem=15, count=1))
     users = Users(ann={""})
     async with served(api, callers=users) as page:
-        await eventually(lambda: page.server.board.complete)
+        await eventually(lambda: page.server.page_state.complete)
         caller = await users.caller("ann")
         assert caller is not None
-        events = await Streams(page.server.board, page.server.watched, Views(), chunk=1).events(
+        events = await Streams(page.server.page_state, page.server.watched, Views(), chunk=1).events(
             caller, lambda: users.caller("ann")
         )
         await anext(events)
@@ -853,7 +855,7 @@ async def test_nobody_waits_for_the_page_until_all_namespaces_are_asked_about(
     timings = replace(QUICK, stream=replace(QUICK.stream, learn_s=0.01, rights_s=1000))
     async with served(api, callers=SlowUsers(ann={"a"}), timings=timings) as page:
         page.headers["Authorization"] = bearer("ann")
-        await eventually(lambda: page.server.board.complete)
+        await eventually(lambda: page.server.page_state.complete)
         async with page.live() as stream:
             first = await stream.until(lambda known: known["nodes"])
             assert set(first["nodes"]) == {"gpu-1", "gpu-2"}
@@ -880,7 +882,7 @@ async def test_a_stream_goes_on_where_the_api_server_does_not_say_whose_pods_may
     timings = replace(QUICK, stream=replace(QUICK.stream, rights_s=1000))
     async with served(api, callers=SlowUsers(ann={"a"}), timings=timings) as page:
         page.headers["Authorization"] = bearer("ann")
-        await eventually(lambda: page.server.board.complete)
+        await eventually(lambda: page.server.page_state.complete)
         async with page.live() as stream:
             await stream.until(lambda known: known["nodes"])
             assert "mine" not in json.dumps(stream.page)
@@ -921,7 +923,7 @@ async def test_two_hundred_tenants_at_once_are_one_question_each_about_each_name
         served_by(client, callers=ReviewedCallers(client), timings=timings) as page,
         AsyncExitStack() as stack,
     ):
-        await eventually(lambda: page.server.board.complete)
+        await eventually(lambda: page.server.page_state.complete)
         page.http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
         before = api.count("create", "subjectaccessreviews")
 
@@ -961,10 +963,10 @@ async def test_of_many_streams_that_begin_at_once_one_writes_at_a_time(api: ApiS
     api.add(node("gpu-1", mem=15, count=1))
     users = Users(ann={""})
     async with served(api, callers=users) as page:
-        await eventually(lambda: page.server.board.complete)
+        await eventually(lambda: page.server.page_state.complete)
         caller = await users.caller("ann")
         assert caller is not None
-        streams = Streams(page.server.board, page.server.watched, Views())
+        streams = Streams(page.server.page_state, page.server.watched, Views())
         events = [await streams.events(caller, lambda: users.caller("ann")) for _ in range(20)]
         turn = 0
         written: list[int] = []

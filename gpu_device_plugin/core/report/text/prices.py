@@ -106,9 +106,9 @@ def _priced(gpu: GpuKind, mix: Mapping[PodKind, float], nodes: Mapping[NodeType,
         )
         for taken in often
     )
-    having = {shape: number * shape.gpus.count(gpu) for shape, number in nodes.items()}
+    having = {node_type: number * node_type.gpus.count(gpu) for node_type, number in nodes.items()}
     number = sum(having.values())
-    wanted = sum(tables.wanted[shape] * there for shape, there in having.items()) / number
+    wanted = sum(tables.wanted[node_type] * there for node_type, there in having.items()) / number
     return Priced(model, size, number, wanted, prices)
 
 

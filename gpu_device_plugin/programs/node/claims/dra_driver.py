@@ -61,7 +61,7 @@ class DraDriver:
         *,
         config: Observable[NodeConfig],
         reconciler: Reconciler,
-        coexistence: ConflictingPlugins,
+        conflicting_plugins: ConflictingPlugins,
         mps: MpsLink,
         dev: Path,
         changed: Callable[[], None],
@@ -77,7 +77,7 @@ class DraDriver:
         self._metrics = metrics
         self._reports = reports
         self._reconciler = reconciler
-        self._coexistence = coexistence
+        self._coexistence = conflicting_plugins
         self._mps = mps
         self._changed = changed
         self.directories = DraDirectories(settings.kubelet_root)

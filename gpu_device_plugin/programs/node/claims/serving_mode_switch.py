@@ -45,7 +45,7 @@ class ServingModeSwitch:
         *,
         registration: RegistrationLoop,
         reconciler: Reconciler,
-        coexistence: ConflictingPlugins,
+        conflicting_plugins: ConflictingPlugins,
         handover: PersistedAgentState,
     ) -> None:
         """Serve the node in `state` in the way that `config` wants, by `registration` or by `dra`."""
@@ -56,7 +56,7 @@ class ServingModeSwitch:
         self._api = api
         self._registration = registration
         self._reconciler = reconciler
-        self._coexistence = coexistence
+        self._coexistence = conflicting_plugins
         self._reports = reports
         self._handover = handover
         self.dra: DraDriver | None = None
@@ -80,7 +80,7 @@ class ServingModeSwitch:
 
     async def alive(self) -> tuple[str, ...]:
         """Return the faults that only a restart can resolve, as sentences."""
-        if self.dra is not None and self.serving.value.way is ServingMode.DRA:
+        if self.dra is not None and self.serving.value.mode is ServingMode.DRA:
             return () if await self.dra.loop.answers_ourselves() else ("the DRA driver's socket does not answer",)
         serves = self._config.value.shares.any_listed and not self._coexistence.others.value
         works = not serves or await self._registration.answer_ourselves()
@@ -94,14 +94,14 @@ class ServingModeSwitch:
         unseen = () if config.watched else (config.why_none,)
         certain = self._state.node.ledger.certain
         unread = () if certain else ("the kubelet's checkpoint cannot be read; see the log",)
-        claims = None if self.dra is None or serving.way is ServingMode.DEVICE_PLUGIN else self.dra
+        claims = None if self.dra is None or serving.mode is ServingMode.DEVICE_PLUGIN else self.dra
         unmet = self._registration.unmet() if claims is None else claims.unmet()
         waits = (serving.waits,) if serving.closing else ()
         return (*unseen, *self._coexistence.unmet(), *unread, *waits, *unmet)
 
     async def run(self) -> NoReturn:
         """Serve until cancelled."""
-        if not await within(_GPUS_S if self._handover.way is ServingMode.DRA else None, self._any_gpu()):
+        if not await within(_GPUS_S if self._handover.mode is ServingMode.DRA else None, self._any_gpu()):
             _log.warning("claims are served before a GPU is found: pods that end have to give theirs back")
         before = await self._begin()
         async with asyncio.TaskGroup() as tasks:
@@ -111,18 +111,18 @@ class ServingModeSwitch:
             while True:
                 self._changed.clear()
                 now = self._decide(before)
-                if now.way is not before:
+                if now.mode is not before:
                     if task is not None:
                         task.cancel()
                         await asyncio.wait({task})
                         task = None
                     if before is ServingMode.DEVICE_PLUGIN and not await self._parted():
                         continue
-                before = now.way
+                before = now.mode
                 self._apply(now)
                 if task is None:
-                    self._handover.keep_way(now.way)
-                    task = tasks.create_task(self._serve(now.way), name=f"serve by {now.way}")
+                    self._handover.keep_way(now.mode)
+                    task = tasks.create_task(self._serve(now.mode), name=f"serve by {now.mode}")
                 await self._changed.wait()
 
     async def _any_gpu(self) -> None:
@@ -138,7 +138,7 @@ class ServingModeSwitch:
         """Find out who holds GPUs, and return the way in which the previous agent served; None if unknown."""
         if self.dra is None:
             return None
-        before = self._handover.way
+        before = self._handover.mode
         known = await within(_LABEL_S, self._until(lambda config: config.labelled))
         if not known and before is not None:
             _log.warning("our node could not be read yet: it is served as by the previous agent, by %s", before)
@@ -179,7 +179,7 @@ class ServingModeSwitch:
         if self.dra is None:
             return Serving(ServingMode.DEVICE_PLUGIN)
         config = self._config.value
-        wanted = config.wanted_way if config.labelled or before is None else before
+        wanted = config.wanted_mode if config.labelled or before is None else before
         holders = {ServingMode.DEVICE_PLUGIN: self._holders_of_plugin(self.dra), ServingMode.DRA: self.dra.holders}
         decision = serving(wanted, before, holders)
         if decision != self._reported:
@@ -203,14 +203,14 @@ class ServingModeSwitch:
         return frozenset(names) or frozenset({"a pod that has just come or gone"})
 
     def _apply(self, now: Serving) -> None:
-        self._state.close(closing=now.closing and now.way is ServingMode.DEVICE_PLUGIN)
+        self._state.close(closing=now.closing and now.mode is ServingMode.DEVICE_PLUGIN)
         if now != self.serving.value or not self.serving.version:
             self.serving.set(now)
-        if self.dra is not None and now.way is ServingMode.DRA:
+        if self.dra is not None and now.mode is ServingMode.DRA:
             self.dra.serve(closing=now.closing)
 
-    async def _serve(self, way: ServingMode) -> NoReturn:
-        if self.dra is not None and way is ServingMode.DRA:
+    async def _serve(self, mode: ServingMode) -> NoReturn:
+        if self.dra is not None and mode is ServingMode.DRA:
             await self.dra.run()
         await self._any_gpu()
         await self._serve_while_alone()

@@ -14,7 +14,7 @@ from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.limits.container_grants import (
     CONTROL_NODES,
     OPTIONAL_NODES,
-    WAYS,
+    SERVING_MODES,
     Delivery,
     Grant,
     grant,
@@ -157,10 +157,10 @@ def test_several_ways_go_together(way: str) -> None:
 
 
 def test_there_are_three_ways() -> None:
-    assert WAYS == ("envvar", "device-specs", "cdi")
+    assert SERVING_MODES == ("envvar", "device-specs", "cdi")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", SERVING_MODES)
 def test_both_resources_of_one_container_agree_on_every_other_variable(way: str) -> None:
     """The kubelet merges them in random order."""
     delivery = Delivery(ways=frozenset({way}))

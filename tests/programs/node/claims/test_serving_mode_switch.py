@@ -22,13 +22,13 @@ def offered(here: Claims) -> tuple[int, int]:
     return here.node.healthy(MEM), here.node.healthy(COUNT)
 
 
-async def way_is(here: Claims, way: ServingMode, *, waits: bool = False) -> None:
+async def way_is(here: Claims, mode: ServingMode, *, waits: bool = False) -> None:
     agent = here.node.agent
     assert agent is not None
     await here.node.until(
         lambda: (
-            bool(agent.ways.serving.version)
-            and (agent.ways.serving.value.way, agent.ways.serving.value.closing) == (way, waits)
+            bool(agent.serving_switch.serving.version)
+            and (agent.serving_switch.serving.value.mode, agent.serving_switch.serving.value.closing) == (mode, waits)
         )
     )
 
@@ -86,7 +86,7 @@ async def test_a_node_waits_for_the_pods_of_the_plugin_and_gives_nothing_meanwhi
         agent = here.node.agent
         assert agent is not None
         waits = "this node waits to serve by dra instead of device-plugin: pod default/p1 still holds GPUs of it"
-        await here.node.until(lambda: agent.ways.serving.value.waits.startswith(waits))
+        await here.node.until(lambda: agent.serving_switch.serving.value.waits.startswith(waits))
         await here.node.until(lambda: bool(here.events("ServingWaits")))
         await here.node.until(lambda: "waits to serve" in here.said_of_node()["gpus"][0].get("reason", ""))
         ended(here, made)
@@ -137,7 +137,7 @@ async def test_a_claim_that_is_allocated_and_not_prepared_keeps_its_gpu_from_the
         here.label("device-plugin")
         agent = here.node.agent
         assert agent is not None
-        await here.node.until(lambda: "claim default/c1 still holds" in agent.ways.serving.value.waits)
+        await here.node.until(lambda: "claim default/c1 still holds" in agent.serving_switch.serving.value.waits)
         here.scheduler.release("c1")
         await way_is(here, ServingMode.DEVICE_PLUGIN)
 

@@ -82,7 +82,7 @@ class Desk:
     node: Node
     dev: Path
     policy: str = "binpack"
-    ways: tuple[str, ...] = ("envvar",)
+    serving_switch: tuple[str, ...] = ("envvar",)
     waiting: Queue = field(default_factory=Queue)
     alone: bool = False
     """There is no API server."""
@@ -98,7 +98,9 @@ class Desk:
             None if self.alone else cast("WaitingPods", self.waiting),
             self.metrics,
             config=Observable(
-                NodeConfig(shares=self.node.shares, policy=self.policy, delivery=Delivery(frozenset(self.ways)))
+                NodeConfig(
+                    shares=self.node.shares, policy=self.policy, delivery=Delivery(frozenset(self.serving_switch))
+                )
             ),
             dev=self.dev,
             on_refusal=lambda kind, amount, refused: self.refusals.append((kind, amount, refused)),
@@ -172,7 +174,7 @@ async def test_a_container_starts_only_on_gpus_that_are_in_service(tmp_path: Pat
 async def test_f8_a_missing_device_node_is_told_with_the_command_that_makes_it(tmp_path: Path) -> None:
     """nvidia-uvm often appears late after a boot; a container without it would start and then fail."""
     (tmp_path / "nvidiactl").touch()
-    desk = Desk(node(8), tmp_path, ways=("device-specs",))
+    desk = Desk(node(8), tmp_path, serving_switch=("device-specs",))
     said = await desk.refused(ids(0, [0]))
     assert said.startswith("/dev/nvidia-uvm is not on this node yet; run `nvidia-modprobe -u -c 0` there")
     assert desk.metrics.counted == [("refusals_total", "aliyun.com/gpu-mem", "no_device_node")]
@@ -184,7 +186,7 @@ async def test_f7_a_node_that_not_every_machine_has_is_given_where_it_is(tmp_pat
     """A container with a device node that the host lacks would not start."""
     for name in ("nvidiactl", "nvidia-uvm", "nvidia-modeset"):
         (tmp_path / name).touch()
-    given = await Desk(node(8), tmp_path, ways=("device-specs",)).answers.allocate(MEM, ids(0, [0]))
+    given = await Desk(node(8), tmp_path, serving_switch=("device-specs",)).answers.allocate(MEM, ids(0, [0]))
     assert given.device_nodes == ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-modeset")
 
 
