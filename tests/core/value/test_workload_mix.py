@@ -157,7 +157,7 @@ def test_a_pod_is_a_kind_for_each_part_that_gets_gpus_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("came", "learned_from", "age_s", "outdated", "now"),
+    ("arrivals", "learned_from", "age_s", "outdated", "now"),
     [
         (19, 0, 0.0, False, False),
         (19, 0, 0.0, True, False),
