@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.aio.accepting import Limits
 from gpu_device_plugin.aio.bodies import Bodies, BodyError
+from gpu_device_plugin.aio.connection_limit import Limits
 from gpu_device_plugin.aio.listeners import who_listens
 from gpu_device_plugin.aio.waiting import within
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from aiohttp.web_response import Response
 
-from gpu_device_plugin.aio.accepting import Accepting, Limits
+from gpu_device_plugin.aio.accepting import Accepting
+from gpu_device_plugin.aio.connection_limit import Limits
 from gpu_device_plugin.aio.tls import server_tls
 from tests.aio.test_http import certificate
 from tests.patience import eventually

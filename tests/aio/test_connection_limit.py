@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.aio.accepting import Connection, ConnectionLimit, ConnectionStage, Limits, network_of
+from gpu_device_plugin.aio.connection_limit import Connection, ConnectionLimit, ConnectionStage, Limits, network_of
 
 KUBELET, ATTACKER = "10.0.0.1", "10.1.0.7"
 LIMITS = Limits(total=8, each=4, few=2)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from gpu_device_plugin.aio.accepting import Limits
+from gpu_device_plugin.aio.connection_limit import Limits
 from gpu_device_plugin.aio.http import HANDSHAKES, JSON, STRANGERS, Page, Request, Route, Stream, serving_routes
 from gpu_device_plugin.aio.tls import server_tls
 

@@ -110,10 +110,11 @@ def test_a_driver_that_breaks_while_it_waits_for_events_ends_the_process() -> No
     """Otherwise the GPUs would seem to be watched, and no event would ever be heard of."""
     program = """
 import sys
-from gpu_device_plugin.hardware import child, fake
+from gpu_device_plugin.hardware import child
+from gpu_device_plugin.hardware.fake import fake_driver
 def broken(self, timeout_s):
     raise RuntimeError("a defect of ours")
-fake.Fake.wait_events = broken
+fake_driver.Fake.wait_events = broken
 child.main("fake:1xT4", "0", "-1")
 """
     started = subprocess.Popen(

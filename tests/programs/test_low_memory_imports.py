@@ -16,8 +16,8 @@ def test_aiohttp_is_imported_without_the_certificates_of_the_system() -> None:
     """It makes its TLS contexts while it is imported; the environment is afterwards what it was before."""
     program = """
 import gc, os, ssl
-from gpu_device_plugin.programs import frugal
-frugal.import_aiohttp()
+from gpu_device_plugin.programs import low_memory_imports
+low_memory_imports.import_aiohttp()
 contexts = [found for found in gc.get_objects() if isinstance(found, ssl.SSLContext)]
 print({context.cert_store_stats()["x509"] for context in contexts})
 print({name: text for name, text in os.environ.items() if name.startswith("SSL")})
@@ -28,9 +28,9 @@ print({name: text for name, text in os.environ.items() if name.startswith("SSL")
 def test_a_second_import_changes_nothing() -> None:
     program = """
 import aiohttp, os
-from gpu_device_plugin.programs import frugal
+from gpu_device_plugin.programs import low_memory_imports
 before = dict(os.environ)
-frugal.import_aiohttp()
+low_memory_imports.import_aiohttp()
 print(dict(os.environ) == before)
 """
     assert run(program) == "True"
