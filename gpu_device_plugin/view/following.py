@@ -155,7 +155,9 @@ class FollowedCluster:
         return FollowedNode(record, Surroundings(more.spec.taints, more.labels), now_s, report, problems)
 
     def read_pod(self, raw: msgspec.Raw) -> FollowedPod | None:
-        """Read a pod from its JSON; None for one that asks for no GPU, and names no claim by which it could.
+        """Read a pod from its JSON; None for one that asks for no GPU and names no claim by which it could.
+
+        A pod whose every amount is unreadable asks for none, but has `problems` to tell.
 
         Raises:
             UnreadableObjectError: it is none.
@@ -165,7 +167,7 @@ class FollowedCluster:
         if not claims and not any(name in whole for name in self._ours):
             return None
         pod, problems = self._pod_reader.read(raw)
-        if not claims and not pod.containers:
+        if not (claims or pod.containers or problems):
             return None
         status = None if pod.node_name else bounded(pod_and_status(raw, self.resources)[1])
         return FollowedPod(pod, status, problems)
@@ -312,7 +314,8 @@ class FollowedCluster:
             # The fleet reports only changes that concern placement.
             self._touched |= {entry.node for entry in (counted, counts) if entry is not None}
         self._hold(each.pod.uid, each.pod.node_name, instance_pod(each.pod))
-        waits = not (each.pod.node_name or each.pod.ended or each.pod.deleting)
+        asks = bool(each.pod.containers or each.pod.claims)
+        waits = asks and not (each.pod.node_name or each.pod.ended or each.pod.deleting)
         before = self._waiting.pop(each.pod.uid, None)
         if waits:
             self._waiting[each.pod.uid] = each
