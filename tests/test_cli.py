@@ -226,7 +226,7 @@ def test_misuse_of_the_plugin_is_told_under_the_name_that_was_typed(capsys: pyte
 
 @pytest.mark.parametrize(
     ("command", "module"),
-    [("node", "cli"), ("node", "programs.node.program"), ("extender", "programs.extender.program")],
+    [("node", "cli"), ("node", "programs.node.node_program"), ("extender", "programs.extender.extender_program")],
 )
 def test_sigterm_ends_a_program_that_is_still_being_loaded(command: str, module: str) -> None:
     """As PID 1 it would be passed over by the kernel if nobody handled it. It comes with the program's first import."""
@@ -248,9 +248,9 @@ def test_sigterm_ends_a_program_that_is_still_being_loaded(command: str, module:
     ("entry", "module"),
     [
         ("main", "cli"),
-        ("main", "programs.doctor.program"),
+        ("main", "programs.doctor.doctor_program"),
         ("kubectl_plugin", "settings.node"),
-        ("kubectl_plugin", "programs.inspect.program"),
+        ("kubectl_plugin", "programs.inspect.inspect_program"),
     ],
 )
 def test_ctrl_c_is_no_traceback_while_a_program_is_being_loaded(entry: str, module: str) -> None:
