@@ -176,7 +176,7 @@ CLUSTER = (
         unit=SECONDS,
     ),
     lines(
-        "Limits by means and state",
+        "Limits by enforcement and state",
         "What keeps containers within their part, and whether that was read back. differs, missing: it does not keep "
         "them. unverified: it cannot be read back, as with advisory, where only the container's variables name it.",
         {
@@ -196,7 +196,7 @@ CLUSTER = (
     lines(
         "Refusals by reason",
         "Containers that agents refused in the last 15 minutes. Many: pods are placed by a scheduler that does not "
-        "know GPUs. memory_limit_not_there, mps_not_ready: the means that keeps limits is not there.",
+        "know GPUs. memory_limit_not_there, mps_not_ready: the enforcement of limits is not available.",
         {"{{reason}}, {{node}}": by("node, reason", grown('gpushare_refusals_total{node=~"$node"}', "15m"))},
     ),
     lines(

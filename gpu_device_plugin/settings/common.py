@@ -24,8 +24,8 @@ class ResourceSettings:
     COMMAND: ClassVar[str] = "inspect"
 
     domain: str = knob("aliyun.com", DOMAIN, "Domain of both resource names.")
-    memory_resource: str = knob("gpu-mem", RESOURCE_NAME, "Name of the resource that counts shares of GPU memory.")
-    count_resource: str = knob("gpu-count", RESOURCE_NAME, "Name of the resource that counts whole GPUs.")
+    memory_resource: str = knob("gpu-mem", RESOURCE_NAME, "Name of the resource for shares of GPU memory.")
+    count_resource: str = knob("gpu-count", RESOURCE_NAME, "Name of the resource for whole GPUs.")
 
     def __post_init__(self) -> None:
         refuse(self._contradictions())
@@ -60,6 +60,6 @@ class ProgramSettings(ResourceSettings):
     log_format: str = knob(
         "auto",
         one_of("auto", "human", "json"),
-        "Form of the log: human, json (one object per line), or auto: human on a terminal, json elsewhere.",
+        "Form of the log: human, json (one object per line), or auto (human on a terminal, else json).",
         in_profile=False,
     )

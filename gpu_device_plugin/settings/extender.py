@@ -48,68 +48,68 @@ class ExtenderSettings(ProgramSettings):
     listen: Address = knob(
         "127.0.0.1:32766",
         ADDRESS,
-        "Address for the scheduler's calls. Every client that reaches it can bind pods, so an address other than "
-        "loopback needs a client_ca.",
+        "Address for the scheduler's calls. Every client that reaches it can bind pods, so any address but loopback "
+        "needs client_ca.",
     )
     tls_cert: Path | None = knob(
         "",
         OPTIONAL_PATH,
-        "PEM file with the server certificate of listen, reloaded when it changes; empty: plain HTTP.",
+        "PEM file with the server certificate of listen, reloaded when it changes. Empty: plain HTTP.",
     )
     tls_key: Path | None = knob("", OPTIONAL_PATH, "PEM file with the key of tls_cert.")
     client_ca: Path | None = knob(
         "",
         OPTIONAL_PATH,
-        "PEM file with the CA that signs the scheduler's client certificate; all other clients are then refused.",
+        "PEM file with the CA of the scheduler's client certificate; all other clients are then refused.",
     )
     http: Address | None = knob(
         ":9402",
         OPTIONAL_ADDRESS,
-        "Address of /metrics, /healthz and /readyz, for example 0.0.0.0:9402, or :9402 for all addresses. Empty or "
-        "off: none.",
+        "Address of /metrics, /healthz and /readyz, such as 0.0.0.0:9402, or :9402 for all addresses. Empty or off: "
+        "none.",
     )
     api: str = knob(
         "auto",
         api_server("auto", "in-cluster"),
-        "How the Kubernetes API is reached: in-cluster (the pod's service account), the path of a kubeconfig, an "
-        "http:// address, or auto: in-cluster.",
+        "How to reach the Kubernetes API: in-cluster (the pod's service account), the path of a kubeconfig, an "
+        "http:// address, or auto (in-cluster).",
     )
     node_policy: str = knob(
         "fit",
         one_of(*POLICIES),
-        "How a node is chosen for a pod: fit takes the node that loses least room for the pods that usually come, "
-        "binpack fills one node before the next, spread takes the emptiest.",
+        "How a node is chosen for a pod: fit takes the node that loses least room for the usual pods, binpack fills "
+        "one node before the next, spread takes the emptiest.",
         live=True,
     )
     gpu_policy: str = knob(
         "fit",
         one_of(*POLICIES),
-        "How a GPU of the node is chosen for a pod, where its agent does not say: fit, binpack or spread, likewise.",
+        "How a GPU of the node is chosen if its agent does not say: fit, binpack or spread, likewise.",
         live=True,
     )
     vanished_grace_s: float = knob(
         "30s",
         duration(zero=True),
-        "How long the GPUs of a pod still count as taken if the pod was deleted before it had ended.",
+        "How long a pod that was deleted before it had ended still counts.",
         live=True,
         formerly=("drain",),
     )
     bind_timeout_s: float = knob(
         "4s",
         duration(),
-        "Timeout of binding a pod; kube-scheduler's own, httpTimeout, is 5s by default.",
+        "Timeout of binding a pod; kube-scheduler's own (httpTimeout) is 5s by default.",
         live=True,
     )
     leader_election: bool = knob(
         "false",
         SWITCH,
-        "Elect one of several extenders as the active one, by a Lease. Not needed for an extender in the same pod as "
-        "its scheduler, which has a leader election of its own.",
+        "Elect the active one of several extenders by a Lease. An extender in the same pod as its scheduler does not "
+        "need it: the scheduler elects a leader itself.",
     )
     lease_namespace: str = knob(
         "",
         object_name("namespace", "use one that kubectl get namespaces lists"),
-        "Namespace of the Lease; empty: that of this pod, else kube-system.",
+        "Namespace of the Lease. Empty: that of this pod, else kube-system.",
     )
     lease_name: str = knob(
         "gpu-device-plugin-extender",
@@ -119,7 +119,7 @@ class ExtenderSettings(ProgramSettings):
     identity: str = knob(
         "",
         Form("NAME", _identity),
-        "Name of this extender in the Lease, different for each extender; empty: the host name. POD_NAME is read too.",
+        "Unique name of this extender in the Lease. Empty: the host name. POD_NAME is read too.",
         also="POD_NAME",
     )
 

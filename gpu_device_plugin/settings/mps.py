@@ -33,24 +33,24 @@ class MpsSettings:
     mps_dir: Path = knob(
         "/run/gpushare/mps",
         Form("DIR", _short),
-        "Directory in which the agent and the MPS supervisor of the node meet, with the sockets of the daemons; the "
-        "same path on the node and in containers.",
+        "Directory with the files and sockets that the node's agent, MPS supervisor and containers share; the same "
+        "path on the node and in containers.",
     )
     shm_size_mib: int = knob(
         "1GiB",
         size(0),
-        "Size of the /dev/shm that all clients of MPS on the node share, a tmpfs in the directory shm of mps_dir. "
-        "0MiB: none is mounted, and what is mounted there already serves.",
+        "Size of the /dev/shm that all MPS clients of the node share, a tmpfs in the directory shm of mps_dir. 0MiB: "
+        "none is mounted, and what is mounted there already serves.",
     )
     http: Address | None = knob(
         "",
         OPTIONAL_ADDRESS,
-        "Address of /metrics, /healthz and /readyz, for example 0.0.0.0:9446, or :9446 for all addresses. Empty or "
-        "off: none.",
+        "Address of /metrics, /healthz and /readyz, such as 0.0.0.0:9446, or :9446 for all addresses. Empty or off: "
+        "none.",
     )
     log_level: str = knob("info", one_of("debug", "info", "warning", "error"), "Least severity to log.", live=True)
     log_format: str = knob(
         "auto",
         one_of("auto", "human", "json"),
-        "Form of the log: human, json (one object per line), or auto: human on a terminal, json elsewhere.",
+        "Form of the log: human, json (one object per line), or auto (human on a terminal, else json).",
     )

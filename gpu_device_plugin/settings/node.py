@@ -11,9 +11,8 @@ from gpu_device_plugin.core.model.limits import CHOOSABLE, Enforcement
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind, Names, Resource
-from gpu_device_plugin.core.node.limits.container_grants import SERVING_MODES
-from gpu_device_plugin.core.node.serving_mode import SERVING_MODES as WAYS_TO_SERVE
-from gpu_device_plugin.core.node.serving_mode import ServingMode
+from gpu_device_plugin.core.node.limits.container_grants import DELIVERIES
+from gpu_device_plugin.core.node.serving_mode import SERVING_MODES, ServingMode
 from gpu_device_plugin.settings.common import ProgramSettings
 from gpu_device_plugin.settings.forms import (
     DIRECTORY,
@@ -78,90 +77,86 @@ class NodeSettings(ProgramSettings):
     gpus: str = knob(
         "nvml",
         Form("SOURCE", _hardware),
-        "Source of the GPUs: nvml (the GPUs of this machine), fake:4xT4, fake:2xH200-141GiB,1xA10 or, with MIG "
-        "instances, fake:2xH100:mig=1g.10gb*7 (fake GPUs), or the path of a .yaml file that describes fake GPUs and "
-        "their faults.",
+        "Source of the GPUs: nvml (those of this machine), fake:2xH200-141GiB,1xA10 or fake:2xH100:mig=1g.10gb*7 "
+        "(fake ones), or a .yaml file that describes fake GPUs and their faults.",
     )
     exclude_gpus: tuple[str, ...] = knob(
         "",
         several("GPU", _gpu_name),
-        "GPUs that are not shared, by UUID or index. Prefer UUIDs: an index shifts when a GPU disappears. Of a GPU in "
-        "MIG mode no instance is given; a single one is named by its own UUID, or like 0:3.",
+        "GPUs that are not shared, by UUID or index; prefer UUIDs, because an index shifts when a GPU disappears. A "
+        "GPU in MIG mode excludes all its instances; a single one is named by its own UUID, or like 0:3.",
     )
     share_size_mib: int = knob(
         "1GiB",
         size(1),
-        "GPU memory of one unit of the memory resource, the same on every GPU of the node.",
+        "GPU memory of one unit of the memory resource, the same on all GPUs of the node.",
     )
-    reserve_mib: int = knob(
-        "0MiB", size(0), "Memory kept back on every GPU, in addition to the driver's own reservation."
-    )
+    reserve_mib: int = knob("0MiB", size(0), "Memory kept free on every GPU, beyond what the driver reserves.")
     resources: tuple[Kind, ...] = knob(
         "memory,count",
         some_of(*OF_GPUS),
-        "The resources that are offered, and the kinds of devices that claims can have. With the original gpushare "
-        "scheduler extender, which does not know whole GPUs, offer memory alone.",
+        "Resources to offer, and the kinds of devices that claims can get. Beside gpushare's original scheduler "
+        "extender, which does not know whole GPUs, offer memory only.",
     )
     serve: str = knob(
         "auto",
-        one_of(*WAYS_TO_SERVE),
-        "How pods get GPUs of this node: device-plugin (limits like aliyun.com/gpu-mem), dra (ResourceClaims, from "
-        "Kubernetes 1.36 on), or auto, which is device-plugin. A node changes over once no pod holds GPUs in the other "
-        "way. The node label gpu-device-plugin/serve overrides it.",
+        one_of(*SERVING_MODES),
+        "How pods get this node's GPUs: device-plugin (limits such as aliyun.com/gpu-mem), dra (ResourceClaims, from "
+        "Kubernetes 1.36 on), or auto (device-plugin). The node changes once no pod holds GPUs the other way. The "
+        "node label gpu-device-plugin/serve overrides it.",
         live=True,
     )
     policy: str = knob(
         "fit",
         one_of(*POLICIES),
-        "How a GPU of the node is chosen for a pod: fit leaves that to the scheduler extender, which knows what pods "
-        "come, and is binpack without one; binpack fills one GPU before the next, spread takes the emptiest. The node "
-        "label ack.node.gpu.placement overrides it.",
+        "How a GPU of the node is chosen for a pod: binpack fills one GPU before the next, spread takes the emptiest, "
+        "fit leaves it to the scheduler extender and is binpack without one. The node label ack.node.gpu.placement "
+        "overrides it.",
         live=True,
     )
     mig: str = knob(
         "off",
         one_of(*MigMode),
-        "How pods get MIG instances of this node: off (not at all), whole (one by one, by a resource for each profile, "
-        "like aliyun.com/mig-1g.10gb), or share (by memory, each cut into shares like a GPU; a container never gets "
-        "memory of two). The node label gpu-device-plugin/mig overrides it.",
+        "How pods get MIG instances: off (not at all), whole (one by one, by a resource for each profile, such as "
+        "aliyun.com/mig-1g.10gb), or share (by memory, each instance cut into shares like a GPU). The node label "
+        "gpu-device-plugin/mig overrides it.",
         live=True,
     )
     mig_domain: str = knob(
         "",
         Form("DOMAIN", lambda text: DOMAIN.read(text) if text else ""),
-        "Domain of the resources of MIG profiles: nvidia.com lets manifests for NVIDIA's device plugin run unchanged, "
-        "on nodes that it does not serve. Empty: as `domain`.",
+        "Domain of the resources of MIG profiles. With nvidia.com, manifests for NVIDIA's device plugin work "
+        "unchanged on nodes that it does not serve. Empty: as `domain`.",
     )
     devices: tuple[str, ...] = knob(
         "envvar",
-        some_of(*SERVING_MODES),
-        "How GPUs reach a container: envvar (NVIDIA_VISIBLE_DEVICES, for the nvidia runtime), device-specs (the "
-        "/dev/nvidia* nodes too, so that containers keep their GPU after a systemctl daemon-reload), cdi (CDI names).",
+        some_of(*DELIVERIES),
+        "How GPUs reach a container: envvar (NVIDIA_VISIBLE_DEVICES, for the nvidia runtime), device-specs (also the "
+        "/dev/nvidia* nodes, so that containers keep their GPU after a systemctl daemon-reload), cdi (CDI names).",
         live=True,
     )
     cdi_kind: str = knob(
         "nvidia.com/gpu",
         Form("VENDOR/CLASS", _cdi_kind),
-        "CDI vendor and class of the GPUs: the part before the = in their CDI names.",
+        "CDI vendor and class of the GPUs: the part of their CDI names before the =.",
         live=True,
     )
     cdi_dir: Path = knob(
         "/var/run/cdi",
         DIRECTORY,
-        "Directory in which the container runtime looks for CDI files; the agent writes one there for each "
-        "ResourceClaim that it serves.",
+        "Directory of the container runtime's CDI files; the agent writes one for each ResourceClaim that it serves.",
         in_profile=False,
     )
     pre_start: bool = knob(
         "true",
         SWITCH,
-        "Have the kubelet call PreStartContainer before each start of a container: a container whose GPU is out of "
-        "service waits, and one whose pod was deleted by force meanwhile does not start without its variables.",
+        "Have the kubelet ask the agent (PreStartContainer) before each start of a container: one whose GPU is out of "
+        "service waits, and one of a pod deleted by force does not start without its variables.",
     )
     device_plugin_dir: Path = knob(
         "/var/lib/kubelet/device-plugins",
         DIRECTORY,
-        "Directory of the kubelet's socket for device plugins and of its checkpoint.",
+        "Directory of the kubelet's device-plugin socket and checkpoint.",
         in_profile=False,
     )
     pod_resources_socket: Path = knob(
@@ -173,8 +168,8 @@ class NodeSettings(ProgramSettings):
     allow_other_plugins: bool = knob(
         "false",
         SWITCH,
-        "Share GPUs even if another device plugin or DRA driver hands out GPUs of this node. Safe only if they hand "
-        "out different GPUs: see exclude_gpus.",
+        "Share GPUs even if another device plugin or DRA driver hands out GPUs of this node. Safe only if it hands "
+        "out other GPUs: see exclude_gpus.",
         live=True,
     )
     node_name: str = knob(
@@ -187,105 +182,105 @@ class NodeSettings(ProgramSettings):
     api: str = knob(
         "auto",
         api_server("auto", "off", "in-cluster"),
-        "How the Kubernetes API is reached: in-cluster (the pod's service account), the path of a kubeconfig, an "
-        "http:// address, off, or auto: in-cluster where a service account is mounted, else off.",
+        "How to reach the Kubernetes API: in-cluster (the pod's service account), the path of a kubeconfig, an "
+        "http:// address, off, or auto (in-cluster if a service account is mounted, else off).",
         in_profile=False,
     )
     http: Address | None = knob(
         "",
         OPTIONAL_ADDRESS,
-        "Address of /metrics, /healthz and /readyz, for example 0.0.0.0:9445, or :9445 for all addresses. Empty or "
-        "off: none.",
+        "Address of /metrics, /use (the present use of the GPUs, as JSON), /healthz and /readyz, such as "
+        "0.0.0.0:9445, or :9445 for all addresses. Empty or off: none.",
         in_profile=False,
     )
     limits: str = knob(
         "auto",
         one_of("auto", *CHOOSABLE),
-        "What keeps a container within its part of a GPU's memory: driver (limits of r615), mps (NVIDIA's MPS), custom "
-        "(extra_grant), advisory (only its variables name the limit), or auto: driver where it is there, else "
-        "advisory. The node labels gpu-device-plugin/set-limits and ack.node.gpu.schedule override it.",
+        "How containers are held to their parts of a GPU's memory: driver (limits of r615), mps (NVIDIA's MPS), "
+        "custom (extra_grant), advisory (a variable names the limit), or auto (driver if available, else advisory). "
+        "The node labels gpu-device-plugin/set-limits and ack.node.gpu.schedule override it.",
         live=True,
     )
     limits_fallback: str = knob(
         "refuse",
         one_of("refuse", "advisory"),
-        "What happens to a container where the means that `limits` names is not there: it is refused, or its limit is "
-        "advisory.",
+        "What happens to a container if the enforcement that `limits` names is not available: it is refused, or its "
+        "limit is advisory.",
         live=True,
     )
     soft_limit: str = knob(
         "zero",
         one_of("zero", "share"),
-        "The soft limit of the driver's limits: zero, or the container's share. The driver adds soft limits to the "
-        "cgroups above and does not take those of ended containers off again.",
+        "Soft limit for the driver: zero, or the container's share. The driver adds soft limits to the parent "
+        "cgroups, and does not subtract those of ended containers.",
         live=True,
     )
     mps_dir: Path = knob(
         "/run/gpushare/mps",
         DIRECTORY,
-        "Directory in which the agent and the MPS supervisor of the node meet, with the sockets of the daemons; the "
-        "same path on the node and in containers.",
+        "Directory with the files and sockets that the node's agent, MPS supervisor and containers share; the same "
+        "path on the node and in containers.",
         in_profile=False,
     )
     mps_compute: str = knob(
         "off",
         one_of("off", "by-share"),
-        "Use of the multiprocessors under MPS: off (no limit), or by-share (at most the part of the GPU that the "
-        "container has of its memory).",
+        "Limit on multiprocessors under MPS: off (none), or by-share (the same part of them as of the GPU's memory).",
         live=True,
     )
     extra_grant: Path | None = knob(
         "",
         OPTIONAL_PATH,
-        "A YAML file with variables and mounts that every container with shares gets where limits is custom, read when "
-        "the agent starts. In a directory of settings it needs another suffix than .yaml, as in "
-        "/etc/gpushare/extra.grant. Empty: none.",
+        "YAML file with the variables and mounts that every container with shares gets if limits is custom; read when "
+        "the agent starts. In a directory of settings its suffix must not be .yaml, as in /etc/gpushare/extra.grant. "
+        "Empty: none.",
     )
     usage_interval_s: float = knob(
         "15s",
         duration(zero=True),
-        "Interval between two readings of the memory that each container uses. 0s: it is not read.",
+        "How often to read the memory that each container uses. 0s: never.",
         live=True,
     )
     over_use: str = knob(
         "report",
         one_of("report", "evict", "evict-when-short"),
         "What happens to a pod that uses more GPU memory than it was granted: report (metric, Event, annotation), "
-        "evict, or evict-when-short (evict only while its GPU has too little free for what others were granted).",
+        "evict, or evict-when-short (evict only while its GPU has too little free memory for what others were "
+        "granted).",
         live=True,
     )
     over_use_slack_mib: int = knob(
         "512MiB",
         size(0),
-        "Memory that a container may use beyond its part without being reported; at least 5 % of the part. A context "
-        "of CUDA takes up to 800 MiB.",
+        "Memory that a container may use beyond its part without being reported; at least 5 % of the part. A CUDA "
+        "context takes up to 800 MiB.",
         live=True,
     )
     over_use_grace_s: float = knob(
         "3m",
         duration(),
-        "How long a container has to use more than it was granted, in every reading, before it is reported.",
+        "How long a container must exceed its part, in every reading, before it is reported.",
         live=True,
     )
     on_gpu_failure: str = knob(
         "report",
         one_of("report", "evict"),
-        "What happens to the pods on a GPU that has failed: report (Event on the node), or evict.",
+        "What happens to pods on a failed GPU: report (Event on the node), or evict.",
         live=True,
     )
     gpu_failure_grace_s: float = knob(
-        "1m", duration(), "How long a GPU has to be out of service before its pods are evicted.", live=True
+        "1m", duration(), "How long a GPU must be out of service before its pods are evicted.", live=True
     )
     eviction_grace_s: float = knob(
         "60s",
         duration(),
-        "The longest time that an evicted pod has to end, whatever its terminationGracePeriodSeconds says.",
+        "The longest time for an evicted pod to end, whatever its terminationGracePeriodSeconds says.",
         live=True,
     )
     node_condition: bool = knob(
         "false",
         SWITCH,
-        "Keep the node condition GPUHealthy, which tools that repair nodes understand. Needs the right to patch "
+        "Maintain the node condition GPUHealthy, which tools that repair nodes understand. Needs the right to patch "
         "nodes/status.",
         live=True,
     )
@@ -298,30 +293,30 @@ class NodeSettings(ProgramSettings):
     row_remap_pending: str = knob(
         "warn",
         one_of("warn", "unhealthy"),
-        "Treatment of a GPU that needs a reset to complete the remapping of memory rows: warn, or unhealthy.",
+        "How to treat a GPU that needs a reset to complete the remapping of memory rows: warn, or unhealthy.",
         live=True,
     )
-    probe_interval_s: float = knob("10s", duration(), "Interval between two health checks of every GPU.", live=True)
+    probe_interval_s: float = knob("10s", duration(), "Interval between health checks of every GPU.", live=True)
     nvml_timeout_s: float = knob(
-        "5s", duration(), "Timeout of an answer of NVML; after it the process that calls NVML is replaced.", live=True
+        "5s", duration(), "How long NVML may take to answer before the process that calls it is replaced.", live=True
     )
     blind_after_s: float = knob(
         "60s", duration(), "How long GPUs are still offered while their health cannot be checked.", live=True
     )
     reconcile_interval_s: float = knob(
-        "10s", duration(), "Interval between two comparisons of the ledger with the kubelet's records.", live=True
+        "10s", duration(), "Interval between comparisons of the ledger with the kubelet's records.", live=True
     )
     process_wait_s: float = knob(
         "60s",
         duration(zero=True),
-        "How long a freed GPU that still runs processes is kept back before it is offered anyway.",
+        "How long a freed GPU that still runs processes is withheld before it is offered anyway.",
         live=True,
     )
     refusal_limit: int = knob(
         "10",
         number(0, 1_000_000),
-        "Refusals of one size within a minute after which the node advertises less free memory, so that pods wait "
-        "instead of failing, and an Event gives advice. 0: never.",
+        "Refusals of one size within a minute after which the node shows less free memory, so that pods wait instead "
+        "of failing, and an Event gives advice. 0: never.",
         live=True,
     )
 

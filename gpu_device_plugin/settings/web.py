@@ -30,27 +30,27 @@ class WebSettings(ProgramSettings):
     http: Address = knob(
         ":9404",
         ADDRESS,
-        "Address of the page, its data, /healthz and /readyz, for example 0.0.0.0:9404, or :9404 for all addresses.",
+        "Address of the page, its data, /healthz and /readyz, such as 0.0.0.0:9404, or :9404 for all addresses.",
     )
     tls_cert: Path | None = knob(
         "",
         OPTIONAL_PATH,
-        "PEM file with the server certificate of http, reloaded when it changes; empty: plain HTTP, over which callers "
-        "send their tokens.",
+        "PEM file with the server certificate of http, reloaded when it changes. Empty: plain HTTP, over which "
+        "callers send their tokens.",
     )
     tls_key: Path | None = knob("", OPTIONAL_PATH, "PEM file with the key of tls_cert.")
     api: str = knob(
         "auto",
         api_server("auto", "in-cluster"),
-        "How the Kubernetes API is reached: in-cluster (the pod's service account), the path of a kubeconfig, an "
-        "http:// address, or auto: in-cluster.",
+        "How to reach the Kubernetes API: in-cluster (the pod's service account), the path of a kubeconfig, an "
+        "http:// address, or auto (in-cluster).",
     )
 
     agents_namespace: str = knob(
         "",
         object_name("namespace", "use one that kubectl get namespaces lists"),
-        "Namespace of the node agents, whose metrics have the use of GPUs as it is now; empty: that of this pod, else "
-        "gpushare. Only agents there are believed.",
+        "Namespace of the node agents, whose /use has the live figures; no pod elsewhere is believed. Empty: that of "
+        "this pod, else gpushare.",
     )
 
     def _contradictions(self) -> Iterator[SettingsError]:

@@ -26,7 +26,7 @@ from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares
-from gpu_device_plugin.core.node.limits.container_grants import SERVING_MODES, Delivery, grant
+from gpu_device_plugin.core.node.limits.container_grants import DELIVERIES, Delivery, grant
 from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner
 from gpu_device_plugin.core.node.limits.limit_grants import VARIABLES, EnforcementPlan
 from gpu_device_plugin.settings.node import NodeSettings
@@ -184,7 +184,7 @@ def test_variables_are_those_that_the_agent_sets() -> None:
     set_by_us = {
         variable
         for placement in placements
-        for way in SERVING_MODES
+        for way in DELIVERIES
         for enforcement in Enforcement
         for variable in grant(
             placement, shares, Delivery(frozenset({way}), cgpu_disable=True, plan=plan(enforcement)), owner=every

@@ -89,3 +89,8 @@ def test_where_to_look_answers(question: str) -> None:
 def test_a_module_of_more_than_450_lines_says_why() -> None:
     long = {path: text for path in FILES if (text := path.read_text(encoding="utf-8")).count("\n") > 450}
     assert [path for path, text in long.items() if "one piece" not in (ast.get_docstring(ast.parse(text)) or "")] == []
+
+
+def test_no_folder_has_more_than_15_modules() -> None:
+    modules = {room.relative_to(ROOT).as_posix(): sum(path.parent == room for path in FILES) for room in ROOMS}
+    assert {room: number for room, number in modules.items() if number > 15} == {}

@@ -33,15 +33,14 @@ exclude_gpus: [GPU-6f1c2f4e-0d2b-4f0c-9a57-0a2f0b0c1d2e]
 ```
 
 The variable of `--share-size` is `GPUSHARE_SHARE_SIZE`, and so on. Sizes are written like `256MiB` or `1GiB`, durations
-like `200ms`, `5s` or `2m`; `--help` shows the form of every value. All errors are reported at once, each with its
-place. Programs may share variables and the file: each ignores the others' settings and refuses unknown ones. A renamed
-setting is valid under its former name for one more release; the log names each place to change.
+like `200ms`, `5s` or `2m`; `--help` shows the form of every value. Programs may share variables and the file: each
+ignores the others' settings and refuses unknown ones. A renamed setting is valid under its former name for one more
+release; the log names each place to change.
 
 ## In the cluster
 
 The manifests and the chart have the settings in two ConfigMaps, `gpushare-node` for the agents and `gpushare-extender`
-for the extender. `--config` names the directory where they are mounted, and `default.yaml` in it is the file. It may be
-empty; a directory without any `.yaml` file is refused as the wrong one.
+for the extender. `--config` names the directory where they are mounted, and `default.yaml` in it is the file.
 
 ```console
 $ kubectl -n gpushare patch configmap gpushare-node --type=merge \\
@@ -51,9 +50,9 @@ $ kubectl -n gpushare describe configmap gpushare-node
 
 `kubectl apply -f deploy/` and `helm upgrade` overwrite the ConfigMaps from their files and values: change these too.
 
-Both programs read their file or directory again when it changes; the kubelet delivers a changed ConfigMap within a
-minute or two. The tables below show which settings are live, that is, change at once. The others wait: the log names
-them, and for an agent so does an Event on its node, `SettingsWait`, with the command that restarts this agent:
+The kubelet delivers a changed ConfigMap within a minute or two. The tables below show which settings are live, that is,
+change at once. The others wait: the log names them, and for an agent so does an Event on its node, `SettingsWait`, with
+the command that restarts this agent:
 
 ```console
 $ kubectl get events --field-selector involvedObject.kind=Node
@@ -82,8 +81,8 @@ a node before it shares its GPUs, because a changed share size waits. A changed 
 
 While there are profiles, an agent shares nothing before it knows its node's. It waits ten seconds for the API server,
 then uses the node's last profile. Without one, or if the label names a missing profile, it keeps waiting: `/readyz`,
-the log and an Event (`SettingsRefused`) give the reason, and it starts when label or ConfigMap is corrected. A running
-agent keeps its settings when its label becomes invalid, and reports it.
+the log and an Event (`SettingsRefused`) give the reason. A running agent keeps its settings when its label becomes
+invalid.
 
 Not allowed in a profile, because an agent needs them before it reads one: `api`, `node_name`, `device_plugin_dir`,
 `pod_resources_socket`, `cdi_dir`, `http`, `mps_dir` and `log_format`.

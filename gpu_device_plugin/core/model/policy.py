@@ -20,8 +20,8 @@ POLICIES: Mapping[str, Rank] = MappingProxyType(
     }
 )
 """`binpack` fills one GPU before the next and keeps the others unused; `spread` takes the emptiest. `fit` takes the GPU
-by which the node loses least of its worth to the pods that come (`core.worth`); only the scheduler extender knows them,
-and where it does not decide, `fit` is `binpack`."""
+that costs the node the least placement value (`core.value`); only the scheduler extender knows which pods come, and
+where it does not decide, `fit` is `binpack`."""
 
 
 def policy_in_force(label: str, setting: str) -> str:

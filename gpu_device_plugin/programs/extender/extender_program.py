@@ -351,7 +351,7 @@ class Extender:
             if leads:
                 self._fresh.lost()
             _log.info("this extender leads" if leads else "this extender does not lead", extra={"holder": lease.holder})
-        raise AssertionError  # pragma: no cover (a Latest never ends)
+        raise AssertionError  # pragma: no cover (an Observable never ends)
 
     def _drifted(self, before: FleetEntry, now: FleetEntry) -> None:
         self._metrics.count(m.DRIFT, "moved" if before.node == now.node else "other_node")

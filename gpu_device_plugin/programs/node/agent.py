@@ -336,7 +336,7 @@ class NodeAgent:
                 _log.warning("paused: GPUs can be reset now; send SIGUSR1 again to resume")
             elif self.hardware.view.value.state is State.PAUSED:
                 self.hardware.resume()
-        raise AssertionError  # pragma: no cover (a Latest never ends)
+        raise AssertionError  # pragma: no cover (an Observable never ends)
 
     async def _prepare(self) -> None:
         """Bring ledger and device lists up to date before any resource is registered."""

@@ -189,7 +189,7 @@ class Configuration:
                 remembered = True
             self._view = self._hardware.view.value
             self.update()
-        raise AssertionError  # pragma: no cover (a Latest never ends)
+        raise AssertionError  # pragma: no cover (an Observable never ends)
 
     def _set_up_hardware(self) -> None:
         settings = self._settings.value

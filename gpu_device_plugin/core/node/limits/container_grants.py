@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner, Mount
 
-SERVING_MODES = ("envvar", "device-specs", "cdi")
+DELIVERIES = ("envvar", "device-specs", "cdi")
 """The ways in which a container can get its GPUs."""
 
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")

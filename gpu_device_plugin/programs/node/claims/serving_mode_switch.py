@@ -232,7 +232,7 @@ class ServingModeSwitch:
                         _log.info("GPUs are shared again: no other plugin hands them out")
                     task = tasks.create_task(self._offer_and_reconcile(), name="offer and reconcile")
                 refused = bool(others)
-        raise AssertionError  # pragma: no cover (a Latest never ends)
+        raise AssertionError  # pragma: no cover (an Observable never ends)
 
     async def _offer_and_reconcile(self) -> NoReturn:
         async with asyncio.TaskGroup() as tasks:

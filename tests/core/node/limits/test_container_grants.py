@@ -13,8 +13,8 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.limits.container_grants import (
     CONTROL_NODES,
+    DELIVERIES,
     OPTIONAL_NODES,
-    SERVING_MODES,
     Delivery,
     Grant,
     grant,
@@ -157,10 +157,10 @@ def test_several_ways_go_together(way: str) -> None:
 
 
 def test_there_are_three_ways() -> None:
-    assert SERVING_MODES == ("envvar", "device-specs", "cdi")
+    assert DELIVERIES == ("envvar", "device-specs", "cdi")
 
 
-@pytest.mark.parametrize("way", SERVING_MODES)
+@pytest.mark.parametrize("way", DELIVERIES)
 def test_both_resources_of_one_container_agree_on_every_other_variable(way: str) -> None:
     """The kubelet merges them in random order."""
     delivery = Delivery(ways=frozenset({way}))
