@@ -14,7 +14,8 @@ from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
 from gpu_device_plugin.testing.builders import pod
-from gpu_device_plugin.testing.cluster.api_server import Answer, ApiServer, Garbage, Hang, Reset, Slow, Trouble
+from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang, Reset, Slow, Trouble
 from tests.patience import stretched
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from gpu_device_plugin.cluster.writers.own_node import NodeMetadata, OwnNode
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.testing.builders import GPU_MEM, node, pod
-from gpu_device_plugin.testing.cluster.api_server import Answer, ApiServer, Garbage, Hang, Reset, Trouble
+from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang, Reset, Trouble
 from tests.patience import stretched
 
 if TYPE_CHECKING:

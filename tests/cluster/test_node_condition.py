@@ -12,7 +12,7 @@ from gpu_device_plugin.cluster.client.errors import ForbiddenError
 from gpu_device_plugin.cluster.writers.own_node import NodeCondition
 from gpu_device_plugin.core.node.health.gpu_failure import GpuCondition
 from gpu_device_plugin.testing.builders import node
-from gpu_device_plugin.testing.cluster.api_server import Answer, Garbage
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

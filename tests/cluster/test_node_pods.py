@@ -16,7 +16,8 @@ from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
 from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
-from gpu_device_plugin.testing.cluster.api_server import Answer, ApiServer, Fault, Garbage
+from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Fault, Garbage
 from gpu_device_plugin.testing.cluster.cluster_store import Store
 from tests.patience import stretched
 

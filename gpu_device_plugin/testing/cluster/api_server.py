@@ -34,11 +34,9 @@ from gpu_device_plugin.testing.cluster.cluster_requests import (
     Answer,
     ApiRequest,
     Fault,
-    Garbage,
     Hang,
     Late,
     Reset,
-    Slow,
     Trouble,
     ordered,
     refusal,
@@ -60,20 +58,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
     from gpu_device_plugin.testing.builders import Json
-
-__all__ = [
-    "Account",
-    "Answer",
-    "ApiRequest",
-    "ApiServer",
-    "Fault",
-    "Garbage",
-    "Hang",
-    "Late",
-    "Reset",
-    "Slow",
-    "Trouble",
-]
 
 _PATCHES: Mapping[str, Callable[[Any, Any], Any]] = {
     "application/apply-patch+yaml": applied,

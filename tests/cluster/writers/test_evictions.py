@@ -9,7 +9,7 @@ import pytest
 from gpu_device_plugin.cluster.writers.evictions import Eviction, EvictionOutcome, evict
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.testing.builders import pod
-from gpu_device_plugin.testing.cluster.api_server import Answer, Garbage, Hang
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang
 
 if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.api_client import Client

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.cluster.writers.own_node import NodeMetadata, OwnNode
 from gpu_device_plugin.testing.builders import node
-from gpu_device_plugin.testing.cluster.api_server import Answer
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 
 if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.api_client import Client

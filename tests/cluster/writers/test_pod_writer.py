@@ -11,7 +11,7 @@ from gpu_device_plugin.cluster.client.errors import ForbiddenError, InvalidError
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.testing.builders import pod
-from gpu_device_plugin.testing.cluster.api_server import Answer, Garbage
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage
 
 if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.api_client import Client

@@ -38,7 +38,7 @@ from gpu_device_plugin.programs.doctor.doctor_program import (
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing.cluster.api_server import Answer, Garbage
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage
 from tests.configmap import mount
 from tests.deploy.calls import rights_needed
 from tests.findings import told

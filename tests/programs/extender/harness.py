@@ -30,7 +30,7 @@ from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
-    from gpu_device_plugin.testing.cluster.api_server import Trouble
+    from gpu_device_plugin.testing.cluster.cluster_requests import Trouble
     from tests.scheduler_double.scheduler import Outcome
 
 Json = dict[str, Any]

@@ -12,7 +12,7 @@ from gpu_device_plugin.core.contract.dra import DRIVER, parse_device_name
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.node.serving_mode import ServingMode
 from gpu_device_plugin.programs.node.claims.dra_driver import UNKNOWN
-from gpu_device_plugin.testing.cluster.api_server import Answer
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 from gpu_device_plugin.testing.cluster.dra_scheduler import Wish
 from tests.names import COUNT, MEM
 from tests.programs.node.cluster_harness import NODE

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing.cluster.api_server import Answer, Hang
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang
 from tests.names import MEM
 from tests.patience import patience
 from tests.programs.node.cluster_harness import NODE, Cluster, cluster, promise

@@ -10,7 +10,7 @@ from gpu_device_plugin.core.contract.keys import NODE_GPUS, NODE_USE
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster.api_server import Answer, Garbage, Hang, Reset, Trouble
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang, Reset, Trouble
 from tests.names import MEM
 from tests.programs.node.cluster_harness import NODE, RIGHTS, cluster, promise
 from tests.programs.node.harness import pod

@@ -18,7 +18,7 @@ from gpu_device_plugin.programs.node.agent import NodeAgent
 from gpu_device_plugin.programs.node.node_program import NodeProgram
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing.cluster.api_server import Answer, Hang
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang
 from tests.configmap import mount
 from tests.names import MEM
 from tests.patience import patience

@@ -12,7 +12,7 @@ import pytest
 
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import mirror
-from gpu_device_plugin.testing.cluster.api_server import Answer
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 from gpu_device_plugin.testing.pod_specs import ContainerType
 from tests.names import COUNT, MEM
 from tests.patience import stretched

@@ -13,7 +13,9 @@ from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, UnavailableError
 from gpu_device_plugin.programs.web.caller_scope import ALL_NAMESPACES, CallerScope
 from gpu_device_plugin.programs.web.callers import AccessReviews, ReviewedCaller, ReviewedCallers, User
-from gpu_device_plugin.testing.cluster.api_server import Account, Answer, ApiServer, Garbage, Hang, Slow
+from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang, Slow
+from gpu_device_plugin.testing.cluster.cluster_reviews import Account
 from tests.patience import eventually, stretched
 
 if TYPE_CHECKING:

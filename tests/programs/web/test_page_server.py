@@ -27,7 +27,9 @@ from gpu_device_plugin.programs.web.streams import Streams, StreamTiming, Views
 from gpu_device_plugin.programs.web.waiting_page import MOST_WAITING
 from gpu_device_plugin.programs.web.web_routes import HEADERS
 from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
-from gpu_device_plugin.testing.cluster.api_server import Account, Answer, ApiServer, Hang
+from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang
+from gpu_device_plugin.testing.cluster.cluster_reviews import Account
 from tests.patience import eventually, stretched
 from tests.programs.web.harness import QUICK, Stream, served, served_by
 from tests.reports import part, written

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.kubelet.dra_servicer import ClaimRef
-from gpu_device_plugin.testing.cluster.api_server import Answer
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 from gpu_device_plugin.testing.cluster.dra_scheduler import Wish
 from tests.programs.node.cluster_harness import NODE, RIGHTS
 from tests.programs.node.dra_harness import Claims, claims

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.node.serving_mode import ServingMode
-from gpu_device_plugin.testing.cluster.api_server import Answer
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 from gpu_device_plugin.testing.cluster.dra_scheduler import Wish
 from tests.names import COUNT, MEM
 from tests.programs.node.dra_harness import Claims, claims

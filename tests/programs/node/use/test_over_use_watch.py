@@ -20,7 +20,7 @@ from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import mirror
-from gpu_device_plugin.testing.cluster.api_server import Answer, Hang
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang
 from tests.nodes import node, uuid
 from tests.patience import eventually
 from tests.programs.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, promise
