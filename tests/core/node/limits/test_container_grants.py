@@ -117,6 +117,11 @@ def test_device_nodes_are_those_of_the_minor_number_and_of_the_driver() -> None:
     )
 
 
+def test_a_grant_says_how_its_limit_is_enforced() -> None:
+    assert grant(THREE, SHARES, Delivery()).enforcement is Enforcement.ADVISORY
+    assert replace(grant(THREE, SHARES, Delivery()), envs={}).enforcement is None
+
+
 def test_the_drivers_own_nodes_are_these() -> None:
     assert CONTROL_NODES == ("/dev/nvidiactl", "/dev/nvidia-uvm")
     assert OPTIONAL_NODES == ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
