@@ -1,7 +1,7 @@
 """Verdicts and scores of thousands of nodes for one pod, within the time that a scheduler waits.
 
-The core decides node by node; here each of its results is cached until the node changes, and one request has a limit
-of steps. See docs/decisions/0021.
+The core decides node by node; here each of its results is cached until the node changes. The searches of one
+request have a limit of steps; the first look at each node has none. See docs/decisions/0021.
 """
 
 from __future__ import annotations

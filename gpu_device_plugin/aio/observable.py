@@ -23,7 +23,7 @@ class Observable(Generic[T]):
         self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<Latest #{self._version}: {self._value!r}>"
+        return f"<Observable #{self._version}: {self._value!r}>"
 
     @property
     def value(self) -> T:

@@ -1,1 +1,1 @@
-"""The story: values in, values out. No clock, environment, file, socket, lock or log."""
+"""Every decision: values in, values out. No clock, environment, file, socket, lock or log."""

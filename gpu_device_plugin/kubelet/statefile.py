@@ -29,7 +29,7 @@ ENDED_PODS = "ended-pods"
 """UIDs, separated by spaces, of ended pods whose devices the kubelet's checkpoint still shows."""
 
 WAY = "serve"
-"""The way in which pods got the node's GPUs, a `core.node.serving_mode.Way`."""
+"""The way in which pods got the node's GPUs, a `core.node.serving_mode.ServingMode`."""
 
 ALLOCATIONS = "allocations"
 """The kubelet's record of allocated devices as last read, see `SavedAllocations`."""

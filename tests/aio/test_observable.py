@@ -39,7 +39,7 @@ def test_every_value_has_a_version_equal_values_too() -> None:
 def test_it_shows_its_state() -> None:
     latest = Observable({"gpus": 2})
     latest.set({"gpus": 3})
-    assert repr(latest) == "<Latest #1: {'gpus': 3}>"
+    assert repr(latest) == "<Observable #1: {'gpus': 3}>"
 
 
 async def test_what_is_newer_already_is_not_waited_for() -> None:

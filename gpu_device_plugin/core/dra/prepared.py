@@ -222,7 +222,7 @@ def _object(value: Any) -> dict[str, Any]:
 def device_status(claim: PreparedClaim, held: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the entries of ``status.devices`` for our devices of a claim.
 
-    `held` says by the GPU's UUID whether the limit was seen to hold, with a `core.model.limits.Held`.
+    `held` says by the GPU's UUID whether the limit was seen to hold, with a `core.model.limits.LimitStatus`.
     """
     return [
         {
