@@ -314,7 +314,7 @@ class FollowedCluster:
             # The fleet reports only changes that concern placement.
             self._touched |= {entry.node for entry in (counted, counts) if entry is not None}
         self._hold(each.pod.uid, each.pod.node_name, instance_pod(each.pod))
-        asks = bool(each.pod.containers or each.pod.claims)
+        asks = bool(each.pod.containers or not each.problems)
         waits = asks and not (each.pod.node_name or each.pod.ended or each.pod.deleting)
         before = self._waiting.pop(each.pod.uid, None)
         if waits:
