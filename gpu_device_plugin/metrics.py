@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from gpu_device_plugin import __version__
@@ -188,7 +189,7 @@ class PrometheusMetrics(Metrics):
         async with self._writing:
             text = [generate_latest(_WithoutCreated(self._registry)).decode()]
             await asyncio.sleep(0)
-            for gauge, values in (*_BUILD, *self._state().gauges()):
+            for gauge, values in chain(_BUILD, self._state().gauges()):
                 for piece in family(gauge, values):
                     text.append(piece)
                     if len(piece) >= _LONG:

@@ -190,13 +190,13 @@ def test_a_node_shows_its_memory_and_what_of_it_is_allocated() -> None:
     unknown = candidate("unknown", NodeGpus(gpus=(ListedGpu(0, 8),), share_mib=None), ())
     nodes = (candidate("a", gpus, [Usage(((0, 3),), (1,))]), candidate("plain", NO_GPUS, ()), unknown)
     assert lines(ExtenderMetrics(nodes=(*nodes, candidate("b", gpus, ()))), "extender_node", "extender_memory") == [
-        "extender_nodes 3.0",
-        "extender_memory_bytes 3.4359738368e+10",
-        "extender_memory_taken_bytes 1.1811160064e+10",
         'extender_node_memory_bytes{node="a"} 1.7179869184e+10',
         'extender_node_memory_bytes{node="b"} 1.7179869184e+10',
         'extender_node_memory_allocated_bytes{node="a"} 1.1811160064e+10',
         'extender_node_memory_allocated_bytes{node="b"} 0.0',
+        "extender_nodes 3.0",
+        "extender_memory_bytes 3.4359738368e+10",
+        "extender_memory_taken_bytes 1.1811160064e+10",
     ]
 
 
