@@ -158,7 +158,7 @@ class PodReader:
             UnreadableObjectError: this is not a pod.
         """
         pod = decoded(self._decoder, raw, "pod")
-        meta, spec = _named(pod.metadata, "pod"), pod.spec
+        meta, spec = named(pod.metadata, "pod"), pod.spec
         containers: list[Container] = []
         ignored: list[str] = []
         # The kubelet's order of allocation: init containers and sidecars as listed, then the others.
@@ -254,7 +254,12 @@ def decoded(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, what: st
         raise UnreadableObjectError(f"not a {what}: {why}") from None
 
 
-def _named(meta: M, what: str) -> M:
+def named(meta: M, what: str) -> M:
+    """Return the metadata of an object of kind `what`.
+
+    Raises:
+        UnreadableObjectError: it has no uid or no name.
+    """
     if not meta.uid or not meta.name:
         raise UnreadableObjectError(f"not a {what}: its uid or its name is missing")
     return meta
@@ -341,7 +346,7 @@ class NodeReader:
             UnreadableObjectError: this is not a node.
         """
         node = decoded(self._decoder, raw, "node")
-        meta, status = _named(node.metadata, "node"), node.status
+        meta, status = named(node.metadata, "node"), node.status
         return NodeRecord(
             meta.name,
             meta.uid,

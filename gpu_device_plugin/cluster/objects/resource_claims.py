@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_device_plugin.cluster.objects.decoding import ObjectKind, ObjectMeta, UnreadableObjectError, decoded
+from gpu_device_plugin.cluster.objects.decoding import ObjectKind, ObjectMeta, decoded, named
 from gpu_device_plugin.cluster.objects.quantity import whole_quantity
 from gpu_device_plugin.core.contract.dra import COMPUTE, DRIVER, MEMORY
 from gpu_device_plugin.core.model.resource_claims import Claim, Consumer, Device, DeviceRequest, Parameters
@@ -108,9 +108,7 @@ def read_claim(raw: bytes | msgspec.Raw) -> Claim:
         UnreadableObjectError: this is not a ResourceClaim.
     """
     claim = decoded(_DECODER, raw, "ResourceClaim")
-    meta, status = claim.metadata, claim.status
-    if not meta.uid or not meta.name:
-        raise UnreadableObjectError("not a ResourceClaim: its uid or its name is missing")
+    meta, status = named(claim.metadata, "ResourceClaim"), claim.status
     given = _Given() if status.allocation is None else status.allocation.devices or _Given()
     asked = _Asked() if claim.spec.devices is None else claim.spec.devices
     return Claim(

@@ -14,7 +14,14 @@ from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.cluster.client.api_client import PatchType
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, ForbiddenError, InvalidError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import NODES, ObjectMeta, UnreadableObjectError, decoded, read_metadata
+from gpu_device_plugin.cluster.objects.decoding import (
+    NODES,
+    ObjectMeta,
+    UnreadableObjectError,
+    decoded,
+    named,
+    read_metadata,
+)
 from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, GROUP, SLICES, read_claim
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.store import Store
@@ -61,9 +68,7 @@ def read_slice(raw: bytes | msgspec.Raw) -> Present:
         UnreadableObjectError: this is not a ResourceSlice.
     """
     found = decoded(_DECODER, raw, "ResourceSlice")
-    meta, spec = found.metadata, found.spec
-    if not meta.uid or not meta.name:
-        raise UnreadableObjectError("not a ResourceSlice: its uid or its name is missing")
+    meta, spec = named(found.metadata, "ResourceSlice"), found.spec
     content: Content = (
         {"sharedCounters": spec.shared_counters} if spec.shared_counters else {"devices": spec.devices or []}
     )

@@ -6,12 +6,13 @@ The rules are those of Kubernetes 1.36, and stricter in one point: the spec of a
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import STATIC_POD
+from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.testing.cluster.selectors import SelectorError, field_selector, label_selector
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _check_slice(new: Json) -> None:
     name, spec = new["metadata"]["name"], new.setdefault("spec", {})
     for where, why in _wrong_slice(spec):
         raise invalid(SLICES, name, f"spec.{where}", "FieldValueInvalid", why)
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    now = rfc3339(time.time())
     for device in spec.get("devices") or ():
         for taint in device.get("taints") or ():
             taint.setdefault("timeAdded", now)
