@@ -70,11 +70,11 @@ def unfit(ask: Ask, node: Candidate, packer: Packer | None = None) -> Unfit | No
         return why
     rooms = allowed(ask, node)
     numbers = _numbers(node, rooms)
-    if len(ask.parts) == 1:
-        return _alone([ask.parts[0].demand], node, rooms, numbers)
     packer = packer or Packer([part.demand for part in ask.parts])
     if packer.surely_fits(numbers):
         return None
+    if len(ask.parts) == 1:
+        return _alone(packer.demands, node, rooms, numbers)
     found = _packed(node, rooms, numbers, packer)
     return found if isinstance(found, Unfit) else None
 
@@ -210,10 +210,9 @@ def _numbers(node: Candidate, rooms: Sequence[Room]) -> Summary:
 
 def _named(wishes: Wishes, gpus: NodeGpus) -> bool:
     """Return whether wishes name a GPU of a node, or the GPU of one of its MIG instances."""
-    if not (wishes.use_uuids or wishes.avoid_uuids):
-        return False
-    uuids = {*gpus.parents, *[gpu.uuid for gpu in gpus.gpus]}
-    return not (uuids.isdisjoint(wishes.use_uuids) and uuids.isdisjoint(wishes.avoid_uuids))
+    return bool(wishes.named) and not (
+        wishes.named.isdisjoint([gpu.uuid for gpu in gpus.gpus]) and wishes.named.isdisjoint(gpus.parents)
+    )
 
 
 def _among(node: Candidate, rooms: Sequence[Room]) -> str:

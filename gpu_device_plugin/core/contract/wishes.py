@@ -53,6 +53,8 @@ class Wishes:
     """The policy by which a GPU of a node is chosen, a name in `POLICIES`; None: the node or the settings decide."""
     node_policy: str | None = None
     """The policy by which a node is chosen, likewise."""
+    named: frozenset[str] = field(init=False, repr=False, compare=False)
+    """All of `use_uuids` and `avoid_uuids`."""
     _use: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """`use_models` as `_words`."""
     _avoid: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -65,6 +67,7 @@ class Wishes:
         uuids = frozenset(self.use_uuids), frozenset(self.avoid_uuids)
         named = self.use_models, self.avoid_models, *uuids, self.gpu_policy, self.node_policy
         object.__setattr__(self, "_hash", hash(named))
+        object.__setattr__(self, "named", uuids[0] | uuids[1])
         object.__setattr__(self, "_use", tuple(map(_words, self.use_models)))
         object.__setattr__(self, "_avoid", tuple(map(_words, self.avoid_models)))
 

@@ -122,11 +122,11 @@ class Verbs:
             failed = {name: _ELSEWHERE for name in args.names if name != claim.node}
         else:
             verdicts = self.judge.verdicts(asked, args.names)
-            passed = [name for name, why in zip(args.names, verdicts, strict=True) if why is None]
-            for name, why in zip(args.names, verdicts, strict=True) if len(passed) < len(args.names) else ():
-                if why is not None:
-                    (unresolvable if why.unresolvable else failed)[name] = why.sentence
-                    unknown += why is UNKNOWN
+            reasons = {name: why for name, why in zip(args.names, verdicts, strict=True) if why is not None}
+            passed = [name for name in args.names if name not in reasons]
+            for name, why in reasons.items():
+                (unresolvable if why.unresolvable else failed)[name] = why.sentence
+                unknown += why is UNKNOWN
         counts = {
             "fits": len(passed),
             "full": len(failed) - unknown,
