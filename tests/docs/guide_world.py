@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
-import os
-import subprocess
+import io
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.core.contract.keys import INSTANCES
 from gpu_device_plugin.core.model.mig import MigMode, is_mig_resource
 from gpu_device_plugin.programs.extender.extender_program import Extender
+from gpu_device_plugin.programs.inspect import inspect_program
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
@@ -46,13 +46,16 @@ DIVIDED = "fake:1xT4,1xH100:mig=1g.10gb*3/3g.40gb"
 SCHEDULER = "gpushare-scheduler"
 
 _KUBECTL = """\
-#!{python}
-import sys, urllib.request
+#!{python} -IS
+import sys
 words = sys.argv[1:]
 if "config" in words:
     print("default", end="")
 else:
-    print(urllib.request.urlopen("{url}" + words[words.index("--raw") + 1]).read().decode())
+    from http.client import HTTPConnection
+    connection = HTTPConnection("{address}")
+    connection.request("GET", words[words.index("--raw") + 1])
+    print(connection.getresponse().read().decode())
 """
 """As much of kubectl as `kubectl inspect gpushare` needs."""
 
@@ -214,16 +217,10 @@ class Guide:
 
     async def inspect(self, *words: str, codes: frozenset[int] = frozenset({0})) -> str:
         """Return what ``kubectl inspect gpushare`` prints, without the blanks at the ends of lines, if it ends so."""
-        done = await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-m", "gpu_device_plugin", "inspect", *words],
-            env={**os.environ, "PATH": f"{self.kubectl.parent}:{os.environ['PATH']}"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert (done.stderr, done.returncode in codes) == ("", True), done
-        return "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines())
+        with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+            code = await asyncio.to_thread(inspect_program.main, words, kubectl=str(self.kubectl), environ={})
+        assert (err.getvalue(), code in codes) == ("", True), (code, err.getvalue(), out.getvalue())
+        return "\n".join(line.rstrip() for line in out.getvalue().strip("\n").splitlines())
 
 
 def spec_of(body: Json) -> PodSpec:
@@ -268,7 +265,9 @@ async def guide(folder: Path, gpus: str = GPUS) -> AsyncIterator[Guide]:
             try:
                 await there.until(lambda: "listen" in extender.ports and not extender.unready())
                 kubectl = folder / "kubectl"
-                kubectl.write_text(_KUBECTL.format(python=sys.executable, url=api.url), encoding="utf-8")
+                kubectl.write_text(
+                    _KUBECTL.format(python=sys.executable, address=api.url.removeprefix("http://")), encoding="utf-8"
+                )
                 kubectl.chmod(0o755)
                 made = Guide(api, there, extender, kubectl)
                 await made.publish()

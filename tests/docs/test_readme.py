@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
 from gpu_device_plugin import __version__
+from gpu_device_plugin.programs.demo.demo_program import DEFAULT_GPUS, DemoStage, play
+from gpu_device_plugin.programs.demo.scenes import SCENES
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests.docs import pages
 from tests.docs.pages import DOCS, ROOT, blocks, text_of
-from tests.patience import stretched
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,22 +147,26 @@ def test_ci_runs_the_two_commands_of_the_readme() -> None:
     assert "make test" in ran
 
 
-def test_the_picture_of_the_demo_is_what_it_prints() -> None:
+async def test_the_picture_of_the_demo_is_what_it_prints() -> None:
+    """Played as far as the last scene that is shown."""
     (block,) = blocks(README.partition("<!-- demo -->")[2].partition("<!-- end of demo -->")[0], "text")
-    printed = subprocess.run(
-        [sys.executable, "-m", "gpu_device_plugin", "demo", "--once"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=stretched(),
-        env={**os.environ, "PYTHONUTF8": "1"},
-    ).stdout
-    scenes = re.split(r"^(?=\d+/\d+ )", printed, flags=re.MULTILINE)
-    shown = re.split(r"^(?=\d+/\d+ )", block.text, flags=re.MULTILINE)[1:]
-    assert shown
-    assert f"{len(shown)} of {len(scenes) - 1}" == "2 of 12", "then the sentence above the picture says it wrong"
-    for scene in shown:
-        assert scene.strip() in [each.strip() for each in scenes], "copy it anew from: make demo ARGS=--once"
+    shown = scenes_in(block.text)
+    assert [int(number) for number, _ in shown] == [4, 7]
+    assert len(SCENES) == 12, "then the sentence above the picture says it wrong"
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    first = dict(list(SCENES.items())[:7])
+    assert await play(DEFAULT_GPUS, DemoStage(stream, live=False, colour=False), first) == 0
+    stream.seek(0)
+    printed = dict(scenes_in(stream.read()))
+    # Below the last scene stands that every check held.
+    assert all(printed[number].startswith(scene) for number, scene in shown), "copy it anew: make demo ARGS=--once"
+
+
+def scenes_in(text: str) -> list[tuple[str, str]]:
+    """Return the number of each scene, and what is shown of it, its heading without the line to the margin."""
+    _, *scenes = re.split(r"^(?=\d+/\d+ )", text, flags=re.MULTILINE)
+    parts = (re.fullmatch(r"(\d+)/\d+ ([^─]+)─+(.*)", scene.strip(), re.DOTALL) for scene in scenes)
+    return [(part[1], part[2] + part[3]) for part in parts if part is not None]
 
 
 def test_files_and_versions_in_commands_are_those_of_the_repository() -> None:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
-import pytest
-
+from gpu_device_plugin import cli
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS
 from gpu_device_plugin.programs.simulate.inputs.entries import nodes_in, nodes_in_json, pods_in, pods_in_json
 from gpu_device_plugin.programs.simulate.run import POLICIES
 from gpu_device_plugin.testing.builders import container, node, pod
 from tests.docs.pages import DOCS, blocks, commands, text_of
+from tests.docs.test_commands import help_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 PAGE = text_of(DOCS / "simulate.md")
 RUN = (
@@ -38,33 +37,26 @@ spec: {replicas: 2, template: {spec: {containers: [{name: main, resources: {limi
 """
 
 
-@pytest.fixture
-def shell(tmp_path: Path) -> dict[str, str]:
-    """A PATH with the program, and with a kubectl that lists one node and one waiting pod."""
+def test_the_commands_can_be_followed_and_print_what_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What kubectl lists are a node and a pod that waits."""
     there = node("a", mem=20, count=2)
     there["metadata"]["uid"] = "a"
     listed = {"kind": "List", "items": [there, pod("waits", container(mem=5), uid="waits")]}
-    (tmp_path / "listed").write_text(json.dumps(listed), encoding="utf-8")
-    programs = {
-        "kubectl": f"cat {shlex.quote(str(tmp_path / 'listed'))}",
-        "gpu-device-plugin": f'exec {shlex.quote(sys.executable)} -m gpu_device_plugin "$@"',
-    }
-    for name, text in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
-        (tmp_path / name).chmod(0o755)
-    return {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(DOCS.parent)}
-
-
-def test_the_commands_can_be_followed_and_print_what_is_shown(tmp_path: Path, shell: dict[str, str]) -> None:
+    (tmp_path / "cluster.json").write_text(json.dumps(listed), encoding="utf-8")
     (tmp_path / "web.yaml").write_text(WEB, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
     shown = [pair for block in blocks(PAGE, "console") for pair in block.commands]
     assert [command.text for command in commands(DOCS / "simulate.md") if not command.inline] == list(RUN)
     for command, output in shown:
-        done = subprocess.run(
-            ["/bin/sh", "-c", command], cwd=tmp_path, env=shell, capture_output=True, text=True, check=False
-        )
-        assert (done.returncode, done.stderr) == (0, ""), command
-        assert done.stdout.strip("\n") == output or not output
+        program, *words = shlex.split(command)
+        if program == "kubectl":
+            continue
+        assert cli.main(words) == 0, command
+        printed = capsys.readouterr()
+        assert printed.err == "", command
+        assert printed.out.strip("\n") == output or not output
     assert (tmp_path / "cluster.svg").read_text(encoding="utf-8").startswith("<svg ")
 
 
@@ -79,8 +71,7 @@ def explained(heading: str) -> set[str]:
 
 
 def test_every_flag_is_explained() -> None:
-    program = [sys.executable, "-m", "gpu_device_plugin", "simulate", "--help"]
-    usage = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    usage = help_of("simulate")
     flags = set(re.findall(r"^ {2}(?:-\w(?: [\w|]+)?, )?(--[\w-]+)", usage, re.MULTILINE)) - {"--help"}
     assert flags - {"--output"} == explained("Flag") - {"-o"}
 

@@ -12,6 +12,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from tests.docs.pages import DOCS, ROOT, text_of
+from tests.sharing import made_once
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,16 +23,13 @@ PAGES = sorted(DOCS.rglob("*.md"))
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build it strictly: a link that leads nowhere and a page that nothing leads to are errors."""
-    folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder
+
+    def build(folder: Path) -> None:
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    return made_once(tmp_path_factory, "site", build)
 
 
 class Shapes(HTMLParser):
