@@ -29,7 +29,7 @@ import gpu_device_plugin
 from bench import dra_scheduling, memory
 from bench.kubeapi import binaries, free_ports
 from bench.kubelet import Kubelet
-from bench.node_agent import COUNT, MEMORY, MODEL, NODE, Row, both, first_list, machine, percentiles, show
+from bench.node_agent import COUNT, MEMORY, MODEL, NODE, Row, add_only, both, first_list, machine, percentiles, show
 from bench.node_agent import allocate as allocate_devices
 from bench.node_agent import running as running_plugin
 from bench.wire import Caller
@@ -303,7 +303,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--settle", type=float, default=11, help="seconds before memory is looked at")
     parser.add_argument("--nodes", type=int, default=125, help="nodes where the API server is a real one")
     parser.add_argument("--scheduled", type=int, default=1000, help="pods that are scheduled there")
-    parser.add_argument("--only", choices=("node", "cluster"), help="leave out the other half")
+    add_only(parser, ("claims", "memory", "cluster"))
     options = parser.parse_args(argv)
     compileall.compile_dir(Path(gpu_device_plugin.__file__).parent, quiet=1)
     print(machine() + "\n")
@@ -311,10 +311,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = Path(name)
 
         def rows() -> Generator[Row]:
-            if options.only != "cluster":
+            if "claims" in options.only:
                 yield from of_claims(folder / "first", options)
+            if "memory" in options.only:
                 yield from footprints(folder, options)
-            if options.only != "node" and binaries():
+            if "cluster" in options.only and binaries():
                 yield from dra_scheduling.rows(options.nodes, options.scheduled)
 
         with contextlib.closing(rows()) as each:

@@ -31,7 +31,7 @@ import aiohttp
 from bench import hostile, memory, synthetic
 from bench.inside import CHANGES, usual
 from bench.kubeapi import KubeApi, binaries, free_ports
-from bench.node_agent import Row, machine, percentiles, show
+from bench.node_agent import Row, add_only, machine, percentiles, show
 from bench.scheduler import PREFIX, Caller, arguments, bind_at_once, create, delete, schedule
 from gpu_device_plugin.core.contract.keys import LONGEST, USE_MODEL
 
@@ -429,7 +429,7 @@ def _bound(extender: Extender) -> int:
     return int(float(found[1])) if found else 0
 
 
-def inside(options: argparse.Namespace) -> Iterator[Row]:
+def inside(_: Path, options: argparse.Namespace) -> Iterator[Row]:
     """Measure the answers without HTTP."""
     nodes = max(options.nodes)
     with cluster(nodes) as api:
@@ -466,6 +466,15 @@ def real(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
             yield from by_kube_scheduler(extender, api, options.real_nodes, options.pods)
 
 
+def of_sizes(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
+    """Measure an extender in clusters of several sizes."""
+    for nodes in options.nodes:
+        yield from followed(folder, nodes, options)
+
+
+PARTS = {"sizes": of_sizes, "inside": inside, "waiting": flooded, "bodies": crowded, "real": real}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure everything and print one table. The exit code says nothing of the verdicts: machines differ."""
     parser = argparse.ArgumentParser(prog="python -m bench.extender", description=__doc__)
@@ -476,20 +485,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--waiting", type=int, default=2000, help="pods that wait, with much written on them")
     parser.add_argument("--bodies", type=int, default=10, help="large bodies that are sent at once")
     parser.add_argument("--real-nodes", type=int, default=100, help="nodes where the API server is a real one")
+    add_only(parser, PARTS)
     options = parser.parse_args(argv)
     print(machine(f"{synthetic.GPUS} GPUs of {synthetic.SHARES} GiB a node, 70 % full") + "\n")
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        folder = Path(name)
-
-        def rows() -> Iterator[Row]:
-            for nodes in options.nodes:
-                yield from followed(folder, nodes, options)
-            yield from inside(options)
-            yield from flooded(folder, options)
-            yield from crowded(folder, options)
-            yield from real(folder, options)
-
-        show(rows())
+        show(row for part in options.only for row in PARTS[part](Path(name), options))
     if not binaries():
         print("\nWith kube-apiserver and etcd in KUBE_BIN, pods are scheduled by way of a real API server, too.")
     return 0

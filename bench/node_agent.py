@@ -34,7 +34,7 @@ from bench.kubelet import Kubelet, Plugin
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from google.protobuf.message import Message
 
@@ -320,7 +320,7 @@ def _scrape(port: int) -> tuple[float, bytes]:
     return (time.perf_counter() - began) * 1000, page
 
 
-def flips(root: Path) -> Iterator[Row]:
+def flips(root: Path, _: argparse.Namespace) -> Iterator[Row]:
     """Let one GPU after the other fail, and see when the kubelet knows."""
     description = root.with_suffix(".json")
     failures: list[dict[str, object]] = []
@@ -356,7 +356,7 @@ def flips(root: Path) -> Iterator[Row]:
     yield Row("lists for one failure", max(updates), "", 1, f"with {min(changed)} shares changed")
 
 
-def usage() -> Iterator[Row]:
+def usage(_root: Path, _: argparse.Namespace) -> Iterator[Row]:
     """Measure what it costs to know who uses what: once in 15 s, of which 1 % is 150 ms."""
     cold, cached, matching = use.mapping()
     processes = f"{use.PROCESSES:,} processes"
@@ -366,6 +366,16 @@ def usage() -> Iterator[Row]:
     figures, text, size = map(statistics.median, zip(*(use.attributing() for _ in range(5)), strict=True))
     yield Row(f"a reading of {processes} to figures", figures, "ms", 30, f"{use.PODS} pods, {use.GPUS} GPUs")
     yield Row("the figures to the node's annotation", text, "ms", 30, f"{size / 1000:.0f} kB")
+
+
+PARTS = {
+    "usage": usage,
+    "standalone": standalone,
+    "flips": flips,
+    "memory": standalone_footprint,
+    "api": with_api,
+    "series": with_all_series,
+}
 
 
 # --- What is shown ----------------------------------------------------------------------------------------------------
@@ -397,6 +407,11 @@ def show(rows: Iterator[Row]) -> None:
         line(row.cells())
 
 
+def add_only(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    """Let the user choose parts of what a program measures."""
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="parts to measure; default: all")
+
+
 def parser_of(program: str, description: str | None) -> argparse.ArgumentParser:
     """Return the parser of a program that measures agents."""
     parser = argparse.ArgumentParser(prog=f"python -m bench.{program}", description=description)
@@ -411,6 +426,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure everything and print one table. The exit code says nothing of the verdicts: machines differ."""
     parser = parser_of("node_agent", __doc__)
     parser.add_argument("--pods", type=int, default=200, help="pods of the node, with API access")
+    add_only(parser, PARTS)
     options = parser.parse_args(argv)
     compileall.compile_dir(Path(gpu_device_plugin.__file__).parent, quiet=1)
     print(machine() + "\n")
@@ -418,16 +434,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         root = Path(folder, "node")
         with running(root):
             pass  # whatever is read from disk for the first time
-
-        def rows() -> Iterator[Row]:
-            yield from usage()
-            yield from standalone(root, options)
-            yield from flips(root)
-            yield from standalone_footprint(root, options)
-            yield from with_api(root, options)
-            yield from with_all_series(root, options)
-
-        show(rows())
+        show(row for part in options.only for row in PARTS[part](root, options))
     return 0
 
 

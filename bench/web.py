@@ -21,7 +21,7 @@ import aiohttp
 
 from bench import hostile, memory, synthetic
 from bench.extender import cluster, peak_mib, wait_in_vain, waiting_bar
-from bench.node_agent import Row, machine, percentiles, show
+from bench.node_agent import Row, add_only, machine, percentiles, show
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.programs.web.callers import LocalCallers, ReviewedCallers
@@ -305,6 +305,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pods", type=int, default=100, help="waiting pods")
     parser.add_argument("--waiting", type=int, default=2000, help="pods that wait, with much written on them")
     parser.add_argument("--tenants", type=int, default=200, help="users who open the page at once")
+    add_only(parser, ("sizes", "waiting", "tenants"))
     parser.add_argument("--serve", metavar="API", help="only serve the page of this cluster")
     parser.add_argument("--reviewed", action="store_true", help="with --serve: ask the API server about tokens")
     options = parser.parse_args(argv)
@@ -315,14 +316,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(machine(f"{synthetic.GPUS} GPUs of {synthetic.SHARES} GiB a node, 70 % full") + "\n")
 
     def rows() -> Iterator[Row]:
-        for nodes in options.nodes:
+        for nodes in options.nodes if "sizes" in options.only else ():
             with cluster(nodes) as api:
                 yield from asyncio.run(figures(api, nodes, options))
-        for characters in hostile.WAITING:
+        for characters in hostile.WAITING if "waiting" in options.only else ():
             with cluster(min(options.nodes)) as api:
                 yield from asyncio.run(flooded(api, characters, options))
-        with cluster(min(options.nodes)) as api:
-            yield from asyncio.run(tenants(api, options.tenants))
+        if "tenants" in options.only:
+            with cluster(min(options.nodes)) as api:
+                yield from asyncio.run(tenants(api, options.tenants))
 
     show(rows())
     return 0

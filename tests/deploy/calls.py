@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import gpu_device_plugin
-from gpu_device_plugin.cluster.objects import decoding as api
-from gpu_device_plugin.cluster.objects import resource_claims as claims
+from gpu_device_plugin.cluster.objects.decoding import ObjectKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -27,10 +27,6 @@ VERBS = {
     "replace": "update",
     "delete": "delete",
 }
-KINDS = {
-    name: kind for module in (api, claims) for name, kind in vars(module).items() if isinstance(kind, api.ObjectKind)
-}
-
 Right = tuple[str, str, str]
 """API group, resource (with its subresource) and verb."""
 
@@ -75,47 +71,41 @@ def rights_needed(*modules: str) -> set[Right]:
         AssertionError: a call is written in a way that is not understood.
     """
     trees = sources(*modules)
-    followed = {kind for tree in trees.values() for kind in _followed(tree)}
-    calls = {right for tree in trees.values() for right in _calls(tree, followed)}
+    followed, reviewed = (
+        {kind for module, tree in trees.items() for kind in _given_to(name, module, tree)}
+        for name in ("Reflector", "reviewed")
+    )
+    calls = {right for module, tree in trees.items() for right in _calls(module, tree, followed, reviewed)}
     return calls - WITHOUT_A_ROLE
 
 
-def _kinds(tree: ast.Module) -> dict[str, api.ObjectKind]:
-    """Return the kinds that a module can name: those of the modules that have them for others, and its own."""
-    own = {
-        target.id: api.ObjectKind(
-            *(ast.literal_eval(arg) for arg in made.args),
-            **{str(keyword.arg): ast.literal_eval(keyword.value) for keyword in made.keywords},
-        )
-        for statement in tree.body
-        if isinstance(statement, ast.Assign)
-        for target in statement.targets
-        if isinstance(target, ast.Name) and target.id not in KINDS
-        if isinstance(made := statement.value, ast.Call)
-        if isinstance(made.func, ast.Name)
-        if made.func.id == "Kind"
-    }
-    return {**KINDS, **own}
+def _kinds(module: str) -> dict[str, ObjectKind]:
+    """Return the kinds that a module can name."""
+    return {name: kind for name, kind in vars(import_module(module)).items() if isinstance(kind, ObjectKind)}
 
 
-def _followed(tree: ast.Module) -> Iterator[api.ObjectKind]:
-    """Yield the kinds that reflectors are made for."""
-    kinds = _kinds(tree)
+def _given_to(function: str, module: str, tree: ast.Module) -> Iterator[ObjectKind]:
+    """Yield the kinds that a function or a class is called with."""
+    kinds = _kinds(module)
     for call in ast.walk(tree):
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Reflector":
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == function:
             yield from (kinds[arg.id] for arg in call.args if isinstance(arg, ast.Name) and arg.id in kinds)
 
 
-def _calls(tree: ast.Module, followed: Iterable[api.ObjectKind]) -> Iterator[Right]:
-    kinds = _kinds(tree)
+def _calls(
+    module: str, tree: ast.Module, followed: Iterable[ObjectKind], reviewed: Iterable[ObjectKind]
+) -> Iterator[Right]:
+    kinds = _kinds(module)
     for call in ast.walk(tree):
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in VERBS):
             continue
         match call.args:
             case [ast.Name(id=name), *_] if name in kinds:
-                asked: Iterable[api.ObjectKind] = (kinds[name],)
+                asked: Iterable[ObjectKind] = (kinds[name],)
             case [ast.Attribute(attr="_kind"), *_]:
                 asked = followed
+            case [ast.Name(id="kind"), *_] if _is_client(call.func.value):
+                asked = reviewed
             case _:
                 assert not _is_client(call.func.value), f"of which kind? {ast.unparse(call)}"
                 continue

@@ -1,17 +1,10 @@
-"""The metrics that there are, with their labels; and those of which a PromQL expression speaks."""
+"""The metrics that there are, with their labels."""
 
 from __future__ import annotations
-
-import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics
 from gpu_device_plugin.core.report.gauges import ExtenderMetrics, NodeMetrics
 from tests.nodes import node
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 TARGET = frozenset({"node", "pod", "container", "namespace", "job", "instance"})
 """What every series gets beside its own labels, by the operator or by the configuration without it."""
@@ -21,6 +14,7 @@ _OTHERS = {
     # kube-state-metrics, docs/metrics/workload
     "kube_pod_owner": {"namespace", "pod", "uid", "owner_kind", "owner_name", "owner_is_controller"},
     "kube_pod_labels": {"namespace", "pod", "uid", "label_team"},
+    "kube_pod_container_status_last_terminated_reason": {"namespace", "pod", "container", "reason", "uid"},
     "kube_replicaset_owner": {"namespace", "replicaset", "owner_kind", "owner_name", "owner_is_controller"},
 }
 
@@ -37,34 +31,3 @@ def labels_by_metric() -> dict[str, set[str]]:
         "gpushare_build_info": {"version"},
         **_OTHERS,
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """What an expression speaks of."""
-
-    metrics: Mapping[str, frozenset[str]]
-    """The labels by which each is selected."""
-    groups: tuple[frozenset[str], ...]
-    """The labels in each `by`, `on` and `group_left`."""
-    made: frozenset[str]
-    """Labels that it makes itself."""
-
-
-_GROUP = re.compile(r"\b(?:by|on|group_left|group_right|ignoring|without) ?\(([\w, ]*)\)")
-_WORDS = {"and", "or", "unless", "bool", "offset", "sum", "max", "min", "count", "avg"}
-
-
-def names_in(expression: str) -> Names:
-    """Read the names in an expression: as much of PromQL as the rules and the dashboard make use of."""
-    made = frozenset(re.findall(r'"(\w+)", "\$1"|"(\w+)", "Pod"', expression))
-    rest = re.sub(r'"[^"]*"', '""', expression)
-    rest = re.sub(r"\[[^\]]*\]|\boffset \w+", "", rest)
-    groups = tuple(frozenset(filter(None, re.split(r",\s*", each))) for each in _GROUP.findall(rest))
-    rest = _GROUP.sub("", rest)
-    found: dict[str, frozenset[str]] = {}
-    for name, matchers in re.findall(r"([a-z_][\w:]*)\b(?! ?\()(?:{([^}]*)})?", rest):
-        if name not in _WORDS:
-            labels = frozenset(re.findall(r"(\w+) ?[=!]", matchers))
-            found[name] = found.get(name, frozenset()) | labels
-    return Names(found, groups, frozenset(label for pair in made for label in pair if label))

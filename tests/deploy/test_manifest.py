@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin import __version__, cli
+from gpu_device_plugin import cli
 from gpu_device_plugin.core.contract.keys import SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.node import NodeSettings
@@ -131,7 +131,3 @@ def test_f12_rbac_grants_what_the_client_calls_and_nothing_else() -> None:
         "gpu_device_plugin.programs.node.node_program"
     )
     assert not granted & (if_asked | for_claims), "what only some settings need is granted apart"
-
-
-def test_the_image_has_the_programs_version() -> None:
-    assert CONTAINER["image"].rpartition(":")[2] == __version__

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +17,11 @@ from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Texts
-from tests.deploy.declared import TARGET, Names, labels_by_metric, names_in
+from tests.deploy.declared import TARGET, labels_by_metric
 from tests.deploy.manifests import DEPLOY, Json, documents
 from tests.docs.pages import blocks
 from tools.dashboard import ROWS, VARIABLES
-from tools.grafana import COLUMNS, expressions
+from tools.grafana import expressions
 from tools.monitoring import FILES, RULES, derived
 
 if TYPE_CHECKING:
@@ -125,66 +124,29 @@ RECORDS = [rule for rule in EVERY if "record" in rule]
 ALERTS = [rule for rule in EVERY if "alert" in rule]
 DASHBOARD: Json = json.loads((FILES / "dashboard.json").read_text(encoding="utf-8"))
 QUERIES = list(expressions(DASHBOARD))
+MADE_BY_QUERIES = {"replicaset", "workload", "workload_kind"}
+"""Labels that `label_replace` writes."""
 
 
-@cache
-def known() -> dict[str, frozenset[str]]:
+def known() -> dict[str, set[str]]:
     """Return the labels of every metric: of the programs, of kube-state-metrics, and of what the rules record."""
-    found = {name: frozenset(labels) for name, labels in labels_by_metric().items()}
-    for rule in RECORDS:
-        found[rule["record"]] = left(rule["expr"], found)
-    return found
+    recorded = {rule["record"]: set(re.findall(r"by \(([\w, ]*)\)", rule["expr"])) for rule in RECORDS}
+    by_rule = {name: {label for group in groups for label in group.split(", ")} for name, groups in recorded.items()}
+    return {**labels_by_metric(), **by_rule}
 
 
-def left(expression: str, metrics: dict[str, frozenset[str]]) -> frozenset[str]:
-    """Return the labels that the result of an expression may have."""
-    grouped = re.match(r"(?:sum|max|min|count)(?: by \(([\w, ]*)\))? ?\(", expression)
-    if grouped is not None:
-        return frozenset(filter(None, (grouped[1] or "").split(", ")))
-    read = names_in(expression)
-    merged = frozenset().union(*(metrics[name] for name in read.metrics), *read.groups)
-    return merged if all(":" in name for name in read.metrics) else merged | TARGET
-
-
-def wrong(expression: str) -> list[str]:
-    """Return what is wrong with the names in an expression."""
-    read: Names = names_in(expression)
-    unknown = [f"no metric {name}" for name in read.metrics if name not in known()]
-    if unknown or not read.metrics:
-        return unknown or ["no metric at all"]
-    every = TARGET.union(*(known()[name] for name in read.metrics), read.made)
-    bad = [
-        f"{name} has no label {label}"
-        for name, labels in read.metrics.items()
-        for label in labels
-        if label not in known()[name] | TARGET
-    ]
-    return bad + [f"no metric has the label {label}" for group in read.groups for label in group if label not in every]
-
-
-@pytest.mark.parametrize("rule", EVERY, ids=lambda rule: rule.get("alert") or rule["record"])
-def test_a_rule_speaks_of_metrics_and_labels_that_there_are(rule: Json) -> None:
-    assert wrong(rule["expr"]) == []
-    texts = " ".join(rule.get("annotations", {}).values())
-    assert set(re.findall(r"\$labels\.(\w+)", texts)) <= left(rule["expr"], known())
-
-
-@pytest.mark.parametrize(("title", "expression"), QUERIES)
-def test_the_dashboard_speaks_of_metrics_and_labels_that_there_are(title: str, expression: str) -> None:
-    assert wrong(expression) == [], title
-
-
-@pytest.mark.parametrize(
-    ("expression", "fault"),
-    [
-        ("sum by (node) (gpushare_gpu_memory_byte)", "no metric gpushare_gpu_memory_byte"),
-        ('gpushare_gpu_healthy{uuid="a"} == 0', "gpushare_gpu_healthy has no label uuid"),
-        ("max by (gpus) (gpushare_gpu_healthy offset 1h)", "no metric has the label gpus"),
-        ("gpushare_gpu_healthy and on (uid) rate(gpushare_xids_total[5m])", "no metric has the label uid"),
-    ],
-)
-def test_a_wrong_name_is_found(expression: str, fault: str) -> None:
-    assert wrong(expression) == [fault]
+def test_rules_dashboard_and_their_tests_speak_of_metrics_and_labels_that_there_are() -> None:
+    metrics = known()
+    labels = {*TARGET, *MADE_BY_QUERIES, *(label for names in metrics.values() for label in names)}
+    tried = [each["series"] for test in loaded(TESTS)["tests"] for each in test["input_series"]]
+    for text in (*(rule["expr"] for rule in EVERY), *(expression for _, expression in QUERIES), *tried):
+        named = set(re.findall(r"(?:\b[a-z]+:)?\b(?:gpushare|kube)_\w+(?::\w+)?", text))
+        assert named <= metrics.keys(), text
+        grouped = re.findall(r"\b(?:by|on|group_left) ?\(([\w, ]*)\)", text)
+        matched = re.findall(r"[{,] ?(\w+)=", re.sub(r'"[^"]*"', '""', text))
+        assert {*matched, *(label for group in grouped for label in group.split(", ") if label)} <= labels, text
+    for rule in ALERTS:
+        assert set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values()))) <= labels
 
 
 def test_rules_have_names_of_their_own_and_alerts_say_what_is_wrong_how_bad_it_is_and_what_to_do() -> None:
@@ -227,19 +189,6 @@ def test_panels_are_of_grafana_itself_and_explain_themselves() -> None:
         assert len(set(titles)) == len(titles)
 
 
-def test_panels_do_not_lie_on_each_other() -> None:
-    ids = [panel["id"] for panel in DASHBOARD["panels"]]
-    assert len(set(ids)) == len(ids)
-    taken: set[tuple[int, int]] = set()
-    for panel in DASHBOARD["panels"]:
-        place = panel["gridPos"]
-        columns = range(place["x"], place["x"] + place["w"])
-        cells = {(x, y) for x in columns for y in range(place["y"], place["y"] + place["h"])}
-        assert columns.stop <= COLUMNS, panel["title"]
-        assert not cells & taken, panel["title"]
-        taken |= cells
-
-
 def test_queries_use_the_variables_that_there_are() -> None:
     text = " ".join(expression for _, expression in QUERIES)
     assert set(re.findall(r"\$(\w+)", text)) - {"__rate_interval"} == set(VARIABLES)
@@ -248,27 +197,6 @@ def test_queries_use_the_variables_that_there_are() -> None:
         found = re.fullmatch(r"label_values\((\w+), (\w+)\)", query)
         assert found is not None
         assert found[2] in known()[found[1]] | TARGET
-
-
-def test_legends_and_columns_name_labels_that_the_query_leaves() -> None:
-    for panel in PANELS:
-        for target in panel["targets"]:
-            if panel["type"] != "table":
-                used = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
-                assert used <= labels_of(target["expr"]), (panel["title"], target["expr"])
-        if panel["type"] == "table":
-            columns = panel["transformations"][1]["options"]["renameByName"].keys()
-            shown = {name for name in columns if not name.startswith("Value")}
-            assert shown == set().union(*(labels_of(target["expr"]) for target in panel["targets"])), panel["title"]
-
-
-def labels_of(expression: str) -> set[str]:
-    """Return the labels by which a query of the dashboard groups, or those of the one recorded series in it."""
-    grouped = re.search(r"\b(?:sum|max|min|count) by \(([\w, ]*)\)", expression)
-    if grouped is not None:
-        return set(grouped[1].split(", "))
-    names = [name for name in names_in(expression).metrics if ":" in name]
-    return set().union(*(known()[name] for name in names))
 
 
 # --- promtool --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from gpu_device_plugin import __version__, cli
+from gpu_device_plugin import cli
 from gpu_device_plugin.programs.extender.extender_routes import PREFIX
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from tests.configmap import FOLDER, texts_of
@@ -133,24 +133,6 @@ def test_the_extender_depends_on_no_gpu_and_on_no_service_of_its_namespace(manif
     assert (resources["requests"].keys(), resources["limits"].keys()) == ({"cpu", "memory"}, {"memory"})
 
 
-@every_manifest
-def test_the_pod_has_no_rights_that_it_does_not_use(manifest: Path) -> None:
-    pod = pod_of(manifest)
-    assert pod["securityContext"] == {
-        "runAsNonRoot": True,
-        "runAsUser": 65532,
-        "runAsGroup": 65532,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-    for each in pod["containers"]:
-        assert each["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
-    assert pod.get("hostNetwork", False) == (manifest == LOOPBACK)
-
-
 # --- What kube-scheduler is told -------------------------------------------------------------------------------------
 
 
@@ -248,25 +230,6 @@ def test_the_lease_is_given_away_when_the_extender_has_bound_what_it_had_begun()
 # --- What the page tells of it ---------------------------------------------------------------------------------------
 
 
-def test_every_distribution_reads_the_file_where_the_page_has_put_it() -> None:
-    file = f"/etc/gpushare/{CONFIG.name}"
-    told = [yaml.safe_load(block) for block in blocks("yaml")]
-    rke, rke2, k3s, kubeadm = (each for each in told if file in str(each))
-    assert f"`{file}`" in PAGE.read_text(encoding="utf-8")
-    assert rke["services"]["scheduler"] == {
-        "extra_args": {"config": file},
-        "extra_binds": ["/etc/gpushare:/etc/gpushare:ro"],
-    }
-    assert rke2 == {
-        "kube-scheduler-arg+": [f"config={file}"],
-        "kube-scheduler-extra-mount+": ["/etc/gpushare:/etc/gpushare:ro"],
-    }
-    assert k3s == {"kube-scheduler-arg+": [f"config={file}"]}
-    (volume,) = kubeadm["scheduler"]["extraVolumes"]
-    assert kubeadm["scheduler"]["extraArgs"] == [{"name": "config", "value": file}]
-    assert volume["hostPath"] == volume["mountPath"] == str(Path(file).parent)
-
-
 def test_the_pages_pod_goes_to_the_second_scheduler() -> None:
     (shown,) = (pod for pod in map(yaml.safe_load, blocks("yaml")) if pod.get("kind") == "Pod")
     assert shown["spec"]["schedulerName"] == configuration()["profiles"][0]["schedulerName"]
@@ -344,9 +307,8 @@ def test_every_role_is_bound_to_the_account_of_the_pod(manifest: Path) -> None:
 
 
 @every_manifest
-def test_all_of_it_is_of_the_programs_version_and_in_the_agents_namespace(manifest: Path) -> None:
+def test_all_of_it_is_in_the_agents_namespace(manifest: Path) -> None:
     """The manifest of the agent makes it."""
-    assert container(manifest)["image"].rpartition(":")[2] == __version__
     (quota,) = objects(manifest, "ResourceQuota")
     (expression,) = quota["spec"]["scopeSelector"]["matchExpressions"]
     assert expression["values"] == [pod_of(manifest)["priorityClassName"]] == ["system-cluster-critical"]
@@ -400,19 +362,6 @@ def test_the_service_leads_to_the_verbs_over_tls() -> None:
     # The names that Kubernetes gives the parts of a Secret for TLS.
     files = [Path(mount["mountPath"], name) for name in ("tls.crt", "tls.key", "ca.crt")]
     assert [found.tls_cert, found.tls_key, found.client_ca] == files
-
-
-def test_an_extender_stands_beside_every_scheduler_of_the_cluster() -> None:
-    """On control-plane nodes, by the label of today or by RKE's, whatever they are tainted with."""
-    required = pod_of(LOOPBACK)["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    wanted = [
-        (each["key"], each["operator"]) for term in required["nodeSelectorTerms"] for each in term["matchExpressions"]
-    ]
-    assert wanted == [
-        ("node-role.kubernetes.io/control-plane", "Exists"),
-        ("node-role.kubernetes.io/controlplane", "Exists"),
-    ]
-    assert pod_of(LOOPBACK)["tolerations"] == [{"operator": "Exists"}]
 
 
 @pytest.mark.parametrize("kind", ["ResourceQuota", "ServiceAccount", "ClusterRole"])

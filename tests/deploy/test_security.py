@@ -169,30 +169,6 @@ def test_the_mps_supervisor_is_privileged_and_needs_no_network_of_the_node() -> 
     assert PODS[MPS]["automountServiceAccountToken"] is False
 
 
-@pytest.mark.parametrize(
-    ("changed", "offence"),
-    [
-        ({"hostPID": True}, "hostPID"),
-        ({"volumes": [{"name": "all", "hostPath": {"path": "/"}}]}, "hostPath /"),
-        ({"volumes": [{"name": "away", "nfs": {"server": "a", "path": "/b"}}]}, "nfs /b"),
-        ({"securityContext": {}}, "seccompProfile"),
-        ({"securityContext": {"seccompProfile": {"type": "Unconfined"}}}, "seccompProfile"),
-        ({"securityContext": {"runAsUser": 0, "runAsNonRoot": True}}, "runAsUser: 0"),
-        ({"securityContext": {"runAsUser": 1}}, "runAsUser: 1"),
-        ({"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}}, "kernel.msgmax"),
-        ({"containers": [{"securityContext": {"privileged": True}}]}, "privileged"),
-        ({"containers": [{"securityContext": {"allowPrivilegeEscalation": None}}]}, "allowPrivilegeEscalation"),
-        ({"containers": [{"securityContext": {"capabilities": {"drop": ["NET_RAW"]}}}]}, "capabilities"),
-        ({"containers": [{"securityContext": {"procMount": "Unmasked"}}]}, "procMount"),
-        ({"containers": [{"securityContext": {}, "ports": [{"containerPort": 1, "hostPort": 2}]}]}, "hostPort 1"),
-    ],
-    ids=str,
-)
-def test_the_table_notices(changed: Json, offence: str) -> None:
-    pod = PODS["Deployment", "gpushare-scheduler"]
-    assert offence in offences({**pod, **changed})
-
-
 @pytest.mark.parametrize("name", PODS, ids=" ".join)
 async def test_the_api_server_finds_the_same(real_server: RealServer, name: tuple[str, str]) -> None:  # noqa: F811 - a fixture
     if not os.environ.get("KUBE_BIN"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from gpu_device_plugin import cli
 from gpu_device_plugin.settings.sources import Texts
 from gpu_device_plugin.settings.web import WebSettings
+from tests.deploy.calls import rights_granted, rights_needed
 from tests.deploy.manifests import DEPLOY, Json, by_name, objects, parsed, pod_of
 from tests.deploy.templates import Chart
 
@@ -28,14 +29,6 @@ def uncommented() -> str:
 
 def settings(of: Json) -> WebSettings:
     return cli.sources_of(WebSettings, cli.parse(of["args"]), {}).read(texts=Texts())
-
-
-def granted() -> set[tuple[str, str]]:
-    """Return what the account may do, as verb and resource."""
-    roles = [each for (kind, _, _), each in OBJECTS.items() if kind in {"Role", "ClusterRole"}]
-    return {
-        (verb, name) for role in roles for rule in role["rules"] for verb in rule["verbs"] for name in rule["resources"]
-    }
 
 
 def test_everything_finds_its_port() -> None:
@@ -67,10 +60,13 @@ def test_no_pod_reaches_it_until_somebody_says_which() -> None:
     assert rendered["NetworkPolicy", "gpushare", "gpushare-web"]["spec"]["ingress"] == shown["ingress"]
 
 
-def test_the_account_changes_nothing() -> None:
-    writing = {(verb, name) for verb, name in granted() if verb not in {"get", "list", "watch"}}
-    assert writing == {("create", "tokenreviews"), ("create", "subjectaccessreviews")}
-    assert not any("secrets" in name for _, name in granted())
+def test_f12_rbac_grants_what_the_server_calls_and_nothing_else() -> None:
+    """The use of GPUs comes through the API server's proxy, which is no kind."""
+    rules = [
+        rule for (kind, _, _), each in OBJECTS.items() if kind in {"Role", "ClusterRole"} for rule in each["rules"]
+    ]
+    proxied = {("", "pods/proxy", "get")}
+    assert rights_granted(rules) - proxied == rights_needed("gpu_device_plugin.programs.web.web_program")
 
 
 def test_the_lines_about_tls_are_what_the_chart_writes_with_a_secret() -> None:

@@ -188,34 +188,30 @@ def gpus(results: list[Json]) -> list[str]:
     return found
 
 
-def amounts(results: list[Json]) -> list[str]:
-    return [each["consumedCapacity"]["memory"] for each in results]
-
-
-def test_amounts_of_several_claims_are_packed_on_the_first_gpu(free: Cluster) -> None:
-    for name in ("four-gib", "two-containers"):
-        free.kubectl("apply", "--validate=strict", f"--filename={DOCS / 'claims' / name}.yaml")
-        results = free.allocated(name)
-        assert gpus(results) == ["0"]
-        assert amounts(results) == [{"four-gib": "4Gi", "two-containers": "8Gi"}[name]]
-
-
 @pytest.mark.parametrize(
-    ("name", "pod", "expected", "memory"),
+    "applied",
     [
-        ("two-gpus", "two-gpus-by-claim", ["0", "1"], ["10Gi", "10Gi"]),
-        ("one-gpu-two-requests", "same-gpu", ["0", "0"], ["4Gi", "2Gi"]),
-        ("first-available", "h200-first", ["2"], ["12Gi"]),
-        ("parameters", "limited", ["0"], ["4Gi"]),
+        # Amounts of several claims are packed on the first GPU.
+        (("four-gib", "four-gib", ["0"], ["4Gi"]), ("two-containers", "two-containers", ["0"], ["8Gi"])),
+        (("two-gpus", "two-gpus-by-claim", ["0", "1"], ["10Gi", "10Gi"]),),
+        (("one-gpu-two-requests", "same-gpu", ["0", "0"], ["4Gi", "2Gi"]),),
+        (("first-available", "h200-first", ["2"], ["12Gi"]),),
+        (("parameters", "limited", ["0"], ["4Gi"]),),
+        # NVLinks connect two of the GPUs.
+        (("nvlink", "two-gpus-nvlink", ["2w", "3w"], []),),
+        # The first GPU with instances has one left.
+        (("mig-instance", "mig-by-claim", ["4w"], []), ("mig-one-gpu", "two-instances", ["6w", "7w"], [])),
     ],
+    ids=lambda applied: applied[-1][0],
 )
-def test_parts_of_gpus_are_those_that_the_claim_describes(
-    free: Cluster, name: str, pod: str, expected: list[str], memory: list[str]
+def test_a_pod_gets_what_its_claims_describe(
+    free: Cluster, applied: tuple[tuple[str, str, list[str], list[str]], ...]
 ) -> None:
-    free.kubectl("apply", "--validate=strict", f"--filename={DOCS / 'claims' / name}.yaml")
-    results = free.allocated(pod)
-    assert gpus(results) == expected
-    assert amounts(results) == memory
+    for name, pod, expected, memory in applied:
+        free.kubectl("apply", "--validate=strict", f"--filename={DOCS / 'claims' / name}.yaml")
+        results = free.allocated(pod)
+        assert sorted(gpus(results)) == expected
+        assert [each["consumedCapacity"]["memory"] for each in results if "consumedCapacity" in each] == memory
 
 
 def test_the_second_choice_is_taken_where_the_first_is_used_up(free: Cluster) -> None:
@@ -252,11 +248,6 @@ def test_whole_gpus_and_shares_stay_apart(free: Cluster) -> None:
     assert sorted(gpus(free.allocated("unchanged"))) == ["1w", "2w"]
 
 
-def test_two_whole_gpus_are_two_that_nvlinks_connect(free: Cluster) -> None:
-    free.kubectl("apply", "--validate=strict", f"--filename={DOCS / 'claims' / 'nvlink.yaml'}")
-    assert sorted(gpus(free.allocated("two-gpus-nvlink"))) == ["2w", "3w"]
-
-
 def test_who_looks_at_all_gpus_takes_none(free: Cluster) -> None:
     free.kubectl("apply", f"--filename={DOCS / 'claims' / 'whole-gpu.yaml'}")
     assert gpus(free.allocated("whole-gpu-by-claim")) == ["3w"]
@@ -266,19 +257,6 @@ def test_who_looks_at_all_gpus_takes_none(free: Cluster) -> None:
     assert all(each["adminAccess"] for each in results)
     free.kubectl("apply", f"--filename={DOCS / 'claims' / 'four-gib.yaml'}")
     assert gpus(free.allocated("four-gib")) == ["0"]
-
-
-def test_an_instance_is_chosen_by_its_profile(free: Cluster) -> None:
-    free.kubectl("apply", "--validate=strict", f"--filename={DOCS / 'claims' / 'mig-instance.yaml'}")
-    assert gpus(free.allocated("mig-by-claim")) == ["4w"]
-
-
-def test_two_instances_are_of_one_gpu(free: Cluster) -> None:
-    """The first GPU has one left."""
-    free.kubectl("apply", f"--filename={DOCS / 'claims' / 'mig-instance.yaml'}")
-    assert gpus(free.allocated("mig-by-claim")) == ["4w"]
-    free.kubectl("apply", "--validate=strict", f"--filename={DOCS / 'claims' / 'mig-one-gpu.yaml'}")
-    assert gpus(free.allocated("two-instances")) == ["6w", "7w"]
 
 
 def test_a_limit_of_a_profile_is_served_by_a_class_with_its_name(free: Cluster) -> None:

@@ -93,12 +93,6 @@ class Cluster:
         assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr}{done.stdout}"
         return done.stdout
 
-    def refused(self, *words: str, given: str = "") -> str:
-        """Return why kubectl could not do something."""
-        done = self.run("kubectl", *words, given=given)
-        assert done.returncode != 0, done.stdout
-        return done.stderr
-
     def shell(self, command: str) -> str:
         """Do a command of the documentation."""
         done = self.run("bash", "-euo", "pipefail", "-c", command)

@@ -319,36 +319,6 @@ def pod(name: str, limits: dict[str, int], scheduler: str = "gpushare-scheduler"
     return json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
 
 
-@pytest.mark.parametrize(
-    ("manifest", "sentence"),
-    [
-        (
-            pod("p", {GPU_MEM: 1}, env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]),
-            "container 'main' sets NVIDIA_VISIBLE_DEVICES: its own value would win over the node's",
-        ),
-        (
-            pod("p", {GPU_MEM: 1, GPU_COUNT: 1}),
-            "asking for aliyun.com/gpu-mem and for aliyun.com/gpu-count at once would give different GPUs",
-        ),
-        (pod("p", {GPU_MEM: 0}), "container 'main' asks for 0 of aliyun.com/gpu-mem"),
-    ],
-    ids=["its own variable", "both resources", "nothing of one"],
-)
-def test_policies_refuse_a_pod_with_a_sentence(manifest: str, sentence: str, shared: Cluster) -> None:
-    assert sentence in shared.refused("create", "--dry-run=server", "--filename=-", given=manifest)
-
-
-def test_a_pod_that_no_gpu_can_ever_hold_is_told_so(shared: Cluster) -> None:
-    shared.kubectl("create", "--filename=-", given=pod("huge", {GPU_MEM: 15}))
-    said = "1 the largest GPU has 14 GiB in all"
-    shared.until(lambda: said in verdict(shared, "huge"), f"the scheduler says: {said}")
-
-
-def verdict(cluster: Cluster, name: str) -> str:
-    conditions = cluster.get("pod", name)["status"].get("conditions", ())
-    return next((each.get("message", "") for each in conditions if each["type"] == "PodScheduled"), "")
-
-
 def test_a_pod_that_comes_past_the_scheduler_is_refused_by_the_node_with_a_sentence(shared: Cluster) -> None:
     """22 GiB are free, on no GPU more than 7; Kubernetes' own scheduler sees the 22."""
     shared.apply_and_settle(EXAMPLES / "fragmented.yaml")

@@ -124,7 +124,7 @@ def _values(kind: Any, depth: int) -> st.SearchStrategy[Any]:
 
 @pytest.mark.parametrize("kind", STRUCTURES, ids=lambda kind: f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}")
 def test_every_structure_is_decoded_alike(kind: type, worker: Worker) -> None:
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=5, deadline=None)
     @given(values(kind))
     def alike(value: object) -> None:
         text = json.dumps(value).encode()

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from gpu_device_plugin.core.contract.keys import ALLOCATION
 from gpu_device_plugin.testing.builders import container, node, pod
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from tests.patience import stretched
+from tests.sharing import made_once
 from tools.onefile import archive
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ TIME_S = 1_700_000_000
 MOST_BYTES = 5 << 20
 
 KUBECTL = """\
-#!{python}
+#!{python} -IS
 import json, sys
 from urllib.parse import urlsplit
 words = sys.argv[1:]
@@ -57,10 +59,11 @@ else:
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("plugin") / archive.NAME
-    path.write_bytes(archive.archive(ROOT, TIME_S))
-    path.chmod(0o755)
-    return path
+    def make(folder: Path) -> None:
+        (folder / archive.NAME).write_bytes(archive.archive(ROOT, TIME_S))
+        (folder / archive.NAME).chmod(0o755)
+
+    return made_once(tmp_path_factory, "plugin", make) / archive.NAME
 
 
 RUN_ALL = """
@@ -95,10 +98,8 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 )
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory, plugin: Path) -> Mapping[tuple[str, ...], Said]:
-    """What each of the commands answers on a machine with Python and a kubectl, and nothing else."""
-    folder = tmp_path_factory.mktemp("machine")
+def answer_all(plugin: Path, folder: Path) -> None:
+    """Run all commands of the plugin, and leave their answers in files of the folder."""
     (home := folder / "empty").mkdir()
     (tools := folder / "bin").mkdir()
     waiting = pod("waits", container(mem=9), uid="uid-waits", created="2026-11-22T10:00:00Z", phase="Pending")
@@ -119,6 +120,12 @@ def said(tmp_path_factory: pytest.TempPathFactory, plugin: Path) -> Mapping[tupl
         check=True,
         timeout=stretched(120),
     )
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory, plugin: Path) -> Mapping[tuple[str, ...], Said]:
+    """What each of the commands answers on a machine with Python and a kubectl, and nothing else."""
+    folder = made_once(tmp_path_factory, "machine", partial(answer_all, plugin))
     answers = {}
     for number, words in enumerate(COMMANDS):
         code, out, err = ((folder / f"{number}.{name}").read_text("utf-8") for name in ("code", "out", "err"))
