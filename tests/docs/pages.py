@@ -67,7 +67,7 @@ class Command:
     mark: str = ""
     """What stands above its block: `needs: WHAT` or `run by: FILE`, with `, for WORD` where commands with it are meant.
 
-    Nothing above a command of kubectl means that tests/docs/test_kubectl.py runs it.
+    Nothing above a command of kubectl means that it needs a cluster alone.
     """
     inline: bool = False
 

@@ -1,4 +1,4 @@
-"""Every command of the documentation is run by a test, or needs what no test has, and then makes sense all the same."""
+"""A command of the documentation is run by a test or says what it needs, and what it names is there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ every_page = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.
 
 @every_page
 def test_a_command_is_run_by_somebody_or_says_what_it_needs(page: Path) -> None:
-    """What begins with kubectl is run by test_kubectl.py, and what shows something by test_guide.py, too."""
+    """What begins with kubectl needs a cluster alone; what shows something is run by test_guide.py."""
     for command in commands(page):
         assert command.understood, "write <!-- needs: WHAT --> or <!-- run by: FILE --> above the block, or nothing"
         if command.runner:

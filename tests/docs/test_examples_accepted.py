@@ -1,4 +1,4 @@
-"""The manifests of the guide, before a real API server with our admission policies in force."""
+"""What the pages apply and what they say is refused, before a real API server with our admission policies in force."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from gpu_device_plugin.testing.builders import container, pod
+from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.deploy.policies_world import PERSON, PolicyWorld, Request, apply_policies, create, denial
 from tests.docs.guide_world import EXAMPLES, documents, pods_of
-from tests.docs.pages import DOCS, blocks, text_of
+from tests.docs.pages import DOCS, blocks, sections, text_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -82,3 +82,19 @@ async def test_the_quota_refuses_one_notebook_more_in_the_words_of_the_guide(wor
     third, *_ = pods_of(deployment)
     status, answer = await world.ask(PERSON, create(third))
     assert (status, shown in answer["message"]) == (403, True), answer
+
+
+@pytest.mark.parametrize(
+    ("resources", "told"),
+    [
+        ({"limits": {GPU_MEM: "0.5"}}, "must be an integer"),
+        ({"limits": {GPU_MEM: "10GiB"}}, "quantities must match the regular expression"),
+        ({"requests": {GPU_MEM: "1"}}, "Limit must be set for non overcommitable resources"),
+        ({"requests": {GPU_MEM: "1"}, "limits": {GPU_MEM: "2"}}, f"must be equal to {GPU_MEM} limit of 2"),
+    ],
+    ids=["a part of a unit", "no such unit", "a request alone", "a request that differs"],
+)
+async def test_what_kubernetes_says_of_a_pod_is_explained(resources: Json, told: str, world: PolicyWorld) -> None:
+    _, answer = await world.ask(PERSON, create(pod("amounts", {**container(), "resources": resources})))
+    assert told in answer["message"]
+    assert f"| `{told}` | Kubernetes |" in sections(text_of(DOCS / "troubleshooting.md"))["A pod cannot be created"]
