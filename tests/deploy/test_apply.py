@@ -189,14 +189,6 @@ def test_one_command_installs_everything_and_when_repeated_changes_nothing(
     assert kubectl("diff", f"--filename={DEPLOY}") == []
 
 
-def test_the_same_by_server_side_apply(kubectl: Kubectl, everything_before: dict[str, str]) -> None:
-    assert len(kubectl(*APPLY, "--server-side")) == COUNT
-    made = kubectl.everything()
-    assert len(made.keys() - everything_before.keys()) == COUNT
-    kubectl(*APPLY, "--server-side")
-    assert changes(made, kubectl.everything()) == []
-
-
 def test_the_one_manifest_of_a_release_installs_the_same(
     kubectl: Kubectl, everything_before: dict[str, str], tmp_path: Path
 ) -> None:

@@ -122,14 +122,6 @@ def test_whatever_we_leave_in_a_cluster_is_found_by_one_label(path: Path) -> Non
             assert document["metadata"]["labels"]["app.kubernetes.io/name"] == "gpushare"
 
 
-@pytest.mark.parametrize(
-    ("value", "rights"), [("evict", ("pods/eviction", "create")), ("nodeCondition", ("nodes/status", "patch"))]
-)
-def test_an_agent_may_evict_without_the_condition_and_the_other_way_round(value: str, rights: tuple[str, str]) -> None:
-    role = CHART.render({"agent": {value: True}})["ClusterRole", "", "gpushare-node-evict"]
-    assert [(*rule["resources"], *rule["verbs"]) for rule in role["rules"]] == [rights]
-
-
 def test_without_any_part_nothing_but_the_namespace_is_left() -> None:
     assert CHART.render({**BARE, **NONE}).keys() == {("Namespace", "", "gpushare")}
 
@@ -368,14 +360,11 @@ def test_other_schedulers_and_agents_may_be_trusted() -> None:
 def test_prometheus_and_grafana_choose_objects_by_labels_of_their_own(part: str, key: Name, fixed: Json) -> None:
     values = {"namespace": "gpus", "dashboard": {"namespace": "monitoring"}}
     values[part] = {**values.get(part, {}), "enabled": True, "labels": {"release": "x"}}  # type: ignore[dict-item]
-    labels = CHART.render(values)[key]["metadata"]["labels"]
+    objects = CHART.render(values)
+    labels = objects[key]["metadata"]["labels"]
     assert labels == {"app.kubernetes.io/name": "gpushare", "release": "x", **fixed}
-
-
-def test_the_rules_know_the_job_by_its_namespace() -> None:
-    objects = CHART.render({"namespace": "gpus", "prometheusRule": {"enabled": True}})
-    groups = objects["PrometheusRule", "gpus", "gpushare"]["spec"]["groups"]
-    assert 'up{job="gpus/gpushare"} == 0' in [rule["expr"] for group in groups for rule in group["rules"]]
+    # The rules know the job by its namespace.
+    assert part != "prometheusRule" or 'up{job="gpus/gpushare"} == 0' in str(objects[key])
 
 
 @pytest.mark.parametrize("values", [LOOPBACK, SERVICE, NONE])

@@ -46,21 +46,6 @@ def test_a_device_class_selects_the_devices_of_our_driver_by_their_type(name: st
     assert {key: value for key, value in spec.items() if key != "selectors"} == other
 
 
-def test_the_templates_ask_for_so_many_gib_or_a_whole_gpu() -> None:
-    def asking(asked: Json) -> Json:
-        return {"requests": [{"name": "gpu", "exactly": asked}]}
-
-    assert {
-        **{
-            f"gpu-mem-{size}gi": asking(
-                {"deviceClassName": dra.SHARED_CLASS, "capacity": {"requests": {dra.MEMORY: f"{size}Gi"}}}
-            )
-            for size in (1, 2, 4, 8, 16)
-        },
-        "gpu-whole": asking({"deviceClassName": dra.WHOLE_CLASS}),
-    } == TEMPLATES
-
-
 def test_the_amounts_that_the_policy_turns_into_claims_have_a_template() -> None:
     (condition,) = (
         each["expression"]
@@ -132,13 +117,6 @@ def test_the_chart_serves_claims_on_all_nodes_or_on_those_that_are_named() -> No
     assert {key for key in everywhere if everywhere[key] != some[key]} == {("ConfigMap", "gpushare", "gpushare-node")}
     plain = CHART.render()
     assert some.keys() - plain.keys() == OBJECTS.keys()
-
-
-def test_the_chart_names_a_way_also_without_other_settings() -> None:
-    rendered = CHART.render({"agent": {"serve": "device-plugin"}})
-    (settings,) = parsed(rendered["ConfigMap", "gpushare", "gpushare-node"]["data"]["default.yaml"])
-    assert settings["serve"] == "device-plugin"
-    assert not OBJECTS.keys() & rendered.keys()
 
 
 def test_in_another_namespace_the_chart_trusts_the_account_there() -> None:

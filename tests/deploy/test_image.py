@@ -12,7 +12,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from gpu_device_plugin import __version__
 from tests.deploy.locks import PYTHONS, project, read, wanted, written
 
 ROOT = Path(__file__).parents[2]
@@ -76,14 +75,6 @@ def test_what_cannot_be_imported_is_noticed_when_the_image_is_built() -> None:
     assert len(programs) > 5
 
 
-def test_the_image_says_what_it_is() -> None:
-    labels = dict(re.findall(r'org\.opencontainers\.image\.([a-z.]+)="([^"]*)"', the("LABEL")[0]))
-    described = project()["project"]
-    assert labels.keys() == {"title", "description", "version", "revision", "licenses", "base.name"}
-    assert (labels["title"], labels["version"]) == (described["name"], __version__)
-    assert labels["licenses"] == described["license"]
-
-
 def test_the_image_asks_for_no_gpu_and_runs_as_nobody() -> None:
     """The extender and `kubectl inspect` need neither. The manifest of the agent, which needs both, says so."""
     assert "NVIDIA" not in "".join(the("ENV"))
@@ -93,10 +84,6 @@ def test_the_image_asks_for_no_gpu_and_runs_as_nobody() -> None:
 @pytest.mark.parametrize("command", commands())
 def test_commands_are_valid_shell(command: str) -> None:
     subprocess.run(["sh", "-n", "-c", command], check=True)
-
-
-def test_what_is_installed_is_compiled_and_so_is_the_standard_library() -> None:
-    assert sum("-m compileall -q -o 2 --invalidation-mode unchecked-hash" in command for command in commands()) == 2
 
 
 def test_packages_come_by_their_hashes_or_from_no_index_at_all() -> None:

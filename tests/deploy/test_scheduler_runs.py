@@ -24,7 +24,7 @@ from gpu_device_plugin.aio.tls import server_tls
 from gpu_device_plugin.core.contract.keys import ASSIGNED, DEV, IDX, NODE_GPUS, POD
 from gpu_device_plugin.testing.builders import container, node, pod
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
-from tests.deploy.manifests import DEPLOY, Json, documents, pod_of, the
+from tests.deploy.manifests import DEPLOY, Json, documents
 from tests.deploy.test_scheduler_manifest import (
     ACCOUNT,
     ALONE,
@@ -170,15 +170,6 @@ async def test_the_api_server_accepts_it_to_the_last_field(cluster: Cluster, pat
         if (each["apiVersion"], each["kind"]) not in cluster.paths:
             pytest.skip(f"this API server does not know {each['kind']} of {each['apiVersion']}")
         await cluster.make(each, "&dryRun=All")
-
-
-@pytest.mark.parametrize("path", [SECOND, ALONE], ids=lambda path: path.name)
-async def test_its_pods_are_accepted_where_pods_are_most_restricted(cluster: Cluster, path: Path) -> None:
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    await cluster.make({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "restricted", "labels": labels}})
-    spec = pod_of(the("Deployment", path))
-    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": "restricted"}, "spec": spec}
-    await cluster.make(body, "&dryRun=All")
 
 
 # --- A scheduler and the extender, as the manifests have them --------------------------------------------------------

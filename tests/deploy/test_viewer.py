@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_GPUS
-from gpu_device_plugin.core.contract.nodegpus import write_node_gpus
+from gpu_device_plugin.core.contract.keys import ALLOCATION
 from gpu_device_plugin.testing.builders import container, node, pod
-from tests.claim_values import claim_json, part_json, serving
 from tests.deploy.manifests import DEPLOY, documents
 from tests.deploy.test_apply import Kubectl, api_server
 from tests.patience import REAL_S, stretched, until
@@ -25,10 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CLUSTER_ROLE, ROLE = documents("viewer")
-COMMANDS = (
-    *(("-o", "json"), ("-d",), ("why", "waits"), ("why", "trains", "-n", "team"), ("doctor",), ("NODE",)),
-    *(("why", "claims"), ("why", "late")),
-)
+COMMANDS = (*(("-o", "json"), ("-d",), ("why", "waits"), ("why", "trains", "-n", "team"), ("doctor",), ("NODE",)),)
 
 
 def test_viewers_change_nothing() -> None:
@@ -76,23 +71,6 @@ class World:
         file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}), encoding="utf-8")
         self.kubectl("create", "--validate=false", f"--filename={file}")  # a node has only the fields that matter here
 
-    def claim(self, name: str, *results: Any) -> None:
-        """Create a pod with a claim, as kube-scheduler has allocated it, or as its user has written it."""
-        waits = pod(name, container(), node=results[0]["pool"] if results else "")
-        waits["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": f"{name}-gpu"}]
-        written = claim_json(f"{name}-gpu", *results)
-        written["metadata"] = {"name": f"{name}-gpu", "namespace": "default"}
-        self.create(written, waits)
-        if results:
-            (uid,) = self.kubectl("get", "pod", name, "--output=jsonpath={.metadata.uid}")
-            # Its terms for nodes and its time are the scheduler's business.
-            status = {
-                "allocation": {"devices": written["status"]["allocation"]["devices"]},
-                "reservedFor": [{"resource": "pods", "name": name, "uid": uid}],
-            }
-            patch = json.dumps({"status": status})
-            self.kubectl("patch", "resourceclaim", f"{name}-gpu", "--subresource=status", "--type=merge", "-p", patch)
-
     def inspect(self, *words: str, user: str = "") -> Said:
         self._log.write_text("", encoding="utf-8")
         command = [sys.executable, "-m", "gpu_device_plugin", "inspect", *words, *([f"--as={user}"] if user else ())]
@@ -123,10 +101,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             node("gpu-1", mem=15, count=1, labels={"gpushare": "true"}),
             pod("trains", container(mem=10), namespace="team", node="gpu-1", annotations=annotations),
             pod("waits", container(mem=9)),
-            node("gpu-2", annotations={NODE_GPUS: write_node_gpus(serving(8, 8))}),
         )
-        made.claim("claims", part_json(0, "4Gi", "gpu-2"))
-        made.claim("late")
         for name in ("gpushare-viewer", "view"):
             kubectl("create", "clusterrolebinding", f"test-{name}", f"--clusterrole={name}", f"--user={name}")
         kubectl("create", "rolebinding", "team", "--clusterrole=view", "--user=team", "--namespace=team")
@@ -155,16 +130,6 @@ def test_a_viewer_sees_what_an_administrator_sees(world: World, words: tuple[str
 @pytest.mark.parametrize("resource", ["nodes", "pods", "events", "resourceclaims"])
 def test_the_page_may_follow_what_it_shows(world: World, verb: str, resource: str) -> None:
     assert world.may("gpushare-viewer", verb, resource, "--all-namespaces")
-
-
-def test_a_claim_that_the_api_server_has_is_shown_by_its_pod(world: World) -> None:
-    (serves,) = [node for node in json.loads(world.inspect("-o", "json").out)["nodes"] if node.get("claims")]
-    (shown,) = serves["gpus"][0]["pods"]
-    assert (serves["name"], shown["name"], shown["shares"]) == ("gpu-2", "claims", 4)
-    assert (shown["claims"], shown["pods"]) == (["claims-gpu"], ["claims"])
-    said = world.inspect("why", "late").out
-    assert "ResourceClaim late-gpu is not allocated yet; it asks for 4 GiB of one GPU." in said
-    assert "gpu-2: its GPUs have room" in said
 
 
 def test_a_viewer_reads_metrics_in_our_namespace_alone(world: World) -> None:

@@ -89,18 +89,10 @@ def test_pods_carry_what_a_cluster_asks_of_them() -> None:
         "podAnnotations": {"example.com/team": "gpus"},
         "nodeSelector": {"pool": "system"},
         "tolerations": [{"key": "a", "operator": "Exists"}],
-        "replicas": 2,
         "args": ["--log-level=debug"],
     }
-    image = {"pullSecrets": ["one"]}
-    made = CHART.render({"web": {"enabled": True, **values}, "image": image})["Deployment", "gpushare", "gpushare-web"]
-    template = made["spec"]["template"]
-    assert made["spec"]["replicas"] == 2
-    assert template["metadata"]["labels"]["example.com/cost"] == "7"
-    assert template["metadata"]["annotations"] == values["podAnnotations"]
-    assert (template["spec"]["nodeSelector"], template["spec"]["tolerations"]) == (
-        {"pool": "system"},
-        values["tolerations"],
-    )
-    assert template["spec"]["imagePullSecrets"] == [{"name": "one"}]
-    assert settings(template["spec"]["containers"][0]).log_level == "debug"
+    made = CHART.render({"web": {"enabled": True, **values}})["Deployment", "gpushare", "gpushare-web"]
+    metadata, pod = made["spec"]["template"]["metadata"], pod_of(made)
+    assert (metadata["labels"]["example.com/cost"], metadata["annotations"]) == ("7", values["podAnnotations"])
+    assert (pod["nodeSelector"], pod["tolerations"]) == (values["nodeSelector"], values["tolerations"])
+    assert settings(pod["containers"][0]).log_level == "debug"

@@ -78,14 +78,6 @@ def test_a_module_that_a_page_names_is_there(page: Path) -> None:
     assert {name for name in named if not ((PACKAGE / name).exists() or (PACKAGE / f"{name}.py").exists())} == set()
 
 
-@pytest.mark.parametrize(
-    "question", ["setting", "doctor", "inspect", "why", "promise", "two records", "lease", "metrics"]
-)
-def test_where_to_look_answers(question: str) -> None:
-    asked = [line.split("|")[1] for line in sections(text_of(PAGE))["Where to look"].splitlines() if "|" in line]
-    assert [line for line in asked if question in line.lower()]
-
-
 def test_a_module_of_more_than_450_lines_says_why() -> None:
     long = {path: text for path in FILES if (text := path.read_text(encoding="utf-8")).count("\n") > 450}
     assert [path for path, text in long.items() if "one piece" not in (ast.get_docstring(ast.parse(text)) or "")] == []

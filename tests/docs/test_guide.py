@@ -109,11 +109,6 @@ def test_every_example_names_the_scheduler_and_the_runtime(path: Path) -> None:
             assert pod["spec"]["runtimeClassName"] == "nvidia"
 
 
-def test_seven_services_fill_the_small_card() -> None:
-    (body,) = documents(EXAMPLES / "seven-on-one-gpu.yaml")
-    assert len(pods_of(body)) == 7
-
-
 def test_the_taint_of_the_guide_is_tolerated_by_its_pod_and_by_the_agent() -> None:
     (command,) = re.findall(rf"\$ {TAINT}(\S+)", text_of(DOCS / "guide.md"))
     key, _, effect = command.partition(":")

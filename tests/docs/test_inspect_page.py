@@ -14,7 +14,7 @@ from gpu_device_plugin.core.report.tables.top import NODE_SORTS
 from gpu_device_plugin.programs.inspect.arguments import parse
 from tests.docs.pages import DOCS, blocks, text_of
 from tests.programs.inspect.test_inspect_program import World, asking_mig, gpu, node, parted, pod
-from tests.reports import SINCE, part, report
+from tests.reports import SINCE, part, report, written
 from tests.views import node_view, pod_on
 
 if TYPE_CHECKING:
@@ -49,6 +49,38 @@ def test_why_a_pod_waits_is_told_as_shown(tmp_path: Path, capsys: pytest.Capture
     assert command == "kubectl inspect gpushare why train-0"
     assert cluster(tmp_path).inspect("why", "train-0") == 0
     assert [line.rstrip() for line in capsys.readouterr().out.strip().splitlines()] == shown.splitlines()
+
+
+def test_use_beside_granted_is_shown_as_it_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table stands below those of the allocation."""
+    commands = dict(each for block in blocks(PAGE, "console") for each in block.commands)
+    shown = commands["kubectl inspect gpushare -d node-b"]
+    world = World(tmp_path)
+    over = part("web-0", granted=5120, used=9011, over_since=SINCE, **ADVISORY)
+    kept = part("web-1", granted=5120, used=4310, **ADVISORY)
+    reporting = node("node-b", gpu(0))
+    reporting["metadata"]["annotations"] |= written(over, kept, gpus={0: GpuUse(13_633, 312)})
+    world.has(reporting, pod("web-0", 5, on="node-b", idx=0), pod("web-1", 5, on="node-b", idx=0))
+    assert world.inspect("-d", "node-b") == 0
+    printed = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
+    assert printed.endswith(f"\n\n{shown}"), printed
+
+
+def test_instances_stand_below_the_tables_as_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = dict(each for block in blocks(PAGE, "console") for each in block.commands)
+    world = World(tmp_path)
+    place: dict[str, Any] = {"parent": "GPU-m", "gpu": 0, "profile": "1g.10gb"}
+    shared = [gpu(n, 9, uuid=f"MIG-{n}", mig={**place, "number": n, "gi": 7 + n}) for n in range(2)]
+    world.has(
+        parted("node-m", *shared, number=3, **{**place, "first": 2}),
+        pod("web-0", 3, on="node-m", idx=0),
+        asking_mig("tune-0", on="node-m", uuid="MIG-2"),
+        asking_mig("tune-1", on="node-m"),
+    )
+    assert world.inspect("-d", "node-m") == 0
+    printed = capsys.readouterr().out.splitlines()
+    shown = commands["kubectl inspect gpushare -d node-m"].splitlines()
+    assert printed[printed.index(shown[0]) :][: len(shown)] == shown
 
 
 def test_every_field_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.docs.pages import DOCS, text_of
-from tests.docs.pictures import IMAGES, PALETTES, draw
+from tests.docs.pictures import IMAGES, draw
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -28,25 +27,6 @@ def test_every_picture_is_shown_somewhere_and_described_in_words() -> None:
     }
     assert shown.keys() == {path.resolve() for path in IMAGES.glob("*.svg")}
     assert all(len(words) > 40 for words in shown.values())
-
-
-@pytest.mark.parametrize("colours", PALETTES.values(), ids=PALETTES)
-def test_a_picture_is_legible_on_light_pages_and_on_dark(colours: Mapping[str, str]) -> None:
-    """By WCAG 2.2: 7 to 1 for text, 3 to 1 for shapes, with the ground that the picture brings."""
-    for name, colour in colours.items():
-        if name != "ground":
-            assert contrast(colour, colours["ground"]) >= (7 if name == "text" else 3), name
-
-
-def contrast(one: str, other: str) -> float:
-    darker, lighter = sorted(map(luminance, (one, other)))
-    return (lighter + 0.05) / (darker + 0.05)
-
-
-def luminance(colour: str) -> float:
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def test_a_picture_of_lines_shares_and_words() -> None:

@@ -91,19 +91,6 @@ def test_the_chinese_readme_shows_the_same() -> None:
     assert len(re.findall(r"^#+ ", other, re.MULTILINE)) == len(re.findall(r"^#+ ", README, re.MULTILINE))
 
 
-@pytest.mark.parametrize("page", [pages.README, pages.README_ZH], ids=["English", "Chinese"])
-def test_the_first_screen_says_what_has_not_been_tried_and_where_quota_preemption_and_monitoring_are(
-    page: Path,
-) -> None:
-    """A reader who sees a limit claimed learns there that no card has shown it yet."""
-    screen, _, _ = text_of(page).partition("\n## ")
-    claim, untried = screen.index("limits.md#limits-on-memory"), screen.index("limits.md#not-tested-here")
-    assert claim < untried
-    assert screen.count("\n\n", claim, untried) <= 2, "the table ends, and the next paragraph says it"
-    for subject in ("a-quota-for-a-namespace", "priority-and-preemption", "operations.md#metrics", "settings.md"):
-        assert subject in screen
-
-
 # --- Commands --------------------------------------------------------------------------------------------------------
 
 
@@ -138,13 +125,6 @@ def test_the_demo_installs_what_the_programs_need_and_the_tests_the_rest() -> No
     assert not any("--group" in line for line in installed["demo"])
     assert installed["test"][0] == installed["demo"][0]
     assert any("--group dev" in line for line in installed["test"])
-
-
-def test_ci_runs_the_two_commands_of_the_readme() -> None:
-    ran = text_of(ROOT / ".ci" / "run")
-    assert commands()[:2] == ["make demo", "make test"]
-    assert "make demo ARGS=--once" in ran
-    assert "make test" in ran
 
 
 async def test_the_picture_of_the_demo_is_what_it_prints() -> None:

@@ -137,15 +137,10 @@ def test_every_structure_is_decoded_alike(kind: type, worker: Worker) -> None:
     "text",
     [
         b"",
-        b" ",
         b"{",
         b'{"metadata": {}}}',
-        b"[1, 2",
         b"nul",
-        b'{"a": 1,}',
         b"NaN",
-        b'{"metadata": NaN}',
-        b"Infinity",
         b'"\xff"',
         b'\xef\xbb\xbf{"metadata": {}}',
         b"{'metadata': {}}",
@@ -154,12 +149,8 @@ def test_every_structure_is_decoded_alike(kind: type, worker: Worker) -> None:
         b'{"metadata": {"name": "a", "name": "b"}}',
         b'{"metadata": {"labels": {"a": 1}}}',
         b'{"metadata": null}',
-        b'{"metadata": []}',
         b"{}",
-        b"[]",
         b"null",
-        b"1",
-        b"true",
     ],
 )
 def test_texts_that_are_not_well_are_refused_alike(text: bytes, worker: Worker) -> None:

@@ -93,11 +93,3 @@ def test_this_tree_says_what_hinders_its_publication() -> None:
     done = asked(**runner)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("not published: the tag is v9.9.9")
-
-
-def test_outside_of_a_workflow_it_says_so() -> None:
-    done = asked()
-    assert (done.returncode, done.stderr) == (
-        1,
-        "not published: the variable GITHUB_SERVER_URL is not set; GitHub's runner sets it\n",
-    )
