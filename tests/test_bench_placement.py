@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
 
-from bench.placement import Ledger, Watched, _count, _outcome, cluster, node_json, pod_json
+from bench.placement import Ledger, cluster, node_json, pod_json
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, USE_MODEL
 from gpu_device_plugin.core.contract.nodegpus import read_node_gpus
 from gpu_device_plugin.core.contract.wishes import Wishes
@@ -12,18 +12,11 @@ from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.programs.simulate.model import Start
 
+if TYPE_CHECKING:
+    import pytest
+
 T4 = NodeType((100, 100), ("T4", "T4"), 96_000, 393_216)
 NODE = Start.empty("n", T4)
-
-
-def test_the_best_node_wins_among_several_only() -> None:
-    seen = Watched()
-    _count(seen, {"a": 10, "b": 3}, "a")
-    _count(seen, {"a": 10, "b": 3, "c": 10}, "c")
-    _count(seen, {"a": 10, "b": 3}, "b")
-    _count(seen, {"a": 10, "b": 10}, "a")
-    _count(seen, {}, "a")
-    assert (seen.chosen, seen.best) == (3, 2)
 
 
 def test_a_pod_of_no_gpu_with_room_is_refused_though_the_sum_suffices() -> None:
@@ -49,19 +42,6 @@ def test_nodes_and_pods_say_what_they_have_and_ask() -> None:
     assert whole["metadata"]["annotations"] == {USE_MODEL: "T4,A10"}
     without = pod_json(8, PodKind(0, 0, 500, 64), "s")["spec"]["containers"][0]["resources"]
     assert without["limits"].keys() == {"cpu", "memory"}
-
-
-@pytest.mark.parametrize(
-    ("condition", "node", "outcome"),
-    [
-        ({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}, None, "-"),
-        ({"type": "PodScheduled", "status": "False", "reason": "SchedulerError"}, None, ""),
-        ({"type": "PodScheduled", "status": "True"}, "n", "n"),
-    ],
-)
-def test_only_an_unschedulable_pod_is_refused(condition: dict[str, str], node: str | None, outcome: str) -> None:
-    pod = {"metadata": {"name": "p"}, "spec": {"nodeName": node}, "status": {"conditions": [condition]}}
-    assert _outcome(pod) == ("p", outcome)
 
 
 def test_without_traces_nodes_and_pods_are_made_up(monkeypatch: pytest.MonkeyPatch) -> None:

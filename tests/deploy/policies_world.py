@@ -142,6 +142,23 @@ def setting(body: Json, **env: str) -> Json:
     return {**body, "env": [{"name": name, "value": value} for name, value in env.items()]}
 
 
+CLUSTERED = frozenset(
+    f"{kind}{more}"
+    for kind in ("ValidatingAdmissionPolicy", "MutatingAdmissionPolicy", "ClusterRole")
+    for more in ("", "Binding")
+) | {"Namespace", "Node", "DeviceClass", "ResourceSlice", "RuntimeClass", "PriorityClass"}
+"""The kinds of objects that are in no namespace."""
+
+
+def path_of(body: Json) -> str:
+    """Return where the API has the objects of this one's kind and namespace."""
+    version, kind = body["apiVersion"], body["kind"]
+    root = "/api/v1" if version == "v1" else f"/apis/{version}"
+    namespace = "" if kind in CLUSTERED else f"/namespaces/{body['metadata'].get('namespace', 'default')}"
+    plural = re.sub(r"ys$", "ies", f"{kind.lower()}s")
+    return f"{root}{namespace}/{re.sub('sss$', 'sses', plural)}"
+
+
 @dataclass
 class PolicyWorld:
     """The API server, and how to ask it."""
@@ -169,11 +186,20 @@ class PolicyWorld:
             found: Json = await answer.json()
             return answer.status, found
 
-    async def make(self, path: str, body: Json) -> Json:
-        """Create something as the administrator; it may be there already."""
-        status, answer = await self.ask(None, Request("POST", path, body), dry_run=False)
-        assert status in {201, 409}, answer
-        return answer
+    async def call(
+        self, method: str, path: str, body: Json | None = None, content_type: str = "application/json"
+    ) -> Json:
+        """Do something as the administrator; return the answer."""
+        return (await self.ask(None, Request(method, path, body or {}, content_type), dry_run=False))[1]
+
+    async def make(self, body: Json, query: str = "") -> Json:
+        """Create an object as the administrator, unless it is there already; return it."""
+        path = path_of(body)
+        found = await self.call("GET", f"{path}/{body['metadata']['name']}")
+        if found["kind"] == "Status":
+            found = await self.call("POST", path + query, body)
+            assert found["kind"] != "Status", found
+        return found
 
     async def until(self, user: User, request: Request, condition: Callable[[Json], bool]) -> None:
         """Ask again until the answer is as wanted: policies take effect a moment after they are made."""
@@ -197,9 +223,9 @@ def denial(answer: Json) -> tuple[str, str]:
 async def furnish(world: PolicyWorld) -> None:
     """Make what was there before the policies: nodes, pods, and the agents with their account, rights and tokens."""
     for name, labels in (("node-a", ()), ("node-b", SHORT_NAMES)):
-        await world.make("/api/v1/nodes", node(name, mem=32, labels=dict.fromkeys(labels, "")))
+        await world.make(node(name, mem=32, labels=dict.fromkeys(labels, "")))
     apart = {"name": "apart", "labels": {"gpu-device-plugin/set-scheduler": "false"}}
-    await world.make("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": apart})
+    await world.make({"apiVersion": "v1", "kind": "Namespace", "metadata": apart})
     sharing = container(mem=4)
     old = {**setting(sharing, NVIDIA_VISIBLE_DEVICES="all")}
     for body in (
@@ -224,31 +250,24 @@ async def furnish(world: PolicyWorld) -> None:
         pod("labelled", sharing, node="node-a", labels=dict.fromkeys(SHORT_NAMES, "")),
         pod("crowded", *(container(f"c{number}", mem=1) for number in range(250)), node="node-a"),
     ):
-        await world.make(PODS, body)
+        await world.make(body)
     for name, regarding in (("ours", "node-a"), ("theirs", "node-b")):
         told = event(regarding)
-        await world.make(EVENTS, {**told, "metadata": {"name": name, "namespace": "default"}})
+        await world.make({**told, "metadata": {"name": name, "namespace": "default"}})
     await _agents(world)
-    status, found = await world.ask(None, Request("GET", API, {}), dry_run=False)
-    assert status == 200, found
+    found = await world.call("GET", API)
     world.mutates = any(each["name"] == "mutatingadmissionpolicies" for each in found["resources"])
 
 
 async def _agents(world: PolicyWorld) -> None:
     """Make the agents' account with all rights that it can be given, and a token for each as kubelets ask it."""
-    paths = {
-        "Namespace": "/api/v1/namespaces",
-        "ServiceAccount": "/api/v1/namespaces/gpushare/serviceaccounts",
-        "ClusterRole": f"{RBAC}/clusterroles",
-        "ClusterRoleBinding": f"{RBAC}/clusterrolebindings",
-    }
     for each in [*documents("daemonset"), *documents("optional/evict")]:
-        if each["kind"] in paths:
-            await world.make(paths[each["kind"]], each)
+        if each["kind"] in {"Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding"}:
+            await world.make(each)
     for name in ("node-a", "node-b"):
         agent = pod(f"agent-{name}", namespace="gpushare", node=name)
         agent["spec"]["serviceAccountName"] = "gpushare-node"
-        made = await world.make("/api/v1/namespaces/gpushare/pods", agent)
+        made = await world.make(agent)
         uid = made["metadata"]["uid"]
         world.tokens[name] = await _token(
             world, {"boundObjectRef": {"kind": "Pod", "name": f"agent-{name}", "uid": uid}}
@@ -259,16 +278,10 @@ async def _agents(world: PolicyWorld) -> None:
 async def _token(world: PolicyWorld, spec: Json) -> str:
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
     path = "/api/v1/namespaces/gpushare/serviceaccounts/gpushare-node/token"
-    token: str = (await world.make(path, body))["status"]["token"]
+    token: str = (await world.call("POST", path, body))["status"]["token"]
     return token
 
 
 async def apply_policies(world: PolicyWorld) -> None:
-    kinds = {
-        "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
-        "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
-        "MutatingAdmissionPolicy": "mutatingadmissionpolicies",
-        "MutatingAdmissionPolicyBinding": "mutatingadmissionpolicybindings",
-    }
     for each in [*documents(VALIDATING), *(documents(MUTATING) if world.mutates else ())]:
-        await world.make(f"{API}/{kinds[each['kind']]}", each)
+        await world.make(each)

@@ -24,7 +24,6 @@ from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings, settings_for
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.settings.web import WebSettings
-from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.configmap import texts_of
 from tests.deploy.manifests import AGENT, DEPLOY, Json, Name, Objects, by_name, documents, parsed, patched, pod_of
 from tests.deploy.templates import Chart, ChartError
@@ -658,7 +657,7 @@ def test_helm_finds_nothing_wrong_and_refuses_what_the_schema_does() -> None:
     assert "runtimeclassname" in refused.stderr
 
 
-def test_helm_installs_changes_and_removes_it(real_server: RealServer, tmp_path: Path) -> None:  # noqa: F811 - a fixture
+def test_helm_installs_changes_and_removes_it(real_server: RealServer, tmp_path: Path) -> None:
     """On an API server, with every kind that the chart has; the release is in its namespace and then is not."""
     file = kubeconfig(real_server.config, tmp_path / "kubeconfig")
 

@@ -2,48 +2,33 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import Any
 
-import aiohttp
 import pytest
 
 from gpu_device_plugin.core.contract import dra
 from gpu_device_plugin.testing.builders import container, pod
-from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.deploy.manifests import Json, documents, the
 from tests.deploy.policies_world import (
     AGENT_A,
     AGENT_B,
     AGENT_UNBOUND,
-    API,
     MERGE,
     PERSON,
-    RBAC,
     PolicyWorld,
     Request,
     User,
     create,
     denial,
     furnish,
+    path_of,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.cluster.conftest import RealServer
-
 DRA = "/apis/resource.k8s.io/v1"
-PATHS = {
-    "DeviceClass": f"{DRA}/deviceclasses",
-    "ClusterRole": f"{RBAC}/clusterroles",
-    "ClusterRoleBinding": f"{RBAC}/clusterrolebindings",
-    "ResourceClaimTemplate": f"{DRA}/namespaces/moving/resourceclaimtemplates",
-    "ValidatingAdmissionPolicy": f"{API}/validatingadmissionpolicies",
-    "ValidatingAdmissionPolicyBinding": f"{API}/validatingadmissionpolicybindings",
-    "MutatingAdmissionPolicy": f"{API}/mutatingadmissionpolicies",
-    "MutatingAdmissionPolicyBinding": f"{API}/mutatingadmissionpolicybindings",
-}
+FILES = {name: documents(f"optional/{name}") for name in ("dra", "dra-templates", "dra-mutating-policy")}
+for template in FILES["dra-templates"]:
+    template["metadata"]["namespace"] = "moving"
 SLICES = f"{DRA}/resourceslices"
 CLAIMS = f"{DRA}/namespaces/moving/resourceclaims"
 
@@ -53,38 +38,25 @@ UUID = "GPU-1b2c3d4e-0000-4820-abfc-e83e94318197"
 
 
 @pytest.fixture(scope="module")
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[PolicyWorld]:
-    if not os.environ.get("KUBE_BIN"):
-        pytest.skip("set KUBE_BIN to a folder with kube-apiserver and etcd to try the policies on a real API server")
-    server: RealServer = request.getfixturevalue("real_server")
-    async with aiohttp.ClientSession() as http:
-        world = PolicyWorld(server.config, http)
-        status, found = await world.ask(None, Request("GET", "/version", {}), dry_run=False)
-        if status != 200 or int(found["minor"].rstrip("+")) < 36:
-            pytest.skip("this API server gives no shares of devices (Kubernetes 1.36)")
-        await furnish(world)
-        labelled = {"name": "moving", "labels": {"gpu-device-plugin/claims": "true"}}
-        await world.make("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": labelled})
-        # What is there before the policies.
-        for body in (
-            piece("theirs", "node-b"),
-            piece("another", "node-a", driver="gpu.example.com"),
-            piece("anywhere", "", driver="gpu.example.com"),
-        ):
-            await world.make(SLICES, body)
-        for name in ("dra", "dra-templates", "dra-mutating-policy"):
-            for body in documents(f"optional/{name}"):
-                await world.make(PATHS[body["kind"]], body)
-        for body in as_before_granular_rights():
-            await world.make(PATHS[body["kind"]], body)
-        await claim(world, "mine", "node-a")
-        await claim(world, "others", "node-b")
-        await world.until(AGENT_A, publish(piece("x", "node-b")), lambda answer: denial(answer)[0] == OWN_SLICES)
-        await world.until(
-            AGENT_A, patch_claim("mine", {"reservedFor": None}), lambda answer: denial(answer)[0] == OWN_CLAIMS
-        )
-        await world.until(PERSON, moving(container(mem=4)), lambda answer: "resourceClaims" in answer.get("spec", {}))
-        yield world
+async def world(api: PolicyWorld) -> PolicyWorld:
+    version = await api.call("GET", "/version")
+    if int(version["minor"].rstrip("+")) < 36:
+        pytest.skip("this API server gives no shares of devices (Kubernetes 1.36)")
+    await furnish(api)
+    labelled = {"name": "moving", "labels": {"gpu-device-plugin/claims": "true"}}
+    await api.make({"apiVersion": "v1", "kind": "Namespace", "metadata": labelled})
+    # What is there before the policies.
+    await api.make(piece("theirs", "node-b"))
+    await api.make(piece("another", "node-a", driver="gpu.example.com"))
+    await api.make(piece("anywhere", "", driver="gpu.example.com"))
+    for body in (*chain(*FILES.values()), *as_before_granular_rights()):
+        await api.make(body)
+    await claim(api, "mine", "node-a")
+    await claim(api, "others", "node-b")
+    await api.until(AGENT_A, publish(piece("x", "node-b")), lambda answer: denial(answer)[0] == OWN_SLICES)
+    await api.until(AGENT_A, patch_claim("mine", {"reservedFor": None}), lambda answer: denial(answer)[0] == OWN_CLAIMS)
+    await api.until(PERSON, moving(container(mem=4)), lambda answer: "resourceClaims" in answer.get("spec", {}))
+    return api
 
 
 # --- Slices ----------------------------------------------------------------------------------------------------------
@@ -202,7 +174,7 @@ async def claim(world: PolicyWorld, name: str, node: str) -> None:
         "metadata": {"name": name, "namespace": "moving"},
         "spec": {"devices": {"requests": asked}},
     }
-    await world.make(CLAIMS, body)
+    await world.make(body)
     selector = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
     status = {
         "allocation": {
@@ -312,7 +284,7 @@ async def test_a_limit_with_a_template_becomes_a_claim(world: PolicyWorld, amoun
     assert answer["spec"]["resourceClaims"] == [{"name": "gpu-mem-0", "resourceClaimTemplateName": template}]
     assert asked_of(answer) == [{"claims": [{"name": "gpu-mem-0"}]}]
     found, made = await world.ask(
-        None, Request("GET", f"{PATHS['ResourceClaimTemplate']}/{template}", {}), dry_run=False
+        None, Request("GET", f"{DRA}/namespaces/moving/resourceclaimtemplates/{template}", {}), dry_run=False
     )
     assert found == 200, made
 
@@ -384,13 +356,13 @@ async def test_the_largest_pod_that_expressions_look_through_gets_its_claims(wor
 # --- Classes and templates -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["dra", "dra-templates", "dra-mutating-policy"])
+@pytest.mark.parametrize("name", FILES)
 async def test_the_api_server_knows_every_field_and_finds_no_fault_with_an_expression(
     world: PolicyWorld, name: str
 ) -> None:
     """A policy with an expression that fails its type check says so in its status; a field unknown is an error."""
-    for body in documents(f"optional/{name}"):
-        path = f"{PATHS[body['kind']]}/{body['metadata']['name']}"
+    for body in FILES[name]:
+        path = f"{path_of(body)}/{body['metadata']['name']}"
         status, found = await world.ask(None, Request("GET", path, {}), dry_run=False)
         assert status == 200, found
         found["metadata"].pop("managedFields")

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
-import aiohttp
 import pytest
 import yaml
 
 from gpu_device_plugin.core.contract.keys import SWITCH_LABEL
 from gpu_device_plugin.settings.node import NodeSettings
-from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.deploy.manifests import AGENT, DEPLOY, Json, agent, pod_of
-from tests.deploy.policies_world import PolicyWorld, Request
 from tests.deploy.templates import Chart
 from tests.deploy.test_security import offences
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.cluster.conftest import RealServer
+    from tests.deploy.policies_world import PolicyWorld
+
 
 SETTINGS = NodeSettings()
 PLUGINS = "/var/lib/kubelet/plugins"
@@ -114,18 +111,10 @@ def in_order(made: Json) -> Json:
     return made
 
 
-async def test_an_api_server_takes_the_capability_beside_what_the_agent_may_not(
-    real_server: RealServer,  # noqa: F811 - a fixture
-) -> None:
+async def test_an_api_server_takes_the_capability_beside_what_the_agent_may_not(api: PolicyWorld) -> None:
     """The stricter levels of Pod Security forbid the capability, as they forbid the agent's mounts anyway."""
-    if not os.environ.get("KUBE_BIN"):
-        pytest.skip("set KUBE_BIN to a folder with kube-apiserver and etcd to ask a real API server")
     made = agent("mig-agent")
-    async with aiohttp.ClientSession() as http:
-        world = PolicyWorld(real_server.config, http)
-        space = {"name": "seeing", "labels": {"pod-security.kubernetes.io/enforce": "privileged"}}
-        await world.make("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": space})
-        made["metadata"]["namespace"] = "seeing"
-        path = "/apis/apps/v1/namespaces/seeing/daemonsets?fieldValidation=Strict"
-        status, answer = await world.ask(None, Request("POST", path, made), dry_run=False)
-    assert status == 201, answer
+    labels = {"pod-security.kubernetes.io/enforce": "privileged"}
+    await api.make({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "seeing", "labels": labels}})
+    made["metadata"]["namespace"] = "seeing"
+    await api.make(made, "?fieldValidation=Strict")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import pytest
 
 from gpu_device_plugin.cluster.writers.events import CONTROLLER
@@ -31,7 +29,6 @@ from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner
 from gpu_device_plugin.core.node.limits.limit_grants import VARIABLES, EnforcementPlan
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.testing.builders import container, pod
-from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.deploy.manifests import DEPLOY, Json, documents, the
 from tests.deploy.policies_cases import CASES, Case, mirror
 from tests.deploy.policies_world import (
@@ -63,10 +60,9 @@ from tests.patience import eventually
 from tests.programs.node import harness
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.cluster.conftest import RealServer
 
 PAGE = DEPLOY.parent / "docs" / "policies.md"
 ALL = [*documents(VALIDATING), *documents(MUTATING)]
@@ -214,20 +210,15 @@ def test_every_policy_is_tried_both_ways() -> None:
 
 
 @pytest.fixture(scope="module")
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[PolicyWorld]:
-    if not os.environ.get("KUBE_BIN"):
-        pytest.skip("set KUBE_BIN to a folder with kube-apiserver and etcd to try the policies on a real API server")
-    server: RealServer = request.getfixturevalue("real_server")
-    async with aiohttp.ClientSession() as http:
-        world = PolicyWorld(server.config, http)
-        await furnish(world)
-        await apply_policies(world)
-        for policy in VALIDATING_POLICIES:
-            probe = next(case for case in CASES if [*case.refusals] == [policy])
-            await world.until(probe.user, probe.request, partial(refused_by, policy))
-        if world.mutates:
-            await world.until(PERSON, create(pod("a", container(mem=4))), lambda answer: scheduler(answer) == OURS)
-        yield world
+async def world(api: PolicyWorld) -> PolicyWorld:
+    await furnish(api)
+    await apply_policies(api)
+    for policy in VALIDATING_POLICIES:
+        probe = next(case for case in CASES if [*case.refusals] == [policy])
+        await api.until(probe.user, probe.request, partial(refused_by, policy))
+    if api.mutates:
+        await api.until(PERSON, create(pod("a", container(mem=4))), lambda answer: scheduler(answer) == OURS)
+    return api
 
 
 OURS = "gpushare-scheduler"

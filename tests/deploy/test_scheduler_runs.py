@@ -23,8 +23,8 @@ from gpu_device_plugin.aio.http import Page, Request, Route, serving_routes
 from gpu_device_plugin.aio.tls import server_tls
 from gpu_device_plugin.core.contract.keys import ASSIGNED, DEV, IDX, NODE_GPUS, POD
 from gpu_device_plugin.testing.builders import container, node, pod
-from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.deploy.manifests import DEPLOY, Json, documents
+from tests.deploy.policies_world import path_of
 from tests.deploy.test_scheduler_manifest import (
     ACCOUNT,
     ALONE,
@@ -44,8 +44,7 @@ from tests.ports import free_ports
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
-    from gpu_device_plugin.cluster.client.config import ClusterConfig
-    from tests.cluster.conftest import RealServer
+    from tests.deploy.policies_world import PolicyWorld
 
 FILES = [path for path in sorted((*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml"))) if path != CONFIG]
 """All that is for an API server, and of kinds that it has by itself."""
@@ -106,70 +105,31 @@ async def test_e16_the_pages_certificates_let_the_scheduler_in_and_nobody_else(t
                 await ask(port, stranger)
 
 
-# --- A cluster -------------------------------------------------------------------------------------------------------
+# --- An API server ---------------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class Cluster:
-    """A real API server."""
-
-    config: ClusterConfig
-    http: aiohttp.ClientSession
-    paths: Mapping[tuple[str, str], tuple[str, bool]]
-    """By version and kind: where the API has it, and whether it belongs to a namespace."""
-
-    async def ask(self, method: str, path: str, body: object = None, content_type: str = "application/json") -> Json:
-        headers = {"Authorization": f"Bearer {self.config.token}", "Content-Type": content_type}
-        async with self.http.request(
-            method, self.config.url + path, json=body, headers=headers, ssl=self.config.tls()
-        ) as answer:
-            found: Json = await answer.json()
-            return found
-
-    async def status(self, url: str, token: str = "") -> int:
-        """Return how another server than the API's answers."""
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        async with self.http.get(url, headers=headers, ssl=False) as answer:
-            return answer.status
-
-    async def make(self, body: Json, query: str = "") -> Json:
-        """Create an object; it may be there already."""
-        plural, namespaced = self.paths[body["apiVersion"], body["kind"]]
-        root = "/api/v1" if body["apiVersion"] == "v1" else f"/apis/{body['apiVersion']}"
-        namespace = f"/namespaces/{body['metadata'].get('namespace', 'default')}" if namespaced else ""
-        answer = await self.ask("POST", f"{root}{namespace}/{plural}?fieldValidation=Strict{query}", body)
-        assert answer["kind"] != "Status" or answer["reason"] == "AlreadyExists", answer
-        return answer
-
-    async def install(self, path: Path) -> None:
-        for each in documents(path):
-            if each["kind"] in {"Namespace", "ServiceAccount", "ClusterRole", "Role"} or "Binding" in each["kind"]:
-                await self.make(each)
+STRICT = "?fieldValidation=Strict"
 
 
 @pytest.fixture(scope="module")
-async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
-    if not os.environ.get("KUBE_BIN"):
-        pytest.skip("set KUBE_BIN to a folder with kube-apiserver, kube-scheduler and etcd to try the manifests")
-    server: RealServer = request.getfixturevalue("real_server")
-    async with aiohttp.ClientSession() as http:
-        paths: dict[tuple[str, str], tuple[str, bool]] = {}
-        found = Cluster(server.config, http, paths)
-        for version in {each["apiVersion"] for path in FILES for each in documents(path)}:
-            listed = await found.ask("GET", "/api/v1" if version == "v1" else f"/apis/{version}")
-            for each in listed.get("resources", ()):
-                if "/" not in each["name"]:
-                    paths[version, each["kind"]] = (each["name"], each["namespaced"])
-        await found.install(DEPLOY / "daemonset.yaml")
-        yield found
+async def cluster(api: PolicyWorld) -> PolicyWorld:
+    await install(api, DEPLOY / "daemonset.yaml")
+    return api
+
+
+async def install(cluster: PolicyWorld, path: Path) -> None:
+    """Make what a manifest has of namespaces, accounts and their rights."""
+    for each in documents(path):
+        if each["kind"] in {"Namespace", "ServiceAccount", "ClusterRole", "Role"} or "Binding" in each["kind"]:
+            await cluster.make(each, STRICT)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(DEPLOY)))
-async def test_the_api_server_accepts_it_to_the_last_field(cluster: Cluster, path: Path) -> None:
+async def test_the_api_server_accepts_it_to_the_last_field(cluster: PolicyWorld, path: Path) -> None:
     for each in documents(path):
-        if (each["apiVersion"], each["kind"]) not in cluster.paths:
+        answer = await cluster.call("POST", f"{path_of(each)}{STRICT}&dryRun=All", each)
+        if "could not find the requested resource" in answer.get("message", ""):
             pytest.skip(f"this API server does not know {each['kind']} of {each['apiVersion']}")
-        await cluster.make(each, "&dryRun=All")
+        assert answer["kind"] != "Status" or answer["reason"] == "AlreadyExists", answer
 
 
 # --- A scheduler and the extender, as the manifests have them --------------------------------------------------------
@@ -236,7 +196,7 @@ async def running(log: Path, *command: str) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-async def test_a_pod_is_placed_where_one_gpu_has_room(cluster: Cluster, tmp_path: Path, variant: Variant) -> None:
+async def test_a_pod_is_placed_where_one_gpu_has_room(cluster: PolicyWorld, tmp_path: Path, variant: Variant) -> None:
     """With no more rights than the manifest grants, and with the addresses of its parts alone changed.
 
     The node has GPUs with 4 and 16 shares: 8 of the 20 fit on the second one only. Then 4 and 8 are left, and a pod
@@ -249,7 +209,7 @@ async def test_a_pod_is_placed_where_one_gpu_has_room(cluster: Cluster, tmp_path
         make_certificates(tmp_path)
     name = variant.manifest.stem
     ports = Ports(*free_ports(3))
-    await cluster.install(variant.manifest)
+    await install(cluster, variant.manifest)
     commands = {
         "extender": [sys.executable, "-m", "gpu_device_plugin", *await extender(cluster, variant, tmp_path, ports)],
         "scheduler": [kube_scheduler, *scheduler(cluster, variant, tmp_path, ports)],
@@ -267,8 +227,8 @@ async def test_a_pod_is_placed_where_one_gpu_has_room(cluster: Cluster, tmp_path
             await ask_the_programs(cluster, variant, ports)
     finally:
         for each in (name, f"{name}-more"):
-            await cluster.ask("DELETE", f"{PODS}/{each}?gracePeriodSeconds=0")
-        await cluster.ask("DELETE", f"/api/v1/nodes/{name}")
+            await cluster.call("DELETE", f"{PODS}/{each}?gracePeriodSeconds=0")
+        await cluster.call("DELETE", f"/api/v1/nodes/{name}")
     assert re.search(r"nodes are available: .*1 no GPU has 10 GiB free", str(judged(left))), judged(left)
     assert placed["spec"]["nodeName"] == name
     written = {key: placed["metadata"]["annotations"][key] for key in (IDX, POD, DEV, ASSIGNED)}
@@ -277,11 +237,11 @@ async def test_a_pod_is_placed_where_one_gpu_has_room(cluster: Cluster, tmp_path
         assert not re.search("forbidden|cannot list|cannot watch", log.read_text(encoding="utf-8")), program
 
 
-async def extender(cluster: Cluster, variant: Variant, directory: Path, ports: Ports) -> list[str]:
+async def extender(cluster: PolicyWorld, variant: Variant, directory: Path, ports: Ports) -> list[str]:
     """Return the arguments of the manifest, with addresses and files of this test, and the account's own token."""
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     path = f"/api/v1/namespaces/{ACCOUNT['namespace']}/serviceaccounts/{ACCOUNT['name']}/token"
-    token = (await cluster.ask("POST", path, request))["status"]["token"]
+    token = (await cluster.call("POST", path, request))["status"]["token"]
     account = kubeconfig(cluster.config, directory / "account.kubeconfig", token=token)
     mounted = (settings(variant.manifest).tls_cert or Path("/")).parent
     here = {
@@ -300,7 +260,7 @@ async def extender(cluster: Cluster, variant: Variant, directory: Path, ports: P
     ]
 
 
-def scheduler(cluster: Cluster, variant: Variant, directory: Path, ports: Ports) -> list[str]:
+def scheduler(cluster: PolicyWorld, variant: Variant, directory: Path, ports: Ports) -> list[str]:
     """Return the arguments of a kube-scheduler with the account of the manifest, or of the cluster's own."""
     config = directory / "config.yaml"
     file = directory / "account.kubeconfig"
@@ -317,7 +277,7 @@ def scheduler(cluster: Cluster, variant: Variant, directory: Path, ports: Ports)
     ]
 
 
-async def furnish(cluster: Cluster, variant: Variant, name: str) -> None:
+async def furnish(cluster: PolicyWorld, variant: Variant, name: str) -> None:
     """Make a node and a pod that waits for it. No other test's pod can go there, and no other node is theirs."""
     await cluster.make({"apiVersion": "v1", "kind": "Namespace", **APART})
     gpus = [
@@ -328,7 +288,7 @@ async def furnish(cluster: Cluster, variant: Variant, name: str) -> None:
     await cluster.make(node(name, mem=20, count=2, annotations={NODE_GPUS: facts}))
     # The API server has tainted it as not ready, as every new node.
     taints = {"spec": {"taints": [{"key": "placing", "effect": "NoSchedule"}]}}
-    await cluster.ask("PATCH", f"/api/v1/nodes/{name}", taints, "application/merge-patch+json")
+    await cluster.call("PATCH", f"/api/v1/nodes/{name}", taints, "application/merge-patch+json")
     await cluster.make(waiting(variant, name, name, 8))
 
 
@@ -352,13 +312,13 @@ def judged(found: Json) -> object:
     return next((each.get("message") for each in found["status"].get("conditions", ())), None)
 
 
-async def until(condition: Callable[[Json], object], cluster: Cluster, name: str, logs: Mapping[str, Path]) -> Json:
+async def until(condition: Callable[[Json], object], cluster: PolicyWorld, name: str, logs: Mapping[str, Path]) -> Json:
     """Return the pod as soon as it is so."""
     found: Json = {}
 
     async def so() -> object:
         nonlocal found
-        found = await cluster.ask("GET", f"{PODS}/{name}")
+        found = await cluster.call("GET", f"{PODS}/{name}")
         return condition(found)
 
     try:
@@ -369,19 +329,26 @@ async def until(condition: Callable[[Json], object], cluster: Cluster, name: str
     return found
 
 
-async def ask_the_programs(cluster: Cluster, variant: Variant, ports: Ports) -> None:
+async def status(cluster: PolicyWorld, url: str, token: str = "") -> int:
+    """Return how another server than the API's answers."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with cluster.http.get(url, headers=headers, ssl=False) as answer:
+        return answer.status
+
+
+async def ask_the_programs(cluster: PolicyWorld, variant: Variant, ports: Ports) -> None:
     """See that both answer their probes, that one of them is elected, and who else is answered."""
     probed = {
         f"http://127.0.0.1:{ports.http}": ("/healthz", "/readyz"),
         f"https://127.0.0.1:{ports.scheduler}": ("/healthz", "/livez", "/readyz"),
     }
     for server, paths in probed.items():
-        assert {path: await cluster.status(server + path) for path in paths} == dict.fromkeys(paths, 200)
+        assert {path: await status(cluster, server + path) for path in paths} == dict.fromkeys(paths, 200)
     # For this the scheduler asks the API server who we are, and whether we may.
     metrics = f"https://127.0.0.1:{ports.scheduler}/metrics"
-    assert [await cluster.status(metrics, cluster.config.token), await cluster.status(metrics)] == [200, 403]
+    assert [await status(cluster, metrics, cluster.config.token), await status(cluster, metrics)] == [200, 403]
     if variant.manifest == ALONE:
         with pytest.raises(aiohttp.ClientError):
-            await cluster.status(f"https://127.0.0.1:{ports.verbs}/version")
-    lease = await cluster.ask("GET", "/apis/coordination.k8s.io/v1/namespaces/{}/leases/{}".format(*variant.lease))
+            await status(cluster, f"https://127.0.0.1:{ports.verbs}/version")
+    lease = await cluster.call("GET", "/apis/coordination.k8s.io/v1/namespaces/{}/leases/{}".format(*variant.lease))
     assert lease["spec"]["holderIdentity"]

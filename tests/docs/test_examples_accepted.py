@@ -2,57 +2,40 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-import aiohttp
 import pytest
 
 from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
-from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
-from tests.deploy.policies_world import PERSON, PolicyWorld, Request, apply_policies, create, denial
+from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by the next one
+from tests.deploy.conftest import api  # noqa: F401 - a fixture, asked for by its name below
+from tests.deploy.policies_world import PERSON, PolicyWorld, Request, apply_policies, create, denial, path_of
 from tests.docs.guide_world import EXAMPLES, documents, pods_of
 from tests.docs.pages import DOCS, blocks, sections, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from tests.cluster.conftest import RealServer
     from tests.docs.guide_world import Json
 
-_PATHS = {
-    "Namespace": "/api/v1/namespaces",
-    "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
-    "ResourceQuota": "/api/v1/namespaces/{}/resourcequotas",
-    "Pod": "/api/v1/namespaces/{}/pods",
-    "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
-    "Job": "/apis/batch/v1/namespaces/{}/jobs",
-}
 _STAYS = {"Namespace", "PriorityClass"}
 """What others name; all else is tried and not kept."""
 
 
 @pytest.fixture(scope="module")
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[PolicyWorld]:
-    if not os.environ.get("KUBE_BIN"):
-        pytest.skip("set KUBE_BIN to a folder with kube-apiserver and etcd to try the manifests of the guide")
-    server: RealServer = request.getfixturevalue("real_server")
-    async with aiohttp.ClientSession() as http:
-        made = PolicyWorld(server.config, http)
-        runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}}
-        await made.make("/apis/node.k8s.io/v1/runtimeclasses", {**runtime, "handler": "nvidia"})
-        await apply_policies(made)
-        refused = create(pod("refused", container(mem=0)))
-        await made.until(PERSON, refused, lambda answer: denial(answer)[0] == "gpushare-no-zero")
-        yield made
+async def world(api: PolicyWorld) -> PolicyWorld:  # noqa: F811 - a fixture
+    runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}}
+    await api.make({**runtime, "handler": "nvidia"})
+    await apply_policies(api)
+    refused = create(pod("refused", container(mem=0)))
+    await api.until(PERSON, refused, lambda answer: denial(answer)[0] == "gpushare-no-zero")
+    return api
 
 
 async def make(world: PolicyWorld, body: Json, *, stays: bool) -> None:
     """Create an object, and let no field pass that the API server does not know."""
-    path = _PATHS[body["kind"]].format(body["metadata"].get("namespace", "default"))
     query = "?fieldValidation=Strict" + ("" if stays else "&dryRun=All")
-    status, answer = await world.ask(PERSON, Request("POST", path + query, body), dry_run=False)
+    status, answer = await world.ask(PERSON, Request("POST", path_of(body) + query, body), dry_run=False)
     assert status == 201 or (stays and status == 409), answer
 
 
@@ -73,8 +56,8 @@ async def test_the_quota_refuses_one_notebook_more_in_the_words_of_the_guide(wor
     await make(world, namespace, stays=True)
     await make(world, quota, stays=True)
     # Two notebooks are there, as a controller that is not here would count them.
-    name = f"{_PATHS['ResourceQuota'].format('team-a')}/gpus"
-    _, body = await world.ask(None, Request("GET", name, {}), dry_run=False)
+    name = "/api/v1/namespaces/team-a/resourcequotas/gpus"
+    body = await world.call("GET", name)
     hard = body["spec"]["hard"]
     body["status"] = {"hard": hard, "used": {**hard, "requests.aliyun.com/gpu-mem": "16"}}
     status, answer = await world.ask(None, Request("PUT", f"{name}/status", body), dry_run=False)

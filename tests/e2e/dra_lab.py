@@ -41,10 +41,10 @@ def minor() -> int:
     return int(said.split(".")[1])
 
 
-def pod(name: str, template: str = "", *, claim: str = "", limits: Json | None = None) -> Json:
-    """Return a pod that stays, with a claim made of a template, a claim of this name, or limits."""
+def pod(name: str, template: str = "", *, claim: str = "", limits: Json | None = None, **more: str) -> Json:
+    """Return a pod that stays, with a claim made of a template, a claim of this name, or limits; `more` of its spec."""
     resources: Json = {"limits": limits} if limits else {}
-    spec: Json = {"terminationGracePeriodSeconds": 1}
+    spec: Json = {"terminationGracePeriodSeconds": 1, **more}
     if template or claim:
         which = {"resourceClaimTemplateName": template} if template else {"resourceClaimName": claim}
         spec["resourceClaims"] = [{"name": "gpu", **which}]

@@ -12,7 +12,6 @@ import signal
 import subprocess
 from collections import Counter
 from contextlib import contextmanager, suppress
-from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from gpu_device_plugin.core.contract.nodereport import read_node_limits, read_no
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from tests.docs.guide_world import EXAMPLES, documents
 from tests.docs.pages import DOCS, blocks, sections, text_of
-from tests.docs.test_guide import APPLY, INSPECT, MIG, SECTIONS, TAINT
+from tests.docs.test_guide import APPLY, MIG, SECTIONS, TAINT
 from tests.e2e import archives
 from tests.e2e.cluster import GPUS, ROOT, containers
 from tests.e2e.starting import why_not
@@ -162,16 +161,13 @@ def findings(cluster: Cluster, *doctor: str) -> list[Json]:
 
 @pytest.mark.parametrize("heading", sorted(SECTIONS.keys() - {MIG}))  # test_mig.py has such GPUs
 def test_the_guide(heading: str, shared: Cluster) -> None:
-    """What a section shows is what is to be seen, and its containers were given what is written on their pods."""
+    """A section's commands can be done, and its containers were given what is written on their pods."""
     commands = [each for block in blocks(SECTIONS[heading], "console") for each in block.commands]
-    names = [body["metadata"]["name"] for path in EXAMPLES.iterdir() for body in documents(path)]
     shared.kubectl("label", "--overwrite", "node", shared.node, f"{PLACEMENT_LABEL}=binpack")
     try:
-        for command, shown in commands:
+        for command, _ in commands:
             if command.startswith(APPLY):
                 shared.apply_and_settle(ROOT / command.removeprefix(APPLY))
-            elif command.startswith(INSPECT):
-                shared.until(lambda c=command, s=shown: sees(shared, c, s, names), f"{command} shows\n{shown}")  # type: ignore[misc]
             else:
                 shared.shell(command.replace("gpu-1", shared.node))
         end_init_containers(shared)
@@ -180,34 +176,6 @@ def test_the_guide(heading: str, shared: Cluster) -> None:
         shared.kubectl("label", "node", shared.node, f"{PLACEMENT_LABEL}-")
         if any(command.startswith(TAINT) for command, _ in commands):
             shared.kubectl("taint", "node", shared.node, "nvidia.com/gpu-")
-
-
-def sees(cluster: Cluster, command: str, shown: str, names: Iterable[str]) -> bool:
-    """Whether a command prints at least what the guide shows, with GPUs 1 to 3 in any order: they are alike."""
-    printed = plain(cluster, cluster.shell(command.replace("gpu-1", cluster.node)), names)
-    wanted = Counter(plain(cluster, shown, names))
-    return any(not wanted - Counter(in_order(row, order) for row in printed) for order in permutations(range(3)))
-
-
-def in_order(row: str, order: Iterable[int]) -> str:
-    """Return a row of a table with the columns of GPUs 1 to 3 in another order, and other lines as they are."""
-    columns = re.fullmatch(r"(.*? \d+\*?(?:/\d+)?) (\d\S*) (\d\S*) (\d\S*)( \d+/\d+)?", row)
-    if columns is None:
-        return row
-    before, *alike, after = columns.groups(default="")
-    return " ".join([before, *(alike[at] for at in order)]) + after
-
-
-def plain(cluster: Cluster, text: str, names: Iterable[str]) -> list[str]:
-    """Return lines without what differs from cluster to cluster: made-up names, addresses and the width of columns."""
-    for name in sorted(names, key=len, reverse=True):
-        text = re.sub(rf"\b{name}-(?:[a-z0-9]{{8,10}}-)?[a-z0-9]{{5}}\b", name, text)
-    text = re.sub(rf"\b{re.escape(cluster.node)}\b", "gpu-1", text)
-    text = re.sub(r"\b\d+\.\d+\.\d+\.\d+\b", "ADDRESS", text)
-    # The scheduler's words for what only ResourceClaims would change; the guide leaves them out.
-    text = text.replace("no new claims to deallocate, ", "")
-    lines = (" ".join(line.split()) for line in text.splitlines())
-    return [line for line in lines if line.strip("-")]
 
 
 def end_init_containers(cluster: Cluster) -> None:

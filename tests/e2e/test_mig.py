@@ -12,11 +12,10 @@ import pytest
 
 from gpu_device_plugin.core.contract.keys import INSTANCES, MIG_LABEL
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
-from tests.e2e import real_cluster, starting
+from tests.e2e import dra_lab, real_cluster, starting
 from tests.e2e.dra_lab import (
     DEPLOY,
     DESCRIPTION,
-    IMAGE,
     LONG_S,
     agent,
     delete,
@@ -42,25 +41,14 @@ pytestmark = pytest.mark.timeout(900)
 
 ONE_G, TWO_G = (f"nvidia.com/mig-{profile}" for profile in ("1g.10gb", "2g.20gb"))
 T4 = {"model": "T4"}
-STAY = ["sh", "-c", "trap 'exit 0' TERM; sleep 2147483647 & wait"]
 
 
 def h100(instances: str) -> Json:
     return {"model": "H100", "mig": instances}
 
 
-def pod(name: str, limits: dict[str, int], scheduler: str = "") -> Json:
-    container = {
-        "name": "main",
-        "image": IMAGE,
-        "imagePullPolicy": "Never",
-        "command": STAY,
-        "resources": {"limits": {resource: str(amount) for resource, amount in limits.items()}},
-    }
-    spec = {"terminationGracePeriodSeconds": 1, "containers": [container]}
-    if scheduler:
-        spec["schedulerName"] = scheduler
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+def pod(name: str, limits: dict[str, int], scheduler: str = "default-scheduler") -> Json:
+    return dra_lab.pod(name, limits=limits, schedulerName=scheduler)
 
 
 def allocatable(cluster: Cluster, *resources: str) -> dict[str, int]:
@@ -79,10 +67,6 @@ def mode(cluster: Cluster, value: str) -> None:
 def restarted(cluster: Cluster) -> int:
     pods = cluster.items("pods", "--namespace=gpushare", "--selector=app.kubernetes.io/component=node")
     return sum(each["restartCount"] for one in pods for each in one["status"].get("containerStatuses", ()))
-
-
-def environment(cluster: Cluster, names: list[str]) -> list[str]:
-    return [uuid_of(cluster, name) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +95,7 @@ def cluster(installed: Cluster) -> Iterator[Cluster]:
 def test_manifests_for_nvidias_plugin_run_on_whole_instances(cluster: Cluster) -> None:
     names = [f"one-{number}" for number in range(3)]
     run(cluster, *(pod(name, {ONE_G: 1}) for name in names))
-    given = environment(cluster, names)
+    given = [uuid_of(cluster, name) for name in names]
     assert len(set(given)) == 3
     assert all(uuid.startswith("MIG-") for uuid in given)
     assert environ(cluster, "one-0")["GPUSHARE_MEMORY_LIMIT_BY"] == "partition"
@@ -147,7 +131,7 @@ def test_nothing_is_lost_when_agent_and_kubelet_restart(cluster: Cluster) -> Non
     cluster.own.start_kubelet()
     wait_until_offered(cluster, {ONE_G: 3})
     run(cluster, pod("after", {ONE_G: 1}))
-    assert len({before, *environment(cluster, ["between", "after"])}) == 3
+    assert len({before, uuid_of(cluster, "between"), uuid_of(cluster, "after")}) == 3
     assert uuid_of(cluster, "before") == before
 
 
@@ -173,7 +157,7 @@ def test_instances_are_shared_and_the_scheduler_keeps_pods_within_one(cluster: C
     cluster.apply_all([large[1]])
     waits(cluster, "large-1", "no GPU or MIG instance has 30 GiB free")
     run(cluster, *(pod(f"small-{number}", {GPU_MEM: 4}, scheduler) for number in range(4)))
-    given = environment(cluster, [f"small-{number}" for number in range(4)])
+    given = [uuid_of(cluster, f"small-{number}") for number in range(4)]
     assert all(given.count(uuid) <= 2 for uuid in given), "9 GiB have room for two"
     run(cluster, pod("whole", {GPU_COUNT: 1}, scheduler))
     assert uuid_of(cluster, "whole").startswith("GPU-")
