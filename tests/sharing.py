@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     with (base / f"{name}.lock").open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not finished.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # what a failure has left
             folder.mkdir()
             make(folder)
             finished.touch()
