@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.candidate import candidate
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
-
-
-NOT_KNOWN: Mapping[str, Amounts | None] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +153,6 @@ class Fleet:
         self._entries: dict[str, FleetEntry] = {}
         self._pending: dict[str, Pod] = {}
         self._expiring: set[str] = set()
-        self._claimed: set[str] = set()
         self._stale: set[str] = set()
         self._others = OtherPods()
         self.now = View(self._refresh)
@@ -177,10 +172,6 @@ class Fleet:
         stay unschedulable until the next event in the cluster, for minutes in a quiet one.
         """
         return self.now.candidates
-
-    def changed_since(self, mark: int) -> tuple[int, Sequence[str] | None]:
-        """Return the current mark, and the names of the candidates that changed since `mark`; see `View`."""
-        return self.now.changed_since(mark)
 
     def _refresh(self) -> None:
         stale, self._stale = self._stale, set()
@@ -210,16 +201,15 @@ class Fleet:
     @property
     def claims(self) -> int:
         """The number of pods that are being bound."""
-        return len(self._claimed)
+        return sum(entry.claimed for entry in self._entries.values())
 
     def settling(self, name: str) -> tuple[Candidate, float] | None:
         """Return a node without its settling GPUs, and when these become available; None if none is settling."""
         there, node = self.candidates.get(name), self._nodes.get(name)
         if there is None or node is None or not any(entry.settling for entry in node.entries.values()):
             return None
-        usages = [entry.usage for entry in node.entries.values()]
         opens = max(entry.until or 0.0 for entry in node.entries.values() if entry.settling)
-        return replace(candidate(name, there.gpus, usages), allocatable=there.allocatable, left=there.left), opens
+        return there.occupied(entry.usage for entry in node.entries.values()), opens
 
     def on_node(self, name: str) -> Sequence[FleetEntry]:
         """Return the pods that count on one node, by namespace and name."""
@@ -257,14 +247,12 @@ class Fleet:
             self._changed(name)
             self._forget_if_empty(name)
 
-    def replace_nodes(
-        self, nodes: Mapping[str, NodeGpus], allocatable: Mapping[str, Amounts | None] = NOT_KNOWN
-    ) -> None:
-        """Replace all nodes by `nodes`."""
+    def replace_nodes(self, nodes: Mapping[str, tuple[NodeGpus, Amounts | None]]) -> None:
+        """Replace all nodes by `nodes`: the GPUs of each, and what pods may request of it."""
         for name in [name for name, node in self._nodes.items() if node.gpus is not None and name not in nodes]:
             self.remove_node(name)
-        for name, gpus in nodes.items():
-            self.put_node(name, gpus, allocatable.get(name))
+        for name, (gpus, allocatable) in nodes.items():
+            self.put_node(name, gpus, allocatable)
 
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
@@ -385,7 +373,6 @@ class Fleet:
             self._expiring.discard(entry.uid)
         else:
             self._expiring.add(entry.uid)
-        (self._claimed.add if entry.claimed else self._claimed.discard)(entry.uid)
         counts = entry.node, entry.usage, entry.temporary
         if before is None or (before.node, before.usage, before.temporary) != counts:
             self._changed(entry.node)
@@ -420,7 +407,6 @@ class Fleet:
         entry = self._entries.pop(uid, None)
         if entry is not None:
             self._expiring.discard(uid)
-            self._claimed.discard(uid)
             del self._nodes[entry.node].entries[uid]
             self._changed(entry.node)
             self._forget_if_empty(entry.node)

@@ -163,10 +163,10 @@ class World(RuleBasedStateMachine):
         """The watch broke, and what happened meanwhile is seen in its result alone."""
         self.untold.clear()
         self.fleet.replace_pods(list(self.there.values()), self.now)
-        self.fleet.replace_nodes(self.nodes)
+        self.fleet.replace_nodes({name: (gpus, None) for name, gpus in self.nodes.items()})
         before = dict(self.fleet.entries), dict(self.fleet.candidates)
         self.fleet.replace_pods(list(self.there.values()), self.now)
-        self.fleet.replace_nodes(self.nodes)
+        self.fleet.replace_nodes({name: (gpus, None) for name, gpus in self.nodes.items()})
         assert (dict(self.fleet.entries), dict(self.fleet.candidates)) == before
         assert all(self.fleet.candidates[name] is each for name, each in before[1].items())
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.model.gpus import NO_LINKS, Closeness, Links
-from gpu_device_plugin.core.node.ledger import Evidence, Hold, Ledger, Reading
+from gpu_device_plugin.core.node.ledger import Evidence, Hold, Ledger
 from gpu_device_plugin.node_state import NodeState
 from tests.nodes import ids, node
 
@@ -41,39 +41,6 @@ def test_a_claim_takes_effect_before_it_returns() -> None:
     state = NodeState(node(4))
     state.update(Ledger.granted, [A0], 5.0)
     assert state.node.ledger.holds == {A0: Hold(granted_at=5.0)}
-
-
-def test_what_the_kubelet_shows_is_held() -> None:
-    state = NodeState(node(4))
-    state.update(Ledger.seen, [A0])
-    assert state.node.ledger.holds == {A0: Hold()}
-    assert state.node.ledger.certain
-
-
-def test_records_that_cannot_be_read_make_the_node_uncertain_until_they_can() -> None:
-    state = NodeState(node(4))
-    state.update(Ledger.seen, [A0], certain=False)
-    assert not state.node.ledger.certain
-    state.update(Ledger.seen, [A1])
-    assert not state.node.ledger.certain
-    state.update(Ledger.seen, [], certain=True)
-    assert state.node.ledger == Ledger({A0: Hold(), A1: Hold()})
-
-
-def test_what_is_proven_free_is_released() -> None:
-    state = NodeState(node(4, used={0: [0]}))
-    state.update(Ledger.reconciled, NOTHING, {"GPU-0": Reading(1, 1000.0)}, 1000.0, 60.0)
-    assert state.node.ledger.holds == {A0: Hold(freed_at=1000.0)}
-    state.update(Ledger.released, {"GPU-0": Reading(1, 1001.0)}, 1001.0, 60.0)
-    assert state.node.ledger.holds == {A0: Hold(freed_at=1000.0)}
-    state.update(Ledger.released, {"GPU-0": Reading(0, 1002.0)}, 1002.0, 60.0)
-    assert state.node.ledger.holds == {}
-
-
-def test_gpus_that_others_hold_are_noted() -> None:
-    state = NodeState(node(4))
-    state.update(Ledger.with_foreign, {"GPU-0": "nvidia.com/gpu"})
-    assert state.node.ledger.foreign == {"GPU-0": "nvidia.com/gpu"}
 
 
 def test_hardware_changes_leave_the_ledger_alone() -> None:

@@ -187,17 +187,8 @@ def _decode(raw: bytes | Raw, kind: type[T]) -> T:
 # --- Answers ---------------------------------------------------------------------------------------------------------
 
 
-class _Nodes(Struct, gc=False):
-    metadata: dict[str, str]
-    items: list[Raw]
-
-
-class _FilterResult(Struct, rename="pascal", gc=False):
-    nodes: _Nodes | None = None
-    node_names: Sequence[str] | None = None
-    failed_nodes: Mapping[str, str] | None = None
-    failed_and_unresolvable_nodes: Mapping[str, str] | None = None
-    error: str = ""
+_FILTER_RESULT = ("Nodes", "NodeNames", "FailedNodes", "FailedAndUnresolvableNodes", "Error")
+"""The fields of an answer to filter, in Go's order."""
 
 
 class HostPriority(Struct, rename="pascal", frozen=True, gc=False):
@@ -205,19 +196,6 @@ class HostPriority(Struct, rename="pascal", frozen=True, gc=False):
 
     host: str
     score: int
-
-
-class _BindingResult(Struct, rename="pascal", gc=False):
-    error: str
-
-
-class _MetaVictims(Struct, rename="pascal", gc=False):
-    pods: list[_MetaPod]
-    violations: int = field(name="NumPDBViolations")
-
-
-class _PreemptionResult(Struct, rename="pascal", gc=False):
-    node_name_to_meta_victims: dict[str, _MetaVictims]
 
 
 class InspectedPod(Struct, frozen=True, gc=False):
@@ -268,11 +246,6 @@ class InspectedNode(Struct, frozen=True, rename="camel", gc=False):
     """Pods and their usage of unknown GPUs, and of GPUs that the node does not list."""
 
 
-class _InspectResult(Struct, omit_defaults=True, gc=False):
-    nodes: Sequence[InspectedNode]
-    error: str = ""
-
-
 def filter_result(
     args: ExtenderArgs, passed: Sequence[str], failed: Mapping[str, str], unresolvable: Mapping[str, str]
 ) -> bytes:
@@ -284,16 +257,16 @@ def filter_result(
         failed: the reason against each node where evicting pods might help.
         unresolvable: the reason against each node where evicting pods would not help.
     """
-    if args.nodes is None:
-        return _encode(_FilterResult(None, passed, failed, unresolvable))
-    chosen = frozenset(passed)
-    nodes = [node for name, node in zip(args.names, args.nodes, strict=True) if name in chosen]
-    return _encode(_FilterResult(_Nodes({}, nodes), None, failed, unresolvable))
+    nodes, names = None, passed
+    if args.nodes is not None:
+        chosen, there = frozenset(passed), zip(args.names, args.nodes, strict=True)
+        nodes, names = {"metadata": {}, "items": [node for name, node in there if name in chosen]}, None
+    return _encode(dict(zip(_FILTER_RESULT, (nodes, names, failed, unresolvable, ""), strict=True)))
 
 
 def filter_error(sentence: str) -> bytes:
     """Encode an error of filter. The scheduler records it on the pod, and retries."""
-    return _encode(_FilterResult(error=sentence))
+    return _encode(dict.fromkeys(_FILTER_RESULT) | {"Error": sentence})
 
 
 def priorities(scores: list[HostPriority]) -> bytes:
@@ -303,21 +276,21 @@ def priorities(scores: list[HostPriority]) -> bytes:
 
 def binding_result(error: str) -> bytes:
     """Encode the answer to bind; `error` is empty if the pod is bound."""
-    return _encode(_BindingResult(error))
+    return _encode({"Error": error})
 
 
 def preemption_result(victims: Mapping[str, Victims]) -> bytes:
     """Encode the answer to preempt: the victims on each node. The scheduler rules out nodes that are left out."""
     nodes = {
-        name: _MetaVictims([_MetaPod(uid) for uid in chosen.uids], chosen.pdb_violations)
+        name: {"Pods": [{"UID": uid} for uid in chosen.uids], "NumPDBViolations": chosen.pdb_violations}
         for name, chosen in victims.items()
     }
-    return _encode(_PreemptionResult(nodes))
+    return _encode({"NodeNameToMetaVictims": nodes})
 
 
 def inspect_result(nodes: Sequence[InspectedNode], error: str = "") -> bytes:
     """Encode the answer to inspect, in the format of gpushare's extender; an empty `error` is omitted."""
-    return _encode(_InspectResult(nodes, error))
+    return _encode({"nodes": nodes} | ({"error": error} if error else {}))
 
 
 _encode = msgspec.json.Encoder().encode

@@ -259,7 +259,7 @@ class FollowedCluster:
 
     def changed(self) -> Sequence[str] | None:
         """Return the names of the nodes that changed since the last call; None: any of them may have."""
-        self._mark, names = self.fleet.changed_since(self._mark)
+        self._mark, names = self.fleet.now.changed_since(self._mark)
         touched, self._touched = self._touched, set()
         return None if names is None else sorted({*names, *touched})
 

@@ -12,11 +12,12 @@ from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.contract.keys import READ_ON_NODES, READ_ON_PODS
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.core.report.text.prices import Lesson, lesson
 from gpu_device_plugin.core.value.fair_learning import studied
 from gpu_device_plugin.core.value.marginal_value import shape_of
 from gpu_device_plugin.core.value.price_learning import mean_gpu
-from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, created_s, kinds_of
+from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, kinds_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -72,12 +73,12 @@ def _came(
         if other is not None:
             if _counts(other, nodes):
                 amounts = other.amounts
-                yield created_s(other.created), "", [PodKind(0, 0, amounts.cpu_milli, amounts.memory_mib)]
+                yield epoch_s(other.created) or 0.0, "", [PodKind(0, 0, amounts.cpu_milli, amounts.memory_mib)]
         elif pod.node_name and not pod.ended and not pod.deleting:
             asked = ask(pod, resources)
             if isinstance(asked, Ask) and asked.parts:
                 kinds = kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib)
-                yield created_s(pod.created), pod.namespace, kinds
+                yield epoch_s(pod.created) or 0.0, pod.namespace, kinds
 
 
 def _counts(pod: OtherPod, nodes: dict[str, Candidate]) -> bool:

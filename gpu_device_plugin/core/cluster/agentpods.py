@@ -95,11 +95,7 @@ def due(
 def shared(first: Sequence[str], others: Sequence[str], kept: int, most: int) -> list[str]:
     """Divide `most` turns between two groups in the order of their need, all of one where the other needs less.
 
-    Args:
-        first: those who come first.
-        others: all others.
-        kept: so many turns are for the others, if they need them.
-        most: the turns.
+    So many turns as are `kept` are for the others, if they need them.
     """
     own = max(most - min(kept, len(others)), 0)
     return [*first[:own], *others[: most - min(own, len(first))]]

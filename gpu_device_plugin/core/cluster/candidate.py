@@ -62,6 +62,11 @@ class Candidate:
     left: Amounts | None = None
     """What no pod requests of it."""
 
+    def occupied(self, usages: Iterable[Usage]) -> Candidate:
+        """Return this node with the room that other pods leave on its GPUs, whatever CPU and memory they request."""
+        rooms = rooms_of(self.gpus, usages)
+        return replace(self, rooms=rooms, summary=summary(rooms))
+
 
 def candidate(
     name: str,
@@ -70,18 +75,9 @@ def candidate(
     allocatable: Amounts | None = None,
     requested: Iterable[Amounts] = (),
 ) -> Candidate:
-    """Return a node with the room that pods leave on it.
-
-    Args:
-        name: of the node.
-        gpus: its GPUs.
-        usages: what pods use of them.
-        allocatable: its CPU and memory, if known.
-        requested: what pods request of these.
-    """
-    rooms = rooms_of(gpus, usages)
+    """Return a node with the room that pods leave on it, which use its GPUs and request of its CPU and memory."""
     left = None if allocatable is None else allocatable.without(requested)
-    return Candidate(name, gpus, rooms, summary(rooms), allocatable, left)
+    return Candidate(name, gpus, allocatable=allocatable, left=left).occupied(usages)
 
 
 def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:

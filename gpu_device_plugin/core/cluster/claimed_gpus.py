@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.held_instances import InstancePod
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, Usage
@@ -101,13 +100,10 @@ def _shares(device: Device, share_mib: int | None) -> int | None:
 def claimants(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> tuple[Occupant, ...]:
     """Return the occupants of a node that have their devices through claims, by namespace and name.
 
-    Args:
-        node: the name of the node.
-        gpus: its GPUs.
-        claims: any claims; those without devices of this node do not matter.
+    Claims without devices of this node do not matter.
     """
-    found = (_occupant(node, gpus, group) for group in _by_users(claims))
-    return tuple(sorted((each for each in found if each.usage != NOTHING), key=lambda each: (str(each), each.uid)))
+    occupants = (_occupant(node, gpus, group) for group in _by_users(claims))
+    return tuple(sorted((pod for pod in occupants if pod.usage != NOTHING), key=lambda pod: (str(pod), pod.uid)))
 
 
 def instance_claimants(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> tuple[InstancePod, ...]:
@@ -173,11 +169,9 @@ def with_claims(view: NodeView, claims: Iterable[Claim]) -> NodeView:
     pods.sort(key=lambda pod: (pod.namespace, pod.name))
     with_instances = [*(pod for pod in view.instance_pods if pod.uid not in users), *instances]
     with_instances.sort(key=lambda pod: (pod.namespace, pod.name))
-    before = view.candidate
-    now = candidate(before.name, before.gpus, [pod.usage for pod in pods])
     return replace(
         view,
-        candidate=replace(now, allocatable=before.allocatable, left=before.left),
+        candidate=view.candidate.occupied(pod.usage for pod in pods),
         pods=tuple(pods),
         instance_pods=tuple(with_instances),
     )

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.pod_demand import amount_of
-from gpu_device_plugin.core.contract import instances
 from gpu_device_plugin.core.contract.keys import INSTANCES, MalformedAnnotationError
+from gpu_device_plugin.core.contract.promises import read_instances
 from gpu_device_plugin.core.model.mig import is_mig_resource
 from gpu_device_plugin.core.model.resources import Kind, Resource
 
@@ -106,7 +106,7 @@ def readable_instances(pod: Pod) -> Mapping[str, tuple[str, ...]]:
     agent has not written them, and none of them counts.
     """
     try:
-        written = instances.read(pod.annotations.get(INSTANCES, "{}"))
+        written = read_instances(pod.annotations.get(INSTANCES, "{}"))
     except MalformedAnnotationError:
         return {}
     asked = {
@@ -117,12 +117,7 @@ def readable_instances(pod: Pod) -> Mapping[str, tuple[str, ...]]:
 
 
 def whole_instances(listed: Iterable[ListedGpu], pods: Sequence[InstancePod]) -> tuple[Instances, ...]:
-    """Return the whole MIG instances of a node by resource, the one with the smallest profile first.
-
-    Args:
-        listed: those that its agent lists.
-        pods: the pods on the node that hold instances.
-    """
+    """Return the whole MIG instances that a node's agent lists, by resource, the smallest profile first."""
     of: dict[str, list[ListedGpu]] = {}
     for gpu in listed:
         if gpu.instance is not None:

@@ -226,12 +226,7 @@ class Sums:
 
 
 def sums_of(nodes: Iterable[NodeView], gpus: Mapping[str, Sequence[GpuView]] = MappingProxyType({})) -> Sums:
-    """Return the sums of some nodes, or of one.
-
-    Args:
-        nodes: the nodes.
-        gpus: by name the GPUs of those nodes of which they have been made already.
-    """
+    """Return the sums of some nodes; `gpus` are, by name, those of nodes of which they have been made already."""
     listed = list(nodes)
     sized = all(node.candidate.gpus.share_mib is not None for node in listed)
     units = [(node, (node.candidate.gpus.share_mib or 1) if sized else 1) for node in listed]

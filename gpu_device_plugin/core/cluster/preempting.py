@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.candidate import candidate, rooms_of
+from gpu_device_plugin.core.cluster.candidate import rooms_of
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.packing import MOST_STEPS, Effort, Packer, Packing, TooLongError
 from gpu_device_plugin.core.cluster.victims import VictimSearch, spared
@@ -45,12 +45,8 @@ def choose_on_each(
 ) -> Iterator[tuple[Candidate, frozenset[str]]]:
     """Yield the nodes on which evicting helps, one after the other, with what `choose` says of each.
 
-    It ends early where that takes long. No pod is to be evicted from a node that is left out; any of the others will do
-    for a scheduler.
-
-    Args:
-        preemptor: the pod.
-        nodes: for each node what `choose` wants to know of it; not asked for further than needed.
+    It ends early where that takes long, and asks for no further node then. No pod is to be evicted from a node that is
+    left out; any of the others will do for a scheduler.
     """
     steps = 0
     for node, occupants, victims in nodes:
@@ -186,10 +182,9 @@ class _Choice:
         return self._sums.suffice(evicted) and self._unfit_without(evicted) is None
 
     def _unfit_without(self, evicted: frozenset[Occupant]) -> Unfit | None:
-        before = self._node
         usages = [pod.usage for pod in self._staying if pod not in evicted]
-        self._effort.take(3 * len(usages) + 10 * len(before.gpus.gpus) + 20)
-        return unfit(self._preemptor.ask, candidate(before.name, before.gpus, usages), self._packer)
+        self._effort.take(3 * len(usages) + 10 * len(self._node.gpus.gpus) + 20)
+        return unfit(self._preemptor.ask, self._node.occupied(usages), self._packer)
 
     def _importance(self, pod: Occupant) -> tuple[int, bool, int, str]:
         """The most important first."""

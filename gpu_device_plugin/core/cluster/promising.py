@@ -20,14 +20,7 @@ if TYPE_CHECKING:
 
 
 def promise(ask: Ask, found: Fit, gpus: NodeGpus, now_ns: int) -> Mapping[str, str]:
-    """Return the annotations that promise a pod its GPUs; none for a pod without a GPU limit.
-
-    Args:
-        ask: the pod's demand, with its containers.
-        found: its placement.
-        gpus: the GPUs of the node.
-        now_ns: nanoseconds since the epoch.
-    """
+    """Return the annotations that promise a pod its GPUs of a node at `now_ns`; none for a pod without a GPU limit."""
     if not ask.parts:
         return {}
     used: dict[int, int] = defaultdict(int)

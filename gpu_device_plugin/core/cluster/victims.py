@@ -11,7 +11,6 @@ from itertools import accumulate, combinations, islice, product
 from math import comb
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import allowed, unfit
 from gpu_device_plugin.core.cluster.packing import groups
 from gpu_device_plugin.core.cluster.usage import Occupant
@@ -54,15 +53,10 @@ class VictimSearch:
         may_go: Callable[[Occupant], bool] = lambda _pod: True,
         spend: Callable[[int], None] = lambda _steps: None,
     ) -> None:
-        """Search.
+        """Search among the pods that count on a node, of which those may have to go that `may_go`.
 
-        Args:
-            ask: what the pod asks.
-            node: its GPUs.
-            pods: that count on it.
-            cost: what sets are compared by: their number of pods, then sums over the pods, then sorted lists.
-            may_go: whether a pod may be one of those that have to go.
-            spend: takes note of steps, each of about a microsecond; an error that it raises ends the search.
+        Sets are compared by their `cost`: the number of pods, then sums over the pods, then sorted lists. `spend` takes
+        note of steps, each of about a microsecond; an error that it raises ends the search.
         """
         self._demands = [part.demand for part in ask.parts]
         rooms = {
@@ -222,12 +216,10 @@ class Ends:
 
 def ends_needed(ask: Ask, node: NodeView) -> Ends | None:
     """Return the pods of `node` that would have to end for `ask` to fit; None if even all of them are not enough."""
-    before = node.candidate
-    memory = {pod: pod.usage.size(before.gpus.sizes) for pod in node.pods}
+    memory = {pod: pod.usage.size(node.candidate.gpus.sizes) for pod in node.pods}
 
     def fits(ended: Collection[Occupant]) -> bool:
-        usages = [pod.usage for pod in node.pods if pod not in ended]
-        return unfit(ask, candidate(before.name, before.gpus, usages)) is None
+        return unfit(ask, node.candidate.occupied(pod.usage for pod in node.pods if pod not in ended)) is None
 
     def cost(pods: Collection[Occupant]) -> tuple[object, ...]:
         """Fewest, then least memory, then those being deleted, then the least important, then by name."""
@@ -243,7 +235,7 @@ def ends_needed(ask: Ask, node: NodeView) -> Ends | None:
         return None
     if fits(()):
         return Ends(())
-    search = VictimSearch(ask, before, node.pods, cost=cost)
+    search = VictimSearch(ask, node.candidate, node.pods, cost=cost)
     best = next(filter(fits, search.sets()), frozenset(node.pods))
     fewest = search.exact
     if not fewest:

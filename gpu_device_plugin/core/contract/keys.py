@@ -61,7 +61,7 @@ READ_ON_PODS = POD_ANNOTATIONS | WISHES | {SPLIT_LABEL}
 
 INSTANCES = "gpu-device-plugin/mig-instances"
 """The UUIDs of the MIG instances that each container was given whole, as JSON ``{"<container>": ["MIG-..."]}``
-(`instances`)."""
+(`promises`)."""
 OVER_USE = "gpu-device-plugin/over-use"
 """While the pod uses more GPU memory than it was granted: how much, since when, and what will happen; a sentence."""
 
@@ -148,12 +148,9 @@ def too_long(key: str, text: str) -> bool:
 
 
 def kept(key: str, text: str, containers: int) -> str:
-    """Return a value as programs keep it, so that the owner of a pod cannot fill their memory.
+    """Return a value on a pod as programs keep it, so that the owner of the pod cannot fill their memory.
 
-    Args:
-        key: of an annotation or label of a pod.
-        text: its value.
-        containers: the number of the pod's containers that may have devices: none without a node.
+    `containers` is the number of the pod's containers that may have devices: none without a node.
     """
     most = LONGEST_OF_CONTAINER[key] * containers if key in LONGEST_OF_CONTAINER else len(text)
     return TOO_LONG if too_long(key, text) or len(text) > most else text

@@ -32,7 +32,6 @@ BY_CLAIMS = "its GPUs are given to ResourceClaims (DRA), not to limits of pods"
 _MOST_SHARES = 1 << 20
 _MOST_GONE = MOST_POSITIONS
 """Most MIG instances that exist no more in a list: an annotation may have 256 KiB."""
-_RARE_LISTS = (("instances", MOST_GPUS), ("gone", _MOST_GONE))
 _MOST_MIB = 1 << 40
 _LEVELS = {level.name.lower(): level for level in Closeness}
 _UNEXPLAINED = "it is out of service"
@@ -159,14 +158,10 @@ def gpus_of_node(
     count: int,
     known: MutableMapping[str, Links] | None = None,
 ) -> NodeGpus:
-    """Return the GPUs of a node by its annotations, labels and capacity.
+    """Return the GPUs of a node by its annotations, its labels, and the shares and GPUs in its capacity.
 
-    Args:
-        annotations: of the node; the agent's list takes precedence over the capacity.
-        labels: of the node; the policy's label takes precedence over the agent's list.
-        memory: shares in its capacity.
-        count: GPUs in its capacity.
-        known: see `read_node_gpus`.
+    The agent's list takes precedence over the capacity, and the policy's label over the agent's list; `known` is that
+    of `read_node_gpus`.
     """
     if NODE_GPUS in annotations:
         try:
@@ -338,15 +333,15 @@ def read_node_gpus(text: str, known: MutableMapping[str, Links] | None = None) -
     if node.get("version") != NODE_GPUS_VERSION:
         raise _malformed(f"is of another version than {NODE_GPUS_VERSION}; upgrade the older of agent and scheduler")
     shared = _gpus(node, "gpus", MOST_GPUS)
-    others = [_gpus(node, key, most, least=0) for key, most in _RARE_LISTS if key in node]
-    together = [gpu.position for gpus in (shared, *others) for gpu in gpus]
-    if len(set(together)) != len(together):
+    instances = _gpus(node, "instances", MOST_GPUS, least=0) if "instances" in node else ()
+    gone = _gpus(node, "gone", _MOST_GONE, least=0) if "gone" in node else ()
+    positions = [gpu.position for gpu in (*shared, *instances, *gone)]
+    if len(set(positions)) != len(positions):
         raise _malformed("has two gpus with the same index")
-    rare = dict(zip([key for key, _ in _RARE_LISTS if key in node], others, strict=True))
     return NodeGpus(
         shared,
-        instances=rare.get("instances", ()),
-        gone=rare.get("gone", ()),
+        instances=instances,
+        gone=gone,
         share_mib=_whole(node, "shareMiB", 1),
         away=node.get("away") is True,
         claims=node.get("claims") is True,

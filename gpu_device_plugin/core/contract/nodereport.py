@@ -210,11 +210,9 @@ def _written(use: NodeUse, parts: Iterable[ContainerUse], left_out: int) -> str:
 
 
 def read_node_use(text: str, bounds: Bounds = ANNOTATED) -> NodeUse:
-    """Parse the use of a node's GPUs. Unknown fields are ignored: the agent may be newer than the reader.
+    """Parse the use of a node's GPUs: the annotation `NODE_USE`, or what an agent serves at `USE_PATH`.
 
-    Args:
-        text: the annotation `NODE_USE`, or what an agent serves at `USE_PATH`. It costs no more than its length.
-        bounds: with which the agent wrote it.
+    It costs no more than its length. Unknown fields are ignored: the agent may be newer than the reader.
 
     Raises:
         MalformedAnnotationError: it cannot be parsed; the message names the annotation.
@@ -307,12 +305,7 @@ NO_REPORT = NodeReport()
 
 
 def node_report(annotations: Mapping[str, str], now_s: float) -> tuple[NodeReport, tuple[str, ...]]:
-    """Return the report on a node, and a sentence for each annotation that cannot be parsed, which counts as absent.
-
-    Args:
-        annotations: those of the node.
-        now_s: seconds since the epoch.
-    """
+    """Return the report on a node, and a sentence for each annotation that cannot be parsed, which counts as absent."""
     report, problems = NO_REPORT, list[str]()
     try:
         if NODE_LIMITS in annotations:

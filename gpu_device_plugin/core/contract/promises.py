@@ -1,11 +1,14 @@
 """The GPUs of a pod's containers in the pod's annotations: promised by a scheduler, then reported by the agent.
 
-Both write an `Allocation`; each reads a `Promise` for every container from it.
+Both write an `Allocation`; each reads a `Promise` for every container from it. MIG instances that containers get whole
+are not promised: their number is kube-scheduler's affair, and the choice of them the kubelet's. The agent writes them
+for people and their tools.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +20,7 @@ from gpu_device_plugin.core.contract.keys import (
     DEV,
     IDX,
     INIT_ALLOCATION,
+    INSTANCES,
     LONGEST,
     LONGEST_OF_CONTAINER,
     POD,
@@ -27,7 +31,7 @@ from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.model.pods import Container, Pod
     from gpu_device_plugin.core.model.resources import Resource
@@ -37,6 +41,8 @@ MOST_CONTAINERS = 64
 
 _LARGEST = 1 << 20  # no node has more GPUs, no GPU more shares
 _PLACES = frozenset({IDX, ALLOCATION, INIT_ALLOCATION})
+_INSTANCE = re.compile(r"MIG-[0-9A-Za-z/-]{1,92}", re.ASCII)
+"""A UUID of NVML, of older drivers too: ``MIG-GPU-<UUID>/<GPU instance>/<compute instance>``."""
 _compact = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for every text
 
 
@@ -93,10 +99,7 @@ def _by_index(key: str, annotations: Mapping[str, str]) -> Mapping[int, Mapping[
         raise MalformedAnnotationError(
             f"{key} is longer than {LONGEST[key]} characters, or than {LONGEST_OF_CONTAINER[key]} for each container"
         )
-    try:
-        parsed: Any = json.loads(annotations[key])
-    except (ValueError, RecursionError) as error:
-        raise MalformedAnnotationError(f"{key} is not JSON") from error
+    parsed = _parsed(key, annotations[key])
     if not isinstance(parsed, dict) or not all(isinstance(gpus, dict) for gpus in parsed.values()):
         raise MalformedAnnotationError(f'{key} is not of the form {{"0": {{"1": 4}}}}')
     return {
@@ -105,6 +108,13 @@ def _by_index(key: str, annotations: Mapping[str, str]) -> Mapping[int, Mapping[
         }
         for index, gpus in parsed.items()
     }
+
+
+def _parsed(key: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MalformedAnnotationError(f"{key} is not JSON") from error
 
 
 def _number(key: str, value: object) -> int:
@@ -268,3 +278,34 @@ def _kept(
         if name in names and (shares.keys() != gpus.keys() or (kind is Kind.MEMORY and shares != gpus)):
             return False
     return True
+
+
+# --- MIG instances that containers have whole -------------------------------------------------------------------------
+
+
+def write_instances(instances: Mapping[str, Collection[str]]) -> str:
+    """Return the annotation `INSTANCES` for the UUIDs of each container's instances, by its name.
+
+    Containers without instances are left out. A text that no reader would accept, because it is too long, becomes
+    ``{}``.
+    """
+    text = _compact({name: sorted(uuids) for name, uuids in sorted(instances.items()) if uuids})
+    return "{}" if too_long(INSTANCES, text) else text
+
+
+def read_instances(text: str) -> Mapping[str, tuple[str, ...]]:
+    """Parse the annotation `INSTANCES` of a pod: the UUIDs of each container's instances, by its name.
+
+    Raises:
+        MalformedAnnotationError: the value is too long, or not what `write_instances` writes.
+    """
+    if too_long(INSTANCES, text):
+        raise MalformedAnnotationError(f"{INSTANCES} is longer than {LONGEST[INSTANCES]} characters")
+    parsed = _parsed(INSTANCES, text)
+    if not isinstance(parsed, dict) or not all(_are_uuids(uuids) for uuids in parsed.values()):
+        raise MalformedAnnotationError(f'{INSTANCES} is not of the form {{"container": ["MIG-..."]}}')
+    return {name: tuple(uuids) for name, uuids in parsed.items()}
+
+
+def _are_uuids(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(uuid, str) and _INSTANCE.fullmatch(uuid) for uuid in value)

@@ -20,7 +20,7 @@ from gpu_device_plugin.core.contract.keys import (
 from gpu_device_plugin.core.model.policy import POLICIES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
 _MOST_NAMES = 64
 """Most names in one annotation; every model of the cluster is compared with each."""
@@ -31,10 +31,6 @@ _MOST_MODELS = 1000
 def _words(text: str) -> str:
     """Return the words of a name in lower case, with a space before and after each."""
     return f" {' '.join(re.findall(r'[0-9a-z]+', text.lower()))} "
-
-
-def _any_of(models: Iterable[str], words: str) -> bool:
-    return any(model in words for model in models)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +91,15 @@ class Wishes:
         if found is None:
             if len(self._models) >= _MOST_MODELS:
                 self._models.clear()
-            found = self._models[model] = self._allow(_words(model))
+            words = _words(model)
+            used = not self._use or any(name in words for name in self._use)
+            found = self._models[model] = used and not any(name in words for name in self._avoid)
         return found
-
-    def _allow(self, words: str) -> bool:
-        return (not self._use or _any_of(self._use, words)) and not _any_of(self._avoid, words)
 
     def allow_uuid(self, uuid: str, card: str = "") -> bool:
         """Return whether the pod may have one GPU, or MIG instance, as far as its UUID decides.
 
-        The UUID of a GPU in MIG mode stands for all of its instances.
-
-        Args:
-            uuid: of the GPU or instance.
-            card: the UUID of the GPU that it is, or is an instance of.
+        The UUID of a GPU in MIG mode, `card`, stands for all of its instances.
         """
         return (not self.use_uuids or uuid in self.use_uuids or card in self.use_uuids) and not (
             uuid in self.avoid_uuids or card in self.avoid_uuids

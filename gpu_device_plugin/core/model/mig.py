@@ -10,9 +10,7 @@ GPU_SLICES = 7
 _MEMORY_SLICES = 8
 
 _PREFIX = "mig-"
-_PROFILE = re.compile(
-    r"(?:(?P<compute>[1-7])c\.)?(?P<slices>[1-7])g\.(?P<gb>[1-9][0-9]{0,3})gb(?P<attributes>(?:[+.-][a-z]+)*)", re.ASCII
-)
+_PROFILE = re.compile(r"(?:[1-7]c\.)?[1-7]g\.[1-9][0-9]{0,3}gb(?:[+.-][a-z]+)*", re.ASCII)
 
 
 class MigMode(StrEnum):
@@ -56,12 +54,6 @@ def resource_name(profile: str) -> str:
 def is_profile(text: str) -> bool:
     """Return whether a text is the name of a profile."""
     return _PROFILE.fullmatch(text) is not None
-
-
-def slices_of(profile: str) -> int:
-    """Return the compute slices of a profile's GPU instance; 0 for a text that is no profile."""
-    match = _PROFILE.fullmatch(profile)
-    return int(match["slices"]) if match else 0
 
 
 def is_mig_resource(resource: str, domain: str = "") -> bool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.waiting_reasons import Reason
 from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, GpuUse, NodeLimits, NodeUse
 from gpu_device_plugin.core.model.limits import LimitStatus
 from gpu_device_plugin.core.report.exposition import Gauge
@@ -237,6 +237,19 @@ class WatchMetrics:
     unreadable: int
 
 
+class WaitingReason(StrEnum):
+    """Why a pod waits, by what its scheduler was last told."""
+
+    NOT_ASKED = "not_asked"
+    """No scheduler has asked about it yet."""
+    NO_ROOM = "no_room"
+    """No node has room now."""
+    NEVER_FITS = "never_fits"
+    """No eviction helps on any node."""
+    FITS = "fits"
+    """There was a node for it; something else holds it up."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExtenderMetrics:
     """The cluster at one moment, as the extender sees it."""
@@ -251,7 +264,7 @@ class ExtenderMetrics:
     distrusted: int = 0
     watches: Mapping[str, WatchMetrics] = field(default_factory=dict)
     """By kind, for example ``pods``."""
-    waiting: Mapping[Reason, int] = field(default_factory=dict)
+    waiting: Mapping[WaitingReason, int] = field(default_factory=dict)
     """The number of pods that wait, by reason."""
     nodes: Sequence[Candidate] = ()
     """All nodes, but for those whose GPUs kube-scheduler allocates: which are in use is not known there."""
@@ -262,7 +275,7 @@ class ExtenderMetrics:
         yield from _columns(
             _WATCH.values(), [((kind,), attrgetter(*_WATCH)(one)) for kind, one in self.watches.items()]
         )
-        yield _WAITING, [((reason.value,), self.waiting.get(reason, 0)) for reason in Reason]
+        yield _WAITING, [((reason.value,), self.waiting.get(reason, 0)) for reason in WaitingReason]
         with_gpus = [node for node in self.nodes if node.rooms]
         # Added up while the nodes are written, in slices: adding up thousands of them at once would hold up a decision.
         sums = {"total": 0, "used": 0}

@@ -57,10 +57,6 @@ def studying(mix: WorkloadMix, nodes: Mapping[NodeType, int]) -> Generator[None,
 
     A namespace has at most the part of the demand that it has of the GPU memory in use. One that holds much may have
     pods that do not fit together with those of others, so it is tried what the others lose by it.
-
-    Args:
-        mix: the pods that came.
-        nodes: how many nodes there are of each shape.
     """
     unit = mean_gpu(nodes)
     weights = mix.by_namespace()
@@ -158,13 +154,7 @@ class Trial:
 
 
 def trying(tables: Tables, mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int]) -> Generator[None, None, Trial]:
-    """Try the policy `fit` by some tables, in steps of a millisecond or two.
-
-    Args:
-        tables: what was learned.
-        mix: how often each kind of pod comes; only ratios matter.
-        nodes: how many nodes there are of each shape; a sample of them is used.
-    """
+    """Try the policy `fit` by some tables on a sample of the nodes, in steps of a millisecond or two."""
     kinds = list(mix)
     demand = [kind.gpus * (kind.shares or tables.unit) for kind in kinds]
     sums = list(accumulate(mix.values()))

@@ -257,11 +257,6 @@ def ties_of(cards: Sequence[int | None], frees: Sequence[int], allowed: Sequence
     """Return for each GPU what decides between equals: instances come first, those of the fullest GPU before others.
 
     So does `core.model.placing.preference`, which knows the allowed ones alone.
-
-    Args:
-        cards: see `NodeType.cards`.
-        frees: see `Left.frees`.
-        allowed: which of them the pod may have.
     """
     together: Counter[int] = Counter()
     for at, card in enumerate(cards):

@@ -117,9 +117,7 @@ def finished(steps: Generator[None, None, T]) -> T:
 def learning(mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int]) -> Generator[None, None, Tables]:
     """Learn in steps of a millisecond or two, and return the tables.
 
-    Args:
-        mix: how often each kind of pod comes; only ratios matter.
-        nodes: how many nodes there are of each shape.
+    In the mix, how often each kind of pod comes, only ratios matter; `nodes` are counted by their shape.
     """
     unit = mean_gpu(nodes)
     # Not as keys: with all their wishes kinds take microseconds to look up.
@@ -346,10 +344,7 @@ def prices_of_sizes(
     where many sizes have no price at all, and what comes is never exactly the mix that was learned. (With openb's
     gpushare60 at a load of 0.94 a third less is rejected than with the best single round.)
 
-    Args:
-        demand: how often each size comes, 1 to `capacity` shares; only ratios matter.
-        capacity: shares of the GPU.
-        rounds: how many there are, at most `ROUNDS`.
+    The demand is how often each size comes, 1 to `capacity` shares; only ratios matter.
     """
     rounds = max(2 * _FIRST, min(rounds, ROUNDS))
     demand = {size: often for size, often in sorted(demand.items()) if often > 0 and 0 < size <= capacity}

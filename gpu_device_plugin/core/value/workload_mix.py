@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.model.times import epoch_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -153,8 +152,3 @@ def largest_kind(ask: Ask, amounts: Amounts) -> PodKind:
     kinds = kinds_of(ask, amounts.cpu_milli, amounts.memory_mib)
     largest = max(kinds, key=lambda kind: (kind.gpus > 0 and not kind.shares, kind.gpus * kind.shares, kind.gpus))
     return replace(largest, cpu_milli=amounts.cpu_milli, memory_mib=amounts.memory_mib)
-
-
-def created_s(created: str) -> float:
-    """Return a time of the API as seconds since the epoch; 0 if there is none, so that it counts like the latest."""
-    return epoch_s(created) or 0.0

@@ -7,7 +7,7 @@ import logging
 import re
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.cluster.writers.binder import BindError
@@ -19,7 +19,7 @@ from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX, INIT_ALLOCATIO
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from gpu_device_plugin.cluster.writers.binder import PodRef
+    from gpu_device_plugin.cluster.writers.binder import Binder, PodRef
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.fitting import Fit
     from gpu_device_plugin.core.cluster.pod_demand import Ask
@@ -46,22 +46,6 @@ _NO_CLAIM = (
 )
 
 
-class BindingCluster(Protocol):
-    """The API server's operations that binding needs."""
-
-    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
-        """Bind a pod and write its promise in one step; see `cluster.writers.binder.Binder`."""
-
-    async def read(self, namespace: str, name: str) -> Pod:
-        """Return the current state of a pod. Raises ApiError."""
-
-    async def made_claim(self, namespace: str, name: str) -> str:
-        """Return the name of the claim that kube-scheduler has made of a pod's limits, or an empty text.
-
-        Raises ApiError.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class _Doubt:
     """A binding that the API server may have made, or may still make. All requests for it are identical."""
@@ -80,34 +64,25 @@ class Binding:
     def __init__(
         self,
         fleet: Fleet,
-        cluster: BindingCluster,
+        binder: Binder,
         resources: Sequence[Resource],
         *,
         current: Callable[[], Awaitable[None]],
         gpu_policy: Callable[[], str],
-        ranks: Callable[[Candidate, Amounts], Ranks | None] = lambda _node, _amounts: None,
+        ranks: Callable[[Candidate, Amounts], Ranks | None],
         timeout_s: Callable[[], float],
         clock: Callable[[], float],
         wall_ns: Callable[[], int],
-        check_doubts_s: float = 5.0,
+        check_doubts_s: float,
     ) -> None:
-        """Bind within `fleet`.
+        """Bind within `fleet` through `binder`.
 
-        Args:
-            fleet: the nodes and the pods on them.
-            cluster: the API server.
-            resources: the managed resources.
-            current: returns once the fleet has the bindings of other extenders made since our last one. Raises ApiError
-                or TimeoutError.
-            gpu_policy: which GPU is preferred where neither pod nor node says.
-            ranks: what the policy `fit` prefers on a node, for a pod that requests these amounts.
-            timeout_s: how long one binding may take.
-            clock: monotonic seconds.
-            wall_ns: nanoseconds since the epoch, for display.
-            check_doubts_s: how often to check bindings that are in doubt, seconds.
+        `current` returns once the fleet has the bindings of other extenders made since our last one; it raises ApiError
+        or TimeoutError. `ranks` returns what the policy `fit` prefers on a node, for a pod that requests these amounts.
+        `clock` returns monotonic seconds, `wall_ns` nanoseconds since the epoch, for display.
         """
         self._fleet = fleet
-        self._cluster = cluster
+        self._binder = binder
         self._resources = tuple(resources)
         self._current = current
         self._gpu_policy = gpu_policy
@@ -154,7 +129,7 @@ class Binding:
         await self._current()
         pod = self._fleet.pending(ref.uid)
         if pod is None or (pod.namespace, pod.name) != (ref.namespace, ref.name):
-            pod = await self._cluster.read(ref.namespace, ref.name)
+            pod = await self._binder.read(ref.namespace, ref.name)
         if (why := self._unbindable(pod, ref, node)) is not None:
             return why
         doubt = self._doubts.get(ref.uid)
@@ -202,11 +177,11 @@ class Binding:
         """Bind a pod whose GPUs kube-scheduler itself has allocated: we give out nothing, and count nothing."""
         if isinstance(found := self._fit(asked, there, amounts), Unfit):
             return f"node {there.name}: {found.sentence}"
-        claim = await self._cluster.made_claim(ref.namespace, ref.name)
+        claim = await self._binder.made_claim(ref.namespace, ref.name)
         if not claim:
             # The node has begun to serve claims since kube-scheduler looked at it. Its kubelet would reject the pod.
             return f"node {there.name}: {_NO_CLAIM}"
-        await self._cluster.bind(ref, there.name, {})
+        await self._binder.bind(ref, there.name, {})
         _log.info("bound", extra={"pod": str(ref), "node": there.name, "claim": claim})
         return ""
 
@@ -240,7 +215,7 @@ class Binding:
                 raise
         again = ref.uid in self._doubts
         try:
-            await self._cluster.bind(ref, node, promised)
+            await self._binder.bind(ref, node, promised)
         except BindError:
             # This request certainly failed; earlier ones may still take effect.
             if not again:
@@ -279,7 +254,7 @@ class Binding:
             return True  # the watch has shown the outcome
         asked_at = self._clock()
         try:
-            pod: Pod | None = await self._cluster.read(doubt.ref.namespace, doubt.ref.name)
+            pod: Pod | None = await self._binder.read(doubt.ref.namespace, doubt.ref.name)
         except NotFoundError:
             pod = None
         except ApiError:

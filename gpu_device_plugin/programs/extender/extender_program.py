@@ -32,7 +32,7 @@ from gpu_device_plugin.fleet import Fleet, FleetEntry
 from gpu_device_plugin.programs.extender.binding import Binding, Freshness
 from gpu_device_plugin.programs.extender.extender_routes import ExtenderRoutes, Readiness
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
-from gpu_device_plugin.programs.extender.verbs import Verbs, WaitingObserved
+from gpu_device_plugin.programs.extender.verbs import Verbs
 from gpu_device_plugin.programs.extender.workload_learning import Learner
 from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.rereading import Rereading
@@ -87,10 +87,7 @@ DEFAULT_TIMINGS = ExtenderTimings()
 def main(sources: Sources[ExtenderSettings], texts: Texts, settings: ExtenderSettings) -> int:
     """Run the extender until SIGTERM or SIGINT; return its exit code.
 
-    Args:
-        sources: the sources of the settings.
-        texts: the contents of the files among them.
-        settings: the settings read from them.
+    `texts` are the contents of the files among `sources`, and `settings` were read from them.
 
     Raises:
         UsageError: an address, or a certificate, cannot be used.
@@ -135,14 +132,7 @@ class Extender:
         timings: ExtenderTimings = DEFAULT_TIMINGS,
         when_read: Callable[[], None] = freeze_objects,
     ) -> None:
-        """Prepare; nothing is sent before `run`.
-
-        Args:
-            settings: the initial settings; `reload` changes some.
-            config: where the API server is.
-            timings: the timeouts and intervals.
-            when_read: called once, when the cluster has been read.
-        """
+        """Prepare; nothing is sent before `run`. `when_read` is called once, when the cluster has been read."""
         self.settings = settings
         self._timings = timings
         self._when_read = when_read
@@ -171,7 +161,6 @@ class Extender:
         self._nodes: Reflector[NodeRecord] = Reflector(
             self._client, NODES, node_reader.read, NodeStore(self.fleet, resources), timing=timings.follow
         )
-        self.waiting = WaitingObserved(self.fleet)
         self.verbs = Verbs(
             self.fleet,
             PodReader(names, READ_ON_PODS.__contains__, sums=True, every=True),
@@ -180,7 +169,6 @@ class Extender:
             gpu_policy=lambda: self.settings.gpu_policy,
             ready=lambda: next(iter(self.unready()), ""),
             metrics=self._metrics,
-            waiting=None if settings.http is None else self.waiting,
         )
         self._learner = Learner(self.verbs.judge, resources, time.monotonic, entries=self.fleet.entries.values)
         self._pods: Reflector[Pod | OtherPod] = Reflector(
@@ -374,7 +362,7 @@ class Extender:
             leader=self.readiness.leading,
             pods=len(self.fleet.entries),
             pending=self.fleet.waiting,
-            oldest_s=self.waiting.oldest_s(),
+            oldest_s=self.verbs.waiting.oldest_s(),
             claims=self.fleet.claims,
             in_doubt=self.binding.doubts,
             learned=self._learner.in_force,
@@ -383,7 +371,7 @@ class Extender:
                 kind: WatchMetrics(watch.live, watch.silent_s, watch.lists, watch.unreadable)
                 for kind, watch in self.watches.items()
             },
-            waiting=self.waiting.counts(),
+            waiting=self.verbs.waiting.counts(),
             # Of GPUs that kube-scheduler allocates we do not know which are in use.
             nodes=[node for node in self.fleet.candidates.values() if not node.gpus.claims],
         )

@@ -142,13 +142,10 @@ class Readiness:
     """The reasons why this extender is not ready. All are temporary but its shutdown."""
 
     def __init__(self, watches: Watches, lease: Lease | None, clock: Callable[[], float], unfollowed_s: float) -> None:
-        """Derive readiness from these parts.
+        """Derive readiness from these parts; without a lease this extender has no replicas.
 
-        Args:
-            watches: the reflectors of the cluster, by the plural of the kind.
-            lease: elects the leader of several extenders; None: this one has no replicas.
-            clock: monotonic seconds.
-            unfollowed_s: how old the view of the cluster may be while a watch is broken, seconds.
+        `clock` returns monotonic seconds, `unfollowed_s` is how old the view of the cluster may be while a watch is
+        broken.
         """
         self._watches = watches
         self._lease = lease

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import NodeRecord
 from gpu_device_plugin.cluster.store import Store
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.gpus import Links
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.fleet import Fleet
+    from gpu_device_plugin.programs.extender.workload_learning import Learner
 
 _MOST_COUNTED = 10_000
 """Of a list only the latest pods are counted as coming: older ones would teach no more, and take seconds."""
@@ -25,44 +26,31 @@ _MOST_LINKS = 200
 """The most GPU topologies that are cached; the cache is cleared when it is full."""
 
 
-class ArrivalObserver(Protocol):
-    """Counts the pods that were bound, each once. One that waits costs its owner nothing, and may never find room."""
-
-    def observe(self, pod: Pod) -> None:
-        """Count a pod with GPUs."""
-
-    def observe_other(self, pod: OtherPod) -> None:
-        """Count a pod without GPUs that was bound to a node with GPUs."""
-
-
 class PodStore(Store[Pod | OtherPod]):
-    """Applies watched pods to a fleet."""
+    """Applies watched pods to a fleet, and has a learner observe each pod that was bound, once.
 
-    def __init__(self, fleet: Fleet, clock: Callable[[], float], observer: ArrivalObserver | None = None) -> None:
-        """Write to `fleet`.
+    A pod that waits costs its owner nothing, and may never find room: it teaches nothing.
+    """
 
-        Args:
-            fleet: gets the pods.
-            clock: monotonic seconds.
-            observer: is told of each pod that was not bound before.
-        """
+    def __init__(self, fleet: Fleet, clock: Callable[[], float], learner: Learner) -> None:
+        """Write to `fleet`; `clock` returns monotonic seconds."""
         self._fleet = fleet
         self._clock = clock
-        self._observer = observer
+        self._learner = learner
 
     def replace(self, objects: Sequence[Pod | OtherPod]) -> None:
         """Replace all pods."""
         # The mix of pods forgets by the time between them, so they come in their order.
-        observer = [each for each in objects if self._comes(each)]
-        for each in sorted(observer, key=lambda each: each.created)[-_MOST_COUNTED:]:
-            self._count(each)
+        arrivals = [pod for pod in objects if self._comes(pod)]
+        for pod in sorted(arrivals, key=lambda pod: pod.created)[-_MOST_COUNTED:]:
+            self._learner.observe(pod)
         self._fleet.replace_pods([each for each in objects if isinstance(each, Pod)], self._clock())
         self._fleet.replace_others(each for each in objects if isinstance(each, OtherPod))
 
     def put(self, object: Pod | OtherPod) -> None:  # noqa: A002 - the API's term
         """Add or update a pod."""
         if self._comes(object):
-            self._count(object)
+            self._learner.observe(object)
         if isinstance(object, Pod):
             self._fleet.put_pod(object, self._clock())
         else:
@@ -77,21 +65,13 @@ class PodStore(Store[Pod | OtherPod]):
 
     def _comes(self, pod: Pod | OtherPod) -> bool:
         """Return whether a pod is seen bound for the first time, and says something of what comes."""
-        if self._observer is None or pod.ended:
+        if pod.ended:
             return False
         if isinstance(pod, OtherPod):
             # A pod that had no choice of its node says nothing of what comes to other nodes.
             return not pod.bound_to_node and self._fleet.gains_other(pod)
         entry = self._fleet.entries.get(pod.uid)
         return bool(pod.node_name) and not pod.deleting and (entry is None or not entry.seen)
-
-    def _count(self, pod: Pod | OtherPod) -> None:
-        if self._observer is None:
-            return
-        if isinstance(pod, OtherPod):
-            self._observer.observe_other(pod)
-        else:
-            self._observer.observe(pod)
 
 
 class NodeStore(Store[NodeRecord]):
@@ -104,8 +84,7 @@ class NodeStore(Store[NodeRecord]):
 
     def replace(self, objects: Sequence[NodeRecord]) -> None:
         """Replace all nodes."""
-        allocatable = {node.name: node.cpu_and_memory for node in objects}
-        self._fleet.replace_nodes({node.name: self._gpus(node) for node in objects}, allocatable)
+        self._fleet.replace_nodes({node.name: (self._gpus(node), node.cpu_and_memory) for node in objects})
 
     def put(self, object: NodeRecord) -> None:  # noqa: A002
         """Add or update a node."""

@@ -13,7 +13,8 @@ from gpu_device_plugin.cluster.objects.podspec import fits_by_requests_alone
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Impossible, ask
 from gpu_device_plugin.core.cluster.preempting import Preemptor, choose_on_each
 from gpu_device_plugin.core.cluster.usage import Occupant
-from gpu_device_plugin.core.cluster.waiting_reasons import Reason, after_preemption, by_verdicts, oldest_s
+from gpu_device_plugin.core.model.times import epoch_s
+from gpu_device_plugin.core.report.gauges import WaitingReason
 from gpu_device_plugin.fleet_judge import UNKNOWN, Judge
 from gpu_device_plugin.metrics import VERDICTS
 from gpu_device_plugin.scheduler import wire
@@ -63,19 +64,10 @@ class Verbs:
         node_policy: Callable[[], str],
         ready: Callable[[], str],
         metrics: Metrics,
-        waiting: WaitingObserved | None = None,
     ) -> None:
-        """Answer from `fleet`.
+        """Answer from `fleet`, unless `ready` returns a sentence on why it is not ready to answer from.
 
-        Args:
-            fleet: the nodes and the pods on them.
-            pods: decodes the pods in requests.
-            resources: the managed resources.
-            gpu_policy: which GPU is preferred, where neither pod nor node says.
-            node_policy: which node is preferred, where the pod does not say.
-            ready: returns a sentence on why the fleet is not ready to answer from; empty if it is.
-            metrics: counts the verdicts.
-            waiting: is told the verdict on each pod.
+        The policies hold where neither pod nor node says which GPU, or which node, is preferred.
         """
         self._fleet = fleet
         self._pods = pods
@@ -84,7 +76,7 @@ class Verbs:
         self._node_policy = node_policy
         self._ready = ready
         self._metrics = metrics
-        self._waiting = waiting
+        self.waiting = WaitingObserved(fleet)
         self.judge = Judge(fleet.now)
         self._judge_without_terminating = Judge(fleet.without_terminating)
 
@@ -134,10 +126,9 @@ class Verbs:
             "unknown": unknown,
         }
         self._count(counts)
-        if self._waiting is not None:
-            # With its binding in doubt the pod had a node, whether or not that is among the named ones.
-            fits = passed or (claim is not None and claim.claimed)
-            self._waiting.filtered(pod.uid, Reason.FITS if fits else self._reason(asked, failed))
+        # With its binding in doubt the pod had a node, whether or not that is among the named ones.
+        fits = passed or (claim is not None and claim.claimed)
+        self.waiting.filtered(pod.uid, WaitingReason.FITS if fits else self._reason(asked, failed))
         if not passed and claim is not None and claim.claimed:
             return wire.filter_error(_ELSEWHERE)
         if not passed and not isinstance(asked, Impossible) and (node := self._soon(asked, failed)) is not None:
@@ -145,19 +136,20 @@ class Verbs:
         return wire.filter_result(args, passed, failed, unresolvable)
 
     def _count(self, verdicts: Mapping[str, int]) -> None:
-        for what, number in verdicts.items():
+        for verdict, number in verdicts.items():
             if number:
-                self._metrics.count(VERDICTS, what, times=number)
+                self._metrics.count(VERDICTS, verdict, times=number)
 
-    def _reason(self, asked: Ask | Impossible, failed: Collection[str]) -> Reason:
+    def _reason(self, asked: Ask | Impossible, failed: Collection[str]) -> WaitingReason:
         """Return why a pod waits that fits on none of the named nodes; evictions may help on those of `failed`."""
         if isinstance(asked, Impossible):
-            return Reason.NEVER_FITS
-        if failed:
-            return Reason.NO_ROOM
+            return WaitingReason.NEVER_FITS
         # kube-scheduler names only nodes whose sums are sufficient now; room may be made on another node.
-        verdicts = by_verdicts(self.judge.verdicts(asked, list(self._fleet.candidates)))
-        return Reason.NEVER_FITS if verdicts is Reason.NEVER_FITS else Reason.NO_ROOM
+        if failed or not all(
+            why is not None and why.unresolvable for why in self.judge.verdicts(asked, list(self._fleet.candidates))
+        ):
+            return WaitingReason.NO_ROOM
+        return WaitingReason.NEVER_FITS
 
     def _soon(self, asked: Ask, names: Iterable[str]) -> str | None:
         """Return the first named node on which time alone makes room for a pod; None if there is none."""
@@ -190,8 +182,7 @@ class Verbs:
             self._unanswered("preempt", error)
             return wire.preemption_result({})
         if isinstance(asked, Impossible):
-            if self._waiting is not None:
-                self._waiting.filtered(pod.uid, Reason.NEVER_FITS)
+            self.waiting.filtered(pod.uid, WaitingReason.NEVER_FITS)
             return wire.preemption_result({})
         if not asked.parts:
             return wire.preemption_result(args.victims)
@@ -208,8 +199,7 @@ class Verbs:
             # The request gives only the number of victims whose eviction violates a budget: at most those that remain.
             violations = min(victims.pdb_violations, len(kept))
             chosen[node.name] = wire.Victims(self._by_importance(kept, found.difference(kept)), violations)
-        if self._waiting is not None:
-            self._waiting.preempted(pod.uid, helps=bool(chosen))
+        self.waiting.preempted(pod.uid, helps=bool(chosen))
         return wire.preemption_result(chosen)
 
     def _by_importance(self, kept: Iterable[str], added: Iterable[str]) -> tuple[str, ...]:
@@ -328,26 +318,16 @@ class WaitingObserved:
     """The last verdict on each waiting pod. Only a leader is asked for verdicts."""
 
     def __init__(self, fleet: Fleet, wall: Callable[[], float] = time.time) -> None:
-        """Begin without a verdict.
-
-        Args:
-            fleet: knows which pods wait.
-            wall: returns seconds since the epoch.
-        """
+        """Begin without a verdict; `wall` returns seconds since the epoch."""
         self._fleet = fleet
         self._wall = wall
-        self._reasons: dict[str, Reason] = {}
+        self._reasons: dict[str, WaitingReason] = {}
         """By pod UID, the latest verdict at the end."""
 
     def __repr__(self) -> str:
         return f"<Waiting: {len(self._reasons)} verdicts, {self._fleet.waiting} pods>"
 
-    @property
-    def remembered(self) -> int:
-        """The number of verdicts that are remembered."""
-        return len(self._reasons)
-
-    def filtered(self, uid: str, reason: Reason) -> None:
+    def filtered(self, uid: str, reason: WaitingReason) -> None:
         """Remember the result of a filter call about a pod."""
         self._reasons.pop(uid, None)
         self._reasons[uid] = reason
@@ -360,13 +340,21 @@ class WaitingObserved:
             }
 
     def preempted(self, uid: str, *, helps: bool) -> None:
-        """Remember the result of a preempt call about a pod: whether an eviction helps it."""
-        self.filtered(uid, after_preemption(self._reasons.get(uid), helps=helps))
+        """Remember whether an eviction that the scheduler proposed makes room for a pod.
 
-    def counts(self) -> Mapping[Reason, int]:
+        It proposes only pods of a lower priority: without one that helps, other pods may still end. It asks also about
+        a pod that was never filtered, because the sums of no node are sufficient.
+        """
+        never = self._reasons.get(uid) is WaitingReason.NEVER_FITS and not helps
+        self.filtered(uid, WaitingReason.NEVER_FITS if never else WaitingReason.NO_ROOM)
+
+    def counts(self) -> Mapping[WaitingReason, int]:
         """Return the number of waiting pods by reason."""
-        return Counter(self._reasons.get(pod.uid, Reason.NOT_ASKED) for pod in self._fleet.waiting_pods)
+        return Counter(self._reasons.get(pod.uid, WaitingReason.NOT_ASKED) for pod in self._fleet.waiting_pods)
 
     def oldest_s(self) -> float:
         """Return the age of the oldest waiting pod in seconds; 0 if no pod waits."""
-        return oldest_s((pod.created for pod in self._fleet.waiting_pods), self._wall())
+        created = (pod.created for pod in self._fleet.waiting_pods if pod.created.endswith("Z"))  # UTC sorts as text
+        first_s = epoch_s(min(created, default=""))
+        # The clock of the API server may be ahead of ours.
+        return 0.0 if first_s is None else max(0.0, self._wall() - first_s)

@@ -5,26 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
+from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.core.value.fair_learning import due, studying
 from gpu_device_plugin.core.value.marginal_value import Appraiser, ranks_on
 from gpu_device_plugin.core.value.price_learning import mean_gpu
-from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, created_s, kinds_of
+from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, kinds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+    from collections.abc import Callable, Collection, Generator, Iterable
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.cluster.other_pods import OtherPod
     from gpu_device_plugin.core.model.placing import Ranks
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Amounts, Resource
     from gpu_device_plugin.core.value.fair_learning import Study
-    from gpu_device_plugin.core.value.node_types import NodeType
-    from gpu_device_plugin.core.value.price_learning import Tables
     from gpu_device_plugin.fleet import FleetEntry
+    from gpu_device_plugin.fleet_judge import Judge
 
 _log = logging.getLogger(__name__)
 
@@ -34,26 +34,12 @@ _ENTRIES = 1000
 """After so many pods others run."""
 
 
-class LearningNodes(Protocol):
-    """The nodes that are scored by the tables."""
-
-    def node_types(self) -> Mapping[NodeType, int]:
-        """Return how many nodes with GPUs there are of each shape."""
-
-    @property
-    def outdated(self) -> bool:
-        """Whether there is a node of a shape that the tables do not know."""
-
-    def learned(self, tables: Tables | None) -> Generator[None, None, None]:
-        """Score by these tables from the end of these steps on; None: as if nothing was learned."""
-
-
 class Learner:
     """Keeps the mix of pods, and the tables learned from it. Nothing is persisted: a restart learns anew."""
 
     def __init__(
         self,
-        nodes: LearningNodes,
+        judge: Judge,
         resources: Iterable[Resource],
         clock: Callable[[], float],
         *,
@@ -61,17 +47,12 @@ class Learner:
         look_s: float = 1.0,
         hold_s: float = 60.0,
     ) -> None:
-        """Start without a pod.
+        """Start without a pod, for `judge` to score nodes by the tables; `clock` returns monotonic seconds.
 
-        Args:
-            nodes: get the tables.
-            resources: the managed resources.
-            clock: monotonic seconds.
-            entries: returns the pods that use GPUs.
-            look_s: how often to look whether there is more to learn.
-            hold_s: how often to look which namespace uses how much GPU memory.
+        `look_s` is how often to look whether there is more to learn, `hold_s` how often to look which namespace uses
+        how much GPU memory, by the pods that `entries` returns.
         """
-        self._nodes = nodes
+        self._judge = judge
         self._resources = tuple(resources)
         self._clock = clock
         self._entries = entries
@@ -94,16 +75,15 @@ class Learner:
         """Whether the policy `fit` goes by what was learned; it is `binpack` otherwise."""
         return self._appraiser is not None
 
-    def observe(self, pod: Pod) -> None:
-        """Count a pod with GPUs that was bound, once."""
+    def observe(self, pod: Pod | OtherPod) -> None:
+        """Count a pod that was bound, once: with GPUs, or to a node with GPUs. One without a time is as the latest."""
+        created_s, amounts = epoch_s(pod.created) or 0.0, pod.amounts
+        if isinstance(pod, OtherPod):
+            self._mix.add([PodKind(0, 0, amounts.cpu_milli, amounts.memory_mib)], created_s)
+            return
         asked = ask(pod, self._resources)
         if isinstance(asked, Ask) and asked.parts:
-            kinds = kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib)
-            self._mix.add(kinds, created_s(pod.created), pod.namespace)
-
-    def observe_other(self, pod: OtherPod) -> None:
-        """Count a pod without GPUs that was bound to a node with GPUs, once."""
-        self._mix.add([PodKind(0, 0, pod.amounts.cpu_milli, pod.amounts.memory_mib)], created_s(pod.created))
+            self._mix.add(kinds_of(asked, amounts.cpu_milli, amounts.memory_mib), created_s, pod.namespace)
 
     def ranks(self, node: Candidate, amounts: Amounts) -> Ranks | None:
         """Return what the policy `fit` prefers on a node for a pod that requests these amounts; None: unknown yet."""
@@ -116,13 +96,13 @@ class Learner:
             now = self._clock()
             if now - self._held_at >= self._hold_s:
                 await self._look_at_holdings()
-            if due(self._mix.arrivals, self._learned_from, now - self._learned_at, outdated=self._nodes.outdated):
+            if due(self._mix.arrivals, self._learned_from, now - self._learned_at, outdated=self._judge.outdated):
                 await self.learn()
 
     async def _look_at_holdings(self) -> None:
         """Note which namespace uses how much GPU memory."""
         self._held_at = self._clock()
-        unit = mean_gpu(self._nodes.node_types())
+        unit = mean_gpu(self._judge.node_types())
         held: dict[str, float] = {}
         for number, entry in enumerate(list(self._entries())):
             usage = entry.usage
@@ -133,9 +113,9 @@ class Learner:
 
     async def learn(self) -> None:
         """Learn now; the scheduler's calls are answered meanwhile."""
-        arrivals, node_types = self._mix.arrivals, self._nodes.node_types()
+        arrivals, node_types = self._mix.arrivals, self._judge.node_types()
         study = await _last(studying(self._mix, node_types))
-        await _last(self._nodes.learned(study.usable))
+        await _last(self._judge.learned(study.usable))
         self._appraiser = None if study.usable is None else Appraiser(study.usable)
         self.distrusted = study.distrusted
         said = _log.debug if self._learned_from else _log.info

@@ -21,7 +21,6 @@ from gpu_device_plugin.cluster.writers.events import EventSubject, EventWriter, 
 from gpu_device_plugin.cluster.writers.evictions import evict
 from gpu_device_plugin.cluster.writers.own_node import NodeCondition, NodeMetadata, OwnNode
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
-from gpu_device_plugin.core.contract import instances
 from gpu_device_plugin.core.contract.cleanup import our_annotations, our_labels, switched_on
 from gpu_device_plugin.core.contract.keys import (
     AGENT_LABELS,
@@ -37,7 +36,7 @@ from gpu_device_plugin.core.contract.keys import (
 from gpu_device_plugin.core.contract.nodegpus import node_gpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodelabels import node_labels
 from gpu_device_plugin.core.contract.nodereport import write_node_limits
-from gpu_device_plugin.core.contract.promises import assignment
+from gpu_device_plugin.core.contract.promises import assignment, write_instances
 from gpu_device_plugin.core.model.gpus import Inventory
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resources import Kind
@@ -266,7 +265,7 @@ class NodeCluster(NodeApi):
         if self._instances is None:
             return {}
         held = self._instances.get(pod.kubelet_uid)
-        text = None if held is None else instances.write(held)
+        text = None if held is None else write_instances(held)
         return {} if text == pod.annotations.get(INSTANCES) else {INSTANCES: text}
 
     def _pods_changed(self, pods: Mapping[str, Pod]) -> None:

@@ -18,8 +18,10 @@ from gpu_device_plugin.core.contract.keys import (
     DEV,
     IDX,
     INIT_ALLOCATION,
+    INSTANCES,
     LONGEST,
     POD,
+    READ_BY_AGENT,
     TOO_LONG,
     MalformedAnnotationError,
 )
@@ -30,7 +32,9 @@ from gpu_device_plugin.core.contract.promises import (
     assignment,
     promises,
     read_allocation,
+    read_instances,
     write_allocation,
+    write_instances,
 )
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
@@ -64,98 +68,64 @@ def pod(*containers: Container, **annotations: str | None) -> Pod:
 
 # --- reading promises
 
-
-def test_a_pod_without_annotations_has_no_promise() -> None:
-    assert promises(Pod("u", "default", "a", containers=(container("c0", mem=3),)), RESOURCES) == {}
-    assert promises(pod(container("c0", mem=3)), RESOURCES) == {}
-
-
-def test_the_originals_extender_promises_one_gpu() -> None:
-    assert promises(pod(container("c0", mem=3), idx="1"), RESOURCES) == {("c0", Kind.MEMORY): Promise(((1, 3),))}
+I0, S1 = container("i0", mem=2, kind=INIT), container("s1", mem=1, kind=SIDECAR)
+C0, C1 = container("c0", mem=4), container("c1", mem=3)
+"""Containers of 2, 1, 4 and 3 shares: an init container, a sidecar, and two others."""
+Places = dict[tuple[str, Kind], dict[int, int]]
+"""Shares by container and kind of resource, and by position."""
 
 
-def test_one_gpu_is_promised_to_every_container() -> None:
-    several = pod(
-        container("i0", mem=2, kind=INIT), container("c0", mem=1), container("c1"), container("c2", mem=4), idx="0"
-    )
-    assert promises(several, RESOURCES) == {
-        ("i0", Kind.MEMORY): Promise(((0, 2),)),
-        ("c0", Kind.MEMORY): Promise(((0, 1),)),
-        ("c2", Kind.MEMORY): Promise(((0, 4),)),
-    }
+def mem(**places: dict[int, int]) -> Places:
+    return {(name, Kind.MEMORY): shares for name, shares in places.items()}
 
 
-def test_one_gpu_may_be_promised_as_a_whole_and_two_may_not() -> None:
-    whole = pod(container("c0", count=1), container("c1", count=2), idx="1")
-    assert promises(whole, RESOURCES) == {("c0", Kind.COUNT): Promise(((1, 1),))}
+PROMISED: dict[str, tuple[Pod, Places]] = {
+    "nobody wrote anything": (pod(C0), {}),
+    "one GPU for every container that asks": (
+        pod(I0, C0, container("c2"), C1, idx="1"),
+        mem(i0={1: 2}, c0={1: 4}, c1={1: 3}),
+    ),
+    "one GPU as a whole, and not two": (
+        pod(container("c0", count=1), container("c1", count=2), idx="1"),
+        {("c0", Kind.COUNT): {1: 1}},
+    ),
+    "shares by container and GPU, as ACK writes them": (
+        pod(C0, C1, allocation='{"0":{"0":2,"1":2},"1":{"3":3}}'),
+        mem(c0={0: 2, 1: 2}, c1={3: 3}),
+    ),
+    "shares as text": (pod(C0, allocation='{"0":{"1":"4"}}'), mem(c0={1: 4})),
+    "a GPU with nothing is not promised": (pod(C0, allocation='{"0":{"0":2,"1":0,"2":2}}'), mem(c0={0: 2, 2: 2})),
+    "whole GPUs": (
+        pod(container("c0", count=2), allocation='{"0":{"2":15,"0":15}}'),
+        {("c0", Kind.COUNT): {0: 15, 2: 15}},
+    ),
+    "the list before the one GPU": (pod(C0, C1, idx="5", allocation='{"0":{"1":4}}'), mem(c0={1: 4}, c1={5: 3})),
+    "a container that the list omits": (pod(C0, C1, allocation='{"1":{"0":3}}'), mem(c1={0: 3})),
+    "an init container that the list omits": (pod(I0, allocation="{}"), {}),
+    # Init containers and sidecars have no index of their own in the list; their GPUs are handed on.
+    "those that run first get the GPU of the others": (
+        pod(I0, S1, container("i2", count=1, kind=INIT), C0, allocation='{"0":{"3":2,"2":2}}'),
+        mem(i0={2: 2}, s1={2: 1}, c0={2: 2, 3: 2}),
+    ),
+    "those that run first may have a list of their own": (
+        pod(
+            I0, S1, container("i2", count=2, kind=INIT), C0,
+            idx="9", allocation='{"0":{"3":4}}', init='{"0":{"2":2},"1":{"1":1},"2":{"4":15,"0":15}}',
+        ),
+        {**mem(i0={2: 2}, s1={1: 1}, c0={3: 4}), ("i2", Kind.COUNT): {0: 15, 4: 15}},
+    ),
+    "their list says nothing of the others": (pod(I0, C0, init='{"0":{"2":2}}'), mem(i0={2: 2})),
+    "their list, and one GPU for the others": (pod(I0, C0, idx="1", init='{"0":{"2":2}}'), mem(i0={2: 2}, c0={1: 4})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("there", "places"), PROMISED.values(), ids=PROMISED)
+def test_each_container_is_promised_what_is_written_for_it(there: Pod, places: Places) -> None:
+    assert promises(there, RESOURCES) == {key: Promise(tuple(shares.items())) for key, shares in places.items()}
 
 
 def test_resources_that_are_not_ours_have_no_promise() -> None:
     assert promises(pod(container("c0", mem=3, count=1), idx="1"), [MEM]).keys() == {("c0", Kind.MEMORY)}
-
-
-def test_shares_are_promised_by_container_and_gpu() -> None:
-    """The form that ACK, the successor of gpushare, writes."""
-    several = pod(container("c0", mem=4), container("c1", mem=3), allocation='{"0":{"0":2,"1":2},"1":{"3":3}}')
-    assert promises(several, RESOURCES) == {
-        ("c0", Kind.MEMORY): Promise(((0, 2), (1, 2))),
-        ("c1", Kind.MEMORY): Promise(((3, 3),)),
-    }
-
-
-def test_whole_gpus_are_promised_by_container_and_gpu() -> None:
-    found = promises(pod(container("c0", count=2), allocation='{"0":{"2":15,"0":15}}'), RESOURCES)
-    assert found == {("c0", Kind.COUNT): Promise(((0, 15), (2, 15)))}
-
-
-def test_the_list_by_container_takes_precedence_over_the_one_gpu() -> None:
-    both = pod(container("c0", mem=2), container("c1", mem=3), idx="5", allocation='{"0":{"1":2}}')
-    assert promises(both, RESOURCES) == {
-        ("c0", Kind.MEMORY): Promise(((1, 2),)),
-        ("c1", Kind.MEMORY): Promise(((5, 3),)),
-    }
-
-
-def test_containers_that_run_first_get_the_gpu_of_the_others() -> None:
-    """Init containers and sidecars have no index of their own in the list; their GPUs are handed on."""
-    several = pod(
-        container("i0", mem=2, kind=INIT),
-        container("s1", mem=1, kind=SIDECAR),
-        container("i2", count=1, kind=INIT),
-        container("c0", mem=4),
-        allocation='{"0":{"3":2,"2":2}}',
-    )
-    assert promises(several, RESOURCES) == {
-        ("i0", Kind.MEMORY): Promise(((2, 2),)),
-        ("s1", Kind.MEMORY): Promise(((2, 1),)),
-        ("c0", Kind.MEMORY): Promise(((2, 2), (3, 2))),
-    }
-
-
-def test_containers_that_run_first_may_have_a_list_of_their_own() -> None:
-    """Each list counts for itself: both have a container 0."""
-    several = pod(
-        container("i0", mem=2, kind=INIT),
-        container("s1", mem=1, kind=SIDECAR),
-        container("i2", count=2, kind=INIT),
-        container("c0", mem=4),
-        idx="9",
-        allocation='{"0":{"3":4}}',
-        init='{"0":{"2":2},"1":{"1":1},"2":{"4":15,"0":15}}',
-    )
-    assert promises(several, RESOURCES) == {
-        ("i0", Kind.MEMORY): Promise(((2, 2),)),
-        ("s1", Kind.MEMORY): Promise(((1, 1),)),
-        ("i2", Kind.COUNT): Promise(((0, 15), (4, 15))),
-        ("c0", Kind.MEMORY): Promise(((3, 4),)),
-    }
-
-
-def test_the_list_of_those_that_run_first_says_nothing_of_the_others() -> None:
-    alone = pod(container("i0", mem=2, kind=INIT), container("c0", mem=2), init='{"0":{"2":2}}')
-    assert promises(alone, RESOURCES) == {("i0", Kind.MEMORY): Promise(((2, 2),))}
-    with_idx = pod(container("i0", mem=2, kind=INIT), container("c0", mem=2), idx="1", init='{"0":{"2":2}}')
-    assert promises(with_idx, RESOURCES)["c0", Kind.MEMORY] == Promise(((1, 2),))
 
 
 @pytest.mark.parametrize(
@@ -174,19 +144,6 @@ def test_an_init_container_without_an_entry_shares_the_gpu_of_the_first_containe
     """A list without an entry for it means this; the one GPU for all counts only if the list has no shares."""
     there = pod(container("i0", mem=2, kind=INIT), idx="7", allocation=allocation)
     assert promises(there, RESOURCES) == {("i0", Kind.MEMORY): Promise(((place, 2),))}
-
-
-def test_a_container_that_the_list_omits_has_no_promise() -> None:
-    assert promises(pod(container("c0", mem=4), container("c1", mem=1), allocation='{"1":{"0":1}}'), RESOURCES) == {
-        ("c1", Kind.MEMORY): Promise(((0, 1),))
-    }
-    assert promises(pod(container("i0", mem=4, kind=INIT), allocation="{}"), RESOURCES) == {}
-
-
-def test_a_gpu_promised_with_nothing_is_not_promised() -> None:
-    assert promises(pod(container("c0", mem=4), allocation='{"0":{"0":2,"1":0,"2":2}}'), RESOURCES) == {
-        ("c0", Kind.MEMORY): Promise(((0, 2), (2, 2)))
-    }
 
 
 @pytest.mark.parametrize(
@@ -300,11 +257,6 @@ def test_a_list_that_nobody_would_read_is_not_written() -> None:
     assert written == {ASSIGNED: "true", POD: "12000", DEV: "12000", IDX: "0"}
 
 
-def test_shares_may_be_written_as_text() -> None:
-    found = promises(pod(container("c0", mem=4), allocation='{"0":{"1":"4"}}'), RESOURCES)
-    assert found == {("c0", Kind.MEMORY): Promise(((1, 4),))}
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("012x") | st.text(), inner, max_size=3),
@@ -352,16 +304,6 @@ def assigned(there: Pod, actual: Mapping[tuple[str, Kind], Mapping[int, int]]) -
 def settled(there: Pod, actual: Mapping[tuple[str, Kind], Mapping[int, int]]) -> Pod:
     """The pod with the annotations of `assignment`."""
     return replace(there, annotations={**there.annotations, **assigned(there, actual)})
-
-
-def test_a_promise_kept_is_marked_and_nothing_else() -> None:
-    there = pod(container("c0", mem=3), idx="1")
-    assert assigned(there, {("c0", Kind.MEMORY): {1: 3}}) == {ASSIGNED: "true"}
-
-
-def test_what_is_marked_already_is_not_written_again() -> None:
-    there = pod(container("c0", mem=3), idx="1", assigned="true")
-    assert assigned(there, {("c0", Kind.MEMORY): {1: 3}}) == {}
 
 
 def unpromised(*containers: Container) -> Pod:
@@ -437,13 +379,6 @@ def test_a_sidecar_is_told_of_where_it_is_not_beside_the_others() -> None:
     assert assigned(settled(there, elsewhere), elsewhere) == {}
 
 
-def test_a_sidecar_that_was_promised_another_gpu_is_told_of() -> None:
-    there = pod(container("s0", mem=2, kind=SIDECAR), container("c0", mem=3), allocation='{"0":{"1":3}}')
-    actual = {("s0", Kind.MEMORY): {0: 2}, ("c0", Kind.MEMORY): {1: 3}}
-    assert assigned(there, actual) == {ASSIGNED: "true", INIT_ALLOCATION: '{"0":{"0":2}}'}
-    assert assigned(settled(there, actual), actual) == {}
-
-
 def test_a_pod_holds_what_its_containers_hold_at_one_moment() -> None:
     """2 of the sidecar and 6 of the init container after it; later 2 + 3 + 1. The first init container runs alone."""
     there = unpromised(
@@ -464,98 +399,86 @@ def test_a_place_written_by_the_pods_owner_alone_is_corrected() -> None:
     assert ASSUME_TIME not in found
 
 
-def test_a_mark_without_a_promise_is_completed() -> None:
-    found = assigned(pod(container("c0", mem=3)), {("c0", Kind.MEMORY): {1: 3}})
-    assert found == {ASSIGNED: "true", IDX: "1", ALLOCATION: '{"0":{"1":3}}'}
+KEPT: dict[str, tuple[Pod, Places, dict[str, str]]] = {
+    "a promise kept is marked": (pod(C0, idx="1"), mem(c0={1: 4}), {ASSIGNED: "true"}),
+    "what is marked is not written again": (pod(C0, idx="1", assigned="true"), mem(c0={1: 4}), {}),
+    "a list that is right stays as it was written": (
+        pod(C0, allocation='{ "0": {"1": 2, "0": 2} }'),
+        mem(c0={0: 2, 1: 2}),
+        {ASSIGNED: "true"},
+    ),
+    "the size of a whole GPU is ignored": (
+        pod(container("c0", count=2), allocation='{"0":{"0":1,"1":1}}'),
+        {("c0", Kind.COUNT): {0: 15, 1: 15}},
+        {ASSIGNED: "true"},
+    ),
+    "a mark without a promise is completed": (
+        pod(C0),
+        mem(c0={1: 4}),
+        {ASSIGNED: "true", IDX: "1", POD: "4", ALLOCATION: '{"0":{"1":4}}'},
+    ),
+    # Gpushare's extender would never free memory whose position changed after it wrote it.
+    "a position stays, and the list is added": (
+        pod(I0, C0, idx="1"),
+        mem(i0={0: 2}, c0={0: 4}),
+        {ASSIGNED: "true", ALLOCATION: '{"0":{"0":4}}'},
+    ),
+    "a whole GPU that was swapped": (
+        pod(container("c0", count=1), idx="1"),
+        {("c0", Kind.COUNT): {0: 15}},
+        {ASSIGNED: "true", ALLOCATION: '{"0":{"0":15}}'},
+    ),
+    "containers on different GPUs, of which one was promised": (
+        pod(C0, C1, idx="1"),
+        mem(c0={1: 4}, c1={0: 3}),
+        {ASSIGNED: "true", ALLOCATION: '{"0":{"1":4},"1":{"0":3}}'},
+    ),
+    "the list is corrected": (
+        pod(C0, C1, allocation='{"0":{"0":2,"1":2},"1":{"0":3}}'),
+        mem(c0={1: 2, 3: 2}, c1={0: 3}),
+        {ASSIGNED: "true", ALLOCATION: '{"0":{"1":2,"3":2},"1":{"0":3}}'},
+    ),
+    "both forms are corrected together": (
+        pod(C0, idx="1", allocation='{"0":{"1":4}}'),
+        mem(c0={2: 4}),
+        {ASSIGNED: "true", IDX: "2", ALLOCATION: '{"0":{"2":4}}'},
+    ),
+    "init containers have no place in the list": (
+        pod(I0, C0, allocation='{"0":{"1":4}}'),
+        mem(i0={0: 2}, c0={0: 4}, gone={0: 1}),
+        {ASSIGNED: "true", ALLOCATION: '{"0":{"0":4}}'},
+    ),
+    "a sidecar that was promised another GPU": (
+        pod(S1, C0, allocation='{"0":{"1":4}}'),
+        mem(s1={0: 1}, c0={1: 4}),
+        {ASSIGNED: "true", INIT_ALLOCATION: '{"1":{"0":1}}'},
+    ),
+    "a malformed list": (
+        pod(C0, idx="one", allocation="?"),
+        mem(c0={2: 4}),
+        {ASSIGNED: "true", IDX: "2", ALLOCATION: '{"0":{"2":4}}'},
+    ),
+    "a malformed position": (pod(C0, idx="one"), mem(c0={2: 4}), {ASSIGNED: "true", IDX: "2"}),
+    "a malformed position of two GPUs": (
+        pod(C0, C1, idx="one"),
+        mem(c0={2: 4}, c1={0: 3}),
+        {ASSIGNED: "true", ALLOCATION: '{"0":{"2":4},"1":{"0":3}}'},
+    ),
+    "of both resources the position is that of gpu-mem": (
+        pod(C0, container("c1", count=1), idx="1", allocation='{"0":{"1":4},"1":{"1":1}}'),
+        {**mem(c0={2: 4}), ("c1", Kind.COUNT): {0: 15}},
+        {ASSIGNED: "true", IDX: "2", ALLOCATION: '{"0":{"2":4},"1":{"0":15}}'},
+    ),
+    "no devices": (pod(container("c0")), {}, {}),
+}
+"""A promise, the devices that the kubelet allocated, and what the agent writes."""
 
 
-def test_a_position_stays_and_the_list_is_added_when_equal_pods_were_swapped() -> None:
-    """Gpushare's extender would never free memory whose position changed after it wrote it."""
-    there = pod(container("i0", mem=1, kind=INIT), container("c0", mem=3), idx="1")
-    actual = {("i0", Kind.MEMORY): {0: 1}, ("c0", Kind.MEMORY): {0: 3}}
-    assert assigned(there, actual) == {ASSIGNED: "true", ALLOCATION: '{"0":{"0":3}}'}
-    after = settled(there, actual)
-    assert {promise.shares for promise in promises(after, RESOURCES).values()} == {((0, 1),), ((0, 3),)}
-    assert assigned(after, actual) == {}
-
-
-def test_the_list_is_corrected_when_equal_pods_were_swapped() -> None:
-    there = pod(container("c0", mem=4), container("c1", mem=2), allocation='{"0":{"0":2,"1":2},"1":{"0":2}}')
-    actual = {("c0", Kind.MEMORY): {1: 2, 3: 2}, ("c1", Kind.MEMORY): {0: 2}}
-    assert assigned(there, actual) == {ASSIGNED: "true", ALLOCATION: '{"0":{"1":2,"3":2},"1":{"0":2}}'}
-
-
-def test_a_list_that_is_right_stays_as_it_was_written() -> None:
-    there = pod(container("c0", mem=4), allocation='{ "0": {"1": 2, "0": 2} }')
-    assert assigned(there, {("c0", Kind.MEMORY): {0: 2, 1: 2}}) == {ASSIGNED: "true"}
-
-
-def test_both_forms_are_corrected_together() -> None:
-    there = pod(container("c0", mem=4), idx="1", allocation='{"0":{"1":4}}')
-    assert assigned(there, {("c0", Kind.MEMORY): {2: 4}}) == {
-        ASSIGNED: "true",
-        IDX: "2",
-        ALLOCATION: '{"0":{"2":4}}',
-    }
-
-
-def test_containers_that_landed_on_different_gpus_get_the_list() -> None:
-    """One number was promised for both; one container was swapped with that of another pod."""
-    there = pod(container("c0", mem=4), container("c1", mem=4), idx="1")
-    actual = {("c0", Kind.MEMORY): {1: 4}, ("c1", Kind.MEMORY): {0: 4}}
-    assert assigned(there, actual) == {ASSIGNED: "true", ALLOCATION: '{"0":{"1":4},"1":{"0":4}}'}
-
-
-def test_init_containers_have_no_place_in_the_list() -> None:
-    there = pod(container("i0", mem=2, kind=INIT), container("c0", mem=4), allocation='{"0":{"1":4}}')
-    actual = {("i0", Kind.MEMORY): {0: 2}, ("c0", Kind.MEMORY): {0: 4}, ("gone", Kind.MEMORY): {0: 1}}
-    assert assigned(there, actual) == {ASSIGNED: "true", ALLOCATION: '{"0":{"0":4}}'}
-
-
-def test_a_malformed_list_is_replaced_by_the_actual_one() -> None:
-    there = pod(container("c0", mem=4), idx="one", allocation="?")
-    assert assigned(there, {("c0", Kind.MEMORY): {2: 4}}) == {
-        ASSIGNED: "true",
-        IDX: "2",
-        ALLOCATION: '{"0":{"2":4}}',
-    }
-
-
-def test_a_malformed_position_is_replaced_by_the_actual_one() -> None:
-    there = pod(container("c0", mem=4), idx="one")
-    assert assigned(there, {("c0", Kind.MEMORY): {2: 4}}) == {ASSIGNED: "true", IDX: "2"}
-
-
-def test_a_malformed_position_is_replaced_by_the_list_if_there_are_two_gpus() -> None:
-    there = pod(container("c0", mem=4), container("c1", mem=3), idx="one")
-    actual = {("c0", Kind.MEMORY): {2: 4}, ("c1", Kind.MEMORY): {0: 3}}
-    assert assigned(there, actual) == {ASSIGNED: "true", ALLOCATION: '{"0":{"2":4},"1":{"0":3}}'}
-
-
-def test_a_pod_without_devices_gets_no_annotations() -> None:
-    assert assigned(pod(container("c0")), {}) == {}
-
-
-def test_whole_gpus_are_the_same_whatever_their_size_is_called() -> None:
-    one = pod(container("c0", count=1), idx="1")
-    assert assigned(one, {("c0", Kind.COUNT): {1: 15}}) == {ASSIGNED: "true"}
-    two = pod(container("c0", count=2), allocation='{"0":{"0":1,"1":1}}')
-    assert assigned(two, {("c0", Kind.COUNT): {0: 15, 1: 15}}) == {ASSIGNED: "true"}
-
-
-def test_whole_gpus_that_were_swapped_are_corrected() -> None:
-    one = pod(container("c0", count=1), idx="1")
-    assert assigned(one, {("c0", Kind.COUNT): {0: 15}}) == {ASSIGNED: "true", ALLOCATION: '{"0":{"0":15}}'}
-
-
-def test_the_position_of_a_pod_with_both_resources_is_that_of_gpu_mem() -> None:
-    both = pod(container("c0", mem=4), container("c1", count=1), idx="1", allocation='{"0":{"1":4},"1":{"1":1}}')
-    actual = {("c0", Kind.MEMORY): {2: 4}, ("c1", Kind.COUNT): {0: 15}}
-    assert assigned(both, actual) == {
-        ASSIGNED: "true",
-        IDX: "2",
-        ALLOCATION: '{"0":{"2":4},"1":{"0":15}}',
-    }
+@pytest.mark.parametrize(("there", "actual", "written"), KEPT.values(), ids=KEPT)
+def test_a_promise_is_marked_as_kept_or_corrected(there: Pod, actual: Places, written: dict[str, str]) -> None:
+    """Equal pods can be swapped. What is written is right, so that nothing is written afterwards."""
+    assert assigned(there, actual) == written
+    assert assigned(settled(there, actual), actual) == {}
 
 
 @given(
@@ -577,13 +500,6 @@ def test_written_annotations_read_as_the_actual_allocation(
     expected = {key: Promise(tuple(sorted(gpus.items()))) for key, gpus in actual.items()}
     assert promises(after, RESOURCES) == expected
     assert assigned(after, actual) == {}
-
-
-@given(st.dictionaries(st.integers(0, 9), st.dictionaries(st.integers(0, 20), st.integers(1, 50), min_size=1)))
-def test_the_list_reads_as_it_was_written(by_index: dict[int, dict[int, int]]) -> None:
-    containers = [container(f"c{n}", mem=sum(gpus.values())) for n, gpus in by_index.items()]
-    found = promises(pod(*containers, allocation=json.dumps(by_index)), RESOURCES)
-    assert found == {(f"c{n}", Kind.MEMORY): Promise(tuple(sorted(gpus.items()))) for n, gpus in by_index.items()}
 
 
 # --- the codec
@@ -620,3 +536,39 @@ def test_an_allocation_of_containers_goes_by_their_kind_and_index() -> None:
     containers = container("c1"), container("i0", kind=INIT), container("s1", kind=SIDECAR)
     assert Allocation.of(zip(containers, on, strict=True), {0, 2}) == Allocation({1: on[0]}, {0: on[1], 1: on[2]})
     assert Allocation.of([(containers[0], on[0])], [0]) == Allocation({1: on[0]}, single=0)
+
+
+# --- MIG instances that containers have whole
+
+ONE = "MIG-5b696ac1-c323-589e-a082-e6045e980bf4"
+OLD = "MIG-GPU-c6d4f1ef-42e4-6de3-91c7-45d71c87eb3f/7/0"
+
+
+def test_instances_are_written_by_container_and_read() -> None:
+    text = f'{{"a":["{ONE}","{OLD}"],"b":["{OLD}"]}}'
+    assert write_instances({"b": {OLD}, "a": {OLD, ONE}, "none": set()}) == text
+    assert read_instances(text) == {"a": (ONE, OLD), "b": (OLD,)}
+    assert INSTANCES in READ_BY_AGENT
+
+
+def test_a_list_of_instances_that_no_reader_accepts_is_not_written() -> None:
+    assert write_instances({f"init-{number}": {f"MIG-{of:040}" for of in range(112)} for number in range(64)}) == "{}"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "is not JSON"),
+        ("[" * 60_000, "is not JSON"),
+        (" " * (LONGEST[INSTANCES] + 1), f"is longer than {LONGEST[INSTANCES]} characters"),
+        (TOO_LONG, f"is longer than {LONGEST[INSTANCES]} characters"),
+        ("[]", "is not of the form"),
+        ('{"main": "MIG-1"}', "is not of the form"),
+        ('{"main": [1]}', "is not of the form"),
+        ('{"main": ["MIG-"]}', "is not of the form"),
+        ('{"main": ["MIG-\\u001b[31m"]}', "is not of the form"),
+    ],
+)
+def test_instances_of_another_form_are_refused_in_a_sentence(text: str, why: str) -> None:
+    with pytest.raises(MalformedAnnotationError, match=f"^{INSTANCES} {why}"):
+        read_instances(text)

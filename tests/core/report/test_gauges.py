@@ -6,10 +6,10 @@ import re
 from dataclasses import replace
 
 import pytest
+from gpu_device_plugin.core.cluster.waiting_reasons import Reason
 
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.cluster.waiting_reasons import Reason
 from gpu_device_plugin.core.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpus
 from gpu_device_plugin.core.contract.nodereport import ContainerUse, GpuUse, NodeLimits, NodeUse
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory

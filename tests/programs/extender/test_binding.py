@@ -6,13 +6,11 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
-
-import pytest
+from typing import TYPE_CHECKING, cast
 
 from gpu_device_plugin.cluster.client.errors import Call, NotFoundError, UnavailableError
 from gpu_device_plugin.cluster.writers.binder import BindError, InDoubtError, PodRef
-from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX, USE_UUID
+from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX
 from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.fleet import Fleet
@@ -23,6 +21,10 @@ from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
+
+    import pytest
+
+    from gpu_device_plugin.cluster.writers.binder import Binder
 
 
 def wanting(name: str, mem: int = 0, count: int = 0, uid: str = "", node: str = "") -> Pod:
@@ -89,10 +91,11 @@ class Desk:
     def __post_init__(self) -> None:
         self.binding = Binding(
             self.fleet,
-            self.api,
+            cast("Binder", self.api),
             RESOURCES,
             current=self.current,
             gpu_policy=lambda: "binpack",
+            ranks=lambda _node, _amounts: None,
             timeout_s=lambda: self.timeout_s,
             clock=lambda: self.now,
             wall_ns=lambda: 17,
@@ -146,16 +149,6 @@ async def test_a_pod_is_bound_with_its_promise_and_counts_from_then_on() -> None
     assert (name, node, promised[IDX], json.loads(promised[ALLOCATION])) == ("p", "a", "0", {"0": {"0": 3}})
     assert d.free() == [5, 8]
     assert not d.fleet.entries["uid-p"].claimed
-
-
-async def test_the_tightest_gpu_that_fits_is_chosen() -> None:
-    """Free are 10 and 6, 4 are asked: the GPU with 6."""
-    d = desk(15, 15)
-    assert await d.bind(d.pending(wanting("first", mem=9))) == ""
-    assert await d.bind(d.pending(wanting("second", mem=10))) == ""
-    assert d.free() == [6, 5]
-    assert await d.bind(d.pending(wanting("third", mem=4))) == ""
-    assert d.api.bound[-1][2][IDX] == "1"
 
 
 async def test_pods_that_are_bound_at_once_never_get_the_same_room() -> None:
@@ -214,18 +207,6 @@ async def test_a_binding_in_doubt_that_nobody_made_is_given_up_when_it_can_no_lo
     assert "an unanswered binding has not been made" in caplog.text
 
 
-async def test_a_binding_in_doubt_that_was_made_counts_before_the_watch_shows_it() -> None:
-    d = desk(8)
-    pod = d.pending(wanting("p", mem=8))
-    d.api.outcomes = [InDoubtError(ref(pod), "unknown")]
-    assert await d.bind(pod) == "unknown"
-    d.api.pods["p"] = wanting("p", mem=8, node="a")
-    async with settling(d):
-        await eventually(lambda: d.binding.doubts == 0)
-    assert d.free() == [0]
-    assert not d.fleet.entries["uid-p"].claimed
-
-
 async def test_a_pod_in_doubt_that_is_gone_counts_as_one_that_vanished() -> None:
     """It may have been bound, and then deleted by force."""
     d = desk(8)
@@ -247,23 +228,6 @@ async def test_a_pod_in_doubt_that_is_being_deleted_gives_its_room_back() -> Non
     d.api.outcomes = [InDoubtError(ref(pod), "unknown")]
     assert await d.bind(pod) == "unknown"
     d.api.pods["p"] = replace(pod, deleting=True)
-    await d.binding.check_doubts()
-    assert (d.free(), d.binding.doubts) == ([8], 0)
-
-
-@pytest.mark.parametrize("refusal", ["429 TooManyRequests", "403 Forbidden", "connection refused"])
-async def test_a_refusal_of_a_retry_says_nothing_of_the_request_before(refusal: str) -> None:
-    """The time in which that one may be carried out does not begin anew."""
-    d = desk(8)
-    pod, other = d.pending(wanting("p", mem=8)), d.pending(wanting("other", mem=8))
-    d.api.outcomes = [InDoubtError(ref(pod), "unknown"), BindError(ref(pod), refusal)]
-    assert await d.bind(pod) == "unknown"
-    d.now += LATEST_COMMIT_S - 1
-    assert await d.bind(pod) == refusal
-    assert await d.bind(other) == "node a: no GPU has 8 GiB free"
-    await d.binding.check_doubts()
-    assert (d.free(), d.binding.doubts) == ([0], 1)
-    d.now += 1
     await d.binding.check_doubts()
     assert (d.free(), d.binding.doubts) == ([8], 0)
 
@@ -391,22 +355,6 @@ async def test_nothing_is_bound_by_an_extender_that_does_not_know_what_others_di
     assert d.api.bound == []
 
 
-async def test_whole_gpus_and_shares_exclude_each_other() -> None:
-    d = desk(8, 8)
-    assert await d.bind(d.pending(wanting("whole", count=1))) == ""
-    assert await d.bind(d.pending(wanting("share", mem=1))) == ""
-    assert await d.bind(d.pending(wanting("another", count=1))) == "node a: no GPU is unused"
-    assert d.free() == [8, 7]
-
-
-async def test_the_log_says_who_was_promised_what(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    d = desk(8)
-    assert await d.bind(d.pending(wanting("p", mem=3))) == ""
-    (line,) = [record for record in caplog.records if record.getMessage() == "bound"]
-    assert (vars(line)["pod"], vars(line)["node"], vars(line)["gpus"]) == ("default/p", "a", '{"0":{"0":3}}')
-
-
 # --- A GPU that a moment ago was in use for the other resource --------------------------------------------------------
 
 
@@ -478,21 +426,6 @@ async def test_a_pod_without_a_claim_is_not_bound_to_a_node_that_serves_claims()
         "kube-scheduler chooses a node again"
     )
     assert (d.api.bound, d.free()) == ([], [8])
-
-
-async def test_shares_of_a_node_that_serves_claims_are_promised_to_no_pod() -> None:
-    d = serving_claims(8)
-    d.api.claims = {"p": "x"}
-    assert await d.bind(d.pending(wanting("p", mem=1))) == f"node a: {BY_CLAIMS}"
-    assert d.api.bound == []
-
-
-async def test_a_pod_with_wishes_that_kube_scheduler_ignores_is_not_bound_where_it_allocates() -> None:
-    d = serving_claims(8)
-    d.api.claims = {"p": "x"}
-    wishing = replace(wanting("p", count=1), annotations={USE_UUID: "GPU-7"})
-    assert await d.bind(d.pending(wishing)) == "node a: the pod's annotations allow none of its GPUs"
-    assert d.api.bound == []
 
 
 async def test_a_binding_without_promise_that_fails_says_why_and_leaves_nothing_behind() -> None:

@@ -166,9 +166,11 @@ class Cluster:
             RESOURCES,
             current=self.current,
             gpu_policy=lambda: "binpack",
+            ranks=lambda _node, _amounts: None,
             timeout_s=lambda: 60.0,
             clock=lambda: self.clock.now,
             wall_ns=lambda: 17,
+            check_doubts_s=5.0,
         )
         self.told = 0
         self.calls: set[asyncio.Task[str]] = set()

@@ -112,53 +112,6 @@ async def test_what_no_node_can_ever_give_is_said_so(what: dict[str, Any], messa
         )
 
 
-async def test_a_split_pod_over_more_gpus_than_there_are_waits_for_none() -> None:
-    """What does not fit now, but would if others went, is told from what never does."""
-    async with world() as w:
-        w.node("a", 8, 8)
-        w.node("b", 4)
-        await w.start()
-        for at in range(2):
-            w.pod(f"p{at}", mem=5, annotations=on("a", at))
-        await w.schedule()
-        w.pod("q", mem=5)
-        w.pod("r", count=1, spec={"nodeSelector": {"kubernetes.io/hostname": "a"}})
-        found = await w.schedule()
-        assert found["q"].message.startswith("0/2 nodes are available: 1 Insufficient aliyun.com/gpu-mem, 1 no GPU has")
-        assert "1 no GPU is unused" in found["r"].message
-        w.end("p0")
-        found = await w.schedule()
-        assert {name: each.node for name, each in found.items()} == {"q": "a", "r": ""}
-
-
-async def test_several_gpus_whole_are_those_that_are_well_connected() -> None:
-    """0 and 2, and 1 and 3, are connected by NVLink, others through the host."""
-    async with world() as w:
-        links = [[0, 2, "nvlink", 4], [1, 3, "nvlink", 4], [0, 1, "system", 0], [2, 3, "system", 0]]
-        w.node("a", 8, 8, 8, 8, links=links)
-        await w.start()
-        w.pod("p", count=2)
-        w.pod("q", count=2)
-        await w.schedule()
-        assert [set(w.places(name)) for name in "pq"] == [{0, 2}, {1, 3}]
-
-
-async def test_whole_gpus_and_shares_exclude_each_other() -> None:
-    async with world() as w:
-        w.node("a", 8, 8)
-        await w.start()
-        w.pod("whole", count=1)
-        w.pod("share", mem=1)
-        await w.schedule()
-        assert w.places("whole").keys() & w.places("share").keys() == set()
-        w.pod("another", count=1)
-        w.pod("much", mem=8)
-        found = await w.schedule()
-        assert [found[name].node for name in ("another", "much")] == ["", ""]
-        w.end("share")
-        assert (await w.schedule())["another"].node == "a"
-
-
 async def test_a_gpu_that_was_had_whole_is_had_whole_again_at_once_and_shared_after_a_pause() -> None:
     """Its node's agent needs a moment to offer it the other way; the pod that it is for is asked about only once."""
     async with world(timings=replace(QUICK, settle_s=3600)) as w:
@@ -344,46 +297,6 @@ async def test_e6_a_pod_that_is_being_deleted_counts_until_its_containers_have_e
         assert w.only.free("a") == [8]
 
 
-async def test_a_pod_that_vanished_while_it_ran_counts_for_a_while() -> None:
-    async with world(vanished_grace="1h") as w:
-        w.node("a", 8)
-        await w.start()
-        w.pod("p", mem=8)
-        await w.schedule()
-        w.run("p")
-        await w.seen()
-        w.force_delete("p")
-        await w.seen()
-        assert w.only.free("a") == [0]
-        _, shown = await w.inspect("a")
-        assert [pod["state"] for pod in shown["nodes"][0]["devs"][0]["pods"]] == ["vanished"]
-
-
-async def test_a_pod_that_was_removed_after_its_end_counts_no_more() -> None:
-    async with world(vanished_grace="1h") as w:
-        w.node("a", 8)
-        await w.start()
-        w.pod("p", mem=8)
-        await w.schedule()
-        w.run("p")
-        w.delete("p")
-        w.finish("p")
-        await w.seen()
-        assert w.only.free("a") == [8]
-
-
-async def test_a_pod_that_was_never_bound_counts_for_nothing_when_it_goes() -> None:
-    async with world(vanished_grace="1h") as w:
-        w.node("a", 8)
-        await w.start()
-        w.pod("p", mem=9)
-        await w.schedule()
-        assert w.only.extender.fleet.waiting == 1
-        w.delete("p")
-        await w.seen()
-        assert (w.only.extender.fleet.waiting, w.only.free("a")) == (0, [8])
-
-
 async def test_e8_an_annotation_alone_is_never_believed() -> None:
     """How much comes from the request: a pod that says it takes nothing takes what it asked, one that asked nothing
     takes nothing, whatever it says, and one that waits does not choose its own place by a promise to itself."""
@@ -459,19 +372,6 @@ async def test_e9_a_pod_that_somebody_else_bound_counts_on_every_gpu_until_its_n
         assert w.only.free("a") == [8, 5]
 
 
-async def test_e9_a_whole_gpu_that_somebody_else_gave_may_be_any() -> None:
-    async with world() as w:
-        w.node("a", 8, 8)
-        await w.start()
-        w.pod("theirs", count=1, node="a")
-        w.pod("p", mem=1)
-        found = (await w.schedule())["p"]
-        assert found.message.startswith("0/1 nodes are available: 1 every GPU is in whole use.")
-        w.api.patch("pods", "theirs", {"metadata": {"annotations": {ALLOCATION: '{"0":{"0":8}}'}}})
-        assert (await w.schedule())["p"].node == "a"
-        assert w.places("p") == {1: 1}
-
-
 async def test_a_pod_that_turns_out_to_be_elsewhere_is_noticed() -> None:
     """The kubelet may swap pods that are equal to it; the agent then says where they really are."""
     async with world() as w:
@@ -484,22 +384,6 @@ async def test_a_pod_that_turns_out_to_be_elsewhere_is_noticed() -> None:
         assert w.only.free("a") == [8, 5]
         assert 'gpushare_extender_drift_total{kind="moved"} 1.0' in await w.metrics()
         assert any("a pod holds other GPUs than the ledger recorded" in line for line in w.logs)
-
-
-async def test_status_updates_cost_nothing() -> None:
-    """The kubelet writes the status of every GPU pod once a minute; the node stays as it is, down to its identity."""
-    async with world() as w:
-        w.node("a", 8)
-        await w.start()
-        w.pod("p", mem=3)
-        await w.schedule()
-        w.run("p")
-        await w.seen()
-        before = w.only.extender.fleet.candidates["a"]
-        for n in range(5):
-            w.api.patch("pods", "p", {"status": {"message": str(n)}}, subresource="status")
-        await w.seen()
-        assert w.only.extender.fleet.candidates["a"] is before
 
 
 # --- Nodes -----------------------------------------------------------------------------------------------------------
@@ -537,23 +421,6 @@ async def test_e10_pods_of_a_node_that_is_gone_do_no_harm_and_count_when_it_come
         w.node("gone", 8)
         await w.seen()
         assert w.only.free("gone") == [3]
-
-
-async def test_a_node_that_was_deleted_is_no_place_for_a_pod() -> None:
-    async with world() as w:
-        w.node("a", 8)
-        await w.start()
-        w.pod("p", mem=5)
-        await w.schedule()
-        w.api.delete("nodes", "a")
-        await w.seen()
-        answer = await w.filter(builders.pod("q", container(mem=1), uid="u"), "a")
-        assert answer["FailedNodes"] == {"a": "this node is not known to the GPU scheduler yet"}
-        w.pod("q", mem=1)
-        assert await w.bind("q", "a") == "node a is not known to the GPU scheduler"
-        w.node("a", 8)
-        await w.seen()
-        assert w.only.free("a") == [3]
 
 
 async def test_e11_only_the_gpu_that_is_out_of_service_is_left_out() -> None:
@@ -653,19 +520,6 @@ async def test_e14_why_a_pod_is_not_bound_stands_in_an_answer_of_success_without
         assert "404" in error or "not found" in error
 
 
-async def test_a_pod_bound_twice_is_bound_once() -> None:
-    async with world() as w:
-        w.node("a", 8)
-        w.node("b", 8)
-        await w.start()
-        w.pod("p", mem=5)
-        assert await w.bind("p", "a") == ""
-        assert await w.bind("p", "a") == ""
-        assert await w.bind("p", "b") == "pod default/p is already bound to node a"
-        await w.seen()
-        assert (w.only.free("a"), w.only.free("b")) == ([3], [8])
-
-
 async def test_whoever_waits_gets_his_turn_when_others_end() -> None:
     """60 pods of 1 to 8 for three GPUs of 8, in a scheduler that goes on by itself; each ends when it is bound."""
     async with world() as w:
@@ -734,22 +588,6 @@ async def test_e18_nobody_is_evicted_where_it_would_not_help() -> None:
         found = (await w.schedule())["high"]
         assert found.message.endswith("preemption: no candidate node for preemption")
         assert not [pod for pod in w.api.all("pods") if "deletionTimestamp" in pod["metadata"]]
-
-
-async def test_e18_what_is_being_made_free_is_found_free_when_it_is() -> None:
-    """The victim is gone, and so is its grace: it was seen to end."""
-    async with world() as w:
-        w.node("a", 8)
-        w.node("b", 4)
-        await w.start()
-        w.pod("low", mem=8)
-        await w.schedule()
-        w.run("low")
-        w.pod("high", mem=8, priority=1000)
-        await w.schedule()
-        assert w.get("high")["status"]["nominatedNodeName"] == "a"
-        w.finish("low")
-        assert (await w.schedule())["high"].node == "a"
 
 
 # --- Looking ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 from gpu_device_plugin.cluster.client.api_client import Timing
 from gpu_device_plugin.cluster.lease import LeaseTiming
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang, Late, Reset, Slow
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang, Reset, Slow
 from tests.patience import patience, stretched
 from tests.programs.extender.harness import HASTY, LEASE_RIGHTS, PREFIX, QUICK, RIGHTS, world
 
@@ -101,36 +101,6 @@ async def test_a_binding_that_hangs_keeps_its_gpu_from_others() -> None:
         assert (w.only.extender.binding.doubts, w.places("p")) == (0, {0: 8})
 
 
-async def test_a_scheduler_that_gave_up_waiting_finds_the_pod_bound() -> None:
-    """Its call ended, the binding went on."""
-    async with world() as w:
-        one_gpu(w, "a")
-        await w.start()
-        w.bindings_meet(Slow(0.15))
-        w.pod("p", mem=8)
-        await w.seen()
-        call = asyncio.create_task(w.bind("p", "a"))
-        await w.until(lambda: w.api.count("create", "pods/binding") > 0)
-        call.cancel()
-        await asyncio.wait({call})
-        await w.until(lambda: w.where("p") == "a")
-        await w.until(lambda: w.only.extender.binding.doubts == 0)
-        assert await w.schedule() == {}
-        assert w.only.free("a") == [0]
-
-
-async def test_promises_are_written_with_the_binding_or_not_at_all() -> None:
-    """Nothing is ever patched: the extender may not. It looks at a pod only if what came of its binding is unknown."""
-    async with world() as w:
-        w.node("a", *[8] * 4)
-        await w.start()
-        for n in range(8):
-            w.pod(f"p{n}", mem=4)
-        await w.schedule()
-        verbs = {(request.verb, request.resource) for request in w.api.requests}
-        assert verbs == RIGHTS - {("get", "pods")}
-
-
 # --- Watches that tell late, wrongly or nothing ----------------------------------------------------------------------
 
 
@@ -165,50 +135,6 @@ async def test_what_a_watch_never_told_is_found_out_by_a_list() -> None:
             w.node("b", 4)
         await w.until(lambda: w.only.extender.fleet.candidates.keys() == {"a", "b"})
         await w.until(lambda: w.only.free("a") == [6, 6])
-
-
-async def test_a_pod_that_vanished_in_a_gap_counts_for_a_while() -> None:
-    """Nobody saw how it ended."""
-    async with world(timings=LISTING, vanished_grace="50ms") as w:
-        one_gpu(w, "a")
-        await w.start()
-        w.pod("p", mem=8)
-        await w.schedule()
-        lists = w.only.extender.watches["pods"].lists
-        with w.api.watch_gap():
-            w.end("p")
-            w.force_delete("p")
-        await w.until(lambda: w.only.extender.watches["pods"].lists > lists)
-        await w.until(lambda: w.only.free("a") == [8])
-
-
-async def test_after_410_all_is_right_again() -> None:
-    async with world(vanished_grace="0s") as w:
-        w.node("a", 8, 8)
-        await w.start()
-        for name in "pq":
-            w.pod(name, mem=5)
-        await w.schedule()
-        with w.api.watch_gap():
-            w.end("p")
-            w.pod("r", mem=1, node="a")
-        w.api.store.compact()
-        w.api.close_watches()
-        await w.until(lambda: w.only.free("a") == [7, 2])
-
-
-async def test_connections_that_break_are_made_anew() -> None:
-    async with world() as w:
-        w.node("a", *[8] * 10)
-        await w.start()
-        for n in range(10):
-            w.pod(f"p{n}", mem=8)
-            w.api.reset_connections()
-            while f"p{n}" not in {name for name, each in (await w.schedule()).items() if each.node}:
-                if w.where(f"p{n}"):
-                    break
-        await w.seen()
-        assert w.only.free("a") == [0] * 10
 
 
 async def test_a_black_hole_is_noticed_and_left() -> None:
@@ -248,17 +174,6 @@ async def test_an_api_server_that_restarts_finds_the_extender_as_it_was() -> Non
         await w.seen()
         assert (await w.schedule())["q"].node == "a"
         assert sum(w.only.free("a")) == 12
-
-
-async def test_429_is_waited_for() -> None:
-    async with world() as w:
-        one_gpu(w, "a")
-        w.api.fail(Answer(429, retry_after_s=0), verbs={"list"}, times=3)
-        await w.start()
-        w.api.fail(Answer(429, retry_after_s=0), verbs={"watch"}, times=3)
-        w.api.close_watches()
-        w.pod("p", mem=8)
-        assert (await w.schedule())["p"].node == "a"
 
 
 async def test_objects_that_cannot_be_read_are_passed_over() -> None:
@@ -436,21 +351,6 @@ async def test_a_cluster_that_cannot_be_followed_is_not_known_for_long() -> None
         await w.until(lambda: not running.extender.unready())
 
 
-async def test_every_restart_finds_the_same_books() -> None:
-    async with world() as w:
-        w.node("a", 8, 8, 8)
-        w.node("b", 8, 8)
-        await w.start()
-        for n, mem in enumerate((5, 3, 8, 2, 4)):
-            w.pod(f"p{n}", mem=mem)
-        w.pod("whole", count=1)
-        w.pod("theirs", mem=1, node="b")
-        await w.schedule()
-        before = {name: w.only.free(name) for name in "ab"}
-        await w.restart()
-        assert {name: w.only.free(name) for name in "ab"} == before
-
-
 # --- Two of them -----------------------------------------------------------------------------------------------------
 
 
@@ -516,20 +416,6 @@ async def test_beside_a_scheduler_each_a_standby_that_takes_over_knows_what_the_
         assert await w.bind("q", "a", second) == ""
         assert (w.places("p"), w.places("q")) == ({0: 8}, {1: 8})
         w.check()
-
-
-async def test_a_standby_that_cannot_learn_what_the_other_did_binds_nothing() -> None:
-    async with world() as w:
-        w.node("a", 8, 8)
-        first, second = await w.start(), await w.start()
-        for name in "pq":
-            w.pod(name, mem=8)
-        await w.seen()
-        w.api.hold_cache()
-        assert await w.bind("p", "a", first) == ""
-        w.api.fail(Answer(503), verbs={"list"})
-        assert "503" in await w.bind("q", "a", second)
-        assert w.where("q") == ""
 
 
 def elected(n: int) -> dict[str, str]:
@@ -732,26 +618,3 @@ async def test_a_pod_that_not_even_the_end_of_a_grace_helps_waits_for_something_
         w.pod("large", mem=6)
         found = await w.schedule()
         assert (found["fits-then"].reason, found["large"].reason) == ("SchedulerError", "Unschedulable")
-
-
-async def test_pods_that_wait_for_room_in_doubt_are_told_that_time_will_tell() -> None:
-    async with world(timings=HASTY) as w:
-        w.node("a", 8)
-        await w.start()
-        w.bindings_meet(Late())
-        w.pod("p", mem=8)
-        await w.schedule()
-        w.api.heal()
-        w.pod("q", mem=8)
-        assert "there will be room once" in (await w.filter(w.get("q"), "a"))["Error"]
-
-
-async def test_an_answer_that_no_api_server_gives_is_no_success() -> None:
-    """A proxy's page says 200 and has bound nothing; the binding is made again."""
-    async with world() as w:
-        w.node("a", 8)
-        await w.start()
-        w.bindings_meet(Garbage(), times=1)
-        w.pod("p", mem=8)
-        await w.schedule()
-        assert w.places("p") == {0: 8}

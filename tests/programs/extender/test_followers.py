@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
@@ -18,7 +18,9 @@ from tests.names import COUNT, MEM
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    from gpu_device_plugin.programs.extender.workload_learning import Learner
 
 
 def fleet() -> Fleet:
@@ -42,6 +44,20 @@ def node(
 def pod(name: str, mem: int, node_name: str = "", *, running: bool = False) -> Pod:
     containers = (Container("main", ContainerKind.APP, 0, {MEM: mem}),)
     return Pod(f"uid-{name}", "default", name, node_name=node_name, running=running, containers=containers)
+
+
+class Arrivals:
+    """A learner that writes down which pods came."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def observe(self, pod: Pod | OtherPod) -> None:
+        self.names.append(pod.uid if isinstance(pod, OtherPod) else pod.name)
+
+
+def pods_of(fleet: Fleet, arrivals: Arrivals | None = None, clock: Callable[[], float] = lambda: 0.0) -> PodStore:
+    return PodStore(fleet, clock, cast("Learner", arrivals or Arrivals()))
 
 
 def frees(fleet: Fleet, name: str) -> tuple[int, ...]:
@@ -77,7 +93,7 @@ def test_pods_come_change_and_go_at_the_time_of_the_clock() -> None:
     made = fleet()
     now = 100.0
     NodeStore(made, RESOURCES).put(node("a", 8, 1))
-    store = PodStore(made, lambda: now)
+    store = pods_of(made, clock=lambda: now)
     store.replace([pod("p", 3, "a"), pod("waits", 1)])
     assert (frees(made, "a"), made.waiting) == ((5,), 1)
     store.put(pod("waits", 1, "a", running=True))
@@ -95,28 +111,15 @@ def test_pods_come_change_and_go_at_the_time_of_the_clock() -> None:
     assert frees(made, "a") == (8,)
 
 
-class Comers:
-    """Writes down who came."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def observe(self, pod: Pod) -> None:
-        self.said.append(pod.name)
-
-    def observe_other(self, pod: OtherPod) -> None:
-        self.said.append(pod.uid)
-
-
 def other(name: str, node_name: str, *, ended: bool = False, bound: bool = False, created: str = "") -> OtherPod:
     return OtherPod(name, "1", node_name, Amounts(500, 64), ended, bound, created)
 
 
 def test_every_pod_that_takes_room_for_gpus_is_counted_once_when_it_is_bound() -> None:
     """And those of a list in the order of their creation. A pod that waits costs its owner nothing."""
-    made, observer = fleet(), Comers()
+    made, arrivals = fleet(), Arrivals()
     NodeStore(made, RESOURCES).replace([node("a", 16, 2), node("cpu")])
-    store = PodStore(made, lambda: 0.0, observer)
+    store = pods_of(made, arrivals)
     first, waits = pod("first", 3, "a"), pod("waits", 1)
     store.replace(
         [
@@ -129,7 +132,7 @@ def test_every_pod_that_takes_room_for_gpus_is_counted_once_when_it_is_bound() -
             other("over", "a", ended=True),
         ]
     )
-    assert observer.said == ["first", "without"]
+    assert arrivals.names == ["first", "without"]
     store.put(pod("waits", 1))
     store.put(pod("waits", 1, "a"))
     store.put(other("without", "a"))
@@ -141,18 +144,18 @@ def test_every_pod_that_takes_room_for_gpus_is_counted_once_when_it_is_bound() -
     store.put(replace(pod("ended", 2, "a"), phase="Succeeded"))
     store.put(replace(pod("going", 2, "a"), deleting=True))
     store.replace([pod("waits", 1, "a"), other("without", "a"), pod("new", 2, "a")])
-    assert observer.said == ["first", "without", "waits", "new"]
+    assert arrivals.names == ["first", "without", "waits", "new"]
     store.remove(other("without", "a"))
     store.put(replace(pod("waits", 1, "a"), phase="Failed"))
     store.put(replace(pod("waits", 1, "a"), phase="Failed", labels={"a": "b"}))
-    assert observer.said == ["first", "without", "waits", "new"]
+    assert arrivals.names == ["first", "without", "waits", "new"]
 
 
 def test_pods_without_gpus_leave_less_cpu_to_the_others() -> None:
     """A node of the double has 16 CPUs and 64 GiB."""
     made = fleet()
     NodeStore(made, RESOURCES).put(node("a", 16, 2))
-    store = PodStore(made, lambda: 0.0)
+    store = pods_of(made)
     store.put(other("p", "a"))
     assert made.candidates["a"].left == Amounts(15_500, 65_472)
     store.remove(other("p", "a"))
@@ -161,9 +164,9 @@ def test_pods_without_gpus_leave_less_cpu_to_the_others() -> None:
 
 def test_pods_that_teach_nothing_do_not_push_others_out_of_the_count() -> None:
     """Two pods with GPUs are older than 10,000 pods on a node without GPUs."""
-    made, observer = fleet(), Comers()
+    made, arrivals = fleet(), Arrivals()
     NodeStore(made, RESOURCES).replace([node("a", 16, 2), node("cpu")])
     old = [replace(pod(name, 1, "a"), created="2026-11-20T12:00:00Z") for name in ("p", "q")]
     others = [other(f"o{number}", "cpu", created="2026-11-21T12:00:00Z") for number in range(10_000)]
-    PodStore(made, lambda: 0.0, observer).replace([*others, *old])
-    assert observer.said == ["p", "q"]
+    pods_of(made, arrivals).replace([*others, *old])
+    assert arrivals.names == ["p", "q"]

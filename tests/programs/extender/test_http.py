@@ -33,8 +33,6 @@ from tests.ports import free_port
 from tests.programs.extender.harness import PREFIX, SECRET, world
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.programs.extender.harness import ExtenderWorld
 
 
@@ -158,76 +156,31 @@ async def test_e16_with_certificates_only_the_scheduler_is_answered(tmp_path: Pa
 # --- Bad requests ----------------------------------------------------------------------------------------------------
 
 
-def asking(mem: str = "") -> builders.Json:
-    pod = builders.pod("p", container(limits={GPU_MEM: mem} if mem else {}), uid="u")
-    pod["spec"]["containers"][0]["env"] = [{"name": "PASSWORD", "value": SECRET}]
-    return pod
-
-
-POD = asking()
-BODIES: dict[str, Callable[[], bytes]] = {
-    "nothing": lambda: b"",
-    "no JSON": lambda: b'{"Pod": "hunter2',
-    "null": lambda: b"null",
-    "a list": lambda: b"[]",
-    "no pod": lambda: json.dumps({"NodeNames": ["a"]}).encode(),
-    "a null pod": lambda: json.dumps({"Pod": None, "NodeNames": ["a"]}).encode(),
-    "no nodes": lambda: json.dumps({"Pod": POD}).encode(),
-    "a pod that is none": lambda: json.dumps({"Pod": "hunter2", "NodeNames": ["a"]}).encode(),
-    "names that are none": lambda: json.dumps({"Pod": POD, "NodeNames": [{"hunter2": 1}]}).encode(),
-    "negative": lambda: json.dumps({"Pod": asking(mem="-1"), "NodeNames": ["a"]}).encode(),
-    "absurd": lambda: json.dumps({"Pod": asking(mem="9" * 400), "NodeNames": ["a"]}).encode(),
-    "a fraction": lambda: json.dumps({"Pod": asking(mem="1500m"), "NodeNames": ["a"]}).encode(),
-    "text": lambda: json.dumps({"Pod": asking(mem="hunter2"), "NodeNames": ["a"]}).encode(),
-    "not UTF-8": lambda: b'{"Pod": "\xff\xfehunter2"}',
-    "deep": lambda: b'{"Pod":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-}
-
-
-@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-async def test_what_no_scheduler_sends_is_answered_with_a_sentence_and_changes_nothing(
-    body: Callable[[], bytes],
-) -> None:
+async def test_what_no_scheduler_sends_is_answered_with_a_sentence_and_changes_nothing() -> None:
+    """Every verb, with a body that is no JSON, no UTF-8, without end, or of a pod with an absurd limit."""
+    pod = builders.pod("p", container(limits={GPU_MEM: SECRET}), uid="u")
+    bodies = (
+        b'{"Pod": "hunter2',
+        b'{"Pod": "\xff\xfehunter2"}',
+        b'{"Pod":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        json.dumps({"Pod": pod, "NodeNames": ["a"]}).encode(),
+    )
     async with world() as w:
         w.node("a", 8)
         await w.start()
-        said: dict[str, Any] = {}
-        for verb in ("filter", "prioritize", "bind", "preempt"):
-            async with w.http.post(f"{w.only.url}{PREFIX}/{verb}", data=body()) as answer:
-                assert answer.status == 200
-                text = await answer.text()
-                assert SECRET not in text
-                said[verb] = json.loads(text)
-        assert said["filter"]["Error"]
-        assert said["filter"]["NodeNames"] is None
-        assert said["bind"]["Error"]
-        assert all(each["Score"] == 0 for each in said["prioritize"])
-        assert said["preempt"] == {"NodeNameToMetaVictims": {}}
+        for body in bodies:
+            said: dict[str, Any] = {}
+            for verb in ("filter", "prioritize", "bind", "preempt"):
+                async with w.http.post(f"{w.only.url}{PREFIX}/{verb}", data=body) as answer:
+                    assert answer.status == 200
+                    text = await answer.text()
+                    assert SECRET not in text
+                    said[verb] = json.loads(text)
+            assert said["filter"]["Error"]
+            assert said["bind"]["Error"]
         assert w.only.free("a") == [8]
         assert w.only.extender.fleet.entries == {}
         assert not [line for line in w.logs if "Traceback" in line]
-
-
-@pytest.mark.parametrize("missing", ["PodName", "PodNamespace", "PodUID", "Node"])
-async def test_a_binding_that_lacks_something_says_what(missing: str) -> None:
-    async with world() as w:
-        w.node("a", 8)
-        await w.start()
-        pod = w.pod("p", mem=1)
-        body = {"PodName": "p", "PodNamespace": "default", "PodUID": pod["metadata"]["uid"], "Node": "a"}
-        del body[missing]
-        assert missing in (await w.ask("bind", body))["Error"]
-        assert w.where("p") == ""
-
-
-async def test_a_pod_of_another_uid_is_not_bound() -> None:
-    async with world() as w:
-        w.node("a", 8)
-        await w.start()
-        w.pod("p", mem=1)
-        body = {"PodName": "p", "PodNamespace": "default", "PodUID": "of old", "Node": "a"}
-        assert "another pod now has its name" in (await w.ask("bind", body))["Error"]
-        assert w.where("p") == ""
 
 
 async def test_names_from_the_outside_do_not_lead_elsewhere() -> None:

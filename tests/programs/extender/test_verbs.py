@@ -1,7 +1,4 @@
-"""What kube-scheduler is answered about a cluster of two or three nodes, byte for byte or in the words a person reads.
-
-The tests that are called after E1 to E20 forbid what gpushare's extender does; each says what that is.
-"""
+"""What kube-scheduler is answered about a cluster of a few nodes, byte for byte or in the words a person reads."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.cluster.objects.decoding import PodReader
-from gpu_device_plugin.core.contract.keys import ALLOCATION, ASSIGNED, IDX, NODE_GPUS, POD, USE_MODEL
+from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX, NODE_GPUS, POD
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.metrics import VERDICTS, Count, Metrics
@@ -189,17 +186,6 @@ def two_nodes() -> World:
 # --- filter ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_pod_only_goes_where_one_gpu_has_room() -> None:
-    """Node a has 10 GiB in all, on two GPUs."""
-    assert two_nodes().filter(wanting(8), "a", "b") == {
-        "Nodes": None,
-        "NodeNames": ["b"],
-        "FailedNodes": {"a": "no GPU has 8 GiB free"},
-        "FailedAndUnresolvableNodes": {},
-        "Error": "",
-    }
-
-
 def test_the_answer_byte_for_byte() -> None:
     body = json.dumps({"Pod": wanting(9), "Nodes": None, "NodeNames": ["a", "b", "zz"]})
     assert two_nodes().verbs.filter(body.encode()) == (
@@ -207,54 +193,6 @@ def test_the_answer_byte_for_byte() -> None:
         b'"FailedAndUnresolvableNodes":{"a":"the largest GPU has 8 GiB in all","b":"the largest GPU has 8 GiB in all"},'
         b'"Error":""}'
     )
-
-
-def test_a_scheduler_that_sends_whole_nodes_gets_them_back() -> None:
-    nodes = [{"metadata": {"name": name, "labels": {"x": name}}, "spec": {}} for name in ("a", "b")]
-    body = {"Pod": wanting(8), "Nodes": {"metadata": {}, "items": nodes}, "NodeNames": None}
-    answer = json.loads(two_nodes().verbs.filter(json.dumps(body).encode()))
-    assert answer["Nodes"] == {"metadata": {}, "items": [nodes[1]]}
-    assert answer["NodeNames"] is None
-    assert answer["FailedNodes"] == {"a": "no GPU has 8 GiB free"}
-
-
-def test_whole_gpus_and_shares_exclude_each_other() -> None:
-    world = World().node("a", 8, 8).runs(running("a0", "a", 0, 1), running_whole("a1", "a", 1))
-    assert world.filter(wanting_whole(1), "a")["FailedNodes"] == {"a": "no GPU is unused"}
-    assert world.filter(wanting(8), "a")["FailedNodes"] == {"a": "no GPU has 8 GiB free"}
-    assert world.filter(wanting(7), "a")["NodeNames"] == ["a"]
-
-
-def test_several_containers_may_sit_on_different_gpus() -> None:
-    """5 and 5 free: two containers of 5 fit, 6 and 4 do not."""
-    world = two_nodes()
-    assert world.filter(wanting(5, 5), "a")["NodeNames"] == ["a"]
-    assert world.filter(wanting(6, 4), "a")["FailedNodes"] == {"a": "no GPU has 6 GiB free"}
-
-
-def test_memory_split_over_two_gpus() -> None:
-    """The label asks for 2 GPUs with 4 GiB each; node b has one with room."""
-    answer = two_nodes().filter(wanting(8, labels={GPU_COUNT: "2"}), "a", "b")
-    assert answer["NodeNames"] == ["a"]
-    assert answer["FailedNodes"] == {"b": "fewer than 2 GPUs have 4 GiB free"}
-
-
-def test_only_the_model_that_is_wished_for() -> None:
-    world = World().node("a", 8).node("b", 8, model="NVIDIA A100-SXM4-80GB")
-    answer = world.filter(wanting(1, annotations={USE_MODEL: "a100"}), "a", "b")
-    assert answer["NodeNames"] == ["b"]
-    assert answer["FailedAndUnresolvableNodes"] == {"a": "the pod's annotations allow none of its GPUs"}
-
-
-def test_both_resources_in_one_container_are_unresolvable_everywhere() -> None:
-    both = secretive(pod("new", container(mem=1, count=1), uid="u-new"))
-    answer = two_nodes().filter(both, "a", "zz")
-    sentence = (
-        "container 'main' asks for aliyun.com/gpu-mem and aliyun.com/gpu-count, which are the same hardware; "
-        "ask for one of them"
-    )
-    assert answer["FailedAndUnresolvableNodes"] == {"a": sentence, "zz": sentence}
-    assert answer["NodeNames"] == []
 
 
 def test_a_pod_that_asks_for_nothing_goes_anywhere() -> None:
@@ -308,31 +246,6 @@ def test_verdicts_are_counted() -> None:
     }
 
 
-def test_well_connected_gpus_are_preferred() -> None:
-    """Two of three GPUs fill 2/3 of either node: 6 * 2/3 = 4, and 4 more where NVLink joins the two."""
-    world = World().node("a", 8, 8, 8, links=[[0, 2, "nvlink", 4]]).node("b", 8, 8, 8)
-    world.verbs.prepare()
-    assert world.scores(wanting_whole(2), "a", "b") == {"a": 8, "b": 4}
-    world.node("a", 8, 8, 8, links=[[0, 2, "system", 0]])
-    assert world.scores(wanting_whole(2), "a", "b") == {"a": 5, "b": 4}
-
-
-def test_policies_may_change_while_the_extender_runs() -> None:
-    world = World().node("a", 8).node("b", 8).runs(running("a0", "a", 0, 4))
-    assert world.scores(wanting(2), "b", "a") == {"b": 2, "a": 8}
-    world.node_policy = "spread"
-    assert world.scores(wanting(2), "b", "a") == {"b": 8, "a": 2}
-
-
-def test_state_is_that_of_the_moment() -> None:
-    world = World().node("a", 8)
-    assert world.filter(wanting(8), "a")["NodeNames"] == ["a"]
-    world.runs(running("a0", "a", 0, 1))
-    assert world.filter(wanting(8), "a")["NodeNames"] == []
-    world.fleet.put_pod(read({**running("a0", "a", 0, 1), "status": {"phase": "Succeeded"}}))
-    assert world.filter(wanting(8), "a")["NodeNames"] == ["a"]
-
-
 # --- prioritize ------------------------------------------------------------------------------------------------------
 
 
@@ -344,38 +257,7 @@ def test_scores_byte_for_byte_in_the_order_of_the_request() -> None:
     )
 
 
-def test_a_pod_chooses_its_policy() -> None:
-    """Spread. 7 of 16 are taken on node a then, 9 of 16 on node b."""
-    spread = wanting(1, annotations={"gpu-device-plugin/node-policy": "spread"})
-    assert two_nodes().scores(spread, "a", "b") == {"a": 6, "b": 4}
-
-
 # --- preempt ---------------------------------------------------------------------------------------------------------
-
-
-def test_e18_victims_are_chosen_so_that_one_gpu_becomes_free() -> None:
-    """E18: gpushare has no such verb, and the scheduler evicts by the node's sum.
-
-    The scheduler's victim a0 leaves 8 and 5 free on node a: enough. On node b, c would not be enough without d.
-    """
-    world = World().node("a", 8, 8).node("b", 8, 8)
-    world.runs(running("a0", "a", 0, 3), running("a1", "a", 1, 3))
-    world.runs(running("c", "b", 0, 4), running("d", "b", 0, 4), running("e", "b", 1, 8, priority=1000))
-    assert world.preempt(wanting(8, priority=10), a=["u-a0"], b=["u-c"]) == {"a": ["u-a0"], "b": ["u-c", "u-d"]}
-
-
-def test_nodes_where_no_gpu_can_become_free_enough_are_dropped() -> None:
-    world = World().node("a", 8, 8).node("b", 16).runs(running("a0", "a", 0, 8), running("b0", "b", 0, 16))
-    assert world.preempt(wanting(16, priority=10), a=["u-a0"], b=["u-b0"], zz=["u-zz"]) == {"b": ["u-b0"]}
-
-
-def test_whole_pods_are_answered_by_uid_and_violations_are_passed_on() -> None:
-    world = World().node("a", 8).runs(running("a0", "a", 0, 8))
-    victims = {"a": {"Pods": [secretive(running("a0", "a", 0, 8))], "NumPDBViolations": 1}}
-    body = {"Pod": wanting(8, priority=10), "NodeNameToVictims": victims, "NodeNameToMetaVictims": None}
-    assert world.verbs.preempt(json.dumps(body).encode()) == (
-        b'{"NodeNameToMetaVictims":{"a":{"Pods":[{"UID":"u-a0"}],"NumPDBViolations":1}}}'
-    )
 
 
 def test_a_pod_that_is_being_deleted_is_no_victim() -> None:
@@ -395,12 +277,6 @@ def test_victims_are_named_by_their_importance() -> None:
     assert world.preempt(two | {"spec": two["spec"] | {"priority": 9}}, a=["u-z", "u-c", "u-y"]) == {
         "a": ["u-p3", "u-z", "u-c", "u-p2", "u-p1", "u-y", "u-p0"]
     }
-
-
-def test_a_victim_of_kube_schedulers_that_need_not_go_stays() -> None:
-    """Eight pods of 7 on four GPUs of 14: by the sum two of any GPUs are enough, and one GPU has 14 without its two."""
-    world = World().node("a", 14, 14, 14, 14).runs(*(running(f"p{n}", "a", n // 2, 7) for n in range(8)))
-    assert world.preempt(wanting(14, priority=10), a=["u-p7", "u-p5"]) == {"a": ["u-p5", "u-p4"]}
 
 
 def cpu(wanted: Json, amount: str, **spec: Any) -> Json:
@@ -450,11 +326,6 @@ def test_no_more_violations_of_budgets_are_told_than_kube_schedulers_victims_are
 
 def test_for_a_pod_that_asks_for_nothing_the_schedulers_choice_stands() -> None:
     assert two_nodes().preempt(wanting(0, priority=10), a=["u-a0"], zz=["u-zz"]) == {"a": ["u-a0"], "zz": ["u-zz"]}
-
-
-def test_for_a_pod_that_no_node_can_serve_nobody_is_evicted() -> None:
-    both = pod("new", container(mem=1, count=1), uid="u-new")
-    assert two_nodes().preempt(secretive(both), a=["u-a0"]) == {}
 
 
 # --- inspect ---------------------------------------------------------------------------------------------------------
@@ -522,154 +393,7 @@ def test_nodes_without_gpus_are_shown_when_asked_for() -> None:
     assert world.inspect("plain")["nodes"][0]["devs"] == []
 
 
-def test_a_node_whose_annotation_cannot_be_read_says_so() -> None:
-    world = World()
-    world.fleet.put_node("a", gpus_of_node({NODE_GPUS: "{"}, {}, 16, 2))
-    assert world.inspect()["nodes"][0]["problem"] == "the node's annotation gpu-device-plugin/gpus is not JSON"
-    assert world.filter(wanting(1), "a")["FailedAndUnresolvableNodes"] == {
-        "a": "the node's annotation gpu-device-plugin/gpus is not JSON"
-    }
-
-
-# --- E1 to E20 -------------------------------------------------------------------------------------------------------
-
-
-def test_e1_and_e2_questions_and_changes_do_not_disturb_each_other() -> None:
-    """gpushare crashes when 400 pods are deleted while others look: its maps are changed and read at the same time."""
-    world = World().node("a", 400)
-    pods = [running(f"p{n}", "a", 0, 1) for n in range(400)]
-    world.runs(*pods)
-    for left, each in enumerate(reversed(pods)):
-        assert world.devs("a")[0][1] == 400 - left
-        world.fleet.put_pod(read({**each, "status": {"phase": "Succeeded"}}))
-    assert world.filter(wanting(400), "a")["NodeNames"] == ["a"]
-
-
-def test_e3_a_pod_that_was_recreated_under_its_name_counts_once() -> None:
-    """gpushare forgets the old one's uid and never frees its memory."""
-    world = World().node("a", 8)
-    old = running("p", "a", 0, 4, uid="old")
-    world.runs(old)
-    world.fleet.remove_pod(read(old), now=0.0)  # by force: nobody saw its containers end
-    world.runs(running("p", "a", 0, 4, uid="new"))
-    assert world.devs("a") == [(0, 8, ["p", "p"])]
-    world.fleet.expire(now=30.0)
-    assert world.devs("a") == [(0, 4, ["p"])]
-
-
-def test_e4_a_deletion_that_overtakes_leaves_nothing() -> None:
-    """gpushare's worker may find the deleted pod not put aside yet, and keeps it."""
-    world = World().node("a", 8)
-    ended = read({**running("p", "a", 0, 4), "status": {"phase": "Succeeded"}})
-    world.fleet.remove_pod(ended, now=0.0)
-    world.runs(running("p", "a", 0, 4))
-    world.fleet.remove_pod(ended, now=1.0)
-    assert world.devs("a") == [(0, 0, [])]
-
-
-def test_e5_a_gpu_that_is_over_full_has_nothing_free() -> None:
-    """gpushare subtracts without a sign: with 20 of 15 in use anything fits."""
-    world = World().node("a", 15).runs(running("p", "a", 0, 12), running("q", "a", 0, 8))
-    assert world.filter(wanting(15), "a")["FailedNodes"] == {"a": "no GPU has 15 GiB free"}
-    assert world.filter(wanting(1), "a")["FailedNodes"] == {"a": "no GPU has 1 GiB free"}
-
-
-def test_e6_a_pod_that_is_being_deleted_keeps_its_memory() -> None:
-    """gpushare gives it away while the processes still run."""
-    world = World().node("a", 8)
-    going = running("p", "a", 0, 8)
-    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    world.runs(going)
-    assert world.filter(wanting(1), "a")["FailedNodes"] == {"a": "no GPU has 1 GiB free"}
-
-
-def test_e7_a_node_that_changes_is_seen_as_it_is() -> None:
-    """gpushare keeps the number and the size of the GPUs until it is restarted."""
-    world = World().gpushare_node("a", 30, 2)
-    assert world.filter(wanting(20), "a")["NodeNames"] == []
-    world.gpushare_node("a", 60, 2)
-    assert world.filter(wanting(20), "a")["NodeNames"] == ["a"]
-    world.gpushare_node("a", 60, 4)
-    assert [dev[0] for dev in world.devs("a")] == [0, 1, 2, 3]
-    world.node("a", 8, share_mib=2048)
-    assert world.filter(wanting(9), "a")["FailedAndUnresolvableNodes"] == {"a": "the largest GPU has 16 GiB in all"}
-
-
-@pytest.mark.parametrize("forged", [{POD: "0"}, {POD: "1", ASSIGNED: "true"}, {IDX: "7"}, {IDX: "junk"}])
-def test_e8_what_a_pod_takes_is_its_request_whatever_is_written_on_it(forged: Mapping[str, str]) -> None:
-    """gpushare counts what the annotation says: with POD=0 a pod takes nothing."""
-    each = pod("p", container(mem=8), uid="u-p", node="a", phase="Running", annotations={IDX: "0", **forged})
-    world = World().node("a", 8).runs(each)
-    assert world.filter(wanting(1), "a")["FailedNodes"] == {"a": "no GPU has 1 GiB free"}
-
-
-def test_e8_a_pod_that_is_not_bound_takes_nothing() -> None:
-    """gpushare counts whoever has the annotations."""
-    notes = {IDX: "0", POD: "8", ASSIGNED: "false"}
-    world = World().node("a", 8).runs(pod("p", container(mem=8), uid="u-p", annotations=notes))
-    assert world.filter(wanting(8), "a")["NodeNames"] == ["a"]
-
-
-def test_e9_pods_that_others_bound_count_on_every_gpu_until_it_is_known_on_which() -> None:
-    """gpushare does not see them and gives their memory out again."""
-    world = World().node("a", 8, 8).runs(pod("p", container(mem=6), uid="u-p", node="a", phase="Running"))
-    assert world.filter(wanting(3), "a")["FailedNodes"] == {"a": "no GPU has 3 GiB free"}
-    (node,) = world.inspect("a")["nodes"]
-    assert [(each["name"], each["usedGPU"]) for each in node["unplaced"]] == [("p", 6)]
-    assert node["usedGPU"] == 6
-    world.runs(running("p", "a", 1, 6))
-    assert world.filter(wanting(3), "a")["NodeNames"] == ["a"]
-    assert world.devs("a") == [(0, 0, []), (1, 6, ["p"])]
-
-
-def test_e10_a_pod_on_a_node_that_is_gone_does_no_harm() -> None:
-    """gpushare ends at start."""
-    world = World().node("a", 8).runs(running("p", "gone", 0, 8))
-    assert world.filter(wanting(8), "a", "gone") == {
-        "Nodes": None,
-        "NodeNames": ["a"],
-        "FailedNodes": {"gone": "this node is not known to the GPU scheduler yet"},
-        "FailedAndUnresolvableNodes": {},
-        "Error": "",
-    }
-    world.node("gone", 8)
-    assert world.filter(wanting(8), "gone")["FailedNodes"] == {"gone": "no GPU has 8 GiB free"}
-
-
-def test_e11_the_unhealthy_gpu_is_the_one_that_is_left_out() -> None:
-    """gpushare reads "1, 3" as GPUs 1 and 0."""
-    world = World().node("a", 8, 4, 4, 2, unhealthy={1: "hot", 3: "hot"})
-    assert world.filter(wanting(8), "a")["NodeNames"] == ["a"]
-    world.runs(running("p", "a", 0, 8), running("q", "a", 2, 4))
-    assert world.filter(wanting(1), "a")["FailedNodes"] == {"a": "no GPU has 1 GiB free"}
-
-
-def test_e12_filter_reserves_nothing_and_a_claim_is_seen_at_once() -> None:
-    """gpushare's binds of pods that passed together race, and the second fails when it is too late."""
-    world = World().node("a", 8)
-    assert world.filter(wanting(8), "a")["NodeNames"] == ["a"]
-    assert world.filter(wanting(8), "a")["NodeNames"] == ["a"]
-    world.fleet.claim(read(running("first", "a", 0, 8)))
-    assert world.filter(wanting(8), "a")["FailedNodes"] == {"a": "no GPU has 8 GiB free"}
-    world.fleet.release("u-first")
-    assert world.filter(wanting(8), "a")["NodeNames"] == ["a"]
-
-
-def test_e13_a_node_that_nobody_knows_is_not_found() -> None:
-    """gpushare ends the connection without an answer."""
-    page = World().node("a", 8).verbs.inspect("zz")
-    assert page.status == 404
-    assert page.body == b'{"nodes":[],"error":"no node of this name is known to the GPU scheduler"}'
-
-
-def test_e13_nodes_that_are_gone_are_not_listed() -> None:
-    """gpushare lists them for ever."""
-    world = World().node("a", 8).node("b", 8)
-    world.fleet.remove_node("a")
-    assert [node["name"] for node in world.inspect()["nodes"]] == ["b"]
-
-
-def test_e13_a_node_with_fewer_gpus_than_before_can_be_looked_at() -> None:
+def test_a_node_with_fewer_gpus_than_before_can_be_looked_at() -> None:
     """gpushare reads past the end of its list. What lay on the GPU that is gone may lie on any other now."""
     world = World().node("a", 8, 8).runs(running("p", "a", 1, 3)).node("a", 8)
     (node,) = world.inspect("a")["nodes"]
@@ -678,36 +402,7 @@ def test_e13_a_node_with_fewer_gpus_than_before_can_be_looked_at() -> None:
     assert world.filter(wanting(6), "a")["FailedNodes"] == {"a": "no GPU has 6 GiB free"}
 
 
-def test_e14_reasons_are_sentences_and_quote_no_pod() -> None:
-    """gpushare's errors print the whole pod. Many nodes have one reason, so that the scheduler counts them together."""
-    world = World()
-    for number in range(5):
-        world.node(f"n{number}", 8 + number).runs(running(f"p{number}", f"n{number}", 0, 5 + number))
-    assert set(world.filter(wanting(4), *(f"n{number}" for number in range(5)))["FailedNodes"].values()) == {
-        "no GPU has 4 GiB free"
-    }
-
-
-def test_e15_nothing_of_a_request_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """gpushare logs whole pods, environment included, as it is shipped."""
-    world = two_nodes()
-    world.filter(wanting(8), "a", "b")
-    world.scores(wanting(8), "a", "b")
-    world.preempt(wanting(8, priority=10), a=["u-a0"])
-    assert not caplog.records
-
-
-def test_e20_a_pod_that_asks_in_an_init_container_only_is_placed_by_that() -> None:
-    """gpushare lets it pass everywhere with a request of 0, and then finds no GPU for it."""
-    first = secretive(pod("new", init=(container("first", mem=6),), uid="u-new"))
-    answer = two_nodes().filter(first, "a", "b")
-    assert answer["NodeNames"] == ["b"]
-    assert answer["FailedNodes"] == {"a": "no GPU has 6 GiB free"}
-
-
 # --- Bad input -------------------------------------------------------------------------------------------------------
-
-LARGE = 2**63 - 1
 
 
 @pytest.mark.parametrize(
@@ -750,30 +445,6 @@ def test_what_cannot_be_answered_is_an_error_in_words(body: bytes) -> None:
     assert world.fleet.entries == before
 
 
-@pytest.mark.parametrize(
-    ("wanted", "sentence"),
-    [
-        (wanting(LARGE), "write 10, not 10Gi"),
-        (wanting(LARGE, LARGE), "write 10, not 10Gi"),
-        (wanting_whole(LARGE), f"it asks for {LARGE} whole GPUs, and no node can have more than 128"),
-        (wanting_whole(64), "fewer than 64 GPUs are healthy"),
-        (wanting(8, labels={GPU_COUNT: "999999999"}), "asks for 999999999 GPUs, and no node can have more than 128"),
-        (wanting(8, labels={GPU_COUNT: "64"}), "evenly"),
-        (wanting(8, labels={GPU_COUNT: "-1"}), "is not a number of GPUs"),
-        (wanting(8, annotations={USE_MODEL: ","}), "names nothing"),
-        (wanting(8, annotations={"gpu-device-plugin/gpu-policy": SECRET}), "is none of fit, binpack, spread"),
-        (wanting(*[2] * 16), "together"),
-        (wanting(*[1] * 17), "more than 16 of its containers ask for GPUs of their own"),
-    ],
-)
-def test_an_absurd_request_is_unresolvable_and_says_why(wanted: Json, sentence: str) -> None:
-    world = two_nodes()
-    answer = world.filter(wanted, "a")
-    assert sentence in answer["FailedAndUnresolvableNodes"]["a"]
-    assert world.scores(wanted, "a") == {"a": 0}
-    assert world.preempt(wanted | {"spec": {**wanted["spec"], "priority": 5}}, a=["u-a0"]) == {}
-
-
 def test_names_that_are_strange_are_nodes_that_nobody_knows() -> None:
     strange = ["", "a/../b", "\u2028", "x" * 10_000, "a", "a"]
     answer = two_nodes().filter(wanting(1), *strange)
@@ -787,12 +458,6 @@ def test_a_message_in_the_log_says_what_was_not_answered(caplog: pytest.LogCaptu
     assert record.getMessage() == "a scheduler request could not be answered"
     assert record.__dict__["why"] == "the request has no Pod"
     assert record.__dict__["verb"] == "preempt"
-
-
-def test_repr_is_one_line() -> None:
-    world = two_nodes()
-    world.filter(wanting(1), "a")
-    assert repr(world.verbs) == ("<Verbs: <Fleet: 2 nodes, 3 pods, 0 pending>, <Judge: 2 nodes, remembers 1 pods>>")
 
 
 # --- Nodes that serve claims ------------------------------------------------------------------------------------------
@@ -812,34 +477,6 @@ def test_whole_gpus_may_come_from_nodes_of_both_kinds() -> None:
     assert (answer["NodeNames"], answer["FailedNodes"]) == (["b"], {"a": "fewer than 2 GPUs are unused"})
     assert world.scores(wanting_whole(1), "a", "b")["b"] == 5
     assert world.metrics.counts == {(VERDICTS.name, "fits"): 3, (VERDICTS.name, "full"): 1}
-
-
-def test_shares_come_only_from_nodes_that_serve_limits() -> None:
-    world = both_kinds()
-    answer = world.filter(wanting(3), "a", "b")
-    assert answer["NodeNames"] == ["a"]
-    assert answer["FailedAndUnresolvableNodes"] == {
-        "b": "its GPUs are given to ResourceClaims (DRA), not to limits of pods"
-    }
-    assert world.scores(wanting(3), "b") == {"b": 0}
-    assert world.preempt(wanting(3, priority=9), b=["u-any"]) == {}
-
-
-def test_kube_schedulers_victims_stay_as_they_are_where_it_allocates() -> None:
-    """It knows the claims. On a, one pod more has to go."""
-    world = both_kinds().runs(running_whole("b0", "b", 0), running_whole("b1", "b", 1))
-    world.runs(running("a0", "a", 0, 1), running("a1", "a", 0, 1), running_whole("a2", "a", 1))
-    wanted = wanting_whole(2)
-    assert world.preempt(
-        wanted | {"spec": wanted["spec"] | {"priority": 9}}, a=["u-a0", "u-a2"], b=["u-b1", "u-unknown"]
-    ) == {"a": ["u-a0", "u-a2", "u-a1"], "b": ["u-b1", "u-unknown"]}
-
-
-def test_while_its_agent_is_away_a_node_that_serves_claims_gets_no_pod() -> None:
-    world = World().node("b", 8, claims=True, away=True)
-    assert world.filter(wanting_whole(1), "b")["FailedAndUnresolvableNodes"] == {
-        "b": "its GPU agent has ended, or is being restarted"
-    }
 
 
 # --- MIG
@@ -869,28 +506,6 @@ def nodes_with_mig() -> World:
         .node("b", gpus=[instance(n, 9, "GPU-2") for n in range(3)])
         .node("c", gpus=[], instances=[instance(n, 9, "GPU-3", **whole) for n in range(2)])
     )
-
-
-def test_a_pod_finds_the_nodes_whose_instances_have_room() -> None:
-    world = nodes_with_mig()
-    answer = world.filter(wanting(9, 9, 9), "a", "b", "c")
-    assert answer["NodeNames"] == ["a", "b"]
-    assert answer["FailedAndUnresolvableNodes"] == {
-        "c": "its MIG instances are given whole, by the resources of their profiles, and it shares no GPU"
-    }
-    world.runs(running("one", "b", 0, 9), running("two", "b", 1, 1))
-    assert world.filter(wanting(9, 9), "b")["FailedNodes"] == {
-        "b": "its GPUs have no room for all containers of the pod together"
-    }
-    assert world.filter(wanting(10), "b")["FailedAndUnresolvableNodes"] == {
-        "b": "the largest MIG instance has 9 GiB in all"
-    }
-
-
-def test_a_whole_gpu_is_found_on_nodes_with_whole_gpus_only() -> None:
-    answer = nodes_with_mig().filter(wanting_whole(1), "a", "b")
-    assert answer["NodeNames"] == ["a"]
-    assert answer["FailedAndUnresolvableNodes"] == {"b": "it has MIG instances only, none of its GPUs is whole"}
 
 
 def test_a_pod_that_asks_for_whole_instances_only_is_none_of_ours() -> None:

@@ -6,8 +6,10 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.waiting_reasons import Reason
+import pytest
+
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.report.gauges import WaitingReason
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.programs.extender.verbs import WaitingObserved
 from tests.programs.extender.harness import world
@@ -138,18 +140,40 @@ def test_verdicts_on_pods_that_no_longer_wait_are_forgotten() -> None:
     waiting = WaitingObserved(fleet, lambda: 0.0)
     for number in range(300):
         fleet.put_pod(waiting_pod(f"stays-{number}"))
-        waiting.filtered(f"stays-{number}", Reason.NO_ROOM)
+        waiting.filtered(f"stays-{number}", WaitingReason.NO_ROOM)
     for number in range(MANY):
-        waiting.filtered(f"gone-{number}", Reason.FITS)
-    assert waiting.remembered <= 3 * 300 + 256
-    assert waiting.counts() == {Reason.NO_ROOM: 300}
+        waiting.filtered(f"gone-{number}", WaitingReason.FITS)
+    assert len(waiting._reasons) <= 3 * 300 + 256
+    assert waiting.counts() == {WaitingReason.NO_ROOM: 300}
+
+
+@pytest.mark.parametrize(
+    ("before", "helps", "after"),
+    [
+        (None, False, WaitingReason.NO_ROOM),
+        (WaitingReason.FITS, False, WaitingReason.NO_ROOM),
+        (WaitingReason.NO_ROOM, True, WaitingReason.NO_ROOM),
+        (WaitingReason.NEVER_FITS, False, WaitingReason.NEVER_FITS),
+        (WaitingReason.NEVER_FITS, True, WaitingReason.NO_ROOM),
+    ],
+)
+def test_a_pod_for_which_others_may_be_evicted_has_no_room(
+    before: WaitingReason | None, after: WaitingReason, *, helps: bool
+) -> None:
+    fleet = Fleet(RESOURCES, vanished_grace_s=30)
+    fleet.put_pod(waiting_pod("p"))
+    waiting = WaitingObserved(fleet, lambda: 0.0)
+    if before is not None:
+        waiting.filtered("p", before)
+    waiting.preempted("p", helps=helps)
+    assert waiting.counts() == {after: 1}
 
 
 def test_a_verdict_before_the_watch_shows_the_pod_counts() -> None:
     fleet = Fleet(RESOURCES, vanished_grace_s=30)
     waiting = WaitingObserved(fleet, lambda: 0.0)
     for number in range(1000):
-        waiting.filtered(f"other-{number}", Reason.FITS)
-    waiting.filtered("early", Reason.NO_ROOM)
+        waiting.filtered(f"other-{number}", WaitingReason.FITS)
+    waiting.filtered("early", WaitingReason.NO_ROOM)
     fleet.put_pod(waiting_pod("early"))
-    assert waiting.counts() == {Reason.NO_ROOM: 1}
+    assert waiting.counts() == {WaitingReason.NO_ROOM: 1}
