@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.cluster.candidate import Candidate, Summary, candidate, rooms_of, summary
-from gpu_device_plugin.core.cluster.usage import NOTHING, Usage
+from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.core.model.placing import Demand, Placement, Refusal, Room, place
 from gpu_device_plugin.core.model.policy import POLICIES
@@ -26,10 +26,6 @@ def gpus(*shares: int, unhealthy: int | None = None) -> NodeGpus:
 def rooms(sizes: tuple[int, ...], *usages: Usage) -> list[str]:
     """Every room as its free shares, with s where it is in shared and w where it is in whole use."""
     return [f"{room.free}{'s' * room.shared}{'w' * room.whole}" for room in rooms_of(gpus(*sizes), iter(usages))]
-
-
-def test_a_gpu_of_which_nothing_is_taken_is_free() -> None:
-    assert rooms_of(gpus(8, 4, unhealthy=1), [NOTHING]) == (Room(0, 8, 8), Room(1, 4, 4, healthy=False))
 
 
 def test_a_room_keeps_the_position_of_its_gpu() -> None:
@@ -211,9 +207,3 @@ def fits(found: Placement, shares: dict[int, int], taken: set[int], sizes: list[
     if found.demand.kind is Kind.COUNT:
         return not any(shares[n] for n in found.positions)
     return all(shares[n] + asked <= sizes[n] for n, asked in found.shares)
-
-
-@given(st.lists(usages_of_three(), max_size=5))
-def test_the_order_of_pods_does_not_matter(usages: list[Usage]) -> None:
-    there = gpus(4, 3, 4)
-    assert rooms_of(there, sorted(usages, key=repr)) == rooms_of(there, usages)

@@ -18,6 +18,7 @@ from gpu_device_plugin.core.contract.nodegpus import ListedInstance
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
+from tests.core.cluster.occupants import occupants
 from tests.views import node_view, pod_on
 
 if TYPE_CHECKING:
@@ -45,95 +46,44 @@ def names(ends: Ends | None) -> list[str]:
     return [pod.name for pod in ends.pods]
 
 
-def test_nothing_has_to_end_where_there_is_room() -> None:
-    assert ends_needed(wanting(mem(4)), node_view("n", (8,), pod_on("a", {0: 4}))) == Ends(())
+ENDS: dict[str, tuple[Demand, tuple[int, ...], str, str | None]] = {
+    "nobody where there is room": (mem(4), (8,), "a4@0", ""),
+    "nobody where no GPU is large enough": (mem(9), (8, 8), "a4@0", None),
+    "one pod rather than two": (mem(8), (8, 8), "a1@0 b1@0 c4@1", "c"),
+    "then those with the least memory": (mem(8), (15, 15), "a6@0 b4@0 c7@1 d3@1", "d"),
+    "then who ends anyway": (mem(8), (8, 8), "a4@0 b4@1/9-", "b"),
+    "then the least important": (mem(8), (8, 8), "a4@0/5 b4@1/1", "b"),
+    "then by name": (mem(8), (8, 8), "b4@0 a4@1", "a"),
+    "of equal pods on one GPU the least important": (mem(12), (15,), "a3@0/9 b3@0 c3@0/1", "bc"),
+    "of equal pods on one GPU who ends anyway": (mem(4), (8,), "a4@0 b4@0/9-", "b"),
+    "the set whose most important pod is the least important": (mem(8), (8, 8), "a4@0/9 b4@0/1 c4@1/5 d4@1/5", "cd"),
+    # Too much was given away: GPU 0 is whole with a, and b has shares of it too.
+    "who has the GPU whole, whatever else is on it": (mem(4), (8,), "a*@0 b4@0", "a"),
+    "and who else is in the way": (mem(5), (8,), "a*@0 b4@0", "ab"),
+    "for whole GPUs the emptiest ones": (whole(2), (8, 8, 8), "a1@0 b1@0 c8@1 d*@2", "cd"),
+    "a whole GPU may be a small one": (whole(2), (1, 8), "a1@0 b1@1", "ab"),
+    "a pod on two GPUs": (mem(14, gpus=2), (8, 8), "a4@0,4@1 b1@0", "a"),
+    "a pod on three GPUs": (whole(2), (8, 8, 8), "a1@0,1@1,*@2", "a"),
+    "a pod of which nobody knows the GPU": (mem(4), (8, 8), "a6@? b3@1", "a"),
+    "a pod on GPUs that the node does not list": (mem(8), (8,), "a2@3,*@4", "a"),
+}
+"""What is asked of which GPUs, the pods there, and those that would have to end."""
 
 
-def test_nothing_that_ends_helps_where_no_gpu_is_large_enough() -> None:
-    assert ends_needed(wanting(mem(9)), node_view("n", (8, 8), pod_on("a", {0: 4}))) is None
-
-
-def test_one_pod_rather_than_two() -> None:
-    """8 are wanted; on GPU 0 both would have to end, on GPU 1 the one of 4."""
-    there = node_view("n", (8, 8), pod_on("a", {0: 1}), pod_on("b", {0: 1}), one := pod_on("c", {1: 4}))
-    assert ends_needed(wanting(mem(8)), there) == Ends((one,), shares=4)
-
-
-def test_of_as_many_pods_those_with_the_least_memory() -> None:
-    """8 of 15 are wanted: any one of the three makes room, the one with 3 is the least."""
-    there = node_view("n", (15, 15), pod_on("a", {0: 6}), pod_on("b", {0: 4}), pod_on("c", {1: 7}), pod_on("d", {1: 3}))
-    assert names(ends_needed(wanting(mem(8)), there)) == ["d"]
-
-
-def test_of_equal_pods_the_one_that_ends_anyway_then_the_least_important_then_by_name() -> None:
-    def ends(*pods: Occupant) -> list[str]:
-        return names(ends_needed(wanting(mem(8)), node_view("n", (8, 8), *pods)))
-
-    assert ends(pod_on("a", {0: 4}, priority=5), pod_on("b", {1: 4}, priority=1)) == ["b"]
-    assert ends(pod_on("b", {0: 4}), pod_on("a", {1: 4})) == ["a"]
-    assert ends(pod_on("a", {0: 4}), pod_on("b", {1: 4}, priority=9, deleting=True)) == ["b"]
-
-
-def test_of_equal_pods_on_one_gpu_too() -> None:
-    """12 of 15 are wanted and three pods have 3 each: two of them have to end."""
-    there = node_view("n", (15,), pod_on("a", {0: 3}, priority=9), pod_on("b", {0: 3}), pod_on("c", {0: 3}, priority=1))
-    assert names(ends_needed(wanting(mem(12)), there)) == ["b", "c"]
-
-
-def test_of_sets_that_take_the_same_the_one_whose_most_important_pod_is_the_least_important() -> None:
-    """Either two of priority 5 on GPU 1, or two of priority 9 and 1 on GPU 0."""
-    first = pod_on("a", {0: 4}, priority=9), pod_on("b", {0: 4}, priority=1)
-    second = pod_on("c", {1: 4}, priority=5), pod_on("d", {1: 4}, priority=5)
-    assert names(ends_needed(wanting(mem(8)), node_view("n", (8, 8), *first, *second))) == ["c", "d"]
-
-
-def test_of_equal_pods_on_one_gpu_who_ends_anyway_comes_first() -> None:
-    pods = pod_on("a", {0: 4}), pod_on("b", {0: 4}, priority=9, deleting=True)
-    assert names(ends_needed(wanting(mem(4)), node_view("n", (8,), *pods))) == ["b"]
+@pytest.mark.parametrize(("demand", "sizes", "pods", "ended"), ENDS.values(), ids=ENDS)
+def test_the_fewest_pods_with_the_least_memory_would_have_to_end(
+    demand: Demand, sizes: tuple[int, ...], pods: str, ended: str | None
+) -> None:
+    ends = ends_needed(wanting(demand), node_view("n", sizes, *occupants(pods)))
+    assert (None if ends is None else ("".join(pod.name for pod in ends.pods), ends.fewest)) == (
+        None if ended is None else (ended, True)
+    )
 
 
 def test_equal_pods_are_not_compared_with_each_other() -> None:
     """32 of 64 that all have the same: as many sets as nobody can compare, and all the same."""
     pods = tuple(pod_on(f"p{n:02}", {0: 1}) for n in range(64))
     assert ends_needed(wanting(mem(32)), node_view("n", (64,), *pods)) == Ends(pods[:32], shares=32)
-
-
-def test_whoever_has_the_gpu_whole_must_go_whatever_else_is_on_it() -> None:
-    """Too much was given away: GPU 0 is whole with a, and b has shares of it too, of which 4 are wanted."""
-    there = node_view("n", (8,), pod_on("a", None, 0), pod_on("b", {0: 4}))
-    assert names(ends_needed(wanting(mem(4)), there)) == ["a"]
-    assert names(ends_needed(wanting(mem(5)), there)) == ["a", "b"]
-
-
-def test_for_whole_gpus_the_emptiest_ones_are_cleared() -> None:
-    there = node_view(
-        "n", (8, 8, 8), pod_on("a", {0: 1}), pod_on("b", {0: 1}), pod_on("c", {1: 8}), pod_on("d", None, 2)
-    )
-    assert names(ends_needed(wanting(whole(2)), there)) == ["c", "d"]
-
-
-def test_a_whole_gpu_may_be_a_small_one() -> None:
-    """A GPU of one share, and two GPUs are wanted."""
-    there = node_view("n", (1, 8), pod_on("a", {0: 1}), pod_on("b", {1: 1}))
-    assert names(ends_needed(wanting(whole(2)), there)) == ["a", "b"]
-
-
-def test_a_pod_on_several_gpus_counts_once() -> None:
-    there = node_view("n", (8, 8), pod_on("a", {0: 4, 1: 4}), pod_on("b", {0: 1}))
-    assert names(ends_needed(wanting(mem(14, gpus=2)), there)) == ["a"]
-    three = pod_on("a", {0: 1, 1: 1}, 2)
-    assert ends_needed(wanting(whole(2)), node_view("n", (8, 8, 8), three)) == Ends((three,), shares=10)
-
-
-def test_a_pod_of_which_nobody_knows_the_gpu_may_have_to_end() -> None:
-    """Its 6 count on both GPUs; without it there are 8 and 5."""
-    there = node_view("n", (8, 8), lost := pod_on("lost", usage_outside_grants=6), pod_on("a", {1: 3}))
-    assert ends_needed(wanting(mem(4)), there) == Ends((lost,), shares=6)
-
-
-def test_a_pod_on_a_gpu_that_the_node_does_not_list_may_have_to_end() -> None:
-    there = node_view("n", (8,), pod := pod_on("a", {3: 2}, 4))
-    assert ends_needed(wanting(mem(8)), there) == Ends((pod,), shares=10)
 
 
 def test_gpus_that_the_pod_does_not_want_are_not_cleared() -> None:

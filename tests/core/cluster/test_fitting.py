@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import pytest
 
 from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
@@ -18,7 +16,6 @@ from gpu_device_plugin.core.contract.nodegpus import (
     ListedInstance,
     NodeGpus,
     by_division,
-    read_node_gpus,
 )
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.core.model.gpus import Closeness, Links
@@ -299,11 +296,6 @@ def test_gpushares_plugin_gives_no_whole_gpus() -> None:
     assert why(asking(mem(1), whole(1)), divided(15, 1)) == Unfit(sentence, unresolvable=True)
 
 
-def test_gpushares_plugin_gives_no_whole_gpus_to_who_is_choosy_either() -> None:
-    asked = asking(whole(1), wishes=Wishes(avoid_models=("T4",)))
-    assert why(asked, divided(30, 2)) == Unfit("its device plugin does not allocate whole GPUs", unresolvable=True)
-
-
 @pytest.mark.parametrize("asked", [asking(mem(2), mem(2)), asking(mem(4, gpus=2))], ids=["two containers", "a split"])
 def test_gpushares_plugin_is_told_of_no_second_gpu_and_no_second_container(asked: Ask) -> None:
     """It knows a pod by the sum of what it asks, and its GPU by an annotation with one number."""
@@ -342,29 +334,10 @@ def test_wishes_hold_for_every_container() -> None:
 
 CHOOSY: dict[str, tuple[Demand, Wishes, str, bool]] = {
     "no such model": (mem(1), Wishes(use_models=("H100",)), "the pod's annotations allow none of its GPUs", True),
-    "no such GPU": (whole(1), Wishes(use_uuids=("GPU-9",)), "the pod's annotations allow none of its GPUs", True),
     "too small": (
         mem(9),
         Wishes(use_models=("T4",)),
         "the largest GPU has 8 GiB in all, among the GPUs that the pod's annotations allow",
-        True,
-    ),
-    "too full": (
-        mem(6),
-        Wishes(avoid_models=("A10",)),
-        "no GPU has 6 GiB free, among the GPUs that the pod's annotations allow",
-        False,
-    ),
-    "in use": (
-        whole(1),
-        Wishes(use_uuids=("GPU-0",)),
-        "no GPU is unused, among the GPUs that the pod's annotations allow",
-        False,
-    ),
-    "out of service": (
-        mem(1),
-        Wishes(use_uuids=("GPU-2",)),
-        "no GPU is healthy, among the GPUs that the pod's annotations allow",
         True,
     ),
     "all are allowed": (mem(17), Wishes(avoid_models=("H100",)), "the largest GPU has 16 GiB in all", True),
@@ -389,67 +362,6 @@ def test_choosy_containers_that_do_not_fit_together_are_told_so() -> None:
     assert why(asked, there) == Unfit(
         f"{together}, among the GPUs that the pod's annotations allow", unresolvable=False
     )
-
-
-# --- whole GPUs that are well connected
-
-
-def dgx(*taken: int, used: dict[int, int] | None = None, size: int = 80) -> Candidate:
-    """Eight GPUs, as in a DGX-1: each half is linked all to all, and each GPU to its counterpart by half as many links.
-
-    Between other GPUs of the two halves there is only PCIe.
-    """
-    text = ",".join(
-        f"[{a},{b},{link}]"
-        for a, b in combinations(range(8), 2)
-        for link in ['"nvlink",2' if a // 4 == b // 4 else '"nvlink",1' if b - a == 4 else '"system",0']
-    )
-    gpus = ",".join(f'{{"index":{n},"shares":{size}}}' for n in range(8))
-    said = read_node_gpus(f'{{"version":1,"shareMiB":1024,"gpus":[{gpus}],"links":[{text}]}}')
-    return candidate("dgx", said, [Usage(tuple((used or {}).items()), taken)])
-
-
-@pytest.mark.parametrize(
-    ("wanted", "taken", "group"),
-    [
-        (1, (), (0,)),
-        (2, (), (0, 1)),
-        (4, (), (0, 1, 2, 3)),
-        (8, (), tuple(range(8))),
-        # The half that is broken into already is used up before the other.
-        (1, (0,), (1,)),
-        (2, (0, 1), (2, 3)),
-        (3, (5,), (4, 6, 7)),
-        (4, (5,), (0, 1, 2, 3)),
-        # Two of one half before two counterparts.
-        (2, (0, 1, 2, 4, 5), (6, 7)),
-        (2, (0, 1, 2, 5, 6), (4, 7)),
-    ],
-)
-def test_whole_gpus_are_a_well_connected_group(wanted: int, taken: tuple[int, ...], group: tuple[int, ...]) -> None:
-    assert places(asking(whole(wanted)), dgx(*taken)) == [dict.fromkeys(group, 80)]
-
-
-def test_a_gpu_in_shared_use_is_no_part_of_a_group() -> None:
-    assert places(asking(whole(4)), dgx(used={0: 1})) == [dict.fromkeys((4, 5, 6, 7), 80)]
-
-
-def test_two_containers_get_the_two_halves() -> None:
-    assert places(asking(whole(4), whole(4)), dgx()) == [
-        dict.fromkeys((0, 1, 2, 3), 80),
-        dict.fromkeys((4, 5, 6, 7), 80),
-    ]
-
-
-PAIRS = ((0, 1), (2, 3))
-
-
-@pytest.mark.parametrize(
-    ("wanted", "taken", "group"),
-    [(2, (), (0, 1)), (2, (0,), (2, 3)), (1, (0,), (1,)), (3, (), (0, 1, 2)), (2, (0, 2), (1, 3))],
-)
-def test_of_two_pairs_one_is_taken_and_one_is_left(wanted: int, taken: tuple[int, ...], group: tuple[int, ...]) -> None:
-    assert places(asking(whole(wanted)), node(8, 8, 8, 8, taken=taken, near=PAIRS)) == [dict.fromkeys(group, 8)]
 
 
 def test_groups_differ_by_more_than_which_of_a_kind_they_take() -> None:
@@ -728,11 +640,6 @@ def test_the_uuid_of_a_gpu_in_mig_mode_means_its_instances() -> None:
         (Wishes(use_uuids=frozenset({"GPU-9"}), avoid_uuids=frozenset({"GPU-2"})), 3),
     ):
         assert places(asking(mem(4), wishes=wishes), there) == [{taken: 4}]
-
-
-@pytest.mark.parametrize(("policy", "taken"), [("binpack", 3), ("fit", 3), ("spread", 0)])
-def test_of_equal_instances_that_on_the_fullest_gpu_is_taken_or_that_on_the_emptiest(policy: str, taken: int) -> None:
-    assert places(asking(mem(8)), node(10, 10, 10, 10, used={2: 5}, cards=TWO_CARDS), policy) == [{taken: 8}]
 
 
 def test_a_second_part_keeps_to_the_same_gpu_or_leaves_it() -> None:

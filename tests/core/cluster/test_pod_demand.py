@@ -127,12 +127,6 @@ def test_nothing_of_the_other_resource_is_no_contradiction() -> None:
     assert asked(there) == Ask((memory(4),))
 
 
-def test_a_wish_that_makes_no_sense_is_impossible() -> None:
-    assert refused(pod(("c0", 4), annotations={GPU_POLICY: "best"})) == (
-        "the annotation gpu-device-plugin/gpu-policy is none of fit, binpack, spread; write one of them"
-    )
-
-
 def test_a_pod_that_asks_for_nothing_may_have_anything_written_on_it() -> None:
     assert asked(pod(labels={SPLIT_LABEL: "many"}, annotations={GPU_POLICY: "best", USE_MODEL: "T4"})) == Ask()
 
@@ -153,20 +147,6 @@ def test_one_gpu_is_no_split(text: str) -> None:
 
 def test_the_label_says_nothing_to_who_asks_for_no_memory() -> None:
     assert asked(pod(("c0", 3), resource=COUNT, labels={SPLIT_LABEL: "2"})) == Ask((whole(3),))
-
-
-def test_only_memory_is_split() -> None:
-    both = Pod(
-        "u",
-        "default",
-        "a",
-        labels={SPLIT_LABEL: "3"},
-        containers=(
-            Container("c0", ContainerKind.APP, 0, {COUNT.name: 2}),
-            Container("c1", ContainerKind.APP, 1, {MEM.name: 6}),
-        ),
-    )
-    assert asked(both) == Ask((memory(6, gpus=3), whole(2)))
 
 
 @pytest.mark.parametrize("text", ["", "0", "-2", "+2", "2.0", " 2", "two", "²", "1000000000", "9" * 5000])

@@ -20,6 +20,7 @@ from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, Liste
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
+from tests.core.cluster.occupants import occupants
 
 if TYPE_CHECKING:
     import random
@@ -60,12 +61,63 @@ def node(
     return candidate("node-a", NodeGpus(tuple(listed), share_mib=1024, problem=problem), ())
 
 
-def on(position: int, shares: int, uid: str, priority: int = 0, *, terminating: bool = False) -> Occupant:
-    return Occupant(uid, Usage(((position, shares),)), priority, terminating)
+def on(position: int, shares: int, uid: str, priority: int = 0) -> Occupant:
+    return Occupant(uid, Usage(((position, shares),)), priority)
 
 
-def has_whole(position: int, uid: str, priority: int = 0) -> Occupant:
-    return Occupant(uid, Usage(whole=(position,)), priority)
+BOTH = Ask((Part(Demand(Kind.COUNT, 1)), Part(Demand(Kind.MEMORY, 2))))
+CHOICES: dict[str, tuple[Ask, tuple[int, ...], str, str, str | None]] = {
+    "victims that free one GPU are kept": (memory(8), (8, 8), "a4@0 b4@0 c8@1", "ab", "ab"),
+    "a victim that does not help on the GPU stays": (memory(8), (8, 8), "a4@0 b4@0 c4@1 d4@1", "ac", "ab"),
+    "the least important, even if they are more": (memory(8), (8, 8, 4), "a8@0/5 b4@1/1 c4@1/1", "x", "bcx"),
+    "then the fewest": (memory(8), (8, 8, 4), "a4@0 b4@0 c8@1", "x", "cx"),
+    "then those with less memory": (memory(6), (8, 8, 8, 2), "a4@0 b4@0 c6@1 d2@1 e7@2 f1@2", "x", "cx"),
+    "of one GPU the smallest that suffices": (memory(3), (10, 2), "a5@0 b3@0 c2@0", "x", "bx"),
+    "between equals the uid decides": (memory(8), (8, 8, 2), "b8@0 a8@1", "x", "ax"),
+    "nobody as important": (memory(8), (8, 4), "a4@0/100 x4@1", "x", None),
+    "nobody more important": (memory(8), (8, 4), "a4@0/101 x4@1", "x", None),
+    "nobody where it could not help": (memory(9), (8, 8), "a8@0 b8@1", "ab", None),
+    "nobody to evict": (memory(8), (8,), "", "", None),
+    # An answer without victims is an error.
+    "not who ends anyway, and one victim stays": (memory(8), (8, 8, 2), "a8@0- b8@1", "x", "x"),
+    # They make room for the other requests of the pod; of them nothing is known here.
+    "victims that take no GPU are kept": (memory(8), (8,), "a1@0", "y", "ay"),
+    "a GPU in whole use is made free for shares": (memory(2), (8, 8), "a*@0 b8@1/100", "x", "ax"),
+    "shares make way for a whole GPU": (whole(1), (8, 8), "a1@0 b1@0 c7@1", "x", "cx"),
+    "several whole GPUs where it costs least": (whole(2), (8, 8, 8), "a1@0 b1@0 c7@1 d*@2", "x", "cdx"),
+    "containers share the room on one GPU": (memory(6, 2), (8, 8), "a8@0 b4@1 c4@1", "x", "ax"),
+    "containers go onto one GPU where that costs least": (memory(4, 4), (8, 8), "a4@0 b4@0 c5@1 d3@1", "x", "abx"),
+    "a split pod gets a part of each GPU": (memory(8, gpus=2), (8, 8, 8), "a6@0 b6@1 c2@1 d8@2", "x", "abx"),
+    "whole GPUs and shares of one pod do not meet": (BOTH, (8, 8), "a8@0 b4@1 c4@1", "x", "abx"),
+    "shares on an unknown GPU are in the way on each": (memory(7), (8, 8), "a8@? b1@0", "x", "ax"),
+    "and count where room is made": (memory(4), (8, 8), "a4@? b4@0 c8@1/100", "x", "ax"),
+    "unlisted and unknown GPUs are in the way": (whole(1), (8, 8), "a*@7,*@? b8@0 c4@1 d4@1", "x", "abx"),
+    # It is not GPU 0, which b shares; without b it might well be.
+    "a whole GPU nobody knows which": (memory(8), (8, 8), "a*@? b8@0/1 c8@1/100", "x", "abx"),
+    "such a pod that is too important": (memory(8), (8,), "a*@?/100 b8@0", "x", None),
+    # Without b there are 7 and 4. The unknown GPU of a would be in the way on GPU 1 only if p went from there.
+    "who stays on a GPU shows that it is not the unknown one": (
+        memory(4, 4), (8, 8), "a*@? b*@0,2@? p4@1 s1@0/100", "x", "bx",
+    ),
+    "a GPU without its last sharer may be the unknown one": (
+        memory(8, 7), (9, 8), "s8@0,1@1 t1@0/100 a*@?", "x", "asx",
+    ),
+    # For GPU 0 a has to go, which has 3 of GPU 1: there one of the others is enough.
+    "of two that could stay the more important": (
+        memory(8, gpus=2), (4, 7, 1), "a4@0,3@1/1 c2@1/1 d2@1", "x", "adx",
+    ),
+    "of two that could stay the larger": (memory(8, gpus=2), (4, 7, 1), "a4@0,3@1/1 c2@1,1@2 d2@1", "x", "adx"),
+    # Alone, GPU 1 would be helped best by c; but a has to go for GPU 0, and is on both.
+    "in the way only as long as another is": (memory(6, gpus=2), (3, 6), "a3@0,3@1 c3@1", "x", "ax"),
+}  # fmt: skip
+"""What a pod asks of which GPUs, the pods there, kube-scheduler's victims, and those who are evicted."""
+
+
+@pytest.mark.parametrize(("ask", "sizes", "pods", "victims", "evicted"), CHOICES.values(), ids=CHOICES)
+def test_pods_are_evicted_so_that_room_is_made_on_gpus(
+    ask: Ask, sizes: tuple[int, ...], pods: str, victims: str, evicted: str | None
+) -> None:
+    assert chosen(ask, node(*sizes), occupants(pods), *victims) == (None if evicted is None else set(evicted))
 
 
 def chosen(ask: Ask, there: Candidate, pods: list[Occupant], *victims: str) -> set[str] | None:
@@ -73,122 +125,9 @@ def chosen(ask: Ask, there: Candidate, pods: list[Occupant], *victims: str) -> s
     return None if found is None else set(found)
 
 
-def test_victims_that_free_one_gpu_are_kept() -> None:
-    """GPU 0 is full with a and b; 8 are wanted; without a and b it has 8."""
-    pods = [on(0, 4, "a"), on(0, 4, "b"), on(1, 8, "c")]
-    assert chosen(memory(8), node(8, 8), pods, "a", "b") == {"a", "b"}
-
-
-def test_a_victim_that_does_not_help_on_the_gpu_may_stay() -> None:
-    """Without a and c the node has 8 shares free, 4 on each GPU; one GPU has 8 without a and b, and c can stay."""
-    pods = [on(0, 4, "a"), on(0, 4, "b"), on(1, 4, "c"), on(1, 4, "d")]
-    assert chosen(memory(8), node(8, 8), pods, "a", "c") == {"a", "b"}
-
-
-def test_of_eight_pods_on_four_gpus_two_make_room_wherever_kube_scheduler_would_evict() -> None:
-    """Each GPU of 14 holds two pods of 7, and 14 are wanted: by the sum any two would do."""
-    pods = [on(n // 2, 7, f"{n}") for n in range(8)]
-    for victims in combinations("01234567", 2):
-        found = chosen(memory(14), node(14, 14, 14, 14), pods, *victims)
-        assert found is not None
-        assert len(found) == 2
-
-
-def test_least_important_pods_go_first_even_if_they_are_more() -> None:
-    """GPU 0 takes one victim of priority 5, GPU 1 two of priority 1."""
-    pods = [on(0, 8, "a", 5), on(1, 4, "b", 1), on(1, 4, "c", 1)]
-    assert chosen(memory(8), node(8, 8, 4), pods, "x") == {"b", "c", "x"}
-
-
-def test_of_equally_important_pods_the_fewest_go() -> None:
-    pods = [on(0, 4, "a"), on(0, 4, "b"), on(1, 8, "c")]
-    assert chosen(memory(8), node(8, 8, 4), pods, "x") == {"c", "x"}
-
-
-def test_of_equally_many_those_with_less_memory_go() -> None:
-    """6 of 8 are wanted. On GPU 0 either pod of 4 leaves 4: both must go. On GPU 1 the 6 suffice, on GPU 2 the 7 do."""
-    pods = [on(0, 4, "a"), on(0, 4, "b"), on(1, 6, "c"), on(1, 2, "d"), on(2, 7, "e"), on(2, 1, "f")]
-    assert chosen(memory(6), node(8, 8, 8, 2), pods, "x") == {"c", "x"}
-
-
-def test_of_one_gpu_the_smallest_pod_that_suffices_goes() -> None:
-    """3 are wanted of a full GPU that holds 5, 3 and 2: the 3 goes, the 5 can stay."""
-    pods = [on(0, 5, "a"), on(0, 3, "b"), on(0, 2, "c")]
-    assert chosen(memory(3), node(10, 2), pods, "x") == {"b", "x"}
-
-
-def test_between_equals_the_uid_decides() -> None:
-    pods = [on(0, 8, "b"), on(1, 8, "a")]
-    assert chosen(memory(8), node(8, 8, 2), pods, "x") == {"a", "x"}
-
-
-@pytest.mark.parametrize("priority", [IMPORTANT, IMPORTANT + 1])
-def test_nobody_as_important_is_evicted(priority: int) -> None:
-    assert chosen(memory(8), node(8, 4), [on(0, 4, "a", priority), on(1, 4, "x")], "x") is None
-
-
-def test_nobody_is_evicted_where_it_could_not_help() -> None:
-    """No GPU has 9 in all."""
-    assert chosen(memory(9), node(8, 8), [on(0, 8, "a"), on(1, 8, "b")], "a", "b") is None
-
-
 def test_nobody_is_evicted_where_the_agent_is_away() -> None:
     """Its GPUs are known from before."""
     assert chosen(memory(8), node(8, problem="its agent has ended"), [on(0, 8, "a")], "a") is None
-
-
-def test_a_pod_that_ends_anyway_is_not_evicted_again() -> None:
-    """Once a has ended GPU 0 has 8; the scheduler's victim stays one, for an answer without victims is an error."""
-    pods = [on(0, 8, "a", terminating=True), on(1, 8, "b")]
-    assert chosen(memory(8), node(8, 8, 2), pods, "x") == {"x"}
-
-
-def test_without_anybody_to_evict_there_is_no_answer() -> None:
-    assert chosen(memory(8), node(8), []) is None
-
-
-def test_victims_that_take_no_gpu_are_kept() -> None:
-    """They make room for what else the pod asks; of them nothing is known here."""
-    assert chosen(memory(8), node(8), [on(0, 1, "a")], "cpu-only") == {"a", "cpu-only"}
-
-
-def test_a_gpu_in_whole_use_is_made_free_for_shares() -> None:
-    assert chosen(memory(2), node(8, 8), [has_whole(0, "a"), on(1, 8, "b", IMPORTANT)], "x") == {"a", "x"}
-
-
-def test_shares_make_way_for_a_whole_gpu() -> None:
-    """GPU 1 has one pod and GPU 0 two."""
-    pods = [on(0, 1, "a"), on(0, 1, "b"), on(1, 7, "c")]
-    assert chosen(whole(1), node(8, 8), pods, "x") == {"c", "x"}
-
-
-def test_several_whole_gpus_are_emptied_where_it_costs_least() -> None:
-    pods = [on(0, 1, "a"), on(0, 1, "b"), on(1, 7, "c"), has_whole(2, "d")]
-    assert chosen(whole(2), node(8, 8, 8), pods, "x") == {"c", "d", "x"}
-
-
-def test_containers_of_one_pod_share_what_becomes_free() -> None:
-    """6 and 2 are wanted, and GPU 0 takes both once a is gone."""
-    pods = [on(0, 8, "a"), on(1, 4, "b"), on(1, 4, "c")]
-    assert chosen(memory(6, 2), node(8, 8), pods, "x") == {"a", "x"}
-
-
-def test_containers_of_one_pod_go_onto_one_gpu_where_that_costs_least() -> None:
-    """4 and 4 are wanted. Both on GPU 0 cost a and b, which have 8; one on each GPU would cost 4 and 5."""
-    pods = [on(0, 4, "a"), on(0, 4, "b"), on(1, 5, "c"), on(1, 3, "d")]
-    assert chosen(memory(4, 4), node(8, 8), pods, "x") == {"a", "b", "x"}
-
-
-def test_a_split_pod_gets_a_part_of_each_gpu() -> None:
-    pods = [on(0, 6, "a"), on(1, 6, "b"), on(1, 2, "c"), on(2, 8, "d")]
-    assert chosen(memory(8, gpus=2), node(8, 8, 8), pods, "x") == {"a", "b", "x"}
-
-
-def test_whole_gpus_and_shares_of_one_pod_do_not_meet() -> None:
-    """One GPU whole and 2 shares: two GPUs, of which the one for the shares keeps b."""
-    ask = Ask((Part(Demand(Kind.COUNT, 1)), Part(Demand(Kind.MEMORY, 2))))
-    pods = [on(0, 8, "a"), on(1, 4, "b"), on(1, 4, "c")]
-    assert chosen(ask, node(8, 8), pods, "x") == {"a", "b", "x"}
 
 
 def test_only_gpus_that_the_pod_wants_are_emptied() -> None:
@@ -225,51 +164,6 @@ def test_of_many_gpus_those_with_the_fewest_pods_are_looked_at_first() -> None:
     assert chosen(whole(4), node(*(8,) * 9), pods, "x") == {"x", *(f"{at}-0" for at in range(5, 9))}
 
 
-def test_shares_on_an_unknown_gpu_are_in_the_way_on_each() -> None:
-    """a has 8 shares somewhere: nobody knows on which GPU, so it must go."""
-    pods = [Occupant("a", Usage(unplaced_shares=8)), on(0, 1, "b")]
-    assert chosen(memory(7), node(8, 8), pods, "x") == {"a", "x"}
-
-
-def test_shares_on_an_unknown_gpu_count_on_the_one_where_room_is_made() -> None:
-    """4 are wanted of a full GPU: whether a, whose 4 may lie there, or b goes, the uid decides."""
-    pods = [Occupant("a", Usage(unplaced_shares=4)), on(0, 4, "b")]
-    assert chosen(memory(4), node(8, 8), [*pods, on(1, 8, "c", IMPORTANT)], "x") == {"a", "x"}
-
-
-def test_a_pod_on_unlisted_and_unknown_gpus_is_in_the_way() -> None:
-    """a has two GPUs whole, and nobody knows which; besides it GPU 0 costs one pod, and GPU 1 two."""
-    pods = [Occupant("a", Usage(whole=(7,), unplaced_gpus=1)), on(0, 8, "b"), on(1, 4, "c"), on(1, 4, "d")]
-    assert chosen(whole(1), node(8, 8), pods, "x") == {"a", "b", "x"}
-
-
-def test_a_whole_gpu_nobody_knows_which_is_in_the_way() -> None:
-    """a has one of the two GPUs whole, not GPU 0, which b shares; without b it might well be GPU 0."""
-    pods = [Occupant("a", Usage(unplaced_gpus=1)), on(0, 8, "b", 1), on(1, 8, "c", IMPORTANT)]
-    assert chosen(memory(8), node(8, 8), pods, "x") == {"a", "b", "x"}
-
-
-def test_a_pod_too_important_that_may_be_anywhere_keeps_its_gpu() -> None:
-    pods = [Occupant("a", Usage(unplaced_gpus=1), IMPORTANT), on(0, 8, "b")]
-    assert chosen(memory(8), node(8), pods, "x") is None
-
-
-def test_whoever_stays_on_a_gpu_shows_that_it_is_not_the_unknown_one() -> None:
-    """4 and 4 are wanted. b has GPU 0 whole, which s shares, and 2 shares somewhere: without b there are 7 and 4.
-
-    a has a GPU whole of which nobody knows which. It would be in the way on GPU 1 only if p went from there.
-    """
-    a, b = Occupant("a", Usage(unplaced_gpus=1)), Occupant("b", Usage(whole=(0,), unplaced_shares=2))
-    pods = [a, b, on(1, 4, "p"), on(0, 1, "s", IMPORTANT)]
-    assert chosen(memory(4, 4), node(8, 8), pods, "x") == {"b", "x"}
-
-
-def test_a_gpu_that_loses_its_last_sharer_may_be_the_unknown_one() -> None:
-    """8 and 7 are wanted of GPUs with 9 and 8. Without s each would fit, if GPU 1 were then not the one that a has."""
-    pods = [Occupant("s", Usage(((0, 8), (1, 1)))), on(0, 1, "t", IMPORTANT), Occupant("a", Usage(unplaced_gpus=1))]
-    assert chosen(memory(8, 7), node(9, 8), pods, "x") == {"a", "s", "x"}
-
-
 def test_on_a_crowded_gpu_the_largest_pods_are_looked_at() -> None:
     """64 of 64 shares are held by 64 pods, and 32 are wanted: as many sets as there are not seconds to compare them."""
     pods = [on(0, 1, f"{number:02}") for number in range(64)]
@@ -283,25 +177,6 @@ def test_pods_of_one_size_are_not_compared_with_each_other() -> None:
     """
     pods = [*(on(0, 4, f"four-{n}") for n in range(10)), *(on(0, 3, f"three-{n}") for n in range(6))]
     assert chosen(memory(17), node(58), pods, "x") == {"x", "four-0", "four-1", "three-0", "three-1", "three-2"}
-
-
-SPARED = {
-    "the more important": (on(1, 2, "c", 1), on(1, 2, "d", 0)),
-    "the larger": (Occupant("c", Usage(((1, 2), (2, 1)))), on(1, 2, "d", 0)),
-}
-
-
-@pytest.mark.parametrize(("spared", "victim"), SPARED.values(), ids=SPARED)
-def test_of_two_that_could_stay_one_does(spared: Occupant, victim: Occupant) -> None:
-    """4 of each GPU are wanted. On GPU 1 the two do, but for GPU 0 a has to go, which has 3 of GPU 1: one is enough."""
-    a = Occupant("a", Usage(((0, 4), (1, 3))), 1)
-    assert chosen(memory(8, gpus=2), node(4, 7, 1), [a, spared, victim], "x") == {"a", victim.uid, "x"}
-
-
-def test_who_is_in_the_way_on_one_gpu_only_as_long_as_another_is_may_stay() -> None:
-    """3 of each GPU are wanted. Alone, GPU 1 would be helped best by c; but a has to go for GPU 0, and is on both."""
-    pods = [Occupant("a", Usage(((0, 3), (1, 3)))), on(1, 3, "c")]
-    assert chosen(memory(6, gpus=2), node(3, 6), pods, "x") == {"a", "x"}
 
 
 # --- What else kube-scheduler evicts for ------------------------------------------------------------------------------

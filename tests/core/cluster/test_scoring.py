@@ -148,57 +148,6 @@ def test_who_spreads_over_gpus_spares_none() -> None:
 # --- how well whole GPUs are connected
 
 
-def ring(number: int, *near: tuple[int, int]) -> Links:
-    """GPUs on switches, each with the next one, and some pairs with NVLink."""
-    switched = {(at, at + 1): Closeness.SWITCH for at in range(number - 1)}
-    linked = switched | dict.fromkeys(near, Closeness.NVLINK)
-    return Links(tuple((a, b, how, 4 if how is Closeness.NVLINK else 0) for (a, b), how in linked.items()))
-
-
-def test_one_gpu_alone_is_connected_as_well_as_can_be() -> None:
-    assert connected(Links(), (3,), 1) == 1.0
-
-
-def test_of_all_groups_the_best_counts() -> None:
-    """Of four GPUs there are three groups of two on one switch, and one with NVLink."""
-    there = ring(4, (1, 3))
-    assert connected(there, (0, 1, 2, 3), 2) == 1.0
-    assert connected(there, (0, 1, 2), 2) == pytest.approx(5 / 7)
-    assert connected(there, (0, 2), 2) == 0.0
-    assert connected(there, (1, 2, 3), 3) == pytest.approx((5 + 7 + 5) / 21)
-
-
-def test_where_there_are_many_groups_one_grows_from_the_closest_two() -> None:
-    """Three of sixteen are 560 groups. GPUs 9 and 10 are the closest two, then 11 is as close to both."""
-    there = ring(16, (9, 10), (10, 11), (9, 11))
-    assert connected(there, range(16), 3) == 1.0
-    assert connected(there, range(9), 3) == pytest.approx(10 / 21)
-    assert connected(there, range(16), 2) == 1.0
-
-
-def test_groups_of_four_of_eight_are_all_compared() -> None:
-    """They are 70. The closest two have nobody near them; GPUs 4 to 7 are all on one switch."""
-    switched = tuple((a, b, Closeness.SWITCH, 0) for a, b in combinations(range(4, 8), 2))
-    assert connected(Links(((0, 1, Closeness.NVLINK, 4), *switched)), range(8), 4) == pytest.approx(5 / 7)
-
-
-def test_a_group_grows_by_whoever_is_closest_to_all_that_are_in_it() -> None:
-    """Four of nine are 126 groups. GPUs 0 and 1 are closest, and 4 joins them, which is on a switch with both.
-
-    GPUs 2 and 5 are both on one with 0, but only 5 is with 4 too.
-    """
-    near = [(0, 4), (1, 4), (4, 5), (0, 5), (0, 2)]
-    there = Links(((0, 1, Closeness.NVLINK, 4), *((a, b, Closeness.SWITCH, 0) for a, b in near)))
-    assert connected(there, range(9), 4) == pytest.approx((7 + 5 * 4) / (7 * 6))
-
-
-def test_the_closest_two_of_many_are_not_looked_for_in_larger_groups() -> None:
-    """Two of thirteen are 78 groups. GPUs 2, 3 and 4 are near each other, but no two of them as near as 0 and 1."""
-    near = [(2, 3), (2, 4), (3, 4)]
-    there = Links(((0, 1, Closeness.NVLINK, 4), *((a, b, Closeness.SWITCH, 0) for a, b in near)))
-    assert connected(there, range(13), 2) == 1.0
-
-
 @given(st.sets(st.integers(0, 11), min_size=1), st.data())
 def test_how_well_gpus_are_connected_is_how_well_the_group_is_that_a_pod_gets(
     unused: set[int], data: st.DataObject
@@ -257,15 +206,6 @@ def test_of_two_equally_full_nodes_binpack_likes_the_one_where_no_gpu_is_opened(
         score(asking(mem(asked)), halves, "binpack", "binpack")
         == score(asking(mem(asked)), one, "binpack", "binpack") + 4
     )
-
-
-@given(st.integers(2, 4))
-def test_of_two_empty_nodes_the_one_with_nvlink_is_liked_better_for_whole_gpus(gpus: int) -> None:
-    pairs = list(combinations(range(4), 2))
-    by_level = [node(8, 8, 8, 8, closeness=dict.fromkeys(pairs, level * 100)) for level in sorted(Closeness)]
-    points = [score(asking(whole(gpus)), there, "binpack", "binpack") for there in by_level]
-    assert points == sorted(points)
-    assert points[Closeness.NVLINK] > points[Closeness.SWITCH]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -44,16 +44,6 @@ def test_a_pod_that_asks_for_nothing_takes_nothing_whatever_is_written_on_it() -
     assert usage({"c0": 0}, idx=1, app={"0": {"0": 4}}) is NOTHING
 
 
-@pytest.mark.parametrize("use", [NOTHING, Usage(((0, 4),)), Usage(whole=(1,))])
-def test_what_is_placed_is_placed(use: Usage) -> None:
-    assert not use.unplaced
-
-
-@pytest.mark.parametrize("use", [Usage(unplaced_shares=1), Usage(((0, 4),), unplaced_gpus=1)])
-def test_what_is_not_all_placed_is_unplaced(use: Usage) -> None:
-    assert use.unplaced
-
-
 def test_what_lies_on_a_gpu_that_the_node_does_not_list_is_unplaced() -> None:
     """The node lists GPUs 0 and 1. What its pod has left a moment ago is no use of theirs, listed or not."""
     before = Usage(((0, 4), (2, 3)), (1, 3, 4), 1, 1, settling_shares=(2,), settling_whole=(4,))
@@ -79,25 +69,17 @@ MEMORY: dict[str, tuple[dict[str, int], dict[str, Any], Usage]] = {
     "the original wrote one GPU": ({"c0": 4}, {"idx": 1}, Usage(((1, 4),))),
     "one GPU for all containers": ({"c0": 4, "c1": 3}, {"idx": 1}, Usage(((1, 7),))),
     "a list": ({"c0": 4}, {"app": {"0": {"2": 4}}}, Usage(((2, 4),))),
-    "a list is believed before one GPU": ({"c0": 4}, {"idx": 1, "app": {"0": {"2": 4}}}, Usage(((2, 4),))),
     "containers on two GPUs, and by position": (
         {"c0": 4, "c1": 3},
         {"app": {"0": {"2": 4}, "1": {"0": 3}}},
         Usage(((0, 3), (2, 4))),
     ),
-    "one container over two GPUs": ({"c0": 4}, {"app": {"0": {"0": 2, "1": 2}}}, Usage(((0, 2), (1, 2)))),
-    "a container that the list omits": (
-        {"c0": 4, "c1": 3},
-        {"app": {"1": {"0": 3}}},
-        Usage(((0, 3),), unplaced_shares=4),
-    ),
-    "more than is asked is not believed": ({"c0": 4}, {"app": {"0": {"0": 5}}}, Usage(unplaced_shares=4)),
-    "less than is asked is not believed": ({"c0": 4}, {"app": {"0": {"0": 3}}}, Usage(unplaced_shares=4)),
     "junk in one annotation is junk in all": (
         {"c0": 4},
         {"idx": "x", "app": {"0": {"0": 4}}},
         Usage(unplaced_shares=4),
     ),
+    "more than is asked is not believed": ({"c0": 4}, {"app": {"0": {"0": 5}}}, Usage(unplaced_shares=4)),
     "an init container hands on": (
         {"i0": 4, "c0": 4},
         {"app": {"0": {"1": 4}}, "init": {"0": {"1": 4}}},
@@ -108,22 +90,13 @@ MEMORY: dict[str, tuple[dict[str, int], dict[str, Any], Usage]] = {
         {"app": {"0": {"1": 4}}, "init": {"0": {"1": 5}}},
         Usage(((1, 5),)),
     ),
-    "so too if only the list for the others is there": ({"i0": 5, "c0": 4}, {"app": {"0": {"1": 4}}}, Usage(((1, 5),))),
-    "so too if only the list for init containers is there": (
-        {"i0": 5, "c0": 4},
-        {"init": {"0": {"1": 5}}},
-        Usage(((1, 5),)),
-    ),
     "and what is asked beyond it may be anywhere": (
         {"i0": 5, "c0": 7},
         {"init": {"0": {"1": 5}}},
         Usage(((1, 5),), unplaced_shares=2),
     ),
-    "an init container over two GPUs": ({"i0": 4}, {"init": {"0": {"0": 2, "1": 2}}}, Usage(((0, 2), (1, 2)))),
     "only an init container": ({"i0": 5}, {"init": {"0": {"1": 5}}}, Usage(((1, 5),))),
-    "only an init container, and one GPU": ({"i0": 5}, {"idx": 1}, Usage(((1, 5),))),
     "only an init container, and nothing": ({"i0": 5}, {}, Usage(unplaced_shares=5)),
-    "two init containers use the same": ({"i0": 5, "i1": 3, "c0": 1}, {"idx": 1}, Usage(((1, 5),))),
     "a sidecar keeps what it has": (
         {"s0": 2, "c0": 4},
         {"app": {"0": {"1": 4}}, "init": {"0": {"0": 2}}},

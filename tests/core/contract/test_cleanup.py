@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from gpu_device_plugin.core.contract.cleanup import (
-    Leftovers,
     leftovers,
     mig_resources,
     our_annotations,
@@ -82,26 +81,6 @@ def test_leftovers_of_a_node_are_named_and_removed_by_two_patches() -> None:
     }
     nulls = {"aliyun.com/gpu-mem": None}
     assert left.status_patch == {"status": {"capacity": nulls, "allocatable": nulls}}
-
-
-@pytest.mark.parametrize(
-    ("left", "said"),
-    [
-        (
-            leftovers("n", {"gpu-device-plugin/policy": "x", "gpu-device-plugin/count": "2"}, {}, {}, RESOURCES),
-            "labels gpu-device-plugin/count, gpu-device-plugin/policy",
-        ),
-        (leftovers("n", {}, {NODE_GPUS: ""}, {}, RESOURCES), "annotations gpu-device-plugin/gpus"),
-        (
-            leftovers("n", {}, {}, dict.fromkeys(RESOURCES, 0), RESOURCES),
-            "capacity aliyun.com/gpu-mem, aliyun.com/gpu-count",
-        ),
-    ],
-    ids=["labels", "annotation", "capacity"],
-)
-def test_any_kind_of_leftover_counts(left: Leftovers, said: str) -> None:
-    assert left
-    assert str(left) == said
 
 
 def test_a_node_that_never_shared_has_no_leftovers() -> None:

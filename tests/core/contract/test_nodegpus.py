@@ -75,10 +75,6 @@ def test_absent_fields_are_unknown() -> None:
     )
 
 
-def test_a_node_without_gpus_lists_none() -> None:
-    assert read(gpus=[], links=[]).gpus == ()
-
-
 def test_fields_of_a_newer_agent_are_ignored() -> None:
     assert read(colour="red") == read()
     assert read_gpu(colour="red") == read_gpu()
@@ -150,14 +146,6 @@ def test_a_value_that_is_not_a_number_in_range_is_malformed(
         assert str(caught.value) == f"the node's annotation gpu-device-plugin/gpus has {sentence}"
 
 
-@pytest.mark.parametrize("key", ["index", "shares"])
-def test_a_gpu_without_index_or_shares_is_malformed(key: str) -> None:
-    gpu = {"index": 0, "shares": 14}
-    del gpu[key]
-    with pytest.raises(MalformedAnnotationError, match=f"has no whole number from [01] to [0-9]+ for {key}$"):
-        read(gpus=[gpu])
-
-
 LINK = 'has a link that is not of the form [0, 1, "nvlink", 4]'
 
 
@@ -204,33 +192,12 @@ def test_an_annotation_of_another_form_is_malformed(text: str, why: str) -> None
         read_node_gpus(text)
 
 
-def test_the_last_of_two_equal_keys_counts() -> None:
-    twice = '{"version":2,"version":1,"shareMiB":1,"gpus":[{"index":0,"shares":2,"shares":3}]}'
-    assert read_node_gpus(twice).gpus == (ListedGpu(0, 3),)
-
-
 # --- how GPUs are connected
-
-
-def test_a_closer_connection_counts_more_and_nvlinks_break_ties() -> None:
-    found = read(links=[[0, 1, "nvlink", 4], [2, 0, "nvlink", 12], [1, 2, "switch", 0]])
-    assert [found.links.connection(*pair) for pair in ((0, 1), (1, 0), (0, 2), (2, 0), (1, 2))] == [
-        704,
-        704,
-        712,
-        712,
-        500,
-    ]
 
 
 @pytest.mark.parametrize(("nvlinks", "counted"), [(-3, 700), (0, 700), (99, 799), (100, 799), (10**300, 799)])
 def test_no_number_of_nvlinks_outweighs_a_closer_connection(nvlinks: int, counted: int) -> None:
     assert read(links=[[0, 1, "nvlink", nvlinks]]).links.connection(0, 1) == counted
-
-
-def test_gpus_without_a_link_are_not_connected() -> None:
-    assert read(links=[]).links.connection(0, 1) == 0
-    assert NO_GPUS.links.connection(0, 1) == 0
 
 
 def test_an_unknown_level_of_a_newer_agent_is_still_a_connection() -> None:
@@ -294,14 +261,6 @@ def test_a_node_without_any_gpu_is_no_problem() -> None:
 def test_the_agents_list_takes_precedence_over_the_capacity() -> None:
     """The capacity is some seconds late, and does not show the single GPU."""
     assert gpus_of_node({NODE_GPUS: SAID}, {}, 28, 2) == read_node_gpus(SAID)
-
-
-def test_links_parsed_for_other_nodes_are_reused() -> None:
-    known: dict[str, Links] = {}
-    linked = json.dumps({**json.loads(SAID), "links": [[0, 1, "nvlink", 4]]})
-    one, other = (gpus_of_node({NODE_GPUS: linked}, {}, 0, 0, known) for _ in range(2))
-    assert one.links is other.links
-    assert list(known.values()) == [one.links]
 
 
 def test_a_node_of_gpushare_is_divided() -> None:
@@ -437,17 +396,6 @@ def test_the_annotation_does_not_depend_on_the_drivers_order() -> None:
     ]
     assert said[0] == said[1]
     assert json.loads(said[0])["links"] == [[0, 1, "node", 0], [1, 2, "switch", 0]]
-
-
-def test_an_agent_without_gpus_writes_an_empty_list() -> None:
-    assert json.loads(write_node_gpus(node_gpus(Shares(1024), Inventory(), {}, "spread"))) == {
-        "version": 1,
-        "shareMiB": 1024,
-        "policy": "spread",
-        "driver": None,
-        "gpus": [],
-        "links": [],
-    }
 
 
 def test_the_end_of_the_agent_is_the_last_key_of_the_annotation() -> None:
@@ -672,25 +620,6 @@ def test_the_annotation_reads_as_it_was_written(
     there = node_gpus(shares, inventory, unhealthy, policy, away=data.draw(st.booleans()))
     found = read_node_gpus(write_node_gpus(there))
     assert found == there
-    assert [(g.position, g.shares, g.uuid, g.model, g.memory_mib, g.unhealthy, g.numa) for g in found.gpus] == [
-        (
-            s.position,
-            len(s.shares),
-            s.gpu.uuid,
-            s.gpu.product,
-            s.gpu.total_mib,
-            unhealthy.get(s.gpu.uuid, ""),
-            s.gpu.numa_node,
-        )
-        for s in shares.gpus
-    ]
-    assert (found.share_mib, found.policy, found.driver) == (share_mib, policy, inventory.driver_version)
-    for link in links:
-        ends = [shares.by_uuid(link.a), shares.by_uuid(link.b)]
-        if all(ends):
-            a, b = (end.position for end in ends if end is not None)
-            placement_value = link.closeness * 100 + link.nvlinks
-            assert found.links.connection(a, b) == found.links.connection(b, a) == placement_value
 
 
 JSON = st.recursive(

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.cleanup import our_annotations
 from gpu_device_plugin.core.contract.keys import NODE_LIMITS, NODE_USE, MalformedAnnotationError
 from gpu_device_plugin.core.contract.nodereport import (
     ANNOTATED,
@@ -180,10 +179,6 @@ def test_long_texts_do_not_make_an_annotation_that_kubernetes_refuses(why: str) 
     assert len(read.parts) + read.left_out == ANNOTATED.containers
     assert read.parts[-1].used_mib == ANNOTATED.containers - 1
     assert 0 < len(read.parts[0].why) < len(why)
-
-
-def test_it_is_removed_with_the_agent() -> None:
-    assert our_annotations({NODE_USE: "{}", "gpu-device-plugin/useful": "1"}) == (NODE_USE,)
 
 
 def part(**fields: Any) -> ContainerUse:

@@ -117,24 +117,11 @@ def test_a_change_of_the_way_keeps_every_id_and_position() -> None:
     assert shares.gpus[1].offered == OF_GPU
 
 
-def test_instances_come_behind_the_known_gpus_when_they_are_switched_on() -> None:
-    shares = cut((10,), 4, mode=OFF)
-    assert [shared.gpu.uuid for shared in shares.gpus] == ["GPU-1"]
-    shares = shares.with_inventory(inventory((10,), 4), mig=SHARE)
-    assert [shared.gpu.uuid for shared in shares.gpus] == ["GPU-1", "MIG-0-0"]
-
-
 def test_a_destroyed_instance_keeps_its_ids_and_is_given_to_nobody() -> None:
     shares = cut((10, 10), mode=SHARE).with_inventory(inventory((10,)), mig=SHARE)
     gone = shares.gpus[1]
     assert (gone.gone, gone.offered, len(gone.ids(SHARES))) == (True, frozenset(), 10)
     assert not shares.gpus[0].gone
-
-
-def test_an_instance_that_is_made_again_is_given_again() -> None:
-    shares = cut((10, 10), mode=SHARE).with_inventory(inventory((10,)), mig=SHARE)
-    again = shares.with_inventory(inventory((10, 10)), mig=SHARE)
-    assert again.gpus == cut((10, 10), mode=SHARE).gpus
 
 
 def test_an_instance_made_again_by_another_profile_has_its_id_in_both_resources() -> None:
@@ -159,11 +146,6 @@ def test_an_instance_made_again_with_less_memory_is_not_shared_by_its_earlier_id
     assert shares.with_inventory(inventory((10,)), mig=SHARE).gpus[0].offered == frozenset()
     more = cut((10,), mode=SHARE).with_inventory(inventory((20,)), mig=SHARE).gpus[0]
     assert (set(more.offered), len(more.ids(SHARES))) == ({SHARES}, 10)
-
-
-def test_a_whole_gpu_that_the_driver_does_not_list_stays() -> None:
-    shares = cut(4, 4, mode=OFF)
-    assert shares.with_inventory(Inventory((shares.gpus[0].gpu,))).gpus == shares.gpus
 
 
 def test_ids_of_destroyed_instances_count_and_a_restart_is_proposed() -> None:
@@ -244,10 +226,6 @@ def test_while_instances_are_given_to_nobody_only_their_gpu_is_told(excluded: tu
     assert list(told(cut((10, 10), mode=OFF, excluded=excluded))) == ["GPU-0"]
 
 
-def test_of_an_excluded_gpu_its_instances_are_not_told_one_by_one() -> None:
-    assert told(cut((10, 10), 4, mode=SHARE, excluded=("GPU-0",))) == {"GPU-0": "excluded by the configuration"}
-
-
 def test_as_many_positions_as_readers_cope_with_are_given() -> None:
     (parent,) = gpus(0, ())
     most = tuple(instance(0, number) for number in range(MOST_POSITIONS))
@@ -295,11 +273,6 @@ def test_a_gpu_that_gets_instances_keeps_listing_its_ids_until_a_restart() -> No
     assert (first.gpu.uuid, first.gone, first.listed, len(first.ids(SHARES))) == ("GPU-0", False, OF_GPU, 8)
 
 
-def test_a_new_instance_has_the_number_of_the_known_ones_of_its_gpu() -> None:
-    shares = cut(4, (10,), mode=SHARE).with_inventory(inventory(4, (10, 10)), mig=SHARE)
-    assert [shared.card for shared in shares.gpus] == [None, 1, 1]
-
-
 def test_memory_that_is_kept_back_leaves_no_share_of_a_small_gpu_or_instance() -> None:
     shares = Shares(1024, reserve_mib=512).with_inventory(
         Inventory((*gpus(0, 1), *gpus(1, ()), instance(1, 0, 1))), mig=SHARE
@@ -314,12 +287,6 @@ def test_as_many_shares_as_a_kubelet_copes_with_are_not_too_many() -> None:
     with pytest.raises(TooManySharesError) as failed:
         cut((10,), 4, mode=SHARE, limit=13)
     assert failed.value.restart_helps is False
-
-
-def test_a_node_with_nothing_but_former_instances_shares_none() -> None:
-    shares = Shares(1024).with_inventory(replace(inventory(()), order=(instance(0, 5),)), mig=SHARE)
-    assert (len(shares.gpus), shares.any_listed) == (1, False)
-    assert "without instances" in shares.why_none
 
 
 def test_the_instances_of_a_gpu_have_a_number_in_common() -> None:

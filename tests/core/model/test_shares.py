@@ -60,13 +60,6 @@ def test_a_share_id_parses_to_its_gpu_and_number(uuid: str, number: int) -> None
     assert parse_id(share_id(uuid, number)) == (uuid, number)
 
 
-@given(st.text())
-def test_any_text_can_be_parsed(text: str) -> None:
-    uuid, number = parse_id(text)
-    assert text.startswith(uuid)
-    assert (number is None) == (uuid == text)
-
-
 def test_a_gpu_has_an_id_for_every_share_and_one_for_the_whole() -> None:
     shares = Shares(1024).with_inventory(Inventory((card("GPU-a", 0, 2), card("GPU-b", 1, 1))))
     assert [shared.ids((Kind.MEMORY, "")) for shared in shares.gpus] == [("GPU-a::0", "GPU-a::1"), ("GPU-b::0",)]
@@ -84,17 +77,6 @@ def test_every_id_has_its_place() -> None:
     known = ["GPU-a::0", "GPU-a::1", "GPU-a", "GPU-b::0", "GPU-b"]
     assert [shares.place_of(name) for name in known] == [(0, 0), (0, 1), (0, -1), (1, 0), (1, -1)]
     assert [shares.place_of(name) for name in ("GPU-a::2", "GPU-b::00", "GPU-c", "")] == [None] * 4
-
-
-def test_a_gpu_is_found_by_its_uuid_alone() -> None:
-    shares = Shares(1024).with_inventory(Inventory((card("GPU-a", 0), card("GPU-b", 1))))
-    assert shares.by_uuid("GPU-b") == shares.gpus[1]
-    assert shares.by_uuid("GPU-c") is None
-
-
-def test_without_gpus_there_are_no_shares_and_no_complaint() -> None:
-    shares = Shares(1024).with_inventory(Inventory())
-    assert (shares.gpus, shares.left_out, shares.by_uuid("GPU-a")) == ((), (), None)
 
 
 def test_gpus_are_left_out_with_a_reason() -> None:
@@ -163,27 +145,6 @@ def test_an_excluded_gpu_that_the_node_lacks_is_named(excluded: tuple[str, ...],
     assert unknown_exclusions(excluded, Inventory()) == ""
 
 
-def test_memory_kept_back_is_named_where_it_decides() -> None:
-    """15 GiB of which 449 MiB are the driver's."""
-    shares = Shares(15 * 1024).with_inventory(Inventory((card("GPU-a", 0, 15, reserved_mib=449),)))
-    assert [why for _, why in shares.left_out] == [
-        "15 GiB, of which 449 MiB are kept back, less than one share of 15 GiB"
-    ]
-
-
-def test_a_gpu_in_mig_mode_is_left_out() -> None:
-    shares = Shares(1024).with_inventory(Inventory((card("GPU-a", 0, mig=True),)))
-    assert [why for _, why in shares.left_out] == [
-        "in MIG mode and without instances, which nvidia-smi mig or mig-parted creates"
-    ]
-
-
-def test_a_gpu_smaller_than_a_share_is_left_out() -> None:
-    shares = Shares(2048).with_inventory(Inventory((card("GPU-a", 0, 1), card("GPU-b", 1, 2))))
-    assert [(gpu.uuid, why) for gpu, why in shares.left_out] == [("GPU-a", "1 GiB, less than one share of 2 GiB")]
-    assert [(shared.gpu.uuid, shared.position) for shared in shares.gpus] == [("GPU-b", 0)]
-
-
 def test_a_later_gpu_comes_after_the_others_whatever_its_slot() -> None:
     first = Shares(1024).with_inventory(Inventory((card("GPU-b", 0),)))
     then = first.with_inventory(Inventory((card("GPU-a", 0), card("GPU-b", 1))))
@@ -206,12 +167,6 @@ def test_an_id_once_listed_stays_listed() -> None:
     assert after.left_out == ()
 
 
-def test_a_gpu_left_out_is_shared_once_the_reason_ends() -> None:
-    before = Shares(1024).with_inventory(Inventory((card("GPU-a", 0, mig=True),)))
-    after = before.with_inventory(Inventory((card("GPU-a", 0),)))
-    assert (len(after.gpus), after.left_out) == (1, ())
-
-
 def test_too_many_shares_are_refused_with_a_size_that_fits() -> None:
     """8 x 143,771 MiB at 128 MiB give 8 x 1,123 = 8,984; at 256 MiB 8 x 561 = 4,488; at 512 MiB 8 x 280 = 2,240."""
     gpus = tuple(Gpu(f"GPU-{n}", n, "NVIDIA H200", 143_771) for n in range(8))
@@ -224,23 +179,11 @@ def test_too_many_shares_are_refused_with_a_size_that_fits() -> None:
     assert sum(len(shared.shares) for shared in Shares(512).with_inventory(Inventory(gpus)).gpus) == 2240
 
 
-def test_just_as_many_shares_as_allowed_are_allowed() -> None:
-    gpus = Inventory((card("GPU-a", 0, 4), card("GPU-b", 1, 4)))
-    assert len(Shares(1024).with_inventory(gpus, limit=8).gpus) == 2
-    with pytest.raises(TooManySharesError, match="2 GiB or more"):
-        Shares(1024).with_inventory(gpus, limit=7)
-
-
 def test_memory_kept_back_counts_for_the_size_that_fits() -> None:
     """Of 5,000 MiB 2,600 are left: 2,600 shares of 1 MiB, 1,300 of 2 MiB. Without the reserve 4 MiB would be named."""
     gpus = Inventory((Gpu("GPU-a", 0, "Tesla T4", 5000),))
     with pytest.raises(TooManySharesError, match="set the share size to 2 MiB or more"):
         Shares(1, reserve_mib=2400).with_inventory(gpus, limit=1300)
-
-
-def test_the_limit_counts_shared_gpus_only() -> None:
-    gpus = Inventory((card("GPU-a", 0, 4), card("GPU-b", 1, 4)))
-    assert len(Shares(1024).with_inventory(gpus, excluded=["1"], limit=4).gpus) == 1
 
 
 @given(
@@ -287,11 +230,3 @@ def test_shared_gpus_are_connected_as_the_links_say() -> None:
         ((0, 1, Closeness.NVLINK, 4), (0, 2, Closeness.BOARD, 0), (1, 2, Closeness.NVLINK, 2))
     )
     assert [shares.links(links).connection(*pair) for pair in ((0, 1), (1, 2), (0, 2))] == [704, 702, 600]
-
-
-def test_no_number_of_links_outweighs_a_closer_connection() -> None:
-    """Eighteen NVLinks are the most that a GPU has."""
-    shares = Shares(1024).with_inventory(Inventory((card("GPU-a", 0), card("GPU-b", 1), card("GPU-c", 2))))
-    links = (Link("GPU-a", "GPU-b", Closeness.BOARD, 18), Link("GPU-a", "GPU-c", Closeness.NVLINK, 0))
-    found = shares.links(links)
-    assert found.connection(0, 1) < found.connection(0, 2)

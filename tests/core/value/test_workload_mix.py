@@ -15,7 +15,6 @@ from gpu_device_plugin.core.value.workload_mix import (
     MOST_WISHES,
     PodKind,
     WorkloadMix,
-    created_s,
     kinds_of,
     largest_kind,
 )
@@ -171,11 +170,6 @@ def test_a_pod_is_a_kind_for_each_part_that_gets_gpus_of_its_own() -> None:
 )
 def test_it_is_time_to_learn(arrivals: int, learned_from: int, age_s: float, *, outdated: bool, now: bool) -> None:
     assert due(arrivals, learned_from, age_s, outdated=outdated) is now
-
-
-def test_a_pod_without_a_time_counts_like_the_latest() -> None:
-    assert created_s("1970-01-01T00:01:00Z") == 60.0
-    assert created_s("") == 0.0
 
 
 def test_the_largest_part_of_a_pod_stands_for_it_with_all_its_cpu() -> None:

@@ -14,7 +14,7 @@ import pytest
 from gpu_device_plugin.cluster.client.api_client import Timing
 from gpu_device_plugin.cluster.lease import LeaseTiming
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang, Reset, Slow
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang, Reset, Slow
 from tests.patience import patience, stretched
 from tests.programs.extender.harness import HASTY, LEASE_RIGHTS, PREFIX, QUICK, RIGHTS, world
 
@@ -65,9 +65,12 @@ async def test_a_binding_that_was_made_but_not_answered_counts_once(trouble: Tro
         assert (w.places("p"), w.places("q")) == ({0: 5}, {1: 5})
 
 
-@pytest.mark.parametrize("trouble", [Reset(), Answer(429), Answer(503), Answer(500)], ids=str)
+@pytest.mark.parametrize("trouble", [Reset(), Answer(429), Answer(503), Answer(500), Garbage()], ids=str)
 async def test_a_binding_that_was_not_made_is_made_later(trouble: Trouble) -> None:
-    """Once or more often, it comes to the same: the pod is bound in the end, and counts once."""
+    """Once or more often, it comes to the same: the pod is bound in the end, and counts once.
+
+    A proxy's page says 200, and has bound nothing.
+    """
     async with world() as w:
         one_gpu(w, "a")
         await w.start()
