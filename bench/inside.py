@@ -11,7 +11,7 @@ import random
 import sys
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
 
@@ -31,6 +31,7 @@ from gpu_device_plugin.settings.sources import Sources
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
 
+    from gpu_device_plugin.cluster.writers.binder import Binder
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.model.pods import Pod
 
@@ -51,12 +52,6 @@ class _Nowhere:
         assert pod.uid
         assert node
         assert annotations
-
-    async def read(self, namespace: str, name: str) -> Pod:
-        raise NotImplementedError(f"pod {namespace}/{name} is known")
-
-    async def made_claim(self, namespace: str, name: str) -> str:
-        raise NotImplementedError(f"the node of pod {namespace}/{name} serves no claims")
 
 
 async def _current() -> None:
@@ -156,13 +151,15 @@ async def _binds(extender: Extender, names: list[str], calls: int) -> Any:
     fleet, resources = extender.fleet, extender.settings.offered
     binding = Binding(
         fleet,
-        _Nowhere(),
+        cast("Binder", _Nowhere()),
         resources,
         current=_current,
         gpu_policy=lambda: "binpack",
+        ranks=lambda _node, _amounts: None,
         timeout_s=lambda: 4.0,
         clock=time.monotonic,
         wall_ns=time.time_ns,
+        check_doubts_s=5.0,
     )
     rng = random.Random(1)  # noqa: S311 - repeatable
     for number in range(calls):

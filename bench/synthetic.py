@@ -9,9 +9,8 @@ from functools import cache
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.cluster.fitting import Fit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
-from gpu_device_plugin.core.cluster.promising import promise
+from gpu_device_plugin.core.cluster.usage import promise
 from gpu_device_plugin.core.contract.keys import ASSIGNED, NODE_GPUS, SPLIT_LABEL, USE_MODEL
 from gpu_device_plugin.core.contract.nodegpus import by_division, node_gpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodelabels import node_labels
@@ -104,7 +103,7 @@ def pods_of(node: int) -> Iterator[Placed]:
                 left[position] -= shares
         else:
             free, number = left, number + 1
-            promised = promise(asked, Fit(tuple(placements)), _ALIKE, _NOW_NS + number)
+            promised = promise(asked, placements, _ALIKE, _NOW_NS + number)
             memory = (each.shares for each in placements if each.demand.kind is Kind.MEMORY)
             yield Placed(number, node, name, {**promised, ASSIGNED: "true"}, tuple(chain.from_iterable(memory)))
 

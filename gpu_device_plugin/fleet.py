@@ -12,7 +12,7 @@ from gpu_device_plugin.core.model.changes import ChangeLog
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.other_pods import OtherPod
@@ -198,11 +198,6 @@ class Fleet:
         """Every pod that counts, by uid."""
         return self._entries
 
-    @property
-    def claims(self) -> int:
-        """The number of pods that are being bound."""
-        return sum(entry.claimed for entry in self._entries.values())
-
     def settling(self, name: str) -> tuple[Candidate, float] | None:
         """Return a node without its settling GPUs, and when these become available; None if none is settling."""
         there, node = self.candidates.get(name), self._nodes.get(name)
@@ -216,19 +211,10 @@ class Fleet:
         node = self._nodes.get(name)
         return sorted(node.entries.values(), key=lambda e: (e.namespace, e.name, e.uid)) if node is not None else ()
 
-    def pending(self, uid: str) -> Pod | None:
-        """Return the unbound pod of this uid that asks for GPUs, None if there is none."""
-        return self._pending.get(uid)
-
     @property
-    def waiting(self) -> int:
-        """The number of unbound pods that ask for GPUs."""
-        return len(self._pending)
-
-    @property
-    def waiting_pods(self) -> Collection[Pod]:
-        """The unbound pods that ask for GPUs; valid until the next change."""
-        return self._pending.values()
+    def pending(self) -> Mapping[str, Pod]:
+        """Every unbound pod that asks for GPUs, by uid."""
+        return self._pending
 
     # --- Nodes --------------------------------------------------------------------------------------------------------
 

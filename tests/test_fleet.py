@@ -211,9 +211,9 @@ def test_a_pod_of_which_nobody_knows_where_it_is_is_told_once() -> None:
 
 def test_a_pod_that_waits_is_known_until_it_is_bound() -> None:
     there = fleet(pod("p"), a=gpus(8))
-    assert there.pending("P") == pod("p")
+    assert there.pending.get("P") == pod("p")
     there.put_pod(pod("p", node="a", gpu=0))
-    assert there.pending("P") is None
+    assert there.pending.get("P") is None
 
 
 # --- pods that vanish
@@ -271,7 +271,7 @@ def test_a_confirmed_claim_is_not_given_back() -> None:
     there.release("P")
     assert there.candidates["a"] is before
     assert there.entries["P"] == FleetEntry("P", "default", "p", "a", Usage(((0, 4),)), seen=False)
-    assert there.pending("P") is None
+    assert there.pending.get("P") is None
 
 
 def test_a_pod_that_is_known_to_be_bound_is_not_claimed_anew() -> None:
@@ -294,11 +294,11 @@ def test_whatever_shows_the_pod_unbound_is_older_than_the_claim() -> None:
     there.put_pod(pod("p", labels={"x": "y"}))
     there.replace_pods([pod("p", labels={"x": "y"})], 100)
     assert free(there) == [4]
-    assert there.pending("P") == pod("p", labels={"x": "y"})
+    assert there.pending.get("P") == pod("p", labels={"x": "y"})
     there.confirm("P")
     there.put_pod(pod("p"))
     assert free(there) == [4]
-    assert there.pending("P") is None
+    assert there.pending.get("P") is None
 
 
 def test_a_claim_is_over_once_the_pod_was_bound_and_is_gone() -> None:
@@ -388,7 +388,7 @@ def test_the_order_of_independent_events_does_not_matter() -> None:
         there = fleet()
         for event in order:
             event(there)
-        ends.append((dict(there.candidates), dict(there.entries), there.pending("S"), there.on_node("a")))
+        ends.append((dict(there.candidates), dict(there.entries), there.pending.get("S"), there.on_node("a")))
     assert all(end == ends[0] for end in ends)
     assert free(there, "a") == [0, 4]
     assert free(there, "b") == [6]
@@ -501,7 +501,7 @@ def test_a_bound_pod_that_a_list_shows_unbound_again_takes_nothing() -> None:
     assert free(there) == [4]
     there.replace_pods([pod("p")], 0.0)
     assert free(there) == [8]
-    assert there.pending("P") is not None
+    assert there.pending.get("P") is not None
 
 
 def test_a_pod_that_we_know_to_be_bound_stays_so_whatever_an_older_list_shows() -> None:

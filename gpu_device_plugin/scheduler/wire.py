@@ -257,11 +257,14 @@ def filter_result(
         failed: the reason against each node where evicting pods might help.
         unresolvable: the reason against each node where evicting pods would not help.
     """
-    nodes, names = None, passed
-    if args.nodes is not None:
-        chosen, there = frozenset(passed), zip(args.names, args.nodes, strict=True)
-        nodes, names = {"metadata": {}, "items": [node for name, node in there if name in chosen]}, None
-    return _encode(dict(zip(_FILTER_RESULT, (nodes, names, failed, unresolvable, ""), strict=True)))
+    answer: dict[str, object] = dict.fromkeys(_FILTER_RESULT)
+    answer |= {"FailedNodes": failed, "FailedAndUnresolvableNodes": unresolvable, "Error": ""}
+    if args.nodes is None:
+        answer["NodeNames"] = passed
+    else:
+        chosen, nodes = frozenset(passed), zip(args.names, args.nodes, strict=True)
+        answer["Nodes"] = {"metadata": {}, "items": [node for name, node in nodes if name in chosen]}
+    return _encode(answer)
 
 
 def filter_error(sentence: str) -> bytes:

@@ -1,4 +1,4 @@
-"""A pod's usage of its node's GPUs, by its limits and by the promise in its annotations.
+"""A pod's usage of its node's GPUs, by its limits and by the promise in its annotations; and that promise.
 
 Annotations alone are not trusted: the amount comes from the pod's limits, and only the GPU from the annotation.
 """
@@ -10,14 +10,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.pod_demand import amount_of, parts_of
-from gpu_device_plugin.core.contract.promises import readable_promises
+from gpu_device_plugin.core.contract.keys import ASSIGNED, ASSUME_TIME, DEV, POD
+from gpu_device_plugin.core.contract.promises import Allocation, readable_promises, write_allocation
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable, Mapping
+    from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.cluster.pod_demand import Part
+    from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
+    from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.core.contract.promises import Promise
+    from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
 
@@ -160,3 +163,43 @@ def _held(part: Part, promised: Mapping[tuple[str, Kind], Promise]) -> Mapping[i
             held[position] = container.allocated(*held.get(position, (0, 0)), shares if memory else 1)
     totals = {position: sum(amounts) for position, amounts in held.items()}
     return totals if sum(totals.values()) <= part.demand.amount else {}
+
+
+# --- The promise, by which the node's agent allocates exactly the GPUs of a placement ---------------------------------
+
+
+def promise(ask: Ask, placements: Sequence[Placement], gpus: NodeGpus, now_ns: int) -> Mapping[str, str]:
+    """Return the annotations that promise a pod its GPUs of a node at `now_ns`; none for a pod without a GPU limit."""
+    if not ask.parts:
+        return {}
+    used: dict[int, int] = defaultdict(int)
+    promised: list[Mapping[int, int]] = []
+    for part, placement in zip(ask.parts, placements, strict=True):
+        for position, shares in placement.shares:
+            used[position] += shares
+        promised += _promised(part, placement)
+    containers = [container for part in ask.parts for container, _ in part.members]
+    return {
+        **write_allocation(Allocation.of(zip(containers, promised, strict=True), used)),
+        POD: str(sum(used.values())),
+        DEV: str(max(gpu.shares for gpu in gpus.gpus if gpu.position in used)),
+        ASSIGNED: "false",
+        ASSUME_TIME: str(now_ns),
+    }
+
+
+def _promised(part: Part, placement: Placement) -> list[dict[int, int]]:
+    """Return the promise to each container of a part: shares by GPU position."""
+    if part.demand.kind is Kind.MEMORY:
+        if part.demand.gpus > 1:
+            return [dict(placement.shares)]
+        (position,) = placement.positions
+        return [{position: amount} for _, amount in part.members]
+    promised: list[dict[int, int]] = []
+    first = 0
+    for container, amount in part.members:
+        promised.append(dict(placement.shares[first : first + amount]))
+        # The containers after an init container reuse its GPUs; any other container keeps its own.
+        if not container.hands_on:
+            first += amount
+    return promised

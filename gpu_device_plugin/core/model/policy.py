@@ -22,8 +22,3 @@ POLICIES: Mapping[str, Rank] = MappingProxyType(
 """`binpack` fills one GPU before the next and keeps the others unused; `spread` takes the emptiest. `fit` takes the GPU
 that costs the node the least placement value (`core.value`); only the scheduler extender knows which pods come, and
 where it does not decide, `fit` is `binpack`."""
-
-
-def policy_in_force(label: str, setting: str) -> str:
-    """Return the policy of a node: its label if that names a policy, otherwise the setting of its agent."""
-    return label if label in POLICIES else setting

@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.model.mig import is_mig_resource, resource_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 

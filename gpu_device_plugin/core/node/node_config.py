@@ -17,7 +17,7 @@ from gpu_device_plugin.core.contract.keys import (
 from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, NodeLimits
 from gpu_device_plugin.core.model.gpus import NO_LINKS, Inventory, Links
 from gpu_device_plugin.core.model.mig import MigMode
-from gpu_device_plugin.core.model.policy import FIT, POLICIES, policy_in_force
+from gpu_device_plugin.core.model.policy import FIT, POLICIES
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.model.shares import TooManySharesError, unknown_exclusions
 from gpu_device_plugin.core.node.enforcement import AUTO, LIMITS, Abilities, enforcements, mps_gpus, told, wanted
@@ -184,7 +184,7 @@ def derive(inputs: NodeInputs, before: NodeConfig) -> NodeConfig:
         inventory=inventory,
         started=inputs.started,
         watched=inputs.watched,
-        policy=policy_in_force(labels.get(PLACEMENT_LABEL, ""), inputs.policy),
+        policy=label if (label := labels.get(PLACEMENT_LABEL, "")) in POLICIES else inputs.policy,
         resources=(*inputs.resources, *(Resource.of_profile(name, inputs.mig_domain) for name in shares.profiles)),
         limits=NodeLimits(chosen.gpus),
         delivery=replace(inputs.delivery, cgpu_disable=labels.get(CGPU_DISABLE_LABEL) == "true", plan=plan),

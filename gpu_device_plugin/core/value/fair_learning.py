@@ -231,11 +231,11 @@ def binpack(kind: PodKind, node_type: NodeType, left: Left) -> GpuChoice | None:
         return None
     may = [kind.wishes.allow_model(model) for model in node_type.models]
     if kind.shares:
-        may = [ok and not (needs_gpus(kind) and node_type.card(at) is not None) for at, ok in enumerate(may)]
+        may = [ok and not (needs_gpus(kind) and node_type.cards[at] is not None) for at, ok in enumerate(may)]
         fitting = [at for at, free in enumerate(left.frees) if free >= kind.shares and may[at]]
-        ties = ties_of(node_type.cards or (None,) * len(may), left.frees, may)
+        ties = ties_of(node_type.cards, left.frees, may)
         taken = sorted(fitting, key=lambda at: (left.frees[at], ties[at], at))[: kind.gpus]
-        shared = [at for at in fitting if left.frees[at] < node_type.sizes[at] or node_type.card(at) is not None]
+        shared = [at for at in fitting if left.frees[at] < node_type.sizes[at] or node_type.cards[at] is not None]
         spared, asked = min(1.0, len(shared) / kind.gpus), float(kind.shares * kind.gpus)
     else:
         taken = [at for at in unused(node_type, left.frees) if may[at]][: kind.gpus]

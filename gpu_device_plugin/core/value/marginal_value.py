@@ -14,10 +14,9 @@ from gpu_device_plugin.core.value.node_types import NodeType, rounded
 from gpu_device_plugin.core.value.price_learning import SCARCITY, STRANDED, cell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.contract.nodegpus import ListedGpu
     from gpu_device_plugin.core.model.placing import Demand, Rank, Ranks, Room
     from gpu_device_plugin.core.value.node_types import GpuKind
     from gpu_device_plugin.core.value.price_learning import Tables
@@ -171,7 +170,7 @@ class Appraiser:
         preferred = {at: gain for gain, _, at in options}
         frees, groups = room.left.frees, room.groups
         allowed = [at >= 0 and kind.wishes.allow_model(groups[at].gpu.model) for at in room.group_at]
-        ties = ties_of(room.cards or (None,) * len(frees), frees, allowed)
+        ties = ties_of(room.cards, frees, allowed)
         fitting = [(-preferred[group], ties[at], at) for at, group in enumerate(room.group_at) if group in preferred]
         return [at for *_, at in sorted(fitting)[: kind.gpus]]
 
@@ -249,8 +248,8 @@ def _opened(together: Sequence[float], unused: int) -> float:
 
 def unused(node_type: NodeType, frees: Sequence[int]) -> list[int]:
     """Return the GPUs that no pod uses; MIG instances cannot be taken as GPUs."""
-    whole = [at for at, (free, size) in enumerate(zip(frees, node_type.sizes, strict=True)) if free == size]
-    return [at for at in whole if node_type.cards[at] is None] if node_type.cards else whole
+    gpus = zip(frees, node_type.sizes, node_type.cards, strict=True)
+    return [at for at, (free, size, card) in enumerate(gpus) if free == size and card is None]
 
 
 def ties_of(cards: Sequence[int | None], frees: Sequence[int], allowed: Sequence[bool]) -> Sequence[tuple[bool, int]]:
@@ -272,21 +271,19 @@ UNKNOWN = Amounts(1 << 18, 1 << 22)
 def shape_of(node: Candidate) -> NodeType:
     """Return the shape of a node; one that serves claims has no GPUs for limits of pods."""
     allocatable = node.allocatable or UNKNOWN
-    gpus = () if node.gpus.claims else node.gpus.gpus
+    gpus, cards = () if node.gpus.claims else node.gpus.gpus, node.gpus.cards
+    first: dict[int, int] = {}
     return NodeType(
         tuple([gpu.shares for gpu in gpus]),
         tuple([gpu.model for gpu in gpus]),
         rounded(allocatable.cpu_milli),
         rounded(allocatable.memory_mib),
-        _cards(gpus, node.gpus.cards) if gpus and node.gpus.cards else (),
-    )
-
-
-def _cards(gpus: Sequence[ListedGpu], cards: Mapping[int, int]) -> tuple[int | None, ...]:
-    """Return `NodeType.cards`, given what instances of one GPU have in common, by position."""
-    first: dict[int, int] = {}
-    return tuple(
-        [first.setdefault(cards[gpu.position], at) if gpu.position in cards else None for at, gpu in enumerate(gpus)]
+        tuple(
+            [
+                first.setdefault(cards[gpu.position], at) if gpu.position in cards else None
+                for at, gpu in enumerate(gpus if cards else ())
+            ]
+        ),
     )
 
 

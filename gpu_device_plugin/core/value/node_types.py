@@ -41,29 +41,28 @@ class NodeType:
     """Thousandths of a CPU that pods may request."""
     memory_mib: int
     cards: tuple[int | None, ...] = ()
-    """Of each MIG instance the place in `sizes` of the first instance of its GPU, None of each whole GPU; empty: all
+    """Of each MIG instance the place in `sizes` of the first instance of its GPU, None of each whole GPU; left out: all
     are whole GPUs."""
+
+    def __post_init__(self) -> None:
+        if not self.cards:
+            object.__setattr__(self, "cards", (None,) * len(self.sizes))
 
     @property
     def gpus(self) -> tuple[GpuKind, ...]:
         """The kind of each GPU and instance."""
-        cards = self.cards or (None,) * len(self.sizes)
-        triples = zip(self.sizes, self.models, cards, strict=True)
+        triples = zip(self.sizes, self.models, self.cards, strict=True)
         return tuple([GpuKind(size, model, card is not None) for size, model, card in triples])
 
     @property
     def whole(self) -> int:
         """The number of whole GPUs."""
-        return self.cards.count(None) if self.cards else len(self.sizes)
+        return self.cards.count(None)
 
     @property
     def whole_shares(self) -> int:
         """The shares of the whole GPUs."""
-        return sum(size for size, _, instance in self.gpus if not instance) if self.cards else sum(self.sizes)
-
-    def card(self, at: int) -> int | None:
-        """Return the entry of `cards` for one GPU or instance."""
-        return self.cards[at] if self.cards else None
+        return sum(size for size, card in zip(self.sizes, self.cards, strict=True) if card is None)
 
     def hosts(self, kind: PodKind) -> bool:
         """Return whether a pod fits on the empty node."""

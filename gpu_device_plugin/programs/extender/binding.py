@@ -13,7 +13,7 @@ from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.cluster.writers.binder import BindError
 from gpu_device_plugin.core.cluster.fitting import Unfit, by_claims, fit
 from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
-from gpu_device_plugin.core.cluster.promising import promise
+from gpu_device_plugin.core.cluster.usage import promise
 from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX, INIT_ALLOCATION
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Binding:
 
     async def _bind(self, ref: PodRef, node: str) -> str:
         await self._current()
-        pod = self._fleet.pending(ref.uid)
+        pod = self._fleet.pending.get(ref.uid)
         if pod is None or (pod.namespace, pod.name) != (ref.namespace, ref.name):
             pod = await self._binder.read(ref.namespace, ref.name)
         if (why := self._unbindable(pod, ref, node)) is not None:
@@ -194,7 +194,7 @@ class Binding:
             found, wait_s = (found, opens - self._clock()) if isinstance(at_once, Unfit) else (at_once, 0.0)
         if isinstance(found, Unfit):
             return f"node {there.name}: {found.sentence}"
-        promised = promise(asked, found, there.gpus, self._wall_ns())
+        promised = promise(asked, found.placements, there.gpus, self._wall_ns())
         # A binding can overwrite an annotation but not remove one. An annotation by the pod's owner would stand beside
         # the promise and, if malformed, make the promise unreadable.
         void = {key: text for key, text in _VOID.items() if key in pod.annotations} if promised else {}

@@ -361,9 +361,9 @@ class Extender:
         return ExtenderMetrics(
             leader=self.readiness.leading,
             pods=len(self.fleet.entries),
-            pending=self.fleet.waiting,
+            pending=len(self.fleet.pending),
             oldest_s=self.verbs.waiting.oldest_s(),
-            claims=self.fleet.claims,
+            claims=sum(entry.claimed for entry in self.fleet.entries.values()),
             in_doubt=self.binding.doubts,
             learned=self._learner.in_force,
             distrusted=len(self._learner.distrusted),

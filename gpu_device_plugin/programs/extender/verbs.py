@@ -325,18 +325,16 @@ class WaitingObserved:
         """By pod UID, the latest verdict at the end."""
 
     def __repr__(self) -> str:
-        return f"<Waiting: {len(self._reasons)} verdicts, {self._fleet.waiting} pods>"
+        return f"<Waiting: {len(self._reasons)} verdicts, {len(self._fleet.pending)} pods>"
 
     def filtered(self, uid: str, reason: WaitingReason) -> None:
         """Remember the result of a filter call about a pod."""
         self._reasons.pop(uid, None)
         self._reasons[uid] = reason
-        if len(self._reasons) > 2 * self._fleet.waiting + _SPARE:
+        if len(self._reasons) > 2 * len(self._fleet.pending) + _SPARE:
             newest = frozenset(list(self._reasons)[-_NEWEST:])
             self._reasons = {
-                uid: reason
-                for uid, reason in self._reasons.items()
-                if uid in newest or self._fleet.pending(uid) is not None
+                uid: reason for uid, reason in self._reasons.items() if uid in newest or uid in self._fleet.pending
             }
 
     def preempted(self, uid: str, *, helps: bool) -> None:
@@ -350,11 +348,11 @@ class WaitingObserved:
 
     def counts(self) -> Mapping[WaitingReason, int]:
         """Return the number of waiting pods by reason."""
-        return Counter(self._reasons.get(pod.uid, WaitingReason.NOT_ASKED) for pod in self._fleet.waiting_pods)
+        return Counter(self._reasons.get(pod.uid, WaitingReason.NOT_ASKED) for pod in self._fleet.pending.values())
 
     def oldest_s(self) -> float:
         """Return the age of the oldest waiting pod in seconds; 0 if no pod waits."""
-        created = (pod.created for pod in self._fleet.waiting_pods if pod.created.endswith("Z"))  # UTC sorts as text
+        # Times in UTC sort as texts do. The clock of the API server may be ahead of ours.
+        created = (pod.created for pod in self._fleet.pending.values() if pod.created.endswith("Z"))
         first_s = epoch_s(min(created, default=""))
-        # The clock of the API server may be ahead of ours.
         return 0.0 if first_s is None else max(0.0, self._wall() - first_s)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit, unfit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part, ask
-from gpu_device_plugin.core.cluster.promising import promise
-from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, usage_of
+from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, promise, usage_of
 from gpu_device_plugin.core.contract.keys import SPLIT_LABEL
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.core.contract.promises import promises
@@ -203,7 +202,7 @@ def placed(pod: Pod, there: Candidate, policy: str) -> tuple[Pod, tuple[Placemen
     found = fit(asked, there, policy)
     assume(isinstance(found, Fit))
     assert isinstance(found, Fit)
-    return replace(pod, annotations=promise(asked, found, there.gpus, 7)), found.placements
+    return replace(pod, annotations=promise(asked, found.placements, there.gpus, 7)), found.placements
 
 
 @given(pods(), nodes(), policies)

@@ -33,6 +33,11 @@ def test_a_pod_without_wishes_takes_any_gpu() -> None:
     assert wishes.allow_uuid("")
 
 
+def test_an_annotation_that_is_too_long_is_refused() -> None:
+    with pytest.raises(MalformedAnnotationError, match="longer than 4096 characters; name fewer"):
+        read_wishes({USE_MODEL: "A100," * 820})
+
+
 def test_every_wish_is_read() -> None:
     wishes = read_wishes(
         {

@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from gpu_device_plugin.core.cluster.waiting_reasons import Reason
 
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import Usage
@@ -18,7 +17,7 @@ from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares, share_id
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.report.exposition import family, number
-from gpu_device_plugin.core.report.gauges import ExtenderMetrics, NodeMetrics, WatchMetrics
+from gpu_device_plugin.core.report.gauges import ExtenderMetrics, NodeMetrics, WaitingReason, WatchMetrics
 from tests.mig_gpus import MIDDLE, SMALL, in_mig_mode
 from tests.nodes import node, uuid
 
@@ -212,7 +211,7 @@ def test_the_cluster_is_shown_as_it_stands() -> None:
         learned=True,
         distrusted=3,
         watches=watches,
-        waiting={Reason.NO_ROOM: 3},
+        waiting={WaitingReason.NO_ROOM: 3},
     )
     assert lines(shown, "extender_") == [
         "extender_leader 1.0",

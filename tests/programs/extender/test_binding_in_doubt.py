@@ -194,7 +194,7 @@ class Cluster:
         The binder looks "in vain" what became of its request, or sees it; and its further attempts meet `then`.
         """
         uids = [f"{name}{number}" for number in range(1, self.made + 1)]
-        uid = next(filter(self.fleet.pending, uids), f"{name}{self.made}")
+        uid = next(filter(self.fleet.pending.get, uids), f"{name}{self.made}")
         self.wire.fates, self.wire.down = [fate, then, then], then == "in vain"
         self.calls.add(asyncio.create_task(self.binding.bind(PodRef("default", name, uid), node)))
         for _ in range(30):

@@ -130,7 +130,7 @@ class InputSources:
             more = nodes_in(added)
         if added and len({node.shape for node in more}) != 1:
             raise UsageError(f"--nodes-needed: {added[:80]}: name one kind of node, such as '8x H100 cpu=96'")
-        if of_pods.hundredths and any(node.shape.cards for node in (*found, *more)):
+        if of_pods.hundredths and any(node.shape.whole < len(node.shape.sizes) for node in (*found, *more)):
             raise UsageError(
                 "--pods: the pods of a trace ask for hundredths of GPUs, and --nodes has MIG instances; name pods in "
                 f"words, as in --pods {_POD_EXAMPLE!r}, or nodes without MIG"

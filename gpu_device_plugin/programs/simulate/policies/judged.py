@@ -101,8 +101,7 @@ def _gpus(node: Start) -> NodeGpus:
     shape = node.shape
     listed = (
         ListedGpu(at, gpu.size, model=gpu.model, instance=None if card is None else _instance(card, at))
-        for at, gpu in enumerate(shape.gpus)
-        for card in (shape.card(at),)
+        for at, (gpu, card) in enumerate(zip(shape.gpus, shape.cards, strict=True))
     )
     return NodeGpus(tuple(listed), share_mib=1024)
 
