@@ -249,13 +249,9 @@ class InspectedNode(Struct, frozen=True, rename="camel", gc=False):
 def filter_result(
     args: ExtenderArgs, passed: Sequence[str], failed: Mapping[str, str], unresolvable: Mapping[str, str]
 ) -> bytes:
-    """Encode the answer to filter, with nodes or names as in the request.
+    """Encode the answer to filter, with the nodes that passed, or their names, as in the request.
 
-    Args:
-        args: the request.
-        passed: the nodes that the pod may go to.
-        failed: the reason against each node where evicting pods might help.
-        unresolvable: the reason against each node where evicting pods would not help.
+    Of the others, evicting pods might help on those that `failed`, and would not on those that are `unresolvable`.
     """
     answer: dict[str, object] = dict.fromkeys(_FILTER_RESULT)
     answer |= {"FailedNodes": failed, "FailedAndUnresolvableNodes": unresolvable, "Error": ""}

@@ -77,12 +77,8 @@ def due(
 ) -> list[str]:
     """Return whom to read now: those waiting longest first, then by name.
 
-    Args:
-        wanted: those who are read.
-        last: the last attempt at each.
-        now_s: seconds on the clock of the attempts.
-        every_s: the time between two attempts at one that answers. After each failure in a row it doubles.
-        longest_s: the longest time between two attempts.
+    Between two attempts at one that answers are `every_s` on the clock of the attempts. After each failure in a row
+    that doubles, up to `longest_s`.
     """
     ripe = []
     for name in wanted:

@@ -123,8 +123,43 @@ class _Choice:
         return {pod: pod.usage.size(sizes) for pod in self._staying}
 
     @cached_property
-    def _sums(self) -> _Sums:
-        return _Sums(self._preemptor, self._node, self._staying, self._proposed)
+    def _frees(self) -> Mapping[Occupant, Mapping[str, int]]:
+        """The resources that the end of each pod frees, by name."""
+        return {
+            pod: {_SHARES: pod.usage.all_shares, _WHOLE: pod.usage.all_gpus, **(pod.requests or {})}
+            for pod in self._staying
+        }
+
+    @cached_property
+    def _needed(self) -> Mapping[str, int]:
+        """The resources that evictions have to free by the sums of the node, by which kube-scheduler chose its victims.
+
+        Pods without GPUs are not known here. But the sums suffice without kube-scheduler's victims; they also suffice
+        if evictions free all that the pod asks, since no node is overcommitted, except in GPUs, which can fail under
+        pods.
+        """
+        rooms = [room for room in rooms_of(self._node.gpus, [pod.usage for pod in self._staying]) if room.healthy]
+        offered = {
+            _SHARES: sum(room.total for room in rooms if not room.whole),
+            _WHOLE: sum(not room.shared for room in rooms if room.card is None),
+        }
+        asked = Counter(self._preemptor.requests or {})
+        for part in self._preemptor.ask.parts:
+            asked[_SHARES if part.demand.kind is Kind.MEMORY else _WHOLE] += part.demand.amount
+        return {
+            name: min(
+                self._freed(self._proposed, name),
+                amount + self._freed(self._staying, name) - offered[name] if name in offered else amount,
+            )
+            for name, amount in asked.items()
+        }
+
+    def _freed(self, pods: Iterable[Occupant], name: str) -> int:
+        return sum([self._frees[pod].get(name, 0) for pod in pods])
+
+    def _suffice(self, evicted: Collection[Occupant]) -> bool:
+        """Return whether the sums of the node suffice once these are gone."""
+        return all(self._freed(evicted, name) >= amount for name, amount in self._needed.items())
 
     def choose(self) -> frozenset[str] | None:
         """As the function `choose`. Raises TooLongError."""
@@ -167,7 +202,7 @@ class _Choice:
     def _completed(self, evicted: frozenset[Occupant], most: int) -> frozenset[Occupant]:
         """Return pods with as many of kube-scheduler's victims as the sums of the node want besides."""
         others = sorted((pod for pod in self._proposed - evicted if pod.priority <= most), key=self._importance)
-        while others and not self._sums.suffice(evicted):
+        while others and not self._suffice(evicted):
             evicted |= {others.pop()}
             self._effort.take(len(evicted))
         return evicted
@@ -179,7 +214,7 @@ class _Choice:
         return pods if fewer == pods else self._spared(fewer, kept)
 
     def _helps(self, evicted: frozenset[Occupant]) -> bool:
-        return self._sums.suffice(evicted) and self._unfit_without(evicted) is None
+        return self._suffice(evicted) and self._unfit_without(evicted) is None
 
     def _unfit_without(self, evicted: frozenset[Occupant]) -> Unfit | None:
         usages = [pod.usage for pod in self._staying if pod not in evicted]
@@ -210,40 +245,3 @@ class _CountedPacker(Packer):
         packing = super().packing(left, instances, most_steps)
         self._effort.take((packing.steps + 1) * (len(left) + len(instances) + 4))
         return packing
-
-
-class _Sums:
-    """The sums of a node's resources without some pods: the criterion by which kube-scheduler chose its own victims.
-
-    Pods without GPUs are not known here. But the sums suffice without kube-scheduler's victims; they also suffice if
-    evictions free all that the pod asks, since no node is overcommitted, except in GPUs, which can fail under pods.
-    """
-
-    def __init__(
-        self, preemptor: Preemptor, node: Candidate, there: Iterable[Occupant], given: Collection[Occupant]
-    ) -> None:
-        self._frees = {
-            pod: {_SHARES: pod.usage.all_shares, _WHOLE: pod.usage.all_gpus, **(pod.requests or {})} for pod in there
-        }
-        rooms = [room for room in rooms_of(node.gpus, [pod.usage for pod in self._frees]) if room.healthy]
-        offered = {
-            _SHARES: sum(room.total for room in rooms if not room.whole),
-            _WHOLE: sum(not room.shared for room in rooms if room.card is None),
-        }
-        asked = Counter(preemptor.requests or {})
-        for part in preemptor.ask.parts:
-            asked[_SHARES if part.demand.kind is Kind.MEMORY else _WHOLE] += part.demand.amount
-        self._needed = {
-            name: min(
-                self._freed(given, name),
-                amount + self._freed(self._frees, name) - offered[name] if name in offered else amount,
-            )
-            for name, amount in asked.items()
-        }
-
-    def suffice(self, evicted: Collection[Occupant]) -> bool:
-        """Return whether that is so once these are gone."""
-        return all(self._freed(evicted, name) >= amount for name, amount in self._needed.items())
-
-    def _freed(self, pods: Iterable[Occupant], name: str) -> int:
-        return sum([self._frees[pod].get(name, 0) for pod in pods])

@@ -109,12 +109,9 @@ def _suspects(demand: Mapping[str, float]) -> list[str]:
 def scales_of(
     demand: Mapping[str, float], held: Mapping[str, float], distrusted: Collection[str] = ()
 ) -> dict[str, float]:
-    """Return by how much the pods of each namespace count less than they came.
+    """Return by how much the pods of each namespace count less than they came, by their demand: only ratios matter.
 
-    Args:
-        demand: what the pods of each namespace ask for; only ratios matter.
-        held: the GPU memory that each namespace has in use; empty: unknown.
-        distrusted: namespaces that get no more than `LITTLE`.
+    `held` is the GPU memory that each namespace has in use, empty if unknown; `distrusted` get no more than `LITTLE`.
     """
     of_all = sum(held.get(name, 0.0) for name in demand if name not in distrusted)
     most = {

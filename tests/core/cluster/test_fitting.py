@@ -595,22 +595,10 @@ SENTENCES: dict[str, tuple[Ask, Candidate, str, bool]] = {
         "no GPU is healthy",
         True,
     ),
-    "too few GPUs": (
-        asking(mem(4, gpus=2)),
-        node(80, 10, cards=BESIDE),
-        "fewer than 2 GPUs have 2 GiB in all",
-        True,
-    ),
     "the pod may have the instances alone": (
         asking(whole(1), wishes=Wishes(use_uuids=frozenset({"GPU-8"}))),
         node(80, 10, cards=BESIDE),
         "it has MIG instances only, none of its GPUs is whole, among the GPUs that the pod's annotations allow",
-        True,
-    ),
-    "the pod may have no instance": (
-        asking(mem(9), wishes=Wishes(avoid_uuids=frozenset({"GPU-8"}))),
-        node(8, 10, cards=BESIDE),
-        "the largest GPU has 8 GiB in all, among the GPUs that the pod's annotations allow",
         True,
     ),
 }

@@ -387,17 +387,6 @@ def test_the_agent_writes_every_gpu_of_its_node() -> None:
     assert " " not in text.replace("Tesla T4", "").replace("NVIDIA A10", "").replace("it fell off the bus", "")
 
 
-def test_the_annotation_does_not_depend_on_the_drivers_order() -> None:
-    three = Inventory((T4, A10, replace(A10, uuid="GPU-0", index=2)), (), "580.82.07")
-    links = (Link("GPU-a", "GPU-b", Closeness.NODE), Link("GPU-0", "GPU-b", Closeness.SWITCH))
-    said = [
-        write_node_gpus(node_gpus(Shares(1024).with_inventory(three), replace(three, links=order), {}, "binpack"))
-        for order in (links, links[::-1])
-    ]
-    assert said[0] == said[1]
-    assert json.loads(said[0])["links"] == [[0, 1, "node", 0], [1, 2, "switch", 0]]
-
-
 def test_the_end_of_the_agent_is_the_last_key_of_the_annotation() -> None:
     there, away = (write_node_gpus(node_gpus(SHARES, INVENTORY, {}, "binpack", away=away)) for away in (False, True))
     assert away == f'{there[:-1]},"away":true}}'

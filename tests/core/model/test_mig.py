@@ -22,7 +22,6 @@ TABLES: dict[str, tuple[int, tuple[tuple[str, int | None, int], ...]]] = {
             ("1g.6gb", 5952, 1),
             ("1g.6gb+me", 5952, 1),
             ("2g.12gb", 11968, 2),
-            ("2g.12gb+me", 11968, 2),
             ("4g.24gb", 24000, 4),
         ),
     ),
@@ -30,7 +29,6 @@ TABLES: dict[str, tuple[int, tuple[tuple[str, int | None, int], ...]]] = {
         40960,
         (
             ("1g.5gb", 4864, 1),
-            ("1g.5gb+me", 4864, 1),
             ("1g.10gb", 9984, 1),
             ("2g.10gb", 9984, 2),
             ("3g.20gb", 20096, 3),
@@ -42,7 +40,6 @@ TABLES: dict[str, tuple[int, tuple[tuple[str, int | None, int], ...]]] = {
         81920,
         (
             ("1g.10gb", 9728, 1),
-            ("1g.10gb+me", 9728, 1),
             ("1g.20gb", 19968, 1),
             ("2g.20gb", 19968, 2),
             ("3g.40gb", 40192, 3),
@@ -54,7 +51,6 @@ TABLES: dict[str, tuple[int, tuple[tuple[str, int | None, int], ...]]] = {
         81559,
         (
             ("1g.10gb", 9984, 1),
-            ("1g.10gb+me", 9984, 1),
             ("1g.20gb", 20096, 1),
             ("2g.20gb", 20096, 2),
             ("3g.40gb", 40448, 3),
@@ -66,7 +62,6 @@ TABLES: dict[str, tuple[int, tuple[tuple[str, int | None, int], ...]]] = {
         95830,
         (
             ("1g.12gb", None, 1),
-            ("1g.12gb+me", None, 1),
             ("1g.24gb", None, 1),
             ("2g.24gb", None, 2),
             ("3g.47gb", None, 3),
@@ -78,7 +73,6 @@ TABLES: dict[str, tuple[int, tuple[tuple[str, int | None, int], ...]]] = {
         143771,
         (
             ("1g.18gb", 16384, 1),
-            ("1g.18gb+me", 16384, 1),
             ("1g.35gb", 33024, 1),
             ("2g.35gb", 33024, 2),
             ("3g.71gb", 71168, 3),
@@ -90,7 +84,6 @@ TABLES: dict[str, tuple[int, tuple[tuple[str, int | None, int], ...]]] = {
         183359,
         (
             ("1g.23gb", 22528, 1),
-            ("1g.23gb+me", 22528, 1),
             ("1g.45gb", 45312, 1),
             ("2g.45gb", 45312, 2),
             ("3g.90gb", None, 3),
@@ -102,7 +95,6 @@ TABLES: dict[str, tuple[int, tuple[tuple[str, int | None, int], ...]]] = {
         189471,
         (
             ("1g.23gb", 22528, 1),
-            ("1g.23gb+me", 22528, 1),
             ("1g.47gb", 46592, 1),
             ("2g.47gb", 46592, 2),
             ("3g.93gb", None, 3),

@@ -280,14 +280,6 @@ def test_an_instance_more_or_less_in_use_changes_nothing_for_pods_of_several_gpu
     ) == pytest.approx(8 * there.tables.wanted[MIG])
 
 
-def test_of_equal_instances_that_on_the_fullest_gpu_is_taken() -> None:
-    """Instances 0 and 1 are of one GPU, 2 and 3 of another, of which less is free."""
-    two = NodeType((8,) * 4, ("H100",) * 4, 32_000, 131_072, (0, 0, 2, 2))
-    found = appraiser({PodKind(4, 1): 1.0}, two).choose(PodKind(4, 1), two, left(8, 8, 2, 8))
-    assert found is not None
-    assert found.gpus == (3,)
-
-
 def test_a_node_with_instances_has_the_shape_that_it_would_have_empty() -> None:
     places = (None, "GPU-b", "GPU-a", "GPU-b")
     there = NodeGpus(
@@ -376,16 +368,6 @@ def test_worth_never_rises_by_taking(
         data.draw(st.integers(0, gibs)) * MIB if what == "memory" else before.memory_mib,
     )
     assert placement_value(there, T4, after) <= placement_value(there, T4, before) + 1e-9
-
-
-@given(mixes, st.permutations((T4, A10, NodeType((16,), ("T4",), 8000, 32_768))))
-def test_the_order_of_nodes_teaches_nothing(mix: dict[PodKind, float], node_types: list[NodeType]) -> None:
-    tables = learn(mix, dict.fromkeys(node_types, 2))
-    again = learn(mix, dict.fromkeys(reversed(node_types), 2))
-    assert tables.packed == again.packed
-    assert tables.wanted == {
-        node_type: pytest.approx(placement_value) for node_type, placement_value in again.wanted.items()
-    }
 
 
 @given(mixes, kinds, st.lists(st.integers(-1, 16), min_size=2, max_size=2))

@@ -202,19 +202,6 @@ async def test_which_node_is_a_matter_of_policy(
         assert {w.where(name) for name in "pq"} == nodes
 
 
-async def test_pods_that_ask_for_nothing_are_not_our_business_and_fit_all_the_same() -> None:
-    """A quantity of 0 names the resource, so the scheduler asks; such a pod fits anywhere and counts nowhere."""
-    async with world() as w:
-        w.node("a", 8)
-        await w.start()
-        w.pod("none")
-        w.pod("zero", mem=0)
-        found = await w.schedule()
-        assert [found[name].node for name in ("none", "zero")] == ["a", "a"]
-        assert w.only.free("a") == [8]
-        assert w.only.extender.fleet.entries == {}
-
-
 async def test_the_form_with_whole_nodes_is_answered_in_that_form() -> None:
     async with world() as w:
         w.node("a", 5, 5)
@@ -479,23 +466,6 @@ async def test_e12_forty_pods_to_one_node_are_bound_side_by_side_and_none_is_ref
         assert w.only.free("a") == [0] * 5
 
 
-async def test_e12_whoever_comes_too_late_is_told_and_has_reserved_nothing() -> None:
-    """The filter lets three pods of 5 pass for two GPUs of 8, as the first is bound only while the others are asked
-    about; two of them are bound, and the third may go elsewhere."""
-    async with world() as w:
-        w.node("a", 8, 8)
-        await w.start()
-        names = [f"p{n}" for n in range(3)]
-        pods = [w.pod(name, mem=5) for name in names]
-        await w.seen()
-        for pod in pods:
-            assert (await w.filter(pod, "a"))["NodeNames"] == ["a"]
-        assert w.only.free("a") == [8, 8]
-        errors = await asyncio.gather(*(w.bind(name, "a") for name in names))
-        assert sorted(errors) == ["", "", "node a: no GPU has 5 GiB free"]
-        w.check()
-
-
 async def test_e19_a_pod_that_could_not_be_bound_has_nothing_written_on_it_and_takes_nothing() -> None:
     async with world() as w:
         w.node("a", 8)
@@ -604,20 +574,6 @@ async def test_e13_inspecting_a_node_that_is_not_there_is_answered() -> None:
         await w.seen()
         _, shown = await w.inspect()
         assert [node["name"] for node in shown["nodes"]] == ["a"]
-
-
-async def test_inspect_says_what_the_original_says_and_more() -> None:
-    async with world() as w:
-        w.node("a", 15, 15)
-        await w.start()
-        w.pod("p", mem=4)
-        w.pod("q", count=1)
-        await w.schedule()
-        _, shown = await w.inspect("a")
-        (node,) = shown["nodes"]
-        assert [node[key] for key in ("name", "totalGPU", "usedGPU")] == ["a", 30, 19]
-        devs = [(dev["id"], dev["totalGPU"], dev["usedGPU"], dev["whole"]) for dev in node["devs"]]
-        assert devs == [(0, 15, 4, False), (1, 15, 15, True)]
 
 
 async def test_e1_e2_a_storm_of_deletions_while_people_look_harms_nobody() -> None:

@@ -175,7 +175,7 @@ def test_json_of_another_form_is_explained(text: bytes, said: str) -> None:
         ("mem=80 mig=1g.10gb*7", (10,) * 7, (0,) * 7),
         ("gpus=2 mem=80 mig=3g.40gb*2", (40,) * 4, (0, 0, 2, 2)),
         ("gpus=2 mem=80 mig=1g.10gb*4/3g.40gb divided=1", (80, 10, 10, 10, 10, 40), (None, 1, 1, 1, 1, 1)),
-        ("gpus=2 mem=80 mig=1g.10gb divided=0", (80, 80), ()),
+        ("gpus=2 mem=80 mig=1g.10gb divided=0", (80, 80), (None, None)),
         ("mem=24 mig=1g.6gb+me/1g.6gb", (6, 6), (0, 0)),
         ("mem=140 mig=7g.141gb", (141,), (0,)),
     ],
