@@ -117,7 +117,7 @@ class TheDouble:
         self.kubelet.publish()
 
 
-def pod_resources(kubelet: KubeletUnderTest) -> AbstractAsyncContextManager[grpc.aio.Channel]:
+def pod_resources(kubelet: KubeletUnderTest | Kubelet) -> AbstractAsyncContextManager[grpc.aio.Channel]:
     """Open a channel to the kubelet's PodResources service."""
     return grpc.aio.insecure_channel(
         f"unix:{kubelet.pod_resources_socket}", options=[("grpc.use_local_subchannel_pool", 1)]
@@ -132,7 +132,7 @@ async def healthy(kubelet: KubeletUnderTest, resource: str) -> set[str]:
         return {device for one in answer.devices if one.resource_name == resource for device in one.device_ids}
 
 
-async def listed(kubelet: KubeletUnderTest) -> dict[str, dict[str, list[tuple[str, tuple[str, ...]]]]]:
+async def listed(kubelet: KubeletUnderTest | Kubelet) -> dict[str, dict[str, list[tuple[str, tuple[str, ...]]]]]:
     """Ask for the devices of all pods: by pod and container every entry, as resource and IDs."""
     async with pod_resources(kubelet) as channel:
         stub: PodResourcesListerStub[Any, Any, Any] = PodResourcesListerStub(channel)

@@ -14,7 +14,10 @@ from grpc import aio
 
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
-from gpu_device_plugin.kubelet._proto import podresources_pb2_grpc as v1_grpc
+from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import (
+    PodResourcesListerServicer,
+    add_PodResourcesListerServicer_to_server,
+)
 from gpu_device_plugin.kubelet.calls import (
     NotRegisteredError,
     PodResourcesUnavailableError,
@@ -23,7 +26,6 @@ from gpu_device_plugin.kubelet.calls import (
     register,
 )
 from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
-from gpu_device_plugin.testing.kubelet.kubelet_services import PodResources
 from gpu_device_plugin.testing.pod_specs import pod
 from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
@@ -31,47 +33,31 @@ from tests.names import MEM
 from tests.patience import eventually, stretched
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
     from pathlib import Path
 
 
-class Huge(PodResources):
-    """A node with 80,000 device IDs in use."""
+class Listing(PodResourcesListerServicer):
+    """Lists these pods, each by namespace/name with the IDs of its devices."""
 
-    def __init__(self) -> None:
-        """Know nothing else."""
-
-    async def List(  # noqa: N802 (gRPC's name)
-        self, request: v1.ListPodResourcesRequest, _context: object
-    ) -> v1.ListPodResourcesResponse:
-        del request
-        devices = [v1.ContainerDevices(resource_name=MEM, device_ids=[f"GPU-{n:036}::{n}"]) for n in range(80_000)]
-        container = v1.ContainerResources(name="c", devices=devices)
-        made = v1.PodResources(name="p", namespace="default", containers=[container])
-        return v1.ListPodResourcesResponse(pod_resources=[made])
-
-
-class Twice(PodResources):
-    """A node with two pods of one name, and one without devices."""
-
-    def __init__(self) -> None:
-        """Know nothing else."""
+    def __init__(self, *pods: tuple[str, Iterable[str]]) -> None:
+        self._pods = [(*name.split("/"), ids) for name, ids in pods]
 
     async def List(  # noqa: N802 (gRPC's name)
-        self, request: v1.ListPodResourcesRequest, _context: object
+        self, _request: v1.ListPodResourcesRequest, _context: object
     ) -> v1.ListPodResourcesResponse:
-        del request
-        devices = [v1.ContainerDevices(resource_name=MEM, device_ids=[name]) for name in "ab"]
-        ours = [v1.ContainerResources(name="c", devices=[one]) for one in devices]
-        pods = [v1.PodResources(name="p", namespace="default", containers=[one]) for one in ours]
-        plain = v1.PodResources(name="plain", namespace="kube-system", containers=[v1.ContainerResources(name="c")])
-        return v1.ListPodResourcesResponse(pod_resources=[*pods, plain])
+        pods = []
+        for namespace, name, ids in self._pods:
+            devices = [v1.ContainerDevices(resource_name=MEM, device_ids=[each]) for each in ids]
+            container = v1.ContainerResources(name="c", devices=devices)
+            pods.append(v1.PodResources(name=name, namespace=namespace, containers=[container]))
+        return v1.ListPodResourcesResponse(pod_resources=pods)
 
 
 @asynccontextmanager
-async def serving(folder: Path, servicer: Huge | Twice) -> AsyncIterator[Path]:
+async def serving(folder: Path, servicer: Listing) -> AsyncIterator[Path]:
     server = aio.server()
-    v1_grpc.add_PodResourcesListerServicer_to_server(servicer, server)
+    add_PodResourcesListerServicer_to_server(servicer, server)
     server.add_insecure_port(f"unix:{folder}/s")
     await server.start()
     try:
@@ -102,13 +88,15 @@ async def test_the_ids_of_running_pods_are_listed_by_resource() -> None:
 async def test_pods_without_devices_are_listed_too_and_two_of_one_name_are_one() -> None:
     """The one has ended, the other is what its StatefulSet made in its place."""
     with short_folder() as folder:
-        async with serving(folder, Twice()) as socket:
+        pods = Listing(("default/p", "a"), ("default/p", "b"), ("kube-system/plain", ""))
+        async with serving(folder, pods) as socket:
             assert await listed_pods(socket, [MEM]) == {"default/p": {"a", "b"}, "kube-system/plain": frozenset()}
 
 
 async def test_an_answer_beyond_the_usual_limit_of_4_mib_is_read() -> None:
     with short_folder() as folder:
-        async with serving(folder, Huge()) as socket:
+        ids = [f"GPU-{n:036}::{n}" for n in range(80_000)]
+        async with serving(folder, Listing(("default/p", ids))) as socket:
             assert len((await listed_pods(socket, [MEM], timeout_s=stretched()))["default/p"]) == 80_000
 
 

@@ -57,12 +57,6 @@ def test_the_cgroup_of_a_container_is_found_in_every_shape(tmp_path: Path, shape
     assert CgroupTree(root).leaves({OWNER}) == Leaves({OWNER: str(root / shape)})
 
 
-def test_a_static_pod_has_the_uid_that_the_kubelet_gave_it(tmp_path: Path) -> None:
-    root = made(tmp_path, f"kubepods/burstable/pod{HASH}/{ID}")
-    owner = CgroupOwner(HASH, ID)
-    assert CgroupTree(root).leaves({owner}).paths == {owner: str(root / f"kubepods/burstable/pod{HASH}/{ID}")}
-
-
 def test_the_monitor_of_a_container_is_not_the_container(tmp_path: Path) -> None:
     root = made(tmp_path, f"{SCOPE}/crio-conmon-{ID}.scope")
     assert CgroupTree(root).leaves({OWNER}) == Leaves({})
@@ -76,11 +70,6 @@ def test_what_a_container_makes_below_its_cgroup_is_not_its_leaf(tmp_path: Path)
     root = made(tmp_path, f"{leaf}/container", f"{leaf}/{ID}", f"{leaf}/kubepods/pod{UID}/{ID}")
     tree, owner = CgroupTree(root), CgroupOwner(UID, OTHER)
     assert tree.leaves({OWNER, owner}).paths == {owner: str(root / leaf)}
-
-
-def test_a_container_counts_only_within_its_own_pod(tmp_path: Path) -> None:
-    root = made(tmp_path, f"kubepods/pod{UID}", f"kubepods/pod{HASH}/{ID}")
-    assert CgroupTree(root).leaves({OWNER}) == Leaves({})
 
 
 @pytest.mark.parametrize("paths", [(), ("init.scope", "user.slice/kubepods.service"), (f"pod{UID}/{ID}",)])

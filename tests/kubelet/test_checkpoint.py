@@ -194,12 +194,3 @@ def test_a_file_that_cannot_be_looked_at_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointUnreadableError, match=r"looking at .*file/c: Not a directory"):
         stamp_of(tmp_path / "file" / "c")
-
-
-def test_every_writing_has_another_stamp_than_the_one_before(tmp_path: Path) -> None:
-    """The kubelet replaces the file; the same content twice is two files."""
-    path, before = tmp_path / "c", None
-    for _ in range(5):
-        kubelet_files.write_checkpoint(path, [], {MEM: []})
-        assert stamp_of(path) != before
-        before = stamp_of(path)

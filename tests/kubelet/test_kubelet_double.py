@@ -10,11 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import grpc
-import grpc.aio
 import pytest
 
-from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     CDIDevice,
     ContainerAllocateResponse,
@@ -22,20 +19,17 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     DeviceSpec,
     Mount,
 )
-from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerStub
-from gpu_device_plugin.testing.kubelet import kubelet_files
 from gpu_device_plugin.testing.kubelet.device_manager import Amount, KubeletPanic
 from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
-from gpu_device_plugin.testing.kubelet.plugin_client import Dialling
 from gpu_device_plugin.testing.pod_specs import Pod, effective_requests, pod
+from tests.kubelet.kubelet_under_test import listed
 from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
 from tests.names import COUNT, MEM
 from tests.patience import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping
 
-    from gpu_device_plugin.testing.pod_specs import PodSpec
 
 EIGHT = {f"GPU-{gpu}::{share}": True for gpu in range(2) for share in range(4)}
 PREFERS = DevicePluginOptions(get_preferred_allocation_available=True)
@@ -52,7 +46,6 @@ class World:
         devices: Mapping[str, bool] = EIGHT,
         *,
         resource: str = MEM,
-        numa_nodes: Mapping[str, Sequence[int]] | None = None,
         **script: Any,
     ) -> ScriptedPlugin:
         plugin = ScriptedPlugin(
@@ -61,7 +54,6 @@ class World:
             devices,
             script=Script(**script),
             endpoint=f"{len(self.plugins)}.sock",
-            numa_nodes=numa_nodes,
         )
         self.plugins.append(plugin)
         return plugin
@@ -75,17 +67,6 @@ class World:
         for plugin in self.plugins:
             await plugin.stop()
 
-    async def deleted_by_force_while_it_starts(self, spec: PodSpec, *, listed: bool) -> Pod:
-        """Admit a pod and delete it before its container starts; `listed`, somebody asks PodResources in between."""
-        self.kubelet.start_gate.hold()
-        admitting = asyncio.create_task(self.kubelet.admit(spec))
-        await self.kubelet.start_gate.reached()
-        await self.kubelet.delete(self.kubelet.pod(spec.name), force=True)
-        if listed:
-            await self.listed()
-        self.kubelet.start_gate.release()
-        return await admitting
-
     async def lists(self, plugin: ScriptedPlugin) -> None:
         listed = {device: "Healthy" if well else "Unhealthy" for device, well in plugin.healthy.items()}
         await eventually(
@@ -96,21 +77,12 @@ class World:
         )
 
     async def listed(self) -> dict[str, dict[str, set[str]]]:
-        answer = await self.call("List", v1.ListPodResourcesRequest())
         return {
-            one.name: {
-                container.name: {device for devices in container.devices for device in devices.device_ids}
-                for container in one.containers
+            name: {
+                container: {device for _, ids in devices for device in ids} for container, devices in containers.items()
             }
-            for one in answer.pod_resources
+            for name, containers in (await listed(self.kubelet)).items()
         }
-
-    async def call(self, method: str, request: Any) -> Any:
-        async with grpc.aio.insecure_channel(
-            f"unix:{self.kubelet.pod_resources_socket}", options=[("grpc.use_local_subchannel_pool", 1)]
-        ) as channel:
-            stub: PodResourcesListerStub[Any, Any, Any] = PodResourcesListerStub(channel)
-            return await getattr(stub, method)(request)
 
 
 @asynccontextmanager
@@ -131,16 +103,8 @@ async def world() -> AsyncIterator[World]:
 # The same and different
 
 
-async def test_the_same_seed_makes_the_same_choices() -> None:
-    assert await _choices(seed=7) == await _choices(seed=7)
-
-
-async def test_another_seed_makes_other_choices() -> None:
-    assert await _choices(seed=7) != await _choices(seed=8)
-
-
-async def test_questions_in_between_do_not_change_the_choices() -> None:
-    assert await _choices(seed=7, questions=3) == await _choices(seed=7)
+async def test_the_same_seed_makes_the_same_choices_whatever_is_asked_in_between_and_another_seed_others() -> None:
+    assert await _choices(seed=7) == await _choices(seed=7, questions=3) != await _choices(seed=8)
 
 
 async def _choices(seed: int, questions: int = 0) -> list[tuple[str, ...]]:
@@ -178,7 +142,7 @@ async def test_before_1_25_register_answers_at_once_and_its_options_count() -> N
 
 
 async def test_before_1_25_a_plugin_does_not_hear_that_dialling_it_failed() -> None:
-    async with a_world(version=(1, 24), dialling=Dialling(dial_timeout_s=0.05)) as world:
+    async with a_world(version=(1, 24), dial_timeout_s=0.05) as world:
         await world.plugin().register()
         (registration,) = world.kubelet.registrations
         await eventually(lambda: registration.error)
@@ -198,19 +162,6 @@ async def test_an_old_stream_takes_the_new_plugin_along_in_kubelets_1_25_to_1_36
         first, second = world.kubelet.streams
         await eventually(lambda: not first.open and second.open is survives)
         assert world.kubelet.amounts[MEM] == Amount(8, 8 if survives else 0)
-
-
-async def test_up_to_1_32_plain_files_are_wiped_but_no_directories() -> None:
-    async with a_world(version=(1, 32)) as world:
-        await world.start(world.plugin())
-        (world.kubelet.device_plugin_dir / "file").touch()
-        (world.kubelet.device_plugin_dir / "directory").mkdir()
-        await world.kubelet.restart()
-        assert {entry.name for entry in world.kubelet.device_plugin_dir.iterdir()} == {
-            "directory",
-            "kubelet.sock",
-            "kubelet_internal_checkpoint",
-        }
 
 
 @pytest.mark.parametrize(
@@ -251,48 +202,6 @@ async def test_the_message_of_a_refused_pod_was_reworded_in_1_26(version: tuple[
         assert (await world.kubelet.admit(pod("a", {MEM: 9}))).message.startswith(prefix)
 
 
-@pytest.mark.parametrize(
-    ("version", "code", "details"),
-    [
-        ((1, 26), grpc.StatusCode.UNIMPLEMENTED, "unknown method Get for service v1.PodResourcesLister"),
-        ((1, 33), grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled"),
-    ],
-)
-async def test_pod_resources_get_is_off_before_1_34(
-    version: tuple[int, int], code: grpc.StatusCode, details: str
-) -> None:
-    async with a_world(version=version) as world:
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await world.call("Get", v1.GetPodResourcesRequest(pod_name="a", pod_namespace="default"))
-        assert (refused.value.code(), refused.value.details()) == (code, details)
-
-
-@pytest.mark.parametrize(("version", "kept"), [((1, 22), 0), ((1, 23), 1), ((1, 31), 1), ((1, 32), 0)], ids=str)
-async def test_from_1_23_to_1_31_the_pod_admitted_last_keeps_its_devices_until_another_is_admitted(
-    version: tuple[int, int], kept: int
-) -> None:
-    async with a_world(version=version) as world:
-        plugin = world.plugin()
-        await world.start(plugin)
-        first, last = await world.kubelet.admit(pod("a", {MEM: 1})), await world.kubelet.admit(pod("b", {MEM: 1}))
-
-        for made in (first, last):
-            await world.kubelet.delete(made)
-        assert not await world.listed()
-        assert await _recorded(world, plugin) == ({last.uid} if kept else set())
-        await world.kubelet.delete(await world.kubelet.admit(pod("plain", {})))
-        assert not await world.listed()
-        assert await _recorded(world, plugin) == set()
-
-
-async def _recorded(world: World, plugin: ScriptedPlugin) -> set[str]:
-    """Have the checkpoint written anew, and return the UIDs in it."""
-    before = world.kubelet.checkpoint.stat().st_ino
-    plugin.list(plugin.healthy)
-    await eventually(lambda: world.kubelet.checkpoint.stat().st_ino != before)
-    return {entry.pod_uid for entry in kubelet_files.read_checkpoint(world.kubelet.checkpoint).entries}
-
-
 async def test_a_pod_that_ended_in_1_31_is_listed_with_its_devices_if_it_was_admitted_last() -> None:
     async with a_world(version=(1, 31)) as world:
         await world.start(world.plugin())
@@ -300,33 +209,6 @@ async def test_a_pod_that_ended_in_1_31_is_listed_with_its_devices_if_it_was_adm
         assert len((await world.listed())["a"]["c0"]) == 1
         await world.kubelet.admit(pod("b", {}))
         assert not (await world.listed())["a"]["c0"]
-
-
-async def test_a_restart_of_kubelet_1_31_forgets_which_pod_was_admitted_last() -> None:
-    async with a_world(version=(1, 31)) as world:
-        await world.start(world.plugin())
-        made = await world.kubelet.admit(pod("a", {MEM: 1}))
-        await world.kubelet.stop()
-        await world.kubelet.delete(made)
-        await world.kubelet.start()
-        again = world.plugin()
-        await world.start(again)
-        assert not await world.listed()
-        assert not await _recorded(world, again)
-
-
-@pytest.mark.parametrize("version", [(1, 20), (1, 33)])
-async def test_before_1_34_a_device_withdrawn_during_its_allocate_is_given_out(version: tuple[int, int]) -> None:
-    async with a_world(version=version) as world:
-        plugin = world.plugin({"a": True})
-        await world.start(plugin)
-        plugin.allocate_gate.hold()
-        admitting = asyncio.create_task(world.kubelet.admit(pod("a", {MEM: 1})))
-        await plugin.allocate_gate.reached()
-        plugin.list({"b": True})
-        await world.lists(plugin)
-        plugin.allocate_gate.release()
-        assert (await admitting).devices(MEM) == {"a"}
 
 
 @pytest.mark.parametrize(("version", "names"), [((1, 33), {"a"}), ((1, 34), set[str]())])
@@ -337,16 +219,6 @@ async def test_ended_pods_are_listed_without_devices_before_1_34(version: tuple[
         listed = await world.listed()
         assert set(listed) == names
         assert not any(devices for containers in listed.values() for devices in containers.values())
-
-
-async def test_a_pod_shows_the_health_of_each_device_since_1_36(world: World) -> None:
-    plugin = world.plugin({"a": True})
-    await world.start(plugin)
-    running = await world.kubelet.admit(pod("a", {MEM: 1}))
-    assert world.kubelet.device_health(running) == {"c0": {MEM: [("a", "Healthy")]}}
-    plugin.list({"a": False})
-    await world.lists(plugin)
-    assert world.kubelet.device_health(running) == {"c0": {MEM: [("a", "Unhealthy")]}}
 
 
 # What the node shows
@@ -364,33 +236,13 @@ async def test_the_node_status_lags_until_it_is_published(world: World) -> None:
     assert world.kubelet.publish() == {MEM: Amount(8, 7)}
 
 
-async def test_a_plugin_that_is_gone_keeps_its_capacity_for_the_grace_and_its_name_for_ever(world: World) -> None:
-    plugin = world.plugin()
-    await world.start(plugin)
-    await plugin.stop()
-    await eventually(lambda: world.kubelet.amounts == {MEM: Amount(8, 0)})
-    assert world.kubelet.publish() == {MEM: Amount(8, 0)}
-    world.kubelet.expire_grace()
-    assert world.kubelet.publish() == {MEM: Amount(0, 0)}
-    assert world.kubelet.amounts == {}
-    assert kubelet_files.read_checkpoint(world.kubelet.checkpoint).registered == {}
-
-
-async def test_a_kubelet_without_a_checkpoint_zeroes_every_resource_of_the_node(world: World) -> None:
+async def test_a_kubelet_without_a_checkpoint_zeroes_every_resource_of_the_node_and_none_fits(world: World) -> None:
     await world.start(world.plugin())
     world.kubelet.publish()
     await world.kubelet.stop()
     world.kubelet.checkpoint.unlink()
     await world.kubelet.start()
     assert world.kubelet.node_status == {MEM: Amount(0, 0)}
-
-
-async def test_a_resource_the_node_only_remembers_does_not_fit(world: World) -> None:
-    await world.start(world.plugin())
-    world.kubelet.publish()
-    await world.kubelet.stop()
-    world.kubelet.checkpoint.unlink()
-    await world.kubelet.start()
     refused = await world.kubelet.admit(pod("a", {MEM: 2}))
     assert refused.reason == f"OutOf{MEM}"
     assert refused.message == (
@@ -430,18 +282,6 @@ async def test_a_container_whose_pre_start_failed_starts_at_the_next_try(world: 
     assert (running.phase, [container.running for container in running.containers]) == ("Running", [True, True])
 
 
-async def test_a_pre_start_that_hangs_meets_its_deadline() -> None:
-    async with a_world(dialling=Dialling(pre_start_timeout_s=0.05)) as world:
-        plugin = world.plugin(options=DevicePluginOptions(pre_start_required=True))
-        await world.start(plugin)
-        plugin.start_gate.hold()
-        waiting = (await world.kubelet.admit(pod("a", {MEM: 1}))).only.waiting
-        assert waiting == (
-            "CreateContainerConfigError: device plugin PreStartContainer rpc failed with err: "
-            "rpc error: code = DeadlineExceeded desc = Deadline Exceeded"
-        )
-
-
 async def test_a_pod_refused_after_its_allocate_holds_its_devices_until_they_are_collected(world: World) -> None:
     plugin = world.plugin()
     await world.start(plugin)
@@ -459,16 +299,6 @@ async def test_a_part_of_a_refused_pod_stays_booked_until_it_is_collected(world:
     await world.kubelet.admit(pod("a", {MEM: 2}, {MEM: 7}))
     assert {resource: len(ids) for resource, ids in world.kubelet.allocated.items()} == {MEM: 2}
     assert (await world.kubelet.admit(pod("b", {MEM: 8}))).phase == "Running"
-
-
-async def test_a_finished_pod_that_has_not_settled_still_holds_its_devices(world: World) -> None:
-    await world.start(world.plugin())
-    running = await world.kubelet.admit(pod("a", {MEM: 8}))
-    ending = world.kubelet.finish(running, settled=False)
-    assert (ending.phase, ending.process_running) == ("Succeeded", False)
-    assert await world.listed() == {"a": {"c0": set(EIGHT)}}
-    world.kubelet.finish(running)
-    assert await world.listed() == {}
 
 
 async def test_a_terminating_pod_holds_its_devices_until_it_is_deleted(world: World) -> None:
@@ -501,22 +331,18 @@ async def test_a_pod_deleted_by_force_while_it_starts_runs_with_what_the_books_s
     """A List in between frees its devices, and their variables with them."""
     plugin = world.plugin(allocate=lambda _: ContainerAllocateResponse(envs={"GPU": "1"}))
     await world.start(plugin)
-    gone = await world.deleted_by_force_while_it_starts(pod("a", {MEM: 1}), listed=listed)
+    world.kubelet.start_gate.hold()
+    admitting = asyncio.create_task(world.kubelet.admit(pod("a", {MEM: 1})))
+    await world.kubelet.start_gate.reached()
+    await world.kubelet.delete(world.kubelet.pod("a"), force=True)
+    if listed:
+        await world.listed()
+    world.kubelet.start_gate.release()
+    gone = await admitting
     assert [one.name for one in world.kubelet.running] == ["a"]
     assert gone.only.received.envs == envs
     world.kubelet.process_ended(gone)
     assert world.kubelet.running == ()
-
-
-@pytest.mark.parametrize("listed", [False, True])
-async def test_pre_start_keeps_a_pod_from_starting_whose_devices_are_no_longer_booked(
-    world: World,
-    listed: bool,  # noqa: FBT001 (a parameter)
-) -> None:
-    plugin = world.plugin(options=DevicePluginOptions(pre_start_required=True))
-    await world.start(plugin)
-    await world.deleted_by_force_while_it_starts(pod("a", {MEM: 1}), listed=listed)
-    assert len(plugin.starts) == len(world.kubelet.running) == (0 if listed else 1)
 
 
 async def test_a_delete_waits_for_an_allocate_that_hangs(world: World) -> None:
@@ -539,7 +365,7 @@ async def test_a_list_that_frees_a_pod_during_an_allocate_lets_a_device_be_given
     plugin = world.plugin(options=PREFERS, prefer=lambda asked: sorted(asked.available)[: asked.size])
     await world.start(plugin)
     ending = await world.kubelet.admit(pod("a", {MEM: 1}))
-    world.kubelet.finish(ending, settled=False)
+    world.kubelet.terminate(ending)
     plugin.script.prefer = lambda _: ["GPU-1::3"]
     plugin.allocate_gate.hold()
     admitting = asyncio.create_task(world.kubelet.admit(pod("b", {MEM: 1})))
@@ -578,44 +404,6 @@ async def test_all_answers_of_a_container_are_merged_and_a_conflict_is_decided_a
         assert node.host_path == f"/dev/{received.envs['WHO']}"
         winners.add(received.envs["WHO"])
     assert winners == {"mem", "count"}
-
-
-# NUMA alignment
-
-
-async def test_the_aligned_devices_are_taken_without_asking_when_they_are_just_enough() -> None:
-    """GPU 1 is on the node of the hint; its four are what is asked for, so the plugin has no say."""
-    nodes = {device: [int(device[4])] for device in EIGHT}
-    async with a_world(numa_hint={1}) as world:
-        plugin = world.plugin(numa_nodes=nodes, options=PREFERS)
-        await world.start(plugin)
-        aligned = {device for device in EIGHT if device.startswith("GPU-1")}
-        assert (await world.kubelet.admit(pod("a", {MEM: 4}))).devices(MEM) == aligned
-        assert plugin.preferences == []
-
-
-async def test_the_plugin_chooses_among_aligned_devices_when_they_are_more_than_enough() -> None:
-    nodes = {device: [int(device[4])] for device in EIGHT}
-    async with a_world(numa_hint={1}) as world:
-        plugin = world.plugin(numa_nodes=nodes, options=PREFERS, prefer=lambda _: ["GPU-0::0", "GPU-1::2"])
-        await world.start(plugin)
-        chosen = (await world.kubelet.admit(pod("a", {MEM: 2}))).devices(MEM)
-        assert "GPU-1::2" in chosen
-        assert all(device.startswith("GPU-1") for device in chosen)
-        assert {device[:5] for device in plugin.preferences[0].available} == {"GPU-1"}
-
-
-async def test_beyond_the_aligned_devices_the_plugin_is_asked_and_then_unaligned_ones_come_first() -> None:
-    nodes = {device: [int(device[4])] for device in EIGHT if device != "GPU-0::0"}
-    async with a_world(numa_hint={1}) as world:
-        plugin = world.plugin(numa_nodes=nodes, options=PREFERS, prefer=lambda _: [])
-        await world.start(plugin)
-        chosen = (await world.kubelet.admit(pod("a", {MEM: 7}))).devices(MEM)
-        assert chosen == set(EIGHT) - {"GPU-0::0"}
-        (asked,) = plugin.preferences
-        assert set(asked.must_include) == {device for device in EIGHT if device.startswith("GPU-1")}
-        entry = kubelet_files.read_checkpoint(world.kubelet.checkpoint).entries[0]
-        assert {node: len(ids) for node, ids in entry.devices.items()} == {0: 3, 1: 4}
 
 
 # Restarts
@@ -752,55 +540,6 @@ async def test_a_dropped_stream_is_not_dialled_again(world: World) -> None:
     assert [stream.open for stream in world.kubelet.streams] == [False]
     await plugin.register()
     await eventually(lambda: world.kubelet.amounts[MEM] == Amount(8, 8))
-
-
-async def test_each_list_is_noted_with_its_size(world: World) -> None:
-    """2 bytes around each device, 2 + 1 for its ID, 2 + 7 for its health."""
-    plugin = world.plugin({"a": True, "b": True})
-    await world.start(plugin)
-    plugin.list({"a": True, "b": False})
-    await world.lists(plugin)
-    first, second = world.kubelet.streams[0].lists
-    assert (first.health, first.size_bytes) == ({"a": "Healthy", "b": "Healthy"}, 28)
-    assert (second.health, second.size_bytes) == ({"a": "Healthy", "b": "Unhealthy"}, 30)
-
-
-async def test_a_list_above_the_limit_ends_the_stream() -> None:
-    async with a_world(dialling=Dialling(receive_limit=27)) as world:
-        await world.plugin({"a": True, "b": True}).start()
-        stream = await eventually(lambda: world.kubelet.streams[0])
-        await eventually(lambda: not stream.open)
-        assert stream.error is not None
-        assert stream.error.startswith("rpc error: code = ResourceExhausted desc = ")
-        assert world.kubelet.amounts == {MEM: Amount(0, 0)}
-        assert (await world.kubelet.admit(pod("a", {MEM: 1}))).devices(MEM) == frozenset()
-
-
-async def test_registrations_can_be_held_and_refused(world: World) -> None:
-    plugin = world.plugin()
-    await plugin.serve()
-    world.kubelet.register_gate.hold()
-    registering = asyncio.create_task(plugin.register())
-    await eventually(lambda: world.kubelet.registrations)
-    assert not world.kubelet.registrations[0].accepted
-    world.kubelet.register_gate.release()
-    await registering
-    world.kubelet.register_gate.refuse("go away", times=1)
-    with pytest.raises(grpc.aio.AioRpcError, match="go away"):
-        await plugin.register()
-    await plugin.register()
-    assert [(one.accepted, one.error) for one in world.kubelet.registrations] == [
-        (True, None),
-        (False, "go away"),
-        (True, None),
-    ]
-
-
-async def test_pod_resources_can_refuse(world: World) -> None:
-    world.kubelet.pod_resources_gate.refuse("rejected by rate limit", grpc.StatusCode.RESOURCE_EXHAUSTED, times=1)
-    with pytest.raises(grpc.aio.AioRpcError, match="rejected by rate limit"):
-        await world.listed()
-    assert await world.listed() == {}
 
 
 async def test_a_plugin_directory_that_is_gone_fails_pods_and_comes_back_with_the_next_kubelet(world: World) -> None:

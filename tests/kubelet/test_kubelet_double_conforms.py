@@ -29,7 +29,6 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerStub
 from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
 from gpu_device_plugin.testing.kubelet.kubelet_services import RpcStatusError
-from gpu_device_plugin.testing.kubelet.plugin_client import Dialling
 from gpu_device_plugin.testing.pod_specs import pod
 from tests.kubelet.kubelet_under_test import (
     KubeletUnderTest,
@@ -125,6 +124,23 @@ class World:
         plugin.list(plugin.healthy)
         await eventually(lambda: self.kubelet.checkpoint.stat().st_ino != before)
 
+    @property
+    def no_healthy(self) -> str:
+        """The message of a pod that finds no healthy device."""
+        return (
+            "Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy devices "
+            f"{self.resource}, which is unexpected"
+        )
+
+    async def becomes(self, uid: str, phase: str) -> Pod:
+        """Wait until a pod has this phase, and return it."""
+
+        async def there() -> bool:
+            return (await self.kubelet.look(uid)).phase == phase
+
+        await eventually(there)
+        return await self.kubelet.look(uid)
+
     async def held(self, a_pod: Pod) -> dict[str, dict[str, set[str]]]:
         """Ask PodResources what a pod holds: by container and resource the IDs."""
         containers = (await listed(self.kubelet)).get(a_pod.name, {})
@@ -158,7 +174,7 @@ async def world(request: pytest.FixtureRequest, real: RealKubelet) -> AsyncItera
     async with AsyncExitStack() as stack:
         if (version := DOUBLES.get(request.param)) is not None:
             root = stack.enter_context(tempfile.TemporaryDirectory(prefix="kubelet"))
-            double = Kubelet(Path(root), version=version, dialling=Dialling(dial_timeout_s=stretched(0.5)))
+            double = Kubelet(Path(root), version=version, dial_timeout_s=stretched(0.5))
             world = World(TheDouble(await stack.enter_async_context(double)))
         else:
             await real.be_up()
@@ -284,10 +300,7 @@ async def test_the_end_of_an_old_stream_disconnects_the_new_plugin(world: World)
     # The kubelet closes the connection before it marks the devices.
     await eventually(lambda: world.lists(world.resource, set()))
     refused = await world.admit(1)
-    assert refused.message == (
-        f"Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy devices "
-        f"{world.resource}, which is unexpected"
-    )
+    assert refused.message == world.no_healthy
 
 
 async def test_a_failed_registration_makes_the_kubelet_forget_the_plugin_that_works(world: World) -> None:
@@ -432,10 +445,7 @@ async def test_a_quantity_of_zero_needs_no_device_but_a_healthy_resource(world: 
     assert plugin.allocations == []
     plugin.list(dict.fromkeys(FOUR_EACH, False))
     await world.believed(plugin)
-    assert (await world.admit(0)).message == (
-        f"Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy devices "
-        f"{world.resource}, which is unexpected"
-    )
+    assert (await world.admit(0)).message == world.no_healthy
 
 
 async def test_a_resource_nobody_registered_is_nobodys_business(world: World) -> None:
@@ -515,11 +525,7 @@ async def test_while_an_allocate_hangs_no_other_pod_is_admitted(world: World) ->
     assert (await world.kubelet.look(plain)).phase == "Pending"
     plugin.allocate_gate.release()
     for uid in (waiting, plain):
-        await eventually(lambda uid=uid: _runs(world.kubelet, uid))  # type: ignore[misc]
-
-
-async def _runs(kubelet: KubeletUnderTest, uid: str) -> bool:
-    return (await kubelet.look(uid)).phase == "Running"
+        await world.becomes(uid, "Running")
 
 
 async def test_withdrawing_a_device_during_its_allocate_kills_the_kubelet_since_1_34(world: World) -> None:
@@ -535,8 +541,7 @@ async def test_withdrawing_a_device_during_its_allocate_kills_the_kubelet_since_
     if world.kubelet.version.panics_of_a_device_withdrawn:
         assert await world.kubelet.died()
     else:
-        await eventually(lambda: _runs(world.kubelet, waiting))
-        assert await world.held(await world.kubelet.look(waiting)) == {"c0": {world.resource: {"a", "b"}}}
+        assert await world.held(await world.becomes(waiting, "Running")) == {"c0": {world.resource: {"a", "b"}}}
 
 
 # Init containers and sidecars
@@ -692,10 +697,7 @@ async def test_a_stream_that_ends_makes_every_device_unhealthy_for_good(world: W
     holder = await world.admit(2)
     await plugin.stop()
     await eventually(lambda: world.lists(world.resource, set()))
-    assert (await world.admit(1)).message == (
-        f"Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy devices "
-        f"{world.resource}, which is unexpected"
-    )
+    assert (await world.admit(1)).message == world.no_healthy
     assert (await world.kubelet.look(holder.uid)).phase == "Running"
     await plugin.serve()
     assert plugin.listened == 1
@@ -774,15 +776,7 @@ async def test_a_pod_without_running_containers_is_refused_after_a_restart_until
     await plugin.stop()
     late = await world.kubelet.begin(pod(f"p{next(_numbers)}", {world.resource: 1}))
     await world.kubelet.start()
-    await eventually(lambda: _failed(world.kubelet, late))
-    assert (await world.kubelet.look(late)).message == (
-        f"Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy devices "
-        f"{world.resource}, which is unexpected"
-    )
-
-
-async def _failed(kubelet: KubeletUnderTest, uid: str) -> bool:
-    return (await kubelet.look(uid)).phase == "Failed"
+    assert (await world.becomes(late, "Failed")).message == world.no_healthy
 
 
 def _deleted(checkpoint: Path) -> None:

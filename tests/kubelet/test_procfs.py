@@ -127,54 +127,29 @@ def namespace(proc: Path, inode: int) -> None:
     (proc / "self" / "ns" / "pid").symlink_to(f"pid:[{inode}]")
 
 
-def test_the_machines_first_namespace_is_the_nodes(tmp_path: Path) -> None:
-    namespace(tmp_path, 4026531836)
-    assert in_nodes_namespace(tmp_path) is True
-
-
-def test_the_agent_is_the_first_process_of_its_container(tmp_path: Path) -> None:
-    namespace(tmp_path, 4026532511)
-    process(tmp_path, "self", OWN, parent=0)
-    process(tmp_path, 1, OWN, parent=0)
-    assert in_nodes_namespace(tmp_path) is False
-
-
-def test_the_agent_is_started_by_an_init_in_its_container(tmp_path: Path) -> None:
-    process(tmp_path, "self", OWN, parent=7)
-    process(tmp_path, 7, OWN, parent=1)
-    process(tmp_path, 1, OWN, parent=0)
-    assert in_nodes_namespace(tmp_path) is False
-
-
-def test_the_containers_of_the_agents_pod_share_a_namespace(tmp_path: Path) -> None:
-    """PID 1 is the pod's pause container, and the agent was started from outside."""
-    process(tmp_path, "self", OWN, parent=0)
-    process(tmp_path, 1, f"0::/../{ID}\n", parent=0)
-    assert in_nodes_namespace(tmp_path) is False
-
-
-def test_a_node_that_is_a_container_has_a_namespace_of_its_own(tmp_path: Path) -> None:
-    """As with kind: PID 1 is the node's systemd, the agent's parent is containerd's shim."""
-    namespace(tmp_path, 4026532511)
-    process(tmp_path, "self", OWN, parent=340)
-    process(tmp_path, 340, "0::/../../../kubelet.slice/containerd.service\n", parent=1)
-    process(tmp_path, 1, HOST, parent=0)
-    assert in_nodes_namespace(tmp_path) is True
-
-
-def test_it_is_not_known_without_proc(tmp_path: Path) -> None:
-    assert in_nodes_namespace(tmp_path) is None
-    process(tmp_path, "self", OWN, parent=7)
-    process(tmp_path, 1, HOST, parent=0)
-    assert in_nodes_namespace(tmp_path) is None  # the parent is not there
-
-
-def test_a_ring_of_parents_ends(tmp_path: Path) -> None:
-    process(tmp_path, "self", OWN, parent=7)
-    process(tmp_path, 7, OWN, parent=8)
-    process(tmp_path, 8, OWN, parent=7)
-    process(tmp_path, 1, HOST, parent=0)
-    assert in_nodes_namespace(tmp_path) is None
+@pytest.mark.parametrize(
+    ("inode", "processes", "ours"),
+    [
+        (4026531836, {}, True),  # the machine's first namespace
+        (4026532511, {"self": (OWN, 0), 1: (OWN, 0)}, False),  # the first process of its container
+        (None, {"self": (OWN, 7), 7: (OWN, 1), 1: (OWN, 0)}, False),  # started by an init in its container
+        # The containers of the pod share a namespace: PID 1 is its pause container, and we were started from outside.
+        (None, {"self": (OWN, 0), 1: (f"0::/../{ID}\n", 0)}, False),
+        # The node is a container, as with kind: PID 1 is the node's systemd, our parent is containerd's shim.
+        (4026532511, {"self": (OWN, 340), 340: ("0::/../containerd.service\n", 1), 1: (HOST, 0)}, True),
+        (None, {}, None),
+        (None, {"self": (OWN, 7), 1: (HOST, 0)}, None),  # the parent is not there
+        (None, {"self": (OWN, 7), 7: (OWN, 8), 8: (OWN, 7), 1: (HOST, 0)}, None),  # a ring of parents
+    ],
+)
+def test_whether_we_see_the_nodes_processes_is_told_by_our_ancestors(
+    tmp_path: Path, inode: int | None, processes: dict[int | str, tuple[str, int]], *, ours: bool | None
+) -> None:
+    if inode is not None:
+        namespace(tmp_path, inode)
+    for pid, (cgroup, parent) in processes.items():
+        process(tmp_path, pid, cgroup, parent=parent)
+    assert in_nodes_namespace(tmp_path) is ours
 
 
 # --- The pods of the node ---------------------------------------------------------------------------------------------

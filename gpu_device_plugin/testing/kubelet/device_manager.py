@@ -45,8 +45,6 @@ class Endpoint:
     """None for a resource known only from the checkpoint."""
     options: DevicePluginOptions | None
     stopped: bool = False
-    expired: bool = False
-    """Stopped for more than five minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +83,6 @@ class DeviceManager:
     """UIDs of the pods that have not ended."""
     is_running: Callable[[str, str], bool]
     """Whether the container runtime reported this container of this pod as running when the kubelet started."""
-    numa_hint: frozenset[int] | None = None
-    """The NUMA nodes that a topology manager with a policy other than `none` stored for every container."""
     sources_ready: bool = False
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
     healthy: dict[str, set[str]] = field(default_factory=dict)
@@ -132,25 +128,14 @@ class DeviceManager:
     # The node's status
 
     def amounts(self) -> dict[str, Amount]:
-        """Count the devices of every resource whose plugin is connected or was disconnected only recently."""
+        """Count the devices of every resource. The real kubelet drops one whose plugin is gone for five minutes."""
         return {
             resource: Amount(
                 capacity=len(self.healthy.get(resource, ())) + len(self.unhealthy.get(resource, ())),
                 allocatable=len(self.healthy.get(resource, ())),
             )
             for resource in self.healthy | self.unhealthy
-            if not self._is_gone(resource)
         }
-
-    def forget_gone(self) -> list[str]:
-        """Drop the resources whose plugin was disconnected for too long; return their names."""
-        gone = [resource for resource in self.healthy | self.unhealthy if self._is_gone(resource)]
-        for resource in gone:
-            for known in (self.endpoints, self.healthy, self.unhealthy):
-                known.pop(resource, None)
-        if gone:
-            self._write_checkpoint_if_possible()
-        return gone
 
     def knows(self, resource: str) -> bool:
         """Return whether a plugin serves the resource, or an allocation has it. Other resources are ignored."""
@@ -267,10 +252,6 @@ class DeviceManager:
         (rng or self.choices).shuffle(ordered)
         return ordered
 
-    def _is_gone(self, resource: str) -> bool:
-        endpoint = self.endpoints.get(resource)
-        return endpoint is None or endpoint.expired
-
     def _recount(self) -> None:
         self.allocated = {}
         for containers in self.grants.values():
@@ -353,28 +334,12 @@ class DeviceManager:
                 f"requested number of devices unavailable for {resource}. "
                 f"Requested: {needed}, Available: {len(available)}"
             )
-        aligned, unaligned, without_node = self._by_affinity(resource, available)
-        if needed < len(aligned):
-            preferred = await self._preferred(resource, aligned, chosen, required)
-            sources: tuple[set[str], ...] = (preferred & aligned, aligned)
-        else:
-            if take(aligned):
-                return frozenset(chosen)
-            preferred = await self._preferred(resource, available, chosen, required)
-            sources = (preferred & available, unaligned, without_node)
-        if any(take(source) for source in sources):
+        preferred = await self._preferred(resource, available, chosen, required)
+        if take(preferred & available) or take(available):
             return frozenset(chosen)
         raise AdmissionError(
             f"unexpectedly allocated less resources than required. Requested: {required}, Got: {len(chosen)}"
         )
-
-    def _by_affinity(self, resource: str, available: set[str]) -> tuple[set[str], set[str], set[str]]:
-        has_topology = any(device.HasField("topology") for device in self.listed[resource].values())
-        if self.numa_hint is None or not has_topology:
-            return set(), set(), available
-        aligned = {device for device in available if self.numa_hint.intersection(self.numa_nodes(resource, device))}
-        without_node = {device for device in available if self.numa_nodes(resource, device) == (NO_NUMA_NODE,)}
-        return aligned, available - aligned - without_node, without_node
 
     def _by_numa_node(self, resource: str, ids: frozenset[str]) -> dict[int, tuple[str, ...]]:
         devices: dict[int, list[str]] = {}

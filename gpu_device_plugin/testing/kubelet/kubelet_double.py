@@ -23,11 +23,10 @@ from gpu_device_plugin.testing.kubelet.kubelet_files import CHECKPOINT, serve, w
 from gpu_device_plugin.testing.kubelet.kubelet_process import KubeletProcess
 from gpu_device_plugin.testing.kubelet.kubelet_services import Gate, PluginRegistry, PodResources
 from gpu_device_plugin.testing.kubelet.kubelet_versions import Version
-from gpu_device_plugin.testing.kubelet.plugin_client import Dialling
 from gpu_device_plugin.testing.pod_specs import Container, ContainerType, NodePods, Pod, stopped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
     from typing import Self
 
@@ -56,8 +55,7 @@ class Kubelet:
         node: str = "node",
         seed: int = 0,
         version: tuple[int, int] = (1, 36),
-        dialling: Dialling | None = None,
-        numa_hint: Iterable[int] | None = None,
+        dial_timeout_s: float = 10,
     ) -> None:
         self.node = node
         self.version = Version(*version)
@@ -80,8 +78,7 @@ class Kubelet:
         self.node_status: dict[str, Amount] = {}
         """The node's status in the API, as of the last `publish`. A scheduler sees only this."""
         self._listening = root / "listening"
-        self._dialling = dialling or Dialling()
-        self._numa_hint = None if numa_hint is None else frozenset(numa_hint)
+        self._dial_timeout_s = dial_timeout_s
         self._choices, self._orders = random.Random(seed), random.Random(seed)
         self._pods = NodePods()
         self._created = 0
@@ -139,7 +136,6 @@ class Kubelet:
             orders=self._orders,
             active_pods=lambda: {pod.uid for pod in self._seen(active_only=True)},
             is_running=lambda uid, container: (uid, container) in running,
-            numa_hint=self._numa_hint,
         )
         manager.read_checkpoint()
         wipe(self.device_plugin_dir, self.checkpoint, self.version)
@@ -147,7 +143,7 @@ class Kubelet:
             self.device_plugin_dir,
             manager,
             gate=self.register_gate,
-            dialling=self._dialling,
+            dial_timeout_s=self._dial_timeout_s,
             registrations=self.registrations,
             streams=self.streams,
         )
@@ -220,11 +216,6 @@ class Kubelet:
         """Lose the connections over which the plugins of `resource`, or all plugins, send their lists."""
         self._require().registry.drop_streams(resource)
 
-    def expire_grace(self) -> None:
-        """Let five minutes pass for every plugin that is gone: the next `publish` drops its resource."""
-        for endpoint in self._require().manager.endpoints.values():
-            endpoint.expired = endpoint.stopped
-
     # Pods
 
     async def admit(self, spec: PodSpec, *, rejected: tuple[str, str] | None = None) -> Pod:
@@ -247,14 +238,10 @@ class Kubelet:
         self._pods.put(pod)
         return await self._process.admit(pod, rejected) if self._process else pod
 
-    def finish(self, pod: Pod, phase: str = "Succeeded", *, settled: bool = True) -> Pod:
-        """Let all containers of a pod exit. Its devices stay booked until the kubelet collects them.
-
-        Not `settled`, the pod has this phase in the API while the kubelet is still tidying up and counts it as active:
-        a few milliseconds, which end with a second call.
-        """
+    def finish(self, pod: Pod, phase: str = "Succeeded") -> Pod:
+        """Let all containers of a pod exit. Its devices stay booked until the kubelet collects them."""
         self._require()
-        return self._pods.put(replace(stopped(self.pod(pod)), phase=phase, terminating=not settled))
+        return self._pods.put(replace(stopped(self.pod(pod)), phase=phase, terminating=False))
 
     def terminate(self, pod: Pod) -> Pod:
         """Begin to delete a pod: it has its grace period, and holds its devices, until `delete` or `finish`."""
@@ -313,26 +300,6 @@ class Kubelet:
         """All pods with a running process, including those that were deleted by force."""
         return tuple(each for each in (*self.pods, *self._pods.left_behind.values()) if each.process_running)
 
-    def device_health(self, pod: Pod) -> Mapping[str, Mapping[str, list[tuple[str, str]]]]:
-        """Return allocatedResourcesStatus of the pod: by app container and resource every ID with its health.
-
-        Empty before 1.36. The order of the IDs is another one each time.
-        """
-        manager = self._require().manager
-        if not self.version.reports_device_health:
-            return {}
-        return {
-            spec.name: {
-                resource: [
-                    (device, "Unhealthy" if device in manager.unhealthy.get(resource, ()) else "Healthy")
-                    for device in self._orders.sample(sorted(grant.ids), len(grant.ids))
-                ]
-                for resource, grant in manager.held(pod.uid, spec.name).items()
-            }
-            for spec in pod.spec.containers
-            if spec.kind is ContainerType.APP
-        }
-
     # Devices
 
     @property
@@ -356,9 +323,7 @@ class Kubelet:
 
     def publish(self) -> Mapping[str, Amount]:
         """Write the node's status, which a real kubelet does every ten seconds; return it."""
-        manager = self._require().manager
-        gone = manager.forget_gone()
-        self.node_status |= dict.fromkeys(gone, Amount(0, 0)) | manager.amounts()
+        self.node_status |= self.amounts
         return self.node_status
 
     # Inside

@@ -16,7 +16,6 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import DevicePluginOption
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import RegistrationServicer
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerServicer
 from gpu_device_plugin.testing.kubelet.device_manager import NO_NUMA_NODE
-from gpu_device_plugin.testing.kubelet.kubelet_versions import Version
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError, DeviceStream, PluginClient
 from gpu_device_plugin.testing.pod_specs import ContainerType
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import RegisterRequest
     from gpu_device_plugin.testing.kubelet.device_manager import DeviceManager
-    from gpu_device_plugin.testing.kubelet.plugin_client import Dialling
     from gpu_device_plugin.testing.pod_specs import Pod
 
 
@@ -133,7 +131,7 @@ class PluginRegistry(RegistrationServicer):
     directory: Path
     manager: DeviceManager
     gate: Gate
-    dialling: Dialling
+    dial_timeout_s: float
     registrations: list[Registration]
     streams: list[DeviceStream]
     """Like `registrations`, of all processes of a kubelet."""
@@ -199,10 +197,10 @@ class PluginRegistry(RegistrationServicer):
     async def _connect(self, resource: str, endpoint: str, options: DevicePluginOptions | None = None) -> None:
         socket = self.directory / endpoint
         authority = "localhost" if self.manager.version.dials_as_localhost else str(socket)
-        client = PluginClient(resource, socket, authority, self.dialling)
+        client = PluginClient(resource, socket, authority)
         self._clients[resource] = client
         try:
-            await client.dial()
+            await client.dial(self.dial_timeout_s)
             self.manager.connected(resource, client, await client.options() if options is None else options)
         except BaseException:
             # By name, so the client of a working plugin is forgotten too, and the end of its stream goes unnoticed.
@@ -278,10 +276,6 @@ async def _pass(gate: Gate, context: grpc.aio.ServicerContext[Any, Any]) -> None
         await context.abort(refusal.code, refusal.details)
 
 
-async def _unknown(context: grpc.aio.ServicerContext[Any, Any], method: str) -> None:
-    await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"unknown method {method} for service v1.PodResourcesLister")
-
-
 @dataclass(frozen=True)
 class PodResources(PodResourcesListerServicer):
     """The v1.PodResourcesLister service."""
@@ -308,8 +302,6 @@ class PodResources(PodResourcesListerServicer):
     ) -> v1.GetPodResourcesResponse:
         """Describe one active pod. Frees nothing."""
         await _pass(self.gate, context)
-        if self.manager.version < Version(1, 27):
-            await _unknown(context, "Get")
         if not self.manager.version.describes_one_pod:
             await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
         for pod in self.pods(active_only=True):
@@ -326,10 +318,6 @@ class PodResources(PodResourcesListerServicer):
     ) -> v1.AllocatableResourcesResponse:
         """List every healthy device, allocated or free."""
         await _pass(self.gate, context)
-        if self.manager.version < Version(1, 21):
-            await _unknown(context, "GetAllocatableResources")
-        if self.manager.version < Version(1, 23):
-            await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API GetAllocatableResources disabled")
         return v1.AllocatableResourcesResponse(
             devices=[
                 _entry(resource, device, node)

@@ -85,11 +85,6 @@ class Version:
         return self >= Version(1, 34)
 
     @property
-    def reports_device_health(self) -> bool:
-        """The pod status has one entry for every device ID of a container."""
-        return self >= Version(1, 36)
-
-    @property
     def rejection_prefix(self) -> str:
         """The prefix of a refused pod's status message."""
         return "Pod was rejected: " if self >= Version(1, 26) else "Pod "

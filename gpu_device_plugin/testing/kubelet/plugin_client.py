@@ -35,14 +35,9 @@ class AdmissionError(Exception):
     """The reason why a container does not get its devices, or why a plugin is not registered."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dialling:
-    """How a kubelet calls back a plugin."""
-
-    receive_limit: int = 4 * 1024 * 1024
-    """The largest message that is read, bytes; the default of Go's gRPC, which no kubelet changes."""
-    dial_timeout_s: float = 10
-    pre_start_timeout_s: float = 30
+_RECEIVE_LIMIT = 4 * 1024 * 1024
+"""The largest message that is read, bytes; the default of Go's gRPC, which no kubelet changes."""
+_PRE_START_TIMEOUT_S = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +72,13 @@ def go_text(error: grpc.aio.AioRpcError) -> str:
 class PluginClient:
     """Calls a plugin over its socket. Every failed call raises AdmissionError."""
 
-    def __init__(self, resource: str, socket: Path, authority: str, dialling: Dialling) -> None:
+    def __init__(self, resource: str, socket: Path, authority: str) -> None:
         self.resource = resource
-        self.socket = socket
-        self._dialling = dialling
         self._channel = grpc.aio.insecure_channel(
             f"unix:{socket}",
             options=[
                 ("grpc.default_authority", authority),
-                ("grpc.max_receive_message_length", dialling.receive_limit),
+                ("grpc.max_receive_message_length", _RECEIVE_LIMIT),
                 # A restarted plugin with the same socket name must not get the connection of its predecessor.
                 ("grpc.use_local_subchannel_pool", 1),
             ],
@@ -93,9 +86,9 @@ class PluginClient:
         self._stub: DevicePluginStub[Any, Any, Any, Any, Any] = DevicePluginStub(self._channel)
         self._lists: Any = None
 
-    async def dial(self) -> None:
-        """Connect, with retries until the dial timeout. AdmissionError: no plugin answered."""
-        if not await within(self._dialling.dial_timeout_s, self._channel.channel_ready()):
+    async def dial(self, timeout_s: float) -> None:
+        """Connect, with retries until the timeout. AdmissionError: no plugin answered."""
+        if not await within(timeout_s, self._channel.channel_ready()):
             raise AdmissionError("failed to dial device plugin: context deadline exceeded")
 
     async def options(self) -> DevicePluginOptions:
@@ -150,7 +143,7 @@ class PluginClient:
     async def pre_start(self, ids: list[str]) -> None:
         """Call PreStartContainer, the only call with a timeout."""
         request = PreStartContainerRequest(devices_ids=ids)
-        await self._call(self._stub.PreStartContainer, request, timeout_s=self._dialling.pre_start_timeout_s)
+        await self._call(self._stub.PreStartContainer, request, timeout_s=_PRE_START_TIMEOUT_S)
 
     async def _call(self, method: Callable[..., Awaitable[T]], request: Any, timeout_s: float | None = None) -> T:
         try:
