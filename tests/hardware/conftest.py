@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView
 from gpu_device_plugin.hardware.monitor import VERSION_FILES, Hardware, MonitorTimings
 from tests.patience import patience, stretched
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-Watching = Callable[..., AbstractAsyncContextManager[Hardware]]
-Until = Callable[[Hardware, Callable[[HardwareView], object]], Awaitable[HardwareView]]
+    from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView
+
+Watching = Callable[..., AbstractAsyncContextManager["WatchedHardware"]]
+Describe = Callable[..., "Described"]
+
+
+class WatchedHardware(Hardware):
+    """Hardware that can be waited for."""
+
+    async def until(self, holds: Callable[[HardwareView], object]) -> HardwareView:
+        """Wait for a view of which this holds, and return it."""
+        async with patience(self):
+            async for view in self.view.values():
+                if holds(view):
+                    return view
+        raise AssertionError
 
 
 class Described:
@@ -42,7 +55,7 @@ class Described:
 
 
 @pytest.fixture
-def described(tmp_path: Path) -> Callable[..., Described]:
+def described(tmp_path: Path) -> Describe:
     def describe(gpus: Any = "2xT4", **more: Any) -> Described:
         return Described(tmp_path / "gpus.json", {"gpus": gpus, **more})
 
@@ -68,9 +81,9 @@ def quick() -> MonitorTimings:
 @pytest.fixture
 def watching(tmp_path: Path, quick: MonitorTimings) -> Watching:
     @asynccontextmanager
-    async def watch(source: object, **more: Any) -> AsyncIterator[Hardware]:
+    async def watch(source: object, **more: Any) -> AsyncIterator[WatchedHardware]:
         files = tuple(tmp_path / path.relative_to("/") for path in VERSION_FILES)
-        hardware = Hardware(str(source), **{"timings": quick, "version_files": files, **more})
+        hardware = WatchedHardware(str(source), **{"timings": quick, "version_files": files, **more})
         run = asyncio.create_task(hardware.run(), name="hardware")
         try:
             yield hardware
@@ -83,12 +96,13 @@ def watching(tmp_path: Path, quick: MonitorTimings) -> Watching:
 
 
 @pytest.fixture
-def until() -> Until:
-    async def wait(hardware: Hardware, holds: Callable[[HardwareView], object]) -> HardwareView:
-        async with patience(hardware):
-            async for view in hardware.view.values():
-                if holds(view):
-                    return view
-        raise AssertionError
+def watched(watching: Watching) -> Watching:
+    """Watch hardware whose GPUs have been found."""
 
-    return wait
+    @asynccontextmanager
+    async def watch(source: object, **more: Any) -> AsyncIterator[WatchedHardware]:
+        async with watching(source, **more) as hardware:
+            await hardware.until(lambda view: view.inventory.gpus)
+            yield hardware
+
+    return watch

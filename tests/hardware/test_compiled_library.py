@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.core.report.finding import examine
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
-from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
-from gpu_device_plugin.hardware.monitor import Hardware
+from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.programs.doctor.doctor_program import DoctorDeadlines, DoctorPlace, examined
 from gpu_device_plugin.settings.node import NodeSettings
 
-Watching = Callable[..., AbstractAsyncContextManager[Hardware]]
-Until = Callable[[Hardware, Callable[[HardwareView], object]], Awaitable[HardwareView]]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.hardware.conftest import Watching
+
 
 NAME = "libnvidia-ml.so.1"
 E_MACHINE = slice(18, 20)
@@ -64,7 +65,6 @@ def dangling(folder: Path) -> str:
 @pytest.mark.parametrize("broken", [text, without_a_function, of_another_machine, dangling])
 async def test_a_library_that_cannot_be_loaded_is_told_in_the_loaders_words_with_its_file(
     watching: Watching,
-    until: Until,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     broken: Callable[[Path], str],
@@ -72,7 +72,7 @@ async def test_a_library_that_cannot_be_loaded_is_told_in_the_loaders_words_with
     monkeypatch.setenv("LD_LIBRARY_PATH", "/somewhere")
     told = broken(tmp_path)
     async with watching("nvml", library_dir=tmp_path) as hardware:
-        view = await until(hardware, lambda view: view.state is not State.STARTING)
+        view = await hardware.until(lambda view: view.state is not State.STARTING)
     assert view.state is State.UNUSABLE_LIBRARY
     assert view.sentence.startswith(told)
     assert ADVICE in view.sentence
@@ -89,9 +89,9 @@ async def test_the_doctor_says_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(any(Path("/usr/lib").rglob(NAME)), reason="this machine has NVML")
-async def test_a_library_that_is_not_there_is_no_broken_one(watching: Watching, until: Until, tmp_path: Path) -> None:
+async def test_a_library_that_is_not_there_is_no_broken_one(watching: Watching, tmp_path: Path) -> None:
     async with watching("nvml", library_dir=tmp_path) as hardware:
-        view = await until(hardware, lambda view: view.state is not State.STARTING)
+        view = await hardware.until(lambda view: view.state is not State.STARTING)
     assert view.state is State.NO_LIBRARY
     assert view.sentence.startswith(f"opening NVML ({NAME}) failed: {NAME}: cannot open shared object file: ")
     assert "runtime class nvidia" in view.sentence
@@ -124,7 +124,6 @@ int nvmlDeviceGetMemoryLimits_v1(void *handle, Limits *limits) {
 )
 async def test_a_library_is_asked_for_limits_as_nvml_of_r615_wants_it(
     watching: Watching,
-    until: Until,
     tmp_path: Path,
     answer: str,
     limited: bool,  # noqa: FBT001 (a parameter)
@@ -132,5 +131,5 @@ async def test_a_library_is_asked_for_limits_as_nvml_of_r615_wants_it(
     """It is given the folder of a cgroup; before r615 the function is not there."""
     compiled(tmp_path, ONE_GPU + (LIMITS.replace("ANSWER", answer) if answer else ""))
     async with watching("nvml", library_dir=tmp_path) as hardware:
-        view = await until(hardware, lambda view: view.state is not State.STARTING)
+        view = await hardware.until(lambda view: view.state is not State.STARTING)
     assert [(gpu.uuid, gpu.total_mib, gpu.memory_limits) for gpu in view.inventory.gpus] == [("GPU-a", 15360, limited)]

@@ -9,7 +9,7 @@ import pytest
 from gpu_device_plugin.core.model.mig import profile_name
 from gpu_device_plugin.hardware.fake.description import read
 from gpu_device_plugin.hardware.fake.fake_driver import Fake
-from gpu_device_plugin.hardware.fake.gpu_models import MODELS, SIZES, profiles_of
+from gpu_device_plugin.hardware.fake.gpu_models import SIZES, profiles_of
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from tests.hardware.fake.test_fake_driver import Clock, opened, written
 
@@ -130,12 +130,6 @@ def test_every_profile_of_a_model_is_named_by_nvidias_rule_and_as_often_there_as
         found = instances(opened(f"fake:1x{model}-{total_mib}MiB:mig={name}*{most}"))
         assert [(profile, memory) for *_, profile, memory in found] == [(name, memory_mib)] * most
         assert len({gi for _, gi, *_ in found}) == most
-
-
-def test_models_with_mig_have_profiles_for_the_memory_that_they_have() -> None:
-    models = {model for model, _ in SIZES}
-    assert models == {"A30", "A100", "H100", "H200", "B200", "GB200"}
-    assert all((model, MODELS[model][1]) in SIZES for model in models)
 
 
 def test_instances_are_described_one_by_one(tmp_path: Path) -> None:

@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.core.model.memory import shares_of
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State, XidSeen
-from gpu_device_plugin.hardware.monitor import Hardware, MonitorTimings
 from tests.patience import stretched
 
-Watching = Callable[..., AbstractAsyncContextManager[Hardware]]
-Until = Callable[[Hardware, Callable[[HardwareView], object]], Awaitable[HardwareView]]
+if TYPE_CHECKING:
+    from gpu_device_plugin.hardware.monitor import MonitorTimings
+    from tests.hardware.conftest import Watching
+
 
 LIBRARY = os.environ.get("NVML_LIB_DIR")
 MOCK_CONFIG = os.environ.get("MOCK_NVML_CONFIG")
@@ -54,9 +53,9 @@ def source(request: pytest.FixtureRequest) -> dict[str, Any]:
     return arguments
 
 
-async def test_the_facts_about_the_gpus_make_sense(source: dict[str, Any], watching: Watching, until: Until) -> None:
-    async with watching(**source) as hardware:
-        view = await until(hardware, lambda view: view.state is State.WATCHING)
+async def test_the_facts_about_the_gpus_make_sense(source: dict[str, Any], watched: Watching) -> None:
+    async with watched(**source) as hardware:
+        view = hardware.view.value
     gpus = view.inventory.gpus
     assert gpus
     assert len({gpu.uuid for gpu in gpus}) == len(gpus)
@@ -73,24 +72,22 @@ async def test_the_facts_about_the_gpus_make_sense(source: dict[str, Any], watch
     assert view.inventory.driver_version[0].isdigit()
 
 
-async def test_every_pair_of_gpus_is_linked_once(source: dict[str, Any], watching: Watching, until: Until) -> None:
-    async with watching(**source) as hardware:
-        view = await until(hardware, lambda view: view.state is State.WATCHING)
+async def test_every_pair_of_gpus_is_linked_once(source: dict[str, Any], watched: Watching) -> None:
+    async with watched(**source) as hardware:
+        view = hardware.view.value
     uuids = sorted(gpu.uuid for gpu in view.inventory.gpus if gpu.instance is None)
     pairs = [(a, b) for a in uuids for b in uuids if a < b]
     assert sorted((link.a, link.b) for link in view.inventory.links) == pairs
     assert all((link.closeness is Closeness.NVLINK) == (link.nvlinks > 0) for link in view.inventory.links)
 
 
-async def test_a_second_process_sees_the_same_hardware(
-    source: dict[str, Any], watching: Watching, until: Until
-) -> None:
+async def test_a_second_process_sees_the_same_hardware(source: dict[str, Any], watching: Watching) -> None:
     async with watching(**source) as hardware:
-        first = await until(hardware, lambda view: view.state is State.WATCHING)
+        first = await hardware.until(lambda view: view.state is State.WATCHING)
         await hardware.pause()
         assert not any(belief.healthy for belief in hardware.view.value.beliefs.values())
         hardware.resume()
-        second = await until(hardware, lambda view: view.state is State.WATCHING)
+        second = await hardware.until(lambda view: view.state is State.WATCHING)
     assert second.inventory == first.inventory
     assert all(second.beliefs[uuid].healthy == belief.healthy for uuid, belief in first.beliefs.items())
 
@@ -140,43 +137,38 @@ def reasons(view: HardwareView, position: int) -> tuple[str, ...]:
     return view.beliefs[view.inventory.gpus[position].uuid].reasons
 
 
-async def test_b7_b9_a_real_library_loses_a_gpu_and_finds_it_again(
-    mock: Mock, watching: Watching, until: Until
-) -> None:
-    async with watching(**nvml()) as hardware:
-        view = await until(hardware, lambda view: view.state is State.WATCHING)
+async def test_b7_b9_a_real_library_loses_a_gpu_and_finds_it_again(mock: Mock, watched: Watching) -> None:
+    async with watched(**nvml()) as hardware:
+        view = hardware.view.value
         mock.fails(3, "lost")
-        await until(hardware, lambda view: sick(view) == [3])
+        await hardware.until(lambda view: sick(view) == [3])
         mock.heals()
-        view = await until(hardware, lambda view: sick(view) == [])
+        view = await hardware.until(lambda view: sick(view) == [])
     assert view.child_restarts == 0
 
 
 async def test_b9_b15_an_xid_48_of_a_real_library_stays_although_the_gpu_can_be_read(
-    mock: Mock, watching: Watching, until: Until
+    mock: Mock, watched: Watching
 ) -> None:
     xids: list[XidSeen] = []
-    async with watching(**nvml(), on_xid=xids.append) as hardware:
-        await until(hardware, lambda view: view.state is State.WATCHING)
+    async with watched(**nvml(), on_xid=xids.append) as hardware:
         mock.fails(2, "ecc_uncorrectable", xid=48)
-        view = await until(hardware, lambda view: "XID 48" in " ".join(reasons(view, 2)))
+        view = await hardware.until(lambda view: "XID 48" in " ".join(reasons(view, 2)))
         uuid = view.inventory.gpus[2].uuid
         errors = view.beliefs[uuid].ecc_uncorrected
-        later = await until(hardware, lambda view: view.beliefs[uuid].ecc_uncorrected != errors)
+        later = await hardware.until(lambda view: view.beliefs[uuid].ecc_uncorrected != errors)
         assert sick(later) == [2]
     assert {(xid.uuid, xid.code) for xid in xids} == {(uuid, 48)}
 
 
-async def test_b2_a_real_library_hangs_and_is_left_behind(
-    mock: Mock, watching: Watching, until: Until, quick: MonitorTimings
-) -> None:
-    async with watching(**nvml()) as hardware:
-        view = await until(hardware, lambda view: view.state is State.WATCHING)
+async def test_b2_a_real_library_hangs_and_is_left_behind(mock: Mock, watched: Watching, quick: MonitorTimings) -> None:
+    async with watched(**nvml()) as hardware:
+        view = hardware.view.value
         hardware.timings = replace(quick, answer_within_s=stretched(0.5), start_within_s=stretched(1))
         mock.hangs()
-        view = await until(hardware, lambda view: len(sick(view)) == len(view.inventory.gpus))
+        view = await hardware.until(lambda view: len(sick(view)) == len(view.inventory.gpus))
         assert view.state is State.HUNG
         hardware.timings = quick
         mock.heals()
-        view = await until(hardware, lambda view: sick(view) == [])
+        view = await hardware.until(lambda view: sick(view) == [])
         assert view.state is State.WATCHING

@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +12,17 @@ import pynvml
 import pytest
 
 from gpu_device_plugin.core.node.use.process_use import GpuProcess, GpuReading
-from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.hardware.messages import CgroupLimit
-from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.hardware.nvml import nvml_use
 from tests.hardware.test_compiled_library import ONE_GPU, compiled
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-Watching = Callable[..., AbstractAsyncContextManager[Hardware]]
-Until = Callable[[Hardware, Callable[[HardwareView], object]], Awaitable[HardwareView]]
+    from gpu_device_plugin.hardware.monitor import Hardware
+    from tests.hardware.conftest import Watching
+
 
 MIB = 1 << 20
 NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND, UNKNOWN = 3, 6, 13, 999
@@ -164,11 +162,10 @@ int nvmlDeviceGetMemoryLimits_v1(void *handle, Limits *limits) {
 
 
 @pytest.fixture
-async def with_library(watching: Watching, until: Until, tmp_path: Path) -> Any:
+async def with_library(watched: Watching, tmp_path: Path) -> Any:
     async def read(source: str, ask: Callable[[Hardware], Awaitable[Any]]) -> Any:
         compiled(tmp_path, ONE_GPU + source)
-        async with watching("nvml", library_dir=tmp_path) as hardware:
-            await until(hardware, lambda view: view.state is State.WATCHING)
+        async with watched("nvml", library_dir=tmp_path) as hardware:
             return await ask(hardware)
 
     return read
@@ -178,16 +175,6 @@ async def test_the_processes_of_a_gpu_come_from_all_lists(with_library: Any) -> 
     (reading,) = await with_library(PROCESSES, lambda hardware: hardware.use(utilisation=True))
     processes = (GpuProcess(4711, 3072, 37), GpuProcess(4712, None), GpuProcess(4713, 1024))
     assert reading == GpuReading("GPU-a", processes, used_mib=0)
-
-
-MIG = """
-int nvmlDeviceGetMigMode(void *handle, unsigned *now, unsigned *later) { *now = *later = 1; return 0; }
-"""
-
-
-async def test_processes_of_a_gpu_in_mig_mode_are_not_known(with_library: Any) -> None:
-    (reading,) = await with_library(PROCESSES + MIG, lambda hardware: hardware.use(utilisation=True))
-    assert reading == GpuReading("GPU-a", None, used_mib=0)
 
 
 def test_structures_have_the_size_that_nvml_has() -> None:
@@ -208,15 +195,6 @@ async def test_a_sample_of_the_use_counts_once(with_library: Any) -> None:
     assert await with_library(PROCESSES, twice) == [37, None]
 
 
-async def test_an_older_driver_lists_its_processes_by_an_older_function(with_library: Any) -> None:
-    (reading,) = await with_library(PROCESSES.replace("Processes_v3", "Processes_v2"), lambda hardware: hardware.use())
-    assert reading.processes == (GpuProcess(4711, 3072), GpuProcess(4712, None), GpuProcess(4713, 1024))
-
-
-async def test_a_driver_without_lists_tells_the_memory_alone(with_library: Any) -> None:
-    assert await with_library("", lambda hardware: hardware.use()) == (GpuReading("GPU-a", None, used_mib=0),)
-
-
 async def test_the_limits_of_cgroups_are_read_back(with_library: Any) -> None:
     wanted = [("GPU-a", f"/{name}") for name in ("limited", "open", "none", "root")] + [("GPU-gone", "/limited")]
     assert await with_library(LIMITS, lambda hardware: hardware.limits(wanted)) == (
@@ -224,10 +202,4 @@ async def test_the_limits_of_cgroups_are_read_back(with_library: Any) -> None:
         CgroupLimit("GPU-a", "/open", 0, hard_mib=None, soft_mib=0, used_mib=1500),
         CgroupLimit("GPU-a", "/none", NOT_FOUND),
         CgroupLimit("GPU-a", "/root", NOT_SUPPORTED),
-    )
-
-
-async def test_a_driver_before_r615_has_no_limits(with_library: Any) -> None:
-    assert await with_library("", lambda hardware: hardware.limits([("GPU-a", "/limited")])) == (
-        CgroupLimit("GPU-a", "/limited", FUNCTION_NOT_FOUND),
     )
