@@ -1,114 +1,19 @@
 """The port between this program and a GPU driver: its calls, their results and their errors.
 
 The port is used inside the driver process, whose memory counts as the agent's. Its values cross a pipe as JSON, so they
-are plain dictionaries whose keys are the fields of `core.model.gpus` and `core.node.health.gpu_health`. Neither this
-module nor any other that the driver process loads imports dataclasses, enum or typing at run time, which would cost
-2 MB.
+are plain dictionaries whose keys are the fields of the types that each method names; a field that is left out is
+unknown. Neither this module nor any other that the driver process loads imports dataclasses, enum or typing at run
+time, which would cost 2 MB.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False  # type checkers treat it like typing's, and the import would cost 0.7 MB
 if TYPE_CHECKING:
-    from typing import NotRequired, Protocol, TypeAlias, TypedDict
+    from typing import Any, Protocol, TypeAlias
 
-    class MigRecord(TypedDict):
-        """The fields of `core.model.gpus.MigInstance`."""
-
-        parent: str
-        number: int
-        profile: str
-        gi: int
-        ci: int
-        alone: bool
-        caps: list[int]
-
-    class GpuRecord(TypedDict):
-        """The fields of `core.model.gpus.Gpu`."""
-
-        uuid: str
-        index: int
-        product: str
-        total_mib: int
-        reserved_mib: int
-        minor: int | None
-        pci_bus_id: str | None
-        numa_node: int | None
-        mig: bool
-        memory_limits: bool
-        architecture: str | None
-        instance: MigRecord | None
-
-    class LinkRecord(TypedDict):
-        """The fields of `core.model.gpus.Link`."""
-
-        a: str
-        b: str
-        closeness: int
-        nvlinks: int
-
-    class InventoryRecord(TypedDict):
-        """The fields of `core.model.gpus.Inventory`, and the problems of the listing."""
-
-        gpus: list[GpuRecord]
-        """Each GPU in MIG mode is followed by its instances."""
-        links: list[LinkRecord]
-        driver_version: str | None
-        cgroup: int | None
-        left_out: int
-        """GPUs that could not be listed."""
-        troubles: list[str]
-        """One sentence for each of those GPUs and each capability that this driver lacks."""
-
-    class ProbeRecord(TypedDict, total=False):
-        """The fields of `core.node.health.gpu_health.Probe`; omitted ones are unknown."""
-
-        uuid: str
-        error: str
-        lost: bool
-        ecc_uncorrected: int | None
-        remap_pending: bool | None
-        remap_failed: bool | None
-        recovery_action: int | None
-        processes: int | None
-        used_mib: int | None
-        mig: bool | None
-        instances: list[str] | None
-        mig_changed: bool
-
-    class XidRecord(TypedDict):
-        """The fields of `core.node.health.gpu_health.Xid`; `gi` and `ci` are left out if unknown."""
-
-        uuid: str
-        code: int
-        gi: NotRequired[int]
-        ci: NotRequired[int]
-
-    class ProcessRecord(TypedDict):
-        """The fields of `core.node.use.process_use.GpuProcess`."""
-
-        pid: int
-        used_mib: int | None
-        sm_percent: int | None
-
-    class UseRecord(TypedDict):
-        """The fields of `core.node.use.process_use.GpuReading`."""
-
-        uuid: str
-        processes: list[ProcessRecord] | None
-        used_mib: int | None
-
-    class LimitRecord(TypedDict):
-        """The fields of `hardware.messages.CgroupLimit`."""
-
-        uuid: str
-        path: str
-        code: int
-        hard_mib: int | None
-        soft_mib: int | None
-        used_mib: int | None
-
-    EventRecord: TypeAlias = XidRecord | ProbeRecord
+    Record: TypeAlias = dict[str, Any]
+    """The fields of one of the core's types, by which `hardware/messages.py` checks them in the agent."""
 
     class Driver(Protocol):
         """An open driver. `wait_events` is called from one thread, and all other methods from another.
@@ -116,8 +21,8 @@ if TYPE_CHECKING:
         The end of the process closes it: a hanging call cannot keep the kernel from closing the device nodes.
         """
 
-        def inventory(self) -> InventoryRecord:
-            """List the GPUs. A GPU that cannot be listed is left out, and `troubles` says so.
+        def inventory(self) -> Record:
+            """List the GPUs, as a `hardware.messages.Listing`. A GPU that cannot be listed is left out.
 
             Called once, before any other method: a new listing needs a reopened driver, because NVML lists the GPUs
             only when it is loaded.
@@ -126,8 +31,8 @@ if TYPE_CHECKING:
                 HardwareError: no GPU can be listed.
             """
 
-        def probe(self) -> list[ProbeRecord]:
-            """Read every GPU of the inventory; the record of a GPU that cannot be read carries the `error`.
+        def probe(self) -> list[Record]:
+            """Read every GPU of the inventory, as a `core.node.health.gpu_health.Probe` with the `error` of a failure.
 
             A MIG instance that exists no more is left out: the record of its GPU names the instances that there are.
 
@@ -135,28 +40,30 @@ if TYPE_CHECKING:
                 HardwareError: the driver as a whole no longer answers.
             """
 
-        def use(self, *, utilisation: bool) -> list[UseRecord]:
-            """Read the processes on every GPU of the inventory, with their use of the multiprocessors if asked for.
+        def use(self, *, utilisation: bool) -> list[Record]:
+            """Read the processes on every GPU of the inventory, each as a `core.node.use.process_use.GpuReading`.
 
-            MIG instances that exist no more are left out.
+            With `utilisation` also their use of the multiprocessors. MIG instances that exist no more are left out.
 
             Raises:
                 HardwareError: the driver as a whole no longer answers.
             """
 
-        def limits(self, wanted: list[tuple[str, str]]) -> list[LimitRecord]:
+        def limits(self, wanted: list[tuple[str, str]]) -> list[Record]:
             """Read the memory limits of cgroups, each given as (UUID of the GPU, path of the cgroup's directory).
 
+            They are `hardware.messages.CgroupLimit`s.
+
             Raises:
                 HardwareError: the driver as a whole no longer answers.
             """
 
-        def wait_events(self, timeout_s: float) -> list[EventRecord]:
+        def wait_events(self, timeout_s: float) -> list[Record]:
             """Wait at most `timeout_s` for an event.
 
             Returns:
-                XIDs, each followed by a reading of its GPU, and readings of GPUs with other events; empty if there was
-                no event.
+                XIDs (`core.node.health.gpu_health.Xid`), each followed by a reading of its GPU, and readings of GPUs
+                with other events; empty if there was no event.
 
             Raises:
                 HardwareError: the driver as a whole no longer answers.

@@ -37,14 +37,18 @@ class MalformedError(ValueError):
 
 
 class Listing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The inventory; see `driver.InventoryRecord`."""
+    """The hardware as one driver process listed it."""
 
     gpus: tuple[Gpu, ...]
+    """Each GPU in MIG mode is followed by its instances."""
     links: tuple[Link, ...]
     driver_version: str | None
     cgroup: int | None
+    """The version of control groups."""
     left_out: int
+    """GPUs that could not be listed."""
     troubles: tuple[str, ...]
+    """One sentence for each of those GPUs and each capability that this driver lacks."""
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ from gpu_device_plugin.hardware.driver import HardwareError
 from tests.patience import stretched
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.hardware.driver import EventRecord, InventoryRecord, LimitRecord, ProbeRecord, UseRecord
+    from gpu_device_plugin.hardware.driver import Record
 
 CHILD = (sys.executable, "-m", "gpu_device_plugin.hardware.child")
 
@@ -26,30 +26,30 @@ class OneGpu:
     """A driver whose second reading fails, and which reports one XID and nothing more."""
 
     def __init__(self) -> None:
-        self.events: list[list[EventRecord]] = [[], [{"uuid": "GPU-a", "code": 31}]]
+        self.events: list[list[Record]] = [[], [{"uuid": "GPU-a", "code": 31}]]
         self.reported = threading.Event()
         self.readings = 0
 
-    def inventory(self) -> InventoryRecord:
+    def inventory(self) -> Record:
         return {"gpus": [], "links": [], "driver_version": "1.2", "cgroup": 2, "left_out": 0, "troubles": []}
 
-    def probe(self) -> list[ProbeRecord]:
+    def probe(self) -> list[Record]:
         self.readings += 1
         if self.readings == 3:
             self.reported.wait(10)
             raise HardwareError(driver.CONTEXT_LOST, "nothing answers")
         return [{"uuid": "GPU-a"}]
 
-    def use(self, *, utilisation: bool) -> list[UseRecord]:
+    def use(self, *, utilisation: bool) -> list[Record]:
         return [{"uuid": "GPU-a", "processes": None, "used_mib": 1 + utilisation}]
 
-    def limits(self, wanted: list[tuple[str, str]]) -> list[LimitRecord]:
+    def limits(self, wanted: list[tuple[str, str]]) -> list[Record]:
         return [
             {"uuid": uuid, "path": path, "code": 6, "hard_mib": None, "soft_mib": None, "used_mib": None}
             for uuid, path in wanted
         ]
 
-    def wait_events(self, timeout_s: float) -> list[EventRecord]:
+    def wait_events(self, timeout_s: float) -> list[Record]:
         if self.events:
             return self.events.pop(0)
         self.reported.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
@@ -133,6 +134,10 @@ def test_a_child_and_its_agent_understand_each_other() -> None:
 
 def test_a_child_and_its_agent_understand_each_other_about_mig() -> None:
     driver = Fake("fake:1xH100:mig=1g.10gb*7")
+    for record in driver.inventory()["gpus"]:
+        assert record.keys() == {field.name for field in fields(Gpu)}
+        assert (record["instance"] or {}).keys() <= {field.name for field in fields(MigInstance)}
+    assert all(record.keys() <= {field.name for field in fields(Probe)} for record in driver.probe())
     answer = read(json.dumps({"answer": {"inventory": driver.inventory(), "probes": driver.probe()}}).encode())
     assert isinstance(answer, Answer)
     assert answer.inventory is not None

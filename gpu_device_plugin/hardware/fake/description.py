@@ -17,8 +17,6 @@ which models there are, if need be with their memory and the MIG instances of ea
       - {model: H100, mig: [3g.40gb, 1g.10gb*2, {profile: 1g.10gb, gi: 7, uuid: MIG-..., memory: 9GiB}]}
                                               # A GPU is divided as real ones are, or refused; 1c.3g.40gb*2 are two
                                               # compute instances of one GPU instance
-    links:
-      - {gpus: [0, 1], closeness: switch}
     events:
       - {at: 5s, gpu: 0, xid: 79}
       - {at: 5s, gpu: 0, lost: true}          # as on real hardware, the driver reports no event for it
@@ -54,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from gpu_device_plugin.hardware.driver import LinkRecord
+    from gpu_device_plugin.hardware.driver import Record
     from gpu_device_plugin.hardware.fake.value_forms import Fields, Reader, Readers
 
 _NO_MODEL = ("Fake GPU", 0, 0, 0, None)
@@ -62,9 +60,7 @@ _DRIVER_VERSION = "580.65.06"
 _CGROUP = 2
 MOST_GPUS = 128
 """That of `core.model.gpus`, which the driver's process does without: dataclasses would cost it a megabyte."""
-CLOSENESS = ("unknown", "system", "node", "host-bridge", "switches", "switch", "board", "nvlink")
-"""The members of `core.model.gpus.Closeness`."""
-_NVLINK = len(CLOSENESS) - 1
+_SYSTEM, _NODE, _NVLINK = 1, 2, 7  # core.model.gpus.Closeness
 ACTIONS = (
     *("none", "gpu-reset", "node-reboot", "drain-p2p"),
     *("drain-and-reset", "recover-imex", "bus-reset", "system-reboot"),
@@ -77,7 +73,7 @@ _PROFILES = re.compile(r"(?P<profile>[0-9][^*\s]*)(?:\*(?P<count>[0-9]{1,3}))?",
 class Description:
     """Fake hardware as described: its initial state and its events."""
 
-    def __init__(self, gpus: list[Fields], links: list[LinkRecord], events: list[Fields], node: Fields) -> None:
+    def __init__(self, gpus: list[Fields], links: list[Record], events: list[Fields], node: Fields) -> None:
         self.gpus = gpus
         self.links = links
         self.events = events
@@ -154,7 +150,7 @@ def _understood(source: str, document: object) -> Description:
             _understand_mig(place, event, now)
     return Description(
         gpus,
-        _links(where.inside("links"), top.get("links", []), gpus),
+        [_link(one, other) for one, other in combinations(gpus, 2)],
         [event for event, _ in events],
         {
             "hang": 0.0,
@@ -269,29 +265,12 @@ def _uuid(prefix: str, seed: str) -> str:
     return f"{prefix}-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
-def _links(where: Where, value: object, gpus: Sequence[Fields]) -> list[LinkRecord]:
-    links = {(one["uuid"], other["uuid"]): _usual_link(one, other) for one, other in combinations(gpus, 2)}
-    for n, entry in enumerate(where.list(value)):
-        inside = where.item(n)
-        fields = inside.fields(entry, _LINK)
-        ends = [_position(inside.inside("gpus"), end, [gpu["uuid"] for gpu in gpus]) for end in fields.get("gpus", [])]
-        if len(ends) != 2 or ends[0] == ends[1]:
-            raise inside.error("gpus must name two different GPUs, as in gpus: [0, 1]")
-        nvlinks = fields.get("nvlinks", 0)
-        closeness = fields.get("closeness", _NVLINK if nvlinks else 0)
-        one, other = (gpus[end]["uuid"] for end in sorted(ends))
-        links[one, other] = closeness, nvlinks or int(closeness == _NVLINK)
-    records: list[LinkRecord] = []
-    for pair, (closeness, nvlinks) in links.items():
-        a, b = sorted(pair)
-        records.append({"a": a, "b": b, "closeness": closeness, "nvlinks": nvlinks})
-    return records
-
-
-def _usual_link(one: Fields, other: Fields) -> tuple[int, int]:
-    if one["product"] == other["product"] and one["nvlinks"]:
-        return _NVLINK, one["nvlinks"]
-    return CLOSENESS.index("node" if one["numa"] == other["numa"] else "system"), 0
+def _link(one: Fields, other: Fields) -> Record:
+    """Return how two GPUs are connected, as their models usually are."""
+    nvlinks = one["nvlinks"] if one["product"] == other["product"] else 0
+    closeness = _NVLINK if nvlinks else _NODE if one["numa"] == other["numa"] else _SYSTEM
+    a, b = sorted((one["uuid"], other["uuid"]))
+    return {"a": a, "b": b, "closeness": closeness, "nvlinks": nvlinks}
 
 
 def _event(where: Where, entry: object, uuids: Sequence[str]) -> Fields:
@@ -375,7 +354,7 @@ def _count(value: object) -> int:
 
 def _action(value: object) -> int | None:
     """Read a recovery action by name or number; null means that the driver does not report it."""
-    return (forms.level(ACTIONS) if isinstance(value, str) else forms.or_null(forms.whole))(value)  # type: ignore[no-any-return]
+    return ACTIONS.index(forms.one_of(ACTIONS)(value)) if isinstance(value, str) else forms.or_null(forms.whole)(value)
 
 
 def _failure(value: object) -> str | None:
@@ -438,11 +417,9 @@ _NODE_EVENT: Readers = {
     "driver": forms.text,
 }
 _PROCESS: Readers = {"pid": forms.whole, "used": forms.or_null(forms.size), "sm": forms.or_null(forms.percent)}
-_LINK: Readers = {"gpus": list, "closeness": forms.level(CLOSENESS), "nvlinks": forms.whole}
 _TOP: Readers = {
     "driver": forms.text,
     "cgroup": forms.or_null(forms.whole),
     "gpus": _any,
-    "links": _any,
     "events": _any,
 }

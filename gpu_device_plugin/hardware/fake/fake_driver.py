@@ -15,15 +15,7 @@ TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from gpu_device_plugin.hardware.driver import (
-        EventRecord,
-        GpuRecord,
-        InventoryRecord,
-        LimitRecord,
-        ProbeRecord,
-        UseRecord,
-        XidRecord,
-    )
+    from gpu_device_plugin.hardware.driver import Record
     from gpu_device_plugin.hardware.fake.description import Description
     from gpu_device_plugin.hardware.fake.value_forms import Fields
 
@@ -65,11 +57,15 @@ class Fake:
         self._listed: dict[str, str] = {}
         """The listed GPUs and instances, each with the UUID of its GPU."""
 
-    def inventory(self) -> InventoryRecord:
+    def inventory(self) -> Record:
         """List the GPUs; see `Driver.inventory`."""
         gpus, node = self._hardware()
         listed = [gpu for gpu in gpus if not gpu["lost"]]
-        records = [record for gpu in listed for record in _gpu_records(gpu)]
+        records = [
+            record
+            for gpu in listed
+            for record in (_gpu_record(gpu), *(_instance_record(gpu, instance) for instance in gpu["instances"]))
+        ]
         self._listed = {
             record["uuid"]: record["uuid"] if record["instance"] is None else record["instance"]["parent"]
             for record in records
@@ -87,27 +83,25 @@ class Fake:
             ],
         }
 
-    def probe(self) -> list[ProbeRecord]:
+    def probe(self) -> list[Record]:
         """Read every GPU; see `Driver.probe`."""
         gpus, _ = self._hardware()
         return [reading for gpu in self._cards for reading in self._readings(gpus, gpu, instances=True)]
 
-    def use(self, *, utilisation: bool) -> list[UseRecord]:
+    def use(self, *, utilisation: bool) -> list[Record]:
         """Read the processes on every GPU; see `Driver.use`."""
         gpus, _ = self._hardware()
         uses = {use["uuid"]: use for gpu in gpus for use in _uses(gpu, utilisation=utilisation)}
-        unknown: dict[str, UseRecord] = {
-            uuid: {"uuid": uuid, "processes": None, "used_mib": None} for uuid in self._cards
-        }
+        unknown: dict[str, Record] = {uuid: {"uuid": uuid, "processes": None, "used_mib": None} for uuid in self._cards}
         return [each for uuid in self._listed if (each := uses.get(uuid) or unknown.get(uuid)) is not None]
 
-    def limits(self, wanted: list[tuple[str, str]]) -> list[LimitRecord]:
+    def limits(self, wanted: list[tuple[str, str]]) -> list[Record]:
         """Read the memory limits of cgroups; see `Driver.limits`."""
         gpus, _ = self._hardware()
         by_uuid = {gpu["uuid"]: gpu for gpu in gpus}
         return [_limit(uuid, path, by_uuid[uuid]) for uuid, path in wanted if uuid in self._listed and uuid in by_uuid]
 
-    def wait_events(self, timeout_s: float) -> list[EventRecord]:
+    def wait_events(self, timeout_s: float) -> list[Record]:
         """Wait for events; see `Driver.wait_events`."""
         until = self._clock() + timeout_s
         while True:
@@ -148,7 +142,7 @@ class Fake:
             self._description = _read_or_fail(self._source)
             self._stamp = stamp
 
-    def _news(self) -> Iterator[EventRecord]:
+    def _news(self) -> Iterator[Record]:
         try:
             self._reread()
         except HardwareError:
@@ -167,7 +161,7 @@ class Fake:
             if event["gpu"] is not None and gpus[event["gpu"]]["uuid"] in self._listed:
                 yield from self._reported_by_driver(event, gpus)
 
-    def _reported_by_driver(self, event: Fields, gpus: Sequence[Fields]) -> Iterator[EventRecord]:
+    def _reported_by_driver(self, event: Fields, gpus: Sequence[Fields]) -> Iterator[Record]:
         """Yield what the driver reports by itself when an event happens to a GPU."""
         uuid = gpus[event["gpu"]]["uuid"]
         reading = list(self._readings(gpus, uuid))  # always: it notices a GPU that is lost for a moment
@@ -178,7 +172,7 @@ class Fake:
         if _LOUD & event.keys():
             yield from reading
 
-    def _readings(self, gpus: Sequence[Fields], uuid: str, *, instances: bool = False) -> Iterator[ProbeRecord]:
+    def _readings(self, gpus: Sequence[Fields], uuid: str, *, instances: bool = False) -> Iterator[Record]:
         """Yield a reading of a GPU and, if wanted, of each of its listed instances that still exists."""
         gpu = next((gpu for gpu in gpus if gpu["uuid"] == uuid), None)
         if gpu is None or gpu["lost"]:
@@ -210,18 +204,13 @@ def _stamp(source: str) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _xid(uuid: str, event: Fields) -> XidRecord:
-    record: XidRecord = {"uuid": uuid, "code": event["xid"]}
-    if "gi" in event:
-        record["gi"] = event["gi"]
-    if "ci" in event:
-        record["ci"] = event["ci"]
-    return record
+def _xid(uuid: str, event: Fields) -> Record:
+    return {"uuid": uuid, "code": event["xid"], **{key: event[key] for key in ("gi", "ci") if key in event}}
 
 
-def _reading(gpu: Fields) -> ProbeRecord:
+def _reading(gpu: Fields) -> Record:
     divided = bool(gpu["instances"])  # a driver then tells neither errors of the memory nor rows
-    record: ProbeRecord = {
+    record: Record = {
         "uuid": gpu["uuid"],
         "ecc_uncorrected": None if divided else gpu["ecc"],
         "remap_pending": None if divided else gpu["remap"] == "pending",
@@ -236,13 +225,9 @@ def _reading(gpu: Fields) -> ProbeRecord:
     return record
 
 
-def _instance_reading(gpu: Fields, instance: Fields) -> ProbeRecord:
+def _instance_reading(gpu: Fields, instance: Fields) -> Record:
     if instance["error"] is not None:
-        return {
-            "uuid": instance["uuid"],
-            "error": f"the driver cannot read it: {instance['error']}",
-            "lost": False,
-        }
+        return {"uuid": instance["uuid"], "error": f"the driver cannot read it: {instance['error']}", "lost": False}
     return {
         "uuid": instance["uuid"],
         "recovery_action": gpu["recovery_action"],
@@ -258,12 +243,7 @@ def _count(gpu: Fields) -> int | None:
     return sum(count for count in counts if count is not None) if None not in counts else None
 
 
-def _gpu_records(gpu: Fields) -> list[GpuRecord]:
-    """Return the record of a GPU, followed by those of its instances."""
-    return [_gpu_record(gpu), *(_instance_record(gpu, instance) for instance in gpu["instances"])]
-
-
-def _instance_record(gpu: Fields, instance: Fields) -> GpuRecord:
+def _instance_record(gpu: Fields, instance: Fields) -> Record:
     return {
         **_gpu_record(gpu),
         "uuid": instance["uuid"],
@@ -274,17 +254,12 @@ def _instance_record(gpu: Fields, instance: Fields) -> GpuRecord:
         "memory_limits": False,
         "instance": {
             "parent": gpu["uuid"],
-            "number": instance["number"],
-            "profile": instance["profile"],
-            "gi": instance["gi"],
-            "ci": instance["ci"],
-            "alone": instance["alone"],
-            "caps": instance["caps"],
+            **{key: instance[key] for key in ("number", "profile", "gi", "ci", "alone", "caps")},
         },
     }
 
 
-def _gpu_record(gpu: Fields) -> GpuRecord:
+def _gpu_record(gpu: Fields) -> Record:
     return {
         "uuid": gpu["uuid"],
         "index": gpu["index"],
@@ -309,7 +284,7 @@ def _used_mib(gpu: Fields) -> int:
     return max(used, sum(process["used"] or 0 for process in processes) + of_instances)
 
 
-def _uses(gpu: Fields, *, utilisation: bool) -> Iterator[UseRecord]:
+def _uses(gpu: Fields, *, utilisation: bool) -> Iterator[Record]:
     """Yield who uses a GPU and each of its instances; of an instance the driver does not tell the utilisation."""
     if gpu["lost"] or gpu["error"] is not None:
         return
@@ -318,7 +293,7 @@ def _uses(gpu: Fields, *, utilisation: bool) -> Iterator[UseRecord]:
         yield _use(instance, utilisation=False)
 
 
-def _use(gpu: Fields, *, utilisation: bool) -> UseRecord:
+def _use(gpu: Fields, *, utilisation: bool) -> Record:
     listed = gpu["processes"]
     if gpu.get("mig") or gpu["error"] is not None or listed is None:
         return {
@@ -337,15 +312,9 @@ def _use(gpu: Fields, *, utilisation: bool) -> UseRecord:
     }
 
 
-def _limit(uuid: str, path: str, gpu: Fields) -> LimitRecord:
+def _limit(uuid: str, path: str, gpu: Fields) -> Record:
     limit = next((limit for pattern, limit in gpu["limits"].items() if fnmatchcase(path, pattern)), None)
     code = _FUNCTION_NOT_FOUND if not gpu["memory_limits"] else _NOT_FOUND if limit is None else limit["code"]
-    read = limit if limit is not None and code == 0 else {}
-    return {
-        "uuid": uuid,
-        "path": path,
-        "code": code,
-        "hard_mib": read.get("hard"),
-        "soft_mib": read.get("soft"),
-        "used_mib": read.get("used"),
-    }
+    record = {"uuid": uuid, "path": path, "code": code}
+    amounts = {f"{key}_mib": limit[key] for key in ("hard", "soft", "used")} if limit is not None and not code else {}
+    return {**record, **amounts}

@@ -12,7 +12,7 @@ from gpu_device_plugin.core.model.memory import InvalidSizeError, parse_mib
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
     from typing import Any, TypeAlias
 
     Fields: TypeAlias = dict[str, Any]
@@ -88,12 +88,6 @@ def one_of(names: Collection[str], what: str = "one of") -> Reader:
         return value
 
     return read
-
-
-def level(names: Sequence[str]) -> Reader:
-    """Read a name as its position among `names`."""
-    name = one_of(names)
-    return lambda value: names.index(name(value))
 
 
 class DescriptionError(ValueError):

@@ -17,15 +17,7 @@ TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpu_device_plugin.hardware.driver import (
-        EventRecord,
-        GpuRecord,
-        InventoryRecord,
-        LimitRecord,
-        ProbeRecord,
-        UseRecord,
-        XidRecord,
-    )
+    from gpu_device_plugin.hardware.driver import Record
     from gpu_device_plugin.hardware.nvml.nvml_mig import Instances
 
 _NO_LIBRARY = 12
@@ -117,15 +109,15 @@ class Nvml:
         except nvml.NVMLError as error:
             raise _opening_failed(error) from error
 
-    def inventory(self) -> InventoryRecord:
+    def inventory(self) -> Record:
         """List the GPUs; see `Driver.inventory`."""
         nvml = self._nvml
         try:
             count = nvml.nvmlDeviceGetCount()
         except nvml.NVMLError as error:
             raise _opening_failed(error) from error
-        gpus: list[GpuRecord] = []
-        instances: dict[str, list[GpuRecord]] = {}
+        gpus: list[Record] = []
+        instances: dict[str, list[Record]] = {}
         failures, troubles = [], list[str]()
         for index in range(count):
             try:
@@ -166,7 +158,7 @@ class Nvml:
             "troubles": troubles,
         }
 
-    def probe(self) -> list[ProbeRecord]:
+    def probe(self) -> list[Record]:
         """Read every GPU; see `Driver.probe`."""
         readings = [self._read(uuid, handle) for uuid, handle in self._gpus.items()]
         codes = {code for _, code in readings}
@@ -176,7 +168,7 @@ class Nvml:
         self._worked = self._worked or None in codes
         return [each for record, _ in readings for each in (record, *self._read_instances(record))]
 
-    def use(self, *, utilisation: bool) -> list[UseRecord]:
+    def use(self, *, utilisation: bool) -> list[Record]:
         """Read the processes on every GPU; see `Driver.use`."""
         uses = []
         for uuid, handle in self._gpus.items():
@@ -184,11 +176,11 @@ class Nvml:
             uses += self._divided[uuid].uses() if uuid in self._divided else ()
         return uses
 
-    def limits(self, wanted: list[tuple[str, str]]) -> list[LimitRecord]:
+    def limits(self, wanted: list[tuple[str, str]]) -> list[Record]:
         """Read the memory limits of cgroups; see `Driver.limits`."""
         return [nvml_use.limit(self._nvml, self._gpus[uuid], uuid, path) for uuid, path in wanted if uuid in self._gpus]
 
-    def wait_events(self, timeout_s: float) -> list[EventRecord]:
+    def wait_events(self, timeout_s: float) -> list[Record]:
         """Wait for events; see `Driver.wait_events`."""
         if self._events is None:
             time.sleep(timeout_s)
@@ -204,7 +196,7 @@ class Nvml:
         uuid = self._uuids.get(_address(event.device))
         if uuid is None:  # the event names an unknown GPU: read all of them
             return [*self.probe()]
-        records: list[EventRecord] = [_xid(uuid, event)] if event.eventType & _XID else []
+        records: list[Record] = [_xid(uuid, event)] if event.eventType & _XID else []
         reading, code = self._read(uuid, self._gpus[uuid])
         if event.eventType & _MIG_CHANGE:
             reading["mig_changed"] = True
@@ -212,7 +204,7 @@ class Nvml:
             records.append(reading)
         return records
 
-    def _list_instances(self, gpu: GpuRecord, handle: Any) -> tuple[list[GpuRecord], list[str]]:
+    def _list_instances(self, gpu: Record, handle: Any) -> tuple[list[Record], list[str]]:
         """Return the instances of a GPU in MIG mode, and a sentence on each that cannot be read.
 
         Raises:
@@ -225,7 +217,7 @@ class Nvml:
         self._divided[gpu["uuid"]] = instances
         return found
 
-    def _read_instances(self, reading: ProbeRecord) -> list[ProbeRecord]:
+    def _read_instances(self, reading: Record) -> list[Record]:
         """Return a reading of each instance of a GPU, and add to the GPU's own reading which there are."""
         instances = self._divided.get(reading["uuid"])
         if instances is None or not reading.get("mig"):
@@ -233,7 +225,7 @@ class Nvml:
         reading["instances"], records = instances.readings(reading["recovery_action"])
         return records
 
-    def _describe(self, index: int, handle: Any) -> GpuRecord:
+    def _describe(self, index: int, handle: Any) -> Record:
         mig = bool(self._mig(handle))
         total_mib, reserved_mib = self._size(index, handle, mig=mig)
         pci = self._pci(handle)
@@ -313,7 +305,7 @@ class Nvml:
             return None
         return node if node >= 0 else None
 
-    def _read(self, uuid: str, handle: Any) -> tuple[ProbeRecord, int | None]:
+    def _read(self, uuid: str, handle: Any) -> tuple[Record, int | None]:
         """Return a reading, and NVML's code if it failed."""
         try:
             mig = self._mig(handle)
@@ -333,7 +325,7 @@ class Nvml:
             code = error.value
             return {"uuid": uuid, "error": f"the driver cannot read it: {text(error)}", "lost": code in LOST}, code
 
-    def _use(self, uuid: str, handle: Any, *, utilisation: bool) -> UseRecord:
+    def _use(self, uuid: str, handle: Any, *, utilisation: bool) -> Record:
         try:
             mig = self._mig(handle)
             used_mib = nvml_calls.used_mib(self._nvml, handle, mig=mig)
@@ -389,7 +381,7 @@ class Nvml:
             return False
         return bool(supported)
 
-    def _listen_anew(self, timeout_s: float) -> list[EventRecord]:
+    def _listen_anew(self, timeout_s: float) -> list[Record]:
         """Replace a failed event set, after a growing pause, and read every GPU: the old set may have lost events."""
         time.sleep(min(self.pause_s, timeout_s))  # no busy loop if it fails for ever
         self.pause_s = min(2 * self.pause_s or 0.5, _LONGEST_PAUSE_S)
@@ -418,13 +410,10 @@ def _opening_failed(error: Any) -> HardwareError:
     return HardwareError(kind, f"opening NVML (libnvidia-ml.so.1) failed: {text(error)}")
 
 
-def _xid(uuid: str, event: Any) -> XidRecord:
-    record: XidRecord = {"uuid": uuid, "code": event.eventData}
-    if event.gpuInstanceId != _NO_INSTANCE:
-        record["gi"] = event.gpuInstanceId
-    if event.computeInstanceId != _NO_INSTANCE:
-        record["ci"] = event.computeInstanceId
-    return record
+def _xid(uuid: str, event: Any) -> Record:
+    parts = {"gi": event.gpuInstanceId, "ci": event.computeInstanceId}
+    named = {key: number for key, number in parts.items() if number != _NO_INSTANCE}
+    return {"uuid": uuid, "code": event.eventData, **named}
 
 
 def _privileges() -> str:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from gpu_device_plugin.hardware.driver import GpuRecord, LinkRecord
+    from gpu_device_plugin.hardware.driver import Record
 
 # nvmlGpuTopologyLevel_t -> core.model.gpus.Closeness
 _CLOSENESS = {0: 6, 10: 5, 20: 4, 30: 3, 40: 2, 50: 1}
@@ -19,7 +19,7 @@ _P2P_NVLINK = 2
 _P2P_OK = 0
 
 
-def links(nvml: Any, gpus: list[GpuRecord], handles: dict[str, Any]) -> Iterator[LinkRecord]:
+def links(nvml: Any, gpus: list[Record], handles: dict[str, Any]) -> Iterator[Record]:
     """Yield the connection of each pair of GPUs, whose `handles` are by UUID."""
     ends = {gpu["uuid"]: _nvlink_ends(nvml, handles[gpu["uuid"]]) for gpu in gpus}
     for position, one in enumerate(gpus):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from gpu_device_plugin.hardware.driver import GpuRecord, ProbeRecord, UseRecord
+    from gpu_device_plugin.hardware.driver import Record
 
 MOST_INSTANCES = 16
 """The most instances of one GPU that are listed; `hardware/messages.py` accepts no more."""
@@ -34,7 +34,7 @@ PRIVILEGES = (
 class Instances:
     """The MIG instances of one GPU. No handle of an instance is kept: it can go stale, or become another instance's."""
 
-    def __init__(self, nvml: Any, gpu: GpuRecord, handle: Any) -> None:
+    def __init__(self, nvml: Any, gpu: Record, handle: Any) -> None:
         """Prepare to read the instances of `gpu`, whose `handle` this is, through the module `nvml`.
 
         Raises:
@@ -53,7 +53,7 @@ class Instances:
         self._left_out: set[str] = set()
         """Those that could not be listed."""
 
-    def inventory(self, minors: str) -> tuple[list[GpuRecord], list[str]]:
+    def inventory(self, minors: str) -> tuple[list[Record], list[str]]:
         """List the instances, and say which cannot be read.
 
         Args:
@@ -82,13 +82,13 @@ class Instances:
         self._listed = {record["uuid"] for record in records}
         return records, troubles
 
-    def readings(self, recovery_action: int | None) -> tuple[list[str] | None, list[ProbeRecord]]:
+    def readings(self, recovery_action: int | None) -> tuple[list[str] | None, list[Record]]:
         """Return the UUIDs of the present instances, None if unknown, and a reading of each that is listed.
 
         Those that were left out of the inventory are not among them, and destroyed ones have neither UUID nor reading.
         `recovery_action` is what the driver asks for the GPU.
         """
-        records: list[ProbeRecord] = []
+        records: list[Record] = []
         uuids, unknown = [], None
         try:
             for _, handle in self._handles():
@@ -111,7 +111,7 @@ class Instances:
             return [uuid for uuid in uuids if uuid not in self._left_out], records
         return None, records + [_failed(uuid, unknown) for uuid in sorted(self._listed.difference(uuids))]
 
-    def uses(self) -> Iterator[UseRecord]:
+    def uses(self) -> Iterator[Record]:
         """Yield the processes on each listed instance that still exists; NVML does not tell their utilisation."""
         try:
             present = [(self._nvml.nvmlDeviceGetUUID(handle), handle) for _, handle in self._handles()]
@@ -138,7 +138,7 @@ class Instances:
                 continue
             yield number, handle
 
-    def _read(self, uuid: str, handle: Any, recovery_action: int | None) -> ProbeRecord:
+    def _read(self, uuid: str, handle: Any, recovery_action: int | None) -> Record:
         return {
             "uuid": uuid,
             "used_mib": nvml_calls.used_mib(self._nvml, handle, mig=True),
@@ -146,7 +146,7 @@ class Instances:
             "recovery_action": recovery_action,
         }
 
-    def _describe(self, uuid: str, number: int, handle: Any) -> GpuRecord:
+    def _describe(self, uuid: str, number: int, handle: Any) -> Record:
         nvml = self._nvml
         try:
             memory, reserved = nvml_calls.memory(nvml, handle)
@@ -194,7 +194,7 @@ class Instances:
         )
 
 
-def _failed(uuid: str, error: Any) -> ProbeRecord:
+def _failed(uuid: str, error: Any) -> Record:
     return {"uuid": uuid, "error": f"the driver cannot read it: {nvml_calls.text(error)}", "lost": False}
 
 

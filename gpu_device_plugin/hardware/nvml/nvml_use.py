@@ -8,7 +8,7 @@ TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpu_device_plugin.hardware.driver import LimitRecord, ProcessRecord
+    from gpu_device_plugin.hardware.driver import Record
 
 MOST_PROCESSES = 4096
 """The most processes of one GPU that are reported."""
@@ -27,7 +27,7 @@ _MOST_USED_MIB = 1 << 26  # as in hardware/messages.py, where a larger amount en
 _MOST_PERCENT = 100
 
 
-def processes(nvml: Any, handle: Any, percents: dict[int, int]) -> list[ProcessRecord] | None:
+def processes(nvml: Any, handle: Any, percents: dict[int, int]) -> list[Record] | None:
     """Return the processes on a GPU; None if the driver has no list of any kind, or one of its lists cannot be read.
 
     The other lists alone would tell of a GPU in use that nobody uses it.
@@ -76,31 +76,24 @@ def sm_percents(nvml: Any, handle: Any, since_us: int) -> tuple[dict[int, int], 
     return {pid: percent for pid, (_, percent) in found.items()}, newest
 
 
-def limit(nvml: Any, handle: Any, uuid: str, path: str) -> LimitRecord:
+def limit(nvml: Any, handle: Any, uuid: str, path: str) -> Record:
     """Return the memory limits of a cgroup, given by the path of its directory as this process sees it, on a GPU."""
-    record: LimitRecord = {
-        "uuid": uuid,
-        "path": path,
-        "code": _FUNCTION_NOT_FOUND,
-        "hard_mib": None,
-        "soft_mib": None,
-        "used_mib": None,
-    }
+    of = {"uuid": uuid, "path": path}
     if not hasattr(nvml, "nvmlDeviceGetMemoryLimits_v1"):
-        return record
+        return {**of, "code": _FUNCTION_NOT_FOUND}
     query = nvml.c_nvmlGetMemoryLimits_v1_t()
     query.nameSpace = os.fsencode(path)
     try:
         nvml.nvmlDeviceGetMemoryLimits_v1(handle, query)
     except nvml.NVMLError as error:
-        record["code"] = error.value
-        return record
-    hard = query.hardLimit
-    record["code"] = 0
-    record["hard_mib"] = None if hard == _UNLIMITED else hard // _MIB
-    record["soft_mib"] = query.softLimit // _MIB
-    record["used_mib"] = _used_mib(query.currentUsed)
-    return record
+        return {**of, "code": error.value}
+    return {
+        **of,
+        "code": 0,
+        "hard_mib": None if query.hardLimit == _UNLIMITED else query.hardLimit // _MIB,
+        "soft_mib": query.softLimit // _MIB,
+        "used_mib": _used_mib(query.currentUsed),
+    }
 
 
 def _used_mib(used: int | None) -> int | None:
