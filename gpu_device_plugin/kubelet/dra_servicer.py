@@ -18,11 +18,12 @@ from gpu_device_plugin.kubelet._proto import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from grpc import aio
 
     from gpu_device_plugin.aio.observable import Observable
+    from gpu_device_plugin.core.dra.prepared import PreparedClaim
 
 T = TypeVar("T")
 
@@ -46,17 +47,6 @@ class ClaimRef:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadyDevice:
-    """A device that containers can use now."""
-
-    requests: tuple[str, ...]
-    pool: str
-    device: str
-    cdi_ids: tuple[str, ...]
-    share_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceHealth:
     """The health of a device."""
 
@@ -73,7 +63,7 @@ class NotPreparedError(Exception):
 class ClaimHandler(Protocol):
     """Makes the decisions."""
 
-    async def prepare(self, claim: ClaimRef) -> Sequence[ReadyDevice]:
+    async def prepare(self, claim: ClaimRef) -> PreparedClaim:
         """Prepare a claim. Raises NotPreparedError; the kubelet tries again."""
         ...
 
@@ -120,18 +110,17 @@ class DraServicer:
         dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(v1beta1, server)
         dra_health_pb2_grpc.add_DRAResourceHealthServicer_to_server(_Health(self), server)
 
-    async def prepared(self, claims: Sequence[ClaimRef]) -> Mapping[str, Sequence[ReadyDevice] | str]:
-        """Return by UID the devices of each claim, or why it is not prepared."""
-        return await self._each("NodePrepareResources", claims, self._answers.prepare)
+    async def prepared(self, request: Any) -> Mapping[str, PreparedClaim | str]:
+        """Return each claim of a call by its UID, or why it is not prepared."""
+        return await self._each("NodePrepareResources", request, self._answers.prepare)
 
-    async def unprepared(self, claims: Sequence[ClaimRef]) -> Mapping[str, str | None]:
-        """Return by UID why a claim is still prepared; None: it is not."""
-        return await self._each("NodeUnprepareResources", claims, lambda claim: self._answers.unprepare(claim.uid))
+    async def unprepared(self, request: Any) -> Mapping[str, str | None]:
+        """Return by UID why a claim of a call is still prepared; None: it is not."""
+        return await self._each("NodeUnprepareResources", request, lambda claim: self._answers.unprepare(claim.uid))
 
-    async def _each(
-        self, rpc: str, claims: Sequence[ClaimRef], act: Callable[[ClaimRef], Awaitable[T]]
-    ) -> dict[str, T | str]:
+    async def _each(self, rpc: str, request: Any, act: Callable[[ClaimRef], Awaitable[T]]) -> dict[str, T | str]:
         """Answer for all claims of a call side by side: several that wait take no longer than one."""
+        claims = [ClaimRef(one.uid, one.namespace, one.name) for one in request.claims]
 
         async def answer(claim: ClaimRef) -> T | str:
             try:
@@ -167,27 +156,25 @@ class _Plugin:
         self._messages = messages
 
     async def NodePrepareResources(self, request: Any, context: object) -> Any:
-        claims = [ClaimRef(one.uid, one.namespace, one.name) for one in request.claims]
         answer = self._messages.NodePrepareResourcesResponse()
-        for uid, found in (await self._servicer.prepared(claims)).items():
+        for uid, found in (await self._servicer.prepared(request)).items():
             if isinstance(found, str):
                 answer.claims[uid].error = found
                 continue
-            for ready in found:
+            for prepared in found.devices:
                 device = answer.claims[uid].devices.add(
-                    request_names=ready.requests,
-                    pool_name=ready.pool,
-                    device_name=ready.device,
-                    cdi_device_ids=ready.cdi_ids,
+                    request_names=(prepared.request,),
+                    pool_name=prepared.pool,
+                    device_name=prepared.device,
+                    cdi_device_ids=found.cdi_names,
                 )
-                if ready.share_id and self._messages is dra_v1_pb2:
-                    device.share_id = ready.share_id
+                if prepared.share_id and self._messages is dra_v1_pb2:
+                    device.share_id = prepared.share_id
         return answer
 
     async def NodeUnprepareResources(self, request: Any, context: object) -> Any:
-        claims = [ClaimRef(one.uid, one.namespace, one.name) for one in request.claims]
         answer = self._messages.NodeUnprepareResourcesResponse()
-        for uid, why in (await self._servicer.unprepared(claims)).items():
+        for uid, why in (await self._servicer.unprepared(request)).items():
             answer.claims[uid].error = why or ""
         return answer
 

@@ -112,16 +112,13 @@ def writes(node: str, wanted: Sequence[Content], present: Iterable[Present]) -> 
     """
     there = {found.name: found for found in present}
     names = [slice_name(node, number) for number in range(len(wanted))]
+    contents = {name: _timed(content, there.get(name)) for name, content in zip(names, wanted, strict=True)}
     delete = tuple(sorted(there.keys() - set(names)))
     newest = max((found.generation for found in there.values()), default=0)
     settled = not delete and all(
         name in there and (there[name].generation, there[name].count) == (newest, len(wanted)) for name in names
     )
-    changed = [
-        name
-        for name, content in zip(names, wanted, strict=True)
-        if name not in there or _untimed(there[name].content) != content
-    ]
+    changed = [name for name, content in contents.items() if name not in there or there[name].content != content]
     if settled and not changed:
         return NOTHING
     if settled and len(changed) == 1:
@@ -130,8 +127,8 @@ def writes(node: str, wanted: Sequence[Content], present: Iterable[Present]) -> 
         generation, concerned = newest + 1, set(names)
     return Writes(
         tuple(
-            (name, _spec(node, _timed(content, there.get(name)), generation, len(wanted)), there.get(name))
-            for name, content in zip(names, wanted, strict=True)
+            (name, _spec(node, content, generation, len(wanted)), there.get(name))
+            for name, content in contents.items()
             if name in concerned
         ),
         delete,
@@ -164,18 +161,6 @@ def _cut(found: Sequence[dict[str, Any]]) -> list[Content]:
     return [{"devices": list(found[start : start + _DEVICES])} for start in range(0, len(found), _DEVICES)]
 
 
-def _untimed(content: Content) -> Content:
-    """Return a slice's content as we wrote it, without the times of its taints."""
-    if "devices" not in content:
-        return content
-    return {
-        "devices": [
-            _with_taints(device, [{}] * len(device["taints"])) if device.get("taints") else device
-            for device in content["devices"]
-        ]
-    }
-
-
 def _timed(content: Content, present: Present | None) -> Content:
     """Return the content with the times of the taints that the slice has already: they count for evictions."""
     if present is None or "devices" not in content:
@@ -187,13 +172,13 @@ def _timed(content: Content, present: Present | None) -> Content:
         if _TIME in taint
     }
 
+    def timed(device: dict[str, Any], taint: dict[str, Any]) -> dict[str, Any]:
+        key = _key(device, taint)
+        return {**taint, _TIME: times[key]} if key in times else taint
+
     return {
         "devices": [
-            _with_taints(
-                device, [{_TIME: time} if (time := times.get(_key(device, taint))) else {} for taint in taints]
-            )
-            if (taints := device.get("taints"))
-            else device
+            device | {"taints": [timed(device, taint) for taint in device["taints"]]} if "taints" in device else device
             for device in content["devices"]
         ]
     }
@@ -201,12 +186,6 @@ def _timed(content: Content, present: Present | None) -> Content:
 
 def _key(device: Mapping[str, Any], taint: Mapping[str, Any]) -> tuple[Any, ...]:
     return device["name"], taint.get("key"), taint.get("value"), taint.get("effect")
-
-
-def _with_taints(device: dict[str, Any], times: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return a device whose taints have these times, and no others."""
-    bare = [{key: value for key, value in taint.items() if key != _TIME} for taint in device["taints"]]
-    return device | {"taints": [taint | time for taint, time in zip(bare, times, strict=True)]}
 
 
 def _spec(node: str, content: Content, generation: int, count: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.kubelet.admission import Refused, Why, refuse_without_nodes
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.kubelet.claim_store import ClaimStoreError
-from gpu_device_plugin.kubelet.dra_servicer import ClaimRef, NotPreparedError, ReadyDevice
+from gpu_device_plugin.kubelet.dra_servicer import ClaimRef, NotPreparedError
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import device_nodes
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class NodeClaims:
         self.prepared.set(found)
         return damaged
 
-    async def prepare(self, claim: ClaimRef) -> Sequence[ReadyDevice]:
+    async def prepare(self, claim: ClaimRef) -> PreparedClaim:
         """Prepare a claim, or return what was prepared.
 
         Raises:
@@ -138,20 +138,20 @@ class NodeClaims:
                 return False
         return False
 
-    async def _prepare(self, claim: Claim, owners: Sequence[Pod]) -> Sequence[ReadyDevice] | Refused:
+    async def _prepare(self, claim: Claim, owners: Sequence[Pod]) -> PreparedClaim | Refused:
         async with self._lock:
             before = self.prepared.value.get(claim.uid)
             verdict = prepare(self._state.node, claim, self._node_name, before)
             if not isinstance(verdict, Refused) and before is not None and _same(before, verdict):
                 await self._done(self._store.write, before)  # a reboot removes one file, and a full disk keeps out both
-                return _ready(before)
+                return before
             made = verdict if isinstance(verdict, Refused) else await self._limited(claim, verdict, before, owners)
             if isinstance(made, Refused):
                 return made
             await self._keep(made, before)
             self._metrics.count(m.ALLOCATIONS, DRIVER)
             _log.info("prepared", extra={"claim": str(made), "devices": [device.device for device in made.devices]})
-            return _ready(made)
+            return made
 
     async def adopt(self, claim: Claim) -> None:
         """Take over a claim that was prepared by an earlier agent, of which only the API knows what it holds.
@@ -295,10 +295,3 @@ def _made(claim: Claim, preparation: Preparation, grant: Grant) -> PreparedClaim
 
 def _same(before: PreparedClaim, verdict: Preparation) -> bool:
     return (before.devices, before.device_ids) == (verdict.devices, verdict.device_ids)
-
-
-def _ready(claim: PreparedClaim) -> tuple[ReadyDevice, ...]:
-    return tuple(
-        ReadyDevice((device.request,), device.pool, device.device, claim.cdi_names, device.share_id)
-        for device in claim.devices
-    )
