@@ -95,17 +95,10 @@ def test_one_that_went_makes_room() -> None:
     port = Port()
     for number in range(8):
         port.come(f"10.{number}.0.1")
-    port.go("10.3.0.1#0")
+    for _ in range(2):  # it may be told twice
+        port.go("10.3.0.1#0")
     assert port.come(KUBELET) is None
     assert port.come(KUBELET) == "10.0.0.1#0"
-
-
-def test_one_that_went_can_go_again() -> None:
-    port = Port()
-    port.come(KUBELET)
-    port.go(f"{KUBELET}#0")
-    port.go(f"{KUBELET}#0")
-    assert repr(port.limit) == "<ConnectionLimit: 0 connections of 0 addresses>"
 
 
 def test_without_limits_every_connection_is_kept() -> None:

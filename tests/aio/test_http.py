@@ -11,6 +11,7 @@ import shutil
 import ssl
 import subprocess
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -43,6 +44,7 @@ ROUTES = (
     Route("POST", "/scheduler/filter", echo),
     Route("GET", "/scheduler/inspect", name),
     Route("GET", "/scheduler/inspect/", name),
+    Route("GET", "/scheduler/inspect/longer/", name),
 )
 
 
@@ -63,6 +65,7 @@ async def close(writer: asyncio.StreamWriter) -> None:
         ("GET", "/scheduler/inspect/node-a", 200, "node-a"),
         ("GET", "/scheduler/inspect/node%20a?details=true", 200, "node a"),
         ("GET", "/scheduler/inspect/a/b", 200, "a/b"),
+        ("GET", "/scheduler/inspect/longer/b", 200, "b"),
         ("HEAD", "/scheduler/inspect/node-a", 200, ""),
         ("GET", "/scheduler/inspected", 404, ""),
         ("GET", "/scheduler/", 404, ""),
@@ -78,14 +81,6 @@ async def test_a_path_is_answered_by_the_route_that_fits(
         http.request(method, f"http://127.0.0.1:{port}{path}") as response,
     ):
         assert (response.status, await response.text()) == (status, answer)
-
-
-async def test_the_longest_path_wins(http: aiohttp.ClientSession) -> None:
-    routes = [Route("GET", "/", name), Route("GET", "/a/", name), Route("GET", "/a/b/", name)]
-    async with serving_routes("127.0.0.1", 0, routes) as port:
-        for path, rest in (("/a/b/c", "c"), ("/a/c", "c"), ("/b/c", "b/c")):
-            async with http.get(f"http://127.0.0.1:{port}{path}") as response:
-                assert await response.text() == rest
 
 
 async def test_other_methods_are_told_which_there_are(http: aiohttp.ClientSession) -> None:
@@ -285,18 +280,6 @@ async def test_an_address_with_too_many_connections_loses_its_own(come: Come, sa
         assert await served(await come(port, ATTACKER))
 
 
-async def test_of_an_addresss_own_the_one_that_said_nothing_for_longest_is_ended(come: Come) -> None:
-    async with serving_routes("127.0.0.1", 0, ROUTES, limits=FEW) as port:
-        used = await come(port, ATTACKER)
-        assert await served(used)
-        silent = [await come(port, ATTACKER) for _ in range(2)]
-        newest = await come(port, ATTACKER)
-        assert await ended(silent[0])
-        assert await served(used)
-        assert await served(silent[1])
-        assert await served(newest)
-
-
 async def test_a_request_in_progress_outlives_whatever_comes_from_anywhere(come: Come) -> None:
     """The kubelet waits for an answer, as of /quiet, while more come than the port keeps, from many addresses."""
     gate = Gate()
@@ -309,15 +292,6 @@ async def test_a_request_in_progress_outlives_whatever_comes_from_anywhere(come:
         assert await served(await come(port, KUBELET))
         gate.opened.set()
         assert (await waiting[0].read()).endswith(b"at last")
-
-
-async def test_requests_in_progress_of_one_address_do_not_keep_another_out(come: Come) -> None:
-    gate = Gate()
-    routes = [Route("GET", "/quiet", gate), *ROUTES]
-    async with serving_routes("127.0.0.1", 0, routes, limits=FEW) as port:
-        await flood(come, port, [ATTACKER] * 30, b"GET /quiet HTTP/1.0\r\n\r\n")
-        assert await served(await come(port, KUBELET))
-        gate.opened.set()
 
 
 async def test_a_request_whose_peer_has_gone_is_given_up_where_everybody_can_ask(come: Come) -> None:
@@ -354,14 +328,6 @@ async def test_connections_on_which_nothing_came_end_with_the_server(come: Come)
     assert await ended(peer)
 
 
-async def test_a_peer_that_only_connects_leaves_nothing_behind(come: Come) -> None:
-    """As a load balancer does that looks whether the port is open."""
-    async with serving_routes("127.0.0.1", 0, ROUTES, limits=FEW) as port:
-        for _ in range(20):
-            await close((await come(port, KUBELET))[1])
-        assert await served(await come(port, KUBELET))
-
-
 async def test_without_limits_dozens_of_connections_of_one_scheduler_are_kept(come: Come) -> None:
     async with serving_routes("127.0.0.1", 0, ROUTES) as port:
         peers = [await come(port, KUBELET) for _ in range(300)]
@@ -390,10 +356,6 @@ async def test_an_error_in_a_route_is_a_500_and_a_traceback_without_the_body(
     assert "in breaks" in caplog.text
     assert "LookupError" in caplog.text
     assert "PASSWORD" not in caplog.text
-
-
-def test_a_request_does_not_show_its_body() -> None:
-    assert repr(Request("/filter", body=b"PASSWORD")) == "Request(path='/filter', rest='')"
 
 
 # --- The end ---------------------------------------------------------------------------------------------------------
@@ -551,7 +513,7 @@ async def test_where_limits_are_given_those_that_shook_hands_count_too(tmp_path:
     certificate(tmp_path, "server")
     tls = server_tls(tmp_path / "server.crt", tmp_path / "server.key")
     known = client(tmp_path, "server")
-    async with serving_routes("127.0.0.1", 0, ROUTES, tls=tls, limits=FEW) as port:
+    async with serving_routes("127.0.0.1", 0, ROUTES, tls=tls, limits=FEW) as port:  # without a client authority
         first = await come(port, ATTACKER, tls=known)
         assert await served(first)
         others = [await come(port, ATTACKER, tls=known) for _ in range(FEW.each)]
@@ -567,14 +529,6 @@ async def test_a_handshake_has_its_time(tmp_path: Path, come: Come) -> None:
     async with serving_routes("127.0.0.1", 0, ROUTES, tls=tls, handshake_within_s=0.01) as port:
         peer = await come(port, KUBELET, b"\x16\x03\x01\x02\x00\x01")
         assert await ended(peer)
-
-
-@needs_openssl
-async def test_without_one_every_client_is(tmp_path: Path) -> None:
-    certificate(tmp_path, "server")
-    tls = server_tls(tmp_path / "server.crt", tmp_path / "server.key")
-    async with serving_routes("127.0.0.1", 0, ROUTES, tls=tls) as port:
-        assert await asked(port, client(tmp_path, "server")) == "n"
 
 
 @needs_openssl
@@ -637,7 +591,7 @@ async def test_a_route_reads_the_headers_that_it_names_and_the_query(http: aioht
     (request,) = seen
     assert request.headers == {"Authorization": "Bearer secret", "Host": f"127.0.0.1:{port}"}
     assert request.query == {"q": "1", "empty": ""}
-    assert "secret" not in repr(request)
+    assert "secret" not in repr(replace(request, body=b"secret"))
 
 
 class Streaming:
@@ -666,9 +620,11 @@ async def test_a_stream_arrives_part_by_part(http: aiohttp.ClientSession) -> Non
     stream = Streaming()
     async with (
         serving_routes("127.0.0.1", 0, [stream.route], limits=STRANGERS) as port,
+        http.head(f"http://127.0.0.1:{port}/live") as head,
         http.get(f"http://127.0.0.1:{port}/live") as answered,
     ):
-        assert answered.headers["Content-Type"] == "text/event-stream"
+        assert await head.read() == b""
+        assert head.headers["Content-Type"] == answered.headers["Content-Type"] == "text/event-stream"
         assert answered.headers["X-Accel-Buffering"] == "no"
         for part in (b"first", b"second"):
             stream.given.put_nowait(part)
@@ -693,16 +649,6 @@ async def test_a_stream_is_closed_when_the_server_stops(http: aiohttp.ClientSess
         await answered.content.readany()
     await stream.closed.wait()
     answered.close()
-
-
-async def test_the_head_of_a_stream_has_no_parts(http: aiohttp.ClientSession) -> None:
-    stream = Streaming()
-    async with (
-        serving_routes("127.0.0.1", 0, [stream.route]) as port,
-        http.head(f"http://127.0.0.1:{port}/live") as answered,
-    ):
-        assert answered.headers["Content-Type"] == "text/event-stream"
-        assert await answered.read() == b""
 
 
 async def test_a_stream_is_closed_when_its_client_does_not_read() -> None:
