@@ -58,10 +58,6 @@ def as_nobody(code: str, *arguments: object) -> str:
 # --- May we use it? ---------------------------------------------------------------------------------------------------
 
 
-def test_a_directory_for_sockets_is_accepted(folder: Path) -> None:
-    check_directory(folder)
-
-
 def test_a6_a_missing_directory_is_named_with_where_the_right_one_is(folder: Path) -> None:
     with pytest.raises(
         DirectoryError, match=r"missing is not a directory.*--device-plugin-dir.*regardless of its --root"
@@ -76,12 +72,6 @@ def test_a_directory_behind_a_locked_one_says_so(folder: Path) -> None:
         folder / "locked" / "plugins",
     )
     assert "locked/plugins: Permission denied; the agent has to run as root (uid 0)" in said
-
-
-def test_a_file_is_no_directory(folder: Path) -> None:
-    (folder / "file").touch()
-    with pytest.raises(DirectoryError, match="is not a directory"):
-        check_directory(folder / "file")
 
 
 def test_a_directory_that_cannot_be_written_names_the_user(folder: Path) -> None:
@@ -139,10 +129,6 @@ def test_a7_sockets_of_dead_instances_are_removed_and_nothing_else(folder: Path)
     assert not ours.exists()
     assert others.exists()
     assert regular.read_text() == "mine"
-
-
-def test_a_directory_that_is_gone_has_no_stale_sockets(folder: Path) -> None:
-    remove_stale_sockets(folder / "missing")
 
 
 def test_a_file_made_anew_is_another_one(folder: Path) -> None:
@@ -237,10 +223,6 @@ def test_a_lock_that_cannot_be_made_says_why(folder: Path) -> None:
     (folder / "gpushare").touch()
     with pytest.raises(DirectoryError, match=r"creating the lock .*gpushare/lock: File exists"):
         NodeLock(folder).take()
-
-
-def test_a_lock_never_taken_is_released_without_a_word(folder: Path) -> None:
-    NodeLock(folder).release()
 
 
 def test_the_lock_lies_where_an_old_kubelet_does_not_remove_it(folder: Path) -> None:

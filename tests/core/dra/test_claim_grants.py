@@ -183,11 +183,6 @@ def test_all_of_an_instance_meets_every_wish_for_limits(gib: int, *, refused: bo
     assert refusal(claim(instance(0, 0, whole=True), parameters=(config(limits="driver"),)), barred, SHARED) == ""
 
 
-def test_access_beside_others_shows_the_instance_and_names_no_limit() -> None:
-    expected = {"NVIDIA_VISIBLE_DEVICES": mig_uuid(0, 1), "NVIDIA_DRIVER_CAPABILITIES": "utility"}
-    assert granted(claim(instance(0, 1, whole=True, admin=True)), ADVISORY, SHARED).envs == expected
-
-
 def test_variables_device_nodes_and_mounts_are_one_device_of_the_claim() -> None:
     grant = Grant(
         {"B": "2", "A": "1"},

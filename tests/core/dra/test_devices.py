@@ -267,13 +267,6 @@ def test_whole_instances_come_in_the_order_itself_unless_shares_are_taken_in_it(
     assert named(*whole) == mig_names(0, numbers, "-whole")
 
 
-def test_what_is_wrong_with_an_instance_stands_on_both_its_devices() -> None:
-    here = mig_node([10, 10], unhealthy={mig_uuid(0, 0): "its GPU is out of service: XID 79"})
-    tainted = [each for each in devices(here, SliceInputs(()), {}) if each.get("taints")]
-    assert named(*tainted) == [*mig_names(0, [0]), *mig_names(0, [0], "-whole")]
-    assert {each["taints"][0]["value"] for each in tainted} == {"xid-79"}
-
-
 def test_an_api_server_without_parts_gets_instances_where_they_are_given_whole_only() -> None:
     for mode, expected in ((MigMode.WHOLE, mig_names(0, [1], "-whole")), (MigMode.SHARE, []), (MigMode.OFF, [])):
         here = mig_node([10, 10], 8, mode=mode, unhealthy={mig_uuid(0, 0): "it is lost"})
@@ -371,12 +364,6 @@ def test_the_order_changes_at_most_every_ten_seconds_and_is_due_then() -> None:
     assert soon == Order(order(0, 1), 100.0, 100.0 + REORDER_S)
     assert reordered(soon, node(8, 8), "binpack", 105.0) == Order(order(0, 1), 100.0)
     assert reordered(soon, fuller, "binpack", 110.0) == Order(order(1, 0), 110.0)
-
-
-def test_the_order_is_that_of_the_policy() -> None:
-    here = node(8, 8, used={1: [0]})
-    assert reordered(Order(), here, "spread", 100.0).uuids == order(0, 1)
-    assert reordered(Order(), here, "binpack", 100.0).uuids == order(1, 0)
 
 
 def test_a_new_gpu_does_not_wait() -> None:

@@ -68,15 +68,7 @@ def test_the_least_and_the_most_compute_are_taken(percent: int) -> None:
     assert share_config(claim(device(), parameters=(config(computePercent=percent),)), "gpu").compute == percent
 
 
-def test_64_characters_are_shown_whole_and_more_are_cut_to_as_many() -> None:
-    for letters, shown in ((62, f"'{'x' * 62}'"), (63, f"'{'x' * 60}...")):
-        with pytest.raises(ParametersError, match=f"has limits {re.escape(shown)};"):
-            share_config(claim(device(), parameters=(config(limits="x" * letters),)), "gpu")
-
-
-def test_the_class_is_named_where_the_fault_is_its_own_and_long_words_are_cut() -> None:
-    with pytest.raises(ParametersError) as caught:
-        share_config(claim(device(), parameters=(config(limits="x\x1b[31m" * 99, of_class=True),)), "gpu")
-    assert str(caught.value).startswith("its DeviceClass has limits 'x\\x1b[31mx")
-    assert "..." in str(caught.value)
-    assert len(str(caught.value)) < 200
+def test_the_class_is_named_where_the_fault_is_its_own_and_64_characters_of_a_word_are_shown() -> None:
+    for words, shown in (("x" * 62, f"'{'x' * 62}'"), ("x" * 63, f"'{'x' * 60}..."), ("\x1b[31m", r"'\x1b[31m'")):
+        with pytest.raises(ParametersError, match=f"^its DeviceClass has limits {re.escape(shown)};"):
+            share_config(claim(device(), parameters=(config(limits=words, of_class=True),)), "gpu")

@@ -17,7 +17,6 @@ from gpu_device_plugin.core.dra.pool import (
     NOTHING,
     Content,
     Present,
-    Writes,
     contents,
     dropped,
     plain_contents,
@@ -90,10 +89,6 @@ def test_instances_that_are_given_whole_only_need_no_counters() -> None:
     assert len(offered["devices"]) == 7
 
 
-def test_a_node_all_of_whose_instances_are_left_alone_has_an_empty_slice() -> None:
-    assert contents(mig_node([10], mode=MigMode.OFF), SliceInputs(())) == ({"devices": []},)
-
-
 @pytest.mark.parametrize("kind", OF_GPUS)
 def test_one_kind_of_devices_needs_no_counters(kind: Kind) -> None:
     (only,) = contents(node(8, 8), SliceInputs((), kinds=frozenset({kind})))
@@ -124,14 +119,6 @@ def test_names_sort_like_their_numbers_and_are_never_too_long() -> None:
 def test_what_is_there_already_is_not_written() -> None:
     assert not writes(NODE, [A, B], [stored(0, A, 3, 2), stored(1, B, 3, 2)])
     assert writes(NODE, [], []) == NOTHING
-
-
-@pytest.mark.parametrize(
-    ("found", "something"),
-    [(Writes(), False), (Writes((("a", {}, None),)), True), (Writes(delete=("a",)), True)],
-)
-def test_writes_are_true_if_there_is_something_to_write(found: Writes, *, something: bool) -> None:
-    assert bool(found) is something
 
 
 def test_a_change_of_one_slice_keeps_the_generation() -> None:

@@ -69,21 +69,15 @@ def test_a_claim_says_what_it_holds_and_not_its_variables() -> None:
     [
         {"version": 2},
         {"uid": "u-3"},
-        {"uid": 1},
         {"devices": []},
         {"devices": [{}]},
-        {"devices": None},
+        {"devices": [{**json.loads(write_prepared(CLAIM))["devices"][0], "mib": -1}]},
         {"deviceIDs": [1]},
         {"enforcement": "iron"},
         {"consumers": [["one"]]},
         {"cdi": 1},
-        {"cdiNames": 1},
         {"cdiNames": "x"},
         {"deviceIDs": "GPU-1::0"},
-        {"deviceIDs": {"GPU-1::0": 1}},
-        {"consumers": {"ab": 1}},
-        {"consumers": ["ab"]},
-        {"cdi": [["a", 1]]},
         {"cdi": {"a": float("inf")}},
         {"cdi": {"a": "\ud800"}},
         {"name": "\ud800"},
@@ -95,15 +89,6 @@ def test_a_damaged_file_is_named_as_such(change: dict[str, Any]) -> None:
         read_prepared(text, "u-1")
 
 
-@pytest.mark.parametrize("field", ["mib", "compute"])
-@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN", "1e400", "1.5", "-1", "true", '"1"', "9" * 40])
-def test_an_amount_that_is_no_whole_number_is_damage_and_ends_no_agent(field: str, number: str) -> None:
-    content = json.loads(write_prepared(CLAIM))
-    content["devices"][0][field] = "HERE"
-    with pytest.raises(PreparedFileError, match="damaged"):
-        read_prepared(json.dumps(content).replace('"HERE"', number), "u-1")
-
-
 def test_what_is_wrong_with_a_file_is_said() -> None:
     for text, sentence in (("[]", "it is damaged (TypeError)"), ("{", "it is damaged (JSONDecodeError)")):
         with pytest.raises(PreparedFileError) as caught:
@@ -112,12 +97,6 @@ def test_what_is_wrong_with_a_file_is_said() -> None:
     with pytest.raises(PreparedFileError) as caught:
         read_prepared(write_prepared(CLAIM), "u-3")
     assert str(caught.value) == "it is of another claim, or has no device"
-
-
-@given(st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
-def test_nothing_else_is_raised(text: str) -> None:
-    with pytest.raises(PreparedFileError):
-        read_prepared(text, "u-1")
 
 
 JSON = st.recursive(

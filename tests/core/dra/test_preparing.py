@@ -54,7 +54,7 @@ def refused(here: Node, asked: Claim, before: PreparedClaim | None = None) -> Re
 
 
 def test_a_part_of_a_gpu_is_so_many_free_shares() -> None:
-    found = made(node(8, used={0: [0, 2]}), claim(device(0, 3, compute=25)))
+    found = made(node(8, used={0: [0, 2]}), claim(device(0, 2.5, compute=25)))  # rounded up to whole shares
     assert found.device_ids == ids(0, [1, 3, 4])
     assert found.placement == Placement(Demand(Kind.MEMORY, 3, 1), ((0, 3),))
     (only,) = found.devices
@@ -69,10 +69,6 @@ def test_parts_of_several_gpus_and_several_parts_of_one() -> None:
     assert found.device_ids == ids(0, [0]) | ids(1, range(5))
     assert found.placement == Placement(Demand(Kind.MEMORY, 6, 2), ((0, 1), (1, 5)))
     assert [each.mib for each in found.devices] == [2048, 1024, 3072]
-
-
-def test_an_amount_that_is_no_whole_number_of_shares_is_rounded_up() -> None:
-    assert made(node(8), claim(device(0, 2.5))).device_ids == ids(0, range(3))
 
 
 def test_a_whole_gpu() -> None:
@@ -176,30 +172,6 @@ def test_a_gpu_that_can_give_nothing_now_is_refused(*, whole: bool) -> None:
 
 def test_a_gpu_with_a_share_in_use_is_not_given_whole() -> None:
     assert refused(node(8, used={0: [7]}), claim(device(0, whole=True))).why is Why.IN_WHOLE_USE
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 8), st.booleans()), max_size=8),
-    st.lists(st.integers(0, 7), max_size=8),
-)
-def test_whatever_is_prepared_no_share_is_held_twice(wishes: list[tuple[int, int, bool]], ends: list[int]) -> None:
-    here = node(8, 8, 8)
-    held: dict[str, PreparedClaim] = {}
-    for number, (position, gib, whole) in enumerate(wishes):
-        asked = claim(device(position, gib, whole=whole), name=f"c{number}")
-        found = prepare(here, asked, NODE, held.get(asked.uid))
-        if isinstance(found, Preparation):
-            others = frozenset().union(*(each.device_ids for each in held.values()))
-            assert not others & found.device_ids
-            shared = {name.partition("::")[0] for name in others if "::" in name}
-            assert not shared & found.device_ids
-            assert not {name.partition("::")[0] for name in found.device_ids if "::" in name} & others
-            held[asked.uid] = before_of(found)
-            here = here.with_ledger(here.ledger.seen(found.device_ids))
-        for end in ends[number : number + 1]:
-            gone = held.pop(f"uid-of-c{end}", None)
-            if gone is not None:
-                here = here.with_ledger(here.ledger.without(gone.device_ids))
 
 
 # --- MIG instances ----------------------------------------------------------------------------------------------------

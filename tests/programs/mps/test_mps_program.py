@@ -46,18 +46,6 @@ def test_a_wanted_gpu_gets_a_daemon_and_an_unwanted_one_its_compute_mode_back(wo
     assert world.daemons() == ()
 
 
-def test_two_gpus_have_daemons_that_do_not_touch_each_other(world: Node) -> None:
-    world.want(a=4096, b=1024)
-    world.start()
-    one, other = world.becomes(MpsStatus.READY), world.becomes(MpsStatus.READY, uuid=B)
-    assert one.pipe_directory != other.pipe_directory
-    assert {uuid for uuid, _ in world.programs.calls("start")} == {A, B}
-    before = world.daemons(B)
-    world.want(b=1024)
-    world.becomes(MpsStatus.STOPPED)
-    assert (world.daemons(B), world.gpu(B).status) == (before, MpsStatus.READY)
-
-
 def test_a_daemon_that_is_killed_is_reported_and_started_again(world: Node) -> None:
     world.want(a=4096)
     world.start()
@@ -148,12 +136,6 @@ def test_without_the_drivers_programs_the_remedy_is_told(world: Node, program: s
     )
     world.becomes(MpsStatus.FAILED, words if program != "nvidia-smi" else "does not tell the compute mode")
     assert world.said(words)
-
-
-def test_a_gpu_that_the_driver_does_not_name_is_told(world: Node) -> None:
-    world.write('{"version": 1, "gpus": {"GPU-gone": 4096}}')
-    world.start()
-    world.becomes(MpsStatus.FAILED, "the driver does not name this GPU", uuid="GPU-gone")
 
 
 def test_probes_and_metrics_say_what_runs(world: Node) -> None:

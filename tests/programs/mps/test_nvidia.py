@@ -65,29 +65,6 @@ async def test_an_older_mps_has_one_user_at_a_time(machine: Machine, caplog: pyt
     assert "this driver's MPS has one user at a time" in caplog.text
 
 
-def test_the_programs_that_are_missing_are_named(machine: Machine) -> None:
-    assert machine.nvidia.missing() == ()
-    machine.programs.remove("nvidia-smi")
-    (why,) = machine.nvidia.missing()
-    assert "nvidia-smi is not on the PATH" in why
-
-
-async def test_a_second_daemon_is_refused(machine: Machine) -> None:
-    await machine.nvidia.start(machine.place)
-    with pytest.raises(MpsError, match=r"failed: An instance of this daemon is already running$"):
-        await machine.nvidia.start(machine.place)
-
-
-async def test_after_a_daemon_that_was_killed_another_one_starts(machine: Machine) -> None:
-    """Its socket is still there."""
-    await machine.nvidia.start(machine.place)
-    machine.nvidia.kill(machine.place)
-    await eventually(lambda: not machine.nvidia.alive(machine.place))
-    assert (machine.place.pipe / "control").exists()
-    await machine.nvidia.start(machine.place)
-    assert await machine.nvidia.command(machine.place, "get_server_list") == ""
-
-
 async def test_the_compute_mode_is_read_and_set(machine: Machine) -> None:
     assert await machine.nvidia.compute_mode(A) == DEFAULT
     await machine.nvidia.set_compute_mode(A, EXCLUSIVE)
