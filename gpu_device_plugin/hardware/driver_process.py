@@ -6,29 +6,20 @@ import asyncio
 import json
 import signal
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
-from gpu_device_plugin.hardware.messages import (
-    Answer,
-    CgroupLimit,
-    Events,
-    LimitsAnswer,
-    Listing,
-    MalformedError,
-    Message,
-    MessageStream,
-    UseAnswer,
-)
+from gpu_device_plugin.hardware.messages import MalformedError, MessageStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from gpu_device_plugin.core.node.health.gpu_health import Probe, Xid
     from gpu_device_plugin.core.node.use.process_use import GpuReading
+    from gpu_device_plugin.hardware.messages import Answer, CgroupLimit, Listing, Message
 
 A = TypeVar("A")
 _NAME = "the process that speaks to the driver"
@@ -41,7 +32,7 @@ class DriverProcess(asyncio.SubprocessProtocol):
         self._on_failure = on_failure
         self._transport: asyncio.SubprocessTransport | None = None
         self._stream = MessageStream()
-        self._first: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._first: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         """The answer that comes by itself."""
         self._answers = deque((self._first,))
         """One for each answer that has not come yet, in the order of the requests."""
@@ -66,40 +57,37 @@ class DriverProcess(asyncio.SubprocessProtocol):
         Raises:
             HardwareError: the driver or the process failed, or did not answer within `within_s`.
         """
-        return await self._request("", within_s, Answer)
+        return _asked_for((await self._request("", within_s)).answer)
 
     async def use(self, within_s: float, *, utilisation: bool) -> tuple[GpuReading, ...]:
         """Request the processes on every GPU; raises the same as `ask`."""
-        return (await self._request({"use": utilisation}, within_s, UseAnswer)).readings
+        return _asked_for((await self._request({"use": utilisation}, within_s)).use)
 
     async def limits(self, wanted: Sequence[tuple[str, str]], within_s: float) -> tuple[CgroupLimit, ...]:
         """Request the memory limits of cgroups, by UUID and path; raises the same as `ask`."""
-        return (await self._request({"limits": wanted}, within_s, LimitsAnswer)).limits
+        return _asked_for((await self._request({"limits": wanted}, within_s)).limits)
 
     async def first_answer(self, within_s: float) -> tuple[Answer, Listing]:
         """Wait for the unrequested answer at the start and return it with its inventory; raises the same as `ask`."""
-        answer = await self._answered(self._first, within_s, Answer)
+        answer = _asked_for((await self._answered(self._first, within_s)).answer)
         if answer.inventory is None:
             raise HardwareError(driver.OTHER, f"{_NAME} wrote an invalid answer (the first one has no inventory)")
         return answer, answer.inventory
 
-    async def _request(self, request: object, within_s: float, kind: type[A]) -> A:
+    async def _request(self, request: object, within_s: float) -> Message:
         if self._failure is not None:
             raise self._failure
         answer = asyncio.get_running_loop().create_future()
         self._answers.append(answer)
         self._input.write((json.dumps(request) if request else "").encode() + b"\n")
-        return await self._answered(answer, within_s, kind)
+        return await self._answered(answer, within_s)
 
-    async def _answered(self, answer: asyncio.Future[Any], within_s: float, kind: type[A]) -> A:
+    async def _answered(self, answer: asyncio.Future[Message], within_s: float) -> Message:
         try:
             async with asyncio.timeout(within_s):
-                found = await asyncio.shield(answer)
+                return await asyncio.shield(answer)
         except TimeoutError:
             raise HardwareError(driver.HUNG, f"the driver did not answer within {within_s:g} s") from None
-        if not isinstance(found, kind):
-            raise HardwareError(driver.OTHER, f"{_NAME} answered another request than was made")
-        return found
 
     def deliver(self, on_events: Callable[[Iterable[Xid | Probe]], None]) -> None:
         """Deliver the events received so far to `on_events`, and every later one as it arrives."""
@@ -144,14 +132,12 @@ class DriverProcess(asyncio.SubprocessProtocol):
         self._fail(HardwareError(driver.CRASHED, f"{_NAME} {self._how_it_ended()}"))
 
     def _handle(self, message: Message) -> None:
-        match message:
-            case Answer() | UseAnswer() | LimitsAnswer() as answer:
-                if self._answers:
-                    self._answers.popleft().set_result(answer)
-            case Events(records):
-                self._on_events(records)
-            case HardwareError() as failure:
-                self._fail(failure)
+        if message.error is not None:
+            self._fail(HardwareError(message.error.kind, message.error.what))
+        elif message.events is not None:
+            self._on_events(message.events)
+        elif self._answers:
+            self._answers.popleft().set_result(message)
 
     def _fail(self, failure: HardwareError) -> None:
         if self._failure is not None:
@@ -171,3 +157,10 @@ class DriverProcess(asyncio.SubprocessProtocol):
         if code is None or code >= 0:
             return f"ended by itself (exit code {code})"
         return f"was ended by {signal.Signals(-code).name}"
+
+
+def _asked_for(part: A | None) -> A:
+    """Return the part of a message that its request asked for."""
+    if part is None:
+        raise HardwareError(driver.OTHER, f"{_NAME} answered another request than was made")
+    return part

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -10,7 +10,7 @@ from gpu_device_plugin.core.model.gpus import Gpu, Link, MigInstance  # noqa: TC
 from gpu_device_plugin.core.model.mig import is_profile
 from gpu_device_plugin.core.node.health.gpu_health import Probe, Xid
 from gpu_device_plugin.core.node.use.process_use import GpuReading  # noqa: TC001 - as above
-from gpu_device_plugin.hardware.driver import ADVICE, HardwareError
+from gpu_device_plugin.hardware.driver import ADVICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,41 +74,25 @@ class CgroupLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Memory that the processes of the cgroup use on the GPU."""
 
 
-class Events(msgspec.Struct, frozen=True):
-    """Events that the driver reported by itself."""
+class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Why the driver cannot be used; see `driver.HardwareError`."""
 
-    records: tuple[Xid | Probe, ...]
-
-
-class UseAnswer(msgspec.Struct, frozen=True):
-    """The processes on every GPU."""
-
-    readings: tuple[GpuReading, ...]
-
-
-class LimitsAnswer(msgspec.Struct, frozen=True):
-    """The memory limits of cgroups."""
-
-    limits: tuple[CgroupLimit, ...]
-
-
-Message: TypeAlias = Answer | UseAnswer | LimitsAnswer | Events | HardwareError
-
-
-class _Failure(msgspec.Struct, forbid_unknown_fields=True):
     kind: str
     what: str
 
 
-class _Line(msgspec.Struct, forbid_unknown_fields=True):
+class Message(msgspec.Struct, forbid_unknown_fields=True):
+    """One line. Just one of its parts is there."""
+
     answer: Answer | None = None
     use: tuple[GpuReading, ...] | None = None
     limits: tuple[CgroupLimit, ...] | None = None
-    events: list[dict[str, Any]] | None = None
-    error: _Failure | None = None
+    events: tuple[Any, ...] | None = None
+    """XIDs and readings (`Xid`, `Probe`) that the driver reported by itself."""
+    error: Failure | None = None
 
 
-_LINES = msgspec.json.Decoder(_Line)
+_LINES = msgspec.json.Decoder(Message)
 
 
 class MessageStream:
@@ -137,25 +121,23 @@ def read(line: bytes) -> Message:
         MalformedError: it is not a message of `hardware/child.py`.
     """
     try:
-        decoded = _LINES.decode(line)
-        match [part for part in msgspec.structs.astuple(decoded) if part is not None], decoded:
-            case [Answer() as answer], _:
-                return _plausible(answer)
-            case [readings], _Line(use=tuple()):
-                return UseAnswer(_plausible_use(readings))
-            case [limits], _Line(limits=tuple()):
-                return LimitsAnswer(_plausible_limits(limits))
-            case [records], _Line(events=list()):
-                return Events(tuple(map(_plausible_event, records)))
-            case [_Failure() as failure], _ if failure.kind in ADVICE:
-                return HardwareError(failure.kind, failure.what)
+        message = _LINES.decode(line)
+        if message.events is not None:
+            message.events = tuple(map(_event, message.events))
     # Too deep nesting raises RecursionError; input that is not UTF-8, a ValueError like msgspec's own.
     except (ValueError, RecursionError) as error:
         raise MalformedError(str(error)) from error
-    raise MalformedError("it is not an answer, events or a known error")
+    known = message.error is None or message.error.kind in ADVICE
+    if not known or sum(part is not None for part in msgspec.structs.astuple(message)) != 1:
+        raise MalformedError("it is not an answer, events or a known error")
+    if message.answer is not None:
+        _check_answer(message.answer)
+    _check_use(message.use or ())
+    _check_limits(message.limits or ())
+    return message
 
 
-def _plausible(answer: Answer) -> Answer:
+def _check_answer(answer: Answer) -> None:
     gpus = answer.inventory.gpus if answer.inventory is not None else ()
     for gpu in gpus:
         if not 0 <= gpu.total_mib <= _MOST_MIB:
@@ -163,13 +145,12 @@ def _plausible(answer: Answer) -> Answer:
         if not 0 <= gpu.reserved_mib <= _MOST_MIB:
             raise MalformedError(f"the driver keeps {gpu.reserved_mib} MiB of GPU {gpu.label}")
         if gpu.instance is not None:
-            _plausible_instance(gpu, gpu.instance, gpus)
+            _check_instance(gpu, gpu.instance, gpus)
     for probe in answer.probes:
-        _plausible_probe(probe)
-    return answer
+        _check_probe(probe)
 
 
-def _plausible_instance(gpu: Gpu, instance: MigInstance, gpus: tuple[Gpu, ...]) -> None:
+def _check_instance(gpu: Gpu, instance: MigInstance, gpus: tuple[Gpu, ...]) -> None:
     if not any(each.uuid == instance.parent and each.instance is None and each.mig for each in gpus):
         raise MalformedError(f"the MIG instance {gpu.uuid} is of {instance.parent}, no listed GPU in MIG mode")
     if sum(each.card == gpu.card for each in gpus) > 1 + _MOST_INSTANCES:
@@ -179,19 +160,20 @@ def _plausible_instance(gpu: Gpu, instance: MigInstance, gpus: tuple[Gpu, ...]) 
         raise MalformedError(f"the MIG instance {gpu.uuid} is {instance}")
 
 
-def _plausible_probe(probe: Probe) -> Probe:
+def _check_probe(probe: Probe) -> None:
     if len(probe.instances or ()) > _MOST_INSTANCES:
         raise MalformedError(f"GPU {probe.uuid} has more than {_MOST_INSTANCES} MIG instances")
+
+
+def _event(record: Any) -> Xid | Probe:
+    if isinstance(record, dict) and "code" in record:
+        return msgspec.convert(record, Xid)
+    probe = msgspec.convert(record, Probe)
+    _check_probe(probe)
     return probe
 
 
-def _plausible_event(record: dict[str, Any]) -> Xid | Probe:
-    if "code" in record:
-        return msgspec.convert(record, Xid)
-    return _plausible_probe(msgspec.convert(record, Probe))
-
-
-def _plausible_use(readings: tuple[GpuReading, ...]) -> tuple[GpuReading, ...]:
+def _check_use(readings: tuple[GpuReading, ...]) -> None:
     for reading in readings:
         processes = reading.processes or ()
         if len(processes) > _MOST_PROCESSES:
@@ -202,15 +184,13 @@ def _plausible_use(readings: tuple[GpuReading, ...]) -> tuple[GpuReading, ...]:
             known = _within(_MOST_PID, one.pid) and _within(_MOST_MIB, one.used_mib)
             if not (known and _within(_MOST_PERCENT, one.sm_percent)):
                 raise MalformedError(f"GPU {reading.uuid} has the process {one}")
-    return readings
 
 
-def _plausible_limits(limits: tuple[CgroupLimit, ...]) -> tuple[CgroupLimit, ...]:
+def _check_limits(limits: tuple[CgroupLimit, ...]) -> None:
     for limit in limits:
         known = _within(_MOST_LIMIT_MIB, limit.hard_mib) and _within(_MOST_LIMIT_MIB, limit.soft_mib)
         if not (known and _within(_MOST_MIB, limit.used_mib)):
             raise MalformedError(f"GPU {limit.uuid} has the limit {limit}")
-    return limits
 
 
 def _within(most: int, amount: int | None) -> bool:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.model.mig import profile_name
 from gpu_device_plugin.hardware.fake.description import read
 from gpu_device_plugin.hardware.fake.fake_driver import Fake
 from gpu_device_plugin.hardware.fake.gpu_models import SIZES, profiles_of
@@ -121,15 +120,25 @@ def test_compute_instances_share_the_memory_of_their_gpu_instance() -> None:
 
 
 @pytest.mark.parametrize(("model", "total_mib"), SIZES)
-def test_every_profile_of_a_model_is_named_by_nvidias_rule_and_as_often_there_as_it_can_be(
-    model: str, total_mib: int
-) -> None:
+def test_every_profile_of_a_model_is_as_often_there_as_it_can_be(model: str, total_mib: int) -> None:
     for name, (memory_mib, _, most, _) in profiles_of(model, total_mib).items():
-        attributes = name.partition("gb")[2]
-        assert profile_name(int(name[0]), memory_mib, total_mib, attributes=attributes) == name
         found = instances(opened(f"fake:1x{model}-{total_mib}MiB:mig={name}*{most}"))
         assert [(profile, memory) for *_, profile, memory in found] == [(name, memory_mib)] * most
         assert len({gi for _, gi, *_ in found}) == most
+
+
+@pytest.mark.parametrize(
+    ("model", "total_mib", "names"),
+    [
+        ("A30", 24576, "1g.6gb 1g.6gb+me 2g.12gb 2g.12gb+me 4g.24gb"),
+        ("A100", 40960, "1g.5gb 1g.5gb+me 1g.10gb 2g.10gb 3g.20gb 4g.20gb 7g.40gb"),
+        ("H200", 143771, "1g.18gb 1g.18gb+me 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb"),
+        ("B200", 183359, "1g.23gb 1g.23gb+me 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb"),
+        ("GB200", 189471, "1g.23gb 1g.23gb+me 1g.47gb 2g.47gb 3g.93gb 4g.93gb 7g.186gb"),
+    ],
+)
+def test_profiles_have_the_names_that_nvidia_smi_prints(model: str, total_mib: int, names: str) -> None:
+    assert list(profiles_of(model, total_mib)) == names.split()
 
 
 def test_instances_are_described_one_by_one(tmp_path: Path) -> None:

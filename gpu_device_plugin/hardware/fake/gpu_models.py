@@ -40,86 +40,38 @@ MODELS: Mapping[str, tuple[str, int, int, int, str]] = {
 }
 
 
-# Slices of the memory, most instances, and beginnings, as `nvidia-smi mig -lgip` and `-lgipp` print them, in the order
-# of the profiles below. GPUs with seven slices of compute have eight of memory; the last cannot be a small instance.
+# Slices of compute, attributes, slices of the memory, most instances, and beginnings, as `nvidia-smi mig -lgip` and
+# `-lgipp` print them, in the order of the sizes below. GPUs with seven slices of compute have eight of memory; the last
+# cannot be a small instance.
 _EIGHTHS = (
-    (1, 7, (0, 1, 2, 3, 4, 5, 6)),
-    (1, 1, (0, 1, 2, 3, 4, 5, 6)),
-    (2, 4, (0, 2, 4, 6)),
-    (2, 3, (0, 2, 4)),
-    (4, 2, (0, 4)),
-    (4, 1, (0,)),
-    (8, 1, (0,)),
+    (1, "", 1, 7, (0, 1, 2, 3, 4, 5, 6)),
+    (1, "+me", 1, 1, (0, 1, 2, 3, 4, 5, 6)),
+    (1, "", 2, 4, (0, 2, 4, 6)),
+    (2, "", 2, 3, (0, 2, 4)),
+    (3, "", 4, 2, (0, 4)),
+    (4, "", 4, 1, (0,)),
+    (7, "", 8, 1, (0,)),
 )
 _QUARTERS = (
-    (1, 4, (0, 1, 2, 3)),
-    (1, 1, (0, 1, 2, 3)),
-    (2, 2, (0, 2)),
-    (2, 1, (0, 2)),
-    (4, 1, (0,)),
+    (1, "", 1, 4, (0, 1, 2, 3)),
+    (1, "+me", 1, 1, (0, 1, 2, 3)),
+    (2, "", 2, 2, (0, 2)),
+    (2, "+me", 2, 1, (0, 2)),
+    (4, "", 4, 1, (0,)),
 )
 
-# Memory in MiB, by model and by the memory of the whole GPU. The names are NVIDIA's, in which GB are rounded (see
-# `core.model.mig.profile_name`). `nvidia-smi mig -lgip` was seen to print them on A30, A100 40GB, H100 80GB and H200,
-# and the first four on B200 and GB200, whose other sizes follow from these as they do on H200. Of the A100 80GB only
-# that of 2g.20gb was seen. They vary with the driver: a 1g.23gb of a B200 has 20992 or 22528 MiB, a 7g.40gb 40320 or
-# 40448.
-_MEMORY: Mapping[tuple[str, int], Mapping[str, int]] = {
-    ("A30", 24576): {"1g.6gb": 5952, "1g.6gb+me": 5952, "2g.12gb": 11968, "2g.12gb+me": 11968, "4g.24gb": 24000},
-    ("A100", 40960): {
-        "1g.5gb": 4864,
-        "1g.5gb+me": 4864,
-        "1g.10gb": 9984,
-        "2g.10gb": 9984,
-        "3g.20gb": 20096,
-        "4g.20gb": 20096,
-        "7g.40gb": 40320,
-    },
-    ("A100", 81920): {
-        "1g.10gb": 9728,
-        "1g.10gb+me": 9728,
-        "1g.20gb": 19968,
-        "2g.20gb": 19968,
-        "3g.40gb": 40192,
-        "4g.40gb": 40192,
-        "7g.80gb": 80640,
-    },
-    ("H100", 81559): {
-        "1g.10gb": 9984,
-        "1g.10gb+me": 9984,
-        "1g.20gb": 20096,
-        "2g.20gb": 20096,
-        "3g.40gb": 40448,
-        "4g.40gb": 40448,
-        "7g.80gb": 81152,
-    },
-    ("H200", 143771): {
-        "1g.18gb": 16384,
-        "1g.18gb+me": 16384,
-        "1g.35gb": 33024,
-        "2g.35gb": 33024,
-        "3g.71gb": 71168,
-        "4g.71gb": 71168,
-        "7g.141gb": 143104,
-    },
-    ("B200", 183359): {
-        "1g.23gb": 22528,
-        "1g.23gb+me": 22528,
-        "1g.45gb": 45312,
-        "2g.45gb": 45312,
-        "3g.90gb": 90880,
-        "4g.90gb": 90880,
-        "7g.180gb": 182016,
-    },
-    ("GB200", 189471): {
-        "1g.23gb": 22528,
-        "1g.23gb+me": 22528,
-        "1g.47gb": 46592,
-        "2g.47gb": 46592,
-        "3g.93gb": 93440,
-        "4g.93gb": 93440,
-        "7g.186gb": 187136,
-    },
+# Memory of each profile in MiB, by model and by the memory of the whole GPU. `nvidia-smi mig -lgip` was seen to print
+# them on A30, A100 40GB, H100 80GB and H200, and the first four on B200 and GB200, whose other sizes follow from these
+# as they do on H200. Of the A100 80GB only that of 2g.20gb was seen. They vary with the driver: a 1g.23gb of a B200 has
+# 20992 or 22528 MiB, a 7g.40gb 40320 or 40448.
+_MEMORY: Mapping[tuple[str, int], tuple[int, ...]] = {
+    ("A30", 24576): (5952, 5952, 11968, 11968, 24000),
+    ("A100", 40960): (4864, 4864, 9984, 9984, 20096, 20096, 40320),
+    ("A100", 81920): (9728, 9728, 19968, 19968, 40192, 40192, 80640),
+    ("H100", 81559): (9984, 9984, 20096, 20096, 40448, 40448, 81152),
+    ("H200", 143771): (16384, 16384, 33024, 33024, 71168, 71168, 143104),
+    ("B200", 183359): (22528, 22528, 45312, 45312, 90880, 90880, 182016),
+    ("GB200", 189471): (22528, 22528, 46592, 46592, 93440, 93440, 187136),
 }
 SIZES: tuple[tuple[str, int], ...] = tuple(_MEMORY)
 """The models with MIG, each with the memory in MiB that its profiles are known for."""
@@ -132,9 +84,13 @@ def memory_slices(model: str) -> int:
 
 def profiles_of(model: str, total_mib: int) -> dict[str, Profile]:
     """Return the profiles of a GPU by their names; none if they are not known for this model and size."""
+    from gpu_device_plugin.core.model.mig import profile_name  # noqa: PLC0415 - only MIG needs it
+
     shapes = _QUARTERS if memory_slices(model) == 4 else _EIGHTHS
-    known = _MEMORY.get((model, total_mib), {})
-    return {name: (memory, *shape) for (name, memory), shape in zip(known.items(), shapes, strict=False)}
+    return {
+        profile_name(compute, memory, total_mib, attributes=attributes): (memory, *rest)
+        for memory, (compute, attributes, *rest) in zip(_MEMORY.get((model, total_mib), ()), shapes, strict=False)
+    }
 
 
 def gpu_instance(size: int, start: int, slices: int) -> int:
