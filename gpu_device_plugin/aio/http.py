@@ -9,17 +9,26 @@ import logging
 import os
 import socket
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.aio.bodies import Bodies, BodyError
 from gpu_device_plugin.aio.connection_limit import Limits
-from gpu_device_plugin.aio.listeners import who_listens
 from gpu_device_plugin.aio.waiting import within
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Iterable,
+        Iterator,
+        Mapping,
+        MutableMapping,
+    )
 
     from aiohttp.web_request import BaseRequest
     from aiohttp.web_response import StreamResponse
@@ -352,3 +361,38 @@ def _why_not(error: OSError, port: int) -> str:
             return f"port {port} is reserved for root; choose a port from 1024 on"
         case number:  # the system's message, which `socket` replaces by one with the address
             return os.strerror(number) if number else str(error)
+
+
+# --- Which program listens on a port, as far as /proc shows it --------------------------------------------------------
+
+_LISTENING = "0A"
+"""TCP_LISTEN in /proc/net/tcp."""
+
+
+def who_listens(port: int, proc: Path = Path("/proc")) -> str:
+    """Return the program that listens on a TCP port of this network namespace, as in ``nginx (process 12)``.
+
+    Empty if none is visible: the program is in another PID namespace, or belongs to another user and we are not root.
+    """
+    sockets = {f"socket:[{inode}]" for inode in _inodes(port, proc)}
+    for folder in sorted(proc.glob("[0-9]*"), key=lambda each: int(each.name)):
+        if not sockets.isdisjoint(_links(folder / "fd")):
+            name = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
+            return f"{''.join(each if each.isprintable() else '?' for each in name)} (process {folder.name})"
+    return ""
+
+
+def _links(directory: Path) -> Iterator[str]:
+    """Yield where the links in a directory lead; none if its process has ended, or we may not read it."""
+    with contextlib.suppress(OSError):
+        for link in directory.iterdir():
+            with contextlib.suppress(OSError):  # the file was closed
+                yield str(link.readlink())
+
+
+def _inodes(port: int, proc: Path) -> Iterator[str]:
+    for table in ("net/tcp", "net/tcp6"):
+        with contextlib.suppress(OSError), (proc / table).open(encoding="ascii") as lines:
+            for fields in map(str.split, lines):
+                if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                    yield fields[9]

@@ -141,8 +141,6 @@ class Daemon:
         """Begin without a server."""
         self.uuid = uuid
         self.quits = False
-        self.threads = 100.0
-        self.limits: dict[str, str] = {}
 
     def servers(self) -> dict[str, Any]:
         """Return the servers by PID, each with its status and the PIDs of its clients."""
@@ -157,10 +155,7 @@ class Daemon:
             return 1, f"Server with PID {words[0]} not found\n"
         match name, words:
             case "get_default_active_thread_percentage", []:
-                return 0, f"{self.threads}\n"
-            case "set_default_active_thread_percentage", [percent]:
-                self.threads = float(percent)
-                return 0, f"{self.threads}\n"
+                return 0, "100.0\n"
             case "get_server_list", []:
                 return 0, "".join(f"{pid}\n" for pid in servers)
             case "get_server_status", [pid]:
@@ -169,10 +164,7 @@ class Daemon:
                 return 0, "".join(f"{client}\n" for client in servers[pid]["clients"])
             case ("set_default_device_pinned_mem_limit", [_, _]) | ("set_device_pinned_mem_limit", [_, _, _]):
                 _record(name, *words)
-                self.limits[" ".join(words[:-1])] = words[-1]
                 return 0, ""
-            case "get_device_pinned_mem_limit", [pid, device]:
-                return 0, self.limits.get(f"{pid} {device}", self.limits.get(device, "")) + "\n"
             case "quit", _:
                 self.quits = True
                 return 0, ""

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_device_plugin.aio.http import ListenError, serving
-from gpu_device_plugin.aio.listeners import who_listens
+from gpu_device_plugin.aio.http import ListenError, serving, who_listens
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

@@ -6,7 +6,7 @@ import asyncio
 import re
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -20,7 +20,7 @@ from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError, Devi
 from gpu_device_plugin.testing.pod_specs import ContainerType
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable
     from pathlib import Path
 
     from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import RegisterRequest
@@ -121,7 +121,6 @@ class Registration:
     options: DevicePluginOptions
     """The options of the request; kubelets since 1.25 ignore them."""
     error: str | None = None
-    accepted: bool = False
 
 
 @dataclass(eq=False)
@@ -158,7 +157,6 @@ class PluginRegistry(RegistrationServicer):
             # A plain error in a Go handler reaches the client as Unknown.
             code = error.code if isinstance(error, RpcStatusError) else grpc.StatusCode.UNKNOWN
             await context.abort(code, registration.error)
-        registration.accepted = True
         return Empty()
 
     def drop_streams(self, resource: str | None = None) -> None:
@@ -235,38 +233,23 @@ class PluginRegistry(RegistrationServicer):
 # --- PodResources v1, which lists the devices of the pods -------------------------------------------------------------
 
 
-class PodsSeen(Protocol):
-    """The pods that the sources of one kubelet process have delivered, in no order."""
-
-    def __call__(self, *, active_only: bool) -> Iterable[Pod]:
-        """Return the pods; with `active_only`, without ended pods."""
-
-
 def _entry(resource: str, device: str, numa_node: int) -> v1.ContainerDevices:
     # One message for every ID and NUMA node, ungrouped.
     topology = None if numa_node == NO_NUMA_NODE else v1.TopologyInfo(nodes=[v1.NUMANode(ID=numa_node)])
     return v1.ContainerDevices(resource_name=resource, device_ids=[device], topology=topology)
 
 
-def _devices(manager: DeviceManager, pod_uid: str, container: str) -> list[v1.ContainerDevices]:
-    return [
-        _entry(resource, device, node)
-        for resource, grant in manager.held(pod_uid, container).items()
-        for node, ids in grant.devices.items()
-        for device in ids
-    ]
-
-
 def _describe(manager: DeviceManager, pod: Pod) -> v1.PodResources:
-    return v1.PodResources(
-        name=pod.name,
-        namespace=pod.spec.namespace,
-        containers=[
-            v1.ContainerResources(name=spec.name, devices=_devices(manager, pod.uid, spec.name))
-            for spec in pod.spec.containers
-            if spec.kind is not ContainerType.INIT
-        ],
-    )
+    described = v1.PodResources(name=pod.name, namespace=pod.spec.namespace)
+    for spec in pod.spec.containers:
+        if spec.kind is not ContainerType.INIT:
+            described.containers.add(name=spec.name).devices.extend(
+                _entry(resource, device, node)
+                for resource, grant in manager.held(pod.uid, spec.name).items()
+                for node, ids in grant.devices.items()
+                for device in ids
+            )
+    return described
 
 
 async def _pass(gate: Gate, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -281,7 +264,8 @@ class PodResources(PodResourcesListerServicer):
     """The v1.PodResourcesLister service."""
 
     manager: DeviceManager
-    pods: PodsSeen
+    pods: Callable[..., Iterable[Pod]]
+    """Returns the pods that the kubelet's sources have delivered; with `active_only`, without ended ones."""
     gate: Gate
 
     async def List(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from gpu_device_plugin.aio.listeners import who_listens
+from gpu_device_plugin.aio.http import who_listens
 from gpu_device_plugin.core.contract.nodereport import SERVED, read_node_use
 from gpu_device_plugin.core.model.shares import SHARES
 from gpu_device_plugin.hardware.gpu_health_tracker import State
