@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import ctypes
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pynvml
@@ -16,7 +16,7 @@ from gpu_device_plugin.hardware.driver import ADVICE, HardwareError
 from gpu_device_plugin.hardware.nvml.nvml_driver import Nvml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 MIB = 1 << 20
@@ -40,11 +40,12 @@ class Library:
 
     NVMLError = pynvml.NVMLError
     NVML_NVLINK_MAX_LINKS = 6
+    c_nvmlGetMemoryLimits_v1_t = pynvml.c_nvmlGetMemoryLimits_v1_t
     nvmlMemory_v2 = 2
 
     def __init__(self) -> None:
         self.fails: dict[str | tuple[str, str], int] = {"nvmlDeviceGetMemoryLimits_v1": FUNCTION_NOT_FOUND}
-        self.limits_asked: list[str] = []
+        self.limits_asked: list[Any] = []
         self.calls: list[str] = []
         self.uuids = [A, B, C]
         self.events: list[Any] = []
@@ -69,51 +70,66 @@ class Library:
         if code is not None:
             raise pynvml.NVMLError(code)
 
-    def nvmlInit(self) -> None:
-        self._call("nvmlInit")
+    def __getattr__(self, function: str) -> Any:
+        """Return a function of `ANSWERS`, or of `OF_GPU`, whose first argument is a GPU's handle."""
+        if function in self.OF_GPU:
 
-    def nvmlSystemGetDriverVersion(self) -> str:
-        self._call("nvmlSystemGetDriverVersion")
-        return "580.65.06"
+            def of_gpu(handle: Any, *arguments: Any) -> Any:
+                if function == "nvmlDeviceGetMemoryLimits_v1":
+                    self.limits_asked.append(arguments[0].nameSpace)
+                self._call(function, uuid := self._uuid(handle))
+                return self.OF_GPU[function](self, uuid, *arguments)
 
-    def nvmlDeviceGetCount(self) -> int:
-        self._call("nvmlDeviceGetCount")
-        return len(self.uuids)
+            return of_gpu
+        if function not in self.ANSWERS:
+            raise AttributeError(function)
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:
-        self._call("nvmlDeviceGetHandleByIndex", self.uuids[index])
-        return self.handle(self.uuids[index])
-
-    def _answering(function: str, answer: Callable[[Library, str], Any]) -> Any:  # type: ignore[misc]  # noqa: N805 - used below, while the class is made
-        def call(self: Library, handle: Any, *_: Any) -> Any:
-            uuid = self._uuid(handle)
-            self._call(function, uuid)
-            return answer(self, uuid)
+        def call(*arguments: Any) -> Any:
+            self._call(function, self.uuids[arguments[0]] if function == "nvmlDeviceGetHandleByIndex" else "")
+            return self.ANSWERS[function](self, *arguments)
 
         return call
 
-    nvmlDeviceGetUUID = _answering("nvmlDeviceGetUUID", lambda _, uuid: uuid)
-    nvmlDeviceGetName = _answering("nvmlDeviceGetName", lambda _, __: "NVIDIA A100-SXM4-40GB")
-    nvmlDeviceGetMinorNumber = _answering(
-        "nvmlDeviceGetMinorNumber", lambda library, uuid: 7 - library.uuids.index(uuid)
+    ANSWERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+        {
+            "nvmlInit": lambda _: None,
+            "nvmlSystemGetDriverVersion": lambda _: "580.65.06",
+            "nvmlDeviceGetCount": lambda self: len(self.uuids),
+            "nvmlDeviceGetHandleByIndex": lambda self, index: self.handle(self.uuids[index]),
+            "nvmlEventSetCreate": lambda self: self.registered.clear() or object(),
+            "nvmlEventSetFree": lambda _, __: None,
+            "nvmlEventSetWait_v2": lambda self, *_: self.events.pop(0) if self.events else fail(TIMEOUT),
+        }
     )
-    nvmlDeviceGetArchitecture = _answering("nvmlDeviceGetArchitecture", lambda library, _: library.architecture)
-    nvmlDeviceGetPciInfo = _answering(
-        "nvmlDeviceGetPciInfo",
-        lambda library, uuid: SimpleNamespace(domain=0, bus=0x3B + library.uuids.index(uuid), device=0),
-    )
-    nvmlDeviceGetMaxMigDeviceCount = _answering("nvmlDeviceGetMaxMigDeviceCount", lambda _, uuid: 7 if uuid == C else 0)
-    nvmlDeviceGetMigMode = _answering("nvmlDeviceGetMigMode", lambda _, uuid: [int(uuid == C), 0])
-    nvmlDeviceGetRemappedRows = _answering("nvmlDeviceGetRemappedRows", lambda library, _: library.rows)
-    nvmlDeviceGetRetiredPagesPendingStatus = _answering("nvmlDeviceGetRetiredPagesPendingStatus", lambda _, __: 1)
-    nvmlDeviceGetTotalEccErrors = _answering("nvmlDeviceGetTotalEccErrors", lambda _, __: 2)
-    nvmlDeviceGetFieldValues = _answering("nvmlDeviceGetFieldValues", lambda library, _: [library.action])
-    nvmlDeviceGetComputeRunningProcesses_v3 = _answering(
-        "nvmlDeviceGetComputeRunningProcesses_v3", lambda _, __: [1, 2, 3]
-    )
-    nvmlDeviceGetComputeRunningProcesses_v2 = _answering("nvmlDeviceGetComputeRunningProcesses_v2", lambda _, __: [1])
-    nvmlDeviceGetSupportedEventTypes = _answering(
-        "nvmlDeviceGetSupportedEventTypes", lambda library, _: library.supported_events
+    OF_GPU: Mapping[str, Callable[..., Any]] = MappingProxyType(
+        {
+            "nvmlDeviceGetUUID": lambda _, uuid: uuid,
+            "nvmlDeviceGetName": lambda *_: "NVIDIA A100-SXM4-40GB",
+            "nvmlDeviceGetMinorNumber": lambda self, uuid: 7 - self.uuids.index(uuid),
+            "nvmlDeviceGetArchitecture": lambda self, _: self.architecture,
+            "nvmlDeviceGetPciInfo": lambda self, uuid: pci(0x3B + self.uuids.index(uuid)),
+            "nvmlDeviceGetMaxMigDeviceCount": lambda _, uuid: 7 if uuid == C else 0,
+            "nvmlDeviceGetMigMode": lambda _, uuid: [int(uuid == C), 0],
+            "nvmlDeviceGetMigDeviceHandleByIndex": lambda *_: fail(NOT_FOUND),  # C is in MIG mode without instances
+            "nvmlDeviceGetRemappedRows": lambda self, _: self.rows,
+            "nvmlDeviceGetRetiredPagesPendingStatus": lambda *_: 1,
+            "nvmlDeviceGetTotalEccErrors": lambda *_: 2,
+            "nvmlDeviceGetFieldValues": lambda self, *_: [self.action],
+            "nvmlDeviceGetComputeRunningProcesses_v3": lambda *_: [1, 2, 3],
+            "nvmlDeviceGetComputeRunningProcesses_v2": lambda *_: [1],
+            "nvmlDeviceGetSupportedEventTypes": lambda self, _: self.supported_events,
+            "nvmlDeviceRegisterEvents": lambda self, uuid, types, _: self.registered.update({uuid: types}),
+            # As drivers before r615 answer, unless a test says otherwise.
+            "nvmlDeviceGetMemoryLimits_v1": lambda *_: None,
+            "nvmlDeviceGetNvLinkState": lambda _, uuid, link: fail(NOT_SUPPORTED) if uuid == C else int(link < 4),
+            "nvmlDeviceGetNvLinkRemotePciInfo": lambda self, uuid, link: pci(
+                0xC0 + link if self.switched else 0x3C if uuid == A else 0x3B
+            ),
+            "nvmlDeviceGetP2PStatus": lambda self, one, other, _: 0 if {one, self._uuid(other)} == {A, B} else 2,
+            "nvmlDeviceGetTopologyCommonAncestor": lambda self, *pair: (
+                50 if C in {pair[0], self._uuid(pair[1])} else 10
+            ),
+        }
     )
 
     def nvmlDeviceGetMemoryInfo(self, handle: Any, version: int | None = None) -> Any:
@@ -124,59 +140,17 @@ class Library:
         self._call("nvmlDeviceGetMemoryInfo_v2", uuid)
         return SimpleNamespace(total=40960 * MIB + 5, reserved=634 * MIB + 1, used=100 * MIB)
 
-    c_nvmlGetMemoryLimits_v1_t = pynvml.c_nvmlGetMemoryLimits_v1_t
-
-    def nvmlDeviceGetMemoryLimits_v1(self, handle: Any, limits: Any) -> None:
-        """Answer as drivers before r615 do, unless a test says otherwise."""
-        self.limits_asked.append(limits.nameSpace)
-        self._call("nvmlDeviceGetMemoryLimits_v1", self._uuid(handle))
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, _index: int) -> Any:
-        """Find no instances; C is in MIG mode without any."""
-        self._call("nvmlDeviceGetMigDeviceHandleByIndex", self._uuid(handle))
-        raise pynvml.NVMLError(NOT_FOUND)
-
-    def nvmlDeviceGetNvLinkState(self, handle: Any, link: int) -> int:
-        self._call("nvmlDeviceGetNvLinkState", uuid := self._uuid(handle))
-        if uuid == C:
-            raise pynvml.NVMLError(NOT_SUPPORTED)
-        return int(link < 4)
-
-    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: Any, link: int) -> Any:
-        self._call("nvmlDeviceGetNvLinkRemotePciInfo", uuid := self._uuid(handle))
-        if self.switched:
-            return SimpleNamespace(domain=0, bus=0xC0 + link, device=0)
-        return SimpleNamespace(domain=0, bus=0x3C if uuid == A else 0x3B, device=0)
-
-    def nvmlDeviceGetP2PStatus(self, one: Any, other: Any, _index: int) -> int:
-        self._call("nvmlDeviceGetP2PStatus")
-        return 0 if {self._uuid(one), self._uuid(other)} == {A, B} else 2
-
-    def nvmlDeviceGetTopologyCommonAncestor(self, one: Any, other: Any) -> int:
-        self._call("nvmlDeviceGetTopologyCommonAncestor")
-        return 50 if C in {self._uuid(one), self._uuid(other)} else 10
-
-    def nvmlEventSetCreate(self) -> object:
-        self._call("nvmlEventSetCreate")
-        self.registered.clear()
-        return object()
-
-    def nvmlDeviceRegisterEvents(self, handle: Any, types: int, _set: object) -> None:
-        self._call("nvmlDeviceRegisterEvents", uuid := self._uuid(handle))
-        self.registered[uuid] = types
-
-    def nvmlEventSetWait_v2(self, _set: object, _timeout_ms: int) -> Any:
-        self._call("nvmlEventSetWait_v2")
-        if not self.events:
-            raise pynvml.NVMLError(TIMEOUT)
-        return self.events.pop(0)
-
-    def nvmlEventSetFree(self, _set: object) -> None:
-        self._call("nvmlEventSetFree")
-
     def happens(self, uuid: str, kind: int, data: int = 0, gi: int = NONE, ci: int = NONE) -> None:
         event = {"eventType": kind, "eventData": data, "gpuInstanceId": gi, "computeInstanceId": ci}
         self.events.append(SimpleNamespace(device=self.handle(uuid), **event))
+
+
+def fail(code: int) -> Any:
+    raise pynvml.NVMLError(code)
+
+
+def pci(bus: int) -> Any:
+    return SimpleNamespace(domain=0, bus=bus, device=0)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pynvml
@@ -31,6 +31,7 @@ from tests.hardware.nvml.test_nvml_driver import (
     B,
     C,
     Library,
+    fail,
 )
 from tests.hardware.test_compiled_library import compiled
 
@@ -66,39 +67,35 @@ class Divided(Library):
         self.processes: dict[str, list[Any]] = {ONE: [SimpleNamespace(pid=7, usedGpuMemory=3 * MIB)]}
         self._memory |= {uuid: ctypes.create_string_buffer(1) for uuid in (*self.ids, "MIG-new")}
 
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int) -> Any:
-        self._call("nvmlDeviceGetMigDeviceHandleByIndex", self._uuid(handle))
-        if index not in self.instances:
-            raise pynvml.NVMLError(INVALID_ARGUMENT if index % 2 else NOT_FOUND)  # real drivers answer either
-        return self.handle(self.instances[index])
+    def _index(self, _: str, index: int) -> Any:
+        # Real drivers answer either.
+        none = INVALID_ARGUMENT if index % 2 else NOT_FOUND
+        return self.handle(self.instances[index]) if index in self.instances else fail(none)
 
-    def nvmlDeviceGetGpuInstanceId(self, handle: Any) -> int:
-        self._call("nvmlDeviceGetGpuInstanceId", uuid := self._uuid(handle))
-        return self.ids[uuid][0]
-
-    def nvmlDeviceGetComputeInstanceId(self, handle: Any) -> int:
-        self._call("nvmlDeviceGetComputeInstanceId", uuid := self._uuid(handle))
-        return self.ids[uuid][1]
-
-    def nvmlDeviceGetAttributes_v2(self, handle: Any) -> Any:
-        self._call("nvmlDeviceGetAttributes_v2", uuid := self._uuid(handle))
+    def _attributes(self, uuid: str) -> Any:
         gpu, compute = self.slices[uuid]
-        sizes = {
-            "memorySizeMB": self.size_mib[uuid],
-            "gpuInstanceSliceCount": gpu,
-            "computeInstanceSliceCount": compute,
+        return SimpleNamespace(
+            memorySizeMB=self.size_mib[uuid], gpuInstanceSliceCount=gpu, computeInstanceSliceCount=compute
+        )
+
+    OF_GPU = MappingProxyType(
+        {
+            **Library.OF_GPU,
+            "nvmlDeviceGetMigDeviceHandleByIndex": _index,
+            "nvmlDeviceGetAttributes_v2": _attributes,
+            "nvmlDeviceGetGpuInstanceId": lambda self, uuid: self.ids[uuid][0],
+            "nvmlDeviceGetComputeInstanceId": lambda self, uuid: self.ids[uuid][1],
+            "nvmlDeviceGetGpuInstanceProfileInfo": lambda _, __, profile: (
+                SimpleNamespace(memorySizeMB=40320)
+                if profile == pynvml.NVML_GPU_INSTANCE_PROFILE_7_SLICE
+                else fail(NOT_SUPPORTED)
+            ),
+            "nvmlDeviceGetName": lambda self, uuid: " ".join(
+                filter(None, ("NVIDIA A100-SXM4-40GB", self.names.get(uuid)))
+            ),
+            "nvmlDeviceGetComputeRunningProcesses_v3": lambda self, uuid: self.processes.get(uuid, []),
         }
-        return SimpleNamespace(**sizes)
-
-    def nvmlDeviceGetGpuInstanceProfileInfo(self, handle: Any, profile: int) -> Any:
-        self._call("nvmlDeviceGetGpuInstanceProfileInfo", self._uuid(handle))
-        if profile != pynvml.NVML_GPU_INSTANCE_PROFILE_7_SLICE:
-            raise pynvml.NVMLError(NOT_SUPPORTED)
-        return SimpleNamespace(memorySizeMB=40320)
-
-    def nvmlDeviceGetName(self, handle: Any) -> str:
-        self._call("nvmlDeviceGetName", uuid := self._uuid(handle))
-        return " ".join(filter(None, ("NVIDIA A100-SXM4-40GB", self.names.get(uuid))))
+    )
 
     def nvmlDeviceGetMemoryInfo(self, handle: Any, version: int | None = None) -> Any:
         uuid = self._uuid(handle)
@@ -106,10 +103,6 @@ class Divided(Library):
             return super().nvmlDeviceGetMemoryInfo(handle, version)
         self._call("nvmlDeviceGetMemoryInfo" if version is None else "nvmlDeviceGetMemoryInfo_v2", uuid)
         return SimpleNamespace(total=self.size_mib[uuid] * MIB, reserved=MIB, used=5 * MIB)
-
-    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any) -> list[Any]:
-        self._call("nvmlDeviceGetComputeRunningProcesses_v3", uuid := self._uuid(handle))
-        return self.processes.get(uuid, [])
 
 
 @pytest.fixture
