@@ -373,34 +373,37 @@ class Gate:
         return Page("at last")
 
 
-async def until_refused(port: int) -> None:
-    while True:
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            return
-        await close(writer)
+@contextlib.asynccontextmanager
+async def leaving(*routes: Route) -> AsyncIterator[tuple[int, Callable[[], Awaitable[None]]]]:
+    """Serve, until the block calls what is yielded: then nobody is accepted, and the server waits for the rest."""
+    leave, ports = asyncio.Event(), asyncio.Queue[int]()
+
+    async def serve() -> None:
+        async with serving_routes("127.0.0.1", 0, routes, finish_within_s=60) as port:
+            ports.put_nowait(port)
+            await leave.wait()
+
+    async def stop() -> None:
+        leave.set()
+        with contextlib.suppress(OSError):
+            while True:
+                await close((await asyncio.open_connection("127.0.0.1", port))[1])
+        assert not served.done()
+
+    async with asyncio.TaskGroup() as tasks:
+        served = tasks.create_task(serve())
+        port = await ports.get()
+        yield port, stop
 
 
 async def test_requests_that_are_there_at_the_end_are_answered_and_new_ones_are_not(
     http: aiohttp.ClientSession,
 ) -> None:
-    gate, leave = Gate(), asyncio.Event()
-    ports: asyncio.Queue[int] = asyncio.Queue()
-
-    async def serve() -> None:
-        async with serving_routes("127.0.0.1", 0, [Route("GET", "/", gate)], finish_within_s=60) as port:
-            ports.put_nowait(port)
-            await leave.wait()
-
-    async with asyncio.TaskGroup() as tasks:
-        served = tasks.create_task(serve())
-        port = await ports.get()
+    gate = Gate()
+    async with leaving(Route("GET", "/", gate)) as (port, stop), asyncio.TaskGroup() as tasks:
         asked = tasks.create_task(http.get(f"http://127.0.0.1:{port}/"))
         await gate.entered.wait()
-        leave.set()
-        await until_refused(port)
-        assert not served.done()
+        await stop()
         gate.opened.set()
         response = await asked
         assert (response.status, await response.text()) == (200, "at last")
@@ -408,43 +411,22 @@ async def test_requests_that_are_there_at_the_end_are_answered_and_new_ones_are_
 
 
 async def test_a_body_that_is_still_coming_at_the_end_is_answered() -> None:
-    leave = asyncio.Event()
-    ports: asyncio.Queue[int] = asyncio.Queue()
-
-    async def serve() -> None:
-        async with serving_routes("127.0.0.1", 0, ROUTES, finish_within_s=60) as port:
-            ports.put_nowait(port)
-            await leave.wait()
-
-    async with asyncio.TaskGroup() as tasks:
-        served = tasks.create_task(serve())
-        port = await ports.get()
+    async with leaving(*ROUTES) as (port, stop):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /scheduler/filter HTTP/1.1\r\nHost: x\r\nContent-Length: 8\r\n\r\nhalf")
         await raw(port, QUICK)  # what came before it has arrived
-        leave.set()
-        await until_refused(port)
+        await stop()
         writer.write(b"half")
         assert (await reader.read()).endswith(b"\r\n\r\nhalfhalf")
-        await served
         await close(writer)
 
 
-async def test_a_request_that_takes_too_long_is_dropped_at_the_end(http: aiohttp.ClientSession) -> None:
+async def test_a_request_that_takes_too_long_is_dropped_at_the_end(come: Come) -> None:
     gate = Gate()
-    async with asyncio.TaskGroup() as tasks:
-        async with serving_routes("127.0.0.1", 0, [Route("GET", "/", gate)], finish_within_s=0.01) as port:
-            asked = tasks.create_task(gone(http, f"http://127.0.0.1:{port}/"))
-            await gate.entered.wait()
-        assert await asked
-
-
-async def gone(http: aiohttp.ClientSession, url: str) -> bool:
-    try:
-        await http.get(url)
-    except aiohttp.ClientConnectionError:
-        return True
-    return False
+    async with serving_routes("127.0.0.1", 0, [Route("GET", "/", gate)], finish_within_s=0.01) as port:
+        peer = await come(port, KUBELET, b"GET / HTTP/1.0\r\n\r\n")
+        await gate.entered.wait()
+    assert await ended(peer)
 
 
 # --- TLS -------------------------------------------------------------------------------------------------------------
@@ -523,9 +505,8 @@ async def test_where_limits_are_given_those_that_shook_hands_count_too(tmp_path:
 
 @needs_openssl
 async def test_a_handshake_has_its_time(tmp_path: Path, come: Come) -> None:
-    for who in ("server", "scheduler"):
-        certificate(tmp_path, who)
-    tls = server_tls(tmp_path / "server.crt", tmp_path / "server.key", tmp_path / "scheduler.crt")
+    certificate(tmp_path, "server")
+    tls = server_tls(tmp_path / "server.crt", tmp_path / "server.key")
     async with serving_routes("127.0.0.1", 0, ROUTES, tls=tls, handshake_within_s=0.01) as port:
         peer = await come(port, KUBELET, b"\x16\x03\x01\x02\x00\x01")
         assert await ended(peer)
@@ -631,22 +612,16 @@ async def test_a_stream_arrives_part_by_part(http: aiohttp.ClientSession) -> Non
             assert await answered.content.readany() == part
 
 
-async def test_a_stream_is_closed_when_its_client_has_gone(http: aiohttp.ClientSession) -> None:
-    stream = Streaming()
-    async with serving_routes("127.0.0.1", 0, [stream.route], limits=STRANGERS) as port:
-        answered = await http.get(f"http://127.0.0.1:{port}/live")
-        stream.given.put_nowait(b"first")
-        await answered.content.readany()
-        answered.close()
-        await stream.closed.wait()
-
-
-async def test_a_stream_is_closed_when_the_server_stops(http: aiohttp.ClientSession) -> None:
+@pytest.mark.parametrize("who", ["client", "server"])
+async def test_a_stream_is_closed_when_one_of_both_has_gone(http: aiohttp.ClientSession, who: str) -> None:
     stream = Streaming()
     async with serving_routes("127.0.0.1", 0, [stream.route], limits=STRANGERS, finish_within_s=0.01) as port:
         answered = await http.get(f"http://127.0.0.1:{port}/live")
         stream.given.put_nowait(b"first")
         await answered.content.readany()
+        if who == "client":
+            answered.close()
+            await stream.closed.wait()
     await stream.closed.wait()
     answered.close()
 

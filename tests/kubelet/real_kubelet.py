@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
-import io
 import json
 import os
 import re
 import shutil
 import signal
 import subprocess
-import tarfile
 import tempfile
 import urllib.request
 import uuid
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.testing.kubelet.kubelet_versions import Version
 from gpu_device_plugin.testing.pod_specs import Container, ContainerType, DeviceNode, Mount, Pod, PodSpec, Received
+from tests.e2e.archives import write_image
 from tests.patience import eventually, stretched
 from tests.ports import free_port
 from tests.real_node import child_of, containerd_configuration, kubelet_configuration, make_cgroups, removed_cgroups
@@ -358,39 +356,6 @@ def _received(told: Sequence[str]) -> Received:
 
 def _write_image(path: Path) -> None:
     """Write an image archive with nothing in it but busybox, which is the sandbox's image too."""
-    busybox = Path(shutil.which("busybox") or "").read_bytes()
-    layer = _archive({"bin/busybox": busybox}, links={"bin/sh": "busybox", "bin/env": "busybox", "bin/awk": "busybox"})
-    layer_name = hashlib.sha256(layer).hexdigest()
-    config = json.dumps(
-        {
-            "architecture": "amd64" if os.uname().machine == "x86_64" else "arm64",
-            "os": "linux",
-            "config": {"Entrypoint": ["/bin/busybox", "sleep", _FOREVER], "Env": ["PATH=/bin"]},
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_name}"]},
-        }
-    ).encode()
-    config_name = f"{hashlib.sha256(config).hexdigest()}.json"
-    manifest = [{"Config": config_name, "RepoTags": [_IMAGE], "Layers": [f"{layer_name}/layer.tar"]}]
-    path.write_bytes(
-        _archive(
-            {
-                config_name: config,
-                f"{layer_name}/layer.tar": layer,
-                "manifest.json": json.dumps(manifest).encode(),
-            }
-        )
-    )
-
-
-def _archive(files: dict[str, bytes], links: dict[str, str] | None = None) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(content), 0o755
-            archive.addfile(member, io.BytesIO(content))
-        for name, target in (links or {}).items():
-            member = tarfile.TarInfo(name)
-            member.type, member.linkname = tarfile.SYMTYPE, target
-            archive.addfile(member)
-    return buffer.getvalue()
+    links = dict.fromkeys(("/bin/sh", "/bin/env", "/bin/awk"), PurePosixPath("busybox"))
+    config = {"Entrypoint": ["/bin/busybox", "sleep", _FOREVER], "Env": ["PATH=/bin"]}
+    write_image(path, [_IMAGE], {"/bin/busybox": Path(shutil.which("busybox") or ""), **links}, config)

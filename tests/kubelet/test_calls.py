@@ -41,13 +41,14 @@ class Listing(PodResourcesListerServicer):
     """Lists these pods, each by namespace/name with the IDs of its devices."""
 
     def __init__(self, *pods: tuple[str, Iterable[str]]) -> None:
-        self._pods = [(*name.split("/"), ids) for name, ids in pods]
+        self._pods = pods
 
     async def List(  # noqa: N802 (gRPC's name)
         self, _request: v1.ListPodResourcesRequest, _context: object
     ) -> v1.ListPodResourcesResponse:
         pods = []
-        for namespace, name, ids in self._pods:
+        for full_name, ids in self._pods:
+            namespace, name = full_name.split("/")
             devices = [v1.ContainerDevices(resource_name=MEM, device_ids=[each]) for each in ids]
             container = v1.ContainerResources(name="c", devices=devices)
             pods.append(v1.PodResources(name=name, namespace=namespace, containers=[container]))
@@ -55,9 +56,9 @@ class Listing(PodResourcesListerServicer):
 
 
 @asynccontextmanager
-async def serving(folder: Path, servicer: Listing) -> AsyncIterator[Path]:
+async def serving(folder: Path, *pods: tuple[str, Iterable[str]]) -> AsyncIterator[Path]:
     server = aio.server()
-    add_PodResourcesListerServicer_to_server(servicer, server)
+    add_PodResourcesListerServicer_to_server(Listing(*pods), server)  # type: ignore[abstract]
     server.add_insecure_port(f"unix:{folder}/s")
     await server.start()
     try:
@@ -88,15 +89,15 @@ async def test_the_ids_of_running_pods_are_listed_by_resource() -> None:
 async def test_pods_without_devices_are_listed_too_and_two_of_one_name_are_one() -> None:
     """The one has ended, the other is what its StatefulSet made in its place."""
     with short_folder() as folder:
-        pods = Listing(("default/p", "a"), ("default/p", "b"), ("kube-system/plain", ""))
-        async with serving(folder, pods) as socket:
+        pods = (("default/p", "a"), ("default/p", "b"), ("kube-system/plain", ""))
+        async with serving(folder, *pods) as socket:
             assert await listed_pods(socket, [MEM]) == {"default/p": {"a", "b"}, "kube-system/plain": frozenset()}
 
 
 async def test_an_answer_beyond_the_usual_limit_of_4_mib_is_read() -> None:
     with short_folder() as folder:
         ids = [f"GPU-{n:036}::{n}" for n in range(80_000)]
-        async with serving(folder, Listing(("default/p", ids))) as socket:
+        async with serving(folder, ("default/p", ids)) as socket:
             assert len((await listed_pods(socket, [MEM], timeout_s=stretched()))["default/p"]) == 80_000
 
 

@@ -180,23 +180,16 @@ async def test_the_options_are_the_same_asked_for_or_sent_along(pre_start: bool)
         assert options == pb.DevicePluginOptions(pre_start_required=pre_start, get_preferred_allocation_available=True)
 
 
-async def test_preferences_are_asked_for_container_by_container() -> None:
+async def test_preferences_are_asked_for_container_by_container_and_only_the_first_waits_for_the_api() -> None:
+    """A second for each of 30 containers would keep the kubelet's sync loop from all pods of the node."""
     async with served() as plugin:
         asked = pb.ContainerPreferredAllocationRequest(
             available_deviceIDs=["a", "b", "c"], must_include_deviceIDs=["b"], allocation_size=2
         )
-        answer = await plugin.stub.GetPreferredAllocation(pb.PreferredAllocationRequest(container_requests=[asked] * 2))
-        assert [list(one.deviceIDs) for one in answer.container_responses] == [["b", "a"]] * 2
-        assert plugin.answers.asked == [(MEM, ["a", "b", "c"], ["b"], 2, waits) for waits in (True, False)]
+        answer = await plugin.stub.GetPreferredAllocation(pb.PreferredAllocationRequest(container_requests=[asked] * 3))
+        assert [list(one.deviceIDs) for one in answer.container_responses] == [["b", "a"]] * 3
+        assert plugin.answers.asked == [(MEM, ["a", "b", "c"], ["b"], 2, waits) for waits in (True, False, False)]
         await plugin.observed_are("GetPreferredAllocation")
-
-
-async def test_a_call_waits_for_the_api_at_most_once_however_many_containers_it_names() -> None:
-    """A second for each of 30 containers would keep the kubelet's sync loop from all pods of the node."""
-    async with served() as plugin:
-        asked = pb.ContainerPreferredAllocationRequest(available_deviceIDs=["a"], allocation_size=1)
-        await plugin.stub.GetPreferredAllocation(pb.PreferredAllocationRequest(container_requests=[asked] * 30))
-        assert [waits for *_, waits in plugin.answers.asked] == [True, *[False] * 29]
 
 
 async def test_a_call_that_no_kubelet_makes_ends_before_a_container_is_looked_for() -> None:

@@ -219,12 +219,12 @@ def _object(value: Any) -> dict[str, Any]:
 # --- Its status in the API --------------------------------------------------------------------------------------------
 
 
-def device_status(claim: PreparedClaim, held: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the entries of ``status.devices`` for our devices of a claim.
+def status_body(claim: PreparedClaim, held: Mapping[str, str]) -> dict[str, Any]:
+    """Return the claim as a server-side apply of our part of its status.
 
     `held` says by the GPU's UUID whether the limit was seen to hold, with a `core.model.limits.LimitStatus`.
     """
-    return [
+    devices = [
         {
             "driver": DRIVER,
             "pool": device.pool,
@@ -240,13 +240,9 @@ def device_status(claim: PreparedClaim, held: Mapping[str, str]) -> list[dict[st
         }
         for device in claim.devices
     ]
-
-
-def status_body(claim: PreparedClaim, held: Mapping[str, str]) -> dict[str, Any]:
-    """Return the claim as a server-side apply of our part of its status."""
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
         "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid},
-        "status": {"devices": device_status(claim, held)},
+        "status": {"devices": devices},
     }

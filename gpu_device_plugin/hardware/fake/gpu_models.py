@@ -88,8 +88,10 @@ def profiles_of(model: str, total_mib: int) -> dict[str, Profile]:
 
     shapes = _QUARTERS if memory_slices(model) == 4 else _EIGHTHS
     return {
-        profile_name(compute, memory, total_mib, attributes=attributes): (memory, *rest)
-        for memory, (compute, attributes, *rest) in zip(_MEMORY.get((model, total_mib), ()), shapes, strict=False)
+        profile_name(compute, memory, total_mib, attributes=attributes): (memory, slices, most, starts)
+        for memory, (compute, attributes, slices, most, starts) in zip(
+            _MEMORY.get((model, total_mib), ()), shapes, strict=False
+        )
     }
 
 

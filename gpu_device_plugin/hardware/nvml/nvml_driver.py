@@ -59,6 +59,11 @@ _NO_INSTANCE = 0xFFFFFFFF
 """The ID of a part of a GPU in an event that concerns all of it."""
 _FIELD_RECOVERY_ACTION = 230
 _LONGEST_PAUSE_S = 4.0
+_PRIVILEGES = (
+    "give this container the capability SYS_ADMIN and NVIDIA_MIG_MONITOR_DEVICES=all, both together, as runtimes "
+    "refuse the second without the first"
+)
+"""Advice for a container to which the driver does not show MIG instances."""
 
 
 class Nvml:
@@ -130,7 +135,7 @@ class Nvml:
                 instances[gpu["uuid"]], unread = self._list_instances(gpu, handle) if gpu["mig"] else ([], [])
             except nvml.NVMLError as error:
                 # Its instances would seem to be destroyed if it were listed without them.
-                advice = f"; {_privileges()}" if error.value == NO_PERMISSION else ""
+                advice = f"; {_PRIVILEGES}" if error.value == NO_PERMISSION else ""
                 troubles.append(f"GPU {index} is left out, its MIG instances cannot be listed: {text(error)}{advice}")
                 continue
             troubles += unread
@@ -144,7 +149,7 @@ class Nvml:
         if self._unseen:
             which = f"GPU{'s' * (len(self._unseen) > 1)} {', '.join(map(str, self._unseen))}"
             troubles.append(
-                f"the driver may not show all MIG instances of {which} and not tell of their failures; {_privileges()}"
+                f"the driver may not show all MIG instances of {which} and not tell of their failures; {_PRIVILEGES}"
             )
         self._listen()
         if gpus and self._events is None:
@@ -414,9 +419,3 @@ def _xid(uuid: str, event: Any) -> Record:
     parts = {"gi": event.gpuInstanceId, "ci": event.computeInstanceId}
     named = {key: number for key, number in parts.items() if number != _NO_INSTANCE}
     return {"uuid": uuid, "code": event.eventData, **named}
-
-
-def _privileges() -> str:
-    from gpu_device_plugin.hardware.nvml.nvml_mig import PRIVILEGES  # noqa: PLC0415 - as above
-
-    return PRIVILEGES

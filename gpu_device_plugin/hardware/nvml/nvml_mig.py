@@ -24,12 +24,6 @@ _GONE = nvml_calls.LOST | {_INVALID_ARGUMENT}
 _WHOLE_PROFILES = (4, 3)
 _MIG = " MIG "
 
-PRIVILEGES = (
-    "give this container the capability SYS_ADMIN and NVIDIA_MIG_MONITOR_DEVICES=all, both together, as runtimes "
-    "refuse the second without the first"
-)
-"""Advice for a container to which the driver does not show MIG instances."""
-
 
 class Instances:
     """The MIG instances of one GPU. No handle of an instance is kept: it can go stale, or become another instance's."""

@@ -1,6 +1,6 @@
 """MIG instances as NVML tells of them: against a stand-in for pynvml, and against a library of our own."""
 
-# ruff: noqa: N802 - the names are pynvml's
+# ruff: noqa: N802, N815 - the names are pynvml's
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from tests.hardware.nvml.test_nvml_driver import (
 from tests.hardware.test_compiled_library import compiled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from gpu_device_plugin.hardware.gpu_health_tracker import XidSeen
@@ -56,6 +57,9 @@ class Divided(Library):
 
     `size` is the memory of an instance; `names` what NVML calls it.
     """
+
+    nvmlDeviceGetMigMode: Callable[..., Any]
+    nvmlDeviceGetMaxMigDeviceCount: Callable[..., Any]
 
     def __init__(self) -> None:
         super().__init__()
