@@ -140,10 +140,8 @@ def test_a_missing_file_is_an_empty_one(tmp_path: Path) -> None:
         b"",
         b"not json",
         b"\xff\xfe\x00",
-        b"[]",
         b"{}",
         b'{"Data": null}',
-        b'{"Data": []}',
         b'{"Data": {"PodDeviceEntries": {"a": 1}}}',
         b'{"Data": {"PodDeviceEntries": [{"PodUID": "p"}]}}',
         b'{"Data": {"PodDeviceEntries": [7]}}',
@@ -167,18 +165,13 @@ def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
         read(tmp_path / "file" / "c", OURS)
 
 
-@pytest.mark.parametrize("kind", ["a pipe", "a folder", "a link to a checkpoint", "a link to nothing"])
+@pytest.mark.parametrize("kind", ["a pipe", "a link to a checkpoint"])
 def test_what_is_not_the_kubelets_own_file_holds_nobody_up_and_is_not_believed(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "c"
-    match kind:
-        case "a pipe":
-            os.mkfifo(path)
-        case "a folder":
-            path.mkdir()
-        case "a link to a checkpoint":
-            path.symlink_to(written(tmp_path / "another", entry({"-1": ["a"]})))
-        case _:
-            path.symlink_to(tmp_path / "missing")
+    if kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(written(tmp_path / "another", entry({"-1": ["a"]})))
     with pytest.raises(CheckpointUnreadableError, match=r"/c is not the kubelet's checkpoint: .*; remove it and rest"):
         read(path, OURS)
 

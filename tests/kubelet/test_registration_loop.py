@@ -401,14 +401,7 @@ async def test_a1_a_kubelet_socket_made_anew_is_enough() -> None:
 
 
 async def test_a2_a_broken_stream_is_mended_by_registering_again_because_the_kubelet_never_dials_again() -> None:
-    async with node() as one:
-        await one.start()
-        one.kubelet.drop_streams()
-        await one.after_another_round()
-        assert "the kubelet stopped listening to" in str(one.overs[0])
-
-
-async def test_a2_the_stream_of_one_resource_is_enough() -> None:
+    """The stream of one resource is enough."""
     async with node() as one:
         await one.start()
         one.kubelet.drop_streams(COUNT.name)
@@ -602,6 +595,7 @@ MIG = Resource(Kind.INSTANCE, "nvidia.com/mig-1g.10gb", "1g.10gb")
 
 
 async def test_a_resource_that_comes_later_is_registered_and_the_others_are_left_alone() -> None:
+    """After a restart of the kubelet all of them are registered again."""
     async with node() as one:
         plugins = [one.plugin(MEM)]
         one.registration = one.looping(plugins)
@@ -616,19 +610,8 @@ async def test_a_resource_that_comes_later_is_registered_and_the_others_are_left
         assert any(name.startswith("gpushare-instance-1g.10gb-") for name in one.sockets)
         assert {MEM.name, COUNT.name, MIG.name} <= one.kubelet.amounts.keys()
         assert one.overs == []
-
-
-async def test_after_a_restart_of_the_kubelet_all_resources_are_registered_again() -> None:
-    async with node() as one:
-        plugins = [one.plugin(MEM)]
-        one.registration = one.looping(plugins)
-        one.launch()
-        await eventually(lambda: not one.registration.unmet())
-        plugins.append(one.plugin(MIG))
-        one.registration.serve_more()
-        await eventually(lambda: MIG.name in one.registration.registrations and not one.registration.unmet())
         await one.kubelet.restart()
-        await eventually(lambda: one.registration.registrations == {MEM.name: 2, MIG.name: 2})
+        await eventually(lambda: one.registration.registrations == {MEM.name: 2, COUNT.name: 2, MIG.name: 2})
         await eventually(lambda: not one.registration.unmet() and MIG.name in one.kubelet.amounts)
 
 

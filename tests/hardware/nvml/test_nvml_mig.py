@@ -124,9 +124,9 @@ def instances(driver: Nvml) -> list[dict[str, Any]]:
     return [{**gpu["instance"], "uuid": gpu["uuid"]} for gpu in driver.inventory()["gpus"] if gpu["instance"]]
 
 
-def unpermitted(library: Divided) -> None:
-    """Answer as to a container without privileges: neither call tells the memory of a GPU in MIG mode."""
-    library.fails |= dict.fromkeys([("nvmlDeviceGetMemoryInfo_v2", C), ("nvmlDeviceGetMemoryInfo", C)], NO_PERMISSION)
+def without_memory(library: Divided, uuid: str, code: int = NO_PERMISSION) -> None:
+    """Have neither call tell the memory; a container without privileges is not told that of a GPU in MIG mode."""
+    library.fails |= {(function, uuid): code for function in ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo")}
 
 
 def test_the_instances_of_a_gpu_follow_it(library: Divided, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_no_more_instances_are_listed_than_a_line_may_have(library: Divided) -> 
 
 def test_a_gpu_whose_memory_may_not_be_told_is_listed_all_the_same(library: Divided) -> None:
     """Its own size is that of the largest instance that it can have. Nothing is shared by it."""
-    unpermitted(library)
+    without_memory(library, C)
     driver = Nvml(library)
     inventory = driver.inventory()
     assert [(gpu["uuid"], gpu["total_mib"], gpu["reserved_mib"]) for gpu in inventory["gpus"][2:4]] == [
@@ -225,15 +225,15 @@ def test_a_gpu_whose_memory_may_not_be_told_is_listed_all_the_same(library: Divi
 
 
 def test_several_gpus_whose_memory_may_not_be_told_are_one_trouble(library: Divided) -> None:
-    unpermitted(library)
+    without_memory(library, C)
     library.nvmlDeviceGetMigMode = lambda _: [1, 1]
-    library.fails |= {("nvmlDeviceGetMemoryInfo_v2", A): NO_PERMISSION, ("nvmlDeviceGetMemoryInfo", A): NO_PERMISSION}
+    without_memory(library, A)
     (trouble,) = Nvml(library).inventory()["troubles"]
     assert "all MIG instances of GPUs 0, 2 and not" in trouble
 
 
 def test_a_size_that_nothing_tells_is_none(library: Divided) -> None:
-    unpermitted(library)
+    without_memory(library, C)
     library.fails["nvmlDeviceGetGpuInstanceProfileInfo"] = NOT_SUPPORTED
     assert Nvml(library).inventory()["gpus"][2]["total_mib"] == 0
 
@@ -241,17 +241,14 @@ def test_a_size_that_nothing_tells_is_none(library: Divided) -> None:
 def test_memory_that_may_not_be_told_of_a_gpu_outside_of_mig_mode_is_a_reason_to_leave_it_out(
     library: Divided,
 ) -> None:
-    library.fails |= {("nvmlDeviceGetMemoryInfo_v2", A): NO_PERMISSION, ("nvmlDeviceGetMemoryInfo", A): NO_PERMISSION}
+    without_memory(library, A)
     inventory = Nvml(library).inventory()
     assert [gpu["uuid"] for gpu in inventory["gpus"]][:2] == [B, C]
     assert inventory["left_out"] == 1
 
 
 def test_the_memory_of_an_instance_is_also_among_its_attributes(library: Divided) -> None:
-    library.fails |= {
-        ("nvmlDeviceGetMemoryInfo_v2", ONE): NO_PERMISSION,
-        ("nvmlDeviceGetMemoryInfo", ONE): NO_PERMISSION,
-    }
+    without_memory(library, ONE)
     driver = Nvml(library)
     gpu = driver.inventory()["gpus"][3]
     assert (gpu["uuid"], gpu["total_mib"], gpu["reserved_mib"]) == (ONE, 20096, 0)
@@ -358,7 +355,7 @@ def test_b20_a_handle_that_has_gone_stale_is_an_instance_that_is_gone(
 
 def test_an_instance_that_cannot_be_read_now_is_still_there(library: Divided) -> None:
     driver = opened(library)
-    library.fails |= {("nvmlDeviceGetMemoryInfo_v2", TWO): UNKNOWN, ("nvmlDeviceGetMemoryInfo", TWO): UNKNOWN}
+    without_memory(library, TWO, UNKNOWN)
     parent, _, two, _ = driver.probe()[2:]
     assert parent["instances"] == [ONE, TWO, PART]
     assert two == {"uuid": TWO, "error": "the driver cannot read it: Unknown Error (999)", "lost": False}
@@ -428,7 +425,7 @@ def test_each_instance_has_its_own_processes_and_no_utilisation(library: Divided
         {"uuid": ONE, "processes": [{"pid": 7, "used_mib": 3, "sm_percent": None}], "used_mib": 5},
         {"uuid": TWO, "processes": [], "used_mib": 5},
     ]
-    library.fails |= {("nvmlDeviceGetMemoryInfo_v2", TWO): UNKNOWN, ("nvmlDeviceGetMemoryInfo", TWO): UNKNOWN}
+    without_memory(library, TWO, UNKNOWN)
     assert driver.use(utilisation=True)[-1] == {"uuid": TWO, "processes": None, "used_mib": None}
 
 
