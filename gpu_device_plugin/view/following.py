@@ -100,13 +100,7 @@ class FollowedCluster:
         wall_s: Callable[[], float] = time.time,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin without nodes and pods.
-
-        Args:
-            resources: the managed resources.
-            wall_s: returns the time in seconds since the epoch.
-            on_change: called after every change.
-        """
+        """Begin without nodes and pods; `wall_s` returns seconds since the epoch."""
         self.resources = tuple(resources)
         self._wall_s = wall_s
         self._on_change = on_change
@@ -187,9 +181,7 @@ class FollowedCluster:
     def view(self, name: str, report: NodeReport | None = None) -> NodeView | None:
         """Return a node as it is now; None: it does not exist, or shares nothing.
 
-        Args:
-            name: the name of the node.
-            report: what its agent reports of limits and use, where that is known better than by its annotations.
+        `report` is what its agent reports, if it is known better than by the node's annotations.
         """
         node, candidate = self._nodes.get(name), self.fleet.candidates.get(name)
         if node is None or candidate is None or not _shares(candidate):

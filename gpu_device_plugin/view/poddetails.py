@@ -207,12 +207,7 @@ def _events(raw_events: Iterable[msgspec.Raw]) -> Iterator[_Event]:
 
 
 def events(raw_events: Iterable[msgspec.Raw], status: SchedulingStatus) -> tuple[str, ...]:
-    """Return the latest warnings among a pod's Events, the newest last, without repetitions of the pod's status.
-
-    Args:
-        raw_events: Events of API group ``""`` as JSON.
-        status: the pod's own status.
-    """
+    """Return the latest warnings among a pod's Events, the newest last, without repetitions of the pod's status."""
     latest: dict[tuple[str, str], str] = {}
     for event in _events(raw_events):
         if event.type == "Warning" and event.message and event.message not in {status.message, status.condition}:
@@ -227,11 +222,7 @@ def _shortened(message: str) -> str:
 
 
 def event_documents(raw_events: Iterable[msgspec.Raw]) -> list[dict[str, Any]]:
-    """Return the latest Events of a pod for the page, the newest first.
-
-    Args:
-        raw_events: Events of API group ``""`` as JSON.
-    """
+    """Return the latest Events of a pod for the page, the newest first."""
     documents = []
     for event in _events(raw_events):
         of_series = None if event.series is None else event.series.count

@@ -82,11 +82,7 @@ def cluster(
 
 
 def readable_claims(raw_claims: Iterable[msgspec.Raw]) -> tuple[list[Claim], list[str]]:
-    """Return claims, and a sentence for each that cannot be read.
-
-    Args:
-        raw_claims: ResourceClaims as JSON.
-    """
+    """Return claims, and a sentence for each that cannot be read."""
     warnings: list[str] = []
     return list(_readable(raw_claims, read_claim, "ResourceClaim", warnings)), warnings
 
@@ -103,11 +99,7 @@ def _readable(
 
 
 def unseen(why: str) -> str:
-    """Return what is missing without claims, as a sentence without its full stop.
-
-    Args:
-        why: why claims cannot be read.
-    """
+    """Return what is missing without claims, as a sentence without its full stop."""
     return f"ResourceClaims are not shown, so GPUs may be fuller than they seem: {why}"
 
 

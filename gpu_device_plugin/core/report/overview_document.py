@@ -32,22 +32,12 @@ _FACTS = frozenset({"index", "largestIndex", "grantedMiB", "usedMiB", "smPercent
 
 
 def document(nodes: Iterable[NodeView]) -> Fields:
-    """Return the complete state of the nodes.
-
-    Args:
-        nodes: by name.
-    """
+    """Return the complete state of the nodes, which are sorted by name."""
     return {"version": VERSION, "nodes": [node_document(node) for node in nodes]}
 
 
 def node_document(node: NodeView, *, brief: bool = False, live: bool = False) -> Fields:
-    """Return one node.
-
-    Args:
-        node: the node.
-        brief: in the form for the page.
-        live: the figures of use are read from the node's agent now, and not from the node's annotation.
-    """
+    """Return one node, `brief` for the page; `live`: its use is read from its agent now, not from its annotation."""
     gpus, report, views = node.candidate.gpus, node.report, node.gpus()
     fields: Fields = {
         "name": node.name,

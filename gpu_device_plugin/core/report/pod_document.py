@@ -33,11 +33,6 @@ def containers_of(pod: Pod, resources: Sequence[Resource], node: NodeView | None
 
     The variables are those that the agent gives for the place in the pod's annotations: the pod's own environment is
     not read. Without a node that lists its GPUs there are none.
-
-    Args:
-        pod: the pod.
-        resources: the managed resources.
-        node: its node; None: it has none, or the node cannot be read.
     """
     promised = {} if not pod.node_name else readable_promises(pod, resources)
     held = readable_instances(pod) if pod.node_name else {}

@@ -25,10 +25,6 @@ def redacted(node: NodeView, may_see: Callable[[str], bool]) -> NodeView:
     """Return a node with the same amounts, in which pods of namespaces that the reader may not see have only numbers.
 
     They come last: in the order of all names, names nearby would tell something of theirs.
-
-    Args:
-        node: the node.
-        may_see: returns whether the reader may see the pods of a namespace.
     """
     numbers: dict[tuple[str, str], str] = {}
 

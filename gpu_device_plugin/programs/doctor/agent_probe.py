@@ -66,12 +66,7 @@ def _zero_separated(path: Path) -> list[str]:
 
 
 async def ask(http: Address | None, within_s: float) -> AgentSeen | Unknown:
-    """Return the readiness and the metrics that the agent serves.
-
-    Args:
-        http: the address of its HTTP endpoints.
-        within_s: timeout of each request, in seconds.
-    """
+    """Return the readiness and the metrics that the agent serves; each request may take `within_s` seconds."""
     if http is None:
         text = "the agent serves no HTTP endpoints, so its state is not visible"
         return Unknown("agent-without-http", text, "start it with --http=:9445")

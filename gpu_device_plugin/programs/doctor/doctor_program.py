@@ -133,11 +133,7 @@ class DoctorPlace:
 
 
 def place(host_root: str, environ: Mapping[str, str]) -> DoctorPlace:
-    """Return the directories to examine.
-
-    Args:
-        host_root: the value of --host-root, the mount point of the node's file system; empty: none was given.
-        environ: the environment, by which a pod is recognized.
+    """Return the directories to examine, given the mount point of the node's file system, if any.
 
     Raises:
         UsageError: there is no such directory.
@@ -198,12 +194,7 @@ def main(
 ) -> int:
     """Examine this node and print the findings; return the exit code.
 
-    Args:
-        settings: the settings of the agent.
-        where: the directories to examine.
-        agents_running: the number of running agents; None: processes are not visible here.
-        as_json: print JSON.
-        profiles: the profiles of settings that the node's label may name.
+    `agents_running` is None where processes are not visible.
     """
     with suppress(OSError):
         # In the agent's container we share its memory limit: at that limit the kernel has to kill us, not the agent.

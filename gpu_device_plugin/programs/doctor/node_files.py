@@ -77,12 +77,7 @@ def obeys_images(root: Path) -> bool | Unknown:
 
 
 def toolkit(root: Path, *, run: bool) -> str | Unknown:
-    """Return the version of NVIDIA's container toolkit, empty if there is none.
-
-    Args:
-        root: the node's root directory.
-        run: whether its programs can be run here.
-    """
+    """Return the version of NVIDIA's container toolkit, empty if there is none; `run`: its programs can be run here."""
     if packaged := _packaged(root / "var/lib/dpkg/status"):
         return packaged
     programs = [path for path in (root / name for name in _NVIDIA_CTK) if path.exists()]

@@ -45,13 +45,7 @@ class Kubectl:
     """
 
     def __init__(self, flags: Sequence[str], program: str = "kubectl", *, answer_within_s: float = 20.0) -> None:
-        """Use `program` with these flags.
-
-        Args:
-            flags: kubectl's flags that select the cluster.
-            program: the command that is run.
-            answer_within_s: timeout of optional reads; a user who had to log in has done so before the first of them.
-        """
+        """Use `program` with these flags. Only optional reads time out, since a login may take long."""
         self._flags = tuple(flags)
         self._program = program
         self._answer_within_s = answer_within_s

@@ -42,12 +42,7 @@ def uninstall(
 ) -> tuple[list[str], bool]:
     """Remove the leftovers on these nodes; return a line for each node, and whether every removal succeeded.
 
-    Args:
-        kubectl: the access to the cluster.
-        raw_nodes: the nodes as JSON.
-        resources: the resources that were shared.
-        labelled_too: clean labelled nodes too, and remove their label, which ends sharing there.
-        dry_run: change nothing, and list what would be removed.
+    With `labelled_too` labelled nodes are cleaned, too, and lose their label, which ends sharing there.
 
     Raises:
         ClusterUnreadableError: the pods of the agents cannot be read.

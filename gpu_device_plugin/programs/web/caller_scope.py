@@ -133,12 +133,9 @@ class CallerScope:
             await self._ask({*namespaces})
 
     async def renewed(self, caller: Caller, namespaces: Iterable[str], within_s: float) -> CallerScope:
-        """Return what `caller`, the same user, may see now of what this one sees; it can `learn` the rest.
+        """Return what the same user, asked anew, may see now of what this one sees; it can `learn` the rest.
 
-        Args:
-            caller: has forgotten answers that are too old.
-            namespaces: those that matter.
-            within_s: how long to wait for answers about namespaces. What is not confirmed by then is not seen.
+        What is not confirmed within `within_s` is not seen.
 
         Raises:
             ApiError: the API server did not say.

@@ -76,12 +76,9 @@ class AgentFigures:
     """Reads agents in turn. An agent answers at most every ten seconds, a silent one is asked ever more rarely."""
 
     def __init__(self, client: Client, *, namespace: str = "", timing: FiguresTiming = DEFAULT_TIMING) -> None:
-        """Read nothing before `follow`.
+        """Read nothing before `follow`; the rights of `client` decide what is read.
 
-        Args:
-            client: of the API server, with the rights that decide what is read.
-            namespace: of the agents; empty: wherever they are, see `core.cluster.agentpods`.
-            timing: the intervals.
+        The agents are in `namespace`, or if it is empty wherever they are, see `core.cluster.agentpods`.
         """
         self._client = client
         self._namespace = namespace

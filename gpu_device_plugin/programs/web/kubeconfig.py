@@ -194,10 +194,6 @@ class KubectlProxy:
 async def running(flags: Sequence[str], program: str = "kubectl") -> AsyncIterator[KubectlProxy]:
     """Run a proxy for as long as the block runs. Its socket is in a folder that only this user can enter.
 
-    Args:
-        flags: kubectl's flags that select the cluster and the user.
-        program: the command that is run.
-
     Raises:
         ProxyError: it does not serve.
     """
@@ -235,7 +231,6 @@ def main(
     prog: str,
     kubectl: str = "kubectl",
     environ: Mapping[str, str] = os.environ,
-    open_url: Callable[[str], object] = webbrowser.open,
 ) -> int:
     """Serve until SIGINT, SIGTERM or SIGHUP.
 
@@ -247,7 +242,6 @@ def main(
         prog: the command that the user typed, for messages.
         kubectl: the program through which the cluster is read.
         environ: the environment.
-        open_url: opens a browser.
 
     Returns:
         0 once stopped; 1 if the cluster cannot be read, or the port cannot be listened on.
@@ -263,7 +257,7 @@ def main(
             raise _EndedError("the page ends, since nobody reads its address: the output is closed") from error
         if browser and _graphical(environ):
             # A browser that begins may take its time, and some of them stay: nothing waits for it.
-            threading.Thread(target=open_url, args=(url,), name="browser", daemon=True).start()
+            threading.Thread(target=webbrowser.open, args=(url,), name="browser", daemon=True).start()
 
     work = _serve(flags, resources, port=port, kubectl=kubectl, ready=ready)
     try:

@@ -95,13 +95,7 @@ class PageState:
     def __init__(
         self, watched: Watched, figures: Callable[[], FiguresState], *, wall_s: Callable[[], float] = time.time
     ) -> None:
-        """Show nothing before `refresh`.
-
-        Args:
-            watched: the cluster.
-            figures: returns where the figures of use come from.
-            wall_s: returns the time in seconds since the epoch.
-        """
+        """Show nothing before `refresh`; `wall_s` returns seconds since the epoch."""
         self._watched = watched
         self._figures = figures
         self._wall_s = wall_s

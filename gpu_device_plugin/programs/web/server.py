@@ -72,14 +72,8 @@ class PageServer:
     ) -> None:
         """Prepare; nothing is sent before `serving`.
 
-        Args:
-            client: of the API server, already open.
-            resources: the managed resources.
-            callers: tells who calls.
-            about: how the page is served.
-            figures: reads the use of nodes from their agents; None: only the nodes' annotations are read.
-            namespace: where pods are read if they cannot be read in all namespaces; empty: nowhere else.
-            timings: the timeouts and intervals.
+        Pods are read in `namespace` if they cannot be read in all namespaces. Without `figures` the use of nodes is
+        known only by their annotations.
         """
         self._timings = timings
         self._figures = figures

@@ -225,11 +225,7 @@ class Streams:
     async def events(
         self, caller: Caller, again: Callable[[], Awaitable[Caller | None]]
     ) -> AsyncGenerator[bytes, None]:
-        """Return the events for a caller, until its token is not valid any more.
-
-        Args:
-            caller: the reader.
-            again: returns the caller of the same token; None: it is not valid any more. May raise ApiError.
+        """Return the events for a caller, until `again` finds its token not valid any more.
 
         Raises:
             ApiError: the API server did not say whether it may see nodes and all pods.
@@ -305,14 +301,9 @@ class Streams:
     def _changes(
         self, scope: CallerScope, since: int, learned: Collection[str], rewritten: Collection[str], stream: str
     ) -> Iterator[bytes]:
-        """Return the event after a change: the whole cluster for a reader who lags too far behind.
+        """Return the event after the change `since`: the whole cluster for a reader who lags too far behind.
 
-        Args:
-            scope: what the reader may see.
-            since: the change up to which it knows all of it.
-            learned: the namespaces whose pods are seen from now on.
-            rewritten: the `PARTS` to write even if they have not changed.
-            stream: the name of the stream.
+        `learned` are the namespaces whose pods are seen from now on; `rewritten` is written even if it has not changed.
         """
         names, parts = self._board.changed_since(since)
         if names is None or not scope.nodes:

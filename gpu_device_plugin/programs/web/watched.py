@@ -54,12 +54,7 @@ class Watched:
     ) -> None:
         """Follow nothing before `run`.
 
-        Args:
-            client: of the API server.
-            resources: the managed resources.
-            namespace: where pods are read if they cannot be read in all namespaces; empty: nowhere else.
-            on_change: called after every change.
-            timing: of the reflectors.
+        Pods are read in `namespace` if they cannot be read in all namespaces; empty: nowhere else.
         """
         self._client = client
         self._namespace = namespace

@@ -35,11 +35,6 @@ _log = logging.getLogger(__name__)
 def main(sources: Sources[WebSettings], texts: Texts, settings: WebSettings) -> int:
     """Run the page's server until SIGTERM or SIGINT; return its exit code.
 
-    Args:
-        sources: the sources of the settings.
-        texts: the contents of the files among them.
-        settings: the settings read from them.
-
     Raises:
         UsageError: the address, or a certificate, cannot be used.
     """
@@ -65,15 +60,7 @@ class ClusterPage:
         timings: PageTimings = DEFAULT_TIMINGS,
         figures_timing: FiguresTiming = DEFAULT_TIMING,
     ) -> None:
-        """Prepare; nothing is sent before `run`.
-
-        Args:
-            settings: the initial settings; `reload` changes some.
-            config: where the API server is.
-            agents_in: the namespace of the node agents; empty: wherever they are.
-            timings: the timeouts and intervals.
-            figures_timing: those of reading agents.
-        """
+        """Prepare; nothing is sent before `run`. The node agents are in `agents_in`; empty: wherever they are."""
         self.settings = settings
         self._config = config
         self._agents_in = agents_in

@@ -39,13 +39,8 @@ def mismatches(
 ) -> Iterator[Finding]:
     """Yield the amounts that do not match the GPUs of a node on which an agent is ready.
 
-    Args:
-        node: its name.
-        gpus: those that the agent wrote on it.
-        capacity: of the node.
-        memory: the resource that counts shares.
-        count: the resource that counts GPUs.
-        counted_on: whether pods or schedulers use the number of GPUs, so that 0 is wrong.
+    `memory` and `count` name the resources of shares and of GPUs. 0 GPUs are wrong only if pods or schedulers use that
+    number (`counted_on`).
     """
     shares, number = sum(gpu.shares for gpu in gpus.gpus), sum(gpu.instance is None for gpu in gpus.gpus)
     # The kubelet keeps the devices of instances that were shared before, and are not now.

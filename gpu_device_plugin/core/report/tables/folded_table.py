@@ -36,12 +36,7 @@ def gib(mib: int | None) -> str:
 
 
 def folded(nodes: Iterable[NodeView], width: int) -> list[Line]:
-    """Return a table with a row for each group of equal GPUs, and a sum below it.
-
-    Args:
-        nodes: in the order in which they are shown.
-        width: the columns of the terminal.
-    """
+    """Return a table `width` columns wide with a row for each group of equal GPUs, and a sum below it."""
     listed = list(nodes)
     return [*folded_rows(listed, width), Line(""), *totals(listed, width)]
 

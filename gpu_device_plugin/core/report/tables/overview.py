@@ -26,11 +26,8 @@ _LARGE = 100
 def summary(nodes: Iterable[NodeView]) -> list[str]:
     """Return a table with one line for each node: the allocated memory of each GPU.
 
-    Lines below it have the MIG instances, if there are some. Another says that containers use more than they were
-    granted, or that limits do not hold, if so.
-
-    Args:
-        nodes: by name. One without shares has no line in the table, as in the original.
+    A node without shares has no line, as in the original. Lines below the table have the MIG instances, if there are
+    some. Another says that containers use more than they were granted, or that limits do not hold, if so.
     """
     every = list(nodes)
     nodes = [node for node in every if node.total]
@@ -71,13 +68,10 @@ def summary(nodes: Iterable[NodeView]) -> list[str]:
 
 
 def details(nodes: Iterable[NodeView]) -> list[str]:
-    """Return one table for each node: the memory of each pod on each GPU. A star marks a GPU that is taken whole.
+    """Return one table for each node with shares: the memory of each pod on each GPU. A star marks a GPU taken whole.
 
     Below all of them are the MIG instances, with the pods that have whole ones, and another table for each node whose
     agent reports it: the memory that is really in use.
-
-    Args:
-        nodes: by name. One without shares has no table, as in the original.
     """
     every = list(nodes)
     nodes = [node for node in every if node.total]
@@ -204,10 +198,8 @@ _HEADING = (
 def wide(nodes: Iterable[NodeView]) -> list[str]:
     """Return a table with one line for each GPU. Usage of unknown GPUs has lines of its own, with `?` for the GPU.
 
-    Sentences stand at the end of their lines, where they make no column wider.
-
-    Args:
-        nodes: by name. A node whose GPUs are unknown has a line with the reason.
+    A node whose GPUs are unknown has a line with the reason. Sentences stand at the end of their lines, where they make
+    no column wider.
     """
     return aligned([_HEADING, *(row for node in nodes for row in _rows(node))])
 

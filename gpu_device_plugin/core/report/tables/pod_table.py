@@ -72,12 +72,7 @@ SORTS: Mapping[str, Callable[[PodRow], tuple[object, ...]]] = MappingProxyType(
 
 
 def pod_rows(nodes: Iterable[NodeView], namespace: str = "") -> list[PodRow]:
-    """Return the pods on some nodes, those that use a GPU without having been given it included.
-
-    Args:
-        nodes: the nodes.
-        namespace: only pods of it; empty: of all.
-    """
+    """Return the pods on some nodes, also those that use a GPU without a grant; of one namespace, if it is given."""
     rows = [row for node in nodes for row in _on(node)]
     return [row for row in rows if not namespace or row.pod.startswith(f"{namespace}/")]
 
@@ -125,11 +120,7 @@ def _with_use(row: PodRow, parts: Sequence[ContainerUse], ending: str = "") -> P
 
 
 def rows_alone(pods: Iterable[tuple[Pod, Usage]]) -> list[PodRow]:
-    """Return pods of which only the API's pods are known: their annotations name GPUs, and no node tells more.
-
-    Args:
-        pods: each with its usage of its node's GPUs.
-    """
+    """Return pods whose nodes are not known, each with its usage as its annotations tell it."""
     rows = []
     for pod, usage in pods:
         name, over = f"{pod.namespace}/{pod.name}", bool(pod.annotations.get(OVER_USE))
@@ -205,12 +196,7 @@ def pod_table(rows: Iterable[PodRow], width: int) -> list[Line]:
 
 
 def folded_details(nodes: Iterable[NodeView], width: int) -> list[Line]:
-    """Return for each node a table of its GPUs and one of their pods, and a sum below all of them.
-
-    Args:
-        nodes: in the order in which they are shown; those that share no GPU are left out.
-        width: the columns of the terminal.
-    """
+    """Return for each node that shares GPUs a table of its GPUs and one of their pods, and a sum below all of them."""
     listed = [node for node in nodes if node.total or node.candidate.gpus.instances]
     lines: list[Line] = []
     for node in listed:

@@ -100,12 +100,9 @@ class Layout:
 
 
 def table(layout: Layout, rows: Sequence[Row], width: int) -> list[Line]:
-    """Return the heading and the rows. The last column is left out where all its cells are empty.
+    """Return the heading and the rows within `width` columns, or wider if the table cannot shrink to them.
 
-    Args:
-        layout: the columns.
-        rows: in their order.
-        width: the columns of the terminal. A table that cannot shrink to it is wider.
+    The last column is left out where all its cells are empty.
     """
     heading = layout.heading
     rows = [Row(tuple(map(printable, row.cells)), row.tone) for row in rows]

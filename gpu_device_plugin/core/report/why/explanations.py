@@ -139,13 +139,7 @@ def _lacking(ask: Ask, node: NodeView) -> int:
 
 
 def describe(ask: Ask, resources: Iterable[Resource], nodes: Iterable[NodeView]) -> str:
-    """Return the demand of a pod as the end of a sentence. Shares of one size on all nodes are written as memory.
-
-    Args:
-        ask: the demand of the pod, which is not empty.
-        resources: the managed resources.
-        nodes: every node that shares GPUs.
-    """
+    """Return the demand of a pod as the end of a sentence. Shares of one size on all nodes are written as memory."""
     sizes = {node.candidate.gpus.share_mib for node in nodes if node.total}
     (share_mib,) = sizes if len(sizes) == 1 else (None,)
     names = {resource.kind: resource.name for resource in resources}
@@ -161,13 +155,7 @@ def _part(part: Part, names: Mapping[Kind, str], share_mib: int | None) -> str:
 
 
 def explain(ask: Ask, found: Sequence[NodeAnswer], most: int) -> list[str]:
-    """Return the explanation as lines: first the number of nodes for each reason, then node by node.
-
-    Args:
-        ask: the demand of the pod, which is not empty.
-        found: see `answers`.
-        most: how many nodes are explained one by one.
-    """
+    """Return the number of nodes for each reason, then explain the `most` nearest of `answers` one by one."""
     lines: list[str] = []
     if len(found) > most:
         kinds = Counter(headline(answer) for answer in found)
@@ -183,11 +171,6 @@ def explain_briefly(ask: Ask, found: Sequence[NodeAnswer], height: int) -> list[
 
     Of each node only that is told which differs between its GPUs: equal verdicts share a line. At least one node and
     one reason are told, however small the height.
-
-    Args:
-        ask: the demand of the pod, which is not empty.
-        found: see `answers`.
-        height: the lines of the terminal that are left.
     """
     kinds = _kinds(map(headline, found))
     shown = max(1, min(len(kinds), height // 3))
@@ -340,13 +323,7 @@ def asked_amounts(pod: Pod, resources: Iterable[Resource]) -> str:
 
 
 def why_waits(status: SchedulingStatus, facts: Sequence[Finding], found: Sequence[NodeAnswer]) -> str:
-    """Return why a pod waits: the most frequent reasons of the nodes with their numbers, if nodes are the reason.
-
-    Args:
-        status: its status from schedulers.
-        facts: what can be said of the pod itself.
-        found: every node that shares GPUs.
-    """
+    """Return why a pod waits: the most frequent reasons of the nodes with their numbers, if nodes are the reason."""
     if status.gates or not found:
         return _shortened(facts[0]) if facts else "It is not known yet why it waits."
     fitting = sum(map(_takes, found))
@@ -372,11 +349,9 @@ def _shortened(finding: Finding) -> str:
 
 
 def what_makes_room(found: Sequence[NodeAnswer], may_see: Callable[[str], bool]) -> str:
-    """Return what would make room for a pod; empty if a node takes it now, or no node is known.
+    """Return what would make room for a pod, by the nearest of the answers; empty if a node takes it, or none is known.
 
-    Args:
-        found: every node that shares GPUs, the nearest to having room first.
-        may_see: returns whether the reader may know the names of the pods of a namespace.
+    Pods of namespaces that the reader may not see are counted only.
     """
     if not found or any(map(_takes, found)):
         return ""

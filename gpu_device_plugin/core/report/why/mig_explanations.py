@@ -30,10 +30,7 @@ def instance_facts(
 ) -> Iterator[Finding]:
     """Yield why no node gives a pod its MIG instances: first of all of them together, then node by node.
 
-    Args:
-        asked: the number of instances by resource.
-        nodes: every node that shares GPUs or gives MIG instances to pods.
-        kept: by node why kube-scheduler does not consider it for the pod, or other reasons that keep the pod away.
+    `asked` has the number by resource; `kept` has by node why kube-scheduler does not consider it for the pod.
     """
     for resource, number in sorted(asked.items()):
         yield from _of_resource(resource, number, nodes, kept)
@@ -134,13 +131,7 @@ def out_of_service(gpu: ListedGpu) -> str:
 
 
 def held_instances(pod: str, uid: str, node: NodeView | None) -> Iterator[Finding]:
-    """Yield the MIG instances that a pod on a node has, in sentences.
-
-    Args:
-        pod: its namespace and name.
-        uid: its UID.
-        node: its node; None: it cannot be read, or gives no instances to pods.
-    """
+    """Yield the MIG instances that a pod, ``namespace/name``, has on its node, in sentences."""
     for offer in () if node is None else node.instances():
         for holder, gpus in offer.by_pod.items():
             if holder.uid != uid:

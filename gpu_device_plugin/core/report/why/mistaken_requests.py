@@ -33,13 +33,7 @@ _INSTEAD = {Kind.MEMORY: "{name}: N for N units of the memory of one GPU", Kind.
 def asks_for_others(
     limits: Iterable[str], resources: Iterable[Resource], instances: Iterable[str] = ()
 ) -> Iterator[Finding]:
-    """Yield a correction for each GPU resource that no agent offers.
-
-    Args:
-        limits: the names of all resources that a pod asks for.
-        resources: the managed resources.
-        instances: the resources of MIG profiles that nodes offer.
-    """
+    """Yield a correction for each GPU resource that no agent offers; nodes offer the MIG `instances`."""
     of_mig = {name.partition("/")[2]: name for name in sorted(instances)}
     resources = tuple(resources)
     names = [resource.name for resource in resources]
@@ -94,10 +88,7 @@ def asks_for_several(containers: Iterable[Container]) -> Iterator[Finding]:
 def asks_in_mib(asked: Ask, resources: Iterable[Resource], nodes: Iterable[NodeView] | None) -> Iterator[Finding]:
     """Yield a correction if a pod asks for more units than any GPU has, and the number looks like MiB.
 
-    Args:
-        asked: the demand of the pod.
-        resources: the managed resources.
-        nodes: every node that shares GPUs; None: unknown.
+    Where the nodes are unknown (None), a unit is assumed to be 1 GiB.
     """
     name = next((resource.name for resource in resources if resource.kind is Kind.MEMORY), "")
     amount = max(

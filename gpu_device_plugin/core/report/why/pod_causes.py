@@ -77,11 +77,7 @@ def causes(
 ) -> tuple[list[Finding], Ask | None]:
     """Return the causes, and the pod's demand if nodes should be explained as well.
 
-    Args:
-        pod: the pod.
-        status: its status from schedulers and kubelets.
-        resources: the managed resources.
-        nodes: every node that shares GPUs, by name; None: unknown.
+    `nodes` has every node that shares GPUs by name; None: unknown.
     """
     resources = tuple(resources)
     asked = ask(pod, resources)
@@ -295,11 +291,7 @@ def claim_causes(
 ) -> tuple[list[Finding], tuple[Claim, ...]]:
     """Return the causes, and the claims that wait for GPUs of ours, if nodes should be explained as well.
 
-    Args:
-        pod: the pod; it names claims.
-        status: its status from schedulers and kubelets.
-        claims: the ResourceClaims of its namespace, by name; None: they are not known.
-        nodes: every node that shares GPUs, by name; None: unknown.
+    `claims` has the ResourceClaims of the pod's namespace, `nodes` every node that shares GPUs, by name; None: unknown.
     """
     if pod.ended:
         return [_ended(pod, status), *_events(status)], ()
@@ -427,12 +419,7 @@ def asked_amount(claim: Claim) -> str:
 
 
 def by_claim_instead(asked: Ask, nodes: Sequence[NodeView]) -> Iterator[Finding]:
-    """Yield how to ask for memory where every node that shares GPUs gives them to claims.
-
-    Args:
-        asked: the demand of a pod by its limits.
-        nodes: every node that shares GPUs.
-    """
+    """Yield how to ask for memory where every node that shares GPUs gives them to claims."""
     memory = [part.demand for part in asked.parts if part.demand.kind is Kind.MEMORY]
     if not memory or not nodes or not all(node.candidate.gpus.claims for node in nodes):
         return

@@ -32,13 +32,7 @@ def told_over_use(pod: Pod) -> list[Finding]:
 
 
 def of_pod(pod: Pod, node: NodeView, positions: Iterable[int]) -> Iterator[Finding]:
-    """Yield findings about a pod on a node: its use, its limits, and neighbours that leave it too little memory.
-
-    Args:
-        pod: the pod.
-        node: its node.
-        positions: those of its GPUs, on which it may have shares.
-    """
+    """Yield findings about a pod on a node: its use, its limits, and neighbours that leave it too little memory."""
     report = node.report
     own = [part for part in report.current if _is(part, pod)]
     if report.stale:

@@ -141,13 +141,7 @@ NO_TERMS = Terms()
 
 
 def exclusions(node: NodeView, around: Surroundings, pod: Terms) -> tuple[Finding, ...]:
-    """Return why kube-scheduler does not consider a node for a pod at all, as clauses about the node.
-
-    Args:
-        node: the node.
-        around: its taints and labels.
-        pod: the nodes that the pod allows.
-    """
+    """Return why kube-scheduler does not consider a node for a pod at all, as clauses about the node."""
     return tuple(_exclusions(node, around, pod))
 
 
@@ -184,11 +178,6 @@ def besides(node: NodeView, ask: Ask, resources: Iterable[Resource]) -> tuple[Fi
     """Return further reasons against a node that kube-scheduler considers, as clauses about the node.
 
     Compares only the GPU resources that its kubelet knows; neither CPU nor memory.
-
-    Args:
-        node: the node with its pods.
-        ask: the demand of the pod.
-        resources: those that are managed.
     """
     shares = any(part.demand.kind is Kind.MEMORY for part in ask.parts)
     return (
