@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import msgspec
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.cluster.other_pods import OtherPod
     from gpu_device_plugin.core.model.resources import Resource
 
 
@@ -71,7 +70,7 @@ def _came(
         except UnreadableObjectError:
             continue
         if other is not None:
-            if _counts(other, nodes):
+            if not other.ended and not other.bound_to_node and other.node_name in nodes:
                 amounts = other.amounts
                 yield epoch_s(other.created) or 0.0, "", [PodKind(0, 0, amounts.cpu_milli, amounts.memory_mib)]
         elif pod.node_name and not pod.ended and not pod.deleting:
@@ -79,7 +78,3 @@ def _came(
             if isinstance(asked, Ask) and asked.parts:
                 kinds = kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib)
                 yield epoch_s(pod.created) or 0.0, pod.namespace, kinds
-
-
-def _counts(pod: OtherPod, nodes: dict[str, Candidate]) -> bool:
-    return not pod.ended and not pod.bound_to_node and pod.node_name in nodes

@@ -94,6 +94,51 @@ class Node(Named):
         return _amounts(self.status.allocatable)
 
 
+class Env(ApiObject):
+    """A variable of a container."""
+
+    name: str = ""
+    value: str | None = None
+
+
+class Port(ApiObject):
+    """A port of a container."""
+
+    name: str = ""
+    container_port: int = 0
+
+
+class Container(ApiObject):
+    """A container of a pod."""
+
+    name: str = ""
+    image: str = ""
+    env: list[Env] | None = None
+    ports: list[Port] | None = None
+    resources: Resources | None = None
+
+
+class PodSpec(ApiObject):
+    """The spec of a pod, or of a template of pods."""
+
+    node_name: str = ""
+    scheduler_name: str = "default-scheduler"
+    runtime_class_name: str = ""
+    containers: list[Container] = msgspec.field(default_factory=list)
+    init_containers: list[Container] | None = None
+
+
+class _PodStatus(ApiObject):
+    phase: str = ""
+
+
+class Pod(Named):
+    """A pod with its environment, of which only the doctor and programs that look for our own pods may know."""
+
+    spec: PodSpec
+    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
+
+
 class ConfigMap(Named):
     """A ConfigMap."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.cluster.objects.decoding import PodReader, UnreadableObjectError
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.cluster.usage import Usage
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resource_claims import Claim
@@ -29,45 +27,10 @@ ABSENT = f"this cluster has none ({GROUP}/v1 comes with Kubernetes 1.34)"
 """Why ResourceClaims cannot be read where the API server does not know them."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadCluster:
-    """A cluster that was read, and the objects of it that could not be read."""
-
-    state: FollowedCluster
-    warnings: tuple[str, ...] = ()
-    """One sentence for each object that could not be read."""
-    nodes: Sequence[NodeView] = field(init=False)
-    """The nodes that share GPUs, or claim to, sorted by name."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "nodes", self.state.views)
-
-    @property
-    def serves_claims(self) -> bool:
-        """Whether a node gives its GPUs to ResourceClaims, so that these have to be read."""
-        return self.state.serves_claims
-
-    def with_claims(self, raw_claims: Iterable[msgspec.Raw]) -> ReadCluster:
-        """Return the same with ResourceClaims, given as JSON."""
-        claims, warnings = readable_claims(raw_claims)
-        self.state.replace_claims(claims)
-        return ReadCluster(self.state, (*self.warnings, *warnings))
-
-    def without_claims(self, why: str) -> ReadCluster:
-        """Return the same, with the sentence that claims are missing, and why."""
-        return ReadCluster(self.state, (*self.warnings, unseen(why))) if self.serves_claims else self
-
-
 def cluster(
     raw_nodes: Iterable[msgspec.Raw], raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]
-) -> ReadCluster:
-    """Return nodes with the pods that hold GPUs on them by their limits; see `ReadCluster.with_claims` for the others.
-
-    Args:
-        raw_nodes: nodes as JSON.
-        raw_pods: pods as JSON.
-        resources: the managed resources.
-    """
+) -> tuple[FollowedCluster, list[str]]:
+    """Return nodes with the pods that hold GPUs by limits, and a sentence for each object that could not be read."""
     state = FollowedCluster(resources)
     warnings: list[str] = []
     for node in _readable(raw_nodes, state.read_node, "node", warnings):
@@ -78,7 +41,7 @@ def cluster(
             state.put_pod(each)
     warnings += state.problems()
     warnings += [f"node {view.name}: {fault}" for view in state.views if (fault := view.candidate.gpus.fault)]
-    return ReadCluster(state, tuple(warnings))
+    return state, warnings
 
 
 def readable_claims(raw_claims: Iterable[msgspec.Raw]) -> tuple[list[Claim], list[str]]:

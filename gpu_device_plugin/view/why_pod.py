@@ -70,34 +70,31 @@ def why(
     def excluded(node: NodeView) -> tuple[Finding, ...]:
         return exclusions(node, around.get(node.name, Surroundings()), status.terms)
 
-    if status.claims and (_limitless(pod, resources) or any(not each.entry for each in status.claims)):
+    asked = ask(pod, resources)
+    limitless = isinstance(asked, Ask) and not asked.parts
+    if status.claims and (limitless or any(not each.entry for each in status.claims)):
         own = None if claims is None else {each.name: each for each in claims if each.namespace == pod.namespace}
         facts, waiting = claim_causes(pod, status, own, by_name)
         return _why_by_claims(facts, waiting, nodes, excluded, most) if waiting else Why(facts=tuple(facts))
-    facts, asked = causes(pod, status, resources, by_name)
+    facts, demand = causes(pod, status, resources, by_name)
     of_instances = {} if pod.node_name or pod.ended or pod.deleting else asked_instances(pod)
     if of_instances and nodes is not None and not status.gates:
         # Why no node gives a pod its MIG instances comes first: people look for it.
         facts = [*instance_facts(of_instances, nodes, {node.name: excluded(node) for node in nodes}), *facts]
-    if asked is None:
+    if demand is None:
         return Why(asked_by_profile(of_instances), tuple(facts))
-    asks = " and ".join(filter(None, (describe(asked, resources, nodes or ()), asked_by_profile(of_instances))))
+    asks = " and ".join(filter(None, (describe(demand, resources, nodes or ()), asked_by_profile(of_instances))))
     if nodes is None:
         return Why(asks, tuple(facts))
-    facts += by_claim_instead(asked, nodes)
+    facts += by_claim_instead(demand, nodes)
     # Nodes of our own agent publish their policy, and the pod may name one.
-    silent = not asked.wishes.gpu_policy and any(node.candidate.gpus.policy is None for node in nodes)
+    silent = not demand.wishes.gpu_policy and any(node.candidate.gpus.policy is None for node in nodes)
     chosen = policy() if silent else assumed()
     if chosen.assumed:
         text = "Nodes that publish no policy are assumed to have the policy {policy}: {why}."
         facts.append(note("policy-assumed", text, policy=chosen.name, why=chosen.assumed))
-    kept = {node.name: Kept(excluded(node), besides(node, asked, resources)) for node in nodes}
-    return Why(asks, tuple(facts), asked, tuple(answers(asked, nodes, kept, chosen.name, most)))
-
-
-def _limitless(pod: Pod, resources: Sequence[Resource]) -> bool:
-    asked = ask(pod, resources)
-    return isinstance(asked, Ask) and not asked.parts
+    kept = {node.name: Kept(excluded(node), besides(node, demand, resources)) for node in nodes}
+    return Why(asks, tuple(facts), demand, tuple(answers(demand, nodes, kept, chosen.name, most)))
 
 
 def _why_by_claims(

@@ -303,11 +303,11 @@ def test_a_node_that_gives_only_instances_is_shown_with_the_pods_that_have_them(
 def test_a_cluster_that_is_read_once_tells_what_could_not_be_read(world: World) -> None:
     nodes = [world.raw(node("gpu-1", annotations={NODE_GPUS: ONE_OF_MIG})), msgspec.Raw(b'{"metadata": {}}')]
     pods = [world.raw(each) for each in (with_mig("a", "MIG-0", node="gpu-1"), with_mig("w"))]
-    whole = cluster(nodes, pods, RESOURCES)
-    (view,) = whole.nodes
+    state, warnings = cluster(nodes, pods, RESOURCES)
+    (view,) = state.views
     assert [(str(each), each.held) for each in view.instance_pods] == [("default/a", frozenset({"MIG-0"}))]
-    assert [each.name for each in whole.state.waiting_pods] == ["w"]
-    assert [warning.partition(":")[0] for warning in whole.warnings] == ["a node is left out"]
+    assert [each.name for each in state.waiting_pods] == ["w"]
+    assert [warning.partition(":")[0] for warning in warnings] == ["a node is left out"]
     assert [(each.name, usage) for each, usage in gpu_pods(pods, RESOURCES)] == [("a", Usage())]
 
 

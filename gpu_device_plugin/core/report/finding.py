@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from string import Formatter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -85,24 +86,12 @@ class Unknown(Finding):
         super().__init__(Severity.UNKNOWN, code, text, remedy, parameters)
 
 
-def ok(code: str, text: str, /, **parameters: Parameter) -> Finding:
-    """Return a finding without fault."""
-    return Finding(Severity.OK, code, text, "", parameters)
+def _finding(severity: Severity, code: str, text: str, remedy: str = "", /, **parameters: Parameter) -> Finding:
+    return Finding(severity, code, text, remedy, parameters)
 
 
-def note(code: str, text: str, remedy: str = "", /, **parameters: Parameter) -> Finding:
-    """Return a finding that is worth knowing."""
-    return Finding(Severity.NOTE, code, text, remedy, parameters)
-
-
-def warning(code: str, text: str, remedy: str = "", /, **parameters: Parameter) -> Finding:
-    """Return a flaw with its remedy."""
-    return Finding(Severity.WARNING, code, text, remedy, parameters)
-
-
-def error(code: str, text: str, remedy: str = "", /, **parameters: Parameter) -> Finding:
-    """Return a fault with its remedy."""
-    return Finding(Severity.ERROR, code, text, remedy, parameters)
+ok, note = partial(_finding, Severity.OK), partial(_finding, Severity.NOTE)
+warning, error = partial(_finding, Severity.WARNING), partial(_finding, Severity.ERROR)
 
 
 class _Sentence(Formatter):

@@ -12,14 +12,14 @@ from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.core.report.findings.symptoms import SliceSeen
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, unread
 from gpu_device_plugin.view.objects import ApiObject, Named, decoded
-from gpu_device_plugin.view.reading import ABSENT, readable_claims
+from gpu_device_plugin.view.reading import ABSENT, readable_claims, unseen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpu_device_plugin.core.model.resource_claims import Claim
     from gpu_device_plugin.programs.inspect.kubectl import Kubectl
-    from gpu_device_plugin.view.reading import ReadCluster
+    from gpu_device_plugin.view.following import FollowedCluster
 
 _CLASSES = ObjectKind("deviceclasses", group=GROUP)
 _NO_API = "the server could not find the requested resource"
@@ -37,12 +37,14 @@ def raw_claims(kubectl: Kubectl, namespace: str = "") -> tuple[list[msgspec.Raw]
         return [], ABSENT if _NO_API in str(error) else str(unread(error))
 
 
-def with_claims(found: ReadCluster, kubectl: Kubectl, namespace: str = "") -> ReadCluster:
-    """Return a cluster with the claims of a namespace, or of all, which are read only where a node serves claims."""
-    if not found.serves_claims:
-        return found
-    claims, why = raw_claims(kubectl, namespace)
-    return found.without_claims(why) if why else found.with_claims(claims)
+def add_claims(cluster: FollowedCluster, kubectl: Kubectl, namespace: str = "") -> list[str]:
+    """Add the claims of a namespace, or of all, if a node serves claims; return a sentence for each unreadable one."""
+    if not cluster.serves_claims:
+        return []
+    raw, why = raw_claims(kubectl, namespace)
+    claims, warnings = readable_claims(raw)
+    cluster.replace_claims(claims)
+    return [unseen(why)] if why else warnings
 
 
 def claims_alone(kubectl: Kubectl, namespace: str) -> list[Claim]:
@@ -51,10 +53,10 @@ def claims_alone(kubectl: Kubectl, namespace: str) -> list[Claim]:
 
 
 def claims_of_pod(
-    kubectl: Kubectl, namespace: str, found: ReadCluster | None, missing: list[str]
+    kubectl: Kubectl, namespace: str, cluster: FollowedCluster | None, missing: list[str]
 ) -> Sequence[Claim] | None:
     """Return the claims of a pod's namespace; None if they cannot be read, and why is added to `missing`."""
-    if found is not None and (claims := found.state.claims_of()):
+    if cluster is not None and (claims := cluster.claims_of()):
         return claims
     raw, why = raw_claims(kubectl, namespace)
     if why:

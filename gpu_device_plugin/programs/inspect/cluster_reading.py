@@ -35,7 +35,7 @@ from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS, examin
 from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
 from gpu_device_plugin.programs.inspect.claim_reading import device_classes, slices
 from gpu_device_plugin.programs.inspect.kubectl import GRANT, ClusterUnreadableError, items, unread
-from gpu_device_plugin.view.objects import ApiObject, Condition, ConfigMap, Named, Node, Resources, decoded
+from gpu_device_plugin.view.objects import ApiObject, Condition, ConfigMap, Container, Named, Node, PodSpec, decoded
 from gpu_device_plugin.view.reading import gpu_pods, readable_claims
 
 if TYPE_CHECKING:
@@ -185,32 +185,6 @@ def _node(raw: msgspec.Raw, names: frozenset[str]) -> NodeSeen:
 # --- Pods -------------------------------------------------------------------------------------------------------------
 
 
-class _Env(ApiObject):
-    name: str = ""
-    value: str | None = None
-
-
-class _Port(ApiObject):
-    name: str = ""
-    container_port: int = 0
-
-
-class _Container(ApiObject):
-    name: str = ""
-    image: str = ""
-    env: list[_Env] | None = None
-    ports: list[_Port] | None = None
-    resources: Resources | None = None
-
-
-class _Spec(ApiObject):
-    node_name: str = ""
-    scheduler_name: str = "default-scheduler"
-    runtime_class_name: str = ""
-    containers: list[_Container] = msgspec.field(default_factory=list)
-    init_containers: list[_Container] | None = None
-
-
 class _Halt(ApiObject):
     reason: str = ""
     message: str = ""
@@ -251,7 +225,7 @@ class _PodMeta(ObjectMeta, rename="camel"):
 
 class _Pod(ApiObject):
     metadata: _PodMeta
-    spec: _Spec
+    spec: PodSpec
     status: _Status = msgspec.field(default_factory=_Status)
 
     @property
@@ -259,7 +233,7 @@ class _Pod(ApiObject):
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
     @property
-    def containers(self) -> list[_Container]:
+    def containers(self) -> list[Container]:
         return [*(self.spec.init_containers or ()), *self.spec.containers]
 
     @property
@@ -340,7 +314,7 @@ def _seen(pod: _Pod, asked: int | None = None) -> PartSeen:
     )
 
 
-def _tag(container: _Container) -> str:
+def _tag(container: Container) -> str:
     return container.image.partition("@")[0].rpartition("/")[2].partition(":")[2]
 
 
@@ -363,7 +337,7 @@ def _filter_calls(kubectl: Kubectl, pod: _Pod) -> int | None:
 
 
 class _Template(ApiObject):
-    spec: _Spec
+    spec: PodSpec
 
 
 class _SetSpec(ApiObject):

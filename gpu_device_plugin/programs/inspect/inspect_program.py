@@ -27,14 +27,14 @@ from gpu_device_plugin.core.report.tables.pod_table import (
     rows_unallocated,
     rows_waiting,
 )
-from gpu_device_plugin.core.report.tables.top import Picture, Wishes
+from gpu_device_plugin.core.report.tables.top import Picture
 from gpu_device_plugin.core.report.text.columns import Line, columns
 from gpu_device_plugin.core.report.text.prices import price_document, price_lines
 from gpu_device_plugin.core.report.text.use_texts import at_a_glance
 from gpu_device_plugin.core.report.why.explanations import explain, explain_briefly
 from gpu_device_plugin.programs.commandline import FAILED, OK, ending, flags_in
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS, INTERVAL_S, MOST_EXPLAINED, REALLY, parse, passed_on
-from gpu_device_plugin.programs.inspect.claim_reading import claims_alone, claims_of_pod, with_claims
+from gpu_device_plugin.programs.inspect.claim_reading import add_claims, claims_alone, claims_of_pod
 from gpu_device_plugin.programs.inspect.cluster_reading import findings
 from gpu_device_plugin.programs.inspect.kubectl import GRANT, ClusterUnreadableError, Kubectl, items, unread
 from gpu_device_plugin.programs.inspect.top_screen import top
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.tables.pod_table import PodRow
     from gpu_device_plugin.view.extender_policy import Policy
-    from gpu_device_plugin.view.reading import ReadCluster
+    from gpu_device_plugin.view.following import FollowedCluster
 
 _PODS, _NODES = "/api/v1/pods", "/api/v1/nodes"
 _CONFIGMAPS = f"/api/v1/configmaps?fieldSelector=metadata.name%3D{CONFIGURATION}"
@@ -161,17 +161,30 @@ def _overview(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequen
         namespace = kubectl.namespace()
         raw_pods = kubectl.items(_pods_in(namespace), placed, optional=True)
         say(sys.stderr, f"warning: {lacking}: only pods of {namespace} are counted, so GPUs may be fuller ({_VIEWER})")
-    found = with_claims(cluster(raw_nodes, raw_pods, resources), kubectl)
-    _warn(found)
-    if not found.nodes:
+    nodes = _cluster(raw_nodes, raw_pods, resources, kubectl).views
+    if not nodes:
         doctor = "No node shares GPUs; run kubectl inspect gpushare doctor to see why."
         selected = f"No node with the labels {arguments.selector} shares GPUs." if arguments.selector else doctor
         say(sys.stderr, f"Node {name} shares no GPUs." if name else selected)
-    lines = _LAYOUTS[arguments.output](found)
+    lines = _LAYOUTS[arguments.output](nodes)
     fold = _FOLDED.get(arguments.output)
     if fold and (width := _columns()) and any(columns(line) > width for line in lines):
-        return [*fold(found.nodes, width), *at_a_glance(found.nodes)], OK
+        return [*fold(nodes, width), *at_a_glance(nodes)], OK
     return lines, OK
+
+
+def _cluster(
+    raw_nodes: Sequence[msgspec.Raw],
+    raw_pods: Sequence[msgspec.Raw],
+    resources: Sequence[Resource],
+    kubectl: Kubectl,
+    namespace: str = "",
+) -> FollowedCluster:
+    """Return the cluster with its claims, of one namespace or all, and warn of objects that cannot be read."""
+    found, warnings = cluster(raw_nodes, raw_pods, resources)
+    for warning in (*warnings, *add_claims(found, kubectl, namespace)):
+        say(sys.stderr, f"warning: {warning}")
+    return found
 
 
 def _columns() -> int:
@@ -207,14 +220,12 @@ def _pods_of(namespace: str, kubectl: Kubectl, resources: Sequence[Resource]) ->
     except ClusterUnreadableError as error:
         say(sys.stderr, f"warning: {unread(error)}: what the pods use is not shown ({_VIEWER})")
         alone = [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims_alone(kubectl, namespace))]
-        waiting = rows_waiting(cluster((), raw_pods, resources).state.waiting_pods, resources)
+        waiting = rows_waiting(cluster((), raw_pods, resources)[0].waiting_pods, resources)
         return _table_of([*alone, *waiting], namespace), OK
-    found = with_claims(cluster(raw_nodes, raw_pods, resources), kubectl, namespace)
-    _warn(found)
-    waiting = rows_waiting(found.state.waiting_pods, resources)
-    return _table_of(
-        [*pod_rows(found.nodes, namespace), *waiting, *rows_unallocated(found.state.claims_of())], namespace
-    ), OK
+    found = _cluster(raw_nodes, raw_pods, resources, kubectl, namespace)
+    waiting = rows_waiting(found.waiting_pods, resources)
+    rows = [*pod_rows(found.views, namespace), *waiting, *rows_unallocated(found.claims_of())]
+    return _table_of(rows, namespace), OK
 
 
 def _table_of(rows: Sequence[PodRow], namespace: str) -> Sequence[Line]:
@@ -243,34 +254,33 @@ def _top(
             raise ClusterUnreadableError(f"{lacking}: without -w the overview shows what it can; {GRANT}") from None
         if arguments.node and not raw_nodes:
             raise ClusterUnreadableError(f'nodes "{arguments.node}" not found')
-        found = with_claims(cluster(raw_nodes, raw_pods, resources), kubectl)
-        return Picture(
-            found.nodes, len(found.state.waiting), time.strftime("%H:%M:%S"), found.warnings[:_MOST_WARNINGS]
-        )
+        found, warnings = cluster(raw_nodes, raw_pods, resources)
+        warnings += add_claims(found, kubectl)
+        at, notes = time.strftime("%H:%M:%S"), warnings[:_MOST_WARNINGS]
+        sort, namespace = arguments.sort_by or "name", arguments.namespace or ""
+        return Picture(found.views, len(found.waiting), at, notes, sort, namespace)
 
-    wishes = Wishes(arguments.sort_by or "name", arguments.namespace or "")
-    interval_s = arguments.interval or INTERVAL_S
     try:
-        top(read, wishes, interval_s=interval_s, environ=environ)
+        top(read, interval_s=arguments.interval or INTERVAL_S, environ=environ)
     finally:
         kubectl.abandon()
     return OK
 
 
-def _as_yaml(found: ReadCluster) -> list[str]:
+def _as_yaml(nodes: Sequence[NodeView]) -> list[str]:
     import yaml  # noqa: PLC0415 - 3 MB that only -o yaml needs
 
-    text: str = yaml.safe_dump(document(found.nodes), sort_keys=False, width=4096)
+    text: str = yaml.safe_dump(document(nodes), sort_keys=False, width=4096)
     return text.splitlines()
 
 
-_LAYOUTS: Mapping[str, Callable[[ReadCluster], list[str]]] = MappingProxyType(
+_LAYOUTS: Mapping[str, Callable[[Sequence[NodeView]], list[str]]] = MappingProxyType(
     {
-        "summary": lambda found: summary(found.nodes),
-        "gpushare": lambda found: summary(found.nodes),
-        "details": lambda found: details(found.nodes),
-        "wide": lambda found: wide(found.nodes),
-        "json": lambda found: json.dumps(document(found.nodes), indent=2).splitlines(),
+        "summary": summary,
+        "gpushare": summary,
+        "details": details,
+        "wide": wide,
+        "json": lambda nodes: json.dumps(document(nodes), indent=2).splitlines(),
         "yaml": _as_yaml,
     }
 )
@@ -290,23 +300,19 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
     raw_nodes = _optional_items(kubectl, _NODES, [], missing)
     raw_pods = _optional_items(kubectl, _PODS, _COUNTING, missing)
     status = replace(status, events=events(raw_events or (), status))
-    found = (
-        None if raw_nodes is None or raw_pods is None else with_claims(cluster(raw_nodes, raw_pods, resources), kubectl)
-    )
+    found = None if raw_nodes is None or raw_pods is None else _cluster(raw_nodes, raw_pods, resources, kubectl)
     most = MOST_EXPLAINED if not arguments.all_nodes else sys.maxsize
     claims = claims_of_pod(kubectl, namespace, found, missing) if status.claims else ()
     said = why(
         pod,
         status,
         resources,
-        None if found is None else found.nodes,
-        {} if found is None else found.state.around(),
+        None if found is None else found.views,
+        {} if found is None else found.around(),
         most=most,
         policy=lambda: _policy(kubectl),
         claims=claims,
     )
-    if found is not None:
-        _warn(found)
     unknown = [f"The explanation is incomplete: {'; '.join(missing)} ({_RIGHTS})."] if missing else []
     waits = [f"{namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
     told = [*waits, *map(str, said.facts), *unknown]
@@ -322,10 +328,8 @@ def _policy(kubectl: Kubectl) -> Policy:
     """Read the extender's policy from its ConfigMap, if the user may; otherwise assume the built-in policy."""
     try:
         return policy_in(items(kubectl, _CONFIGMAPS, ConfigMap))
-    except ClusterUnreadableError as error:
+    except (ClusterUnreadableError, UnreadableObjectError) as error:
         return assumed(f"the ConfigMap {CONFIGURATION} cannot be read ({error})")
-    except UnreadableObjectError:
-        return assumed(f"the ConfigMap {CONFIGURATION} is not of the Kubernetes API's form")
 
 
 def _optional_items(kubectl: Kubectl, path: str, fields: Sequence[str], missing: list[str]) -> list[msgspec.Raw] | None:
@@ -400,11 +404,6 @@ def _pod(kubectl: Kubectl, namespace: str, name: str) -> msgspec.Raw:
 def _value(text: str) -> str:
     """Escape a text for a field selector."""
     return "".join(f"\\{char}" if char in "\\,=" else char for char in text)
-
-
-def _warn(found: ReadCluster) -> None:
-    for warning in found.warnings:
-        say(sys.stderr, f"warning: {warning}")
 
 
 _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource]], _Output]] = MappingProxyType(

@@ -73,10 +73,7 @@ class Kubectl:
         Raises:
             ClusterUnreadableError: it cannot be read or does not exist; kubectl's message is already on stderr.
         """
-        done = self._run("get", "--raw", path)
-        if done.returncode:
-            raise ClusterUnreadableError(f"kubectl could not read {path} ({_why(done)})")
-        return msgspec.Raw(done.stdout)
+        return msgspec.Raw(self._get(path))
 
     def denied(self, resource: str) -> str:
         """Return the missing right to list a resource of the core group in the whole cluster; empty: it is there.
@@ -94,13 +91,9 @@ class Kubectl:
     def items(
         self, path: str, fields: Sequence[str] = (), *, labels: str = "", optional: bool = False
     ) -> list[msgspec.Raw]:
-        """Return all objects of a kind.
+        """Return all objects of a kind that match all field selectors, and a label selector as kubectl's ``-l``.
 
-        Args:
-            path: for example ``/api/v1/pods``.
-            fields: field selectors, all of which the objects have to match.
-            labels: a label selector, as kubectl's ``-l`` has it.
-            optional: the objects are optional, and kubectl's stderr is not shown. Only after a call that may log in.
+        For `optional` objects kubectl's stderr is not shown: only after a call that may log in.
 
         Raises:
             ClusterUnreadableError: they cannot be read; with `optional` the message is kubectl's.
@@ -128,10 +121,7 @@ class Kubectl:
         Raises:
             ClusterUnreadableError: it cannot be read; the message is kubectl's, whose stderr is not shown.
         """
-        done = self._run("get", "--raw", path, stderr=subprocess.PIPE, within_s=self._answer_within_s)
-        if done.returncode:
-            raise ClusterUnreadableError(f"{path}: {_why(done)}")
-        return done.stdout
+        return self._get(path, silent=True, within_s=self._answer_within_s)
 
     def patch(self, resource: str, name: str, patch: object, *, subresource: str = "", how: str = "merge") -> None:
         """Change an object of the cluster by a merge patch, or a ``strategic`` one.
@@ -147,22 +137,27 @@ class Kubectl:
             raise ClusterUnreadableError(f"{resource} {name}: {_why(done)}")
 
     def _page(self, path: str, query: Mapping[str, object], *, optional: bool) -> Page:
-        address = f"{path}?{urlencode(query)}" if query else path
-        done = self._run("get", "--raw", address, stderr=subprocess.PIPE if optional else None)
-        if done.returncode and optional:
-            raise ClusterUnreadableError(f"{path}: {_why(done)}")
-        if done.returncode:
-            raise ClusterUnreadableError(
-                f"kubectl could not read {path} ({_why(done)}); its message stands above. See whether "
-                f"kubectl get {path.rpartition('/')[2]} works with the same flags"
-            )
+        page = self._get(path, f"?{urlencode(query)}" if query else "", silent=optional)
         try:
-            return msgspec.json.decode(done.stdout, type=Page)
+            return msgspec.json.decode(page, type=Page)
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise ClusterUnreadableError(
                 f"the output of kubectl get --raw {path} is no list of the Kubernetes API; run it to see its output, "
                 "and check whether the kubectl on the PATH is the real one"
             ) from None
+
+    def _get(self, path: str, query: str = "", *, silent: bool = False, within_s: float | None = None) -> bytes:
+        """Return the answer for a path; `silent`: kubectl's stderr is not shown, but the message of the error."""
+        stderr = subprocess.PIPE if silent else None
+        done = self._run("get", "--raw", f"{path}{query}", stderr=stderr, within_s=within_s)
+        if not done.returncode:
+            return done.stdout
+        if silent:
+            raise ClusterUnreadableError(f"{path}: {_why(done)}")
+        raise ClusterUnreadableError(
+            f"kubectl could not read {path} ({_why(done)}); its message stands above. See whether "
+            f"kubectl get {path.rpartition('/')[2]} works with the same flags"
+        )
 
     def _run(
         self, *words: str, stderr: int | None = None, within_s: float | None = None

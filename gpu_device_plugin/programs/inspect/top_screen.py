@@ -10,12 +10,12 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
-from gpu_device_plugin.core.report.tables.top import Picture, Wishes, frame
+from gpu_device_plugin.core.report.tables.top import Picture, frame
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError
 from gpu_device_plugin.programs.terminal import coloured, painted
 
@@ -33,63 +33,42 @@ _ENDS = frozenset("qQ\x03\x04")
 """Keys that end it: q, and what Ctrl-C and Ctrl-D send where the terminal makes no signal of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """The outcome of one reading."""
-
-    picture: Picture | None
-    problem: str = ""
-
-
-def top(
-    read: Callable[[], Picture],
-    wishes: Wishes,
-    *,
-    interval_s: float,
-    environ: Mapping[str, str],
-    output: TextIO = sys.stdout,
-) -> None:
+def top(read: Callable[[], Picture], *, interval_s: float, environ: Mapping[str, str]) -> None:
     """Draw until the user ends it; without a terminal print one picture after the other.
 
-    Args:
-        read: reads the cluster; may raise ClusterUnreadableError or UnreadableObjectError.
-        wishes: how it is shown.
-        interval_s: between the end of a reading and the begin of the next, in seconds.
-        environ: the environment, for colours.
-        output: where it is drawn.
+    `interval_s` is the time between the end of a reading and the begin of the next.
 
     Raises:
         ClusterUnreadableError: the first reading failed.
         UnreadableObjectError: the same.
     """
-    first = read()  # here, so that a login plugin may ask, and a fault ends the command
-    if not output.isatty():
-        _print(first, read, wishes, interval_s, output)
+    picture = read()  # here, so that a login plugin may ask, and a fault ends the command
+    if not sys.stdout.isatty():
+        _print(picture, read, interval_s)
         return
-    with _until_interrupted(), _screen(output, environ) as screen:
-        _draw_on(screen, first, read, wishes, interval_s)
+    with _until_interrupted(), _screen(sys.stdout, environ) as screen:
+        _draw_on(screen, picture, read, interval_s)
 
 
-def attempt(read: Callable[[], Picture]) -> Read:
-    """Read once; a fault becomes a sentence."""
+def _reread(read: Callable[[], Picture], picture: Picture) -> tuple[Picture, str]:
+    """Read again; a fault becomes a sentence beside the picture of before."""
     try:
-        return Read(read())
+        return read(), ""
     except (ClusterUnreadableError, UnreadableObjectError) as error:
-        return Read(None, str(error))
+        return picture, str(error)
 
 
-def _print(first: Picture, read: Callable[[], Picture], wishes: Wishes, interval_s: float, output: TextIO) -> None:
-    picture, problem = first, ""
+def _print(picture: Picture, read: Callable[[], Picture], interval_s: float) -> None:
+    problem = ""
     width = shutil.get_terminal_size((120, 24)).columns
     with contextlib.suppress(KeyboardInterrupt):
         while True:
-            lines = frame(picture, wishes, width, None, problem)
-            output.writelines(f"{painted(line, output, colour=False)}\n" for line in lines)
-            output.write("\n")
-            output.flush()
+            for line in frame(picture, width, None, problem):
+                sys.stdout.write(f"{painted(line, sys.stdout, colour=False)}\n")
+            sys.stdout.write("\n")
+            sys.stdout.flush()
             time.sleep(interval_s)
-            found = attempt(read)
-            picture, problem = found.picture or picture, found.problem
+            picture, problem = _reread(read, picture)
 
 
 # --- On a terminal ----------------------------------------------------------------------------------------------------
@@ -200,23 +179,24 @@ def _handling(handlers: Mapping[int, _Handler]) -> Mapping[int, _Handler]:
     }
 
 
-def _draw_on(screen: _Screen, first: Picture, read: Callable[[], Picture], wishes: Wishes, interval_s: float) -> None:
-    results: SimpleQueue[Read] = SimpleQueue()
-    picture, problem = first, ""
-    reading = False
+def _draw_on(screen: _Screen, picture: Picture, read: Callable[[], Picture], interval_s: float) -> None:
+    results: SimpleQueue[tuple[Picture, str]] = SimpleQueue()
+    problem, reading = "", False
     next_at = time.monotonic() + interval_s
     while True:
         columns, lines = screen.size
-        screen.draw(frame(picture, wishes, columns, lines, problem)[:lines])
+        screen.draw(frame(picture, columns, lines, problem)[:lines])
         left_s = next_at - time.monotonic()
         # A reading in progress is looked after now and then, since a thread cannot be waited for beside keys.
         if _ENDS & {*screen.key_within(0.1 if reading else max(0.0, min(left_s, 1.0)))}:
             return
         with contextlib.suppress(Empty):
-            found = results.get_nowait()
+            picture, problem = results.get_nowait()
             reading = False
-            picture, problem = found.picture or picture, found.problem
             next_at = time.monotonic() + interval_s
         if not reading and time.monotonic() >= next_at:
             reading = True
-            threading.Thread(target=lambda: results.put(attempt(read)), daemon=True, name="read the cluster").start()
+            again = partial(_reread, read, picture)
+            threading.Thread(
+                target=lambda reread=again: results.put(reread()), daemon=True, name="read the cluster"
+            ).start()

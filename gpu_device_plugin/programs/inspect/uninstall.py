@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract.cleanup import leftovers, mig_resources
 from gpu_device_plugin.core.contract.keys import SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, items
-from gpu_device_plugin.view.objects import ApiObject, Named, Node, decoded
+from gpu_device_plugin.view.objects import Node, Pod, decoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,14 +22,6 @@ _KUBELET_FORGETS = (
     "the kubelet remembers an agent for five minutes after its end, and restores the capacity until then: "
     "run this again afterwards"
 )
-
-
-class _Spec(ApiObject):
-    node_name: str = ""
-
-
-class _Pod(Named):
-    spec: _Spec
 
 
 def uninstall(
@@ -47,7 +39,8 @@ def uninstall(
     Raises:
         ClusterUnreadableError: the pods of the agents cannot be read.
     """
-    agents = _agents(kubectl)
+    pods = items(kubectl, _AGENTS, Pod)
+    agents = {pod.spec.node_name: f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in pods}
     lines: list[str] = []
     complete = True
     names = [resource.name for resource in resources]
@@ -82,9 +75,3 @@ def uninstall(
             again = f"; {_KUBELET_FORGETS}" if any(left.capacity.values()) else ""
             lines.append(f"{left.node}: removed {left}{again}")
     return lines or ["There are no leftovers to remove."], complete
-
-
-def _agents(kubectl: Kubectl) -> dict[str, str]:
-    """Return the pods of running agents, by node."""
-    pods = items(kubectl, _AGENTS, _Pod)
-    return {pod.spec.node_name: f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in pods}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -42,22 +42,19 @@ _AT_ONCE = 16
 Fields = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
 class Details:
     """Reads details with the server's account; callers must have the right to see the pod."""
 
-    def __init__(self, client: Client, watched: Watched, page_state: PageState, resources: Sequence[Resource]) -> None:
-        self._client = client
-        self._watched = watched
-        self._board = page_state
-        self._resources = resources
-        self._turns = Turns(_AT_ONCE)
-
-    def __repr__(self) -> str:
-        return f"<Details of {self._watched!r}>"
+    client: Client
+    watched: Watched
+    page_state: PageState
+    resources: Sequence[Resource]
+    turns: Turns = field(default_factory=lambda: Turns(_AT_ONCE))
 
     def node(self, name: str, scope: CallerScope) -> Fields | None:
         """Return a node; None: there is no such node that shares GPUs, or the caller may not see nodes."""
-        shown = self._board.node(name)
+        shown = self.page_state.node(name)
         if shown is None or not scope.nodes:
             return None
         return {"node": node_document(scope.of(shown.view))}
@@ -69,17 +66,17 @@ class Details:
             ApiError: it cannot be read.
             UnreadableObjectError: it is no pod.
         """
-        async with self._turns.turn(user):
+        async with self.turns.turn(user):
             return await self._pod(namespace, name, scope)
 
     async def _pod(self, namespace: str, name: str, scope: CallerScope) -> Fields:
-        raw = msgspec.Raw(await self._client.get(PODS, name, namespace=namespace))
-        pod, status = pod_and_status(raw, self._resources)
+        raw = msgspec.Raw(await self.client.get(PODS, name, namespace=namespace))
+        pod, status = pod_and_status(raw, self.resources)
         raw_events, notes = await self._events(namespace, pod.uid)
         status = replace(status, events=events(raw_events, status))
-        views = self._board.views(scope)
+        views = self.page_state.views(scope)
         policy = await self._policy(views)
-        shown = self._board.node(pod.node_name) if scope.nodes else None
+        shown = self.page_state.node(pod.node_name) if scope.nodes else None
         fields = {
             "node": pod.node_name,
             "phase": pod.phase,
@@ -93,7 +90,7 @@ class Details:
             "name": pod.name,
             "uid": pod.uid,
             **{key: value for key, value in fields.items() if value},
-            "containers": containers_of(pod, self._resources, None if shown is None else shown.view),
+            "containers": containers_of(pod, self.resources, None if shown is None else shown.view),
             "why": await self._why(pod, status, views, policy),
             "events": event_documents(raw_events),
             **({"notes": notes} if notes else {}),
@@ -103,12 +100,12 @@ class Details:
         self, pod: Pod, status: SchedulingStatus, views: Sequence[NodeView] | None, policy: Policy
     ) -> list[str]:
         """Return what `kubectl inspect gpushare why` prints."""
-        around = self._watched.cluster.around()
-        claims = self._watched.claims_of(pod.namespace)
+        around = self.watched.cluster.around()
+        claims = self.watched.claims_of(pod.namespace)
 
         def lines() -> list[str]:
             said = why(
-                pod, status, self._resources, views, around, most=_MOST_EXPLAINED, policy=lambda: policy, claims=claims
+                pod, status, self.resources, views, around, most=_MOST_EXPLAINED, policy=lambda: policy, claims=claims
             )
             waits = [f"{pod.namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
             by_node = [] if said.ask is None else explain(said.ask, said.answers, _MOST_EXPLAINED)
@@ -119,7 +116,7 @@ class Details:
     async def _events(self, namespace: str, uid: str) -> tuple[Sequence[msgspec.Raw], list[str]]:
         escaped = "".join(f"\\{char}" if char in "\\,=" else char for char in uid)
         try:
-            async for page in self._client.pages(
+            async for page in self.client.pages(
                 _EVENTS, namespace=namespace, fields=f"involvedObject.uid={escaped}", limit=_MOST_READ
             ):
                 return page.items or (), []
@@ -135,10 +132,8 @@ class Details:
             return assumed()
         found: list[ConfigMap] = []
         try:
-            async for page in self._client.pages(_CONFIGMAPS, fields=f"metadata.name={CONFIGURATION}"):
+            async for page in self.client.pages(_CONFIGMAPS, fields=f"metadata.name={CONFIGURATION}"):
                 found += [decoded(raw, ConfigMap) for raw in page.items or ()]
-        except ApiError as error:
+        except (ApiError, UnreadableObjectError) as error:
             return assumed(f"the ConfigMap {CONFIGURATION} cannot be read ({error})")
-        except UnreadableObjectError:
-            return assumed(f"the ConfigMap {CONFIGURATION} is not of the Kubernetes API's form")
         return policy_in(found)

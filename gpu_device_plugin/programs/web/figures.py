@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
-import msgspec
-
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectMeta
+from gpu_device_plugin.cluster.objects.decoding import PODS, UnreadableObjectError
 from gpu_device_plugin.core.cluster.agentpods import (
     AGENT_NAMESPACE,
     NEVER,
@@ -25,7 +24,7 @@ from gpu_device_plugin.core.cluster.agentpods import (
 from gpu_device_plugin.core.contract.keys import MalformedAnnotationError
 from gpu_device_plugin.core.contract.nodereport import SERVED, USE_PATH, read_node_use
 from gpu_device_plugin.core.model.times import rfc3339
-from gpu_device_plugin.programs.web.page_state import FiguresState
+from gpu_device_plugin.view.objects import Pod, decoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -70,6 +69,18 @@ class FiguresTiming:
 
 
 DEFAULT_TIMING = FiguresTiming()
+
+
+@dataclass(frozen=True, slots=True)
+class FiguresState:
+    """Where the figures of use come from."""
+
+    source: str
+    """``agents``: read from agents now; ``nodes``: from the nodes' annotations, up to some minutes old; ``none``."""
+    why: str = ""
+    """Why not from agents, as a sentence without names of pods and nodes."""
+    detail: str = ""
+    """More of it, for callers who see everything."""
 
 
 class AgentFigures:
@@ -257,46 +268,20 @@ class AgentFigures:
         found: list[AgentPod] = []
         async for page in self._client.pages(PODS, namespace=namespace, labels=_LABELS, since="0"):
             for raw in page.items or ():
-                try:
-                    found.append(_agent(msgspec.json.decode(raw, type=_Pod)))
-                except (msgspec.DecodeError, UnicodeDecodeError):
-                    continue  # it is no agent's
+                with suppress(UnreadableObjectError):  # it is no agent's
+                    found.append(_agent(decoded(raw, Pod)))
             if len(found) > _MOST_PODS:
                 break
         return found
 
 
-class _Port(msgspec.Struct, rename="camel"):
-    container_port: int = 0
-    name: str = ""
-
-
-class _Container(msgspec.Struct):
-    ports: list[_Port] | None = None
-
-
-class _Spec(msgspec.Struct, rename="camel"):
-    node_name: str | None = None
-    containers: list[_Container] | None = None
-
-
-class _Status(msgspec.Struct):
-    phase: str = ""
-
-
-class _Pod(msgspec.Struct):
-    metadata: ObjectMeta
-    spec: _Spec = msgspec.field(default_factory=_Spec)
-    status: _Status = msgspec.field(default_factory=_Status)
-
-
-def _agent(pod: _Pod) -> AgentPod:
+def _agent(pod: Pod) -> AgentPod:
     meta = pod.metadata
-    ports = [port for container in pod.spec.containers or () for port in container.ports or ()]
+    ports = [port for container in pod.spec.containers for port in container.ports or ()]
     return AgentPod(
         meta.namespace,
         meta.name,
-        pod.spec.node_name or "",
+        pod.spec.node_name,
         next((port.container_port for port in ports if port.name == _PORT), None),
         pod.status.phase == "Running" and meta.deletion_timestamp is None,
         meta.creation_timestamp or "",

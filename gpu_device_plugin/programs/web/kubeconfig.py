@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import msgspec
-
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.aio.http import ListenError
 from gpu_device_plugin.aio.waiting import within
@@ -220,6 +218,7 @@ _LOGIN_S = 300.0
 """How long the first request may take: a login plugin may wait for a person."""
 _CHOSEN_S = 10.0
 """How long kubectl may take to read the kubeconfig."""
+_SELECTED = r'{.contexts[0].name}{"\n"}{.contexts[0].context.user}{"\n"}{.contexts[0].context.namespace}'
 
 
 def main(
@@ -339,24 +338,10 @@ class _Chosen:
     namespace: str = "default"
 
 
-class _Context(msgspec.Struct):
-    user: str = ""
-    namespace: str = ""
-
-
-class _NamedContext(msgspec.Struct):
-    name: str = ""
-    context: _Context = msgspec.field(default_factory=_Context)
-
-
-class _View(msgspec.Struct):
-    contexts: list[_NamedContext] | None = None
-
-
 async def _chosen(flags: Sequence[str], kubectl: str) -> _Chosen:
     """Return the context, its user and its namespace. Without a kubeconfig, as in a pod, nothing is selected."""
     process = await asyncio.create_subprocess_exec(
-        *(kubectl, *flags, "config", "view", "--minify", "--output=json"),
+        *(kubectl, *flags, "config", "view", "--minify", f"--output=jsonpath={_SELECTED}"),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
@@ -370,10 +355,6 @@ async def _chosen(flags: Sequence[str], kubectl: str) -> _Chosen:
     finally:
         signal_child(process.pid, process.returncode, signal.SIGKILL)
         await process.wait()
-    try:
-        found = msgspec.json.decode(text, type=_View).contexts or []
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        found = []
-    context = found[0] if found else _NamedContext()
+    context, user, namespace, *_ = [*text.decode(errors="replace").split("\n"), "", "", ""]
     impersonated = next((flag.removeprefix("--as=") for flag in flags if flag.startswith("--as=")), "")
-    return _Chosen(context.name, impersonated or context.context.user, context.context.namespace or "default")
+    return _Chosen(context, impersonated or user, namespace or "default")

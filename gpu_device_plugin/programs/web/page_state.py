@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,7 +15,7 @@ from gpu_device_plugin.core.contract.nodereport import NodeReport
 from gpu_device_plugin.core.model.changes import ChangeLog
 from gpu_device_plugin.core.report.overview_document import node_document
 from gpu_device_plugin.programs.web.caller_scope import everyone
-from gpu_device_plugin.programs.web.waiting_page import WaitingNodes, WaitingPage
+from gpu_device_plugin.programs.web.waiting_page import WaitingPage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.contract.nodereport import NodeUse
     from gpu_device_plugin.programs.web.caller_scope import CallerScope
+    from gpu_device_plugin.programs.web.figures import FiguresState
     from gpu_device_plugin.programs.web.watched import Watched
 
 _SLICE_S = 0.01
@@ -38,42 +39,6 @@ NO_NODES = (
 ASKING = "Names of pods follow: the API server has not yet said for all namespaces whether you may see their pods"
 PARTS = ("waiting", "alone", "notes", "figures")
 """The parts of the page beside its nodes, by their names in events."""
-
-
-@dataclass(frozen=True, slots=True)
-class FiguresState:
-    """Where the figures of use come from."""
-
-    source: str
-    """``agents``: read from agents now; ``nodes``: from the nodes' annotations, up to some minutes old; ``none``."""
-    why: str = ""
-    """Why not from agents, as a sentence without names of pods and nodes."""
-    detail: str = ""
-    """More of it, for callers who see everything."""
-
-
-class Figures(Protocol):
-    """Reads the use of nodes from their agents."""
-
-    @property
-    def state(self) -> FiguresState:
-        """Where the figures come from at present."""
-        ...
-
-    async def follow(
-        self,
-        nodes: Callable[[], Collection[str]],
-        deliver: Callable[[str, NodeUse | None], None],
-        in_view: Callable[[], Collection[str]] = tuple,
-    ) -> NoReturn:
-        """Read the use of nodes again and again. Ends only by cancellation.
-
-        Args:
-            nodes: returns the names of the nodes whose use is wanted now; none while nobody looks.
-            deliver: takes the use of a node; None: its agent's figures cannot be read any more.
-            in_view: returns the names of those that come first, as far as they are among `nodes`.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +80,7 @@ class PageState:
         """By node and the namespaces there that are seen: the JSON with all names, and with theirs alone."""
         self.mark: Observable[int] = Observable(0)
         """The number of the last change."""
-        self.waiting = WaitingPage(watched.cluster, self._nodes, self.changed)
+        self.waiting = WaitingPage(watched.cluster, self._all_views, self.changed)
         self._dirty = asyncio.Event()
         self._writing = False
 
@@ -209,9 +174,8 @@ class PageState:
         self._changes.add(name, number)
         return True
 
-    def _nodes(self) -> WaitingNodes:
-        views = [self._shown[name].view for name in sorted(self._shown)] if self._watched.nodes_readable else None
-        return WaitingNodes(views, self._watched.cluster.around())
+    def _all_views(self) -> Sequence[NodeView] | None:
+        return [self._shown[name].view for name in sorted(self._shown)] if self._watched.nodes_readable else None
 
     # --- Reading ------------------------------------------------------------------------------------------------------
 

@@ -12,10 +12,11 @@ from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
 from gpu_device_plugin.programs.web.details import Details
-from gpu_device_plugin.programs.web.page_state import FiguresState, PageState
+from gpu_device_plugin.programs.web.figures import FiguresState
+from gpu_device_plugin.programs.web.page_state import PageState
 from gpu_device_plugin.programs.web.streams import Streams, StreamTiming, Views
 from gpu_device_plugin.programs.web.watched import Watched
-from gpu_device_plugin.programs.web.web_routes import HEADERS, LARGEST_VIEW, PageRoutes, static_files
+from gpu_device_plugin.programs.web.web_routes import HEADERS, LARGEST_VIEW, PageRoutes
 
 if TYPE_CHECKING:
     import ssl
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.programs.web.caller_scope import Callers
-    from gpu_device_plugin.programs.web.page_state import Figures
+    from gpu_device_plugin.programs.web.figures import AgentFigures
     from gpu_device_plugin.programs.web.web_routes import AboutPage
     from gpu_device_plugin.settings.forms import Address
 
@@ -66,7 +67,7 @@ class PageServer:
         callers: Callers,
         *,
         about: AboutPage,
-        figures: Figures | None = None,
+        figures: AgentFigures | None = None,
         namespace: str = "",
         timings: PageTimings = DEFAULT_TIMINGS,
     ) -> None:
@@ -82,16 +83,7 @@ class PageServer:
         self.views = Views()
         self.streams = Streams(self.page_state, self.watched, self.views, timings.stream)
         details = Details(client, self.watched, self.page_state, resources)
-        self.routes = PageRoutes(
-            callers,
-            self.page_state,
-            self.streams,
-            details,
-            self.views,
-            files=static_files(),
-            about=about,
-            within_s=timings.answer_s,
-        )
+        self.routes = PageRoutes(callers, self.page_state, self.streams, details, self.views, about, timings.answer_s)
 
     def __repr__(self) -> str:
         return f"<PageServer: {self.page_state!r}, {self.streams!r}>"

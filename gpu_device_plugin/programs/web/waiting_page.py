@@ -44,21 +44,13 @@ class Reasons:
     nearest: tuple[NodeAnswer, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingNodes:
-    """The nodes at one moment; None: they cannot be read."""
-
-    views: Sequence[NodeView] | None
-    around: Mapping[str, Surroundings]
-
-
 class WaitingPage:
     """The pods without a node that ask for GPUs."""
 
     def __init__(
-        self, cluster: FollowedCluster, nodes: Callable[[], WaitingNodes], on_change: Callable[[], None]
+        self, cluster: FollowedCluster, nodes: Callable[[], Sequence[NodeView] | None], on_change: Callable[[], None]
     ) -> None:
-        """Explain the pods of `cluster` by `nodes`; `on_change` is called when something new is known."""
+        """Explain the pods of `cluster` by `nodes` (None: unreadable); `on_change` is called with each new reason."""
         self._cluster = cluster
         self._nodes = nodes
         self._on_change = on_change
@@ -121,7 +113,9 @@ class WaitingPage:
         # Pods that ask by claims come only once these are read.
         namespaces = {each.pod.namespace for each in pods if each.status is not None and each.status.claims}
         claims = {namespace: self._cluster.claims_of(namespace) for namespace in namespaces}
-        found = await asyncio.to_thread(_explained, pods, self._nodes(), claims, self._cluster.resources, self._stop)
+        found = await asyncio.to_thread(
+            _explained, pods, self._nodes(), self._cluster.around(), claims, self._cluster.resources, stop=self._stop
+        )
         if len(found) < len(pods):
             self._stale.set()
         if any(self._reasons.get(uid) != reasons for uid, reasons in found.items()):
@@ -134,9 +128,11 @@ class WaitingPage:
 
 def _explained(
     pods: Sequence[FollowedPod],
-    nodes: WaitingNodes,
+    nodes: Sequence[NodeView] | None,
+    around: Mapping[str, Surroundings],
     claims: Mapping[str, Sequence[Claim]],
     resources: Sequence[Resource],
+    *,
     stop: threading.Event,
 ) -> Mapping[str, Reasons]:
     """Return why pods wait, of as many as the budget allows. Equal pods are explained once."""
@@ -154,7 +150,7 @@ def _explained(
         known = next((reasons for other, reasons in kinds if other == kind), None)
         if known is None:
             own = claims.get(each.pod.namespace, ())
-            said = why(each.pod, each.status, resources, nodes.views, nodes.around, most=1, claims=own)
+            said = why(each.pod, each.status, resources, nodes, around, most=1, claims=own)
             asks = said.asks or asked_amounts(each.pod, resources)
             known = Reasons(asks, why_waits(each.status, said.facts, said.answers), said.answers[:_WEIGHED])
             kinds.append((kind, known))

@@ -157,12 +157,11 @@ class Watched:
                 or (watch.synced and (watch.live or watch.problem is not None))
                 for watch in (self.nodes, self.pods)
             )
-            and (not self.cluster.serves_claims or self._claims_known)
+            and (
+                not self.cluster.serves_claims
+                or (self.claims is not None and (self.claims.synced or self.claims.problem is not None))
+            )
         )
-
-    @property
-    def _claims_known(self) -> bool:
-        return self.claims is not None and (self.claims.synced or self.claims.problem is not None)
 
     @property
     def _claims_readable(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,7 @@ from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.programs.web.caller_scope import CallerScope
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
-    from importlib.resources.abc import Traversable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from gpu_device_plugin.aio.http import Request
     from gpu_device_plugin.programs.web.caller_scope import Caller, Callers
@@ -29,40 +28,20 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.web.page_state import PageState
     from gpu_device_plugin.programs.web.streams import Streams, Views
 
-_FOLDER = "page"
-_INDEX = "index.html"
-_TYPES: Mapping[str, str] = MappingProxyType(
-    {
-        ".html": "text/html; charset=utf-8",
-        ".css": "text/css; charset=utf-8",
-        ".js": "text/javascript; charset=utf-8",
-        ".json": "application/json",
-        ".svg": "image/svg+xml",
-        ".png": "image/png",
-        ".ico": "image/x-icon",
-        ".webmanifest": "application/manifest+json",
-    }
-)
+_TYPES = MappingProxyType({"html": "text/html", "css": "text/css", "js": "text/javascript"})
 """The files that are served, by the end of their names."""
 
 
 def static_files() -> Mapping[str, Page]:
-    """Return the answer for each file by its path, and for the empty path that of the index.
+    """Return the answer for each file by its name, and for the empty path that of the index.
 
     Works wherever Python imports this package from, a zip file too.
     """
-    found = dict(_files_in(resources.files("gpu_device_plugin.programs.web") / _FOLDER, ""))
-    if _INDEX in found:
-        found[""] = found[_INDEX]
-    return MappingProxyType(found)
-
-
-def _files_in(folder: Traversable, path: str) -> Iterator[tuple[str, Page]]:
-    for each in folder.iterdir() if folder.is_dir() else ():
-        if each.is_dir():
-            yield from _files_in(each, f"{path}{each.name}/")
-        elif (content_type := _TYPES.get(f".{each.name.rpartition('.')[2]}")) is not None:
-            yield f"{path}{each.name}", Page(each.read_bytes(), content_type=content_type)
+    files = {}
+    for file in (resources.files("gpu_device_plugin.programs.web") / "page").iterdir():
+        if (content_type := _TYPES.get(file.name.rpartition(".")[2])) is not None:
+            files[file.name] = Page(file.read_bytes(), content_type=f"{content_type}; charset=utf-8")
+    return files | {"": files["index.html"]}
 
 
 HEADERS: Mapping[str, str] = MappingProxyType(
@@ -108,33 +87,19 @@ class AboutPage:
     empty: all."""
 
 
+@dataclass(frozen=True, slots=True)
 class PageRoutes:
     """Answers requests."""
 
-    def __init__(
-        self,
-        callers: Callers,
-        page_state: PageState,
-        streams: Streams,
-        details: Details,
-        views: Views,
-        *,
-        files: Mapping[str, Page],
-        about: AboutPage,
-        within_s: float,
-    ) -> None:
-        """Answer from these parts; a request waits `within_s` for the API server."""
-        self._callers = callers
-        self._board = page_state
-        self._streams = streams
-        self._details = details
-        self._views = views
-        self._files = files
-        self._about = about
-        self._within_s = within_s
-
-    def __repr__(self) -> str:
-        return f"<Routes: {len(self._files)} files>"
+    callers: Callers
+    page_state: PageState
+    streams: Streams
+    details: Details
+    views: Views
+    about: AboutPage
+    within_s: float
+    """How long a request waits for the API server."""
+    files: Mapping[str, Page] = field(default_factory=static_files, repr=False)
 
     def all(self) -> tuple[Route, ...]:
         """Return the routes. None changes anything in the cluster."""
@@ -155,11 +120,11 @@ class PageRoutes:
             if (refusal := self._wrong_host(request)) is not None:
                 return refusal
             try:
-                async with asyncio.timeout(self._within_s):
-                    caller = await self._callers.caller(_token(request))
+                async with asyncio.timeout(self.within_s):
+                    caller = await self.callers.caller(_token(request))
                     return self._unknown() if caller is None else await answer(request, caller)
             except TimeoutError:
-                return _error(502, f"The API server did not answer within {self._within_s:g} s; try again.")
+                return _error(502, f"The API server did not answer within {self.within_s:g} s; try again.")
             except (ApiError, UnreadableObjectError) as error:
                 return self._unread(error)
 
@@ -167,12 +132,12 @@ class PageRoutes:
 
     def _wrong_host(self, request: Request) -> Page | None:
         host = request.headers.get("Host", "").lower().partition(":")[0]
-        if not self._about.hosts or host in self._about.hosts:
+        if not self.about.hosts or host in self.about.hosts:
             return None
         return _error(403, "This page is served under another address; open the one that the command printed.")
 
     def _unknown(self) -> Page:
-        if self._about.mode == "cluster":
+        if self.about.mode == "cluster":
             return _error(401, "Give the token of an account of this cluster.", login="token")
         return _error(401, "Open the page by the address that the command printed; it ends in a token.")
 
@@ -182,7 +147,7 @@ class PageRoutes:
                 return _error(404, f"There is no pod {call.name} in the namespace {call.namespace}; it may be gone.")
             case NotFoundError():
                 return _error(404, f"There is no such object: {error}.")
-            case ForbiddenError(call=call) if self._about.mode != "cluster":  # of the user, not of our own account
+            case ForbiddenError(call=call) if self.about.mode != "cluster":  # of the user, not of our own account
                 return _error(
                     403, f"This is not shown: {call.missing_right}; ask an administrator of the cluster for it."
                 )
@@ -196,23 +161,23 @@ class PageRoutes:
     # --- Data ---------------------------------------------------------------------------------------------------------
 
     async def _session(self, _request: Request, caller: Caller) -> Page:
-        about = self._about
+        about = self.about
         return _json({"version": __version__, "mode": about.mode, "user": caller.user, "context": about.context})
 
     async def _live(self, request: Request, caller: Caller) -> Stream:
         token = _token(request)
-        parts = await self._streams.events(caller, lambda: self._callers.caller(token))
+        parts = await self.streams.events(caller, lambda: self.callers.caller(token))
         return Stream(parts, "text/event-stream")
 
     async def _node(self, request: Request, caller: Caller) -> Page:
         name = unquote(request.rest)
         scope = CallerScope(caller)
         await scope.learn()
-        if not self._board.shows_nodes(scope):
+        if not self.page_state.shows_nodes(scope):
             return _error(403, "Nodes are not shown: the right to list nodes in the whole cluster is missing.")
-        if (node := self._board.node(name)) is not None:
+        if (node := self.page_state.node(name)) is not None:
             await within(_LEARN_S, scope.learn(node.namespaces))
-        shown = self._details.node(name, scope)
+        shown = self.details.node(name, scope)
         return _error(404, "There is no such node that shares GPUs.") if shown is None else _json(shown)
 
     async def _pod(self, request: Request, caller: Caller) -> Page:
@@ -223,8 +188,8 @@ class PageRoutes:
         await scope.learn([namespace])
         if not scope.may_see(namespace):
             return _error(403, f"You have no right to get pods in the namespace {namespace}.")
-        await within(_LEARN_S, scope.learn(self._board.namespaces))  # why it waits names pods on nodes
-        return _json(await self._details.pod(namespace, name, scope, caller.user))
+        await within(_LEARN_S, scope.learn(self.page_state.namespaces))  # why it waits names pods on nodes
+        return _json(await self.details.pod(namespace, name, scope, caller.user))
 
     async def _view(self, request: Request, caller: Caller) -> Page:
         try:
@@ -233,8 +198,8 @@ class PageRoutes:
             return _error(400, 'The body names no nodes that are looked at; send {"stream": "...", "nodes": ["..."]}.')
         if not await caller.may_see_nodes():
             return _error(403, "Nodes are not shown: the right to list nodes in the whole cluster is missing.")
-        known = [name for name in view.nodes if self._board.node(name) is not None]
-        if not self._views.show(view.stream, caller.user, known):
+        known = [name for name in view.nodes if self.page_state.node(name) is not None]
+        if not self.views.show(view.stream, caller.user, known):
             return _error(404, "No such stream is open here; it has ended, or is another replica's.")
         return _json({})
 
@@ -244,7 +209,7 @@ class PageRoutes:
         return self._wrong_host(request) or _error(404, "There is nothing at this address.")
 
     async def _file(self, request: Request) -> Page:
-        found = self._files.get(request.rest)
+        found = self.files.get(request.rest)
         return self._wrong_host(request) or found or _error(404, "There is nothing at this address.")
 
 

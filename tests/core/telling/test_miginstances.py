@@ -13,7 +13,7 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.report.tables.folded_table import folded
 from gpu_device_plugin.core.report.tables.overview import details, summary, wide
 from gpu_device_plugin.core.report.tables.pod_table import folded_details, pod_rows, pod_table, rows_alone
-from gpu_device_plugin.core.report.tables.top import Picture, Wishes, frame
+from gpu_device_plugin.core.report.tables.top import Picture, frame
 from gpu_device_plugin.core.report.text.printing import gpu_names, place
 from gpu_device_plugin.core.report.why.explanations import answers, explain
 from tests.reports import part, report
@@ -144,7 +144,7 @@ def test_pods_with_whole_instances_have_rows_with_their_use() -> None:
         "default/one a 3 (0:2) whole 2G 21 -",
         "default/two a ? 1x 1g.10gb - - - instance not known yet",
     ]
-    frame_lines = [line.text for line in frame(Picture([node], 0, "12:00:00"), Wishes("used"), 110, None)]
+    frame_lines = [line.text for line in frame(Picture([node], 0, "12:00:00", sort="used"), 110, None)]
     assert any("3 (0:2)" in line for line in frame_lines)
     ending = replace(ONE, terminating=True)
     (row,) = pod_rows([mig_view("a", replace(ending, held=frozenset({"MIG-0"})), whole=1)])

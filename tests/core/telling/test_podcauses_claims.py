@@ -141,7 +141,7 @@ def test_a_claim_that_waits_for_instances_is_told_which_ones_are_free(count: int
 def test_of_many_nodes_with_free_instances_some_are_named() -> None:
     wants = {"c": claim("c", requests=(DeviceRequest("r", "gpushare-mig"),))}
     nodes = {f"n{n}": serving_view(f"n{n}", with_instances(serving(), "1g.10gb")) for n in range(7)}
-    assert of(wants, nodes=nodes)[1].endswith("n4 has 1g.10gb (1); 2 more nodes have some")
+    assert of(wants, nodes=nodes)[1].endswith("n4 has 1g.10gb (1) and 2 more")
     del nodes["n5"], nodes["n6"]
     assert of(wants, nodes=nodes)[1].endswith("n4 has 1g.10gb (1)")
 

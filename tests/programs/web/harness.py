@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from gpu_device_plugin.programs.web.caller_scope import Callers
-    from gpu_device_plugin.programs.web.page_state import Figures
+    from gpu_device_plugin.programs.web.figures import AgentFigures
     from gpu_device_plugin.testing.cluster.api_server import ApiServer
 
 RESOURCES = ResourceSettings().offered
@@ -129,7 +129,7 @@ async def served_by(
     client: Client,
     *,
     callers: Callers | None = None,
-    figures: Figures | None = None,
+    figures: AgentFigures | None = None,
     namespace: str = "",
     mode: str = "kubeconfig",
     hosts: bool = False,

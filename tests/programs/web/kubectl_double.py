@@ -88,8 +88,10 @@ def main(home: Path, words: list[str]) -> int:
         case ["config", "view"] if script.get("stuck"):
             signal.pause()
         case ["config", "view"]:
-            context = {"name": flags.get("--context", "dev"), "context": script.get("context", {})}
-            sys.stdout.write(json.dumps({"kind": "Config", "contexts": [context]}))
+            context = script.get("context", {})
+            sys.stdout.write(
+                "\n".join([flags.get("--context", "dev"), *map(context.get, ("user", "namespace"), ("", ""))])
+            )
         case other:
             sys.stderr.write(f"error: unknown command {other}\n")
             return 1

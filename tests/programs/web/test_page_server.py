@@ -21,7 +21,7 @@ from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_GPUS
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodereport import GpuUse, NodeUse
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
-from gpu_device_plugin.programs.web.page_state import FiguresState
+from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresState
 from gpu_device_plugin.programs.web.server import CONNECTIONS
 from gpu_device_plugin.programs.web.streams import Streams, StreamTiming, Views
 from gpu_device_plugin.programs.web.waiting_page import MOST_WAITING
@@ -546,11 +546,12 @@ async def test_a_pod_that_cannot_be_read_is_told_with_the_reason(api: ApiServer)
 # --- Figures ----------------------------------------------------------------------------------------------------------
 
 
-class FromAgents:
+class FromAgents(AgentFigures):
     """Figures as agents would give them."""
 
+    state = FiguresState("agents")
+
     def __init__(self) -> None:
-        self.state = FiguresState("agents")
         self.asked: list[Collection[str]] = []
         self.in_view: Collection[str] = ()
         self.use: NodeUse | None = NodeUse("2026-11-22T10:00:00Z", {0: GpuUse(777)}, (part("a", used=777),))

@@ -14,7 +14,7 @@ from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.node.enforcement import AUTO, REFUSE, Abilities, enforcements, told, wanted
 from gpu_device_plugin.core.node.node_config import ignored_labels
 from gpu_device_plugin.core.report.finding import Finding, Unknown, error, note, ok, warning
-from gpu_device_plugin.core.report.text.printing import MOST_NAMED
+from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.core.report.text.use_texts import age, container, does_not_hold, uses
 from gpu_device_plugin.core.report.why.pod_use import refusals
 
@@ -342,6 +342,5 @@ def _used(node: str, report: NodeReport, *, agent_ready: bool) -> Iterator[Findi
 
 def _details(node: str, parts: Sequence[ContainerUse], say: Callable[[ContainerUse], str]) -> dict[str, Parameter]:
     """Return the parameters of a finding about containers of a node; of many the first ones are told in full."""
-    more = [f"and {len(parts) - MOST_NAMED} more"] if len(parts) > MOST_NAMED else []
-    details = "; ".join([*(f"{container(part)} {say(part)}" for part in parts[:MOST_NAMED]), *more])
+    details = first([f"{container(part)} {say(part)}" for part in parts], separator="; ")
     return {"node": node, "containers": tuple(map(container, parts)), "details": details}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What was read, and when."""
+    """What was read, when, and how it is shown."""
 
     nodes: Sequence[NodeView]
     waiting: int
@@ -30,12 +30,6 @@ class Picture:
     """The time of day at which it was read."""
     notes: Sequence[str] = ()
     """What could not be read, in sentences."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """How a person wants to see it."""
-
     sort: str = "name"
     """A key of `NODE_SORTS`."""
     namespace: str = ""
@@ -59,19 +53,14 @@ NODE_SORTS: Mapping[str, Callable[[NodeView], tuple[object, ...]]] = MappingProx
 """How nodes are sorted, by the words of ``--sort-by``; pods are sorted by the same word."""
 
 
-def frame(picture: Picture, wishes: Wishes, width: int, height: int | None, problem: str = "") -> list[Line]:
-    """Return the picture.
+def frame(picture: Picture, width: int, height: int | None, problem: str = "") -> list[Line]:
+    """Return the picture for a terminal of this size; a height of None: any.
 
-    Args:
-        picture: what was read.
-        wishes: how it is shown.
-        width: the columns of the terminal.
-        height: its lines; None: any number.
-        problem: why the newest state could not be read, as a sentence; empty: it could.
+    `problem` is the sentence why the newest state could not be read; empty: it could.
     """
-    nodes = sorted(picture.nodes, key=NODE_SORTS[wishes.sort])
+    nodes = sorted(picture.nodes, key=NODE_SORTS[picture.sort])
     waiting = f"{counted(picture.waiting, 'pod waits', 'pods wait')}" if picture.waiting else "no pod waits"
-    of = f" of namespace {wishes.namespace}" if wishes.namespace else ""
+    of = f" of namespace {picture.namespace}" if picture.namespace else ""
     head = [
         Line(fitted(f"GPU shares{of}, read at {picture.at}; {waiting}", width), Tone.HEADING),
         *([Line(fitted(f"Not current: {problem}", width), Tone.BAD)] if problem else []),
@@ -81,7 +70,7 @@ def frame(picture: Picture, wishes: Wishes, width: int, height: int | None, prob
     if old := figures_age(nodes):
         head.append(Line(fitted(f"({old})", width), Tone.FAINT))
     upper = folded_rows(nodes, width)
-    pods = sorted(pod_rows(nodes, wishes.namespace), key=SORTS[wishes.sort])
+    pods = sorted(pod_rows(nodes, picture.namespace), key=SORTS[picture.sort])
     lower = pod_table(pods, width) if pods else [Line("No pod has a GPU here.", Tone.FAINT)]
     if height is None:
         return [*head, Line(""), *upper, Line(""), *lower]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, table
-from gpu_device_plugin.core.report.text.printing import counted, printable
+from gpu_device_plugin.core.report.text.printing import counted, first, printable
 from gpu_device_plugin.core.value.fair_learning import FEWEST, LITTLE
 from gpu_device_plugin.core.value.price_learning import HOSTS, cells
 
@@ -24,8 +24,6 @@ DISCLAIMER = (
 )
 _MOST_SIZES = 20
 """The most frequent sizes of one GPU that are shown."""
-_MOST_NAMED = 5
-"""The most namespaces that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +76,9 @@ def lesson(study: Study, nodes: Mapping[NodeType, int]) -> Lesson:
     demand = {kind: part * kind.gpus * (kind.shares or tables.unit) for kind, part in mix.items()}
     several = sum(amount for kind, amount in demand.items() if kind.gpus > 1)
     total = sum(demand.values())
-    priced = tuple(_priced(gpu, mix, nodes, tables) for gpu in sorted(tables.packed, key=_by_model))
+    by_model = sorted(tables.packed, key=lambda gpu: (gpu.model, gpu.size, gpu.instance))
+    priced = tuple(_priced(gpu, mix, nodes, tables) for gpu in by_model)
     return Lesson(study, priced, several / total if total else 0.0)
-
-
-def _by_model(gpu: GpuKind) -> tuple[str, int, bool]:
-    return gpu.model, gpu.size, gpu.instance
 
 
 def _priced(gpu: GpuKind, mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int], tables: Tables) -> Priced:
@@ -178,22 +173,17 @@ def _sentences(found: Lesson) -> list[str]:
             f"{found.of_several:.0%} of the demand is for several GPUs at once: an unused GPU is kept for them with up "
             f"to {HOSTS * found.of_several:.2f} of its worth."
         )
-    return [*told, _of_trial(found), *_of_namespaces(found), DISCLAIMER]
-
-
-def _of_trial(found: Lesson) -> str:
-    fit, binpack = found.study.trial.fit, found.study.trial.binpack
-    told = f"Such pods got {fit:.1%} of the GPUs of a few empty nodes by these prices, and {binpack:.1%} by binpack"
-    return f"{told}, so that the policy fit is binpack." if found.study.trial.failed else f"{told}."
-
-
-def _of_namespaces(found: Lesson) -> list[str]:
-    if not found.study.distrusted:
-        return []
-    named = ", ".join(map(printable, found.study.distrusted[:_MOST_NAMED]))
-    more = f" and {len(found.study.distrusted) - _MOST_NAMED} more" if len(found.study.distrusted) > _MOST_NAMED else ""
-    told = f"Pods of {named}{more} count as no more than {LITTLE:.0%} of the demand"
-    return [f"{told}: what they teach would cost the pods of other namespaces GPUs."]
+    trial = study.trial
+    told.append(
+        f"Such pods got {trial.fit:.1%} of the GPUs of a few empty nodes by these prices, and {trial.binpack:.1%} by "
+        f"binpack{', so that the policy fit is binpack' if trial.failed else ''}."
+    )
+    if study.distrusted:
+        told.append(
+            f"Pods of {first(list(map(printable, study.distrusted)))} count as no more than {LITTLE:.0%} of the "
+            "demand: what they teach would cost the pods of other namespaces GPUs."
+        )
+    return [*told, DISCLAIMER]
 
 
 def price_document(found: Lesson) -> dict[str, Any]:
@@ -215,17 +205,16 @@ def price_document(found: Lesson) -> dict[str, Any]:
                 "shares": gpu.shares,
                 "number": gpu.number,
                 "wanted": round(gpu.wanted, 4),
-                "pods": [_as_document(price) for price in gpu.sizes],
+                "pods": [
+                    {
+                        "shares": price.size,
+                        "comes": round(price.comes, 4),
+                        "price": round(price.price, 4),
+                        "strands": price.strands,
+                    }
+                    for price in gpu.sizes
+                ],
             }
             for gpu in found.gpus
         ],
-    }
-
-
-def _as_document(price: Price) -> dict[str, Any]:
-    return {
-        "shares": price.size,
-        "comes": round(price.comes, 4),
-        "price": round(price.price, 4),
-        "strands": price.strands,
     }

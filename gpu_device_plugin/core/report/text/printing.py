@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from gpu_device_plugin.core.contract.nodegpus import ListedGpu
 
@@ -19,11 +19,15 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or f'{one}s'}"
 
 
+def first(items: Sequence[str], most: int = MOST_NAMED, separator: str = ", ") -> str:
+    """Return the first items and the number of the others: ``a, b, c, d, e and 3 more``."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return f"{separator.join(items[:most])}{more}"
+
+
 def listed(names: Iterable[str]) -> str:
-    """Return sorted names, only the first ones if there are many: ``a, b, c, d, e and 3 more``."""
-    every = sorted(names)
-    more = f" and {len(every) - MOST_NAMED} more" if len(every) > MOST_NAMED else ""
-    return f"{', '.join(every[:MOST_NAMED])}{more}"
+    """Return the first of the sorted names, and the number of the others."""
+    return first(sorted(names))
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -9,7 +9,7 @@ from gpu_device_plugin.core.model.limits import Enforcement, LimitStatus
 from gpu_device_plugin.core.node.use.eviction_choice import spared
 from gpu_device_plugin.core.node.use.over_use import Response
 from gpu_device_plugin.core.report.text.columns import aligned
-from gpu_device_plugin.core.report.text.printing import counted, printable
+from gpu_device_plugin.core.report.text.printing import counted, first, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -165,6 +165,5 @@ def event_note(excess: Excess, gpu: str, now: float, response: Response) -> str:
 def annotation(told: Iterable[tuple[Excess, str, str]], response: Response) -> str:
     """Return the sentence about one pod: for each of its containers the excess, its GPU and RFC 3339 since when."""
     told = sorted(told, key=lambda each: (-each[0].excess_mib, each[0].place))
-    parts = [f"{use_of(excess, gpu)}, since {since}" for excess, gpu, since in told[:MOST_TOLD]]
-    more = [f"and {len(told) - MOST_TOLD} more"] if len(told) > MOST_TOLD else []
-    return "; ".join([*parts, *more, outlook(told[0][0], response)])
+    parts = [f"{use_of(excess, gpu)}, since {since}" for excess, gpu, since in told]
+    return f"{first(parts, MOST_TOLD, '; ')}; {outlook(told[0][0], response)}"

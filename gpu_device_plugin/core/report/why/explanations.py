@@ -108,8 +108,11 @@ def answers(
         first.append(NodeAnswer(node, found, kept_away.get(node.name, _BY_NOTHING), ask=own))
     first.sort(key=lambda answer: (*_rank(answer), _lacking(answer.ask or ask, answer.node)))
     weighed = [replace(answer, ends=ends_needed(answer.ask or ask, answer.node)) for answer in first[:weigh]]
-    weighed.sort(key=lambda answer: (*_rank(answer), *_loss(answer)))
-    return weighed + first[weigh:]
+
+    def loss(answer: NodeAnswer) -> tuple[float, ...]:
+        return (inf,) if answer.ends is None else (len(answer.ends.pods), answer.ends.shares)
+
+    return sorted(weighed, key=lambda answer: (*_rank(answer), *loss(answer))) + first[weigh:]
 
 
 def _rank(answer: NodeAnswer) -> tuple[bool, ...]:
@@ -117,10 +120,6 @@ def _rank(answer: NodeAnswer) -> tuple[bool, ...]:
     refused = isinstance(answer.found, Unfit)
     unresolvable = isinstance(answer.found, Unfit) and answer.found.unresolvable
     return bool(answer.kept.excluded), unresolvable, refused, bool(answer.kept.besides)
-
-
-def _loss(answer: NodeAnswer) -> tuple[float, ...]:
-    return (inf,) if answer.ends is None else (len(answer.ends.pods), answer.ends.shares)
 
 
 def _lacking(ask: Ask, node: NodeView) -> int:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract.keys import MIG_LABEL
 from gpu_device_plugin.core.model.mig import resource_name
 from gpu_device_plugin.core.report.finding import Finding, note
-from gpu_device_plugin.core.report.text.printing import MOST_NAMED
+from gpu_device_plugin.core.report.text.printing import first
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.cluster.held_instances import InstancePod, Instances
+    from gpu_device_plugin.core.cluster.held_instances import Instances
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.contract.nodegpus import ListedGpu
 
@@ -75,16 +75,11 @@ def in_use(offer: Instances) -> str:
 
 def holders(offer: Instances) -> str:
     """Return the pods that have instances of a resource: ``shop/web (0:0, 0:1), shop/api (not known which)``."""
-    pods = offer.by_pod
-    said = [f"{pod} ({_labels(offer, pod)})" for pod in pods]
-    more = f" and {len(said) - MOST_NAMED} more" if len(said) > MOST_NAMED else ""
-    return ", ".join(said[:MOST_NAMED]) + more
-
-
-def _labels(offer: Instances, pod: InstancePod) -> str:
-    found = [gpu.instance.label for gpu in offer.by_pod[pod] if gpu.instance is not None]
-    ending = ["being deleted"] if pod.terminating else []
-    return ", ".join([*(found or ["not known which"]), *ending])
+    names = []
+    for pod, instances in offer.by_pod.items():
+        labels = [gpu.instance.label for gpu in instances if gpu.instance is not None] or ["not known which"]
+        names.append(f"{pod} ({', '.join([*labels, *(['being deleted'] if pod.terminating else [])])})")
+    return first(names)
 
 
 def _offered_nowhere(resource: str, nodes: Iterable[NodeView]) -> Iterator[Finding]:
@@ -100,10 +95,10 @@ def _offered_nowhere(resource: str, nodes: Iterable[NodeView]) -> Iterator[Findi
     yield note("not-offered", "No node that shares its GPUs offers {resource}.", resource=resource)
     if same := sorted(each for each in offered if each.partition("/")[2] == short):
         text = "Did you mean {resource}, which is offered ({where})?"
-        yield note("mistyped-resource", text, resource=same[0], where=_few(offered[same[0]]))
+        yield note("mistyped-resource", text, resource=same[0], where=first(offered[same[0]]))
         return
     if offered:
-        offers = "; ".join(f"{each} ({_few(where)})" for each, where in sorted(offered.items()))
+        offers = "; ".join(f"{each} ({first(where)})" for each, where in sorted(offered.items()))
         yield note("offered-instead", "The nodes offer {offers}.", offers=offers)
     how = f"the setting mig: whole, or kubectl label node NODE {MIG_LABEL}=whole"
     if shared:
@@ -118,11 +113,6 @@ def _offered_nowhere(resource: str, nodes: Iterable[NodeView]) -> Iterator[Findi
             "A node offers it once a GPU of it has such an instance (nvidia-mig-parted, or nvidia-smi mig -cgi "
             f"PROFILE -C) and instances are given whole: {how}.",
         )
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def out_of_service(gpu: ListedGpu) -> str:

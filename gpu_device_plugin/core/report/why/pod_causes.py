@@ -25,7 +25,7 @@ from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.report.finding import Finding, note
-from gpu_device_plugin.core.report.text.printing import counted
+from gpu_device_plugin.core.report.text.printing import counted, first
 from gpu_device_plugin.core.report.why.mig_explanations import held_instances, out_of_service
 from gpu_device_plugin.core.report.why.mistaken_requests import asks_for_others, asks_for_several, asks_in_mib
 from gpu_device_plugin.core.report.why.pod_use import of_pod, refusals, told_over_use
@@ -44,8 +44,6 @@ SCHEDULER = "gpushare-scheduler"
 DEFAULT_SCHEDULER = "default-scheduler"
 _REJECTED = "UnexpectedAdmissionError"
 """The reason of a pod that the kubelet rejected because a device plugin refused its devices."""
-_MOST_NODES = 5
-"""Most nodes with free MIG instances that a sentence names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,14 +358,12 @@ def _instances(waiting: Iterable[Claim], nodes: Mapping[str, NodeView] | None) -
         for name, node in sorted(nodes.items())
         if node.candidate.gpus.claims and (instances := free_instances(node))
     ]
-    more = len(free) - _MOST_NODES
     if free:
-        named = "; ".join([*free[:_MOST_NODES], *([f"{more} more nodes have some"] if more > 0 else [])])
         text = (
             "Whole MIG instances that no claim has: {instances}. The selectors of the request decide which of them "
             "will do."
         )
-        yield note("instances-free", text, instances=named)
+        yield note("instances-free", text, instances=first(free, separator="; "))
     else:
         text = "No node that serves claims has a MIG instance, healthy, that no claim has."
         yield note("no-instance-free", text)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
 from gpu_device_plugin.core.report.finding import Finding, note
+from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.core.report.text.use_texts import age, does_not_hold, mib, uses
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeReport
     from gpu_device_plugin.core.model.pods import Pod
 
-_MOST_NEIGHBOURS = 5
 _MOST_OVER_USE = 1000
 """The characters that are shown of the annotation `OVER_USE`, which anybody who may change the pod can write."""
 
@@ -70,14 +70,13 @@ def _squeezed(pod: Pod, node: NodeView, gpu: ListedGpu) -> Iterator[Finding]:
     if left >= granted:
         return
     names = _beyond_their_parts([part for part in parts if not _is(part, pod)], used.unattributed_mib or 0)
-    more = [f"and {len(names) - _MOST_NEIGHBOURS} more"] if len(names) > _MOST_NEIGHBOURS else []
     yield note(
         "squeezed",
         "GPU {gpu} has only {left} left for the {granted} that the pod was granted" + (": {by}." if names else "."),
         gpu=gpu.position,
         left=mib(left),
         granted=mib(granted),
-        by="; ".join([*names[:_MOST_NEIGHBOURS], *more]),
+        by=first(names, separator="; "),
     )
 
 

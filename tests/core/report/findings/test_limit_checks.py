@@ -185,5 +185,5 @@ def test_the_sentences_name_the_first_of_many_containers_with_both_numbers() -> 
         "a: default/big/main is limited to 8,192 MiB of GPU 0 instead of 4,096 MiB: its env names another; "
         "default/p0/main has no limit on GPU 0, where it was granted 4,096 MiB: install "
     )
-    assert str(finding).endswith("; and 4 more")
+    assert str(finding).endswith(" and 4 more")
     assert len(finding.parameters["containers"]) == 9  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_device_plugin.core.contract.nodereport import GpuUse
 from gpu_device_plugin.core.report.tables.pod_table import SORTS
-from gpu_device_plugin.core.report.tables.top import NODE_SORTS, Picture, Wishes, frame
+from gpu_device_plugin.core.report.tables.top import NODE_SORTS, Picture, frame
 from gpu_device_plugin.core.report.text.columns import Tone, columns
 from tests.reports import SINCE, part, report
 from tests.views import node_view, pod_on
@@ -26,8 +26,8 @@ NODES = (
 PICTURE = Picture(NODES, 2, "12:00:00", ("node d: its annotation is no JSON",))
 
 
-def texts(wishes: Wishes | None = None, width: int = 80, height: int | None = None, problem: str = "") -> list[str]:
-    return [line.text for line in frame(PICTURE, wishes or Wishes(), width, height, problem)]
+def texts(height: int | None = None, namespace: str = "") -> list[str]:
+    return [line.text for line in frame(replace(PICTURE, namespace=namespace), 80, height)]
 
 
 def test_the_head_says_what_is_shown_and_since_when() -> None:
@@ -36,11 +36,11 @@ def test_the_head_says_what_is_shown_and_since_when() -> None:
     assert head[1] == "node d: its annotation is no JSON"
     assert head[2].startswith("3 nodes, 3 GPUs   given 24G of 60G (40%)")
     assert "(figures of use read up to 5 min ago)" in head
-    assert frame(replace(PICTURE, waiting=0), Wishes(), 80, None)[0].text.endswith("; no pod waits")
+    assert frame(replace(PICTURE, waiting=0), 80, None)[0].text.endswith("; no pod waits")
 
 
 def test_why_it_is_not_current_is_told_in_red() -> None:
-    lines = frame(PICTURE, Wishes(), 80, None, "kubectl could not read /api/v1/nodes")
+    lines = frame(PICTURE, 80, None, "kubectl could not read /api/v1/nodes")
     assert lines[1].text == "Not current: kubectl could not read /api/v1/nodes"
     assert lines[1].tone is Tone.BAD
 
@@ -75,10 +75,10 @@ def test_nodes_without_gpus_and_stale_figures_are_sorted_as_nothing() -> None:
 
 
 def test_pods_of_one_namespace_are_shown_alone_and_the_head_says_so() -> None:
-    shown = texts(Wishes(namespace="ml"))
+    shown = texts(namespace="ml")
     assert shown[0].startswith("GPU shares of namespace ml,")
     assert [line for line in shown if "default/" in line] == []
-    assert "No pod has a GPU here." in texts(Wishes(namespace="nobody"))
+    assert "No pod has a GPU here." in texts(namespace="nobody")
 
 
 @pytest.mark.parametrize("height", [5, 10, 14, 24, 60])
@@ -91,7 +91,7 @@ def test_it_fits_the_terminal(height: int, width: int) -> None:
         0,
         "12:00:00",
     )
-    lines = frame(many, Wishes(), width, height)
+    lines = frame(many, width, height)
     assert len(lines) <= max(height, 13)
     assert max(columns(line.text) for line in lines) <= max(width, 60)
     shown = [line.text for line in lines]

@@ -235,5 +235,5 @@ def test_an_annotation_has_the_largest_excesses_of_its_pod() -> None:
     told = [(replace(EXCESS, used_mib=6000 + n, place=("u", f"c{n}", "g")), "GPU 0", "then") for n in range(6)]
     found = annotation(told, Response.REPORT)
     assert found.startswith("container c5 uses 6,005 MiB of GPU 0, was given 4,096 MiB, since then; container c4 uses")
-    assert found.endswith("; and 2 more; this is only reported (setting over_use)")
+    assert found.endswith(" and 2 more; this is only reported (setting over_use)")
     assert annotation(told[:1], Response.REPORT).count(";") == 1

@@ -109,7 +109,7 @@ def test_many_neighbours_are_not_all_named() -> None:
     many = [part(f"n{number}", granted=1024, used=2000 + number) for number in range(7)]
     (said,) = told(part("web", used=0), *many, used=14_021)[1:]
     assert "default/n6 uses 2,006 MiB (granted 1,024 MiB); default/n5" in said
-    assert said.endswith("default/n2 uses 2,002 MiB (granted 1,024 MiB); and 2 more.")
+    assert said.endswith("default/n2 uses 2,002 MiB (granted 1,024 MiB) and 2 more.")
 
 
 def test_a_gpu_that_is_too_full_without_a_culprit_is_told() -> None:
