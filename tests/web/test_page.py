@@ -105,14 +105,6 @@ async def test_instances_are_bars_below_the_name_of_their_gpu(browser: Browser) 
         assert await tab.run("document.activeElement.dataset.pod") == "serving/ranker-0"
 
 
-async def test_instances_are_told_in_chinese_and_in_the_drawer(browser: Browser) -> None:
-    async with opened(browser, parted(), "?lang=zh") as (tab, _):
-        await tab.click(".node-name")
-        await tab.until("document.querySelector('.pod-line')")
-        assert await tab.texts("#cards .gpu-head") == ["GPU 1\uff08MIG 模式\uff09"]
-        assert "GPU 3 (MIG 1:2 1g.10gb) · 整个 MIG 实例" in await tab.text("#drawer")
-
-
 async def test_a_part_is_as_wide_as_its_shares_and_filled_as_it_is_used(browser: Browser) -> None:
     """llm-eval-0 has 16 of 40 GiB of its GPU, and uses 14,920 of its 16,384 MiB."""
     async with opened(browser, small()) as (tab, _):
@@ -209,16 +201,6 @@ async def test_the_drawer_of_a_pod_opens_and_closes_by_the_keyboard(browser: Bro
         assert await tab.run("document.activeElement.dataset.pod") == "default/web-0"
 
 
-async def test_a_click_opens_a_pod_and_an_address_does(browser: Browser) -> None:
-    async with opened(browser, small()) as (tab, server):
-        await tab.click(WEB_0)
-        await tab.until("document.querySelector('#drawer:not([hidden]) .events')")
-        await tab.open(server.url("?pod=default/web-0"))
-        await tab.until("document.querySelector('#drawer:not([hidden]) .events')")
-        await tab.click(".drawer-close")
-        await tab.until("document.querySelector('#drawer').hidden")
-
-
 async def test_a_pod_that_is_not_there_is_said(browser: Browser) -> None:
     async with opened(browser, small()) as (tab, _):
         tab.expected = ("404",)
@@ -259,14 +241,6 @@ async def test_claims_are_shown_by_their_pods_and_a_shared_one_opens_the_first(b
         # A change of the node is one of the pod that is open.
         server.scene.pods["default", "web-0"]["phase"] = "Succeeded"
         server.change(node("dra", gpu(0, "dra", T4, shared), claims=True))
-        await tab.until("document.querySelector('#drawer').innerText.includes('Succeeded')")
-
-
-async def test_the_drawer_of_a_pod_follows_it(browser: Browser) -> None:
-    async with opened(browser, small(), "?pod=default/web-0") as (tab, server):
-        await tab.until("document.querySelector('#drawer:not([hidden]) .events')")
-        server.scene.pods["default", "web-0"]["phase"] = "Succeeded"
-        server.change(server.scene.node("t4-1"))
         await tab.until("document.querySelector('#drawer').innerText.includes('Succeeded')")
 
 
@@ -339,14 +313,6 @@ async def test_a_lost_connection_is_said_and_recovers(browser: Browser) -> None:
         await tab.until("document.querySelector('#lost').hidden && document.querySelectorAll('.card').length === 3")
         assert await tab.text("#said") == "The connection is back."
         assert (await tab.text("#status")).startswith("live")
-
-
-async def test_it_comes_back_by_itself(browser: Browser) -> None:
-    async with opened(browser, small()) as (tab, server):
-        server.cut()
-        await tab.until("!document.querySelector('#lost').hidden")
-        await eventually(lambda: server.streams == 1, "the page follows again")
-        await tab.until("document.querySelector('#lost').hidden")
 
 
 async def test_an_event_that_is_no_json_ends_the_stream_and_the_next_begins_anew(browser: Browser) -> None:
@@ -614,12 +580,6 @@ async def test_a_new_address_pasted_into_an_old_tab_is_followed(browser: Browser
         await tab.run(f"location.hash = 'token={TOKEN}'")
         await tab.until("document.querySelector('#login').hidden && document.querySelector('.card')")
         assert await tab.run("location.hash") == ""
-
-
-async def test_the_token_leaves_the_address_at_once(browser: Browser) -> None:
-    async with opened(browser, small(), "?ns=serving") as (tab, _):
-        assert await tab.run("location.hash") == ""
-        assert await tab.run("location.search") == "?ns=serving"
 
 
 async def test_a_person_who_may_not_read_nodes_sees_his_pods(browser: Browser) -> None:

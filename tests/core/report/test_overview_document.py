@@ -93,12 +93,6 @@ def test_the_document_has_everything() -> None:
     }
 
 
-def test_a_node_that_says_little_has_nulls() -> None:
-    told = node_document(NodeView(node_view("b", (15,), share_mib=None).candidate))
-    assert (told["shareMiB"], told["address"], told["capacity"], told["divided"]) == (None, None, {}, True)
-    assert (told["gpus"][0]["uuid"], told["gpus"][0]["memoryMiB"], told["sums"]["totalMiB"]) == (None, None, None)
-
-
 def test_the_document_has_every_figure() -> None:
     thief = replace(used("spy", granted=0, used=700), over_since=SINCE)
     differs = replace(
@@ -169,12 +163,6 @@ def test_a_brief_document_has_the_keys_and_values_of_the_full_one(node: NodeView
     check(brief(node), node_document(node))
 
 
-def test_a_node_says_why_nothing_can_be_placed_there() -> None:
-    shown = brief(node_view("a", (15,), ready=False, unschedulable=True, problem="broken", unhealthy={0: "XID 48"}))
-    assert (shown.get("ready"), shown["unschedulable"], shown["problem"]) == (None, True, "broken")
-    assert (shown["gpus"][0]["reason"], shown["gpus"][0].get("freeShares")) == ("XID 48", None)
-
-
 def test_pods_have_their_part_of_each_gpu_and_unknown_gpus_count_for_the_node() -> None:
     pods = (pod_on("web", {0: 5}), pod_on("ml/all", None, 1, deleting=True), pod_on("x", usage_outside_grants=4))
     shown = brief(node_view("a", (15, 15), *pods))
@@ -231,14 +219,6 @@ def test_a_pod_that_uses_a_gpu_that_it_was_not_given_is_a_stranger() -> None:
     parts = (used("thief", used=700, granted=0), used("idle", used=0, granted=0), used("gone", used=10))
     (gpu,) = brief(node_view("n", (15,), pod_on("web", {0: 5}), report=report(*parts)))["gpus"]
     assert gpu["strangers"] == [{"namespace": "default", "name": "thief", "trespassing": True, "usedMiB": 700}]
-
-
-def test_stale_figures_accuse_nobody() -> None:
-    parts = (replace(used("web", used=9000), over_since=SINCE), used("thief", used=700, granted=0))
-    read = report(*parts, age_s=5000, gpus={0: GpuUse(9700, 5)})
-    (gpu,) = brief(node_view("n", (15,), pod_on("web", {0: 5}), report=read))["gpus"]
-    assert gpu["pods"] == [{"namespace": "default", "name": "web", "shares": 5}]
-    assert not {"usedMiB", "unattributedMiB", "strangers"} & gpu.keys()
 
 
 def test_where_figures_and_limits_come_from() -> None:
@@ -306,17 +286,6 @@ def test_claims_have_their_names_and_pods() -> None:
 
 
 # --- For a reader who may not see all pods ----------------------------------------------------------------------------
-
-
-def test_hidden_pods_have_their_amounts_and_come_last() -> None:
-    thieves = report(used("a/x", used=700, granted=0), used("m/y", used=1, granted=0), used("a/1", used=9, granted=4))
-    node = node_view("n", (15,), pod_on("a/1", {0: 4}), pod_on("m/1", {0: 5}), report=thieves)
-    (gpu,) = brief(redacted(node, "m".__eq__))["gpus"]
-    assert gpu["pods"] == [{"namespace": "m", "name": "1", "shares": 5}, {"shares": 4, "usedMiB": 9}]
-    assert gpu["strangers"] == [
-        {"trespassing": True, "usedMiB": 700},
-        {"namespace": "m", "name": "y", "trespassing": True, "usedMiB": 1},
-    ]
 
 
 def test_hidden_claims_and_holders_of_instances_have_no_names() -> None:

@@ -75,11 +75,6 @@ def test_a_container_with_whole_gpus_has_them_whole() -> None:
     assert shown["variables"] == {"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1"}
 
 
-def test_the_drivers_limits_are_among_the_variables() -> None:
-    found = variables(a_pod({MEM: 5}, idx="0"), Enforcement.DRIVER)
-    assert (found["NVIDIA_GPU_MEMORY_LIMIT"], found["GPUSHARE_MEMORY_LIMIT_BY"]) == ("5120", "driver")
-
-
 def test_the_means_with_which_a_container_was_started_counts() -> None:
     pod = a_pod({MEM: 5}, idx="0", pod="9")
     started = ContainerUse("default", "web", "c0", 0, 5120, 100, enforcement=Enforcement.MPS)
@@ -109,22 +104,6 @@ def test_positions_that_are_not_used_any_more_are_no_obstacle() -> None:
     """They were those of MIG instances."""
     (shown,) = containers_of(a_pod({MEM: 5}, idx="1"), RESOURCES, node_view("n", {1: 15}))
     assert shown["variables"]["NVIDIA_VISIBLE_DEVICES"] == "GPU-1"
-
-
-def test_a_container_with_a_part_of_an_instance_is_told_which() -> None:
-    node = mig_view("n", gpus=1, shared=2, report=report(enforcements=enforcements(Enforcement.ADVISORY, 0, 1, 2)))
-    (shown,) = containers_of(a_pod({MEM: 5}, idx="2"), RESOURCES, node)
-    assert shown["gpus"] == [
-        {
-            "index": 2,
-            "uuid": "MIG-1",
-            "model": "NVIDIA H100 MIG 1g.10gb",
-            "mig": PLACE,
-            "shares": 5,
-            "grantedMiB": 5120,
-        }
-    ]
-    assert shown["variables"]["NVIDIA_VISIBLE_DEVICES"] == "MIG-1"
 
 
 def test_a_container_with_a_whole_instance_has_it_whole() -> None:

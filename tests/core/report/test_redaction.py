@@ -31,15 +31,6 @@ def test_a_node_without_a_report_stays_without() -> None:
     assert shown.report.use is None
 
 
-def test_the_order_tells_nothing_of_hidden_names() -> None:
-    used = report(part("a/1"), part("m/1"))
-    node = node_view("n", (15,), pod_on("a/1", {0: 4}), pod_on("m/1", {0: 5}), report=used)
-    shown = redacted(node, "m".__eq__)
-    assert [pod.namespace for pod in shown.pods] == ["m", HIDDEN]
-    assert shown.report.use is not None
-    assert [each.namespace for each in shown.report.use.parts] == ["m", HIDDEN]
-
-
 def test_pods_with_whole_instances_lose_their_names_too() -> None:
     mine, theirs = (
         replace(with_instances("a", 1), namespace="mine"),

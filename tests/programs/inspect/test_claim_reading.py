@@ -58,25 +58,6 @@ def test_the_overview_counts_each_claim_once(both: World, capsys: pytest.Capture
     assert printed.err == ""
 
 
-def test_the_details_name_the_pods_of_claims(both: World, capsys: pytest.CaptureFixture[str]) -> None:
-    assert both.inspect("-d", "dra") == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows[rows.index(["NAME", "NAMESPACE", "GPU0(Allocated)", "GPU1(Allocated)"]) + 1 :][:4] == [
-        ["claim:spare", "default", "1", "0"],
-        ["train", "default", "0", "15*"],
-        ["web", "default", "4", "0"],
-        ["a+b", "ml", "4", "0"],
-    ]
-
-
-def test_the_wide_table_says_which_nodes_serve_claims(both: World, capsys: pytest.CaptureFixture[str]) -> None:
-    assert both.inspect("-o", "wide") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert ["binpack, claims" in line for line in lines[1:]] == [True, True, False]
-    assert lines[1].endswith("default/claim:spare: 1 GiB, default/web: 4 GiB, ml/a+b: 4 GiB")
-    assert lines[2].endswith("default/train: whole")
-
-
 def test_the_document_has_claims_and_their_pods(both: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert both.inspect("-o", "json") == 0
     dra, plugin = json.loads(capsys.readouterr().out)["nodes"]
@@ -202,44 +183,6 @@ def test_why_tells_of_a_claim_which_node_lacks_what(both: World, capsys: pytest.
     (first,) = [line for line in lines if line.startswith("  0") and "too little free" in line]
     assert first.endswith("default/claim:spare (1 GiB), default/web (4 GiB), ml/a+b (4 GiB)")
     assert "  There would be room if this pod ended: default/web (4 GiB, priority 0)." in lines
-
-
-def test_why_tells_of_a_whole_gpu_by_a_claim(both: World, capsys: pytest.CaptureFixture[str]) -> None:
-    both.has(
-        claiming("late", made="late-gpu", conditions=[UNSCHEDULABLE]),
-        claim_json("late-gpu", device_class="gpushare-whole", memory=None),
-    )
-    assert both.inspect("why", "late") == 0
-    out = capsys.readouterr().out
-    assert "dra: no GPU is unused" in out
-    assert "shares in use" in out
-
-
-def test_why_tells_that_a_claim_was_not_made_yet(both: World, capsys: pytest.CaptureFixture[str]) -> None:
-    both.has(claiming("late"))
-    assert both.inspect("why", "late") == 0
-    assert capsys.readouterr().out.startswith("No ResourceClaim exists yet for its entry gpu: ")
-
-
-def test_why_tells_what_a_kubelet_says_of_claims_that_it_cannot_prepare(
-    both: World, capsys: pytest.CaptureFixture[str]
-) -> None:
-    event = {
-        "kind": "Event",
-        "metadata": {"name": "e", "namespace": "default"},
-        "involvedObject": {"uid": "uid-web"},
-        "type": "Warning",
-        "reason": "FailedPrepareDynamicResources",
-        "message": "Failed to prepare: the unknown field limit",
-    }
-    both.has(claiming("web", made="web-gpu", on="dra", phase="Pending"), event)
-    assert both.inspect("why", "web") == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "default/web is on node dra (Pending).",
-        f"ResourceClaim web-gpu has 4 GiB of GPU 0 (Tesla T4, {UUIDS[0]}) on node dra.",
-        "Its node prepares its claims before its containers start; its Events say why not:",
-        "Event FailedPrepareDynamicResources: Failed to prepare: the unknown field limit",
-    ]
 
 
 def test_why_tells_of_a_pod_whose_number_of_gpus_was_made_a_claim(

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from gpu_device_plugin.core.contract.nodereport import GpuUse
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from tests.patience import stretched, until
@@ -35,7 +34,8 @@ KUBECTL = '''\
 """Answers as kubectl does, from the objects in a file."""
 import json, os, pathlib, sys, time
 from urllib.parse import parse_qs, urlsplit
-from gpu_device_plugin.testing.cluster.selectors import field_selector
+from gpu_device_plugin.testing.cluster.cluster_store import merge, strategic_merge
+from gpu_device_plugin.testing.cluster.selectors import field_selector, label_selector
 
 home = pathlib.Path({home!r})
 with (home / "calls").open("a") as calls:
@@ -45,6 +45,17 @@ words = [word for word in sys.argv[1:] if not word.startswith("--") or word == "
 if "config" in words:
     print(script["namespace"], end="")
     sys.exit(0 if script["namespace"] else 1)
+if words[0] == "patch":
+    name, patch = words[2], json.loads(words[words.index("-p") + 1])
+    if name == script["refuse"]:
+        print("Error from server (Forbidden): nodes is forbidden", file=sys.stderr)
+        sys.exit(1)
+    assert ("--subresource=status" in sys.argv) == ("status" in patch)
+    (node,) = [one for one in script["objects"] if one["kind"] == "Node" and one["metadata"]["name"] == name]
+    apply = merge if "--type=merge" in sys.argv else strategic_merge
+    script["objects"][script["objects"].index(node)] = apply(node, patch)
+    (home / "script.json").write_text(json.dumps(script))
+    sys.exit(0)
 url = urlsplit(words[words.index("--raw") + 1])
 query = {{key: values[0] for key, values in parse_qs(url.query).items()}}
 if script["hang"]:
@@ -91,8 +102,7 @@ fields = {{
     "status.phase": lambda one: one["status"].get("phase", ""),
 }}
 if "labelSelector" in query:
-    key, _, value = query["labelSelector"].partition("=")
-    found = [one for one in found if one["metadata"].get("labels", {{}}).get(key) == value]
+    found = list(filter(label_selector(query["labelSelector"]), found))
 if "fieldSelector" in query:
     found = list(filter(field_selector(query["fieldSelector"], fields), found))
 start, limit = int(query.get("continue", 0)), min(int(query.get("limit", 10**6)), script["page"])
@@ -120,6 +130,7 @@ class World:
             "hang": False,
             "page": 500,
             "groups": [],
+            "refuse": "",
         }
         self.kubectl.write_text(KUBECTL.format(python=sys.executable, home=str(self.home)), encoding="utf-8")
         self.kubectl.chmod(0o755)
@@ -252,8 +263,12 @@ def shared(world: World) -> World:
 # --- The overview -----------------------------------------------------------------------------------------------------
 
 
-def test_a_cluster_without_gpus_is_an_empty_table(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    assert world.inspect() == 0
+def test_without_gpus_the_table_is_empty(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shared.inspect("plain") == 0
+    assert capsys.readouterr().err == "Node plain shares no GPUs.\n"
+    shared.script["objects"].clear()
+    shared.has()
+    assert shared.inspect() == 0
     printed = capsys.readouterr()
     assert printed.out.splitlines()[0] == "NAME  IPADDRESS  GPU Memory"
     assert printed.err == "No node shares GPUs; run kubectl inspect gpushare doctor to see why.\n"
@@ -284,13 +299,6 @@ def test_a_name_is_no_selector(shared: World) -> None:
     assert "metadata.name%3Da%5C%2Cmetadata.name%21%5C%3Db" in shared.calls[0][-1]
 
 
-def test_a_node_that_shares_no_gpu_is_said_to(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
-    assert shared.inspect("plain") == 0
-    printed = capsys.readouterr()
-    assert printed.out.splitlines()[0] == "NAME  IPADDRESS  GPU Memory"
-    assert printed.err == "Node plain shares no GPUs.\n"
-
-
 def test_json_and_yaml_tell_the_same(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert shared.inspect("-o", "json") == 0
     told = json.loads(capsys.readouterr().out)
@@ -299,11 +307,6 @@ def test_json_and_yaml_tell_the_same(shared: World, capsys: pytest.CaptureFixtur
     (node_a,) = told["nodes"]
     assert (node_a["name"], node_a["usedShares"], node_a["ready"]) == ("node-a", 19, True)
     assert [one["name"] for one in node_a["gpus"][0]["pods"]] == ["web-0", "web-1"]
-
-
-def test_wide_has_a_line_for_each_gpu(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
-    assert shared.inspect("--output=wide") == 0
-    assert capsys.readouterr().out.splitlines()[2].split()[:5] == ["node-a", "1", "11a2b3c4", "Tesla", "T4"]
 
 
 def test_what_cannot_be_read_is_left_out_and_told(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -359,27 +362,6 @@ def reporting(name: str, *parts: ContainerUse, **more: Any) -> dict[str, Any]:
     return made
 
 
-def test_the_use_of_each_container_stands_beside_what_it_was_granted(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
-    over = part("web-0", granted=5120, used=9000, over_since=SINCE)
-    world.has(reporting("node-a", over, gpus={0: GpuUse(9100, 100)}), pod("web-0", 5, on="node-a", idx=0))
-    assert world.inspect("-d", "node-a") == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[printed.index("GPU memory in use on node-a:") + 2].split() == [
-        *("0", "default/web-0/main", "9,000", "MiB", "5,120", "MiB", "-", "over", "since", SINCE)
-    ]
-    assert world.inspect() == 0
-    assert capsys.readouterr().out.endswith(
-        "\n\n1 container uses more than granted: kubectl inspect gpushare -d has the names.\n"
-    )
-    assert world.inspect("-o", "json") == 0
-    (told,) = json.loads(capsys.readouterr().out)["nodes"]
-    assert (told["gpus"][0]["usedMiB"], told["gpus"][0]["containers"][0]["usedMiB"]) == (9100, 9000)
-    assert world.inspect("-o", "wide") == 0
-    assert "  9,100 MiB  advisory  " in capsys.readouterr().out
-
-
 def test_a_report_that_cannot_be_read_is_told_and_the_rest_is_shown(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -408,27 +390,6 @@ def test_names_in_a_report_cannot_control_the_terminal(world: World, capsys: pyt
         printed = capsys.readouterr()
         assert (printed.out + printed.err).replace("\n", "").isprintable(), words
     assert r"\x1b]0;owned\x07 and \u202emore" in printed.out
-
-
-def test_a_pod_is_told_of_its_use_and_of_its_neighbour(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the 15,360 MiB the neighbour uses 14,000."""
-    hog, web = part("hog", granted=8192, used=14_000, over_since=SINCE), part("web-0", granted=5120, used=100)
-    over = pod("hog", 8, on="node-a", idx=0)
-    over["metadata"]["annotations"]["gpu-device-plugin/over-use"] = "main uses 14,000 MiB of GPU 0; it will be evicted"
-    world.has(reporting("node-a", hog, web, gpus={0: GpuUse(14_100, 0)}), over, pod("web-0", 5, on="node-a", idx=0))
-    assert world.inspect("why", "web-0") == 0
-    assert capsys.readouterr().out.splitlines()[2:] == [
-        "Container 'main' uses 100 MiB of GPU 0, was granted 5,120 MiB.",
-        (
-            "GPU 0 has only 1,360 MiB left for the 5,120 MiB that the pod was granted: default/hog uses 14,000 MiB "
-            "(granted 8,192 MiB)."
-        ),
-    ]
-    assert world.inspect("why", "hog") == 0
-    assert capsys.readouterr().out.splitlines()[2:] == [
-        "It uses more GPU memory than it was granted: main uses 14,000 MiB of GPU 0; it will be evicted.",
-        f"Container 'main' uses 14,000 MiB of GPU 0, was granted 8,192 MiB, since {SINCE}.",
-    ]
 
 
 def test_a_pod_that_waits_is_told_that_a_node_refuses_shares(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -567,9 +528,10 @@ def asking_mig(name: str, resource: str = WHOLE, *, on: str = "", uuid: str = ""
 def test_a_pod_that_waits_for_an_instance_is_told_who_has_them(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.has(
-        parted("node-a"), asking_mig("x", on="node-a", uuid="MIG-0"), asking_mig("y", on="node-a"), asking_mig("z")
-    )
+    gated = asking_mig("gated")
+    gated["spec"]["schedulingGates"] = [{"name": "quota"}]
+    held = asking_mig("x", on="node-a", uuid="MIG-0"), asking_mig("y", on="node-a")
+    world.has(parted("node-a"), *held, asking_mig("z"), gated)
     assert world.inspect("why", "z") == 0
     assert capsys.readouterr().out.splitlines() == [
         f"default/z waits for 1 of {WHOLE}.",
@@ -584,6 +546,11 @@ def test_a_pod_that_waits_for_an_instance_is_told_who_has_them(
     ]
     assert world.inspect("why", "y") == 0
     assert "is not known yet" in capsys.readouterr().out
+    assert world.inspect("why", "gated") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"default/gated waits for 1 of {WHOLE}.",
+        "No scheduler looks at it before its scheduling gates are removed: quota.",
+    ]
 
 
 def test_a_pod_that_waits_for_instances_and_memory_is_told_of_both(
@@ -600,36 +567,6 @@ def test_a_pod_that_waits_for_instances_and_memory_is_told_of_both(
     ]
     assert any("each of them sets NVIDIA_VISIBLE_DEVICES" in line for line in told)
     assert any(line.startswith("node-a: ") for line in told)
-
-
-def test_a_pod_with_instances_that_ends_or_has_ended_is_told_so(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
-    leaving, gone = asking_mig("leaving", on="node-a"), asking_mig("gone")
-    leaving["metadata"]["deletionTimestamp"] = gone["metadata"]["deletionTimestamp"] = "2026-11-22T10:00:00Z"
-    leaving["status"]["message"] = "the node is drained"
-    ended = asking_mig("ended", on="node-a")
-    ended["status"]["phase"] = "Failed"
-    gated = asking_mig("gated")
-    gated["spec"]["schedulingGates"] = [{"name": "quota"}]
-    world.has(parted("node-a"), leaving, gone, ended, gated)
-    told = []
-    for name in ("leaving", "gone", "ended", "gated"):
-        assert world.inspect("why", name) == 0
-        told.append(capsys.readouterr().out.splitlines())
-    assert told == [
-        [
-            "default/leaving is being deleted from node node-a (Running).",
-            f"  Which instances of {WHOLE} default/leaving has is not known yet: its node's agent writes it.",
-            "Its status says: the node is drained",
-        ],
-        ["default/gone is being deleted and will not be scheduled."],
-        ["default/ended has ended (Failed)."],
-        [
-            f"default/gated waits for 1 of {WHOLE}.",
-            "No scheduler looks at it before its scheduling gates are removed: quota.",
-        ],
-    ]
 
 
 def test_instances_are_in_every_layout(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -715,14 +652,6 @@ def test_who_may_only_get_his_pod_is_told_what_it_says_itself_and_which_rights_a
     ]
 
 
-def test_who_may_not_even_get_his_pod_reads_what_kubectl_says(shared: World, capfd: pytest.CaptureFixture[str]) -> None:
-    shared.has(forbidden=[["get", "pods", "default"], *RIGHTS])
-    assert shared.inspect("why", "want") == 1
-    printed = capfd.readouterr()
-    assert printed.out == ""
-    assert 'cannot get resource "pods" in API group "" in the namespace "default"' in printed.err.splitlines()[0]
-
-
 def event(uid: str, reason: str, message: str, minute: int, kind: str = "Warning") -> dict[str, Any]:
     return {
         "kind": "Event",
@@ -805,27 +734,6 @@ def test_what_else_keeps_a_pod_from_a_node_is_told(world: World, capsys: pytest.
     ) in lines
 
 
-def test_nodes_that_the_pod_itself_excludes_come_last(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    """a has room and is in another zone; b would have room if a pod ended; c is not allowed by the pod's affinity."""
-    nodes = [node(name, gpu(0)) for name in "abc"]
-    for each, zone in zip(nodes, ("x", "y", "y"), strict=True):
-        each["metadata"]["labels"] = {"zone": zone, "kubernetes.io/hostname": each["metadata"]["name"]}
-    not_c = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["c"]}
-    required = {"nodeSelectorTerms": [{"matchExpressions": [not_c]}]}
-    terms = {
-        "nodeSelector": {"zone": "y"},
-        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}},
-    }
-    world.has(*nodes, pod("there", 10, on="b", idx=0), pod("want", 8, spec=terms))
-    assert world.inspect("why", "want") == 0
-    told = [line for line in capsys.readouterr().out.splitlines() if line[:3] in {"a: ", "b: ", "c: "}]
-    assert told == [
-        "b: no GPU has 8 GiB free",
-        "a: its GPUs have room, but the pod requires the node label zone=y",
-        "c: its GPUs have room, but the pod's node affinity requires kubernetes.io/hostname NotIn (c)",
-    ]
-
-
 # --- The policy of the extender ---------------------------------------------------------------------------------------
 
 
@@ -861,19 +769,18 @@ ASSUMED: dict[str, tuple[list[dict[str, Any]], list[list[str]], str]] = {
     "nobody may read it": (
         [configured("gpu_policy: spread")],
         CONFIG_MAPS,
-        (
-            "cannot be read (/api/v1/configmaps?fieldSelector=metadata.name%3Dgpushare-extender: Error from server "
-            '(Forbidden): configmaps is forbidden: User "dev" cannot list resource "configmaps" in API group "" at the '
-            "cluster scope)"
-        ),
+        "the ConfigMap gpushare-extender cannot be read (/api/v1/configmaps?fieldSelector=metadata.name%3D",
     ),
     "it cannot be used": (
         [configured("gpu_policy: best")],
         [],
-        (
-            "cannot be used (gpushare/gpushare-extender, default.yaml, line 1, gpu_policy: 'best' is unknown; write "
-            "fit or binpack or spread)"
-        ),
+        "the ConfigMap gpushare-extender cannot be used (gpushare/gpushare-extender, default.yaml, line 1, gpu_policy:",
+    ),
+    "no extender": ([], [], "there is a ConfigMap gpushare-extender in no namespace, instead of in one namespace"),
+    "two extenders": (
+        [configured("gpu_policy: spread", place) for place in "ab"],
+        [],
+        "there is a ConfigMap gpushare-extender in a, b, instead of in one namespace",
     ),
 }
 
@@ -890,21 +797,8 @@ def test_where_the_policy_is_not_known_it_is_said_which_one_is_assumed(
     world.has(others_node("n"), used, pod("want", 8), *objects, forbidden=forbidden)
     gpu_chosen, said = chosen_gpu(world, capsys)
     assert gpu_chosen == 0
-    assert said == [
-        (f"Nodes that publish no policy are assumed to have the policy fit: the ConfigMap gpushare-extender {why}.")
-    ]
-
-
-@pytest.mark.parametrize(
-    ("places", "there"), [((), "no namespace"), (("a", "b"), "a, b")], ids=["no extender", "two extenders"]
-)
-def test_of_no_extender_or_of_two_no_policy_is_known(
-    world: World, capsys: pytest.CaptureFixture[str], places: tuple[str, ...], there: str
-) -> None:
-    world.has(others_node("n"), pod("want", 8), *(configured("gpu_policy: spread", place) for place in places))
-    assert chosen_gpu(world, capsys)[1][0].endswith(
-        f"there is a ConfigMap gpushare-extender in {there}, instead of in one namespace."
-    )
+    (sentence,) = said
+    assert sentence.startswith(f"Nodes that publish no policy are assumed to have the policy fit: {why}")
 
 
 def test_where_nodes_say_which_gpu_they_prefer_nobody_asks_for_the_extenders(
@@ -994,6 +888,11 @@ def test_the_nearest_ten_nodes_are_told_or_all(world: World, capsys: pytest.Capt
         (["doctor", "--no-browser"], "--port and --no-browser go with web; leave them out"),
         (["web", "--port=70000"], "--port: 70000 is no port; choose one from 1024 to 65535, or leave it out"),
         (["web"], "web: this build has no page; install the package gpu-device-plugin"),
+        (["prices", "n1"], "prices: it learns from the pods of the whole cluster; leave the name out"),
+        (["prices", "-o", "wide"], "-o wide: prices are a table or -o json; write one of them"),
+        (["--all=really"], "--all and --dry-run go with uninstall; leave them out"),
+        (["--json"], "--json goes with doctor; the overview has -o json"),
+        (["doctor", "node"], "doctor: it examines the whole cluster; for one node run gpu-device-plugin doctor"),
         (["-x"], "-x: there is no such argument; see kubectl inspect gpushare --help"),
         (["--domain", "UPPER"], "--domain: 'UPPER' is not a domain that the kubelet accepts; "),
     ],
@@ -1019,15 +918,6 @@ def test_nothing_of_a_pods_environment_is_ever_printed(shared: World, capsys: py
     for words in ([], ["-d"], ["-o", "wide"], ["-o", "json"], ["-o", "yaml"], ["why", "want"], ["why", "web-0"]):
         assert shared.inspect(*words) == 0
     assert "s3cret" not in "".join(capsys.readouterr())
-
-
-def test_what_the_cluster_says_does_not_steer_the_terminal(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    """What a scheduler or a node says of itself may be anything."""
-    condition = {"type": "PodScheduled", "status": "False", "message": "\x1b[2Jgone\nfake: \x9bline\u2028\u202e"}
-    world.has(node("node-a", gpu(0)), pod("want", 8, conditions=[condition]))
-    assert world.inspect("why", "want") == 0
-    said = capsys.readouterr().out.splitlines()[1]
-    assert said == r"gpushare-scheduler says: \x1b[2Jgone\nfake: \x9bline\u2028\u202e"
 
 
 # --- As a process -----------------------------------------------------------------------------------------------------

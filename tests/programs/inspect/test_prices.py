@@ -45,30 +45,7 @@ def test_prices_are_learned_from_the_pods_that_are_there(world: World, capsys: p
     assert lines[1].split() == ["Tesla", "T4", "x", "2", "15", "1.00", "5", "100.0", "0.33"]
 
 
-def test_with_few_pods_it_is_said_that_they_teach_too_little(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    world.has(node("n", gpu(0)), pod("p", 5, on="n"))
-    assert world.inspect("prices") == 0
-    assert capsys.readouterr().out == "1 pod teaches too little: until 20 have come, the policy fit is binpack.\n"
-
-
 def test_without_rights_to_all_pods_there_are_no_prices(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.has(node("n", gpu(0)), forbidden=[["list", "pods", ""]])
     assert world.inspect("prices") == 1
     assert "prices are learned from all of them" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["prices", "n1"], "prices: it learns from the pods of the whole cluster; leave the name out"),
-        (["prices", "-o", "wide"], "-o wide: prices are a table or -o json; write one of them"),
-        (["prices", "-n", "team"], "prices: it takes no -n; leave it out"),
-        (["prices", "-w"], "prices: -w draws the overview again and again; leave it out"),
-        (["price", "n1"], "price n1: there is no such command; did you mean prices?"),
-    ],
-)
-def test_a_mistake_has_a_sentence(
-    world: World, capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
-) -> None:
-    assert world.inspect(*words) == 2
-    assert sentence in capsys.readouterr().err

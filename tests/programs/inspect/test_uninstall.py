@@ -3,101 +3,62 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.programs.inspect.inspect_program import main
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.cluster_store import merge
 from tests.names import MEM
+from tests.programs.inspect.test_inspect_program import World
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
 
-KUBECTL = '''\
-#!{python}
-"""Reads and patches nodes in a file."""
-import json, pathlib, sys
-from gpu_device_plugin.testing.cluster.cluster_store import merge, strategic_merge
-home = pathlib.Path({home!r})
-world = json.loads((home / "world.json").read_text())
-words = sys.argv[1:]
-if world["refuse"] in words:
-    print("Error from server (Forbidden): nodes is forbidden", file=sys.stderr)
-    sys.exit(1)
-if words[0] == "patch":
-    name, patch = words[2], json.loads(words[words.index("-p") + 1])
-    beneath = "--subresource=status" in words
-    assert beneath == ("status" in patch)
-    apply = {{"--type=merge": merge, "--type=strategic": strategic_merge}}[words[words.index("-p") - 1]]
-    world["nodes"][name] = apply(world["nodes"][name], patch)
-    (home / "world.json").write_text(json.dumps(world))
-    print(f"node/{{name}} patched")
-    sys.exit(0)
-path = words[words.index("--raw") + 1]
-found = world["pods"] if "pods" in path else list(world["nodes"].values())
-if "metadata.name" in path:
-    found = [one for one in found if path.partition("metadata.name%3D")[2].partition("&")[0] == one["metadata"]["name"]]
-print(json.dumps({{"metadata": {{}}, "items": found}}))
-'''
+class Nodes(World):
+    """A cluster whose nodes a kubectl can change."""
 
-
-class World:
-    """Nodes that a kubectl can change."""
-
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        self.world: dict[str, Any] = {"nodes": {}, "pods": [], "refuse": ""}
-        self.kubectl.write_text(KUBECTL.format(python=sys.executable, home=str(home)), encoding="utf-8")
-        self.kubectl.chmod(0o755)
-
-    @property
-    def kubectl(self) -> Path:
-        return self.home / "kubectl"
-
-    def has(self, name: str, labels: Mapping[str, str], mem: str | None = None) -> None:
+    def add(self, name: str, labels: Mapping[str, str], mem: str | None = None) -> None:
         """Add a node; with an amount it is one that shares, or shared."""
         node: dict[str, Any] = builders.node(name, labels=labels)
         if mem is not None:
             amounts = {"capacity": {MEM: mem, "cpu": "8"}, "allocatable": {MEM: "0", "cpu": "8"}}
             annotations = {"gpu-device-plugin/gpus": "{}", "kept": "yes"}
             node = merge(node, {"metadata": {"annotations": annotations}, "status": amounts})
-        self.world["nodes"][name] = node
+        node["metadata"]["uid"] = f"uid-{name}"
+        self.script["objects"].append(node)
 
     def agent_on(self, node: str) -> None:
-        self.world["pods"].append(
-            {"metadata": {"name": "agent-x", "namespace": "gpushare"}, "spec": {"nodeName": node}}
-        )
+        labels = {"app.kubernetes.io/name": "gpushare", "app.kubernetes.io/component": "node"}
+        metadata = {"name": "agent-x", "namespace": "gpushare", "labels": labels}
+        self.script["objects"].append({"kind": "Pod", "metadata": metadata, "spec": {"nodeName": node}})
 
     def uninstall(self, *words: str) -> int:
-        (self.home / "world.json").write_text(json.dumps(self.world), encoding="utf-8")
-        code = main(["uninstall", *words], kubectl=str(self.kubectl), environ={})
-        self.world = json.loads((self.home / "world.json").read_text(encoding="utf-8"))
+        self.has()
+        code = self.inspect("uninstall", *words)
+        self.script = json.loads((self.home / "script.json").read_text(encoding="utf-8"))
         return code
 
     def node(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.world["nodes"][name]
-        return found
+        return next(each for each in self.script["objects"] if each["metadata"]["name"] == name)
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def world(tmp_path: Path) -> Nodes:
     """A node that shared once, one that shares, and one that never did."""
-    made = World(tmp_path)
-    made.has("old", {"gpu-device-plugin/count": "2", "zone": "a"}, "0")
-    made.has("new", {"gpu-device-plugin/count": "2", "gpushare": "true"}, "16")
-    made.has("plain", {"zone": "a"})
+    made = Nodes(tmp_path)
+    made.add("old", {"gpu-device-plugin/count": "2", "zone": "a"}, "0")
+    made.add("new", {"gpu-device-plugin/count": "2", "gpushare": "true"}, "16")
+    made.add("plain", {"zone": "a"})
     return made
 
 
 REMOVED = "labels gpu-device-plugin/count; annotations gpu-device-plugin/gpus; capacity aliyun.com/gpu-mem"
 
 
-def test_what_is_left_goes_and_everything_else_stays(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_left_goes_and_everything_else_stays(world: Nodes, capsys: pytest.CaptureFixture[str]) -> None:
     new, plain = world.node("new"), world.node("plain")
     assert world.uninstall() == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -114,7 +75,7 @@ def test_what_is_left_goes_and_everything_else_stays(world: World, capsys: pytes
     assert capsys.readouterr().out == "There are no leftovers to remove.\n"
 
 
-def test_resources_of_mig_profiles_go_too(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resources_of_mig_profiles_go_too(world: Nodes, capsys: pytest.CaptureFixture[str]) -> None:
     ours, theirs = "aliyun.com/mig-1g.10gb", "nvidia.com/mig-1g.10gb"
     world.node("old")["status"]["capacity"].update({ours: "0", theirs: "7"})
     assert world.uninstall("old") == 0
@@ -122,7 +83,7 @@ def test_resources_of_mig_profiles_go_too(world: World, capsys: pytest.CaptureFi
     assert world.node("old")["status"]["capacity"].keys() & {ours, theirs} == {theirs}
 
 
-def test_a_condition_goes_and_the_kubelets_stay(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_condition_goes_and_the_kubelets_stay(world: Nodes, capsys: pytest.CaptureFixture[str]) -> None:
     world.node("old")["status"]["conditions"].append({"type": "GPUHealthy", "status": "True"})
     assert world.uninstall("old") == 0
     assert capsys.readouterr().out == f"old: removed {REMOVED}; conditions GPUHealthy\n"
@@ -131,14 +92,14 @@ def test_a_condition_goes_and_the_kubelets_stay(world: World, capsys: pytest.Cap
     assert MEM not in world.node("old")["status"]["capacity"]
 
 
-def test_a_dry_run_changes_nothing(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    before = json.dumps(world.world)
+def test_a_dry_run_changes_nothing(world: Nodes, capsys: pytest.CaptureFixture[str]) -> None:
+    before = json.dumps(world.script)
     assert world.uninstall("old", "--dry-run") == 0
     assert capsys.readouterr().out == f"old: would remove {REMOVED}\n"
-    assert json.dumps(world.world) == before
+    assert json.dumps(world.script) == before
 
 
-def test_where_sharing_goes_on_it_ends_only_if_one_says_so(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_sharing_goes_on_it_ends_only_if_one_says_so(world: Nodes, capsys: pytest.CaptureFixture[str]) -> None:
     """The kubelet of that node knows the agent still, and writes what it knows."""
     world.agent_on("new")
     for words in (["--all=yes"], ["--all"], ["--all", "new"], ["--all", "--dry-run"]):
@@ -152,7 +113,7 @@ def test_where_sharing_goes_on_it_ends_only_if_one_says_so(world: World, capsys:
 
 
 def test_a_node_whose_agent_runs_by_another_rule_is_left_alone(
-    world: World, capsys: pytest.CaptureFixture[str]
+    world: Nodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world.agent_on("old")
     assert world.uninstall("old") == 0
@@ -161,10 +122,10 @@ def test_a_node_whose_agent_runs_by_another_rule_is_left_alone(
 
 
 def test_what_could_not_be_removed_is_told_and_the_rest_goes_on(
-    world: World, capsys: pytest.CaptureFixture[str]
+    world: Nodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.has("older", {"gpu-device-plugin/count": "2"}, "0")
-    world.world["refuse"] = "old"
+    world.add("older", {"gpu-device-plugin/count": "2"}, "0")
+    world.script["refuse"] = "old"
     assert world.uninstall() == 1
     told = capsys.readouterr().out
     assert "old: the removal is incomplete: node old: Error from server (Forbidden): nodes is forbidden" in told
@@ -172,12 +133,12 @@ def test_what_could_not_be_removed_is_told_and_the_rest_goes_on(
 
 
 def test_a_node_with_capacity_alone_and_one_with_the_label_alone(
-    world: World, capsys: pytest.CaptureFixture[str]
+    world: Nodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """gpushare's own device plugin leaves nothing else, and a node without GPUs gets nothing."""
-    world.world["nodes"] = {}
-    world.has("bare", {"gpushare": "true"})
-    world.has("theirs", {}, "8")
+    world.script["objects"].clear()
+    world.add("bare", {"gpushare": "true"})
+    world.add("theirs", {}, "8")
     world.node("theirs")["metadata"]["annotations"] = {}
     assert world.uninstall() == 0
     (told,) = capsys.readouterr().out.splitlines()
@@ -185,30 +146,8 @@ def test_a_node_with_capacity_alone_and_one_with_the_label_alone(
 
 
 @pytest.mark.parametrize("place", ["nodes", "pods"])
-def test_what_makes_no_sense_is_said_to(world: World, capsys: pytest.CaptureFixture[str], place: str) -> None:
-    world.world[place] = {"odd": {"metadata": 7}} if place == "nodes" else [{"metadata": {}}]
+def test_what_makes_no_sense_is_said_to(world: Nodes, capsys: pytest.CaptureFixture[str], place: str) -> None:
+    world.agent_on("new")
+    (world.node("old") if place == "nodes" else world.node("agent-x"))["metadata"]["namespace"] = 7
     assert world.uninstall() == 1
     assert "not a" in capsys.readouterr().err
-
-
-def test_a_node_that_is_not_there(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    assert world.uninstall("none") == 1
-    assert 'nodes "none" not found' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--all=really"], "--all and --dry-run go with uninstall; leave them out"),
-        (["why", "pod", "--dry-run"], "--all and --dry-run go with uninstall; leave them out"),
-        (["--json"], "--json goes with doctor; the overview has -o json"),
-        (["doctor", "-d"], "doctor: -d and -o are for the overview; leave them out"),
-        (["unistall", "node"], "unistall node: there is no such command; did you mean uninstall?"),
-        (["doctor", "node"], "doctor: it examines the whole cluster; for one node run gpu-device-plugin doctor"),
-    ],
-)
-def test_flags_that_mean_nothing_here_are_refused(
-    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words, kubectl="none", environ={}) == 2
-    assert sentence in capsys.readouterr().err

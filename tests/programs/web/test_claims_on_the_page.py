@@ -83,21 +83,6 @@ async def test_without_claims_all_else_is_shown_with_one_sentence(api: ApiServer
     assert shown["read"]["live"] is True
 
 
-async def test_why_a_pod_waits_is_told_by_its_claim(api: ApiServer) -> None:
-    api.add(serving_node("dra"))
-    waits = pod("late", container())
-    waits["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "late-gpu"}]
-    api.add(waits)
-    api.add(claim_json("late-gpu", memory="16Gi"))
-    api.add(claim_json("shown", part_json(0, "1Gi", "dra")))
-    async with served(api) as page, page.live() as stream:
-        await stream.until(lambda known: known["nodes"] and parts(known, "dra"))
-        status, answer = await page.get("api/v1/pods/default/late")
-    assert status == 200
-    assert answer["why"][0] == "default/late waits for 16 GiB of one GPU, through ResourceClaims."
-    assert "dra: the largest GPU has 8 GiB in all" in answer["why"]
-
-
 async def test_pods_that_wait_for_claims_are_listed_with_the_others(api: ApiServer) -> None:
     api.add(serving_node("dra"))
     for name, namespace in (("late", "a"), ("other", "b"), ("placed", "a")):

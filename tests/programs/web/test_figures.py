@@ -19,7 +19,7 @@ from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang
 from tests.patience import eventually
 from tests.programs.web.harness import served_by
-from tests.programs.web.test_page_server import Users, bearer, bound
+from tests.programs.web.test_page_server import Users, WithoutNodes, bearer, bound
 from tests.reports import SINCE, part, written
 
 if TYPE_CHECKING:
@@ -287,13 +287,6 @@ async def test_an_agent_that_was_replaced_is_found(world: World) -> None:
         await eventually(lambda: (use := world.latest("gpu-1")) is not None and use.parts[0].used_mib == 77)
 
 
-async def test_without_agents_it_says_so(world: World) -> None:
-    async with world.following(lambda: ["gpu-1"]) as figures:
-        await eventually(lambda: figures.state.why)
-        assert figures.state.source == "nodes"
-        assert figures.state.why.startswith("no node agent that serves HTTP runs; the figures are those of the nodes'")
-
-
 async def test_an_api_server_that_is_away_ends_nothing(world: World) -> None:
     world.agent("gpu-1", page())
     async with world.following(lambda: ["gpu-1"]) as figures:
@@ -337,19 +330,9 @@ async def test_who_sees_no_nodes_is_told_nothing_of_agents(world: World) -> None
     world.api.add(node("gpu-1", mem=30, count=2))
     world.agent("gpu-1", page())
 
-    class NoNodes(Users):
-        async def caller(self, token: str) -> Any:
-            found = await super().caller(token)
-            assert found is not None
-            found.may_see_nodes = no  # type: ignore[method-assign]
-            return found
-
-    async def no() -> bool:
-        return False
-
     async with (
         Client(ClusterConfig(world.api.url)) as client,
-        served_by(client, callers=NoNodes(some={"default"}), figures=AgentFigures(client, timing=QUICK)) as shown,
+        served_by(client, callers=WithoutNodes(some={"default"}), figures=AgentFigures(client, timing=QUICK)) as shown,
         shown.live(Authorization=bearer("some")) as stream,
     ):
         known = await stream.until(lambda known: known)

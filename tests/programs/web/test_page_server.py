@@ -130,12 +130,6 @@ async def test_the_first_event_is_the_whole_cluster(api: ApiServer) -> None:
     assert event["read"]["now"].endswith("Z")
 
 
-async def test_an_empty_cluster_is_told_as_one(api: ApiServer) -> None:
-    async with served(api) as page, page.live() as stream:
-        name, event = await stream.next()
-    assert (name, event["nodes"], event["read"]["live"]) == ("cluster", [], True)
-
-
 async def test_only_nodes_that_changed_are_told_again(api: ApiServer) -> None:
     for name in ("gpu-1", "gpu-2", "gpu-3"):
         api.add(node(name, mem=30, count=2))
@@ -225,19 +219,6 @@ async def test_a_slow_reader_is_dropped_and_costs_no_memory(api: ApiServer) -> N
         await eventually(lambda: page.server.streams.readers == 0, "the stream ends with its reader")
 
 
-async def test_a_stream_ends_when_its_token_is_not_valid_any_more(api: ApiServer) -> None:
-    users = Users(ann={""})
-    async with served(api, callers=users) as page, page.live(Authorization=bearer("ann")) as stream:
-        await stream.next()
-        users.broken = True
-        await stream.next()
-        users.broken = False
-        del users.namespaces["ann"]
-        async with asyncio.timeout(stretched()):
-            while (await stream.next())[0]:
-                pass
-
-
 # --- Waiting pods -----------------------------------------------------------------------------------------------------
 
 
@@ -255,15 +236,6 @@ async def test_waiting_pods_are_told_with_their_reasons(api: ApiServer) -> None:
         assert waits["room"] == "There would be room on gpu-1 if this pod ended: default/a (10, priority 0)."
         api.bind("big", "gpu-1", {ALLOCATION: '{"0":{"0":8}}'})
         await stream.until(lambda known: known["waiting"] == [])
-
-
-async def test_the_oldest_waiting_pods_are_shown_and_the_others_counted(api: ApiServer) -> None:
-    for number in range(MOST_WAITING + 2):
-        api.add(pod(f"w-{number:03}", container(mem=8), created=f"2026-11-22T10:{number // 60:02}:{number % 60:02}Z"))
-    async with served(api) as page, page.live() as stream:
-        shown = await stream.until(lambda known: len(known["waiting"]) == MOST_WAITING and known["notes"])
-    assert [each["name"] for each in shown["waiting"]] == [f"w-{number:03}" for number in range(MOST_WAITING)]
-    assert shown["notes"] == [f"2 more pods wait; the oldest {MOST_WAITING} are shown."]
 
 
 # --- What may not be read ---------------------------------------------------------------------------------------------
@@ -410,34 +382,6 @@ async def test_there_is_no_data_without_the_token(api: ApiServer, path: str, hea
         status, answer = await page.get(f"api/v1/{path}", Authorization=header)
         assert status == 401
         assert set(answer) == {"error"}
-
-
-async def test_in_a_cluster_the_page_is_told_to_ask_for_a_token(api: ApiServer) -> None:
-    async with served(api, callers=Users(), mode="cluster") as page:
-        assert await page.get("api/v1/session") == (
-            401,
-            {"error": "Give the token of an account of this cluster.", "login": "token"},
-        )
-
-
-async def test_an_api_server_that_does_not_say_who_calls_is_told(api: ApiServer) -> None:
-    users = Users()
-    users.broken = True
-    async with served(api, callers=users) as page:
-        status, answer = await page.get("api/v1/session")
-    assert status == 502
-    assert "tokenreviews" in answer["error"]
-
-
-async def test_the_session_says_who_looks_at_what(api: ApiServer) -> None:
-    async with served(api) as page:
-        status, answer = await page.get("api/v1/session")
-    assert status == 200
-    assert {key: answer[key] for key in ("mode", "user", "context")} == {
-        "mode": "kubeconfig",
-        "user": "alice",
-        "context": "dev",
-    }
 
 
 # --- Details ----------------------------------------------------------------------------------------------------------
@@ -822,25 +766,6 @@ async def test_a_right_that_ends_ends_the_stream_of_a_reader_who_is_slow(api: Ap
         del users.namespaces["ann"]
         with pytest.raises(StopAsyncIteration):
             await anext(events)
-
-
-async def test_others_have_their_turn_between_the_parts_of_an_event(api: ApiServer) -> None:
-    for number in range(2):
-        api.add(node(f"gpu-{number}", mem=15, count=1))
-    users = Users(ann={""})
-    async with served(api, callers=users) as page:
-        await eventually(lambda: page.server.page_state.complete)
-        caller = await users.caller("ann")
-        assert caller is not None
-        events = await Streams(page.server.page_state, page.server.watched, Views(), chunk=1).events(
-            caller, lambda: users.caller("ann")
-        )
-        await anext(events)
-        turns: list[bool] = []
-        asyncio.get_running_loop().call_soon(turns.append, True)
-        assert b"gpu-1" in await anext(events)
-        assert turns
-        await events.aclose()
 
 
 # --- Rights that are slow to be known ---------------------------------------------------------------------------------

@@ -85,24 +85,6 @@ def test_the_sentences_of_a_cluster_that_is_well() -> None:
     assert worst(findings) == "ok"
 
 
-def test_the_sentences_of_a_cluster_that_is_ill() -> None:
-    """Names are listed, of many the first ones; and counted with the right form of the noun."""
-    lost = tuple(replace(POD, name=f"default/p-{n}", scheduler="other", promised=False) for n in range(7))
-    (bound,) = CHECKS["placement"](replace(WELL, pods=lost))
-    names = "default/p-0, default/p-1, default/p-2, default/p-3, default/p-4 and 2 more"
-    assert str(bound) == f"other bound 7 GPU pods without asking the extender: {names}"
-    assert bound.advice.startswith("configure other to call it (docs/scheduler.md), or set schedulerName: ")
-    stuck = agent("node-a", ready=False, container="agent", reason="CrashLoopBackOff", why="back-off 5m0s")
-    (ill,) = CHECKS["agents"](replace(WELL, agents=(stuck,)))
-    assert str(ill) == (
-        "gpushare/agent-node-a on node-a is not ready: container agent: CrashLoopBackOff: back-off 5m0s"
-    )
-    assert ill.advice == "kubectl -n gpushare logs agent-node-a -c agent --previous says why it ended"
-    two = (node("node-a", gpus=replace(TWO, gpus=tuple(replace(gpu, unhealthy="hung") for gpu in TWO.gpus))),)
-    (hung,) = CHECKS["GPUs"](replace(WELL, nodes=two))
-    assert str(hung) == "node-a: GPU 0, 1 are out of service: hung"
-
-
 def test_a_cluster_in_which_nothing_is_installed() -> None:
     bare = ClusterSymptoms(memory_resource=MEM, count_resource=COUNT, version="v1.36.2", daemonset=False)
     findings = examine(CHECKS, bare)

@@ -535,27 +535,3 @@ def test_the_command_that_sets_the_number_of_gpus_is_one_of_kubectl() -> None:
         """-p '{"status":{"capacity":{"aliyun.com/gpu-count":"2"}}}'"""
     )
     assert '"aliyun.com/gpu-count":null' in set_count("n", COUNT, None)
-
-
-def test_the_sentences_of_a_node_on_which_nothing_works() -> None:
-    """Those with a sentence from elsewhere carry it whole."""
-    ill = replace(
-        WELL,
-        driver_problem="opening NVML failed: Driver Not Loaded (9); load the kernel module",
-        kubelet_listens=False,
-        agents_running=0,
-        api=api(capacity={MEM: 30, COUNT: 3}, skew_s=300.0),
-    )
-    shown = {finding.check: (str(finding), finding.advice) for finding in examine(CHECKS, ill) if finding.advice}
-    assert shown["driver"] == (
-        "opening NVML failed: Driver Not Loaded (9); load the kernel module",
-        "see also the agent's log",
-    )
-    assert shown["kubelet"][0] == "no process listens on /var/lib/kubelet/device-plugins/kubelet.sock"
-    assert shown["agent"] == (
-        "no agent runs here",
-        "kubectl label node node-a gpushare=true, and see kubectl -n gpushare get daemonset,pods -o wide",
-    )
-    assert shown["capacity"][0] == "node-a has 3 aliyun.com/gpu-count by its kubelet, but 2 by its agent"
-    assert shown["capacity"][1].endswith(set_count("node-a", COUNT, 2))
-    assert shown["clock"][0].startswith("300 s ahead of the API server's: ")

@@ -123,11 +123,6 @@ def test_where_the_size_of_shares_is_not_known_numbers_are_bare() -> None:
     assert "given 5 of 15 (33%)" in shown[3]
 
 
-def test_without_nodes_there_are_sums_of_nothing() -> None:
-    assert texts() == ["NODE  GPU  MODEL  GIVEN  USED  FREE  LIMITS", "", *texts()[2:]]
-    assert texts()[2].startswith("0 nodes, 0 GPUs   given 0G of 0G   free 0G")
-
-
 @pytest.mark.parametrize(("mib", "shown"), [(None, "-"), (0, "0G"), (1024, "1G"), (1536, "1.5G"), (312, "0.3G")])
 def test_amounts_are_short(mib: int | None, shown: str) -> None:
     assert gib(mib) == shown

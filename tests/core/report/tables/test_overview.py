@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpu_device_plugin.core.cluster.node_report import NodeView
 from gpu_device_plugin.core.report.tables.overview import details, summary, wide
@@ -25,11 +23,6 @@ def test_the_last_cell_of_a_line_widens_no_column() -> None:
 
 def test_a_line_of_one_cell_begins_new_columns() -> None:
     assert aligned([["wide cell", "x"], [""], ["a", "y"]]) == ["wide cell  x", "", "a  y"]
-
-
-@given(st.lists(st.lists(st.text("ab", max_size=3), min_size=1, max_size=4), max_size=6))
-def test_nothing_is_lost_between_the_blanks(lines: list[list[str]]) -> None:
-    assert [line.split() for line in aligned(lines)] == [" ".join(cells).split() for cells in lines]
 
 
 # --- The original's layout --------------------------------------------------------------------------------------------
@@ -144,11 +137,6 @@ def test_the_details_of_two_nodes() -> None:
     ]
 
 
-def test_pods_without_a_place_come_last_among_the_details() -> None:
-    lines = details([node_view("a", (4,), pod_on("a", usage_outside_grants=1), pod_on("b", {0: 1}))])
-    assert [line.split()[0] for line in lines[5:7]] == ["b", "a"]
-
-
 def test_the_rule_below_the_details_is_as_long_as_the_rows_of_the_first_node() -> None:
     """Row "p default 1": 1+7+1 bytes, a tab after each, a line end, and 10 more; an empty first node has only 10."""
     full, empty = node_view("a", (4,), pod_on("p", {0: 1})), node_view("b", (4,))
@@ -182,17 +170,6 @@ def test_the_unit_is_guessed_by_the_gpus_of_the_first_node_together() -> None:
     """As the original divides: 201 over two GPUs are 100, and no more."""
     assert summary([node_view("a", (101, 100), share_mib=None)])[0].endswith("GPU Memory(GiB)")
     assert summary([node_view("a", (102, 100), share_mib=None)])[0].endswith("GPU Memory(MiB)")
-
-
-def test_what_is_on_unknown_gpus_is_mib_too_where_sizes_differ() -> None:
-    """One share of 1024 MiB on a; 2 and 1 of 256 MiB somewhere on b."""
-    lost = pod_on("lost", usage_outside_grants=2), pod_on("more", usage_outside_grants=1)
-    views = [node_view("a", (4,), pod_on("p", {0: 1})), node_view("b", (8,), *lost, share_mib=256)]
-    assert [row.split() for row in summary(views)[1:3]] == [
-        ["a", "10.0.0.7", "1024/4096", "1024/4096"],
-        ["b", "10.0.0.7", "0/2048", "768", "768/2048"],
-    ]
-    assert ["lost", "default", "0", "512"] in [line.split() for line in details(views)]
 
 
 def test_shares_of_different_sizes_are_added_up_as_mib() -> None:
@@ -269,12 +246,6 @@ def test_what_is_on_unknown_gpus_has_a_row_and_so_has_a_node_that_cannot_be_read
         f"b     ?    -     -         -       3 GiB + 1 whole  -     -       -      -        -       {'-':7}  x/y: 3 GiB + 1 whole",  # noqa: E501
         f"b     ?    -     -         -       2 whole          -     -       -      -        -       {'-':7}  z/z: 2 whole",  # noqa: E501
     ]  # fmt: skip
-
-
-def test_a_wide_row_names_all_pods_and_the_model_without_its_maker() -> None:
-    row = wide([node_view("a", (15,), pod_on("x", {0: 1}), pod_on("y", {0: 2}), model="NVIDIA A10")])[1]
-    assert row.split()[:4] == ["a", "0", "0", "A10"]
-    assert row.endswith("  default/x: 1 GiB, default/y: 2 GiB")
 
 
 @pytest.mark.parametrize(

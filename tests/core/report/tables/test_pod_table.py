@@ -63,12 +63,6 @@ def test_the_use_of_one_container_that_is_not_known_makes_that_of_the_pod_unknow
     assert row.used_mib is None
 
 
-def test_stale_figures_accuse_nobody() -> None:
-    parts = (replace(part("web", used=9000), over_since=SINCE), part("thief", granted=0, used=100))
-    (row,) = pod_rows([node_view("n", (15,), pod_on("web", {0: 4}), report=report(*parts, age_s=5000))])
-    assert (row.used_mib, row.state) == (None, "")
-
-
 def test_pods_of_one_namespace_can_be_chosen() -> None:
     view = node_view("n", (15,), pod_on("a/web", {0: 4}), pod_on("ab/web", {0: 4}))
     assert [row.pod for row in pod_rows([view], "a")] == ["a/web"]
@@ -159,16 +153,3 @@ def test_each_node_has_its_gpus_and_their_pods() -> None:
         ["2", "nodes,", "3", "GPUs"],
         ["whole", "GPUs", "free", "1"],
     ]
-
-
-def test_without_nodes_there_are_sums_of_nothing_in_detail() -> None:
-    assert [line.text for line in folded_details([], 200)] == [
-        "0 nodes, 0 GPUs   given 0G of 0G   free 0G   largest pod now 0G   whole GPUs free 0"
-    ]
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_no_row_of_the_details_is_wider_than_the_terminal(width: int) -> None:
-    pods = [pod_on(f"{'p' * 200}{at}", {at: at + 1}) for at in range(8)]
-    node = node_view("n" * 253, (140,) * 8, *pods, model="NVIDIA RTX PRO 6000 Blackwell Server Edition")
-    assert max(columns(line.text) for line in folded_details([node], width)) <= width

@@ -138,12 +138,6 @@ def test_blind_is_not_zero_and_old_figures_say_so() -> None:
     ]
 
 
-def test_a_node_of_an_older_agent_is_shown_as_before() -> None:
-    view = node_view("a", (15,), pod_on("web", {0: 4}))
-    assert memory_in_use([view]) == []
-    assert summary([view])[-1] == "4/15 (26%)  "
-
-
 def test_a_refusing_gpu_and_one_of_unknown_size_have_their_rows() -> None:
     refusing = {0: GpuEnforcement(Enforcement.ADVISORY, "why", refusal="MPS is required here and not there")}
     view = node_view("a", (15,), share_mib=None, report=report(enforcements=refusing))

@@ -128,20 +128,6 @@ def test_pods_on_unknown_gpus_are_named() -> None:
     )
 
 
-def test_a_whole_gpu_may_not_be_shared() -> None:
-    assert "shares in use" in told(wanting(whole(1)), node_view("n", (8,), pod_on("a", {0: 1})))[3]
-
-
-def test_a_gpu_serves_as_one_of_several() -> None:
-    """Two whole GPUs are wanted; GPU 0 would be one of them, and GPU 1 has a share in use."""
-    lines = told(wanting(whole(2)), node_view("n", (8, 8), pod_on("a", {1: 1})))
-    assert ("  has room  " in lines[3], "  shares in use  " in lines[4]) == (True, True)
-
-
-def test_a_model_is_told_without_the_name_of_its_maker() -> None:
-    assert told(wanting(mem(4)), node_view("n", (8,), model="NVIDIA A10"))[3].split()[:3] == ["0", "0", "A10"]
-
-
 def test_gpus_that_the_annotations_do_not_allow_say_so() -> None:
     ask = wanting(mem(4), wishes=Wishes(avoid_uuids=("GPU-0",)))
     lines = told(ask, node_view("n", (8, 8), pod_on("a", {1: 8})))
@@ -223,10 +209,6 @@ def test_nothing_is_lacking_where_each_container_alone_has_room() -> None:
     assert behind_twenty_with_room(wanting(whole(1), mem(3)), *nodes) == ["b", "a"]
 
 
-def test_a_node_without_a_healthy_gpu_is_told_too() -> None:
-    assert told(wanting(whole(1)), node_view("n", (8,), unhealthy={0: "too hot"}))[1] == "n: no GPU is healthy"
-
-
 def test_of_many_nodes_only_the_nearest_are_told_one_by_one() -> None:
     """60 nodes of which one has room, 39 have none and 20 are too small."""
     nodes = [node_view(f"n{n:02}", (8,), pod_on("x", {0: 8})) for n in range(39)]
@@ -245,23 +227,6 @@ def test_of_many_nodes_only_the_nearest_are_told_one_by_one() -> None:
     assert [line for line in lines[8:] if line and line[0] != " "] == [
         "room: its GPUs have room",
         "n00: no GPU has 8 GiB free",
-    ]
-
-
-def test_everything_that_is_told_was_looked_at() -> None:
-    """60 nodes, and none of them says falsely that no end of a pod helps."""
-    nodes = [node_view(f"n{n:02}", (8,), pod_on("x", {0: 8})) for n in range(60)]
-    lines = told(wanting(mem(8)), *nodes, most=60)
-    assert sum("There would be room if this pod ended" in line for line in lines) == 60
-    assert lines[1] == "n00: no GPU has 8 GiB free"
-
-
-def test_reasons_that_are_equally_many_are_counted_in_alphabetical_order() -> None:
-    """The node that cannot be read lacks more than the one whose GPU is too small."""
-    nodes = [node_view("a", (4,)), node_view("b", (), problem="its annotation is not JSON")]
-    assert told(wanting(mem(8)), *nodes, most=1)[2:4] == [
-        "  1  its annotation is not JSON",
-        "  1  the largest GPU has 4 GiB in all",
     ]
 
 

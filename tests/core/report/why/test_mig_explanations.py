@@ -114,11 +114,6 @@ def test_of_many_pods_some_are_named_and_of_one_that_ends_this_is_told() -> None
     )
 
 
-def test_five_pods_are_all_named() -> None:
-    (offer,) = mig_view("a", *(with_instances(f"p{n}", n) for n in range(5)), whole=5).instances()
-    assert holders(offer).endswith("default/p4 (0:4)")
-
-
 @pytest.mark.parametrize(
     ("resource", "nodes", "expected"),
     [

@@ -138,14 +138,6 @@ def test_numbers_that_are_smaller_than_what_the_gpus_have_are_named() -> None:
     assert told(gpus, ask=ONE_GPU) == [f"in-use taken=1 offered=1 resource={COUNT}"]
 
 
-def test_a_kubelet_that_has_too_little_for_what_the_gpus_just_serve_is_named() -> None:
-    """4 are wanted of the 4 that are free on GPU 0, and one GPU of the one that is unused."""
-    four = node_view("n", (4,), amounts=({MEM: 4}, {MEM: 3}))
-    assert told(four) == [f"in-use taken=0 offered=3 resource={MEM}"]
-    one = node_view("n", (8, 8), pod_on("a", None, 0), amounts=({COUNT: 2}, {COUNT: 1}))
-    assert told(one, ask=ONE_GPU) == [f"in-use taken=1 offered=1 resource={COUNT}"]
-
-
 def test_numbers_that_suffice_or_that_the_gpus_tell_are_not() -> None:
     amounts = ({MEM: 8, COUNT: 1}, {MEM: 8, COUNT: 1})
     assert told(node_view("n", (8,), pod_on("a", {0: 4}), amounts=amounts)) == []

@@ -11,13 +11,13 @@ from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.report.tables.folded_table import folded
-from gpu_device_plugin.core.report.tables.overview import details, summary, wide
+from gpu_device_plugin.core.report.tables.overview import summary, wide
 from gpu_device_plugin.core.report.tables.pod_table import folded_details, pod_rows, pod_table, rows_alone
 from gpu_device_plugin.core.report.tables.top import Picture, frame
 from gpu_device_plugin.core.report.text.printing import gpu_names, place
 from gpu_device_plugin.core.report.why.explanations import answers, explain
 from tests.reports import part, report
-from tests.views import WHOLE, listed_instance, mig_view, node_view, pod_on, with_instances
+from tests.views import WHOLE, mig_view, pod_on, with_instances
 
 ONE, TWO = with_instances("one", 2), with_instances("two", asks=1, deleting=True)
 MIXED = mig_view("a", pod_on("web", {0: 4, 1: 3}), ONE, TWO, gpus=1, shared=2, whole=3, ill={4: "XID 94"})
@@ -50,17 +50,6 @@ def test_a_shared_instance_that_nobody_can_get_is_marked() -> None:
     )
 
 
-def test_the_details_name_the_pods_that_have_whole_instances() -> None:
-    assert details([MIXED])[-2:] == [
-        "a: GPU 0 (MIG): 0:0 1g.10gb (GPU1) 3/9, 0:1 1g.10gb (GPU2) 0/9",
-        f"a: {WHOLE}: 2/3 in use, 1 out of service: default/one (0:2), default/two (not known which, being deleted)",
-    ]
-
-
-def test_a_cluster_without_instances_is_told_nothing_of_them() -> None:
-    assert not any("MIG" in line for line in (*summary([node_view("a", (15,))]), *details([node_view("a", (15,))])))
-
-
 def test_the_wide_table_has_a_line_for_each_instance() -> None:
     cells = [line.split() for line in wide([MIXED])]
     places = [row[1:3] for row in cells[2:]]
@@ -90,28 +79,6 @@ def test_the_reason_of_an_unhealthy_gpu_makes_no_line_of_another_one_longer() ->
     assert long[1].rstrip().endswith("contained memory error")
 
 
-def test_an_instance_of_which_little_is_known_has_dashes() -> None:
-    nameless = listed_instance(0, 0, resource=WHOLE, memory_mib=None, model="")
-    node = mig_view("b", whole=1)
-    gpus = replace(node.candidate.gpus, instances=(nameless,), driver=None)
-    assert wide([replace(node, candidate=replace(node.candidate, gpus=gpus))])[1].split() == [
-        "b",
-        "0",
-        "(0:0)",
-        "0",
-        "-",
-        "-",
-        "free",
-        "-",
-        "-",
-        "-",
-        WHOLE,
-        "-",
-        "healthy",
-        "-",
-    ]
-
-
 def test_narrow_terminals_have_a_row_for_the_instances_of_a_resource() -> None:
     told = [" ".join(line.text.split()) for line in folded([MIXED, mig_view("b", whole=2)], 110)]
     assert told[1:6] == [
@@ -128,12 +95,6 @@ def test_narrow_terminals_have_a_row_for_the_instances_of_a_resource() -> None:
     assert "2/3 whole" in "".join(line.text for line in folded_details([MIXED], 110))
     cordoned = folded([replace(mig_view("b", whole=2), unschedulable=True)], 110)
     assert cordoned[1].text.endswith("cordoned")
-
-
-def test_what_whole_instances_use_is_added_up() -> None:
-    used = report(part("one", gpu=0, used=1024), gpus={0: GpuUse(1024), 1: GpuUse(2048)})
-    (row,) = folded([mig_view("b", with_instances("one", 0), whole=2, report=used)], 110)[1:2]
-    assert " 3G " in row.text
 
 
 def test_pods_with_whole_instances_have_rows_with_their_use() -> None:

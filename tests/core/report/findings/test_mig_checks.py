@@ -181,10 +181,3 @@ def test_the_kubelets_amounts_of_a_node_with_instances(
 ) -> None:
     seen = node(BOTH, api=ApiSeen("here", capacity=capacity, gpus=gpus), agent=AgentSeen("here"))
     assert told(CHECKS["capacity"](seen), "resource kubelet agent") == [expected]
-
-
-def test_the_sentences_of_a_gpu_without_instances() -> None:
-    (finding,) = CHECKS["MIG"](with_gpus(*in_mig_mode(3), mig="whole"))
-    assert str(finding) == "GPU 3 (GPU-m) is in MIG mode, and no instance of it can be seen: no pod can use it"
-    assert finding.advice.startswith("create instances (nvidia-mig-parted, or ")
-    assert "or end MIG mode (nvidia-smi -i 3 -mig 0)" in finding.advice
