@@ -10,6 +10,7 @@ import msgspec
 from gpu_device_plugin.cluster.objects.decoding import PodReader, UnreadableObjectError
 from gpu_device_plugin.core.contract.keys import FRAMEWORKS, NODE_LABELS, READ_BY_AGENT, WISHES
 from gpu_device_plugin.core.model.resource_claims import PodClaim
+from gpu_device_plugin.core.report.text.printing import shortened
 from gpu_device_plugin.core.report.why.pod_causes import DEFAULT_SCHEDULER, SchedulingStatus
 from gpu_device_plugin.core.report.why.scheduler_checks import NO_TERMS, Alternative, Requirement, Terms, Toleration
 from gpu_device_plugin.settings.knobs import nearest
@@ -104,6 +105,15 @@ def pod_and_status(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod
     spec, status = more.spec, more.status
     conditions = status.conditions or ()
     refused = next((one for one in conditions if one.type == "PodScheduled" and one.status != "True"), Condition())
+    of_node = None if spec.affinity is None else spec.affinity.node_affinity
+    required = None if of_node is None else of_node.required
+    alternatives = (
+        None
+        if required is None
+        else tuple(
+            Alternative(term.match_expressions, term.match_fields) for term in required.node_selector_terms or ()
+        )
+    )
     return pod, SchedulingStatus(
         scheduler=spec.scheduler_name or DEFAULT_SCHEDULER,
         reason=status.reason or "",
@@ -111,7 +121,7 @@ def pod_and_status(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod
         condition_reason=refused.reason or "",
         condition=refused.message or "",
         gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
-        terms=Terms(spec.tolerations, spec.node_selector or {}, _alternatives(spec.affinity)),
+        terms=Terms(spec.tolerations, spec.node_selector or {}, alternatives),
         ignored=(*ignored, *_misspelt(more.metadata)),
         limits=tuple(
             name
@@ -149,13 +159,6 @@ def _claims(spec: _PodSpec, status: _PodStatus) -> Iterator[PodClaim]:
         yield PodClaim(each.name, each.resource_claim_name or made.get(each.name, ""), template)
     if status.extended_resource_claim_status is not None:
         yield PodClaim("", status.extended_resource_claim_status.resource_claim_name or "")
-
-
-def _alternatives(affinity: _Affinity | None) -> tuple[Alternative, ...] | None:
-    required = affinity.node_affinity.required if affinity is not None and affinity.node_affinity is not None else None
-    if required is None:
-        return None
-    return tuple(Alternative(each.match_expressions, each.match_fields) for each in required.node_selector_terms or ())
 
 
 def _misspelt(meta: ObjectMeta) -> Iterator[str]:
@@ -214,11 +217,9 @@ def events(raw_events: Iterable[msgspec.Raw], status: SchedulingStatus) -> tuple
             sentence = event.reason or "", event.message
             latest[sentence] = max(latest.get(sentence, ""), event.last)
     newest = sorted(latest, key=lambda sentence: (latest[sentence], sentence))[-_WARNINGS:]
-    return tuple(f"Event{f' {reason}' if reason else ''}: {_shortened(message)}" for reason, message in newest)
-
-
-def _shortened(message: str) -> str:
-    return message if len(message) <= _LONGEST_WARNING else f"{message[: _LONGEST_WARNING - 3]}..."
+    return tuple(
+        f"Event{f' {reason}' if reason else ''}: {shortened(message, _LONGEST_WARNING)}" for reason, message in newest
+    )
 
 
 def event_documents(raw_events: Iterable[msgspec.Raw]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.core.contract.nodereport import GpuUse
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.core.report.tables.folded_table import folded
-from gpu_device_plugin.core.report.tables.top import NODE_SORTS
+from gpu_device_plugin.core.report.tables.pod_table import SORTS
 from gpu_device_plugin.programs.inspect.arguments import parse
 from tests.docs.pages import DOCS, blocks, text_of
 from tests.programs.inspect.test_inspect_program import World, asking_mig, gpu, node, parted, pod
@@ -126,5 +126,5 @@ def test_the_folded_table_is_shown_as_it_is_drawn() -> None:
 
 
 def test_every_word_to_sort_by_is_named() -> None:
-    for word in NODE_SORTS:
+    for word in SORTS:
         assert f"`{word}`" in PAGE

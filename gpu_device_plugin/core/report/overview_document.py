@@ -6,26 +6,33 @@ fields, leaves out those that are false, zero, empty or unknown, and says nothin
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.cluster.node_report import sums_of
-from gpu_device_plugin.core.contract.nodereport import GpuUse, trespasses
+from gpu_device_plugin.core.cluster.usage import Occupant
+from gpu_device_plugin.core.contract.nodereport import ContainerUse, GpuUse, trespasses
 from gpu_device_plugin.core.model.limits import Enforcement
-from gpu_device_plugin.core.report.redaction import HIDDEN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.held_instances import InstancePod, Instances
     from gpu_device_plugin.core.cluster.node_report import GpuView, NodeView, PodShare, Sums
-    from gpu_device_plugin.core.cluster.usage import Occupant
     from gpu_device_plugin.core.contract.nodegpus import ListedInstance
-    from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeReport
+    from gpu_device_plugin.core.contract.nodereport import NodeReport
 
 VERSION = 1
 """Increases when a field changes its meaning or is removed. Fields may be added at any time."""
 
 Fields = dict[str, Any]
+
+HIDDEN = "(hidden)"
+"""In place of a namespace. No namespace can have this name."""
+
+# A page writes the nodes anew for each group of readers, and `replace` takes three times as long.
+_AMOUNTS = attrgetter(*[each.name for each in fields(ContainerUse)][3:])
 
 _FACTS = frozenset({"index", "largestIndex", "grantedMiB", "usedMiB", "smPercent", "gpus"})
 """What a brief form has even if it is zero or empty: position 0 and 0 MiB in use are facts."""
@@ -241,3 +248,38 @@ def container_use(part: ContainerUse) -> Fields:
         "foundMiB": part.found_mib,
         "why": part.why or None,
     }
+
+
+# --- For a reader who may not see all pods ----------------------------------------------------------------------------
+
+
+def redacted(node: NodeView, may_see: Callable[[str], bool]) -> NodeView:
+    """Return a node with the same amounts, in which pods of namespaces that the reader may not see have only numbers.
+
+    They come last: in the order of all names, names nearby would tell something of theirs.
+    """
+    numbers: dict[tuple[str, str], str] = {}
+
+    def number(namespace: str, name: str) -> str:
+        return numbers.setdefault((namespace, name), str(len(numbers) + 1))
+
+    pods = [pod for pod in node.pods if may_see(pod.namespace)]
+    # By uid, which is random, so that the numbers tell nothing of the names.
+    for pod in sorted((pod for pod in node.pods if not may_see(pod.namespace)), key=lambda pod: pod.uid):
+        hidden = number(pod.namespace, pod.name)
+        numbers |= dict.fromkeys(((pod.namespace, user) for user in pod.users), hidden)
+        pods.append(Occupant("", pod.usage, pod.priority, pod.terminating, pod.requests, HIDDEN, hidden))
+    holders = [pod for pod in node.instance_pods if may_see(pod.namespace)]
+    for holder in sorted((pod for pod in node.instance_pods if not may_see(pod.namespace)), key=lambda pod: pod.uid):
+        hidden = number(holder.namespace, holder.name)
+        holders.append(replace(holder, uid=f"{HIDDEN} {hidden}", namespace=HIDDEN, name=hidden))
+    report = node.report
+    if report.use is not None:
+        parts = tuple(
+            part
+            if may_see(part.namespace)
+            else ContainerUse(HIDDEN, number(part.namespace, part.pod), "", *_AMOUNTS(part))
+            for part in sorted(report.use.parts, key=lambda part: not may_see(part.namespace))
+        )
+        report = replace(report, use=replace(report.use, parts=parts))
+    return replace(node, pods=tuple(pods), report=report, instance_pods=tuple(holders))

@@ -146,13 +146,11 @@ def place(host_root: str, environ: Mapping[str, str]) -> DoctorPlace:
                 f"--host-root: {host_root} is not a directory; name the root of the node's own file system: / on the "
                 "node itself, /host in a pod that kubectl debug node/NODE created"
             )
-        return DoctorPlace(root, in_container=False, dev=root / "dev", libraries=_library_dir(root))
+        libraries = next(
+            (root / folder for folder in _LIBRARIES if (root / folder / "libnvidia-ml.so.1").exists()), None
+        )
+        return DoctorPlace(root, in_container=False, dev=root / "dev", libraries=libraries)
     return DoctorPlace(None if in_container else Path("/"), in_container)
-
-
-def _library_dir(root: Path) -> Path | None:
-    """Return the directory of NVML in the file system below `root`, None if there is none."""
-    return next((root / folder for folder in _LIBRARIES if (root / folder / "libnvidia-ml.so.1").exists()), None)
 
 
 def below(settings: NodeSettings, where: DoctorPlace) -> NodeSettings:

@@ -65,7 +65,13 @@ def runtimes(root: Path) -> tuple[Runtime, ...]:
 def cdi_devices(root: Path) -> frozenset[str]:
     """Return the full names of all devices in CDI files, like ``nvidia.com/gpu=GPU-6f1c...``."""
     paths = _files(root, [f"{folder}/*{ending}" for folder in _CDI for ending in (".json", ".yaml")])
-    return frozenset(name for path in paths for name in _cdi_names(_parsed(path, json.loads) or _yaml(path)))
+    names = set()
+    for spec in (_parsed(path, json.loads) or _yaml(path) for path in paths):
+        devices = spec.get("devices")
+        for device in devices if isinstance(devices, list) else ():
+            if isinstance(device, dict):
+                names.add(f"{spec.get('kind')}={device.get('name')}")
+    return frozenset(names)
 
 
 def obeys_images(root: Path) -> bool | Unknown:
@@ -159,13 +165,6 @@ def _parsed(path: Path, parse: Callable[[str], Any], error: type[Exception] = Va
         return _table(parse(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError, error):
         return {}
-
-
-def _cdi_names(spec: Mapping[str, Any]) -> Iterator[str]:
-    devices = spec.get("devices")
-    for device in devices if isinstance(devices, list) else ():
-        if isinstance(device, dict):
-            yield f"{spec.get('kind')}={device.get('name')}"
 
 
 def _packaged(status: Path) -> str:

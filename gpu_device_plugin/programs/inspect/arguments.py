@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import __version__
-from gpu_device_plugin.core.report.tables.top import NODE_SORTS
+from gpu_device_plugin.core.report.tables.pod_table import SORTS
 from gpu_device_plugin.programs.commandline import Parser, add_settings, no_such_argument
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
@@ -186,7 +186,7 @@ def _parser(prog: str) -> Parser:
     parser.add_argument("-w", "--watch", action="store_true", help="as top")
     parser.add_argument("-l", "--selector", default="", metavar="LABELS", help="only nodes with these labels")
     parser.add_argument(
-        "--sort-by", choices=tuple(NODE_SORTS), help="how top sorts nodes and pods, amounts with the largest first"
+        "--sort-by", choices=tuple(SORTS), help="how top sorts nodes and pods, amounts with the largest first"
     )
     parser.add_argument("--interval", type=float, metavar="SECONDS", help=f"between pictures of top; {INTERVAL_S:g}")
     parser.add_argument(

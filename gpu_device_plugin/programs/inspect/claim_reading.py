@@ -47,11 +47,6 @@ def add_claims(cluster: FollowedCluster, kubectl: Kubectl, namespace: str = "") 
     return [unseen(why)] if why else warnings
 
 
-def claims_alone(kubectl: Kubectl, namespace: str) -> list[Claim]:
-    """Return the claims of a namespace where nodes cannot be read; none if claims cannot be read either."""
-    return readable_claims(raw_claims(kubectl, namespace)[0])[0]
-
-
 def claims_of_pod(
     kubectl: Kubectl, namespace: str, cluster: FollowedCluster | None, missing: list[str]
 ) -> Sequence[Claim] | None:

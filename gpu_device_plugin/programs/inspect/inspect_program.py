@@ -18,7 +18,8 @@ from gpu_device_plugin.core.report.overview_document import document
 from gpu_device_plugin.core.report.tables.folded_table import folded
 from gpu_device_plugin.core.report.tables.overview import details, summary, wide
 from gpu_device_plugin.core.report.tables.pod_table import (
-    SORTS,
+    Picture,
+    by_name,
     folded_details,
     pod_rows,
     pod_table,
@@ -27,14 +28,13 @@ from gpu_device_plugin.core.report.tables.pod_table import (
     rows_unallocated,
     rows_waiting,
 )
-from gpu_device_plugin.core.report.tables.top import Picture
 from gpu_device_plugin.core.report.text.columns import Line, columns
 from gpu_device_plugin.core.report.text.prices import price_document, price_lines
 from gpu_device_plugin.core.report.text.use_texts import at_a_glance
 from gpu_device_plugin.core.report.why.explanations import explain, explain_briefly
 from gpu_device_plugin.programs.commandline import FAILED, OK, ending, flags_in
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS, INTERVAL_S, MOST_EXPLAINED, REALLY, parse, passed_on
-from gpu_device_plugin.programs.inspect.claim_reading import add_claims, claims_alone, claims_of_pod
+from gpu_device_plugin.programs.inspect.claim_reading import add_claims, claims_of_pod, raw_claims
 from gpu_device_plugin.programs.inspect.cluster_reading import findings
 from gpu_device_plugin.programs.inspect.kubectl import GRANT, ClusterUnreadableError, Kubectl, items, unread
 from gpu_device_plugin.programs.inspect.top_screen import top
@@ -43,12 +43,11 @@ from gpu_device_plugin.programs.terminal import discard_output, say, show
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.view.extender_policy import CONFIGURATION, assumed, policy_in
 from gpu_device_plugin.view.learned_mix import lesson_of
 from gpu_device_plugin.view.objects import ConfigMap
 from gpu_device_plugin.view.poddetails import events, pod_and_status
-from gpu_device_plugin.view.reading import cluster, gpu_pods
-from gpu_device_plugin.view.why_pod import why
+from gpu_device_plugin.view.reading import cluster, gpu_pods, readable_claims
+from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, policy_in, why
 
 if TYPE_CHECKING:
     import argparse
@@ -59,8 +58,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.tables.pod_table import PodRow
-    from gpu_device_plugin.view.extender_policy import Policy
     from gpu_device_plugin.view.following import FollowedCluster
+    from gpu_device_plugin.view.why_pod import Policy
 
 _PODS, _NODES = "/api/v1/pods", "/api/v1/nodes"
 _CONFIGMAPS = f"/api/v1/configmaps?fieldSelector=metadata.name%3D{CONFIGURATION}"
@@ -208,8 +207,15 @@ def _without_nodes(
     say(
         sys.stderr, f"warning: {lacking}: only the pods of {namespace} are shown, without use and free GPUs ({_VIEWER})"
     )
-    alone = [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims_alone(kubectl, namespace))]
-    return _table_of(alone, namespace), OK
+    return _table_of(_alone(raw_pods, resources, kubectl, namespace), namespace), OK
+
+
+def _alone(
+    raw_pods: Sequence[msgspec.Raw], resources: Sequence[Resource], kubectl: Kubectl, namespace: str
+) -> list[PodRow]:
+    """Return the pods of a namespace by their limits and claims, where nodes cannot be read."""
+    claims, _ = readable_claims(raw_claims(kubectl, namespace)[0])
+    return [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims)]
 
 
 def _pods_of(namespace: str, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
@@ -219,9 +225,8 @@ def _pods_of(namespace: str, kubectl: Kubectl, resources: Sequence[Resource]) ->
         raw_nodes = kubectl.items(_NODES, optional=True)
     except ClusterUnreadableError as error:
         say(sys.stderr, f"warning: {unread(error)}: what the pods use is not shown ({_VIEWER})")
-        alone = [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims_alone(kubectl, namespace))]
         waiting = rows_waiting(cluster((), raw_pods, resources)[0].waiting_pods, resources)
-        return _table_of([*alone, *waiting], namespace), OK
+        return _table_of([*_alone(raw_pods, resources, kubectl, namespace), *waiting], namespace), OK
     found = _cluster(raw_nodes, raw_pods, resources, kubectl, namespace)
     waiting = rows_waiting(found.waiting_pods, resources)
     rows = [*pod_rows(found.views, namespace), *waiting, *rows_unallocated(found.claims_of())]
@@ -232,7 +237,7 @@ def _table_of(rows: Sequence[PodRow], namespace: str) -> Sequence[Line]:
     if not rows:
         say(sys.stderr, f"No pod of {namespace} has a GPU.")
         return []
-    return pod_table(sorted(rows, key=SORTS["name"]), _columns() or _UNBOUNDED)
+    return pod_table(sorted(rows, key=by_name), _columns() or _UNBOUNDED)
 
 
 def _top(

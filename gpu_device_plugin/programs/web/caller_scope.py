@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from gpu_device_plugin.aio.waiting import within
-from gpu_device_plugin.core.report.redaction import redacted
+from gpu_device_plugin.core.report.overview_document import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

@@ -14,10 +14,9 @@ from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, Unreada
 from gpu_device_plugin.core.report.overview_document import node_document
 from gpu_device_plugin.core.report.pod_document import containers_of
 from gpu_device_plugin.core.report.why.explanations import explain
-from gpu_device_plugin.view.extender_policy import CONFIGURATION, assumed, policy_in
 from gpu_device_plugin.view.objects import ConfigMap, decoded
 from gpu_device_plugin.view.poddetails import event_documents, events, pod_and_status
-from gpu_device_plugin.view.why_pod import why
+from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, policy_in, why
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.web.caller_scope import CallerScope
     from gpu_device_plugin.programs.web.page_state import PageState
     from gpu_device_plugin.programs.web.watched import Watched
-    from gpu_device_plugin.view.extender_policy import Policy
+    from gpu_device_plugin.view.why_pod import Policy
 
 _EVENTS, _CONFIGMAPS = ObjectKind("events"), ObjectKind("configmaps")
 _MOST_READ = 200

@@ -149,7 +149,12 @@ class PageState:
         changed = [part for part in PARTS if self._seen.get(part) != parts[part]]
         self._seen.update(parts)
         self._marks.update(dict.fromkeys(changed, number))
-        self._namespaces = self._found_namespaces()
+        self._namespaces = frozenset[str]().union(
+            *(shown.namespaces for shown in self._shown.values()),
+            (entry.namespace for entry in cluster.fleet.entries.values()),
+            (pod.namespace for _, pod in cluster.instance_pods),
+            (each.pod.namespace for each in cluster.waiting),
+        )
         if completed:
             self.complete, self._begun = True, number
         if any_node or changed or completed:
@@ -227,15 +232,6 @@ class PageState:
     def with_pods_of(self, namespaces: Collection[str]) -> Sequence[str]:
         """Return the names of the nodes with pods of any of these namespaces."""
         return [name for name, shown in self._shown.items() if not shown.namespaces.isdisjoint(namespaces)]
-
-    def _found_namespaces(self) -> frozenset[str]:
-        found = frozenset[str]().union(*(shown.namespaces for shown in self._shown.values()))
-        return (
-            found
-            | {entry.namespace for entry in self._watched.cluster.fleet.entries.values()}
-            | {pod.namespace for _, pod in self._watched.cluster.instance_pods}
-            | {each.pod.namespace for each in self._watched.cluster.waiting}
-        )
 
     def part(self, name: str, scope: CallerScope) -> Any:
         """Return one of `PARTS` for a reader."""

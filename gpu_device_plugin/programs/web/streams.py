@@ -283,7 +283,7 @@ class Streams:
                     await asyncio.sleep(timing.between_changes_s)
                 if time.monotonic() >= pulse_at:
                     pulse_at = time.monotonic() + timing.pulse_s
-                    yield _message("pulse", b'{"read":' + self._read() + b"}")
+                    yield b'event: pulse\ndata: {"read":%b}\n\n' % self._read()
 
     async def _one_by_one(self, chunks: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
         """Yield the chunks of an event. Of all streams one writes at a time, and between two chunks others have a turn.
@@ -308,7 +308,11 @@ class Streams:
         names, parts = self._board.changed_since(since)
         if names is None or not scope.nodes:
             return self._whole(scope, stream)
-        return self._change(scope, sorted({*names, *self._board.with_pods_of(learned)}), {*parts, *rewritten})
+        every = sorted({*names, *self._board.with_pods_of(learned)})
+        there = [name for name in every if self._board.node(name) is not None]
+        gone = msgspec.json.encode([name for name in every if self._board.node(name) is None])
+        wanted = [part for part in PARTS if part in parts or part in rewritten]
+        return self._chunks(b"event: change\ndata: {", scope, there, wanted, b',"gone":' + gone + b"}\n\n")
 
     async def _until_complete(self) -> None:
         while not self._board.complete:
@@ -330,12 +334,6 @@ class Streams:
         tail = b',"read":%b,"stream":"%b"}\n\n' % (self._read(), stream.encode())
         yield from self._chunks(head, scope, names, PARTS, tail)
 
-    def _change(self, scope: CallerScope, names: Sequence[str], parts: Iterable[str]) -> Iterator[bytes]:
-        there = [name for name in names if self._board.node(name) is not None]
-        gone = msgspec.json.encode([name for name in names if self._board.node(name) is None])
-        wanted = [part for part in PARTS if part in parts]
-        yield from self._chunks(b"event: change\ndata: {", scope, there, wanted, b',"gone":' + gone + b"}\n\n")
-
     def _chunks(
         self, head: bytes, scope: CallerScope, names: Iterable[str], parts: Iterable[str], tail: bytes
     ) -> Iterator[bytes]:
@@ -356,7 +354,3 @@ class Streams:
         chunk.append(b"]")
         chunk += [b',"%b":' % part.encode() + msgspec.json.encode(self._board.part(part, scope)) for part in parts]
         yield b"".join([*chunk, tail])
-
-
-def _message(kind: str, data: bytes) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)

@@ -14,8 +14,7 @@ from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.contract.nodereport import GpuUse, NodeLimits, NodeReport
 from gpu_device_plugin.core.model.gpus import Closeness, Links
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
-from gpu_device_plugin.core.report.overview_document import document, node_document
-from gpu_device_plugin.core.report.redaction import redacted
+from gpu_device_plugin.core.report.overview_document import document, node_document, redacted
 from tests.claim_values import claim, part, serving, serving_view, whole
 from tests.reports import SINCE, report
 from tests.reports import part as used

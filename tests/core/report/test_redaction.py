@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_device_plugin.core.report.redaction import HIDDEN, redacted
+from gpu_device_plugin.core.report.overview_document import HIDDEN, redacted
 from tests.reports import part, report
 from tests.views import mig_view, node_view, pod_on, with_instances
 

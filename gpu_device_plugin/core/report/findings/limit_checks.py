@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeReport
-    from gpu_device_plugin.core.model.gpus import Gpu
-    from gpu_device_plugin.core.node.enforcement import Enforcements
     from gpu_device_plugin.core.report.finding import Parameter
     from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSeen, NodeSymptoms
 
@@ -114,7 +112,8 @@ def limits_here(node: NodeSymptoms) -> Iterator[Finding]:
             version=version,
         )
     elif Enforcement.ADVISORY in present or not gpus:
-        on_instances = _on_instances_alone(gpus, made)
+        advisory = [gpus[position] for position, gpu in made.gpus.items() if gpu.enforcement is Enforcement.ADVISORY]
+        on_instances = bool(advisory) and all(gpu.instance is not None for gpu in advisory)
         yield note(
             "limits-advisory-mig" if on_instances else "limits-advisory",
             "{limits} (driver {version})",
@@ -129,12 +128,6 @@ def limits_here(node: NodeSymptoms) -> Iterator[Finding]:
         soft = Enforcement.CUSTOM in present
         yield (note if soft else ok)("limits-soft" if soft else "limits", "{limits}", limits=told(made.gpus))
     yield from _left_from_before(node, version)
-
-
-def _on_instances_alone(gpus: Mapping[int, Gpu], made: Enforcements) -> bool:
-    """Return whether limits are advisory on MIG instances, and on nothing else."""
-    advisory = [gpus[position] for position, gpu in made.gpus.items() if gpu.enforcement is Enforcement.ADVISORY]
-    return bool(advisory) and all(gpu.instance is not None for gpu in advisory)
 
 
 def _by_the_driver(version: str, toolkit: str | Unknown) -> Finding:

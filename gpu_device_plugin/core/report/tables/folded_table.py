@@ -47,7 +47,8 @@ def folded_rows(nodes: Iterable[NodeView], width: int) -> list[Line]:
 
 
 def _rows(node: NodeView) -> Iterable[Row]:
-    state = _node_state(node)
+    words = ["not ready"] * (not node.ready) + ["cordoned"] * node.unschedulable + [CLAIMS] * node.candidate.gpus.claims
+    state = ", ".join(words)
     if node.candidate.gpus.fault:
         yield Row((node.name, *(_NOTHING,) * 6, node.candidate.gpus.fault), Tone.BAD)
     name = node.name
@@ -59,11 +60,6 @@ def _rows(node: NodeView) -> Iterable[Row]:
         name, state = "", ""
     if amount := node.unplaced:
         yield Row((name, "?", _NOTHING, _shares(node, amount), *(_NOTHING,) * 3, "on GPUs not known yet"), Tone.WARNING)
-
-
-def _node_state(node: NodeView) -> str:
-    words = ["not ready"] * (not node.ready) + ["cordoned"] * node.unschedulable
-    return ", ".join([*words, *([CLAIMS] if node.candidate.gpus.claims else [])])
 
 
 def _alike(node: NodeView, view: GpuView) -> tuple[object, ...]:

@@ -136,13 +136,10 @@ def _unit(nodes: Sequence[NodeView]) -> tuple[str, Callable[[NodeView, int], int
     guessed = 1 if nodes[0].total // len(first) > _LARGE else MIB_PER_GIB
     sizes = {size for node in nodes if (size := node.candidate.gpus.share_mib) is not None} or {guessed}
     if len(sizes) == 1:
-        return _unit_name(sizes.pop()), lambda _node, shares: shares
+        size = sizes.pop()
+        name = {1: "MiB", MIB_PER_GIB: "GiB"}.get(size) or f"{format_mib(size).replace(' ', '')} units"
+        return name, lambda _node, shares: shares
     return "MiB", lambda node, shares: shares * (node.candidate.gpus.share_mib or guessed)
-
-
-def _unit_name(share_mib: int) -> str:
-    names = {1: "MiB", MIB_PER_GIB: "GiB"}
-    return names.get(share_mib) or f"{format_mib(share_mib).replace(' ', '')} units"
 
 
 def _share_of_total(nodes: Iterable[NodeView], amount: Callable[[NodeView, int], int]) -> str:

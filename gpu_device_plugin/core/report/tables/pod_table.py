@@ -1,4 +1,4 @@
-"""The pods with GPUs in a table that fits a terminal: what each was given of which GPU, and what it uses of that."""
+"""The pods with GPUs in a table that fits a terminal, and with their nodes on a screen that is drawn repeatedly."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.claimed_gpus import label, taken, waits_for_ours
 from gpu_device_plugin.core.cluster.held_instances import asked_instances
+from gpu_device_plugin.core.cluster.node_report import sums_of
 from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
-from gpu_device_plugin.core.report.tables.folded_table import CLAIMS, folded_rows, gib, totals
-from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, Tone, table
-from gpu_device_plugin.core.report.text.printing import place
+from gpu_device_plugin.core.report.tables.folded_table import CLAIMS, figures_age, folded_rows, gib, totals
+from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, Tone, fitted, table
+from gpu_device_plugin.core.report.text.printing import counted, place
 from gpu_device_plugin.core.report.text.use_texts import limit
 from gpu_device_plugin.core.report.why.explanations import asked_amounts
 from gpu_device_plugin.core.report.why.pod_causes import asked_amount
@@ -58,17 +59,25 @@ class PodRow:
         return None if self.used_mib is None or not self.given_mib else int(100 * self.used_mib / self.given_mib)
 
 
-SORTS: Mapping[str, Callable[[PodRow], tuple[object, ...]]] = MappingProxyType(
+def by_name(row: PodRow) -> tuple[object, ...]:
+    """Return the key by which rows of pods are sorted, unless a person wishes otherwise."""
+    return row.pod, row.node, row.gpu
+
+
+SORTS: Mapping[str, tuple[Callable[[NodeView], object], Callable[[PodRow], object]]] = MappingProxyType(
     {
-        "name": lambda row: (row.pod, row.node, row.gpu),
-        "given": lambda row: (-row.given_mib, row.pod, row.gpu),
-        "free": lambda row: (row.pod, row.node, row.gpu),
-        "used": lambda row: (-(row.used_mib or 0), row.pod, row.gpu),
-        "percent": lambda row: (-(row.percent or 0), row.pod, row.gpu),
-        "over": lambda row: (not row.bad, -(row.percent or 0), row.pod, row.gpu),
+        "name": (lambda _: 0, by_name),
+        "given": (lambda node: -sums_of([node]).given, lambda row: -row.given_mib),
+        "free": (lambda node: -sums_of([node]).free, by_name),
+        "used": (lambda node: -(sums_of([node]).used_mib or 0), lambda row: -(row.used_mib or 0)),
+        "percent": (lambda node: -sums_of([node]).part, lambda row: -(row.percent or 0)),
+        "over": (
+            lambda node: -sum(exceeds(part) or trespasses(part) for part in node.report.current),
+            lambda row: (not row.bad, -(row.percent or 0)),
+        ),
     }
 )
-"""How pods are sorted, by the words of ``--sort-by``; amounts with the largest first."""
+"""How nodes and pods are sorted, by the words of ``--sort-by``: the largest first, and equal ones by name."""
 
 
 def pod_rows(nodes: Iterable[NodeView], namespace: str = "") -> list[PodRow]:
@@ -201,7 +210,62 @@ def folded_details(nodes: Iterable[NodeView], width: int) -> list[Line]:
     lines: list[Line] = []
     for node in listed:
         lines += folded_rows([node], width)
-        if rows := sorted(pod_rows([node]), key=SORTS["name"]):
+        if rows := sorted(pod_rows([node]), key=by_name):
             lines += [Line(""), *pod_table(rows, width)]
         lines += [Line("-" * width), Line("")]
     return [*lines, *totals(listed, width)]
+
+
+# --- On a whole screen ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What was read, when, and how it is shown."""
+
+    nodes: Sequence[NodeView]
+    waiting: int
+    """Pods that wait for a GPU."""
+    at: str
+    """The time of day at which it was read."""
+    notes: Sequence[str] = ()
+    """What could not be read, in sentences."""
+    sort: str = "name"
+    """A key of `SORTS`."""
+    namespace: str = ""
+    """Only pods of it; empty: of all."""
+
+
+def frame(picture: Picture, width: int, height: int | None, problem: str = "") -> list[Line]:
+    """Return the picture for a terminal of this size; a height of None: any.
+
+    `problem` is the sentence why the newest state could not be read; empty: it could.
+    """
+    node_key, pod_key = SORTS[picture.sort]
+    nodes = sorted(picture.nodes, key=lambda node: (node_key(node), node.name))
+    waiting = f"{counted(picture.waiting, 'pod waits', 'pods wait')}" if picture.waiting else "no pod waits"
+    of = f" of namespace {picture.namespace}" if picture.namespace else ""
+    head = [
+        Line(fitted(f"GPU shares{of}, read at {picture.at}; {waiting}", width), Tone.HEADING),
+        *([Line(fitted(f"Not current: {problem}", width), Tone.BAD)] if problem else []),
+        *(Line(fitted(note, width), Tone.WARNING) for note in picture.notes),
+        *totals(nodes, width),
+    ]
+    if old := figures_age(nodes):
+        head.append(Line(fitted(f"({old})", width), Tone.FAINT))
+    upper = folded_rows(nodes, width)
+    pods = sorted(pod_rows(nodes, picture.namespace), key=lambda row: (pod_key(row), by_name(row)))
+    lower = pod_table(pods, width) if pods else [Line("No pod has a GPU here.", Tone.FAINT)]
+    if height is None:
+        return [*head, Line(""), *upper, Line(""), *lower]
+    # Pods get what nodes leave, and half of the screen at least.
+    left = max(4, height - len(head) - 2)
+    for_nodes = min(len(upper), max(2, left - min(len(lower), left // 2)))
+    for_pods = max(2, left - for_nodes)
+    return [*head, Line(""), *_cut(upper, for_nodes, "rows of GPUs"), Line(""), *_cut(lower, for_pods, "rows of pods")]
+
+
+def _cut(lines: Sequence[Line], most: int, what: str) -> list[Line]:
+    if len(lines) <= most:
+        return list(lines)
+    return [*lines[: most - 1], Line(f"... {len(lines) - most + 1} more {what}", Tone.FAINT)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, table
@@ -30,8 +30,8 @@ _MOST_SIZES = 20
 class Price:
     """One size of pods on one model of GPU."""
 
-    size: int
-    """Shares that a pod takes of the GPU."""
+    shares: int
+    """Those that a pod takes of the GPU."""
     comes: float
     """The part of all pods with GPUs that have this size; whole GPUs count by their number."""
     price: float
@@ -50,7 +50,7 @@ class Priced:
     """Of such GPUs."""
     wanted: float
     """What a share of it is worth, where the mean is 1: more pods may have it."""
-    sizes: tuple[Price, ...]
+    pods: tuple[Price, ...]
     """The most frequent ones, the smallest first."""
 
 
@@ -94,8 +94,10 @@ def _priced(gpu: GpuKind, mix: Mapping[PodKind, float], nodes: Mapping[NodeType,
     prices = tuple(
         Price(
             taken,
-            comes[taken] / everything,
-            1.0 if taken == size else tables.prices[size, gpu.instance].get(-(-taken * cells(size) // size), 0.0),
+            round(comes[taken] / everything, 4),
+            1.0
+            if taken == size
+            else round(tables.prices[size, gpu.instance].get(-(-taken * cells(size) // size), 0.0), 4),
             # What the best filling by shares alone leaves free is stranded.
             size - taken - ((reached & ((2 << (size - taken)) - 1)).bit_length() - 1),
         )
@@ -104,7 +106,7 @@ def _priced(gpu: GpuKind, mix: Mapping[PodKind, float], nodes: Mapping[NodeType,
     having = {node_type: number * node_type.gpus.count(gpu) for node_type, number in nodes.items()}
     number = sum(having.values())
     wanted = sum(tables.wanted[node_type] * there for node_type, there in having.items()) / number
-    return Priced(model, size, number, wanted, prices)
+    return Priced(model, size, number, round(wanted, 4), prices)
 
 
 def _sums(sizes: Iterable[int], most: int) -> int:
@@ -132,14 +134,14 @@ def price_lines(found: Lesson, width: int) -> list[Line]:
                 f"{gpu.model or 'a GPU'} x {gpu.number}" if not at else "",
                 str(gpu.shares) if not at else "",
                 f"{gpu.wanted:.2f}" if not at else "",
-                "whole" if price.size == gpu.shares else str(price.size),
+                "whole" if price.shares == gpu.shares else str(price.shares),
                 f"{100 * price.comes:.1f}",
                 f"{price.price:.2f}",
                 str(price.strands) if price.strands else "",
             )
         )
         for gpu in found.gpus
-        for at, price in enumerate(gpu.sizes)
+        for at, price in enumerate(gpu.pods)
     ]
     layout = Layout(
         ("GPU", "SHARES", "WANTED", "POD", "COMES(%)", "PRICE", "STRANDS"),
@@ -152,16 +154,16 @@ def price_lines(found: Lesson, width: int) -> list[Line]:
 def _sentences(found: Lesson) -> list[str]:
     study = found.study
     dearest = [
-        (price.price - price.size / gpu.shares, gpu, price)
+        (price.price - price.shares / gpu.shares, gpu, price)
         for gpu in found.gpus
-        for price in gpu.sizes
+        for price in gpu.pods
         if price.strands
     ]
     told = []
     if dearest:
-        _, gpu, price = max(dearest, key=lambda each: (each[0], -each[2].size))
+        _, gpu, price = max(dearest, key=lambda each: (each[0], -each[2].shares))
         told.append(
-            f"A pod of {price.size} of the {gpu.shares} shares of {printable(gpu.model) or 'a GPU'} strands "
+            f"A pod of {price.shares} of the {gpu.shares} shares of {printable(gpu.model) or 'a GPU'} strands "
             f"{price.strands}, and is priced as {price.price:.2f} of the GPU."
         )
     told.append(
@@ -199,22 +201,5 @@ def price_document(found: Lesson) -> dict[str, Any]:
         "cpuMilliPerShare": round(found.study.tables.cpu_per_share, 3),
         "memoryMiBPerShare": round(found.study.tables.memory_per_share, 3),
         "ofSeveralGpus": round(found.of_several, 4),
-        "gpus": [
-            {
-                "model": gpu.model,
-                "shares": gpu.shares,
-                "number": gpu.number,
-                "wanted": round(gpu.wanted, 4),
-                "pods": [
-                    {
-                        "shares": price.size,
-                        "comes": round(price.comes, 4),
-                        "price": round(price.price, 4),
-                        "strands": price.strands,
-                    }
-                    for price in gpu.sizes
-                ],
-            }
-            for gpu in found.gpus
-        ],
+        "gpus": [asdict(gpu) for gpu in found.gpus],
     }

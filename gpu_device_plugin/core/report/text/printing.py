@@ -25,6 +25,11 @@ def first(items: Sequence[str], most: int = MOST_NAMED, separator: str = ", ") -
     return f"{separator.join(items[:most])}{more}"
 
 
+def shortened(text: str, most: int) -> str:
+    """Return at most so many characters of a text, with ``...`` where its end was cut off."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def listed(names: Iterable[str]) -> str:
     """Return the first of the sorted names, and the number of the others."""
     return first(sorted(names))

@@ -15,7 +15,7 @@ from gpu_device_plugin.core.model.placing import Demand, Obstacle, Refusal, fits
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.report.text.columns import aligned
-from gpu_device_plugin.core.report.text.printing import counted, ranges, short_uuid
+from gpu_device_plugin.core.report.text.printing import counted, ranges, short_uuid, shortened
 from gpu_device_plugin.core.report.text.printing import place as place_of
 from gpu_device_plugin.core.report.why.pod_causes import scheduler_says, scheduler_silent
 
@@ -324,11 +324,11 @@ def asked_amounts(pod: Pod, resources: Iterable[Resource]) -> str:
 def why_waits(status: SchedulingStatus, facts: Sequence[Finding], found: Sequence[NodeAnswer]) -> str:
     """Return why a pod waits: the most frequent reasons of the nodes with their numbers, if nodes are the reason."""
     if status.gates or not found:
-        return _shortened(facts[0]) if facts else "It is not known yet why it waits."
+        return shortened(str(facts[0]), _LONGEST) if facts else "It is not known yet why it waits."
     fitting = sum(map(_takes, found))
     if fitting:
         (says,) = scheduler_says(status) or [scheduler_silent(status)]
-        return f"{counted(fitting, 'node has', 'nodes have')} room for it now; {_shortened(says)}"
+        return f"{counted(fitting, 'node has', 'nodes have')} room for it now; {shortened(str(says), _LONGEST)}"
     kinds = _most_frequent(Counter(map(headline, found)).items())
     if len(found) == 1:
         return f"The only node that shares GPUs, {found[0].node.name}, does not take it: {kinds[0][0]}."
@@ -340,11 +340,6 @@ def why_waits(status: SchedulingStatus, facts: Sequence[Finding], found: Sequenc
 
 def _takes(answer: NodeAnswer) -> bool:
     return isinstance(answer.found, Fit) and answer.kept == _BY_NOTHING
-
-
-def _shortened(finding: Finding) -> str:
-    text = str(finding)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def what_makes_room(found: Sequence[NodeAnswer], may_see: Callable[[str], bool]) -> str:

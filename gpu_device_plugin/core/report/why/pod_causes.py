@@ -299,16 +299,13 @@ def claim_causes(
     waiting = tuple(filter(waits_for_ours, own))
     states = [finding for each in status.claims for finding in _claim(each, pod.namespace, claims, nodes)]
     if pod.node_name:
-        return [_on_node(pod), *_status_says(status), *states, *_unprepared(pod, status), *_events(status)], ()
+        if pod.phase == "Pending" and not pod.running and not pod.deleting:
+            # The kubelet prepares claims before it starts containers.
+            told = "; its Events say why not:" if status.events else ", and no Event says that anything is in the way."
+            states.append(note("preparing", f"Its node prepares its claims before its containers start{told}"))
+        return [_on_node(pod), *_status_says(status), *states, *_events(status)], ()
     free = _instances(waiting, nodes)
     return [*_gated(status), *states, *free, *scheduler_says(status), *_events(status)], waiting
-
-
-def _unprepared(pod: Pod, status: SchedulingStatus) -> Iterator[Finding]:
-    """Yield what is known of a pod whose containers have not started: the kubelet prepares claims before them."""
-    if pod.phase == "Pending" and not pod.running and not pod.deleting:
-        told = "; its Events say why not:" if status.events else ", and no Event says that anything is in the way."
-        yield note("preparing", f"Its node prepares its claims before its containers start{told}")
 
 
 def _claim(

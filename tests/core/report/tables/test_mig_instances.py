@@ -12,8 +12,14 @@ from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.report.tables.folded_table import folded
 from gpu_device_plugin.core.report.tables.overview import summary, wide
-from gpu_device_plugin.core.report.tables.pod_table import folded_details, pod_rows, pod_table, rows_alone
-from gpu_device_plugin.core.report.tables.top import Picture, frame
+from gpu_device_plugin.core.report.tables.pod_table import (
+    Picture,
+    folded_details,
+    frame,
+    pod_rows,
+    pod_table,
+    rows_alone,
+)
 from gpu_device_plugin.core.report.text.printing import gpu_names, place
 from gpu_device_plugin.core.report.why.explanations import answers, explain
 from tests.reports import part, report

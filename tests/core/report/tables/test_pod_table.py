@@ -106,7 +106,7 @@ def test_rows_are_sorted_by_a_word(word: str, order: str) -> None:
         PodRow("b", "n", "0", "", 1024, 1000),
         PodRow("c", "n", "0", "", 4096, 900),
     ]
-    assert "".join(row.pod for row in sorted(rows, key=SORTS[word])) == order
+    assert "".join(row.pod for row in sorted(rows, key=SORTS[word][1])) == order
 
 
 def test_the_table_fits_the_terminal() -> None:

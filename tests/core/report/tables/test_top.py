@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_device_plugin.core.contract.nodereport import GpuUse
-from gpu_device_plugin.core.report.tables.pod_table import SORTS
-from gpu_device_plugin.core.report.tables.top import NODE_SORTS, Picture, frame
+from gpu_device_plugin.core.report.tables.pod_table import SORTS, Picture, frame
 from gpu_device_plugin.core.report.text.columns import Tone, columns
 from tests.reports import SINCE, part, report
 from tests.views import node_view, pod_on
@@ -60,18 +59,14 @@ def test_nodes_and_pods_stand_below() -> None:
     [("name", "abc"), ("given", "cba"), ("used", "acb"), ("percent", "bca"), ("over", "cab"), ("free", "cab")],
 )
 def test_nodes_are_sorted_by_a_word(word: str, order: str) -> None:
-    assert "".join(node.name for node in sorted(NODES, key=NODE_SORTS[word])) == order
-
-
-def test_nodes_and_pods_are_sorted_by_the_same_words() -> None:
-    assert NODE_SORTS.keys() == SORTS.keys()
+    assert "".join(node.name for node in sorted(NODES, key=SORTS[word][0])) == order
 
 
 def test_nodes_without_gpus_and_stale_figures_are_sorted_as_nothing() -> None:
     empty = node_view("empty", (), problem="none")
     stale = node_view("stale", (15,), report=report(gpus={0: GpuUse(9999)}, age_s=5000))
-    assert min([stale, NODES[1]], key=NODE_SORTS["used"]).name == "b"
-    assert min([empty, NODES[0]], key=NODE_SORTS["percent"]).name == "a"
+    assert min([stale, NODES[1]], key=SORTS["used"][0]).name == "b"
+    assert min([empty, NODES[0]], key=SORTS["percent"][0]).name == "a"
 
 
 def test_pods_of_one_namespace_are_shown_alone_and_the_head_says_so() -> None:

@@ -44,13 +44,13 @@ def test_a_lesson_is_a_table_of_the_sizes_that_come_with_sentences() -> None:
     found = taught(40, MIX, {A10: 1, T4: 2})
     assert [(gpu.model, gpu.shares, gpu.number) for gpu in found.gpus] == [("NVIDIA A10", 24, 2), ("Tesla T4", 16, 2)]
     a10, t4 = found.gpus
-    assert [(price.size, price.strands) for price in a10.sizes] == [(8, 0), (13, 3), (24, 0)]
-    assert [price.comes for price in a10.sizes] == pytest.approx([5 / 9, 2 / 9, 2 / 9])
-    assert a10.sizes[2].price == 1.0
-    assert [(price.size, price.strands) for price in t4.sizes] == [(8, 0)]
-    assert t4.sizes[0].price == pytest.approx(0.5)
+    assert [(price.shares, price.strands) for price in a10.pods] == [(8, 0), (13, 3), (24, 0)]
+    assert [price.comes for price in a10.pods] == pytest.approx([5 / 9, 2 / 9, 2 / 9], abs=1e-4)
+    assert a10.pods[2].price == 1.0
+    assert [(price.shares, price.strands) for price in t4.pods] == [(8, 0)]
+    assert t4.pods[0].price == pytest.approx(0.5)
     assert a10.wanted > 1 > t4.wanted
-    assert a10.sizes[1].price == pytest.approx(2 / 3, abs=0.02)
+    assert a10.pods[1].price == pytest.approx(2 / 3, abs=0.02)
     lines = [line.text for line in price_lines(found, 80)]
     assert lines[0].split() == ["GPU", "SHARES", "WANTED", "POD", "COMES(%)", "PRICE", "STRANDS"]
     assert lines[1].split()[:4] == ["NVIDIA", "A10", "x", "2"]
@@ -72,13 +72,13 @@ def test_few_pods_teach_nothing_yet() -> None:
 
 def test_without_pods_or_gpus_there_are_no_prices() -> None:
     assert taught(0, {}, {}).gpus == ()
-    assert taught(30, {}, {T4: 1}).gpus[0].sizes == ()
+    assert taught(30, {}, {T4: 1}).gpus[0].pods == ()
     assert [line.text for line in price_lines(taught(30, {PodKind(0, 0, 500): 1.0}, {T4: 1}), 80)][-1] == DISCLAIMER
 
 
 def test_only_the_most_frequent_sizes_are_shown() -> None:
     mix = {PodKind(size, 1): 100.0 - size for size in range(1, 25)}
-    assert [price.size for price in taught(30, mix, {A10: 1}).gpus[0].sizes] == list(range(1, 21))
+    assert [price.shares for price in taught(30, mix, {A10: 1}).gpus[0].pods] == list(range(1, 21))
 
 
 def test_hostile_names_do_not_reach_the_terminal() -> None:
@@ -106,7 +106,7 @@ def test_programs_get_the_same_as_json() -> None:
                 "shares": 16,
                 "number": 2,
                 "wanted": 1.0,
-                "pods": [{"shares": 8, "comes": 1.0, "price": 0.5, "strands": 0}],
+                "pods": ({"shares": 8, "comes": 1.0, "price": 0.5, "strands": 0},),
             }
         ],
     }
