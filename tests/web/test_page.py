@@ -629,18 +629,6 @@ async def test_a_page_is_told_nothing_of_agents_that_had_no_time_to_answer_yet(b
         await tab.until("document.querySelector('#notes').innerText.includes('No node agent can be read')")
 
 
-async def test_a_single_figure_that_is_unknown_is_not_shown_as_zero(browser: Browser) -> None:
-    scene = small()
-    gpu = scene.node("t4-1")["gpus"][0]
-    gpu.pop("usedMiB")
-    gpu["pods"][0].pop("usedMiB")
-    async with opened(browser, scene, "?node=t4-1") as (tab, _):
-        assert " used" not in await tab.run("document.querySelector('.part').getAttribute('aria-label')")
-        assert await tab.run("document.querySelector('.part .meter').hidden")
-        assert not await tab.run("document.querySelectorAll('.part .meter')[1].hidden")
-        assert "0 GiB used" not in await tab.text(".gpus")
-
-
 async def test_the_sum_of_use_says_of_how_many_gpus_it_is_known(browser: Browser) -> None:
     """A GPU of which it is unknown counts as none, not as an empty one. t4-1 uses 13,633 MiB of GPU 0."""
     scene = small()
@@ -683,18 +671,6 @@ async def test_the_use_of_a_namespace_is_summed_where_all_its_pods_are_known(bro
         await tab.choose("#f-ns", "b")
         await tab.until("document.querySelector('[data-sum=used]').innerText.includes('usage is unknown')")
         assert (await sums(tab))["used"] == "\u2013"
-
-
-async def test_the_drawer_says_where_use_is_not_known(browser: Browser) -> None:
-    scene = small()
-    (told,) = scene.pods["default", "web-0"]["containers"][0]["use"]
-    told.pop("usedMiB")
-    async with opened(browser, scene, "?pod=default/web-0") as (tab, _):
-        await tab.until("document.querySelector('#drawer .use')")
-        line = await tab.text("#drawer .use p")
-        assert "\u2013 of 5 GiB \u00b7 usage unknown" in line
-        assert "0 GiB" not in line
-        assert await tab.run("document.querySelector('#drawer .use .gauge-fill').style.width") == "0%"
 
 
 async def test_a_pod_of_another_namespace_is_shown_without_its_name(browser: Browser) -> None:
@@ -988,20 +964,6 @@ async def test_a_long_name_keeps_its_beginning_and_its_end(browser: Browser) -> 
         assert left > 5
         assert abs(right) < 1
         assert await tab.texts(".part-end") == ["8b6c5-x2x7k", "8b6c5-x2x7m"]
-
-
-async def test_most_parts_of_a_usual_cluster_have_a_name_that_can_be_read(browser: Browser) -> None:
-    """So many letters are seen that pods of one bar are told apart: three at each end, or all."""
-    async with opened(browser, many(24), "?view=cards", clock=False) as (tab, _):
-        await tab.until(
-            "document.querySelectorAll('.card').length === 24 && document.querySelectorAll('.part').length > 400"
-        )
-        seen = await tab.run(
-            "[...document.querySelectorAll('.part')].map((part) => ['.part-begin', '.part-end'].every((each) => {"
-            "const it = part.querySelector(each); return getComputedStyle(part.querySelector('.part-name')).visibility === 'visible'"
-            " && (it.scrollWidth <= it.clientWidth || it.clientWidth >= 21 || !it.innerText); }))"
-        )
-        assert sum(seen) / len(seen) > 0.85
 
 
 async def test_the_badge_of_the_limits_explains_itself(browser: Browser) -> None:

@@ -346,16 +346,6 @@ def test_what_is_found_is_printed_and_the_worst_is_the_exit_code(
     assert json.loads(capsys.readouterr().out)["severity"] == "error"
 
 
-def test_what_the_node_says_does_not_steer_the_doctors_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = NodeSettings(gpus="fake:1xT4", device_plugin_dir=tmp_path / "a\x9b2J\u2028b", api="off")
-    main(settings, NOWHERE, agents_running=0, as_json=False, profiles=Profiles())
-    printed = capsys.readouterr().out
-    assert r"a\x9b2J\u2028b is not a directory" in printed
-    assert "\x9b" not in printed
-
-
 def test_the_doctor_looks_where_the_agent_was_told_to_unless_it_is_told_otherwise() -> None:
     arguments = cli.parse(["doctor", "--share-size=2GiB", "--json"])
     running = [
@@ -414,13 +404,6 @@ def test_files_that_cannot_be_used_keep_the_doctor_from_nothing(tmp_path: Path) 
         seen()
 
 
-async def test_a_label_that_names_no_profile_is_told_with_what_the_agent_has() -> None:
-    async with sharing() as there:
-        there.api.patch("nodes", NODE, {"metadata": {"labels": {"gpu-device-plugin/config": "bigg"}}})
-        seen = await examined(settings_in(there.node), NOWHERE, QUICK, 1, Profiles("/etc/gpushare", ("big",), "big"))
-    assert found(seen, "settings", show="profile") == ["error no-such-profile profile=bigg"]
-
-
 def test_the_command_line_reaches_it(capsys: pytest.CaptureFixture[str]) -> None:
     """On this machine, whatever there is; only the agents of other tests may differ from run to run."""
     code = cli.main(["doctor", "--gpus=fake:1xT4", "--api=off", "--json", "--http=off", f"--host-root={Path('/')}"])
@@ -441,26 +424,3 @@ def test_a_host_root_that_is_not_there_is_the_only_thing_that_is_wrong(
             f"gpu-device-plugin: --host-root: {wrong} is not a directory; name the root of the node's own file system: "
             "/ on the node itself, /host in a pod that kubectl debug node/NODE created\n"
         )
-
-
-async def test_whoever_runs_the_doctor_on_the_node_itself_is_told_how_it_sees_the_files(tmp_path: Path) -> None:
-    """What is no container may look like one: a pod's variables, a file that Docker left."""
-    settings = NodeSettings(
-        gpus="fake:1xT4", device_plugin_dir=tmp_path, pod_resources_socket=tmp_path / "s", api="off"
-    )
-    seen = await examined(settings, place("", {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}), QUICK)
-    assert isinstance(seen.runtimes, Unknown)
-    assert "on the node itself, outside a container, use --host-root=/" in seen.runtimes.advice
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--jsn"], "--jsn: there is no such argument; did you mean --json?"),
-        (["--share-size=no"], "--share-size: "),
-        (["surplus"], "surplus: there is no such argument; see gpu-device-plugin doctor --help"),
-    ],
-)
-def test_misuse_is_told_in_a_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["doctor", *words]) == 2
-    assert f"gpu-device-plugin: {sentence}" in capsys.readouterr().err

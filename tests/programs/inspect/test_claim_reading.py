@@ -9,7 +9,6 @@ import pytest
 
 from tests.claim_values import UUIDS, claim_json, part_json, whole_json
 from tests.programs.inspect.test_inspect_program import World, gpu, node, pod
-from tests.programs.inspect.test_terminal import terminal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,21 +123,6 @@ def test_a_claim_that_is_none_is_left_out(both: World, capsys: pytest.CaptureFix
     )
 
 
-def test_top_counts_the_pods_that_wait_for_claims(both: World) -> None:
-    both.has(
-        claiming("late", made="late-gpu"),
-        claiming("placed", made="web-gpu"),
-        claiming("unmade"),
-        claiming("old", made="late-gpu", on="dra"),
-        claim_json("late-gpu", memory="8Gi"),
-        pod("want", 3),
-    )
-    with terminal(both, "top", "--interval", "0.5") as shown:
-        assert "2 pods wait" in shown.until("default/web-0")
-        shown.press("q")
-        assert shown.end() == 0
-
-
 # --- Why --------------------------------------------------------------------------------------------------------------
 
 
@@ -199,18 +183,6 @@ def test_why_tells_of_a_pod_whose_number_of_gpus_was_made_a_claim(
     assert both.inspect("-o", "json", "dra") == 0
     (dra,) = json.loads(capsys.readouterr().out)["nodes"]
     assert (dra["unplaced"], dra["usedShares"]) == ([], 24)
-
-
-def test_why_says_how_to_ask_where_every_node_serves_claims(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    world = World(tmp_path)
-    world.has(serving("dra", 0), pod("old", 4), groups=[GROUP])
-    assert world.inspect("why", "old") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert (
-        "Every node that shares GPUs gives them to ResourceClaims (DRA), and none to limits: let the pod name a "
-        "ResourceClaimTemplate of the DeviceClass gpushare with the capacity memory: 4Gi (docs/dra.md)."
-    ) in lines
-    assert "dra: its GPUs are given to ResourceClaims (DRA), not to limits of pods" in lines
 
 
 def test_why_without_the_right_to_claims_names_the_right(both: World, capsys: pytest.CaptureFixture[str]) -> None:

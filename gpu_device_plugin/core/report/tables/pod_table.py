@@ -64,13 +64,13 @@ def by_name(row: PodRow) -> tuple[object, ...]:
     return row.pod, row.node, row.gpu
 
 
-SORTS: Mapping[str, tuple[Callable[[NodeView], object], Callable[[PodRow], object]]] = MappingProxyType(
+SORTS: Mapping[str, tuple[Callable[[NodeView], float], Callable[[PodRow], tuple[object, ...]]]] = MappingProxyType(
     {
         "name": (lambda _: 0, by_name),
-        "given": (lambda node: -sums_of([node]).given, lambda row: -row.given_mib),
+        "given": (lambda node: -sums_of([node]).given, lambda row: (-row.given_mib,)),
         "free": (lambda node: -sums_of([node]).free, by_name),
-        "used": (lambda node: -(sums_of([node]).used_mib or 0), lambda row: -(row.used_mib or 0)),
-        "percent": (lambda node: -sums_of([node]).part, lambda row: -(row.percent or 0)),
+        "used": (lambda node: -(sums_of([node]).used_mib or 0), lambda row: (-(row.used_mib or 0),)),
+        "percent": (lambda node: -sums_of([node]).part, lambda row: (-(row.percent or 0),)),
         "over": (
             lambda node: -sum(exceeds(part) or trespasses(part) for part in node.report.current),
             lambda row: (not row.bad, -(row.percent or 0)),

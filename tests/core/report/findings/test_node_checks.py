@@ -135,15 +135,7 @@ SHOWN = "paths runtimes devices gpu why"
         case("shares", "unknown nothing-to-share", inventory=NO_INVENTORY),
         case("cgroups", "warning cgroup-v1", cgroup=1),
         case("cgroups", "unknown hidden", cgroup=HIDDEN),
-    ],
-)
-def test_the_driver_and_its_gpus(check: str, changes: dict[str, Any], expected: list[str]) -> None:
-    assert of(check, SHOWN, **changes) == expected
-
-
-@pytest.mark.parametrize(
-    ("check", "changes", "expected"),
-    [
+        # A daemon-reload takes the GPU away of nodes that systemd does not know, unless the runtime is given a rule.
         case("device nodes", "ok invented", invented=True),
         case(
             "device nodes",
@@ -166,18 +158,7 @@ def test_the_driver_and_its_gpus(check: str, changes: dict[str, Any], expected: 
         ),
         case("device nodes", f"ok device-nodes paths={NODES}", **UNLINKED, devices=("envvar", "device-specs")),
         case("device nodes", f"ok device-nodes paths={NODES}", **UNLINKED, devices=("cdi",)),
-    ],
-)
-def test_nodes_that_systemd_does_not_know_matter_where_no_rule_is_given_to_the_runtime(
-    check: str, changes: dict[str, Any], expected: list[str]
-) -> None:
-    """A daemon-reload takes the GPU away (F6)."""
-    assert of(check, SHOWN, **changes) == expected
-
-
-@pytest.mark.parametrize(
-    ("check", "changes", "expected"),
-    [
+        # Without NVIDIA's runtime a variable gives no GPU.
         case("container runtime", "ok invented", invented=True, runtimes=()),
         case("container runtime", "ok runtime-default", runtimes=DEFAULT),
         case("container runtime", "error no-nvidia-runtime runtimes=no container runtime", runtimes=()),
@@ -191,17 +172,7 @@ def test_nodes_that_systemd_does_not_know_matter_where_no_rule_is_given_to_the_r
         case("container runtime", "unknown hidden", runtimes=HIDDEN),
         case("container runtime", "unknown hidden", runtimes=HIDDEN, in_container=True, driver_problem="x"),
         case("container runtime", "unknown hidden", runtimes=HIDDEN, in_container=True, invented=True),
-    ],
-)
-def test_without_nvidias_runtime_a_variable_gives_no_gpu(
-    check: str, changes: dict[str, Any], expected: list[str]
-) -> None:
-    assert of(check, SHOWN, **changes) == expected
-
-
-@pytest.mark.parametrize(
-    ("check", "changes", "expected"),
-    [
+        # A CDI file that names GPUs otherwise is of no use; the toolkit writes indexes unless told otherwise.
         case("CDI", cdi_devices=HIDDEN),
         case("CDI", "unknown hidden", cdi_devices=HIDDEN, devices=("cdi",)),
         case("CDI", "ok cdi devices=2", devices=("cdi",)),
@@ -219,26 +190,14 @@ def test_without_nvidias_runtime_a_variable_gives_no_gpu(
             runtimes=(replace(CONTAINERD, cdi=False),),
         ),
         case("CDI", "ok cdi devices=2", devices=("cdi",), runtimes=HIDDEN),
-    ],
-)
-def test_a_cdi_file_that_names_gpus_otherwise_is_of_no_use(
-    check: str, changes: dict[str, Any], expected: list[str]
-) -> None:
-    """The toolkit writes indexes unless told otherwise (F9)."""
-    assert of(check, SHOWN, **changes) == expected
-
-
-@pytest.mark.parametrize(
-    ("check", "changes", "expected"),
-    [
+        # Images that ask for every GPU are worst where every container runs with NVIDIA's runtime.
         case("images", "warning images-see-gpus", obeys_images=True, runtimes=DEFAULT),
         case("images", "note images-see-gpus-with-class", obeys_images=True),
         case("images", "note images-see-gpus-with-class", obeys_images=True, runtimes=HIDDEN),
         case("images", "unknown hidden", obeys_images=HIDDEN),
     ],
 )
-def test_images_that_ask_for_every_gpu(check: str, changes: dict[str, Any], expected: list[str]) -> None:
-    """Worst where every container runs with NVIDIA's runtime (F2)."""
+def test_the_hardware_and_how_containers_reach_it(check: str, changes: dict[str, Any], expected: list[str]) -> None:
     assert of(check, SHOWN, **changes) == expected
 
 
