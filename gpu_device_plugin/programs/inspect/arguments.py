@@ -73,11 +73,7 @@ _OF_ALL_NODES: Mapping[str, str] = MappingProxyType(
 
 
 def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
-    """Return the command, the node and the pod; a node or pod that is not named is empty.
-
-    Raises:
-        UsageError: the words are no command.
-    """
+    """Return the command, the node and the pod; a node or pod that is not named is empty."""
     match words:
         case ["why"]:
             raise UsageError(f"why: name a pod: {prog} why POD [-n NAMESPACE]")
@@ -104,11 +100,7 @@ def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
 
 
 def _refuse_what_belongs_elsewhere(arguments: argparse.Namespace) -> None:
-    """Refuse flags of other commands.
-
-    Raises:
-        UsageError: there is one.
-    """
+    """Refuse flags of other commands."""
     command = arguments.command
     given = (
         (("why",), arguments.all_nodes, "--all-nodes goes with why POD; leave it out"),

@@ -127,11 +127,7 @@ _Output = tuple["Sequence[str | Line]", int]
 
 
 def _raw_nodes(name: str, kubectl: Kubectl, labels: str = "") -> list[msgspec.Raw]:
-    """Return the node of this name as JSON, or if it is empty all nodes that match a label selector.
-
-    Raises:
-        ClusterUnreadableError: there is no such node, or nodes cannot be read.
-    """
+    """Return the node of this name as JSON, or if it is empty all nodes that match a label selector."""
     raw_nodes = kubectl.items(_NODES, [f"metadata.name={_value(name)}"] if name else [], labels=labels)
     if name and not raw_nodes:
         meant = nearest(name, COMMANDS, "kubectl get nodes lists the existing ones")
@@ -392,11 +388,7 @@ def _uninstall(arguments: argparse.Namespace, kubectl: Kubectl, resources: Seque
 
 
 def _pod(kubectl: Kubectl, namespace: str, name: str) -> msgspec.Raw:
-    """Return one pod as JSON.
-
-    Raises:
-        ClusterUnreadableError: the namespace has no pod of this name, or it may not be read.
-    """
+    """Return one pod as JSON."""
     try:
         return kubectl.one(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}")
     except ClusterUnreadableError as error:
@@ -417,11 +409,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource
 
 
 def _resources(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sequence[Resource]:
-    """Return the resources with their configured names.
-
-    Raises:
-        UsageError: a name cannot be used.
-    """
+    """Return the resources with their configured names."""
     knobs = knobs_of(ResourceSettings)
     named = {knob.variable: environ[knob.variable] for knob in knobs if knob.variable in environ}
     return Sources(ResourceSettings, flags_in(arguments, knobs), named).read().offered

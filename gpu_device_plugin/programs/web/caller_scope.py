@@ -19,7 +19,11 @@ ALL_NAMESPACES = ""
 
 
 class Caller(Protocol):
-    """Somebody whose token is valid."""
+    """Somebody whose token is valid.
+
+    Both questions are asked again and again, so answers are remembered for a while. They raise ApiError if the API
+    server did not say.
+    """
 
     @property
     def user(self) -> str:
@@ -27,21 +31,11 @@ class Caller(Protocol):
         ...
 
     async def may_see(self, namespace: str) -> bool:
-        """Return whether the caller may see the pods of a namespace, or of `ALL_NAMESPACES`.
-
-        It is asked again and again for each namespace with GPUs, so answers are remembered for a while.
-
-        Raises:
-            ApiError: the API server did not say.
-        """
+        """Return whether the caller may see the pods of a namespace, or of `ALL_NAMESPACES`."""
         ...
 
     async def may_see_nodes(self) -> bool:
-        """Return whether the caller may see nodes, and with them the GPUs.
-
-        Raises:
-            ApiError: the API server did not say.
-        """
+        """Return whether the caller may see nodes, and with them the GPUs."""
         ...
 
 

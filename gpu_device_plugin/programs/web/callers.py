@@ -201,26 +201,18 @@ class _TokenReview(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ReviewedCaller:
-    """A user of the cluster, who may see the pods of a namespace where he may get pods."""
+    """A user of the cluster, who may see the pods of a namespace where he may get pods; see `Caller`."""
 
     user: str
     identity: bytes = field(repr=False)
     reviews: AccessReviews
 
     async def may_see(self, namespace: str) -> bool:
-        """Return whether the user may get the pods of a namespace, or of all if it is empty.
-
-        Raises:
-            ApiError: the API server did not say.
-        """
+        """Return whether the user may get the pods of a namespace, or of all if it is empty."""
         return await self.reviews.allowed(self.identity, ("get", "pods", namespace))
 
     async def may_see_nodes(self) -> bool:
-        """Return whether the user may list nodes.
-
-        Raises:
-            ApiError: the API server did not say.
-        """
+        """Return whether the user may list nodes."""
         return await self.reviews.allowed(self.identity, ("list", "nodes", ""))
 
 

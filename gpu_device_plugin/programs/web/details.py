@@ -11,7 +11,6 @@ import msgspec
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, UnreadableObjectError
-from gpu_device_plugin.core.report.overview_document import node_document
 from gpu_device_plugin.core.report.pod_document import containers_of
 from gpu_device_plugin.core.report.why.explanations import explain
 from gpu_device_plugin.view.objects import ConfigMap, decoded
@@ -50,13 +49,6 @@ class Details:
     page_state: PageState
     resources: Sequence[Resource]
     turns: Turns = field(default_factory=lambda: Turns(_AT_ONCE))
-
-    def node(self, name: str, scope: CallerScope) -> Fields | None:
-        """Return a node; None: there is no such node that shares GPUs, or the caller may not see nodes."""
-        shown = self.page_state.node(name)
-        if shown is None or not scope.nodes:
-            return None
-        return {"node": node_document(scope.of(shown.view))}
 
     async def pod(self, namespace: str, name: str, scope: CallerScope, user: str) -> Fields:
         """Return a pod of a namespace that the caller may see. Users take turns.

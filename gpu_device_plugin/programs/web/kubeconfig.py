@@ -31,7 +31,7 @@ from gpu_device_plugin.programs.web.web_routes import AboutPage
 from gpu_device_plugin.settings.forms import Address
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from gpu_device_plugin.core.model.resources import Resource
 
@@ -229,7 +229,6 @@ def main(
     browser: bool,
     prog: str,
     kubectl: str = "kubectl",
-    environ: Mapping[str, str] = os.environ,
 ) -> int:
     """Serve until SIGINT, SIGTERM or SIGHUP.
 
@@ -240,7 +239,6 @@ def main(
         browser: open the page in the user's browser, where there is a graphical one.
         prog: the command that the user typed, for messages.
         kubectl: the program through which the cluster is read.
-        environ: the environment.
 
     Returns:
         0 once stopped; 1 if the cluster cannot be read, or the port cannot be listened on.
@@ -254,7 +252,9 @@ def main(
         except BrokenPipeError as error:
             discard_output(sys.stdout)
             raise _EndedError("the page ends, since nobody reads its address: the output is closed") from error
-        if browser and _graphical(environ):
+        # Without a graphical display a browser would take the terminal.
+        displays = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+        if browser and (sys.platform == "darwin" or any(os.environ.get(name) for name in displays)):
             # A browser that begins may take its time, and some of them stay: nothing waits for it.
             threading.Thread(target=webbrowser.open, args=(url,), name="browser", daemon=True).start()
 
@@ -265,11 +265,6 @@ def main(
     except (ProxyError, _EndedError) as error:
         say(sys.stderr, f"{prog}: {error}")
         return FAILED
-
-
-def _graphical(environ: Mapping[str, str]) -> bool:
-    """Return whether a browser would not take the terminal."""
-    return sys.platform == "darwin" or any(environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
 
 
 class _EndedError(Exception):
@@ -313,11 +308,7 @@ async def _serve(
 
 
 async def _log_in(client: Client) -> None:
-    """Wait until the API server answers, after a login if it needs one.
-
-    Raises:
-        _EndedError: it does not.
-    """
+    """Wait until the API server answers, after a login if it needs one."""
     try:
         await client.server()
     except (ForbiddenError, NotFoundError):

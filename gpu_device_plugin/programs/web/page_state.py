@@ -57,14 +57,11 @@ class ShownNode:
 class PageState:
     """What the page shows."""
 
-    def __init__(
-        self, watched: Watched, figures: Callable[[], FiguresState], *, wall_s: Callable[[], float] = time.time
-    ) -> None:
-        """Show nothing before `refresh`; `wall_s` returns seconds since the epoch."""
+    def __init__(self, watched: Watched, figures: Callable[[], FiguresState]) -> None:
+        """Show nothing before `refresh`."""
         self._watched = watched
         self._figures = figures
-        self._wall_s = wall_s
-        self._looked_s = wall_s()
+        self._looked_s = time.time()
         self._use: dict[str, NodeUse] = {}
         self._used: set[str] = set()
         self._namespaces: frozenset[str] = frozenset()
@@ -127,7 +124,7 @@ class PageState:
         cluster, known = self._watched.cluster, self._watched.known
         names = cluster.changed()
         used, self._used = self._used, set()
-        now_s = self._wall_s()
+        now_s = time.time()
         stale, self._looked_s = cluster.went_stale(self._looked_s), now_s
         number = self.mark.value + 1
         wanted = {*self._shown, *cluster.names} if names is None else {*names, *used, *stale}

@@ -8,7 +8,7 @@ import time
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -124,12 +124,6 @@ class _Rights:
         self._learning: asyncio.Task[None] | None = None
         self._learn_at = 0.0
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._stop_learning()
-
     @property
     def known(self) -> bool:
         """Whether the API server has said whose pods the reader may see."""
@@ -148,7 +142,8 @@ class _Rights:
             self._learning = asyncio.create_task(self.scope.learn(namespaces), name="learn of namespaces")
         return self._learning
 
-    def _stop_learning(self) -> None:
+    def stop_learning(self) -> None:
+        """Ask no further."""
         if self._learning is not None:
             self._learning.cancel()
             self._learning = None
@@ -174,7 +169,7 @@ class _Rights:
                 raise _EndedError from None
             return
         self._confirmed_at = time.monotonic()
-        self._stop_learning()
+        self.stop_learning()
         self.scope = fresh
 
     async def hold(self, scope: CallerScope) -> None:
@@ -254,7 +249,8 @@ class Streams:
     ) -> AsyncGenerator[bytes, None]:
         page_state, timing = self._board, self._timing
         await within(timing.first_s, self._until_complete())
-        async with _Rights(scope, again, page_state, timing) as rights:
+        rights = _Rights(scope, again, page_state, timing)
+        try:
             if (learning := rights.learn()) is not None:
                 await asyncio.wait({learning}, timeout=timing.learn_s)
             mark, seen, known = page_state.mark.value, scope.seen, rights.known
@@ -284,6 +280,8 @@ class Streams:
                 if time.monotonic() >= pulse_at:
                     pulse_at = time.monotonic() + timing.pulse_s
                     yield b'event: pulse\ndata: {"read":%b}\n\n' % self._read()
+        finally:
+            rights.stop_learning()
 
     async def _one_by_one(self, chunks: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
         """Yield the chunks of an event. Of all streams one writes at a time, and between two chunks others have a turn.

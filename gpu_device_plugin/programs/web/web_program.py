@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -48,29 +49,18 @@ def main(sources: Sources[WebSettings], texts: Texts, settings: WebSettings) -> 
     return asyncio.run(until_stopped(rereading.beside(page.run()), "page", {signal.SIGHUP: look}))
 
 
+@dataclass(slots=True)
 class ClusterPage:
     """The page's server with its settings."""
 
-    def __init__(
-        self,
-        settings: WebSettings,
-        config: ClusterConfig,
-        *,
-        agents_in: str = "",
-        timings: PageTimings = DEFAULT_TIMINGS,
-        figures_timing: FiguresTiming = DEFAULT_TIMING,
-    ) -> None:
-        """Prepare; nothing is sent before `run`. The node agents are in `agents_in`; empty: wherever they are."""
-        self.settings = settings
-        self._config = config
-        self._agents_in = agents_in
-        self._timings = timings
-        self._figures_timing = figures_timing
-        self.port = 0
-        """The listening port, once open."""
-
-    def __repr__(self) -> str:
-        return f"<ClusterPage: port {self.port}>"
+    settings: WebSettings
+    config: ClusterConfig
+    agents_in: str = ""
+    """The namespace of the node agents; empty: wherever they are."""
+    timings: PageTimings = DEFAULT_TIMINGS
+    figures_timing: FiguresTiming = DEFAULT_TIMING
+    port: int = 0
+    """The listening port, once open."""
 
     def reload(self, wanted: WebSettings) -> None:
         """Apply the settings that can change at run time."""
@@ -98,14 +88,14 @@ class ClusterPage:
                 extra={"http": written(*settings.http)},
             )
         tls = _tls(settings)
-        async with Client(self._config, timing=self._timings.api, connections=CONNECTIONS) as client:
+        async with Client(self.config, timing=self.timings.api, connections=CONNECTIONS) as client:
             server = PageServer(
                 client,
                 settings.offered,
                 ReviewedCallers(client),
                 about=AboutPage("cluster"),
-                figures=AgentFigures(client, namespace=self._agents_in, timing=self._figures_timing),
-                timings=self._timings,
+                figures=AgentFigures(client, namespace=self.agents_in, timing=self.figures_timing),
+                timings=self.timings,
             )
             try:
                 async with server.serving(settings.http, tls) as self.port:

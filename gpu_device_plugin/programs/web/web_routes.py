@@ -17,6 +17,7 @@ from gpu_device_plugin.aio.http import JSON, Page, Route, Stream
 from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
+from gpu_device_plugin.core.report.overview_document import node_document
 from gpu_device_plugin.programs.web.caller_scope import CallerScope
 
 if TYPE_CHECKING:
@@ -175,10 +176,10 @@ class PageRoutes:
         await scope.learn()
         if not self.page_state.shows_nodes(scope):
             return _error(403, "Nodes are not shown: the right to list nodes in the whole cluster is missing.")
-        if (node := self.page_state.node(name)) is not None:
-            await within(_LEARN_S, scope.learn(node.namespaces))
-        shown = self.details.node(name, scope)
-        return _error(404, "There is no such node that shares GPUs.") if shown is None else _json(shown)
+        if (node := self.page_state.node(name)) is None:
+            return _error(404, "There is no such node that shares GPUs.")
+        await within(_LEARN_S, scope.learn(node.namespaces))
+        return _json({"node": node_document(scope.of(node.view))})
 
     async def _pod(self, request: Request, caller: Caller) -> Page:
         namespace, _, name = unquote(request.rest).partition("/")

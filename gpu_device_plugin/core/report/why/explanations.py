@@ -157,8 +157,7 @@ def explain(ask: Ask, found: Sequence[NodeAnswer], most: int) -> list[str]:
     """Return the number of nodes for each reason, then explain the `most` nearest of `answers` one by one."""
     lines: list[str] = []
     if len(found) > most:
-        kinds = Counter(headline(answer) for answer in found)
-        rows = [(f"  {number}", kind) for kind, number in _most_frequent(kinds.items())]
+        rows = [(f"  {number}", kind) for kind, number in _kinds(map(headline, found))]
         lines += ["", f"{len(found)} nodes share GPUs:", *aligned(rows), "", f"The nearest {most} of them:"]
     for answer in found[:most]:
         lines += ["", *_block(answer, _gpus(ask, answer))]
@@ -195,11 +194,7 @@ def _kinds(sentences: Iterable[str]) -> list[tuple[str, int]]:
     for sentence in sentences:
         alike.setdefault(_NUMBER.sub("…", sentence), Counter())[sentence] += 1
     counts = [(next(iter(each)) if len(each) == 1 else kind, each.total()) for kind, each in alike.items()]
-    return _most_frequent(counts)
-
-
-def _most_frequent(kinds: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    return sorted(kinds, key=lambda kind: (-kind[1], kind[0]))
+    return sorted(counts, key=lambda kind: (-kind[1], kind[0]))
 
 
 def headline(answer: NodeAnswer) -> str:
@@ -329,7 +324,7 @@ def why_waits(status: SchedulingStatus, facts: Sequence[Finding], found: Sequenc
     if fitting:
         (says,) = scheduler_says(status) or [scheduler_silent(status)]
         return f"{counted(fitting, 'node has', 'nodes have')} room for it now; {shortened(str(says), _LONGEST)}"
-    kinds = _most_frequent(Counter(map(headline, found)).items())
+    kinds = _kinds(map(headline, found))
     if len(found) == 1:
         return f"The only node that shares GPUs, {found[0].node.name}, does not take it: {kinds[0][0]}."
     reasons = [f"{why} ({number})" for why, number in kinds[:_MOST_REASONS]]
