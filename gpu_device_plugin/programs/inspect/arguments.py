@@ -57,7 +57,7 @@ def parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
     before, _, arguments.pod = pod.rpartition("/")
     if before not in _PODS_OF_KUBECTL:
         arguments.namespace = arguments.namespace or before
-    _refuse_what_belongs_elsewhere(arguments)
+    _refuse_what_belongs_elsewhere(parser, arguments)
     if arguments.all not in {"", REALLY}:
         raise UsageError(f"--all: this ends sharing on nodes that still share; to confirm, write --all={REALLY}")
     return arguments
@@ -99,36 +99,31 @@ def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
             return "overview", "".join(words), ""
 
 
-def _refuse_what_belongs_elsewhere(arguments: argparse.Namespace) -> None:
-    """Refuse flags of other commands."""
+_GOES_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "output": ("-d or -o", ("overview", "prices")),
+        "namespace": ("-n", ("overview", "top", "why")),
+        "selector": ("-l", ("overview", "top")),
+        "watch": ("-w", ("overview", "top")),
+        "sort_by": ("--sort-by", ("top",)),
+        "interval": ("--interval", ("top",)),
+        "all_nodes": ("--all-nodes", ("why",)),
+        "json": ("--json", ("doctor",)),
+        "port": ("--port", ("web",)),
+        "no_browser": ("--no-browser", ("web",)),
+        "all": ("--all", ("uninstall",)),
+        "dry_run": ("--dry-run", ("uninstall",)),
+    }
+)
+"""The commands of each flag that not all of them have."""
+
+
+def _refuse_what_belongs_elsewhere(parser: Parser, arguments: argparse.Namespace) -> None:
+    """Refuse flags of other commands, and what does not go together."""
     command = arguments.command
-    given = (
-        (("why",), arguments.all_nodes, "--all-nodes goes with why POD; leave it out"),
-        (("why", "top", "overview"), arguments.namespace, f"{command}: it takes no -n; leave it out"),
-        (
-            ("overview", "prices"),
-            arguments.output != "summary",
-            f"{command}: -d and -o are for the overview; leave them out",
-        ),
-        (
-            ("overview", "top"),
-            arguments.selector,
-            f"{command}: -l selects nodes of the overview and of top; leave it out",
-        ),
-        (("top",), arguments.watch, f"{command}: -w draws the overview again and again; leave it out"),
-        (("top",), arguments.sort_by, "--sort-by goes with top and -w; leave it out"),
-        (("top",), arguments.interval is not None, "--interval goes with top and -w; leave it out"),
-        (("doctor",), arguments.json, "--json goes with doctor; the overview has -o json"),
-        (
-            ("web",),
-            arguments.port is not None or arguments.no_browser,
-            "--port and --no-browser go with web; leave them out",
-        ),
-        (("uninstall",), arguments.all or arguments.dry_run, "--all and --dry-run go with uninstall; leave them out"),
-    )
-    for its_own, value, sentence in given:
-        if value and command not in its_own:
-            raise UsageError(sentence)
+    for name, (flag, commands) in _GOES_WITH.items():
+        if command not in commands and getattr(arguments, name) not in {parser.get_default(name), ""}:
+            raise UsageError(f"{flag} goes with {', '.join(commands)}, and not with {command}; leave it out")
     if arguments.interval is not None and not _SHORTEST_S <= arguments.interval <= _LONGEST_S:
         raise UsageError(f"--interval: {arguments.interval:g} s; choose {_SHORTEST_S:g} to {_LONGEST_S:g} seconds")
     if command == "prices" and arguments.output not in {"summary", "json"}:
