@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,7 @@ import pytest
 from gpu_device_plugin import cli
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
-from gpu_device_plugin.core.contract.mpsfiles import MpsState, write_state
-from gpu_device_plugin.core.node.mps.mps_wishes import NOT_THERE, SILENT
+from gpu_device_plugin.core.node.mps.mps_wishes import NOT_THERE
 from gpu_device_plugin.core.report.finding import Severity, Unknown, examine
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.core.report.findings.symptoms import ApiSeen, NodeSymptoms, Profiles
@@ -105,34 +103,6 @@ async def test_what_the_agent_reports_of_limits_and_use_is_examined(tmp_path: Pa
         f"warning over-use node={NODE} containers=default/web/main",
         f"error no-supervisor why={NOT_THERE}",
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("now", "ok supervisor"),
-        (write_state(MpsState({}, -1000.0)), f"error no-supervisor why={SILENT}"),
-        ("{", "error no-supervisor why=state.json cannot be parsed: "),
-    ],
-    ids=["now", "long ago", "garbage"],
-)
-async def test_the_state_of_the_mps_supervisor_is_read_on_the_node(tmp_path: Path, text: str, expected: str) -> None:
-    """Below the root of the node's file system."""
-    folder = tmp_path / "run" / "mps"
-    folder.mkdir(parents=True)
-    now = write_state(MpsState({}, time.clock_gettime(time.CLOCK_BOOTTIME)))
-    (folder / "state.json").write_text(now if text == "now" else text, encoding="utf-8")
-    settings = NodeSettings(
-        gpus="fake:1xT4",
-        device_plugin_dir=tmp_path / "none",
-        pod_resources_socket=tmp_path / "none.sock",
-        api="off",
-        limits="mps",
-        mps_dir=Path("/run/mps"),
-    )
-    seen = await examined(settings, DoctorPlace(tmp_path), QUICK, 0)
-    (finding,) = found(seen, "MPS", show="why")
-    assert finding.startswith(expected)
 
 
 async def test_a_node_on_which_nothing_works_is_told_all_of_it(tmp_path: Path) -> None:

@@ -219,30 +219,18 @@ def test_pages_that_cannot_be_read_are_unknown_in_kubectls_words(tmp_path: Path)
     assert seen.runtime_class == "", "that the DaemonSet is unknown is told once"
 
 
-@pytest.mark.parametrize(
-    ("said", "right"),
-    [
-        (
-            (
-                'daemonsets.apps is forbidden: User "ann" cannot list resource "daemonsets" in API group "apps" at the '
-                "cluster scope"
-            ),
-            "list daemonsets.apps in the whole cluster",
-        ),
-        (
-            (
-                'configmaps "x" is forbidden: User "ann" cannot list resource "configmaps" in API group "" '
-                'in the namespace "gpushare": RBAC: role.rbac.authorization.k8s.io "x" not found'
-            ),
-            "list configmaps in the namespace gpushare",
-        ),
-    ],
-)
-def test_a_right_that_is_missing_is_named(tmp_path: Path, said: str, right: str) -> None:
+def test_a_right_that_is_missing_is_named(tmp_path: Path) -> None:
     """In the words of a real API server."""
+    said = (
+        'configmaps "x" is forbidden: User "ann" cannot list resource "configmaps" in API group "" in the namespace '
+        '"gpushare": RBAC: role.rbac.authorization.k8s.io "x" not found'
+    )
     seen = read(tmp_path, {**well(), "/apis/apps/v1/daemonsets": f"Error from server (Forbidden): {said}"})
     assert isinstance(seen.daemonset, Unknown)
-    assert (seen.daemonset.code, str(seen.daemonset)) == ("right-missing", f"the right to {right} is missing")
+    assert (seen.daemonset.code, str(seen.daemonset)) == (
+        "right-missing",
+        "the right to list configmaps in the namespace gpushare is missing",
+    )
     assert seen.daemonset.advice.startswith("ask an administrator of the cluster for it; docs/doctor.md has")
 
 

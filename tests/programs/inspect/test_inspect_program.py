@@ -569,30 +569,6 @@ def test_a_pod_that_waits_for_instances_and_memory_is_told_of_both(
     assert any(line.startswith("node-a: ") for line in told)
 
 
-def test_instances_are_in_every_layout(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    world.has(parted("node-a", gpu(0)), asking_mig("x", on="node-a", uuid="MIG-0"))
-    said = {}
-    for words in (
-        [],
-        ["-d"],
-        ["-o", "wide"],
-        ["-o", "json"],
-        ["-o", "yaml"],
-        ["-n", "default"],
-        ["prices"],
-        ["doctor"],
-    ):
-        world.inspect(*words)
-        said[" ".join(words)] = capsys.readouterr().out
-    assert f"node-a: {WHOLE}: 1/2 in use\n" in said[""]
-    assert f"node-a: {WHOLE}: 1/2 in use: default/x (1:0)\n" in said["-d"]
-    assert "1 (1:0)" in said["-o wide"]
-    assert json.loads(said["-o json"])["nodes"][0]["instances"][0]["used"] == 1
-    assert "resource: nvidia.com/mig-1g.10gb" in said["-o yaml"]
-    assert "default/x" in said["-n default"]
-    assert "3 healthy on 1 node, 2 of them MIG instances" in said["doctor"]
-
-
 @pytest.mark.parametrize("words", [["pod/big", "-n", "ml"], ["po", "big", "--namespace=ml"], ["ml/big"]])
 def test_a_pod_may_be_named_as_kubectl_takes_it_and_as_the_tables_have_it(
     shared: World, capsys: pytest.CaptureFixture[str], words: list[str]
@@ -684,27 +660,16 @@ def test_the_latest_warnings_about_a_pod_are_told(shared: World, capsys: pytest.
     ]
 
 
-def test_a_pod_that_asks_by_another_name_or_in_another_unit_is_told_what_to_write(
+def test_a_pod_that_asks_by_another_name_is_told_what_to_write(
     shared: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, limits in {
-        "one": {"aliyun.com/gpu-memory": "8"},
-        "two": {"nvidia.com/gpu": "1", "cpu": "1"},
-        "three": {"aliyun.com/gpu-mem": "8000"},
-    }.items():
-        asking = pod(name)
-        asking["spec"]["containers"][0]["resources"] = {"limits": limits, "requests": limits}
-        shared.has(asking)
+    asking = pod("one")
+    asking["spec"]["containers"][0]["resources"] = {"requests": {"aliyun.com/gpu-memory": "8", "cpu": "1"}}
+    shared.has(asking)
     assert shared.inspect("why", "one") == 0
-    assert "which no agent offers: did you mean aliyun.com/gpu-mem?" in capsys.readouterr().out
-    assert shared.inspect("why", "two") == 0
     told = capsys.readouterr().out
-    assert (
-        "It asks for nvidia.com/gpu, which nodes that share their GPUs do not offer: write aliyun.com/gpu-mem" in told
-    )
+    assert "which no agent offers: did you mean aliyun.com/gpu-mem?" in told
     assert "cpu" not in told
-    assert shared.inspect("why", "three") == 0
-    assert "If 8000 MiB are meant, write aliyun.com/gpu-mem: 8." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

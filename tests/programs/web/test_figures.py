@@ -186,20 +186,6 @@ async def test_a_cluster_that_is_too_large_has_the_nodes_in_view_read_and_says_s
     assert set(world.asked) == {"gpu-7", "gpu-5", "gpu-0", "gpu-2", "gpu-3", "gpu-4"}
 
 
-async def test_those_in_view_are_read_more_often_and_the_others_before_they_are_given_up(world: World) -> None:
-    """Four agents in 0.05 s. Of the 45 that this allows 30 are in view, and are due at once."""
-    names = [f"gpu-{number:02}" for number in range(45)]
-    view = names[:30]
-    for name in names:
-        world.agent(name, page())
-    timing = replace(QUICK, at_once=4, round_s=0.02, lasts_s=0.45, every_s=0.01, longest_s=0.05)
-    async with world.following(lambda: names, timing, in_view=lambda: view):
-        await eventually(lambda: len(world.asked) > 300)
-    seen, others = (sum(map(world.asked.count, some)) / len(some) for some in (view, names[30:]))
-    assert seen > 1.2 * others
-    assert min(map(world.asked.count, names)) > 1
-
-
 async def test_without_the_right_the_figures_are_the_nodes_own_until_it_is_given(world: World) -> None:
     world.agent("gpu-1", page())
     world.api.allowed = frozenset({("list", "pods")})

@@ -315,6 +315,9 @@ FRESH = replace(IGNORED, name="default/new", age_s=29.0)
 LEASE = "gpushare/gpushare-scheduler"
 
 
+READY, ASKED = "ok extender extenders=gpushare/scheduler-0", "ok extender-asked calls=7"
+
+
 @pytest.mark.parametrize(
     ("check", "changes", "expected"),
     [
@@ -322,26 +325,13 @@ LEASE = "gpushare/gpushare-scheduler"
         # With a scheduler of its own every replica is to be ready; behind a Service only the one that leads is,
         # unless a replica cannot start.
         case("extender", "error extender-not-ready", extenders=(STARTING,)),
+        case("extender", "warning extender-not-ready", READY, ASKED, extenders=(EXTENDER, STARTING)),
+        case("extender", "note extender-not-ready", READY, ASKED, extenders=(EXTENDER, STARTING), own_scheduler=False),
         case(
             "extender",
             "warning extender-not-ready",
-            "ok extender extenders=gpushare/scheduler-0",
-            "ok extender-asked calls=7",
-            extenders=(EXTENDER, STARTING),
-        ),
-        case(
-            "extender",
-            "note extender-not-ready",
-            "ok extender extenders=gpushare/scheduler-0",
-            "ok extender-asked calls=7",
-            extenders=(EXTENDER, STARTING),
-            own_scheduler=False,
-        ),
-        case(
-            "extender",
-            "warning extender-not-ready",
-            "ok extender extenders=gpushare/scheduler-0",
-            "ok extender-asked calls=7",
+            READY,
+            ASKED,
             extenders=(EXTENDER, CRASHING),
             own_scheduler=False,
         ),
@@ -352,30 +342,10 @@ LEASE = "gpushare/gpushare-scheduler"
             extenders=(EXTENDER, replace(EXTENDER, name="gpushare/scheduler-1")),
         ),
         # The original's has no metrics that a right would show.
-        case(
-            "extender",
-            "ok extender extenders=gpushare/scheduler-0",
-            extenders=(replace(EXTENDER, original=True, asked=None),),
-        ),
-        case(
-            "extender",
-            "ok extender extenders=gpushare/scheduler-0",
-            "unknown calls-unknown",
-            extenders=(replace(EXTENDER, asked=None),),
-        ),
-        case(
-            "extender",
-            "ok extender extenders=gpushare/scheduler-0",
-            "warning extender-never-asked",
-            extenders=(replace(EXTENDER, asked=0),),
-        ),
-        case(
-            "extender",
-            "ok extender extenders=gpushare/scheduler-0",
-            "note extender-idle",
-            extenders=(replace(EXTENDER, asked=0),),
-            pods=(),
-        ),
+        case("extender", READY, extenders=(replace(EXTENDER, original=True, asked=None),)),
+        case("extender", READY, "unknown calls-unknown", extenders=(replace(EXTENDER, asked=None),)),
+        case("extender", READY, "warning extender-never-asked", extenders=(replace(EXTENDER, asked=0),)),
+        case("extender", READY, "note extender-idle", extenders=(replace(EXTENDER, asked=0),), pods=()),
         case("scheduler version"),
         case("scheduler version", extenders=(replace(EXTENDER, kube_scheduler="v1.36.2"),), version=HIDDEN),
         *(
