@@ -218,6 +218,7 @@ async def examined(
         api = tasks.create_task(_api(settings, deadlines), name="API server")
     view, seen, folder, root = driver.result(), api.result(), settings.device_plugin_dir, where.host_root
     invented, mps_dir = settings.gpus != "nvml", (root or Path("/")) / settings.mps_dir.relative_to("/")
+    mps, mps_left = node_files.mps_state(mps_dir)
     device_nodes, unlinked = ({}, ()) if invented else _device_nodes(where, view.inventory)
     names = {resource.kind: resource.name for resource in settings.managed}
     labels = {} if isinstance(seen, Unknown) else seen.labels
@@ -242,8 +243,8 @@ async def examined(
         limits_fallback=settings.limits_fallback,
         extra_grant=settings.extra_grant is not None,
         extra_grant_problem=_problem(partial(read_extra_grant, settings.extra_grant), UsageError),
-        mps=node_files.mps_daemons(mps_dir),
-        mps_left=node_files.left_by_mps(mps_dir),
+        mps=mps,
+        mps_left=mps_left,
         mps_state_file=str(settings.mps_dir / STATE_FILE),
         inventory=view.inventory,
         driver_problem="" if view.state is State.WATCHING else view.sentence,

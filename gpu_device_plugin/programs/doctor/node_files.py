@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsState
+    from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
 
 _CONTAINERD = (
     "etc/containerd/config.toml",
@@ -182,35 +182,22 @@ def _packaged(status: Path) -> str:
 # --- Memory limits ----------------------------------------------------------------------------------------------------
 
 
-def mps_daemons(directory: Path) -> Mapping[str, MpsGpu] | str:
-    """Return the daemons of the node's MPS supervisor, by the GPU's UUID, or why there is none."""
-    state = _state(directory)
-    if isinstance(state, str):
-        return state
-    return SILENT if _silent(state) else state.gpus
+def mps_state(directory: Path) -> tuple[Mapping[str, MpsGpu] | str, tuple[str, ...]]:
+    """Return the daemons of the node's MPS supervisor by the GPU's UUID, or why there is none; and what one has left.
 
-
-def left_by_mps(directory: Path) -> tuple[str, ...]:
-    """Return the GPUs (by UUID) that a supervisor which no longer runs did not give back, sorted."""
-    state = _state(directory)
-    if isinstance(state, str) or not _silent(state):
-        return ()
-    return tuple(sorted(uuid for uuid, gpu in state.gpus.items() if gpu.status is not MpsStatus.STOPPED))
-
-
-def _state(directory: Path) -> MpsState | str:
+    These are the GPUs (by UUID, sorted) that a supervisor which no longer runs did not give back.
+    """
     try:
-        return read_state(files.read(directory / STATE_FILE, _LARGEST_STATE)[0].decode(errors="replace"))
+        state = read_state(files.read(directory / STATE_FILE, _LARGEST_STATE)[0].decode(errors="replace"))
     except FileNotFoundError:
-        return NOT_THERE
+        return NOT_THERE, ()
     except OSError as problem:
-        return f"{directory / STATE_FILE}: {problem.strerror}"
+        return f"{directory / STATE_FILE}: {problem.strerror}", ()
     except MpsFileError as problem:
-        return str(problem)
-
-
-def _silent(state: MpsState) -> bool:
-    return silent(state, time.clock_gettime(time.CLOCK_BOOTTIME))
+        return str(problem), ()
+    if not silent(state, time.clock_gettime(time.CLOCK_BOOTTIME)):
+        return state.gpus, ()
+    return SILENT, tuple(sorted(uuid for uuid, gpu in state.gpus.items() if gpu.status is not MpsStatus.STOPPED))
 
 
 def with_driver_limits(checkpoint: Path, resource: str) -> tuple[str, ...]:

@@ -99,19 +99,16 @@ def slices(kubectl: Kubectl) -> tuple[SliceSeen, ...]:
         UnreadableObjectError: one of them is no ResourceSlice.
     """
     raw = kubectl.items(SLICES.path(), [f"spec.driver={DRIVER}"], optional=True)
-    return tuple(_seen(decoded(each, _Slice).spec) for each in raw)
-
-
-def _seen(spec: _SliceSpec) -> SliceSeen:
-    devices = spec.devices or ()
-    shared = any(device.allow_multiple_allocations for device in devices)
-    return SliceSeen(
-        pool=spec.pool.name,
-        generation=spec.pool.generation,
-        of=spec.pool.resource_slice_count,
-        devices=len(devices),
-        shared=shared,
-        counters=bool(spec.shared_counters),
+    return tuple(
+        SliceSeen(
+            pool=spec.pool.name,
+            generation=spec.pool.generation,
+            of=spec.pool.resource_slice_count,
+            devices=len(spec.devices or ()),
+            shared=any(device.allow_multiple_allocations for device in spec.devices or ()),
+            counters=bool(spec.shared_counters),
+        )
+        for spec in (decoded(each, _Slice).spec for each in raw)
     )
 
 

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import threading
 import webbrowser
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -26,7 +25,7 @@ from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.terminal import discard_output, say
 from gpu_device_plugin.programs.web.callers import LocalCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures
-from gpu_device_plugin.programs.web.server import DEFAULT_TIMINGS, PageServer, PageTimings
+from gpu_device_plugin.programs.web.server import DEFAULT_TIMINGS, PageServer
 from gpu_device_plugin.programs.web.web_routes import AboutPage
 from gpu_device_plugin.settings.forms import Address
 
@@ -281,22 +280,20 @@ async def _serve(
     port: int,
     kubectl: str,
     ready: Callable[[str], None],
-    timings: PageTimings = DEFAULT_TIMINGS,
 ) -> NoReturn:
     async with running(flags, kubectl) as proxy:
         async with Client(proxy.config, timing=Timing(request_s=_LOGIN_S)) as first:
             await _log_in(first)
-        chosen = await _chosen(flags, kubectl)
-        callers = LocalCallers(chosen.user)
-        async with Client(proxy.config, timing=timings.api) as client:
+        context, user, namespace = await _chosen(flags, kubectl)
+        callers = LocalCallers(user)
+        async with Client(proxy.config, timing=DEFAULT_TIMINGS.api) as client:
             server = PageServer(
                 client,
                 resources,
                 callers,
-                about=AboutPage("kubeconfig", chosen.context, frozenset({_HOST, "localhost"})),
+                about=AboutPage("kubeconfig", context, frozenset({_HOST, "localhost"})),
                 figures=AgentFigures(client),
-                namespace=chosen.namespace,
-                timings=timings,
+                namespace=namespace,
             )
             try:
                 async with server.serving(Address(_HOST, port)) as bound:
@@ -320,16 +317,7 @@ async def _log_in(client: Client) -> None:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """What a kubeconfig and kubectl's flags select."""
-
-    context: str = ""
-    user: str = ""
-    namespace: str = "default"
-
-
-async def _chosen(flags: Sequence[str], kubectl: str) -> _Chosen:
+async def _chosen(flags: Sequence[str], kubectl: str) -> tuple[str, str, str]:
     """Return the context, its user and its namespace. Without a kubeconfig, as in a pod, nothing is selected."""
     process = await asyncio.create_subprocess_exec(
         *(kubectl, *flags, "config", "view", "--minify", f"--output=jsonpath={_SELECTED}"),
@@ -348,4 +336,4 @@ async def _chosen(flags: Sequence[str], kubectl: str) -> _Chosen:
         await process.wait()
     context, user, namespace, *_ = [*text.decode(errors="replace").split("\n"), "", "", ""]
     impersonated = next((flag.removeprefix("--as=") for flag in flags if flag.startswith("--as=")), "")
-    return _Chosen(context, impersonated or user, namespace or "default")
+    return context, impersonated or user, namespace or "default"

@@ -8,7 +8,7 @@ import time
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -317,14 +317,7 @@ class Streams:
             await self._board.mark.after(self._board.mark.value)
 
     def _read(self) -> bytes:
-        reading = self._watched.reading
-        read: dict[str, Any] = {"live": reading.live}
-        if reading.age_s is not None:
-            read["ageS"] = round(reading.age_s, 1)
-        if reading.why:
-            read["why"] = reading.why
-        read["now"] = rfc3339(time.time())
-        return msgspec.json.encode(read)
+        return msgspec.json.encode({**self._watched.reading, "now": rfc3339(time.time())})
 
     def _whole(self, scope: CallerScope, stream: str) -> Iterator[bytes]:
         head = b'event: cluster\ndata: {"version":%d,' % VERSION

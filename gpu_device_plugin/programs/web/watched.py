@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpu_device_plugin.cluster.client.backoff import Backoff
@@ -26,18 +25,6 @@ if TYPE_CHECKING:
 
 _MOST_PROBLEMS = 20
 """The most sentences about single nodes."""
-
-
-@dataclass(frozen=True, slots=True)
-class WatchState:
-    """How current the cluster is that we know."""
-
-    live: bool
-    """All watches deliver."""
-    age_s: float | None
-    """Since the API server was last heard, in seconds; None: never."""
-    why: str = ""
-    """Why not live."""
 
 
 class Watched:
@@ -174,8 +161,11 @@ class Watched:
         return self.cluster.claims_of(namespace) if self.claims is not None and self.claims.synced else None
 
     @property
-    def reading(self) -> WatchState:
-        """How current the cluster is. What may not be read is not waited for."""
+    def reading(self) -> dict[str, Any]:
+        """How current the cluster is, as the page has it; `ageS` is the time since the API server was last heard.
+
+        What may not be read is not waited for.
+        """
         watches: list[Reflector[Any]] = [self.nodes] if self.nodes_readable else []
         watches += [] if self.pods is None else [self.pods]
         watches += [self.claims] if self.claims is not None and self._claims_readable else []
@@ -184,8 +174,10 @@ class Watched:
         why = next((_sentence(problem) for problem in problems if problem is not None), "")
         if self.pods is None or silent:
             age_s = max(silent, default=float("inf"))
-            return WatchState(False, None if age_s == float("inf") else age_s, why or "the cluster is being read")
-        return WatchState(True, min(time.monotonic() - self._heard_at, *(watch.silent_s for watch in watches)))
+            heard = {} if age_s == float("inf") else {"ageS": round(age_s, 1)}
+            return {"live": False, **heard, "why": why or "the cluster is being read"}
+        age_s = min(time.monotonic() - self._heard_at, *(watch.silent_s for watch in watches))
+        return {"live": True, "ageS": round(age_s, 1)}
 
     def notes(self) -> Iterator[str]:
         """Yield a sentence for everything that is not shown because it could not be read."""

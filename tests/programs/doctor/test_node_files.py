@@ -16,8 +16,7 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateR
 from gpu_device_plugin.programs.doctor.node_files import (
     cdi_devices,
     cgroup,
-    left_by_mps,
-    mps_daemons,
+    mps_state,
     obeys_images,
     runtimes,
     toolkit,
@@ -172,16 +171,16 @@ def test_daemons_are_those_of_a_supervisor_that_still_writes(
     """The time of another boot may be ahead."""
     beat_s = time.clock_gettime(time.CLOCK_BOOTTIME) - age_s
     (tmp_path / STATE_FILE).write_text(write_state(MpsState(READY, beat_s)))
-    assert mps_daemons(tmp_path) == found
+    assert mps_state(tmp_path)[0] == found
 
 
 def test_a_node_without_a_supervisor_or_with_a_damaged_file_says_so(tmp_path: Path) -> None:
-    assert mps_daemons(tmp_path / "missing") == mps_daemons(tmp_path) == NOT_THERE
+    assert mps_state(tmp_path / "missing") == mps_state(tmp_path) == (NOT_THERE, ())
     (tmp_path / STATE_FILE).write_bytes(b"\xff{")
-    assert str(mps_daemons(tmp_path)).startswith("state.json cannot be parsed: ")
+    assert str(mps_state(tmp_path)[0]).startswith("state.json cannot be parsed: ")
     (tmp_path / STATE_FILE).unlink()
     (tmp_path / STATE_FILE).mkdir()
-    assert str(mps_daemons(tmp_path)).startswith(f"{tmp_path / STATE_FILE}: ")
+    assert str(mps_state(tmp_path)[0]).startswith(f"{tmp_path / STATE_FILE}: ")
 
 
 def entry(pod: str, container: str, resource: str, **envs: str) -> CheckpointEntry:
@@ -218,8 +217,7 @@ LEFT = {"GPU-b": MpsGpu(MpsStatus.FAILED), "GPU-a": MpsGpu(MpsStatus.READY), "GP
 
 
 def test_a_supervisor_that_no_longer_runs_leaves_the_gpus_that_it_did_not_give_back(tmp_path: Path) -> None:
-    assert left_by_mps(tmp_path) == ()
     (tmp_path / STATE_FILE).write_text(write_state(MpsState(LEFT, beat_s=0.0)))
-    assert left_by_mps(tmp_path) == ("GPU-a", "GPU-b")
+    assert mps_state(tmp_path) == (SILENT, ("GPU-a", "GPU-b"))
     (tmp_path / STATE_FILE).write_text(write_state(MpsState(LEFT, time.clock_gettime(time.CLOCK_BOOTTIME))))
-    assert left_by_mps(tmp_path) == (), "it runs, and gives back what is to be given back"
+    assert mps_state(tmp_path) == (LEFT, ()), "it runs, and gives back what is to be given back"
