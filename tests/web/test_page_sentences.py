@@ -94,15 +94,3 @@ async def test_the_servers_sentences_are_said_in_chinese(browser: Browser) -> No
     }
     assert left == {}
     assert all(re.search("[\u4e00-\u9fff]", each) for each in said)
-
-
-async def test_a_sentence_that_is_not_known_stays_as_it_is(browser: Browser) -> None:
-    server = PageServer(small())
-    unknown = ["Something new happened.", "", "x" * 5000, "<b>no</b>", "None of many nodes takes it"]
-    async with server.serving(), browser.tab() as tab:
-        await tab.open(server.url("?lang=zh"))
-        await tab.until("document.documentElement.lang === 'zh-Hans'")
-        said = await tab.run(
-            f"import('./sentences.js').then((it) => {json.dumps(unknown)}.map((each) => it.serverSaying(each)))"
-        )
-    assert said == unknown

@@ -43,7 +43,7 @@ from tests.findings import told
 from tests.names import COUNT, MEM
 from tests.ports import free_port
 from tests.programs.node.cluster_harness import NODE, Cluster, cluster
-from tests.programs.node.harness import T4, world
+from tests.programs.node.harness import world
 from tests.reports import SINCE, part, written
 
 if TYPE_CHECKING:
@@ -143,15 +143,6 @@ async def test_a_driver_that_hangs_is_given_up(tmp_path: Path) -> None:
     async with world() as node:
         seen = await examined(settings_in(node, gpus=str(gpus)), NOWHERE, replace(QUICK, driver_s=0.5))
     assert "the driver did not answer within 0.5 s" in seen.driver_problem
-
-
-async def test_gpus_out_of_service_are_named() -> None:
-    broken = [{"at": "0s", "gpu": 1, "recovery_action": "gpu-reset"}]
-    async with world([T4]) as node:
-        node.hardware(T4, T4, events=broken)
-        seen = await examined(settings_in(node), NOWHERE, QUICK)
-    (finding,) = found(seen, "GPUs", show="gpu")
-    assert finding.startswith("error gpu-unhealthy gpu=GPU 1 (GPU-")
 
 
 async def test_a_checkpoint_that_nobody_can_read_is_told() -> None:

@@ -57,20 +57,6 @@ def test_the_overview_counts_each_claim_once(both: World, capsys: pytest.Capture
     assert printed.err == ""
 
 
-def test_the_document_has_claims_and_their_pods(both: World, capsys: pytest.CaptureFixture[str]) -> None:
-    assert both.inspect("-o", "json") == 0
-    dra, plugin = json.loads(capsys.readouterr().out)["nodes"]
-    assert (dra["claims"], dra["problem"], dra["usedShares"]) == (True, None, 24)
-    assert not plugin["claims"]
-    assert [(each["name"], each["uid"], each["claims"], each["pods"]) for each in dra["gpus"][0]["pods"]] == [
-        ("claim:spare", "uid-claim-spare", ["spare"], []),
-        ("web", "uid-web", ["web-gpu"], ["web"]),
-        ("a+b", "uid-claim-both-gpu", ["both-gpu"], ["a", "b"]),
-    ]
-    (on_plugin,) = plugin["gpus"][0]["pods"]
-    assert "claims" not in on_plugin
-
-
 def test_the_pods_of_a_namespace_have_their_claims(both: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert both.inspect("-n", "ml") == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [["ml/a+b", "dra", "0", "4G", *"---"]]

@@ -377,21 +377,6 @@ def reporting(name: str, *parts: ContainerUse, **more: Any) -> dict[str, Any]:
     return made
 
 
-def test_a_report_that_cannot_be_read_is_told_and_the_rest_is_shown(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
-    broken = reporting("node-a")
-    broken["metadata"]["annotations"]["gpu-device-plugin/use"] = '{"version":2}'
-    world.has(broken)
-    assert world.inspect() == 0
-    printed = capsys.readouterr()
-    assert printed.out.splitlines()[1].split()[0] == "node-a"
-    assert printed.err == (
-        "warning: node node-a: the node's annotation gpu-device-plugin/use is not of version 1; upgrade the older of "
-        "agent and reader\n"
-    )
-
-
 def test_names_in_a_report_cannot_control_the_terminal(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     """The codec drops such names, and what gets past it is escaped: here another annotation of a pod."""
     hostile = node("node-a", gpu(0))

@@ -263,16 +263,6 @@ async def test_pods_with_whole_instances_stand_alone_too(api: ApiServer) -> None
         await stream.until(lambda known: known["alone"] == [two])
 
 
-async def test_nodes_are_shown_as_soon_as_they_may_be_read(api: ApiServer) -> None:
-    api.allowed = frozenset(READABLE)
-    api.add(node("gpu-1", mem=15, count=1))
-    async with served(api) as page, page.live() as stream:
-        await stream.until(lambda known: known["notes"])
-        api.allowed = None
-        shown = await stream.until(lambda known: "gpu-1" in known["nodes"] and not known["notes"])
-        assert shown["alone"] == []
-
-
 async def test_pods_of_one_namespace_are_shown_where_only_that_may_be_read(api: ApiServer) -> None:
     api.add(bound("mine", 5, namespace="team"))
     api.add(bound("theirs", 5, namespace="other"))

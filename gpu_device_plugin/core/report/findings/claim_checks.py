@@ -49,8 +49,7 @@ def claims(cluster: ClusterSymptoms) -> Iterator[Finding]:
     ]
     yield from found
     if not found:
-        text = "{nodes:node serves|nodes serve} claims, with complete ResourceSlices"
-        yield ok("claims", text, nodes=len(serving))
+        yield ok("claims", "{nodes:node serves|nodes serve} claims, with complete ResourceSlices", nodes=len(serving))
 
 
 def _waiting(nodes: Iterable[NodeSeen]) -> Iterator[Finding]:

@@ -141,8 +141,7 @@ def scheduler_versions(cluster: ClusterSymptoms) -> Iterator[Finding]:
             text = "kube-scheduler {scheduler} is more than one minor version older than the API server ({server})"
             yield warning("scheduler-too-old", text, advice, scheduler=tag, **versions)
         else:
-            text = "kube-scheduler {scheduler}, API server {server}"
-            yield ok("scheduler-version", text, scheduler=tag, **versions)
+            yield ok("scheduler-version", "kube-scheduler {scheduler}, API server {server}", scheduler=tag, **versions)
 
 
 def versions(cluster: ClusterSymptoms) -> Iterator[Finding]:
