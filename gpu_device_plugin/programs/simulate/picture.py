@@ -5,12 +5,9 @@ Every attribute is written out, "none" too: many viewers know neither style shee
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from html import escape
-from math import ceil, floor
+from math import floor, log10
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from gpu_device_plugin.core.report.text.columns import fitted
 from gpu_device_plugin.core.report.text.printing import printable
@@ -26,27 +23,11 @@ _LEFT, _RIGHT = 56, 20
 _TOP, _HEIGHT, _BELOW = 64, 240, 84
 _BAR, _GAP = 11, 10
 _LABELS, _MOST_LABEL = 190, 28
-_TICKS = 10
-_ROUNDING = 1e-9
-_APART, _NEAR, _STEPS = 0.002, 0.02, 400
-"""Lines differ where they are so far apart; the enlarged part shows so much around, and is found in so many steps."""
-_MOST_ENLARGED = 0.6
-"""A larger part of the whole picture would show no more."""
 # Okabe and Ito's colours, which people with any colour vision tell apart; dashes tell lines apart in print.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4")
 _INK, _FAINT, _GRID, _PAPER = "#1f2328", "#59636e", "#d1d9e0", "#ffffff"
 _FONT = 'font-family="sans-serif"'
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A part of the plane of the curves: what was asked for, and what was allocated."""
-
-    left: float
-    right: float
-    low: float
-    high: float
 
 
 def picture(results: Sequence[Result], about: str, *, leaving: bool) -> str:
@@ -58,15 +39,9 @@ def picture(results: Sequence[Result], about: str, *, leaving: bool) -> str:
         leaving: pods leave again, so that the curve is what was accepted so far and not what is in use.
     """
     what = "accepted so far" if leaving else "allocated"
-    all_ = _all(results)
-    body = [*_legend(results, what), *_curves(results, all_, _TOP)]
+    body = [*_legend(results, what), *_curves(results)]
     below = _TOP + _HEIGHT + _BELOW
     body.append(_text(_LEFT, _TOP + _HEIGHT + 36, "GPU asked for by the pods that came, % (first seed)"))
-    enlarged = _where_lines_differ(results, all_)
-    if enlarged is not None:
-        body.append(_text(_LEFT, below - 12, "The same where the policies differ", size=14, bold=True))
-        body += _curves(results, enlarged, below)
-        below += _HEIGHT + _BELOW - 24
     names = rows_of(results)
     rows = len(results) * _BAR + _GAP
     height = below + len(names) * rows + 30
@@ -118,63 +93,32 @@ def _legend(results: Sequence[Result], what: str) -> Iterator[str]:
 # --- The curves -------------------------------------------------------------------------------------------------------
 
 
-def _all(results: Sequence[Result]) -> _Part:
+def _curves(results: Sequence[Result]) -> Iterator[str]:
     across = max((each.curve[-1][0] for each in results if each.curve), default=1.0) or 1.0
-    most = max(1.0, max((got for each in results for _, got in each.curve), default=1.0))
-    return _Part(0.0, across, 0.0, most)
-
-
-def _where_lines_differ(results: Sequence[Result], all_: _Part) -> _Part | None:
-    """Return the smallest part in which all lines that are apart can be seen; None: it would show no more."""
-    curves = [np.array(each.curve) for each in results if each.curve]
-    if len(curves) < 2:
-        return None
-    at = np.linspace(0.0, min(curve[-1, 0] for curve in curves), _STEPS)
-    got = np.array([np.interp(at, curve[:, 0], curve[:, 1]) for curve in curves])
-    apart = np.nonzero(got.max(0) - got.min(0) > _APART)[0]
-    if not len(apart):
-        return None
-    left = max(0.0, float(at[apart[0]]) - _NEAR)
-    inside = got[:, at >= left]
-    part = _Part(left, float(at[-1]), max(0.0, float(inside.min()) - _NEAR), float(inside.max()) + _NEAR)
-    parts = (part.right - part.left) / (all_.right - all_.left), (part.high - part.low) / (all_.high - all_.low)
-    return part if parts[0] * parts[1] <= _MOST_ENLARGED**2 else None
-
-
-def _curves(results: Sequence[Result], part: _Part, top: float) -> Iterator[str]:
+    high = max(1.0, max((got for each in results for _, got in each.curve), default=1.0))
     plot = _WIDTH - _LEFT - _RIGHT
 
     def x(came: float) -> float:
-        return _LEFT + plot * (came - part.left) / (part.right - part.left)
+        return _LEFT + plot * came / across
 
     def y(got: float) -> float:
-        return top + _HEIGHT * (part.high - got) / (part.high - part.low)
+        return _TOP + _HEIGHT * (high - got) / high
 
-    for level in _round_numbers(part.low, part.high, 5):
+    for level in _round_numbers(high, 5):
         yield f'<path d="M{_LEFT} {y(level):.1f}H{_WIDTH - _RIGHT}" stroke="{_GRID}" stroke-width="1" fill="none"/>'
         yield _text(_LEFT - 8, y(level) + 4, f"{100 * level:g}", anchor="end")
-    for came in _round_numbers(part.left, part.right, _TICKS):
-        yield _text(x(came), top + _HEIGHT + 18, f"{100 * came:g}", anchor="middle")
+    for came in _round_numbers(across, 10):
+        yield _text(x(came), _TOP + _HEIGHT + 18, f"{100 * came:g}", anchor="middle")
     for n, each in enumerate(results):
-        points = " ".join(f"{x(came):.1f},{y(got):.1f}" for came, got in _within(each.curve, part))
+        points = " ".join(f"{x(came):.1f},{y(got):.1f}" for came, got in each.curve)
         yield f'<polyline {_line(n)} points="{points}"><title>{_escaped(each.policy)}</title></polyline>'
 
 
-def _within(curve: Sequence[tuple[float, float]], part: _Part) -> Sequence[tuple[float, float]]:
-    """Return the points of a curve from its beginning in a part on."""
-    if not curve or part.left <= curve[0][0]:
-        return [point for point in curve if point[0] <= part.right]
-    start = float(np.interp(part.left, [came for came, _ in curve], [got for _, got in curve]))
-    return [(part.left, start), *[point for point in curve if part.left < point[0] <= part.right]]
-
-
-def _round_numbers(low: float, high: float, most: int) -> Sequence[float]:
-    """Return at most so many round numbers, in hundredths, that divide an interval evenly."""
-    least = max(100 * (high - low) / most, 0.1)
-    power = 10.0 ** floor(np.log10(least))
-    step = next(power * factor for factor in (1, 2, 5, 10, 20) if power * factor >= least - _ROUNDING)
-    numbers = range(ceil(100 * low / step - _ROUNDING), floor(100 * high / step + _ROUNDING) + 1)
-    return [round(number * step, 6) / 100 for number in numbers]
+def _round_numbers(high: float, most: int) -> Sequence[float]:
+    """Return at most so many round numbers besides 0, in hundredths, that divide what is below `high` evenly."""
+    power = 10 ** floor(log10(100 * high / most))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * most >= 100 * high)
+    return [number * step / 100 for number in range(floor(100 * high / step) + 1)]
 
 
 # --- The bars ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from gpu_device_plugin.core.report.text.columns import Line, Tone, columns, fitt
 from gpu_device_plugin.core.report.text.printing import printable
 from gpu_device_plugin.programs.simulate.experiment import REJECTED
 from gpu_device_plugin.programs.simulate.model import class_of, counted, order, unit_of
-from gpu_device_plugin.programs.simulate.rooms import rooms_of, states_after
+from gpu_device_plugin.programs.simulate.rooms import Rooms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.simulate.experiment import Needed, Plan
     from gpu_device_plugin.programs.simulate.inputs.sources import Inputs
     from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Start, Workload
-    from gpu_device_plugin.programs.simulate.rooms import Rooms
 
 VERSION = 1
 """Of the JSON document."""
@@ -360,7 +359,7 @@ def _spread(outcomes: Sequence[SimulationOutcome]) -> str:
 
 def _reasons(refused: Mapping[int, int], workload: Workload, nodes: Sequence[Start]) -> str:
     """Return how many pods wait for what, the most first."""
-    rooms = rooms_of([(node.shape, node.left) for node in nodes])
+    rooms = Rooms(nodes)
     shapes = list({node.shape: None for node in nodes})
     reasons: Counter[str] = Counter()
     nowhere = 0
@@ -381,7 +380,7 @@ def _reasons(refused: Mapping[int, int], workload: Workload, nodes: Sequence[Sta
 
 def _lacking(kind: PodKind, rooms: Rooms) -> str:
     """Return what a pod waits for that fits on one of the nodes while that is empty."""
-    room = states_after(kind, rooms, np.arange(len(rooms)))[1].any(1)
+    room = rooms.states_after(kind, np.arange(len(rooms)))[1].any(1)
     cpu, memory = rooms.cpu >= kind.cpu_milli, rooms.memory >= kind.memory_mib
     if not room.any():
         return f"for {_gpu_room(kind)}"

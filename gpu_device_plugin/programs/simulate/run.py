@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,20 +14,18 @@ from gpu_device_plugin.core.value.fair_learning import due, studied
 from gpu_device_plugin.core.value.price_learning import learn
 from gpu_device_plugin.core.value.workload_mix import WorkloadMix
 from gpu_device_plugin.programs.simulate.model import SimulationOutcome, capacity_of, shares_of, unit_of
-from gpu_device_plugin.programs.simulate.policies.beside import Beside
-from gpu_device_plugin.programs.simulate.policies.fgd import BestFit, Fgd
-from gpu_device_plugin.programs.simulate.policies.judged import Judged
-from gpu_device_plugin.programs.simulate.policies.scored_columns import ColumnFit, Columns
-from gpu_device_plugin.programs.simulate.rooms import rooms_of
+from gpu_device_plugin.programs.simulate.placer import Placer
+from gpu_device_plugin.programs.simulate.policies.extender_policies import ByFullness, ByValue
+from gpu_device_plugin.programs.simulate.policies.fgd import BestFit, Fgd, LeastAllocated
+from gpu_device_plugin.programs.simulate.rooms import Rooms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from gpu_device_plugin.core.value.node_types import NodeType
     from gpu_device_plugin.core.value.workload_mix import PodKind
     from gpu_device_plugin.programs.simulate.model import Arrivals, Start, Workload
-    from gpu_device_plugin.programs.simulate.policies.beside import Placer
-    from gpu_device_plugin.programs.simulate.policies.scored_columns import ColumnScorer
-    from gpu_device_plugin.programs.simulate.rooms import Rooms
+    from gpu_device_plugin.programs.simulate.placer import Policy
 
 POLICIES = ("fit", "binpack", "spread", "fgd", "bestfit")
 """The policies of the scheduler extender, and two for comparison."""
@@ -52,21 +51,21 @@ def run(
         arrivals: when which of them comes.
         seed: of the order of nodes: of equal ones the first is chosen.
         cold: `fit` and `fgd` do not know the workload and learn from the pods that come; until then they are `bestfit`.
-        others_apart: the policy places pods with GPUs only, and `Beside` the others.
+        others_apart: the policy places pods with GPUs only, and kube-scheduler the others (`LeastAllocated`).
         progress: called now and then with how many pods have come.
     """
     order = np.random.default_rng(seed).permutation(len(nodes))
     ordered = [nodes[at] for at in order]
     began = time.process_time()
-    placer = _placer(policy, ordered, workload, cold=cold)
-    if others_apart:
-        placer = Beside(placer, ordered, workload.kinds)
+    rooms = Rooms(ordered)
+    without_gpus = LeastAllocated(rooms) if others_apart else None
+    placer = _placer(policy, rooms, workload, cold=cold, without_gpus=without_gpus)
     accepted = _accepted(placer, arrivals, progress)
     unit = unit_of(nodes)
     demand = np.array([shares_of(kind, unit) for kind in workload.kinds])
     shares = demand[np.array(arrivals.pods, np.int64)]
     cpu_s = time.process_time() - began
-    after = tuple([replace(node, left=placer.left(row)) for row, node in enumerate(ordered)])
+    after = tuple([replace(node, left=rooms.left(row)) for row, node in enumerate(ordered)])
     return SimulationOutcome(policy, arrivals.pods, accepted, shares, capacity_of(nodes), cpu_s, after)
 
 
@@ -89,44 +88,54 @@ def _accepted(placer: Placer, arrivals: Arrivals, progress: Callable[[int], None
     return accepted
 
 
-def _placer(policy: str, nodes: Sequence[Start], workload: Workload, *, cold: bool) -> Placer:
-    if policy in {"binpack", "spread"}:
-        return Judged(nodes, workload.kinds, policy)
-    rooms = rooms_of([(node.shape, node.left) for node in nodes])
-    if policy == "bestfit":
-        return Columns(rooms, workload.kinds, BestFit(rooms))
-    if cold:
-        return _Learning(rooms, workload.kinds, {"fit": _fit, "fgd": _fgd}[policy])
-    mix = workload.mix()
-    scorer = ColumnFit(rooms, learn(mix, rooms.counts())) if policy == "fit" else Fgd(rooms, mix)
-    return Columns(rooms, workload.kinds, scorer)
+def _placer(policy: str, rooms: Rooms, workload: Workload, *, cold: bool, without_gpus: Policy | None) -> Placer:
+    if cold and policy in {"fit", "fgd"}:
+        return _LearningPlacer(rooms, workload.kinds, _fit if policy == "fit" else _fgd, without_gpus)
+    make: Mapping[str, Callable[[], Policy]] = {
+        "fit": lambda: ByValue(rooms, learn(workload.mix(), _node_types(rooms))),
+        "fgd": lambda: Fgd(rooms, workload.mix()),
+        "bestfit": lambda: BestFit(rooms),
+    }
+    chosen = make[policy]() if policy in make else ByFullness(rooms, policy)
+    return Placer(rooms, workload.kinds, chosen, without_gpus)
 
 
-def _fit(rooms: Rooms, mix: WorkloadMix) -> ColumnScorer:
-    usable = studied(mix, rooms.counts()).usable
-    return BestFit(rooms) if usable is None else ColumnFit(rooms, usable)
+def _node_types(rooms: Rooms) -> Mapping[NodeType, int]:
+    """Return how many nodes with GPUs there are of each type."""
+    return Counter(node_type for node_type in rooms.node_types if node_type.sizes)
 
 
-def _fgd(rooms: Rooms, mix: WorkloadMix) -> ColumnScorer:
+def _fit(rooms: Rooms, mix: WorkloadMix) -> Policy:
+    usable = studied(mix, _node_types(rooms)).usable
+    return BestFit(rooms) if usable is None else ByValue(rooms, usable)
+
+
+def _fgd(rooms: Rooms, mix: WorkloadMix) -> Policy:
     return Fgd(rooms, mix.parts())
 
 
-class _Learning(Columns):
+class _LearningPlacer(Placer):
     """Learns from the pods that found room so far, at the same times as the scheduler extender."""
 
     def __init__(
-        self, rooms: Rooms, kinds: Sequence[PodKind], learned: Callable[[Rooms, WorkloadMix], ColumnScorer]
+        self,
+        rooms: Rooms,
+        kinds: Sequence[PodKind],
+        learned: Callable[[Rooms, WorkloadMix], Policy],
+        without_gpus: Policy | None,
     ) -> None:
-        super().__init__(rooms, kinds, BestFit(rooms))
+        super().__init__(rooms, kinds, BestFit(rooms), without_gpus)
         self._learned = learned
         self._mix = WorkloadMix()
         self._learned_from = 0
 
     def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
+        if self._policy_for(kind) is not self.policy:
+            return super().place(kind)
         if due(self._mix.arrivals, self._learned_from, 0.0, outdated=False):
             self._learned_from = self._mix.arrivals
             self.follow(self._learned(self.rooms, self._mix))
         found = super().place(kind)
         if found is not None:
-            self._mix.add([self._kinds[kind]], 0.0)
+            self._mix.add([self.kinds[kind]], 0.0)
         return found

@@ -15,9 +15,10 @@ from gpu_device_plugin.core.value.fair_learning import studied
 from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
 from gpu_device_plugin.programs.simulate.model import Start, Workload, capacity_of, shares_of, until
+from gpu_device_plugin.programs.simulate.placer import Placer
+from gpu_device_plugin.programs.simulate.policies.extender_policies import ByValue
 from gpu_device_plugin.programs.simulate.policies.fgd import BestFit
-from gpu_device_plugin.programs.simulate.policies.scored_columns import ColumnFit, Columns
-from gpu_device_plugin.programs.simulate.rooms import rooms_of
+from gpu_device_plugin.programs.simulate.rooms import Rooms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,10 +50,10 @@ def given_out(tables: Tables | None) -> float:
     """Return the part of the GPUs that the honest mix gets when it has asked for all."""
     given = 0.0
     for seed in (0, 1):
-        rooms = rooms_of([(node.shape, node.left) for node in NODES])
-        columns = Columns(rooms, KINDS, BestFit(rooms) if tables is None else ColumnFit(rooms, tables))
+        rooms = Rooms(NODES)
+        placer = Placer(rooms, KINDS, BestFit(rooms) if tables is None else ByValue(rooms, tables))
         pods = until(HONEST, NODES, seed, 1.0).pods
-        given += sum(shares_of(KINDS[pod], 80) for pod in pods if columns.place(pod) is not None)
+        given += sum(shares_of(KINDS[pod], 80) for pod in pods if placer.place(pod) is not None)
     return given / capacity_of(NODES) / 2
 
 

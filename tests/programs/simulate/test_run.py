@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,11 +27,10 @@ from gpu_device_plugin.programs.simulate.model import (
     departing,
     until,
 )
-from gpu_device_plugin.programs.simulate.policies.beside import Beside
-from gpu_device_plugin.programs.simulate.policies.fgd import BestFit, Fgd
-from gpu_device_plugin.programs.simulate.policies.judged import Judged
-from gpu_device_plugin.programs.simulate.policies.scored_columns import ColumnFit, Columns
-from gpu_device_plugin.programs.simulate.rooms import rooms_of
+from gpu_device_plugin.programs.simulate.placer import Placer
+from gpu_device_plugin.programs.simulate.policies.extender_policies import ByFullness, ByValue
+from gpu_device_plugin.programs.simulate.policies.fgd import BestFit, Fgd, LeastAllocated
+from gpu_device_plugin.programs.simulate.rooms import Rooms
 from gpu_device_plugin.programs.simulate.run import POLICIES, run
 
 if TYPE_CHECKING:
@@ -62,22 +62,22 @@ def workload(number: int = 60, seed: int = 0) -> Workload:
 
 @pytest.mark.parametrize("nodes", [NODES, [*NODES[1:4], start("m0", MIG), start("m1", MIG)]], ids=["GPUs", "MIG"])
 def test_nothing_is_lost_when_pods_have_come_and_left(nodes: list[Start]) -> None:
-    rooms = rooms_of([(node.shape, node.left) for node in nodes])
-    columns = Columns(rooms, KINDS, ColumnFit(rooms, learn(workload().mix(), rooms.counts())))
+    rooms = Rooms(nodes)
+    placer = Placer(rooms, KINDS, ByValue(rooms, learn(workload().mix(), Counter(rooms.node_types))))
     running: list[tuple[int, int, Sequence[int]]] = []
     rng = random.Random(1)  # noqa: S311 - the same pods every time
     accepted = 0
     for kind in workload(300).pods:
         if running and rng.random() < 0.45:
-            columns.leave(*running.pop(rng.randrange(len(running))))
-        found = columns.place(kind)
+            placer.leave(*running.pop(rng.randrange(len(running))))
+        found = placer.place(kind)
         if found is not None:
             running.append((kind, *found))
             accepted += 1
     for pod in running:
-        columns.leave(*pod)
+        placer.leave(*pod)
     assert accepted > 100
-    assert [columns.left(row) for row in range(len(nodes))] == [node.left for node in nodes]
+    assert [rooms.left(row) for row in range(len(nodes))] == [node.left for node in nodes]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -135,8 +135,9 @@ def test_no_policy_gives_an_instance_as_a_gpu_or_memory_of_two(policy: str) -> N
 def test_equal_instances_are_taken_of_one_gpu_after_the_other_or_of_all_evenly(policy: str) -> None:
     """Two pods on instances of two GPUs: which do they leave for a pod that takes both instances of a GPU's kind?"""
     four = NodeType((8,) * 4, ("A10",) * 4, 32_000, 131_072, (0, 0, 2, 2))
-    taken = Judged([start("m0", four)], (PodKind(8, 1),), policy)
-    where = [taken.place(0) for _ in range(2)]
+    rooms = Rooms([start("m0", four)])
+    placer = Placer(rooms, (PodKind(8, 1),), ByFullness(rooms, policy))
+    where = [placer.place(0) for _ in range(2)]
     assert where == [(0, [0]), (0, [2] if policy == "spread" else [1])]
 
 
@@ -160,20 +161,17 @@ def test_the_figure_is_what_is_allocated_when_so_much_has_been_asked_for() -> No
 def test_pods_without_gpus_go_where_most_is_left_where_the_extender_is_not_asked() -> None:
     nodes = [start("t0", T4), Start("t1", T4, Left(T4.sizes, 8000, 16_384))]
     kinds = (PodKind(0, 0, 4000, 8192), PodKind(8, 1, 4000, 8192))
-    rooms = rooms_of([(node.shape, node.left) for node in nodes])
-    beside = Beside(Columns(rooms, kinds, BestFit(rooms)), nodes, kinds)
-    assert [beside.place(0) for _ in range(2)] == [(0, ()), (0, ())]
-    assert beside.place(1) == (1, [0])
-    beside.leave(0, 0, ())
-    beside.leave(0, 0, ())
-    beside.take(1, 0, (1,))
-    beside.leave(1, 1, [0])
+    rooms = Rooms(nodes)
+    placer = Placer(rooms, kinds, BestFit(rooms), LeastAllocated(rooms))
+    assert [placer.place(0) for _ in range(2)] == [(0, ()), (0, ())]
+    assert placer.place(1) == (1, [0])
+    placer.leave(0, 0, ())
+    placer.leave(1, 1, [0])
     assert rooms.cpu.tolist() == [28_000, 8000]
-    assert rooms.free.tolist() == [[16, 8], [16, 16]]
-    hopeless = (PodKind(0, 0, 99_000),)
-    assert Beside(Columns(rooms, hopeless, BestFit(rooms)), nodes, hopeless).place(0) is None
-    apart = run("binpack", nodes, Workload(kinds, (0, 1)), Arrivals((0, 1)), 0, others_apart=True)
-    assert apart.accepted.all()
+    assert rooms.free.tolist() == [[16, 16], [16, 16]]
+    hopeless = Workload((PodKind(0, 0, 99_000), *kinds), (0, 1, 2))
+    apart = run("binpack", nodes, hopeless, as_listed(hopeless), 0, others_apart=True)
+    assert apart.accepted.tolist() == [False, True, True]
 
 
 def test_without_nodes_nothing_fits() -> None:
@@ -182,7 +180,6 @@ def test_without_nodes_nothing_fits() -> None:
         outcome = run(policy, [], pods, as_listed(pods), 0)
         assert not outcome.accepted.any()
         assert (outcome.allocated, outcome.allocated_at(1.0)) == (0.0, 0.0)
-    assert Beside(Judged([], KINDS, "binpack"), [], KINDS).place(6) is None
 
 
 # --- arrivals
@@ -247,26 +244,24 @@ def test_fgd_takes_the_gpu_by_which_fragments_grow_least() -> None:
     mix = {PodKind(5, 1, 2000): 0.5, PodKind(0, 1, 4000): 0.3, PodKind(8, 2, 2000): 0.2}
     for frees in ((16, 11), (5, 16), (9, 8), (16, 16), (5, 6)):
         left = Left(frees, 6000, 131_072)
-        rooms = rooms_of([(T4, left)])
-        fgd = Fgd(rooms, mix)
+        fgd = Fgd(Rooms([Start("t0", T4, left)]), mix)
         for kind in (PodKind(5, 1, 2000), PodKind(5, 1, 5000)):
             options = {
                 at: fragments(T4, left.after(kind, (at,)), mix) for at, free in enumerate(frees) if free >= kind.shares
             }
             (taken,) = fgd.gpus(kind, 0)
             assert options[taken] == pytest.approx(min(options.values()))
-            score = fgd.of(kind, np.array([0]))[0]
+            score = fgd.scores(kind, np.array([0]))[0]
             grown = min(options.values()) - fragments(T4, left, mix)
             assert score == np.floor(100 / (1 + np.exp(grown / 16)))
 
 
 def test_bestfit_prefers_the_node_with_least_left_and_its_fullest_gpu() -> None:
-    rooms = rooms_of([(T4, Left((16, 16), 32_000, 1)), (T4, Left((16, 7), 32_000, 1)), (T4, Left((4, 16), 8000, 1))])
-    scores = BestFit(rooms).of(PodKind(5, 1, 1000), np.arange(3))
-    assert scores.argmax() == 2
-    assert BestFit(rooms).gpus(PodKind(5, 1, 1000), 1) == [1]
-    assert BestFit(rooms).gpus(PodKind(5, 1, 1000), 2) == [1]
-    assert BestFit(rooms).of(PodKind(17, 1), np.arange(3)).max() == NEVER
+    lefts = (Left((16, 16), 32_000, 1), Left((16, 7), 32_000, 1), Left((4, 16), 8000, 1))
+    best_fit = BestFit(Rooms([Start("t", T4, left) for left in lefts]))
+    assert best_fit.scores(PodKind(5, 1, 1000), np.arange(3)).argmax() == 2
+    assert [best_fit.gpus(PodKind(5, 1, 1000), row) for row in (1, 2)] == [[1], [1]]
+    assert best_fit.scores(PodKind(17, 1), np.arange(3)).max() == NEVER
 
 
 PUBLISHED = {

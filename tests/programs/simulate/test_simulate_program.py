@@ -265,23 +265,6 @@ def test_every_part_of_the_picture_has_its_colours_as_plain_attributes(tmp_path:
     assert found.find(f".//{SVG}style") is None
 
 
-def test_the_picture_enlarges_the_part_where_lines_differ(tmp_path: Path) -> None:
-    """40 GPUs of 10, and pods of 6 and 4 that fill them: `spread` leaves room for neither on many of them."""
-    words = ("--nodes", "40x mem=10", "--pods", "40x mem=6; 40x mem=4", "--until", "110", "--policy", "fit,spread")
-    found = drawn(tmp_path, *words)
-    lines = found.findall(f"{SVG}polyline")
-    assert "The same where the policies differ" in [each.text for each in found.iter(f"{SVG}text")]
-    whole, enlarged = lines[:2], lines[2:]
-
-    def apart(pair: list[ET.Element]) -> float:
-        ends = [each.attrib["points"].split()[-1].split(",")[1] for each in pair]
-        return abs(float(ends[0]) - float(ends[1]))
-
-    assert len(enlarged) == 2
-    assert len(drawn(tmp_path, *NODES, *PODS, "--policy", "fit,spread").findall(f"{SVG}polyline")) == 2, "no difference"
-    assert apart(enlarged) > 2 * apart(whole) > 0
-
-
 # --- Sources ----------------------------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,9 @@
-"""FGD, for comparison: the node whose fragments grow least (Weng et al., "Beware of Fragmentation", USENIX ATC 2023).
+"""Policies for comparison, in columns: FGD, best fit, and that of kube-scheduler for pods without GPUs.
 
-A fragment of a node for a kind of pod is what is free of its GPUs and that kind cannot use. A node counts with the mean
-over the kinds that make up most of the pods. Growth is counted in GPUs, on a node with GPUs of several sizes in its
-largest ones: the paper has one size.
+FGD takes the node whose fragments grow least (Weng et al., "Beware of Fragmentation", USENIX ATC 2023). A fragment
+of a node for a kind of pod is what is free of its GPUs and that kind cannot use. A node counts with the mean over the
+kinds that make up most of the pods. Growth is counted in GPUs, on a node with GPUs of several sizes in its largest
+ones: the paper has one size.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpu_device_plugin.core.value.marginal_value import NEVER
-from gpu_device_plugin.programs.simulate.rooms import states_after
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from gpu_device_plugin.core.value.workload_mix import PodKind
     from gpu_device_plugin.programs.simulate.rooms import Bools, Floats, Ints, Rooms
@@ -45,7 +45,7 @@ class Fgd:
         self._cpu = np.array([kind.cpu_milli for kind in kinds])
         self._memory = np.array([kind.memory_mib for kind in kinds])
         self._kinds = kinds
-        most = max((gpu.size for gpu in rooms.gpus), default=0) + 1
+        most = int(rooms.size.max(initial=0)) + 1
         # By kind, and by free shares of a GPU: whether a pod for shares can use them. A row of such a table times the
         # parts of the kinds that a node hosts is the part of the pods that can use them.
         self._usable = np.zeros((len(kinds), most))
@@ -57,7 +57,9 @@ class Fgd:
             elif kind.gpus:
                 self._usable_whole[at, kind.gpus :] = 1
         self._split = [at for at, kind in enumerate(kinds) if kind.shares and kind.gpus > 1]
-        self._hosted: Bools = np.zeros((0, len(kinds)), np.bool_)
+        hosts = {each: [each.hosts(kind) for kind in kinds] for each in dict.fromkeys(rooms.node_types)}
+        self._hosts: Bools = np.array([hosts[each] for each in rooms.node_types], np.bool_).reshape(-1, len(kinds))
+        """Rows x kinds: whether the empty node has room for the pod."""
         self._now = np.zeros(len(rooms))
         self.refresh(np.arange(len(rooms)))
 
@@ -69,10 +71,10 @@ class Fgd:
             free = rooms.free[some][:, None, :]
             self._now[some] = self._fragments(some, free, rooms.cpu[some], rooms.memory[some])[:, 0]
 
-    def of(self, kind: PodKind, rows: Ints) -> Floats:
+    def scores(self, kind: PodKind, rows: Ints) -> Floats:
         """Return the scores of rows, the best being the highest; `NEVER` where the pod does not fit."""
         if len(rows) > _BLOCK:
-            return np.concatenate([self.of(kind, rows[at : at + _BLOCK]) for at in range(0, len(rows), _BLOCK)])
+            return np.concatenate([self.scores(kind, rows[at : at + _BLOCK]) for at in range(0, len(rows), _BLOCK)])
         lost, fits = self._lost(kind, rows)
         # As published, rounded to a hundred steps: so most nodes are equal, and their order decides.
         score = np.floor(100 / (1 + np.exp(lost / self.rooms.size[rows].max(1, initial=1)[:, None])))
@@ -83,15 +85,15 @@ class Fgd:
         """Return the GPUs of a row by which its fragments grow least, by position."""
         at = np.array([row])
         lost, fits = self._lost(kind, at)
-        states, _ = states_after(kind, self.rooms, at)
+        states, _ = self.rooms.states_after(kind, at)
         best = int(np.where(fits[0], lost[0], np.inf).argmin())
         return [int(gpu) for gpu in np.nonzero(self.rooms.free[row] - states[0, best])[0]]
 
     def _lost(self, kind: PodKind, rows: Ints) -> tuple[Floats, Bools]:
         """Return by how many shares fragments grow, rows x states, and which states are possible."""
         rooms = self.rooms
-        cpu, memory = rooms.cpu[rows] - kind.cpu_milli, rooms.memory[rows] - kind.memory_mib
-        states, fits = states_after(kind, rooms, rows)
+        cpu, memory = rooms.spare(kind, rows)
+        states, fits = rooms.states_after(kind, rows)
         fits &= ((cpu >= 0) & (memory >= 0))[:, None]
         return self._fragments(rows, states, cpu, memory) - self._now[rows][:, None], fits
 
@@ -117,11 +119,8 @@ class Fgd:
 
     def _fits(self, rows: Ints, cpu: Ints, memory: Ints) -> Bools:
         """Return rows x kinds: whether the node hosts a pod as far as models, CPU and memory decide."""
-        shapes = self.rooms.shapes
-        if len(self._hosted) < len(shapes):
-            self._hosted = np.array([[shape.hosts(kind) for kind in self._kinds] for shape in shapes], np.bool_)
-        fits: Bools = self._hosted[self.rooms.shape[rows]]
-        return fits & (cpu[:, None] >= self._cpu) & (memory[:, None] >= self._memory)
+        fits: Bools = self._hosts[rows] & (cpu[:, None] >= self._cpu) & (memory[:, None] >= self._memory)
+        return fits
 
 
 class BestFit:
@@ -130,17 +129,17 @@ class BestFit:
     def __init__(self, rooms: Rooms) -> None:
         """Score `rooms`."""
         self.rooms = rooms
-        self._most_cpu = max([1, *(shape.cpu_milli for shape in rooms.shapes)])
+        self._most_cpu = max([1, *(node_type.cpu_milli for node_type in rooms.node_types)])
         self._most_shares = max(1, int(np.maximum(rooms.size, 0).sum(1).max(initial=1)))
 
     def refresh(self, rows: Ints) -> None:
         """Nothing is remembered of rows."""
 
-    def of(self, kind: PodKind, rows: Ints) -> Floats:
+    def scores(self, kind: PodKind, rows: Ints) -> Floats:
         """Return the scores of rows, the best being the highest; `NEVER` where the pod does not fit."""
         rooms = self.rooms
-        states, fits = states_after(kind, rooms, rows)
-        cpu, memory = rooms.cpu[rows] - kind.cpu_milli, rooms.memory[rows] - kind.memory_mib
+        states, fits = rooms.states_after(kind, rows)
+        cpu, memory = rooms.spare(kind, rows)
         fits &= ((cpu >= 0) & (memory >= 0))[:, None]
         left = np.maximum(states, 0).sum(2) / self._most_shares + (cpu / self._most_cpu)[:, None]
         # As published, rounded to a hundred steps: so many nodes are equal, and their order decides.
@@ -150,8 +149,34 @@ class BestFit:
     def gpus(self, kind: PodKind, row: int) -> list[int]:
         """Return the fullest GPUs of a row on which a pod fits, by position."""
         rooms = self.rooms
-        states, fits = states_after(kind, rooms, np.array([row]))
+        states, fits = rooms.states_after(kind, np.array([row]))
         taken = rooms.free[row] - states[0]
         # Of the states that are possible, the one whose GPUs keep least.
         kept = np.where(fits[0], np.where(taken > 0, states[0], 0).sum(1), np.iinfo(np.int64).max)
         return [int(at) for at in np.nonzero(taken[int(kept.argmin())])[0]]
+
+
+class LeastAllocated:
+    """Scores nodes for pods without GPUs by what they have left of CPU and memory, which spreads these pods.
+
+    It is the default score of kube-scheduler's plugin NodeResourcesFit, for pods about which it asks no extender.
+    """
+
+    def __init__(self, rooms: Rooms) -> None:
+        """Score `rooms`."""
+        self._rooms = rooms
+        every = [(max(1, each.cpu_milli), max(1, each.memory_mib)) for each in rooms.node_types]
+        self._all = np.array(every, float).reshape(-1, 2)
+
+    def refresh(self, rows: Ints) -> None:
+        """Nothing is remembered of rows."""
+
+    def scores(self, kind: PodKind, rows: Ints) -> Floats:
+        """Return the scores of rows, the best being the highest; `NEVER` where the pod does not fit."""
+        spare = np.stack(self._rooms.spare(kind, rows), 1)
+        found: Floats = np.where((spare >= 0).all(1), (spare / self._all[rows]).sum(1), NEVER)
+        return found
+
+    def gpus(self, _kind: PodKind, _row: int) -> Sequence[int]:
+        """Return no GPU."""
+        return ()
