@@ -8,14 +8,13 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.programs.demo.demo_program import DemoStage, play
-from gpu_device_plugin.programs.demo.pace import Pace
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, WITH_PAGE
 from tests.patience import eventually, patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.web.browser import Browser, Tab
+    from tests.web.browser import Browser
 
 # What is seen, after each change of the document. The browser keeps it, so that the demo waits for no test.
 RECORDER = """
@@ -54,18 +53,6 @@ class Output(io.StringIO):
     def address(self) -> str:
         """Where the page is; empty: that is not printed yet."""
         return next((line for line in self.getvalue().splitlines() if line.startswith("http://")), "")
-
-
-class Frames(Pace):
-    """Pauses until the browser has drawn what it was told, for whoever reads."""
-
-    tab: Tab
-
-    async def pause(self, seconds: float) -> None:
-        """Let the browser draw some frames, each of which goes on with what the one before has begun."""
-        del seconds
-        frame = "new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
-        await self.tab.run(f"(async () => {{ for (let n = 0; n < 5; n += 1) await {frame}; }})()")
 
 
 def services(seen: Seen) -> int:
@@ -109,11 +96,16 @@ SCENES: list[tuple[str, Callable[[Seen], bool]]] = [
 
 
 async def test_the_page_shows_each_scene_while_it_is_played_and_stays_after_the_last(browser: Browser) -> None:
-    out, pace = Output(), Frames()
+    out = Output()
     async with browser.tab() as tab:
-        pace.tab = tab
+
+        async def frames(_seconds: float) -> None:
+            """Let the browser draw some frames, each of which goes on with what the one before has begun."""
+            frame = "new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
+            await tab.run(f"(async () => {{ for (let n = 0; n < 5; n += 1) await {frame}; }})()")
+
         await tab.call("Page.addScriptToEvaluateOnNewDocument", source=RECORDER)
-        stage = DemoStage(out, live=False, colour=False, pace=pace)
+        stage = DemoStage(out, live=False, colour=False, pause=frames)
         playing = asyncio.create_task(play(DEFAULT_GPUS, stage, page=True))
         try:
             await eventually(lambda: out.address or playing.done(), "the address of the page")

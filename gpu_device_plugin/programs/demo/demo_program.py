@@ -7,12 +7,11 @@ import os
 import shutil
 import signal
 import sys
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from textwrap import wrap
 from typing import TYPE_CHECKING, TextIO
 
 from gpu_device_plugin.programs.demo.node_table import Look, ShareTone, table
-from gpu_device_plugin.programs.demo.pace import Pace, keys
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES, WITH_PAGE
 from gpu_device_plugin.programs.demo.story import Story
 from gpu_device_plugin.programs.demo.world import DemoError, world
@@ -21,7 +20,7 @@ from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from gpu_device_plugin.programs.demo.demo_page import DemoPage
     from gpu_device_plugin.programs.demo.scenes import Scenes
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 _NARROWEST, _WIDEST = 80, 120
 _REDRAW_S = 0.1
 _READING_S = 3.0
-_GOING = "Space stops, Enter goes on, Ctrl-C ends."
-_STOPPED = "Stopped: Enter takes a step, Space goes on, Ctrl-C ends."
 
 
 def main(gpus: str | None, *, once: bool, page: bool = False) -> int:
@@ -55,7 +52,8 @@ def main(gpus: str | None, *, once: bool, page: bool = False) -> int:
         )
     terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     live = terminal and not once
-    stage = DemoStage(sys.stdout, live=live, colour="NO_COLOR" not in os.environ, pace=Pace(on=live or page))
+    pause = asyncio.sleep if live or page else no_pause
+    stage = DemoStage(sys.stdout, live=live, colour="NO_COLOR" not in os.environ, pause=pause)
     try:
         return asyncio.run(_play_until_stopped(gpus or DEFAULT_GPUS, stage, page=page))
     except DemoError as error:
@@ -95,20 +93,20 @@ async def play(gpus: str, stage: DemoStage, scenes: Scenes | None = None, *, pag
 
         made = await visit("node-1", gpus)
         stage.introduce(gpus)
-        with stage.listening():
-            async with _served(api, made) if page else nullcontext() as served:
-                if served is not None:
-                    await stage.point_to(served.url, served.opened())
-                story = Story(made, stage.pause, visit, served)
-                for number, (title, scene) in enumerate(scenes.items(), 1):
-                    async with stage.showing(f"{number}/{len(scenes)}", story):
-                        shown = await story.play(title, scene)
-                        await stage.pause(_READING_S)
-                    if not shown.passed:
-                        failed.append(str(number))
-                stage.conclude(failed)
-                if served is not None:
-                    await stage.stay(served.url)
+        async with _served(api, made) if page else nullcontext() as served:
+            if served is not None:
+                stage.point_to(served.url)
+                await served.opened()
+            story = Story(made, stage.pause, visit, served)
+            for number, (title, scene) in enumerate(scenes.items(), 1):
+                async with stage.showing(f"{number}/{len(scenes)}", story):
+                    shown = await story.play(title, scene)
+                    await stage.pause(_READING_S)
+                if not shown.passed:
+                    failed.append(str(number))
+            stage.conclude(failed)
+            if served is not None:
+                await stage.stay(served.url)
     return 1 if failed else 0
 
 
@@ -120,35 +118,35 @@ async def _served(api: ApiServer, world: World) -> AsyncIterator[DemoPage]:
         yield served
 
 
+async def no_pause(_seconds: float) -> None:
+    """Pause for nobody: the output is not read while it is written."""
+
+
 class DemoStage:
     """The output of the scenes: redrawn in place on a terminal, printed once everywhere else."""
 
-    def __init__(self, stream: TextIO, *, live: bool, colour: bool, pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        live: bool,
+        colour: bool,
+        pause: Callable[[float], Awaitable[None]] = no_pause,
+    ) -> None:
         """Show on `stream`.
 
         Args:
             stream: the stream to write to.
             live: it is a terminal: draw every change.
             colour: use colours if `live`.
-            pace: the pauses for the reader; None: there are none.
+            pause: waits so many seconds for a reader.
         """
+        self.pause = pause
         self._stream = stream
         self._live = live
         self._colour = live and colour
-        self._pace = pace or Pace(on=False)
-        self._keys = False
         self._drawn: list[str] = []
         self._marks = ("█", "░") if _can_write(stream, "█░") else ("#", ".")
-
-    async def pause(self, seconds: float) -> None:
-        """Pause for the reader."""
-        await self._pace.pause(seconds)
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Take the keys of the terminal, if it is one, while the block runs."""
-        with keys(sys.stdin, self._pace.press) if self._live else nullcontext(False) as self._keys:
-            yield
 
     def introduce(self, gpus: str) -> None:
         """Describe the parts of the demo."""
@@ -161,11 +159,9 @@ class DemoStage:
         )
         self._write(*lines, "")
 
-    async def point_to(self, url: str, opened: Awaitable[object]) -> None:
-        """Say where the page is, on a line of its own, so that terminals make it a link, and wait until it is open."""
-        otherwise = ", or with Enter" if self._keys else ""
-        self._write(f"The page of this cluster; the scenes begin when it is open in a browser{otherwise}:", url, "")
-        await self._pace.unless_stepped(opened)
+    def point_to(self, url: str) -> None:
+        """Say where the page is, on a line of its own, so that terminals make it a link."""
+        self._write("The page of this cluster; the scenes begin when it is open in a browser:", url, "")
 
     async def stay(self, url: str) -> None:
         """Leave the page served until the demo is cancelled."""
@@ -202,8 +198,7 @@ class DemoStage:
             lines = frame(number, story.look(), self._look())
             # A terminal wraps wider lines, and its cursor cannot move up into lines that have scrolled away.
             if size.columns >= _NARROWEST and len(lines) < size.lines:
-                hint = [self._look().paint(_STOPPED if self._pace.stopped else _GOING, ShareTone.FAINT)]
-                self._draw(lines + hint * (self._keys and len(lines) + 1 < size.lines))
+                self._draw(lines)
             await asyncio.sleep(_REDRAW_S)
 
     def _draw(self, lines: list[str]) -> None:
