@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import cli
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS
-from gpu_device_plugin.programs.simulate.inputs.entries import nodes_in, nodes_in_json, pods_in, pods_in_json
+from gpu_device_plugin.programs.simulate.inputs.entries import nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.run import POLICIES
 from gpu_device_plugin.testing.builders import container, node, pod
 from tests.docs.pages import DOCS, blocks, commands, text_of
@@ -24,7 +24,7 @@ PAGE = text_of(DOCS / "simulate.md")
 RUN = (
     "kubectl get nodes,pods -A -o json > cluster.json",
     "gpu-device-plugin simulate --nodes cluster.json",
-    "gpu-device-plugin simulate --nodes cluster.json --from-empty --until 130 --picture cluster.svg",
+    "gpu-device-plugin simulate --nodes cluster.json --from-empty --until 130",
     'gpu-device-plugin simulate --nodes "10x gpus=4 mem=24 cpu=64 memory=256Gi" --pods "40x mem=8 cpu=4 memory=16Gi; 5x count=2 cpu=16; 60x mem=14"',  # noqa: E501 - as it is written there
     'gpu-device-plugin simulate --nodes "1x gpus=4 mem=24 cpu=64 memory=256Gi" --pods "40x mem=8 cpu=4 memory=16Gi; 5x count=2 cpu=16; 30x mem=14" --nodes-needed',  # noqa: E501 - as it is written there
     "gpu-device-plugin simulate --nodes cluster.json --pods web.yaml",
@@ -57,7 +57,6 @@ def test_the_commands_can_be_followed_and_print_what_is_shown(
         printed = capsys.readouterr()
         assert printed.err == "", command
         assert printed.out.strip("\n") == output or not output
-    assert (tmp_path / "cluster.svg").read_text(encoding="utf-8").startswith("<svg ")
 
 
 def test_the_page_of_placement_shows_the_first_of_them() -> None:
@@ -84,12 +83,6 @@ def test_every_policy_is_named() -> None:
 def test_every_model_is_named() -> None:
     (named,) = re.findall(r"^\*\*Models\*\* that have a default for `mem` are (.*?):", PAGE, re.MULTILINE | re.DOTALL)
     assert re.findall(r"[A-Z]+[0-9]+[A-Z]*", named) == [*MODELS]
-
-
-def test_the_example_in_json_is_read() -> None:
-    (example,) = blocks(PAGE, "json")
-    assert nodes_in_json(example.text.encode()) != ()
-    assert len(pods_in_json(example.text.encode())) == 45
 
 
 def test_every_word_is_explained() -> None:

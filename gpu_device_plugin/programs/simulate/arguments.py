@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 USAGE = """%(prog)s [--nodes NODES] [--pods PODS] [--policy NAMES] [--seeds N] [--cold] [--from-empty] [--skip-misfits]
-       [--until rejected|PERCENT | --departures PERCENT | --nodes-needed [NODE]] [-o table|json] [--picture FILE.svg]"""
+       [--until rejected|PERCENT | --departures PERCENT | --nodes-needed [NODE]] [-o table|json]"""
 DESCRIPTION = (
     "Answer before you buy or change: what would fit, what would another policy have done, how many nodes do these "
     "pods need. Nothing in the cluster is changed."
 )
 EPILOG = (
-    "NODES and PODS are a file (JSON of kubectl get nodes,pods -A -o json; a Deployment, Job or Pod in YAML; our own "
-    "JSON; a CSV trace of openb), the word cluster, or entries such as '10x gpus=4 mem=24 cpu=64 memory=256Gi', "
+    "NODES and PODS are a file (JSON of kubectl get nodes,pods -A -o json; a Deployment, Job or Pod in YAML; a CSV "
+    "trace of openb), the word cluster, or entries such as '10x gpus=4 mem=24 cpu=64 memory=256Gi', "
     "'10x 8x H100' and '40x mem=8 cpu=4; 5x count=2'. "
-    "Exit code 0: simulated; 1: the cluster cannot be read or a file not written; 2: the input cannot be used."
+    "Exit code 0: simulated; 1: the cluster cannot be read; 2: the input cannot be used."
 )
 _MOST_SEEDS = 100
 _LEAST_PERCENT, _MOST_PERCENT, _MOST_LOAD = 5.0, 1000.0, 200.0
@@ -62,7 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from-empty", action="store_true", help="the pods that run with GPUs come again, too")
     parser.add_argument("--cold", action="store_true", help="fit and fgd learn only from the pods that have come")
     parser.add_argument("-o", "--output", default="table", metavar="table|json", help="the form of the result [table]")
-    parser.add_argument("--picture", metavar="FILE.svg", help="also draw allocation and rejected pods")
     for name in ("context", "kubeconfig"):
         parser.add_argument(f"--{name}", metavar="VALUE", help="passed on to kubectl")
     add_settings(parser, knobs_of(ResourceSettings))
@@ -142,9 +141,5 @@ def refuse_contradictions(arguments: argparse.Namespace) -> None:
     ]
     if len(given) > 1:
         raise UsageError(f"{given[0]} and {given[1]} are different questions; leave one of them out")
-    if arguments.nodes_needed is not None and arguments.picture:
-        raise UsageError("--picture: there is no picture of --nodes-needed; leave one of the two out")
     if arguments.output not in {"table", "json"}:
         raise UsageError(f"--output: {arguments.output[:40]!r} is neither table nor json")
-    if arguments.picture is not None and not arguments.picture.endswith(".svg"):
-        raise UsageError(f"--picture: {arguments.picture[:80]}: the picture is an SVG; give a name that ends with .svg")

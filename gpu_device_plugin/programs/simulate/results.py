@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,111 +21,105 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.simulate.inputs.sources import Inputs
     from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Start, Workload
 
+    Json = dict[str, Any]
+
 VERSION = 1
 """Of the JSON document."""
-_POINTS = 200
-"""Of a curve."""
 _MOST_ROWS = 24
 _MOST_NAME = 48
 """Characters of a row's name."""
 _MOST_MODELS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
-    """Pods of one class, or of one entry."""
-
-    pods: int
-    accepted: int
-
-    @property
-    def part(self) -> float:
-        """The accepted part."""
-        return self.accepted / self.pods
+# --- For machines -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What came of one policy. Parts are means over the seeds, 1.0 being all."""
-
-    policy: str
-    at_100: float | None
-    """GPU allocated, as a part of what was free, when as much had been asked for; None: that never happened, or pods
-    left again."""
-    at_end: float | None
-    """The same after the last pod; None where pods leave."""
-    rejected: float
-    """The part of the GPU asked for that found no room."""
-    cpu_s: float
-    """Mean CPU time to place the pods of one seed, seconds."""
-    answer: str
-    """What came of it in a sentence."""
-    classes: Mapping[str, Count]
-    """By size, over all seeds."""
-    rows: Mapping[str, Count]
-    """Of the first seed: by what the user calls the pods; by size where that would be more than `_MOST_ROWS`."""
-    curve: tuple[tuple[float, float], ...]
-    """Of the first seed: how much had been asked for, and how much of that was allocated, as parts of the GPUs."""
-    by_seed: tuple[tuple[float, float], ...]
-    """The accepted part of the capacity, and the rejected part of the demand, of each seed."""
+def document(inputs: Inputs, plan: Plan, policies: Sequence[Json]) -> Json:
+    """Return everything as JSON has it, given what came of each policy."""
+    gpus, instances = _hardware(inputs.nodes)
+    return {
+        "version": VERSION,
+        "nodes": len(inputs.nodes),
+        "gpus": gpus,
+        "migInstances": instances,
+        "shares": sum(sum(node.shape.sizes) for node in inputs.nodes),
+        "freeShares": sum(node.left.shares for node in inputs.nodes),
+        "pods": len(inputs.workload.pods),
+        "kinds": len(inputs.workload.kinds),
+        "until": plan.until,
+        "departures": plan.departures,
+        "cold": plan.cold,
+        "notes": list(inputs.notes),
+        "policies": list(policies),
+    }
 
 
-def result_of(outcomes: Sequence[SimulationOutcome], inputs: Inputs, plan: Plan) -> Result:
-    """Return what came of one policy, given its outcome with each seed."""
+def policy_document(outcomes: Sequence[SimulationOutcome], inputs: Inputs, plan: Plan) -> Json:
+    """Return what came of one policy, given its outcome with each seed.
+
+    Parts are means over the seeds, 1.0 being all: the GPU allocated as a part of what was free when as much had been
+    asked for (None: that never happened, or pods left again) and after the last pod (None where pods leave), and the
+    part of the GPU asked for that found no room. Pods are those of the first seed, by what the user calls them; by size
+    where that would be more than `_MOST_ROWS`. Classes are sizes, over all seeds.
+    """
     unit, workload, leaving = unit_of(inputs.nodes), inputs.workload, plan.departures is not None
     sizes = [class_of(kind, unit) for kind in workload.kinds]
     names = [workload.name(at) for at in range(len(workload.kinds))]
-    classes = _counts(outcomes, sizes)
     by_size = len(set(names)) > _MOST_ROWS
-    full = [outcome for outcome in outcomes if outcome.shares.sum() >= outcome.capacity > 0]
-    reached = not leaving and len(full) == len(outcomes)
-    return Result(
-        outcomes[0].policy,
-        _mean(outcome.allocated_at(1.0) for outcome in outcomes) if reached else None,
-        None if leaving else _mean(outcome.allocated for outcome in outcomes),
-        _mean(outcome.rejected for outcome in outcomes),
-        _mean(outcome.cpu_s for outcome in outcomes),
-        _answer(outcomes, workload, plan),
-        {name: classes[name] for name in sorted(classes, key=order)},
-        dict(sorted(_counts(outcomes[:1], sizes).items(), key=lambda row: order(row[0])))
-        if by_size
-        else _counts(outcomes[:1], names),
-        _curve(outcomes[0]),
-        tuple((outcome.allocated, outcome.rejected) for outcome in outcomes),
-    )
+    full = not leaving and all(outcome.shares.sum() >= outcome.capacity > 0 for outcome in outcomes)
+    first = _counts(outcomes[:1], sizes if by_size else names)
+    rows = {name: first[name] for name in sorted(first, key=order)} if by_size else first
+    classes = _counts(outcomes, sizes)
+    return {
+        "policy": outcomes[0].policy,
+        "allocatedAt100": _mean(outcome.allocated_at(1.0) for outcome in outcomes) if full else None,
+        "allocatedAtEnd": None if leaving else _mean(outcome.allocated for outcome in outcomes),
+        "rejected": _mean(outcome.rejected for outcome in outcomes),
+        "answer": _answer(outcomes, workload, plan),
+        "pods": [{"name": name, "came": came, "accepted": accepted} for name, (came, accepted) in rows.items()],
+        "cpuSeconds": round(float(np.mean([outcome.cpu_s for outcome in outcomes])), 3),
+        "classes": [
+            {"class": name, "pods": classes[name][0], "accepted": classes[name][1]}
+            for name in sorted(classes, key=order)
+        ],
+        "seeds": [
+            {"accepted": round(outcome.allocated, 5), "rejected": round(outcome.rejected, 5)} for outcome in outcomes
+        ],
+    }
 
 
-def _counts(outcomes: Sequence[SimulationOutcome], names: Sequence[str]) -> dict[str, Count]:
+def needed_document(needed: Needed, inputs: Inputs) -> Json:
+    """Return how many nodes one policy needs."""
+    return {
+        "policy": needed.policy,
+        "answer": _answer_of_needed(needed, inputs),
+        "nodes": needed.nodes,
+        "seeds": list(needed.by_seed),
+        "atLeast": needed.least,
+        "pods": needed.pods,
+    }
+
+
+def _counts(outcomes: Sequence[SimulationOutcome], names: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Return how many pods came and how many were accepted, given the name of each kind; in the order of the kinds."""
-    pods: dict[str, int] = dict.fromkeys(names, 0)
-    accepted = dict(pods)
+    came: Counter[str] = Counter()
+    accepted: Counter[str] = Counter()
     for outcome in outcomes:
         kinds = np.array(outcome.pods, np.int64)
-        came = np.bincount(kinds, minlength=len(names)).tolist()
-        ok = np.bincount(kinds[outcome.accepted], minlength=len(names)).tolist()
-        for name, all_, some in zip(names, came, ok, strict=True):
-            pods[name] += all_
-            accepted[name] += some
-    return {name: Count(number, accepted[name]) for name, number in pods.items() if number}
+        for counts, some in ((came, kinds), (accepted, kinds[outcome.accepted])):
+            for name, number in zip(names, np.bincount(some, minlength=len(names)).tolist(), strict=True):
+                counts[name] += number
+    return {name: (came[name], accepted[name]) for name in dict.fromkeys(names) if came[name]}
+
+
+def _mean(parts: Iterable[float]) -> float:
+    return round(float(np.mean(list(parts))), 5)
 
 
 def _answer(outcomes: Sequence[SimulationOutcome], workload: Workload, plan: Plan) -> str:
     if plan.departures is not None:
         return _answer_of_departures(outcomes)
     return (_answer_of_first_rejected if plan.until == REJECTED else answer)(outcomes, workload)
-
-
-def _mean(values: Iterable[float]) -> float:
-    return float(np.mean(list(values)))
-
-
-def _curve(outcome: SimulationOutcome) -> tuple[tuple[float, float], ...]:
-    if not outcome.capacity or not len(outcome.shares):
-        return ()
-    came = outcome.shares.cumsum() / outcome.capacity
-    got = (outcome.shares * outcome.accepted).cumsum() / outcome.capacity
-    at = np.unique(np.linspace(0, len(came) - 1, _POINTS).astype(np.int64))
-    return ((0.0, 0.0), *((float(came[n]), float(got[n])) for n in at))
 
 
 # --- For people -------------------------------------------------------------------------------------------------------
@@ -154,44 +147,42 @@ def _hardware(nodes: Sequence[Start]) -> tuple[int, int]:
     return gpus, sum(len(node.shape.sizes) for node in nodes) - gpus
 
 
-def table(results: Sequence[Result], plan: Plan) -> list[Line]:
+def table(policies: Sequence[Json], plan: Plan) -> list[Line]:
     """Return the answers for people, and how many pods of each entry run, the policies beside each other."""
-    return [*[Line(each.answer) for each in results], Line(""), *_means(results, plan), *_rows(results)]
+    answers = [Line(each["answer"]) for each in policies]
+    return (
+        answers
+        if "allocatedAtEnd" not in policies[0]
+        else [*answers, Line(""), *_means(policies, plan), *_rows(policies)]
+    )
 
 
-def _rows(results: Sequence[Result]) -> list[Line]:
-    rows = [("PODS", "CAME", *(each.policy for each in results))]
-    for name in rows_of(results):
+def _rows(policies: Sequence[Json]) -> list[Line]:
+    """Return a row for each of the user's entries, in their order, or by size."""
+    rows = [("PODS", "CAME", *(each["policy"] for each in policies))]
+    counts = [{pods["name"]: pods for pods in each["pods"]} for each in policies]
+    for name in dict.fromkeys(name for each in counts for name in each):
         # Where the first rejected pod ends a run, policies see different numbers of pods.
-        counts = [each.rows.get(name, Count(0, 0)) for each in results]
-        came = max(count.pods for count in counts)
-        rows.append((fitted(printable(name), _MOST_NAME), f"{came:,}", *(f"{count.accepted:,}" for count in counts)))
+        pods = [each.get(name, {"came": 0, "accepted": 0}) for each in counts]
+        came = max(each["came"] for each in pods)
+        rows.append((fitted(printable(name), _MOST_NAME), f"{came:,}", *(f"{each['accepted']:,}" for each in pods)))
     return _aligned(rows)
 
 
-def rows_of(results: Sequence[Result]) -> Sequence[str]:
-    """Return the names of the rows of all results, in the order of the user's entries, or by size."""
-    return list(dict.fromkeys(name for each in results for name in each.rows))
-
-
-def _means(results: Sequence[Result], plan: Plan) -> list[Line]:
+def _means(policies: Sequence[Json], plan: Plan) -> list[Line]:
     """Return how policies compare over all seeds, where pods come again and again."""
     if plan.until is None and plan.departures is None:
         return []
-    leaving = plan.departures is not None
-    rows = [("POLICY", *(() if leaving else ("AT 100 %", "AT END")), "REJECTED")]
-    for each in results:
-        allocated = () if leaving else (_percent(each.at_100), _percent(each.at_end))
-        rows.append((each.policy, *allocated, _percent(each.rejected)))
+    keys = {"AT 100 %": "allocatedAt100", "AT END": "allocatedAtEnd"} if plan.departures is None else {}
+    keys["REJECTED"] = "rejected"
+    rows = [
+        ("POLICY", *keys),
+        *((each["policy"], *(_percent(each[key]) for key in keys.values())) for each in policies),
+    ]
     about = "rejected: of the GPU that pods asked for, in %; means of all seeds"
-    if not leaving:
+    if plan.departures is None:
         about = f"at 100 %, at end: GPU allocated, in % of what was free at first; {about}"
     return [*_aligned(rows), Line(about, Tone.FAINT), Line("")]
-
-
-def needed_table(needed: Sequence[Needed], inputs: Inputs) -> list[Line]:
-    """Return how many nodes each policy needs, in words."""
-    return [Line(_answer_of_needed(each, inputs)) for each in needed]
 
 
 def _percent(part: float | None) -> str:
@@ -205,75 +196,6 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[Line]:
         cells = [padded(cell, width, right=n > 0) for n, (cell, width) in enumerate(zip(row, widths, strict=True))]
         lines.append(Line("  ".join(cells).rstrip(), Tone.PLAIN if at else Tone.HEADING))
     return lines
-
-
-# --- For machines -----------------------------------------------------------------------------------------------------
-
-
-def document(inputs: Inputs, plan: Plan, results: Sequence[Result]) -> dict[str, object]:
-    """Return everything as JSON has it."""
-    return {
-        **_about(inputs, plan),
-        "policies": [
-            {
-                "policy": each.policy,
-                "allocatedAt100": _rounded(each.at_100),
-                "allocatedAtEnd": _rounded(each.at_end),
-                "rejected": _rounded(each.rejected),
-                "answer": each.answer,
-                "pods": [
-                    {"name": name, "came": count.pods, "accepted": count.accepted} for name, count in each.rows.items()
-                ],
-                "cpuSeconds": round(each.cpu_s, 3),
-                "classes": [
-                    {"class": name, "pods": count.pods, "accepted": count.accepted}
-                    for name, count in each.classes.items()
-                ],
-                "seeds": [{"accepted": _rounded(got), "rejected": _rounded(refused)} for got, refused in each.by_seed],
-            }
-            for each in results
-        ],
-    }
-
-
-def needed_document(inputs: Inputs, plan: Plan, needed: Sequence[Needed]) -> dict[str, object]:
-    """Return how many nodes are needed as JSON has it."""
-    return {
-        **_about(inputs, plan),
-        "policies": [
-            {
-                "policy": each.policy,
-                "answer": _answer_of_needed(each, inputs),
-                "nodes": each.nodes,
-                "seeds": list(each.by_seed),
-                "atLeast": each.least,
-                "pods": each.pods,
-            }
-            for each in needed
-        ],
-    }
-
-
-def _about(inputs: Inputs, plan: Plan) -> dict[str, object]:
-    gpus, instances = _hardware(inputs.nodes)
-    return {
-        "version": VERSION,
-        "nodes": len(inputs.nodes),
-        "gpus": gpus,
-        "migInstances": instances,
-        "shares": sum(sum(node.shape.sizes) for node in inputs.nodes),
-        "freeShares": sum(node.left.shares for node in inputs.nodes),
-        "pods": len(inputs.workload.pods),
-        "kinds": len(inputs.workload.kinds),
-        "until": plan.until,
-        "departures": plan.departures,
-        "cold": plan.cold,
-        "notes": list(inputs.notes),
-    }
-
-
-def _rounded(part: float | None) -> float | None:
-    return None if part is None else round(part, 5)
 
 
 # --- The answer in words, a line for each policy ---------------------------------------------------------------------

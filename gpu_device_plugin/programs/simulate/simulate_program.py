@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.report.text.columns import Line
@@ -19,15 +18,7 @@ from gpu_device_plugin.programs.simulate.arguments import (
 from gpu_device_plugin.programs.simulate.experiment import Plan, nodes_needed, simulate
 from gpu_device_plugin.programs.simulate.inputs.sources import MOST_BYTES, ClusterInputError, InputSources, listed
 from gpu_device_plugin.programs.simulate.model import EndlessError
-from gpu_device_plugin.programs.simulate.picture import picture
-from gpu_device_plugin.programs.simulate.results import (
-    document,
-    heading,
-    needed_document,
-    needed_table,
-    result_of,
-    table,
-)
+from gpu_device_plugin.programs.simulate.results import document, heading, needed_document, policy_document, table
 from gpu_device_plugin.programs.simulate.run import POLICIES
 from gpu_device_plugin.programs.terminal import discard_output, say, show
 from gpu_device_plugin.settings.common import ResourceSettings
@@ -55,7 +46,7 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
         kubectl: the program through which the cluster is read.
 
     Returns:
-        0 on success, 1 if the cluster cannot be read or the picture not be written.
+        0 on success, 1 if the cluster cannot be read.
 
     Raises:
         UsageError: the arguments, or what they name, cannot be used.
@@ -74,19 +65,20 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
         inputs = _inputs(arguments, environ, kubectl)
         for note in _few(inputs.notes):
             say(sys.stderr, f"{_PROG}: {note}")
-        lines, found = (
-            _needed(plan, inputs, bar)
-            if arguments.nodes_needed is not None
-            else _side_by_side(arguments, plan, inputs, bar)
-        )
-        if arguments.output == "json":
-            sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        if arguments.nodes_needed is not None:
+            policies = [needed_document(each, inputs) for each in nodes_needed(plan, inputs, bar.show)]
         else:
-            show([heading(inputs, plan), Line(""), *lines], environ)
+            outcomes = simulate(plan, inputs, bar.show)
+            policies = [policy_document(each, inputs, plan) for each in outcomes.values()]
+        bar.clear()
+        if arguments.output == "json":
+            sys.stdout.write(json.dumps(document(inputs, plan, policies), indent=2) + "\n")
+        else:
+            show([heading(inputs, plan), Line(""), *table(policies, plan)], environ)
         sys.stdout.flush()
     except EndlessError as error:
         raise UsageError(f"--pods: {error}") from None
-    except (ClusterInputError, _UnwritableError) as error:
+    except ClusterInputError as error:
         bar.clear()
         say(sys.stderr, f"{_PROG}: {error}")
         return FAILED
@@ -96,10 +88,6 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
     finally:
         bar.clear()
     return OK
-
-
-class _UnwritableError(Exception):
-    """The picture cannot be written."""
 
 
 def _inputs(arguments: argparse.Namespace, environ: Mapping[str, str], kubectl: str) -> Inputs:
@@ -112,30 +100,6 @@ def _inputs(arguments: argparse.Namespace, environ: Mapping[str, str], kubectl: 
     return sources.inputs(
         arguments.nodes, arguments.pods, arguments.nodes_needed or "", skip_misfits=arguments.skip_misfits
     )
-
-
-def _side_by_side(
-    arguments: argparse.Namespace, plan: Plan, inputs: Inputs, bar: Bar
-) -> tuple[list[Line], dict[str, object]]:
-    leaving = plan.departures is not None
-    outcomes = simulate(plan, inputs, bar.show)
-    bar.clear()
-    results = [result_of(each, inputs, plan) for each in outcomes.values()]
-    if arguments.picture is not None:
-        try:
-            drawn = picture(results, heading(inputs, plan).text, leaving=leaving)
-            Path(arguments.picture).write_text(drawn, encoding="utf-8")
-        except OSError as error:
-            raise _UnwritableError(
-                f"--picture: {arguments.picture}: cannot be written: {error.strerror}; name another file"
-            ) from None
-    return table(results, plan), document(inputs, plan, results)
-
-
-def _needed(plan: Plan, inputs: Inputs, bar: Bar) -> tuple[list[Line], dict[str, object]]:
-    needed = nodes_needed(plan, inputs, bar.show)
-    bar.clear()
-    return needed_table(needed, inputs), needed_document(inputs, plan, needed)
 
 
 def _few(notes: Sequence[str]) -> Sequence[str]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
@@ -230,41 +228,6 @@ def test_a_pod_that_only_a_full_node_could_host_is_an_error_or_left_out(capsys: 
     assert printed(capsys, *words, "--skip-misfits")[2:] == [said]
 
 
-# --- The picture ------------------------------------------------------------------------------------------------------
-
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def drawn(tmp_path: Path, *words: str) -> ET.Element:
-    file = tmp_path / "a.svg"
-    assert simulated(*words, "--picture", str(file)) == 0
-    return ET.parse(file).getroot()  # noqa: S314 - our own file
-
-
-def test_the_picture_tells_its_figures_in_words_too(tmp_path: Path) -> None:
-    found = drawn(tmp_path, *NODES, "--pods", "3x mem=6", "--policy", ",".join(POLICIES))
-    said = found.findtext(f"{SVG}desc")
-    assert said is not None
-    assert "fit: 1 of 3 pods of mem=6 runs, 2 wait for room on one GPU; 60.0 % of the GPUs are given out." in said
-    assert "fit, all seeds: 66.7 % of the GPU asked for rejected." in said
-    assert found.findtext(f"{SVG}title") == "GPU allocated, and pods rejected, by policy"
-    assert len(found.findall(f"{SVG}polyline")) == len(POLICIES)
-    assert len(found.findall(f"{SVG}rect")) == 1 + len(POLICIES)
-
-
-def test_every_part_of_the_picture_has_its_colours_as_plain_attributes(tmp_path: Path) -> None:
-    """librsvg and ImageMagick draw nothing where a colour is a variable, and black lines where there is no stroke."""
-    found = drawn(tmp_path, "--nodes", "9x mem=10", "--pods", "9x mem=6; 9x mem=3", "--until", "130")
-    parts = [each for each in found.iter() if each.tag.removeprefix(SVG) in {"rect", "text", "path", "polyline"}]
-    assert parts[0].attrib["fill"] == "#ffffff"
-    for each in parts:
-        assert all(re.fullmatch("none|#[0-9a-f]{6}", each.attrib[name]) for name in ("fill", "stroke")), each.attrib
-        assert each.tag != f"{SVG}text" or {"font-family", "font-size"} <= {*each.keys()}
-    assert not {name for each in found.iter() for name in each.keys()} & {"style", "class", "opacity"}  # noqa: SIM118
-    assert found.find(f".//{SVG}style") is None
-
-
 # --- Sources ----------------------------------------------------------------------------------------------------------
 
 
@@ -342,12 +305,10 @@ PODS_CSV = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\na,1000,1,1,500
     [
         (NODES_CSV, ("--nodes", "FILE", "--pods", "2x mem=50"), (0.5, "mem counts hundredths")),
         (PODS_CSV, ("--nodes", "gpus=2 mem=24", "--pods", "FILE"), (0.25, "100 shares")),
-        ('{"nodes": [{"mem": 10}], "pods": [{"times": 2, "mem": 5}]}', ("--nodes", "FILE"), (1.0, "")),
-        ("nodes:\n- {mem: 10}\npods:\n- {name: web, times: 2, mem: 5}\n", ("--nodes", "FILE"), (1.0, "")),
     ],
-    ids=["trace of nodes", "trace of pods", "JSON", "YAML"],
+    ids=["trace of nodes", "trace of pods"],
 )
-def test_nodes_and_pods_may_be_traces_or_our_own_lists(
+def test_nodes_and_pods_may_be_traces(
     text: str,
     words: tuple[str, ...],
     expected: tuple[float, str],
@@ -444,8 +405,6 @@ def test_a_pod_that_fits_on_no_empty_node_is_pointed_out(capsys: pytest.CaptureF
         ((*NODES, *PODS, "--until", "0.9"), "--until: '0.9' is not rejected, or a percentage from 5 to 1000; write 95"),
         ((*NODES, *PODS, "--departures", "x"), "--departures: 'x' is not a percentage from 5 to 200; write 95"),
         ((*NODES, *PODS, "--until", "90", "--nodes-needed"), "--until and --nodes-needed are different questions"),
-        ((*NODES, *PODS, "--nodes-needed", "--picture", "a.svg"), "there is no picture of --nodes-needed"),
-        ((*NODES, *PODS, "--picture", "a.png"), "give a name that ends with .svg"),
         ((*NODES, *PODS, "-o", "yaml"), "--output: 'yaml' is neither table nor json"),
         ((*NODES, "--pods", "cpu=1", "--until", "100"), "--pods: no pod asks for a GPU; add pods that do"),
         (
@@ -466,9 +425,8 @@ def test_a_mistake_is_told_in_one_sentence_with_what_to_do(words: tuple[str, ...
         (b"name,cpu_milli\n", "has no column memory_mib"),
         (b"", "the file is empty"),
         (b"\xff\xfe\x00", "neither text nor JSON"),
-        (b'{"nodes": []}', 'has no list "pods"'),
-        (b'{"pods": []}', "there is no pod to place"),
-        (b"{", "it is not JSON with lists of nodes and pods"),
+        (b'{"nodes": []}', "not a list as kubectl prints it: it has no items, and no kind"),
+        (b"{", "not a list as kubectl prints it"),
         (b'{"kind": "List", "items": []}', "there is no pod to place"),
         (b'{"kind": "List", "items": 3}', "not a list as kubectl prints it"),
         (b"kind: Deployment\nspec: [\n", "line 3: this is not valid YAML: "),
@@ -497,15 +455,14 @@ def test_aliases_of_yaml_are_written_out_within_a_bound(tmp_path: Path) -> None:
     assert "a file of YAML has at most 16 MiB; give JSON" in refusal(*NODES, "--pods", str(file))
 
 
-def test_names_of_strangers_are_safe_on_a_terminal_and_in_the_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "own.json"
-    file.write_text(json.dumps({"pods": [{"name": "\x1b[31m<&機", "mem": 4}]}), encoding="utf-8")
-    found = drawn(tmp_path, *NODES, "--pods", str(file), "--policy", "fit")
-    assert "\\x1b[31m<&機" in [each.text for each in found.iter(f"{SVG}text")]
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-2:] == ["PODS          CAME  fit", "\\x1b[31m<&機     1    1"]
+def test_names_of_strangers_are_safe_on_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "pod.json"
+    file.write_text(json.dumps(pod("\x1b[31m<&機", container(mem=4), namespace="")), encoding="utf-8")
+    found = printed(capsys, *NODES, "--pods", str(file), "--policy", "fit")
+    assert found[-2:] == [
+        "PODS          CAME  fit",
+        "\\x1b[31m<&機     1    1",
+    ]
 
 
 def test_a_file_that_is_too_large_is_not_read_to_its_end(tmp_path: Path) -> None:
@@ -528,11 +485,6 @@ def test_a_cluster_that_cannot_be_read_is_a_failure(
 ) -> None:
     assert simulated(kubectl=script(tmp_path, text) if text else "/no/kubectl") == 1
     assert said in capfd.readouterr().err
-
-
-def test_a_picture_that_cannot_be_written_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    assert simulated(*NODES, *PODS, "--picture", "/no/such/a.svg") == 1
-    assert "--picture: /no/such/a.svg: cannot be written: No such file or directory" in capsys.readouterr().err
 
 
 # --- The progress bar -------------------------------------------------------------------------------------------------

@@ -81,7 +81,9 @@ def _objects(text: bytes) -> Iterator[tuple[str, msgspec.Raw]]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         why = str(error) if isinstance(error, msgspec.DecodeError) else "not UTF-8"
         raise UnreadableObjectError(f"not a list as kubectl prints it: {why}") from None
-    if listed.items is None and listed.kind and not listed.kind.endswith("List"):
+    if listed.items is None and not listed.kind:
+        raise UnreadableObjectError("not a list as kubectl prints it: it has no items, and no kind")
+    if listed.items is None and not listed.kind.endswith("List"):
         yield listed.kind, msgspec.Raw(text)
     for raw in listed.items or ():
         try:

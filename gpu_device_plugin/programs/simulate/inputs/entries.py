@@ -1,4 +1,4 @@
-"""Nodes and pods as people write them, on the command line or as JSON or YAML with the same words; and as traces."""
+"""Nodes and pods as people write them on the command line, and as traces."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import csv
 import re
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.quantity import allocatable_amounts
 from gpu_device_plugin.core.contract.wishes import Wishes
@@ -52,14 +50,8 @@ _WRONG_WORDS = {
 """What people write of a node or a pod, and which word says it; only where that is not a word itself."""
 
 
-class InputEntry(NamedTuple):
-    """Nodes or pods that are alike."""
-
-    place: str
-    """Where it stands, for messages."""
-    number: int
-    words: Mapping[str, Any]
-    name: str = ""
+_Entry = tuple[str, int, "Mapping[str, str]"]
+"""Nodes or pods that are alike: how they were written, how many they are, and what is said of them."""
 
 
 class EntryError(ValueError):
@@ -72,29 +64,10 @@ def nodes_in(text: str) -> tuple[Start, ...]:
     Raises:
         EntryError: an entry cannot be read.
     """
-    return nodes_of(_entries(text, _NODE_WORDS))
-
-
-def pods_in(text: str) -> list[tuple[str, PodKind]]:
-    """Read pods, each with its entry as a name, such as ``40x mem=8 cpu=4 memory=16Gi; 5x count=2 cpu=16``.
-
-    Raises:
-        EntryError: an entry cannot be read.
-    """
-    return pods_of(_entries(text, _POD_WORDS))
-
-
-def nodes_of(entries: Iterable[InputEntry]) -> tuple[Start, ...]:
-    """Return the nodes of entries.
-
-    Raises:
-        EntryError: an entry cannot be read.
-    """
     found: list[Start] = []
-    for name, number, words, _ in entries:
-        _known(name, words, _NODE_WORDS)
+    for name, number, words in _entries(text, _NODE_WORDS):
         gpus = _number(name, words, "gpus", 1, MOST_GPUS)
-        model = str(words.get("model", ""))
+        model = words.get("model", "")
         known = known_model(model)
         mem = _number(name, words, "mem", known.shares if known else None, _MOST_SHARES)
         profiles = _profiles(name, words, mem)
@@ -110,15 +83,14 @@ def nodes_of(entries: Iterable[InputEntry]) -> tuple[Start, ...]:
     return tuple(found)
 
 
-def pods_of(entries: Iterable[InputEntry]) -> list[tuple[str, PodKind]]:
-    """Return the kind of every pod, likewise, with the name of its entry, which is by default its words.
+def pods_in(text: str) -> list[tuple[str, PodKind]]:
+    """Read pods, each with its entry as a name, such as ``40x mem=8 cpu=4 memory=16Gi; 5x count=2 cpu=16``.
 
     Raises:
         EntryError: an entry cannot be read.
     """
     found: list[tuple[str, PodKind]] = []
-    for name, number, words, called in entries:
-        _known(name, words, _POD_WORDS)
+    for name, number, words in _entries(text, _POD_WORDS):
         mem = _number(name, words, "mem", 0, _MOST_SHARES)
         count = _number(name, words, "count", 0, MOST_GPUS)
         split = _number(name, words, "split", 1, MOST_GPUS)
@@ -127,22 +99,22 @@ def pods_of(entries: Iterable[InputEntry]) -> list[tuple[str, PodKind]]:
         if mem % max(1, split) or not split:
             raise EntryError(f"{name}: a mem of {mem} cannot be split over {split} GPUs; give a multiple")
         asked = _amounts(name, words, {"cpu": "0", "memory": "0"})
-        models = tuple(model for model in str(words.get("model", "")).split("|") if model)
+        models = tuple(model for model in words.get("model", "").split("|") if model)
         gpus = split if mem else count
         _bounded(name, len(found) + number)
         kind = PodKind(mem // split, gpus, asked.cpu_milli, asked.memory_mib, Wishes(models))
-        label = called or " ".join(f"{word}={value}" for word, value in words.items()) or told(kind)
+        label = " ".join(f"{word}={value}" for word, value in words.items()) or told(kind)
         found += [(label, kind)] * number
     return found
 
 
-def _profiles(name: str, words: Mapping[str, Any], mem: int) -> list[tuple[tuple[str, int], ...]]:
+def _profiles(name: str, words: Mapping[str, str], mem: int) -> list[tuple[tuple[str, int], ...]]:
     """Return the MIG instances of one GPU, each with its profile and its shares, in a list; an empty one without."""
     if "mig" not in words:
         return []
     instances: list[tuple[str, int]] = []
     slices = 0
-    for part in str(words["mig"]).split("/"):
+    for part in words["mig"].split("/"):
         profile, times, number = part.partition("*")
         match, copies = _PROFILE.fullmatch(profile), number if times else "1"
         if match is None or not re.fullmatch("[1-7]", copies, re.ASCII):
@@ -173,7 +145,7 @@ def _shape(mem: int, model: str, whole: int, divided: Iterable[Iterable[tuple[st
     )
 
 
-def _entries(text: str, known: Sequence[str]) -> Iterator[InputEntry]:
+def _entries(text: str, known: tuple[str, ...]) -> Iterator[_Entry]:
     for entry in filter(None, map(str.strip, text.split(";"))):
         words: dict[str, str] = {}
         parts = entry.replace(",", " ").split()
@@ -194,7 +166,8 @@ def _entries(text: str, known: Sequence[str]) -> Iterator[InputEntry]:
             if name in words:
                 raise EntryError(f"{entry!r}: {name} stands there twice; remove one")
             words[name] = value
-        yield InputEntry(repr(entry), number, words)
+        _known(repr(entry), words, known)
+        yield repr(entry), number, words
 
 
 def _named(entry: str, parts: Sequence[str], known: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -230,7 +203,7 @@ def _model(entry: str, word: str) -> str:
     return word
 
 
-def _known(name: str, words: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def _known(name: str, words: Mapping[str, str], known: tuple[str, ...]) -> None:
     for word in words:
         if word not in known:
             choice = f"use {', '.join(known)}"
@@ -239,10 +212,10 @@ def _known(name: str, words: Mapping[str, Any], known: tuple[str, ...]) -> None:
             raise EntryError(f"{name}: there is no {word[:40]!r} here; {hint}")
 
 
-def _number(name: str, words: Mapping[str, Any], word: str, default: int | None, most: int) -> int:
+def _number(name: str, words: Mapping[str, str], word: str, default: int | None, most: int) -> int:
     if word not in words and default is not None:
         return default
-    text = str(words.get(word, ""))
+    text = words.get(word, "")
     if word == "mem" and (size := _SIZE.fullmatch(text)):
         raise EntryError(
             f"{name}: mem is {text!r}, and it counts shares of GPU memory, 1 GiB each unless configured otherwise; "
@@ -254,9 +227,9 @@ def _number(name: str, words: Mapping[str, Any], word: str, default: int | None,
     return int(text)
 
 
-def _amounts(name: str, words: Mapping[str, Any], default: Mapping[str, str]) -> Amounts:
+def _amounts(name: str, words: Mapping[str, str], default: Mapping[str, str]) -> Amounts:
     found = allocatable_amounts({word: words.get(word, usual) for word, usual in default.items()})
-    memory = str(words.get("memory", ""))
+    memory = words.get("memory", "")
     if found is not None and not found.memory_mib and re.search("[1-9]", memory):
         meant = f"{memory}{'Gi' if int(memory) <= _MOST_GIB_MEANT else 'Mi'}" if memory.isdecimal() else ""
         hint = f"did you mean {meant}?" if meant else "write 16Gi, for example"
@@ -271,58 +244,6 @@ def _amounts(name: str, words: Mapping[str, Any], default: Mapping[str, str]) ->
 def _bounded(name: str, number: int) -> None:
     if number > MOST_ARRIVALS:
         raise EntryError(f"{name}: that makes more than {MOST_ARRIVALS:,}; give fewer")
-
-
-# --- JSON of our own -------------------------------------------------------------------------------------------------
-
-
-class _Document(msgspec.Struct, gc=False):
-    """The two lists of a file; None: it has no such list."""
-
-    nodes: list[dict[str, Any]] | None = None
-    pods: list[dict[str, Any]] | None = None
-
-
-def nodes_in_json(text: bytes) -> tuple[Start, ...]:
-    """Read nodes such as ``{"nodes": [{"times": 10, "gpus": 4, "mem": 24}]}``: the words of the command line as keys.
-
-    Raises:
-        EntryError: there is no such list, or an entry cannot be read.
-    """
-    return nodes_of(_json_entries("nodes", _document(text).nodes))
-
-
-def pods_in_json(text: bytes) -> list[tuple[str, PodKind]]:
-    """Read pods likewise, each with the name of its entry: ``{"pods": [{"times": 40, "name": "web", "mem": 8}]}``.
-
-    Raises:
-        EntryError: there is no such list, or an entry cannot be read.
-    """
-    return pods_of(_json_entries("pods", _document(text).pods))
-
-
-def _document(text: bytes) -> _Document:
-    try:
-        return msgspec.json.decode(text, type=_Document)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        why = str(error) if isinstance(error, msgspec.DecodeError) else "not UTF-8"
-        raise EntryError(f"it is not JSON with lists of nodes and pods: {why}") from None
-
-
-def _json_entries(what: str, listed: Sequence[Mapping[str, Any]] | None) -> Iterator[InputEntry]:
-    if listed is None:
-        raise EntryError(f'this JSON has no list "{what}"; see docs/simulate.md for the format')
-    for at, entry in enumerate(listed):
-        place = f"{what}[{at}]"
-        times, name = entry.get("times", 1), str(entry.get("name", ""))[:80]
-        if type(times) is not int or not 0 <= times <= MOST_ARRIVALS:
-            raise EntryError(
-                f"{place}: times is {str(times)[:40]!r}; write a whole number of at most {MOST_ARRIVALS:,}"
-            )
-        words = {word: value for word, value in entry.items() if word not in {"times", "name"}}
-        if isinstance(models := words.get("model"), list):
-            words["model"] = "|".join(map(str, models))
-        yield InputEntry(name or place, times, words, name)
 
 
 # --- Traces of Alibaba's GPU clusters of 2023 ("openb"), as they were published ---------------------------------------

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.core.value.marginal_value import Left
 from gpu_device_plugin.programs.simulate.inputs.clusterlist import read_cluster
@@ -20,10 +18,8 @@ from gpu_device_plugin.programs.simulate.inputs.entries import (
     TRACE_SHARES,
     EntryError,
     nodes_in,
-    nodes_in_json,
     nodes_in_trace,
     pods_in,
-    pods_in_json,
     pods_in_trace,
 )
 from gpu_device_plugin.programs.simulate.inputs.nvidia_labels import known_model
@@ -40,7 +36,7 @@ CLUSTER = "cluster"
 MOST_BYTES = 256 << 20
 _MOST_NODES = 100_000
 _WORDS = re.compile(r"\s*[0-9]+x|[^/]*=", re.IGNORECASE)
-_YAML = re.compile(rb"^(?:apiVersion|kind|metadata|items|nodes|pods)[ \t]*:", re.MULTILINE)
+_YAML = re.compile(rb"^(?:apiVersion|kind|metadata|items)[ \t]*:", re.MULTILINE)
 _MOST_YAML = 16 << 20
 """Reading YAML takes a second for each MiB."""
 _FIRST = 1 << 16
@@ -155,8 +151,6 @@ class InputSources:
         if not _is_json(content):
             lines = _lines(content)
             return _Source(lambda: nodes_in_trace(lines), lambda: pods_in_trace(lines), ordered=True, hundredths=True)
-        if not _is_kubernetes(content):
-            return _Source(lambda: nodes_in_json(content), lambda: Workload.of(pods_in_json(content)))
         cluster = read_cluster(content, self._resources)
         nodes = cluster.empty if self._from_empty else cluster.nodes
         pods = (*(cluster.running if self._from_empty else ()), *cluster.waiting)
@@ -233,19 +227,6 @@ def _joined(texts: Iterable[str]) -> bytes:
 
 def _is_json(content: bytes) -> bool:
     return content.lstrip()[:1] in {b"{", b"["}
-
-
-class _Items(msgspec.Struct, gc=False):
-    kind: msgspec.Raw = msgspec.Raw()
-    items: msgspec.Raw = msgspec.Raw()
-
-
-def _is_kubernetes(content: bytes) -> bool:
-    try:
-        found = msgspec.json.decode(content, type=_Items)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False  # the reader of our own JSON says what is wrong
-    return bool(bytes(found.items) or bytes(found.kind))
 
 
 def _lines(content: bytes) -> Sequence[str]:

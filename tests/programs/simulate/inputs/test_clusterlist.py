@@ -267,7 +267,7 @@ def test_once_an_agent_of_ours_runs_the_nodes_of_nvidias_plugin_are_left_out_and
     assert found.notes == ("node b is left out: its GPUs are given as nvidia.com/gpu, by no agent of ours",)
 
 
-@pytest.mark.parametrize("text", [b'{"items": 3}', b"[]", b'{"items": "\xff"}'])
+@pytest.mark.parametrize("text", [b'{"items": 3}', b"[]", b'{"items": "\xff"}', b'{"nodes": []}'])
 def test_anything_else_is_no_list(text: bytes) -> None:
     with pytest.raises(UnreadableObjectError):
         read_cluster(text, ResourceSettings().offered)

@@ -9,10 +9,8 @@ from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.programs.simulate.inputs.entries import (
     EntryError,
     nodes_in,
-    nodes_in_json,
     nodes_in_trace,
     pods_in,
-    pods_in_json,
     pods_in_trace,
 )
 from gpu_device_plugin.programs.simulate.model import Workload, class_of, order
@@ -134,39 +132,9 @@ def test_a_node_that_is_mistyped_is_explained(text: str, said: str) -> None:
     assert said in str(error.value)
 
 
-def test_pods_are_called_by_their_words_or_by_the_name_that_json_gives_them() -> None:
-    listed = pods_in_json(b'{"pods": [{"name": "web", "mem": 4}, {"mem": 4}, {}]}')
-    assert [name for name, _ in listed] == ["web", "mem=4", "nothing"]
-    workload = Workload.of(listed)
-    assert (workload.names, workload.pods) == (("web and 1 more", "nothing"), (0, 0, 1))
-
-
-def test_json_has_the_same_words_with_how_many_times() -> None:
-    text = b"""{"nodes": [{"name": "a", "times": 2, "gpus": 2, "mem": 24}],
-        "pods": [{"times": 2, "mem": 8, "cpu": "500m"}, {"count": 1, "cpu": 4, "model": ["A10", "T4"]}]}"""
-    assert [node.shape.sizes for node in nodes_in_json(text)] == [(24, 24), (24, 24)]
-    eight = PodKind(8, 1, 500)
-    assert pods_in_json(text) == [
-        ("mem=8 cpu=500m", eight),
-        ("mem=8 cpu=500m", eight),
-        ("count=1 cpu=4 model=A10|T4", PodKind(0, 1, 4000, wishes=Wishes(("A10", "T4")))),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (b'{"pods": [{"times": "many"}]}', "pods[0]: times is 'many'"),
-        (b'{"pods": [{"mem": 8}, {"men": 8}]}', "pods[1]: there is no 'men' here; did you mean mem?"),
-        (b'{"pods": [8]}', "Expected `object`"),
-        (b'{"pods": [', "it is not JSON with lists"),
-        (b'{"pods": "\xff"}', "it is not JSON with lists"),
-    ],
-)
-def test_json_of_another_form_is_explained(text: bytes, said: str) -> None:
-    with pytest.raises(EntryError) as error:
-        pods_in_json(text)
-    assert said in str(error.value)
+def test_pods_are_called_by_their_words() -> None:
+    workload = Workload.of([*pods_in("mem=4;cpu=0"), ("web", PodKind(4, 1))])
+    assert (workload.names, workload.pods) == (("mem=4 and 1 more", "cpu=0"), (0, 1, 0))
 
 
 @pytest.mark.parametrize(
@@ -190,8 +158,8 @@ def test_gpus_may_be_divided_into_mig_instances(
 def test_instances_are_of_the_model_of_their_gpu_and_of_their_profile() -> None:
     (named,) = nodes_in("gpus=2 mem=80 model=H100 mig=3g.40gb divided=1")
     assert named.shape.models == ("H100", "H100 MIG 3g.40gb")
-    (listed,) = nodes_in_json(b'{"nodes": [{"mem": 80, "mig": "3g.40gb"}]}')
-    assert listed.shape.models == ("MIG 3g.40gb",)
+    (unnamed,) = nodes_in("mem=80 mig=3g.40gb")
+    assert unnamed.shape.models == ("MIG 3g.40gb",)
 
 
 @pytest.mark.parametrize(
