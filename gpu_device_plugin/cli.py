@@ -190,12 +190,10 @@ PROGRAMS: Mapping[str, Program] = MappingProxyType(
     }
 )
 
-_SETTINGS: tuple[type[Settings], ...] = (NodeSettings, ExtenderSettings, MpsSettings, WebSettings)
-
 
 def sources_of(make: type[S], arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sources[S]:
     """Return the sources of the settings `make` for a command line."""
-    others = tuple(knob for other in _SETTINGS if other is not make for knob in knobs_of(other))
+    others = tuple(knob for other, *_ in _SERVICES.values() if other is not make for knob in knobs_of(other))
     return Sources(make, flags_in(arguments, knobs_of(make)), environ, others)
 
 
@@ -241,6 +239,31 @@ def _misplaced(word: str, command: str, commands: Mapping[str, Parser], argv: Se
     return UsageError(f"{word}: there is no such argument; {hint}")
 
 
+_SERVICES: Mapping[str, tuple[type[Settings], str, str]] = MappingProxyType(
+    {
+        "node": (
+            NodeSettings,
+            "the agent that runs on every GPU node",
+            "Offer the GPUs of this node to the kubelet, and hand them to containers.",
+        ),
+        "extender": (
+            ExtenderSettings,
+            "the scheduler extender, which finds nodes with enough free memory on one GPU",
+            "Answer kube-scheduler's calls: which nodes fit a pod, which fit best, and bind it to a GPU.",
+        ),
+        "mps": (
+            MpsSettings,
+            "the MPS supervisor, which runs the control daemons of NVIDIA's MPS where the agent wants them",
+            "Run a control daemon of NVIDIA's MPS on each GPU whose memory MPS limits, with the compute mode for it.",
+        ),
+        "web": (
+            WebSettings,
+            "the page in the cluster: its GPUs at a glance, live, for callers with a token",
+            "Show each caller what it may see of the GPUs; on your own machine use kubectl inspect gpushare web.",
+        ),
+    }
+)
+"""The programs that run permanently, each with its settings, in a few words, and in a sentence."""
 _CONFIG = "--config"
 _USAGE = "%(prog)s [--config PATH] [settings]"
 _PRECEDENCE = (
@@ -253,36 +276,10 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
     parser = Parser(prog=PROGRAM, description="Share the GPUs of a Kubernetes cluster between pods, by GPU memory.")
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    node = commands.add_parser(
-        "node",
-        help="the agent that runs on every GPU node",
-        description="Offer the GPUs of this node to the kubelet, and hand them to containers.",
-        usage=_USAGE,
-        epilog=_PRECEDENCE,
-    )
-    extender = commands.add_parser(
-        "extender",
-        help="the scheduler extender, which finds nodes with enough free memory on one GPU",
-        description="Answer kube-scheduler's calls: which nodes fit a pod, which fit best, and bind it to a GPU.",
-        usage=_USAGE,
-        epilog=_PRECEDENCE,
-    )
-    mps = commands.add_parser(
-        "mps",
-        help="the MPS supervisor, which runs the control daemons of NVIDIA's MPS where the agent wants them",
-        description="Run a control daemon of NVIDIA's MPS on each GPU of this node whose memory the agent limits by "
-        "MPS, with the compute mode that it needs.",
-        usage=_USAGE,
-        epilog=_PRECEDENCE,
-    )
-    web = commands.add_parser(
-        "web",
-        help="the page in the cluster: its GPUs at a glance, live, for callers with a token",
-        description="Serve a page that shows the cluster's GPUs, pods and waiting pods, to each caller what it may "
-        "see; on your own machine kubectl inspect gpushare web does it with your kubeconfig.",
-        usage=_USAGE,
-        epilog=_PRECEDENCE,
-    )
+    configured: dict[str, tuple[Parser, type[Settings]]] = {
+        name: (commands.add_parser(name, help=short, description=what, usage=_USAGE, epilog=_PRECEDENCE), make)
+        for name, (make, short, what) in _SERVICES.items()
+    }
     commands.add_parser("inspect", help="show which pods use which GPU of the cluster", add_help=False)  # see parse
     doctor = commands.add_parser(
         "doctor",
@@ -318,13 +315,8 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
     demo.add_argument(
         "--gpus", metavar="SOURCE", help="nvml for the GPUs of this machine, fake:4xT4, or the path of a .yaml file"
     )
-    for command, make in (
-        (node, NodeSettings),
-        (extender, ExtenderSettings),
-        (mps, MpsSettings),
-        (web, WebSettings),
-        (doctor, NodeSettings),
-    ):
+    configured["doctor"] = doctor, NodeSettings
+    for command, make in configured.values():
         command.add_argument(
             _CONFIG,
             metavar="PATH",
@@ -333,12 +325,4 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
             "file to nodes whose label gpu-device-plugin/config names it [GPUSHARE_CONFIG]",
         )
         add_settings(command, knobs_of(make))
-    return parser, {
-        "node": node,
-        "extender": extender,
-        "mps": mps,
-        "web": web,
-        "doctor": doctor,
-        "simulate": simulate,
-        "demo": demo,
-    }
+    return parser, {**{name: command for name, (command, _) in configured.items()}, "simulate": simulate, "demo": demo}

@@ -13,11 +13,6 @@ from gpu_device_plugin.aio.http import Page
 from gpu_device_plugin.core.report.exposition import Gauge, family
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from prometheus_client.metrics_core import Metric
-    from prometheus_client.registry import CollectorRegistry
-
     from gpu_device_plugin.core.report.exposition import Gauges
 
 
@@ -150,6 +145,8 @@ class PrometheusMetrics(Metrics):
         """
         import prometheus_client as prometheus  # noqa: PLC0415 - 5 MB that an agent without /metrics does not pay
 
+        # Else each counter had a series more, of the time at which it began.
+        prometheus.disable_created_metrics()
         self._registry = prometheus.CollectorRegistry()
         self._counters = {
             what: prometheus.Counter(what.name, what.help, what.labels, registry=self._registry) for what in counts
@@ -187,7 +184,7 @@ class PrometheusMetrics(Metrics):
         from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest  # noqa: PLC0415 - see __init__
 
         async with self._writing:
-            text = [generate_latest(_WithoutCreated(self._registry)).decode()]
+            text = [generate_latest(self._registry).decode()]
             await asyncio.sleep(0)
             for gauge, values in chain(_BUILD, self._state().gauges()):
                 for piece in family(gauge, values):
@@ -199,22 +196,6 @@ class PrometheusMetrics(Metrics):
 
 _LONG = 4096
 """Characters of text after which others run."""
-
-
-class _WithoutCreated:
-    """A registry without the times at which counters began: a series for each counter that nobody asks for.
-
-    prometheus_client can leave them out for the whole process only.
-    """
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metric families."""
-        for metric in self._registry.collect():
-            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
-            yield metric
 
 
 _BUILD: Gauges = (

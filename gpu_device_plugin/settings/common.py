@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,6 +13,9 @@ from gpu_device_plugin.settings.knobs import SettingsError, knob, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+    from gpu_device_plugin.settings.forms import Address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,3 +68,21 @@ class ProgramSettings(ResourceSettings):
         "Form of the log: human, json (one object per line), or auto (human on a terminal, else json).",
         in_profile=False,
     )
+
+
+def incomplete_pair(cert: Path | None, key: Path | None) -> Iterator[SettingsError]:
+    """Yield an error if only one of the settings ``tls_cert`` and ``tls_key`` is given."""
+    if (cert is None) != (key is None):
+        yield SettingsError("a certificate and its key go together; give both or neither", ("tls_cert", "tls_key"))
+
+
+def on_loopback(address: Address) -> bool:
+    """Return whether only this machine reaches an address."""
+    return bool(address.host) and ipaddress.ip_address(address.host).is_loopback
+
+
+def own_namespace(service_account: Path, otherwise: str) -> str:
+    """Return the namespace of our pod; `service_account` is the mount point of its account, and need not exist."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return (service_account / "namespace").read_text(encoding="utf-8").strip() or otherwise
+    return otherwise

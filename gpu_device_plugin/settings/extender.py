@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.core.model.policy import POLICIES
-from gpu_device_plugin.settings.common import ProgramSettings
+from gpu_device_plugin.settings.common import ProgramSettings, incomplete_pair, on_loopback, own_namespace
 from gpu_device_plugin.settings.forms import (
     ADDRESS,
     OPTIONAL_ADDRESS,
@@ -125,8 +123,7 @@ class ExtenderSettings(ProgramSettings):
 
     def _contradictions(self) -> Iterator[SettingsError]:
         yield from ProgramSettings._contradictions(self)  # super() knows no class with slots
-        if (self.tls_cert is None) != (self.tls_key is None):
-            yield SettingsError("a certificate and its key go together; give both or neither", ("tls_cert", "tls_key"))
+        yield from incomplete_pair(self.tls_cert, self.tls_key)
         if self.client_ca is not None and self.tls_cert is None:
             yield SettingsError(
                 "client certificates need TLS; give tls_cert and tls_key too", ("client_ca", "tls_cert")
@@ -137,8 +134,7 @@ class ExtenderSettings(ProgramSettings):
     @property
     def exposed(self) -> bool:
         """Whether clients on other machines can bind pods without a certificate."""
-        local = bool(self.listen.host) and ipaddress.ip_address(self.listen.host).is_loopback
-        return not local and self.client_ca is None
+        return not on_loopback(self.listen) and self.client_ca is None
 
     def holder(self) -> str:
         """Return the name of this extender in the Lease; reads the host name if `identity` is empty."""
@@ -146,9 +142,4 @@ class ExtenderSettings(ProgramSettings):
 
     def namespace(self, service_account: Path) -> str:
         """Return the namespace of the Lease; `service_account` is the mount point of a pod's, and need not exist."""
-        if self.lease_namespace:
-            return self.lease_namespace
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            if own := (service_account / "namespace").read_text(encoding="utf-8").strip():
-                return own
-        return "kube-system"
+        return self.lease_namespace or own_namespace(service_account, "kube-system")

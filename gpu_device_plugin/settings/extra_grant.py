@@ -14,6 +14,7 @@ from gpu_device_plugin.core.node.limits.extra_grant import (
     wrong_text,
 )
 from gpu_device_plugin.settings.knobs import SettingsError, nearest, refuse
+from gpu_device_plugin.settings.sources import composed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,29 +41,12 @@ def read_extra_grant(path: Path | None) -> ExtraGrant | None:
     where = f"extra_grant: {path}"
     try:
         content, _ = files.read(path, _LARGEST)
-        text = content.decode()
     except OSError as error:
         raise SettingsError(f"{where}: {error.strerror or error}; name a YAML or JSON file that is there") from error
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{where}: this is not UTF-8 text; save it as UTF-8") from error
     reader = _Reader(where)
-    extra = reader.read(_composed(where, text))
+    extra = reader.read(composed(where, content))
     refuse(reader.problems)
     return extra
-
-
-def _composed(where: str, text: str) -> Any:
-    """Return the root node, whose nodes know their lines; values stay text."""
-    import yaml  # noqa: PLC0415 - a megabyte that only agents with this file need
-
-    try:
-        return yaml.compose(text, Loader=yaml.BaseLoader)
-    # As in settings/sources.py: PyYAML lets some errors of its parts through.
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        why = getattr(error, "problem", None) or "the text cannot be parsed"
-        raise SettingsError(f"{where}{line}: this is not valid YAML: {why}; correct it there") from error
 
 
 class _Reader:

@@ -302,28 +302,34 @@ def _refuse_mistaken(directory: Path, names: Iterable[str]) -> None:
             )
 
 
-def _lines(file: Text) -> list[tuple[Any, Any]]:
-    """Return the keys and values of a file, as nodes of YAML that know their line."""
+def composed(where: str, content: bytes) -> Any:
+    """Return the root of a file of YAML as a node that knows its line, None where it is empty; values stay text.
+
+    Raises:
+        SettingsError: it is none; the message begins with `where`.
+    """
     import yaml  # noqa: PLC0415 - a megabyte that only programs with a file need
 
-    path = file.path
     try:
-        text = file.content.decode()
+        return yaml.compose(content.decode(), Loader=yaml.BaseLoader)
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{path}: this is not UTF-8 text; save it as UTF-8") from error
-    if path.endswith(".json"):
-        text = text.replace("\t", " ")  # tabs are JSON and not YAML; inside a JSON string they are forbidden
-    try:
-        root = yaml.compose(text, Loader=yaml.BaseLoader)
+        raise SettingsError(f"{where}: this is not UTF-8 text; save it as UTF-8") from error
     # Besides its own errors PyYAML lets through those of "\U0011FFFF", which is no character, and of [[[[... too deep.
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         why = getattr(error, "problem", None) or "the text cannot be parsed"
-        raise SettingsError(f"{path}{line}: this is not valid YAML: {why}; correct it there") from error
+        raise SettingsError(f"{where}{line}: this is not valid YAML: {why}; correct it there") from error
+
+
+def _lines(file: Text) -> list[tuple[Any, Any]]:
+    """Return the keys and values of a file, as nodes of YAML."""
+    path = file.path
+    # Tabs are JSON and not YAML; inside a JSON string they are forbidden.
+    root = composed(path, file.content.replace(b"\t", b" ") if path.endswith(".json") else file.content)
     if root is None:
         return []
-    if not isinstance(root, yaml.MappingNode):
+    if root.id != "mapping":
         raise SettingsError(f"{path}: this is not a file of settings; write lines like policy: spread")
     found: list[tuple[Any, Any]] = root.value
     if {"apiVersion", "kind"} <= {key.value for key, _ in found if isinstance(key.value, str)}:

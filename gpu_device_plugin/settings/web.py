@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
-from gpu_device_plugin.settings.common import ProgramSettings
+from gpu_device_plugin.settings.common import ProgramSettings, incomplete_pair, on_loopback, own_namespace
 from gpu_device_plugin.settings.forms import ADDRESS, OPTIONAL_PATH, Address, api_server, object_name
 from gpu_device_plugin.settings.knobs import SettingsError, knob
 
@@ -55,20 +53,13 @@ class WebSettings(ProgramSettings):
 
     def _contradictions(self) -> Iterator[SettingsError]:
         yield from ProgramSettings._contradictions(self)  # super() knows no class with slots
-        if (self.tls_cert is None) != (self.tls_key is None):
-            yield SettingsError("a certificate and its key go together; give both or neither", ("tls_cert", "tls_key"))
+        yield from incomplete_pair(self.tls_cert, self.tls_key)
 
     def home(self, service_account: Path) -> str:
         """Return the namespace of the agents; `service_account` is the mount point of a pod's, and need not exist."""
-        if self.agents_namespace:
-            return self.agents_namespace
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            if own := (service_account / "namespace").read_text(encoding="utf-8").strip():
-                return own
-        return AGENT_NAMESPACE
+        return self.agents_namespace or own_namespace(service_account, AGENT_NAMESPACE)
 
     @property
     def exposed(self) -> bool:
         """Whether tokens of callers cross the network unencrypted."""
-        local = bool(self.http.host) and ipaddress.ip_address(self.http.host).is_loopback
-        return not local and self.tls_cert is None
+        return not on_loopback(self.http) and self.tls_cert is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -13,74 +12,15 @@ from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
-from gpu_device_plugin.testing.builders import pod
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang, Reset, Slow, Trouble
+from tests.cluster.busy_cluster import NODE, BusyCluster
 from tests.patience import stretched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.model.pods import Pod
-
-
-class World:
-    """A cluster in which things happen, and the order in which pods were bound to our node."""
-
-    def __init__(self, server: ApiServer, seed: int) -> None:
-        self.random = random.Random(seed)  # noqa: S311 - repeatable on purpose
-        self.server = server
-        self.bound: list[str] = []
-        self.born = 0
-
-    def happen(self) -> None:
-        self.random.choice(
-            [self._create, self._create, self._bind, self._bind, self._bind, self._annotate, self._delete]
-        )()
-
-    def disturb(self, *, lag: bool) -> None:
-        server = self.server
-        troubles: list[Trouble] = [Answer(500), Answer(429, retry_after_s=0), Hang(), Reset(), Slow(0.02), Garbage()]
-        actions: list[Callable[[], object]] = [
-            lambda: server.fail(self.random.choice(troubles), times=self.random.randint(1, 3)),
-            server.close_watches,
-            server.reset_connections,
-            server.black_hole,
-            server.heal,
-            *([server.hold_cache, server.release_cache] if lag else []),
-        ]
-        self.random.choice(actions)()
-
-    def _create(self) -> None:
-        self.born += 1
-        self.server.add(pod(f"p{self.born}", uid=f"u{self.born}"))
-
-    def _bind(self) -> None:
-        free = [found for found in self.server.all("pods") if not found["spec"].get("nodeName")]
-        if free:
-            name = self.random.choice(free)["metadata"]["name"]
-            node = self.random.choice(["n", "n", "elsewhere"])
-            self.server.bind(name, node)
-            if node == "n":
-                self.bound.append(name)
-
-    def _annotate(self) -> None:
-        if pods := self.server.all("pods"):
-            value = str(self.random.random())
-            name = self.random.choice(pods)["metadata"]["name"]
-            self.server.patch("pods", name, {"metadata": {"annotations": {"a": value}}})
-
-    def _delete(self) -> None:
-        if pods := self.server.all("pods"):
-            self.server.delete("pods", self.random.choice(pods)["metadata"]["name"])
-
-    def truth(self) -> Mapping[str, str]:
-        return {
-            found["metadata"]["name"]: found["metadata"].get("annotations", {}).get("a", "")
-            for found in self.server.all("pods")
-            if found["spec"].get("nodeName") == "n"
-        }
 
 
 class Followed(NodePods):
@@ -126,24 +66,24 @@ async def test_the_pods_of_a_node_end_up_as_they_are(
         asyncio.TaskGroup() as tasks,
     ):
         reader = PodReader([], lambda key: key == "a")
-        there = Followed(client, reader, "n", timing=ReflectorTiming(0.001, 0.01, check_s=0.05, patience_s=0.005))
+        there = Followed(client, reader, NODE, timing=ReflectorTiming(0.001, 0.01, check_s=0.05, patience_s=0.005))
         running = [tasks.create_task(there.reflector.run()), tasks.create_task(keeping_places(there.changes))]
         await eventually(lambda: there.reflector.synced)
-        world = World(server, chance_seed)
+        world = BusyCluster(server, chance_seed)
         for _ in range(300):
             world.happen()
             if world.random.random() < 0.15:
-                world.disturb(lag=forgetful)
+                world.disturb(*([server.hold_cache, server.release_cache] if forgetful else []))
             if forgetful and world.random.random() < 0.05:
                 server.store.compact()
             if world.random.random() < 0.3:
                 await asyncio.sleep(world.random.choice([0, 0.001, 0.01]))  # things come together or apart
         server.heal()
-        await eventually(lambda: seen(there.pods) == world.truth())
+        await eventually(lambda: seen(there.pods) == world.truth(NODE))
         if not forgetful:
             assert there.begun == 1
             await eventually(lambda: there.reflector.lists > 1)
-            names = [name for name in world.bound if name in world.truth()]
+            names = [name for name in world.bound if name in world.truth(NODE)]
             await eventually(lambda: [found.name for found in there.pods.values()] == names)
         for task in running:
             task.cancel()

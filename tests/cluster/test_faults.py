@@ -16,7 +16,6 @@ from gpu_device_plugin.cluster.client.errors import (
     ForbiddenError,
     InvalidError,
     NotFoundError,
-    UnavailableError,
 )
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.objects.decoding import NODES, NodeReader, PodReader
@@ -25,13 +24,14 @@ from gpu_device_plugin.cluster.writers.own_node import NodeMetadata, OwnNode
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.testing.builders import GPU_MEM, node, pod
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang, Reset, Trouble
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Reset
 from tests.patience import stretched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from gpu_device_plugin.testing.cluster.api_server import ApiServer
 
 QUICK = ReflectorTiming(first_retry_s=0.01, longest_retry_s=0.05)
 
@@ -54,80 +54,6 @@ def names(there: NodePods) -> set[str]:
 
 
 # The API server is away, slow or broken: E1
-
-
-OUTAGES: list[Trouble] = [
-    Answer(500),
-    Answer(503),
-    Answer(429, retry_after_s=0),
-    Answer(401),
-    Answer(403),
-    Hang(),
-    Reset(),
-    Garbage(),
-]
-
-
-def _patience(trouble: Trouble) -> float:
-    """Give the deadline of a request, seconds: short where nothing else ends it, long where something does."""
-    return stretched(0.5 if isinstance(trouble, Hang) else 20)
-
-
-@pytest.mark.parametrize("trouble", OUTAGES, ids=str)
-async def test_e1_a_nodes_pods_outlive_every_outage_and_catches_up(
-    server: ApiServer, eventually: Any, trouble: Trouble
-) -> None:
-    """What was known stays known meanwhile; what happened meanwhile is learnt afterwards."""
-    server.add(pod("before", node="n"))
-    server.add(pod("deleted meanwhile", node="n"))
-    async with following(server, request_s=_patience(trouble)) as there:
-        await eventually(lambda: there.reflector.live)
-        fault = server.fail(trouble)
-        server.reset_connections()
-        await eventually(lambda: fault.happened >= 2)
-        assert there.reflector.synced
-        assert not there.reflector.live
-        assert names(there) == {"before", "deleted meanwhile"}
-        server.delete("pods", "deleted meanwhile")
-        server.add(pod("meanwhile", node="n"))
-        server.heal()
-        await eventually(lambda: names(there) == {"before", "meanwhile"})
-        await eventually(lambda: there.reflector.live)
-
-
-@pytest.mark.parametrize("trouble", OUTAGES, ids=str)
-async def test_e1_an_api_server_that_is_broken_from_the_start_is_waited_for(
-    server: ApiServer, eventually: Any, trouble: Trouble
-) -> None:
-    server.add(pod("a", node="n"))
-    fault = server.fail(trouble)
-    async with following(server, request_s=_patience(trouble)) as there:
-        await eventually(lambda: fault.happened >= 2)
-        assert not there.reflector.synced
-        server.heal()
-        await eventually(lambda: names(there) == {"a"})
-
-
-async def test_e1_a_server_that_goes_away_and_comes_back(server: ApiServer, eventually: Any) -> None:
-    server.add(pod("a", node="n"))
-    async with following(server) as there:
-        await eventually(lambda: there.reflector.live)
-        await server.stop()
-        await eventually(lambda: there.reflector.problem is not None)
-        server.add(pod("b", node="n"))
-        await server.start()
-        await eventually(lambda: names(there) == {"a", "b"})
-
-
-async def test_e1_a_list_that_breaks_between_pages_changes_nothing(server: ApiServer, eventually: Any) -> None:
-    """Half a list is no list: no pod may seem to be gone."""
-    for number in range(501):
-        server.add(pod(f"p{number}", node="n"))
-    async with following(server, watch_s=0.01, check_s=0.02) as there:
-        await eventually(lambda: len(there.pods) == 501)
-        fault = server.fail(Answer(500), verbs={"list"})
-        await eventually(lambda: fault.happened >= 2)
-        assert len(there.pods) == 501
 
 
 async def test_e1_writes_are_queued_and_written_when_the_server_is_back(server: ApiServer, eventually: Any) -> None:
@@ -163,82 +89,7 @@ async def test_e1_a_write_whose_answer_was_lost_is_simply_repeated(server: ApiSe
 # E2 belongs to the agent as a whole; this is the part of it that lies here.
 
 
-async def test_e2_a_quiet_node_costs_one_list_and_one_watch(server: ApiServer, eventually: Any) -> None:
-    async with following(server) as there:
-        await eventually(lambda: there.reflector.live)
-        for number in range(50):
-            server.add(pod(f"p{number}", node="n"))
-        await eventually(lambda: len(there.pods) == 50)
-    assert [request.verb for request in server.requests] == ["list", "watch"]
-
-
 # Watches that end, expire, go deaf or forget: E3
-
-
-async def test_e3_a_watch_that_is_ended_is_continued_where_it_was(server: ApiServer, eventually: Any) -> None:
-    async with following(server) as there:
-        await eventually(lambda: there.reflector.live)
-        server.add(pod("a", node="n"))
-        await eventually(lambda: names(there) == {"a"})
-        server.close_watches()
-        await eventually(lambda: server.count("watch", "pods") >= 2)
-        server.add(pod("b", node="n"))
-        await eventually(lambda: names(there) == {"a", "b"})
-    assert server.count("list", "pods") == 1
-
-
-async def test_e3_gone_means_a_new_list_deletions_included(server: ApiServer, eventually: Any) -> None:
-    server.add(pod("a", node="n"))
-    server.add(pod("b", node="n"))
-    async with following(server) as there:
-        await eventually(lambda: there.reflector.live)
-        await server.stop()
-        server.delete("pods", "a")
-        server.add(pod("c", node="n"))
-        server.store.compact()
-        await server.start()
-        await eventually(lambda: names(there) == {"b", "c"})
-        await eventually(lambda: there.reflector.live)
-    assert server.count("list", "pods") == 2
-    assert there.missed == 0
-
-
-async def test_e3_bookmarks_spare_the_new_list(eventually: Any) -> None:
-    """Nothing happens on our node while the cluster's history is compacted again and again."""
-    async with ApiServer(bookmark_s=0.01) as server, following(server) as there:
-        await eventually(lambda: there.reflector.live)
-        for name in ("a", "b", "c"):
-            told = server.add(pod(name, node="elsewhere"))["metadata"]["resourceVersion"]
-            await eventually(lambda told=told: there.reflector.version == int(told))
-            server.store.compact()
-        server.close_watches()
-        await eventually(lambda: server.count("watch", "pods") >= 2)
-        server.add(pod("ours", node="n"))
-        await eventually(lambda: names(there) == {"ours"})
-        assert server.count("list", "pods") == 1
-
-
-async def test_e3_a_half_open_connection_is_given_up(server: ApiServer, eventually: Any) -> None:
-    """A black hole: no packet arrives any more and nobody closes anything. Known clients have hung on it for ever."""
-    async with following(server, watch_s=0.05, silence_s=0.05) as there:
-        await eventually(lambda: there.reflector.live)
-        server.black_hole()
-        await eventually(lambda: there.reflector.problem is not None)
-        assert isinstance(there.reflector.problem, UnavailableError)
-        server.add(pod("a", node="n"))
-        server.heal()
-        await eventually(lambda: names(there) == {"a"})
-
-
-async def test_e3_an_event_that_never_came_is_found_by_the_next_list(eventually: Any) -> None:
-    async with ApiServer(bookmark_s=0.01) as server, following(server, watch_s=0.01, check_s=0.05) as there:
-        server.add(pod("a", node="n"))
-        await eventually(lambda: there.reflector.live)
-        with server.watch_gap():
-            server.delete("pods", "a")
-            server.add(pod("b", node="n"))
-        await eventually(lambda: names(there) == {"b"})
-        assert there.missed == 2
 
 
 async def test_e3_a_stale_first_list_is_followed_by_what_happened_since(server: ApiServer, eventually: Any) -> None:
@@ -307,23 +158,6 @@ async def test_e5_a_token_is_read_again_before_it_expires(server: ApiServer, tmp
     assert [request.token for request in server.requests] == ["old", "new"]
 
 
-async def test_e5_a_nodes_pods_follow_a_rotated_token(server: ApiServer, eventually: Any, tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text("old")
-    server.tokens = frozenset({"old"})
-    config = ClusterConfig(server.url, token_file=file)
-    async with Client(config) as client, asyncio.TaskGroup() as tasks:
-        there = NodePods(client, PodReader([], lambda _: False), node="n", timing=QUICK)
-        running = tasks.create_task(there.reflector.run())
-        await eventually(lambda: there.reflector.live)
-        server.tokens = frozenset({"new"})
-        server.reset_connections()
-        await eventually(lambda: there.reflector.problem is not None)
-        file.write_text("new")
-        await eventually(lambda: there.reflector.live)
-        running.cancel()
-
-
 # Conflicts and missing rights, told apart by number: C8
 
 
@@ -383,19 +217,6 @@ async def test_c8_a_pod_that_is_gone_or_replaced_is_left_alone(
         running.cancel()
     assert "annotations" not in server.get("pods", "replaced")["metadata"]
     assert writer.dropped == 0
-
-
-async def test_c8_a_pod_replaced_between_conflict_and_fresh_look(
-    server: ApiServer, client: Client, eventually: Any
-) -> None:
-    server.fail(Answer(409), verbs={"patch"}, times=1)
-    async with asyncio.TaskGroup() as tasks:
-        writer = PodWriter(client, first_retry_s=0.01)
-        running = tasks.create_task(writer.run())
-        writer.annotate(Pod("u", "default", "a"), {"assigned": "true"})
-        await eventually(lambda: server.count("list", "pods") == 1 and repr(writer).startswith("<PodWriter: 0 waiting"))
-        running.cancel()
-    assert (writer.dropped, server.count("patch", "pods")) == (0, 1)
 
 
 async def test_c8_the_node_is_patched_again_after_a_conflict(

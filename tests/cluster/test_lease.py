@@ -70,12 +70,6 @@ async def test_the_first_one_leads_and_renews(server: ApiServer, eventually: Any
     assert {request.verb for request in server.requests[2:-2]} == {"update"}  # renewed without a look
 
 
-async def test_who_takes_the_lease_renews_it_by_that(server: ApiServer, eventually: Any) -> None:
-    async with standing(server, "a", LeaseTiming(lease_s=3600, renew_s=3000, retry_s=1000)) as lease:
-        await eventually(lambda: lease.leading)
-        assert spec(server)["acquireTime"] == spec(server)["renewTime"]
-
-
 async def test_who_stops_makes_room_at_once(server: ApiServer, eventually: Any) -> None:
     """Nothing expires here within an hour."""
     async with AsyncExitStack() as stack:
@@ -123,12 +117,6 @@ async def test_a_lease_that_was_given_back_is_taken(server: ApiServer, eventuall
     async with standing(server, "a") as lease:
         await eventually(lambda: lease.leading)
         assert spec(server)["leaseTransitions"] == 5
-
-
-async def test_a_lease_without_anything_in_it_is_taken(server: ApiServer, eventually: Any) -> None:
-    server.add({"kind": "Lease", "metadata": {"name": "gpushare", "namespace": "kube-system"}})
-    async with standing(server, "a") as lease:
-        await eventually(lambda: lease.leading)
 
 
 async def test_of_two_candidates_one_leads(server: ApiServer, eventually: Any) -> None:

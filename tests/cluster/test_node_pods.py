@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +10,12 @@ import pytest
 
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfig
-from gpu_device_plugin.cluster.client.errors import ForbiddenError
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
 from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Fault, Garbage
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Fault
 from gpu_device_plugin.testing.cluster.cluster_store import Store
 from tests.patience import stretched
 
@@ -176,23 +174,6 @@ async def test_status_updates_are_no_change(server: ApiServer, eventually: Any) 
         assert there.changes.version == before + 1
 
 
-async def test_snapshots_stay_as_they_were(server: ApiServer, eventually: Any) -> None:
-    server.add(pod("a", node="n"))
-    async with following(server) as there:
-        await eventually(lambda: there.reflector.live)
-        before = there.pods
-        server.delete("pods", "a")
-        await eventually(lambda: not there.pods)
-        assert len(before) == 1
-
-
-async def test_an_empty_node_is_synced_and_readers_are_told(server: ApiServer) -> None:
-    async with following(server) as there:
-        _, pods = await there.changes.after(0)
-        assert there.reflector.synced
-        assert pods == {}
-
-
 async def test_one_can_wait_for_a_pod(server: ApiServer, eventually: Any) -> None:
     server.add(pod("a", uid="u"))
     async with following(server) as there:
@@ -225,74 +206,6 @@ async def test_limits_that_are_no_numbers_are_counted_once(
     assert [record.getMessage() for record in caplog.records] == [
         f"pod default/a: container 'main': the limit of {GPU_MEM} is not a whole number"
     ]
-
-
-async def test_objects_that_cannot_be_read_are_counted_and_passed_over(server: ApiServer, eventually: Any) -> None:
-    broken = pod("a", node="n")
-    broken["status"] = {"phase": 7}
-    server.add(broken)
-    async with following(server) as there:
-        await eventually(lambda: there.reflector.live)
-        assert (names(there), there.reflector.unreadable) == ([], 1)
-        server.patch("pods", "a", {"status": {"phase": 8}}, subresource="status")
-        server.add(pod("b", node="n"))
-        await eventually(lambda: there.pods)
-        assert (names(there), there.reflector.unreadable) == (["b"], 2)
-
-
-async def test_events_that_are_no_objects_are_passed_over(server: ApiServer, eventually: Any) -> None:
-    """As a server of another kind might send them; the watch goes on."""
-    server.fail(
-        Garbage(b'{"type":"ADDED","object":[]}\n{"type":"NEWS","object":{"metadata":{}}}\n'), verbs={"watch"}, times=1
-    )
-    server.add(pod("a", node="n"))
-    async with following(server) as there:
-        await eventually(lambda: server.watches)
-        assert there.reflector.unreadable == 1
-        server.add(pod("b", node="n"))
-        await eventually(lambda: names(there) == ["a", "b"])
-
-
-async def test_an_outage_is_told_once_and_so_is_its_end(
-    server: ApiServer, eventually: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    async with following(server) as there:
-        await eventually(lambda: there.reflector.live)
-        fault = server.fail(Answer(503))
-        server.reset_connections()
-        await eventually(lambda: fault.happened > 3)
-        assert not there.reflector.live
-        assert "503" in repr(there)
-        server.heal()
-        await eventually(lambda: there.reflector.live)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2
-    assert told[0].startswith("the pods of this node are not followed: watch pods: ")
-    assert told[1] == "the pods of this node are followed again"
-
-
-async def test_a_watch_that_always_ends_at_once_is_not_asked_for_without_pause(
-    server: ApiServer, eventually: Any
-) -> None:
-    """A server that accepts watches and ends them is in trouble; asking again at once would be more of it."""
-    async with following(server, timing=ReflectorTiming(first_retry_s=60, longest_retry_s=60)) as there:
-        await eventually(lambda: there.reflector.live)
-        server.close_watches()
-        await eventually(lambda: there.reflector.problem is not None)
-        assert "at once" in str(there.reflector.problem)
-        assert server.count("watch", "pods") == 1
-
-
-async def test_a_missing_right_keeps_it_unsynced_and_is_named(eventually: Any) -> None:
-    async with ApiServer(allowed=()) as server, following(server) as there:
-        await eventually(lambda: there.reflector.problem is not None)
-        assert isinstance(there.reflector.problem, ForbiddenError)
-        assert "grant 'list' on 'pods'" in str(there.reflector.problem)
-        assert not there.reflector.synced
-        server.allowed = frozenset({("list", "pods"), ("watch", "pods")})
-        await eventually(lambda: there.reflector.live)
-        assert there.reflector.problem is None
 
 
 async def test_the_first_list_is_cheap_and_later_ones_never_go_back(server: ApiServer, eventually: Any) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import random
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import pytest
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, UnavailableError
-from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, NodeReader, NodeRecord, PodReader
+from gpu_device_plugin.cluster.objects.decoding import PODS, PodReader
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.store import Store as ObjectStore
 from gpu_device_plugin.core.model.pods import Pod
@@ -23,6 +22,7 @@ from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang, Reset, Slow, Trouble
 from gpu_device_plugin.testing.cluster.cluster_store import Store
+from tests.cluster.busy_cluster import BusyCluster
 from tests.patience import stretched
 
 if TYPE_CHECKING:
@@ -139,14 +139,6 @@ async def test_every_object_is_read_once(server: ApiServer, eventually: Any) -> 
         server.delete("pods", "theirs", grace_s=None)
         await eventually(lambda: reflector.version == server.store.version)
     assert read == 5  # an unbound pod's deletion is two events
-
-
-async def test_lists_are_the_newest_state_in_pages(server: ApiServer) -> None:
-    """Version 0, "whatever is at hand", comes in one piece whatever limit is asked for."""
-    held = Held()
-    async with reflecting(server, held) as reflector:
-        await reflector.wait_synced()
-    assert [dict(request.params) for request in server.requests if request.verb == "list"] == [{"limit": "500"}]
 
 
 async def test_a_list_of_several_pages_is_adopted_whole_or_not_at_all(server: ApiServer, eventually: Any) -> None:
@@ -298,16 +290,6 @@ async def test_a_restored_etcd_knows_fewer_versions_than_we_do(server: ApiServer
         await eventually(lambda: reflector.live)
         server.add(gpu_pod("new"))
         await eventually(lambda: held.names == {"restored", "new"})
-
-
-async def test_a_server_that_does_not_know_our_version_yet_is_listed_anew(server: ApiServer, eventually: Any) -> None:
-    server.add(gpu_pod("a"))
-    held = Held()
-    async with reflecting(server, held) as reflector:
-        await eventually(lambda: reflector.live)
-        server.fail(Answer(504, causes=("ResourceVersionTooLarge",)), verbs={"watch"}, times=1)
-        server.close_watches()
-        await eventually(lambda: reflector.lists == 2 and reflector.live)
 
 
 async def test_an_event_that_never_came_is_found_by_the_next_list(server: ApiServer, eventually: Any) -> None:
@@ -572,75 +554,6 @@ async def test_a_list_without_a_version_is_no_list(server: ApiServer, eventually
     assert held.story == ["replace"]
 
 
-async def test_it_follows_nodes_as_well(server: ApiServer, eventually: Any) -> None:
-    nodes: dict[str, NodeRecord] = {}
-
-    class Nodes(ObjectStore[NodeRecord]):
-        def replace(self, objects: Sequence[NodeRecord]) -> None:
-            nodes.clear()
-            nodes.update((found.name, found) for found in objects)
-
-        def put(self, object: NodeRecord) -> None:  # noqa: A002
-            nodes[object.name] = object
-
-        def remove(self, object: NodeRecord) -> None:  # noqa: A002
-            del nodes[object.name]
-
-    server.add(node("n", mem=8))
-    async with Client(ClusterConfig(server.url)) as client, asyncio.TaskGroup() as tasks:
-        reader = NodeReader([GPU_MEM], lambda _: False)
-        running = tasks.create_task(Reflector(client, NODES, reader.read, Nodes(), timing=QUICK).run())
-        await eventually(lambda: nodes)
-        assert nodes["n"].capacity == {GPU_MEM: 8}
-        server.patch("nodes", "n", {"spec": {"unschedulable": True}})
-        await eventually(lambda: nodes["n"].unschedulable)
-        server.delete("nodes", "n")
-        await eventually(lambda: not nodes)
-        running.cancel()
-
-
-class World:
-    """A cluster in which things happen to pods, and to those who watch."""
-
-    def __init__(self, server: ApiServer, seed: int) -> None:
-        self.random = random.Random(seed)  # noqa: S311 - repeatable on purpose
-        self.server = server
-        self.born = 0
-
-    def step(self) -> None:
-        chance = self.random.random()
-        if chance < 0.4:
-            self.born += 1
-            self.server.add(gpu_pod(f"p{self.born}"))
-        elif names := [found["metadata"]["name"] for found in self.server.all("pods")]:
-            name = self.random.choice(names)
-            if chance < 0.8:
-                self.server.patch("pods", name, {"metadata": {"annotations": {"a": str(self.random.random())}}})
-            else:
-                self.server.delete("pods", name)
-
-    def disturb(self) -> None:
-        server = self.server
-        troubles: list[Trouble] = [Answer(500), Answer(429, retry_after_s=0), Hang(), Reset(), Slow(0.02), Garbage()]
-        actions: list[Callable[[], object]] = [
-            lambda: server.fail(self.random.choice(troubles), times=self.random.randint(1, 3)),
-            server.close_watches,
-            server.reset_connections,
-            server.black_hole,
-            server.heal,
-            server.hold_cache,
-            server.release_cache,
-            server.store.compact,
-        ]
-        self.random.choice(actions)()
-
-    def truth(self) -> dict[str, str]:
-        return {
-            found["metadata"]["name"]: found["metadata"].get("annotations", {}).get("a", "")
-            for found in self.server.all("pods")
-        }
-
-
 @pytest.mark.chance
 async def test_the_store_ends_up_with_the_truth(chance_seed: int, eventually: Any) -> None:
     """300 steps of life and trouble, checks all the while, then peace; and nobody is caught up with less than all."""
@@ -650,11 +563,11 @@ async def test_the_store_ends_up_with_the_truth(chance_seed: int, eventually: An
         ApiServer(patience_s=0.01) as server,
         reflecting(server, held, request_s=stretched(0.1), watch_s=0.2, silence_s=0.05, timing=timing) as reflector,
     ):
-        world = World(server, chance_seed)
+        world = BusyCluster(server, chance_seed)
         for _ in range(300):
-            world.step()
+            world.happen()
             if world.random.random() < 0.15:
-                world.disturb()
+                world.disturb(server.hold_cache, server.release_cache, server.store.compact)
             if world.random.random() < 0.05:
                 with contextlib.suppress(ApiError, TimeoutError):
                     await reflector.caught_up(0.05)
@@ -664,7 +577,7 @@ async def test_the_store_ends_up_with_the_truth(chance_seed: int, eventually: An
         server.heal()
         await eventually(lambda: held.annotations == world.truth())
         for _ in range(20):
-            world.step()
+            world.happen()
             await caught_up(reflector)
             assert held.annotations == world.truth()
 

@@ -14,7 +14,7 @@ from gpu_device_plugin.core.contract.variables import LIMITS, MEMORY_LIMIT
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.forms import Address
-from gpu_device_plugin.settings.knobs import Reload, SettingsError, UsageError, knobs_of, reload
+from gpu_device_plugin.settings.knobs import Reload, SettingsError, knobs_of, reload
 from gpu_device_plugin.settings.node import NodeSettings, settings_for
 from gpu_device_plugin.settings.sources import Sources
 from tests.configmap import mount
@@ -105,10 +105,6 @@ def test_a_file_may_be_json_with_tabs(tmp_path: Path) -> None:
     assert (settings.refusal_limit, settings.fatal_xids) == (3, (31, 13))
 
 
-def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
-    assert read(in_file(tmp_path, "# nothing yet\n")) == NodeSettings()
-
-
 # --- What they accept ------------------------------------------------------------------------------------------------
 
 
@@ -132,6 +128,7 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
         ("gpus", "./gpus.yaml", "gpus", "./gpus.yaml"),
         ("cdi_kind", "example.com/gpu-x_y", "cdi_kind", "example.com/gpu-x_y"),
         ("pre_start", "TRUE", "pre_start", True),
+        ("policy", "Spread", "policy", "spread"),
         ("ignored_xids", "13,31", "ignored_xids", (13, 31)),
         ("device_plugin_dir", "/run/kubelet/", "device_plugin_dir", Path("/run/kubelet")),
     ],
@@ -230,10 +227,6 @@ def test_a_wrong_value_is_one_line_that_says_where_and_what_to_do(flags: dict[st
     assert "\n" not in said
 
 
-def test_a_wrong_variable_is_named() -> None:
-    assert complaint({}, {"GPUSHARE_POLICY": "spred"}) == "GPUSHARE_POLICY: 'spred' is unknown; did you mean spread?"
-
-
 @pytest.mark.parametrize(
     ("variable", "hint"),
     [
@@ -269,37 +262,23 @@ def test_a_wrong_line_of_a_file_is_named(tmp_path: Path, text: str, sentence: st
     assert complaint(flags) == f"{flags['config']}, {sentence}"
 
 
-def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
-    flags = in_file(tmp_path, "- policy")
-    assert complaint(flags) == (f"{flags['config']}: this is not a file of settings; write lines like policy: spread")
-
-
-def test_a_configmap_is_no_file_of_settings_but_holds_one(tmp_path: Path) -> None:
-    text = "apiVersion: v1\nkind: ConfigMap\ndata:\n  default.yaml: |\n    policy: spread\n"
-    flags = in_file(tmp_path, text)
-    assert complaint(flags) == (
-        f"{flags['config']}: this is an object of the Kubernetes API; of a ConfigMap write here only the "
-        "value of the key default.yaml, with lines like policy: spread"
-    )
-
-
-def test_a_file_that_is_no_yaml_is_refused_with_its_line(tmp_path: Path) -> None:
-    flags = in_file(tmp_path, "policy: spread\ndevices: [cdi\n")
-    assert complaint(flags).startswith(f"{flags['config']}, line 3: this is not valid YAML: ")
-
-
-def test_a_file_with_forbidden_characters_is_refused(tmp_path: Path) -> None:
-    flags = in_file(tmp_path, "policy: \x01")
-    assert complaint(flags).startswith(f"{flags['config']}: this is not valid YAML: ")
-
-
-@pytest.mark.parametrize("text", ['policy: "\\U0011FFFF"', 'policy: "\\UFFFFFFFF"', "policy: " + "[" * 3000])
-def test_what_the_parser_itself_stumbles_over_is_refused(tmp_path: Path, text: str) -> None:
-    """A code that is no character, one that is no number for it, and more brackets than it can count."""
-    flags = in_file(tmp_path, text)
-    assert complaint(flags) == (
-        f"{flags['config']}: this is not valid YAML: the text cannot be parsed; correct it there"
-    )
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"- policy", ": this is not a file of settings; write lines like policy: spread"),
+        (b"apiVersion: v1\nkind: ConfigMap\ndata:\n  default.yaml: x\n", ": this is an object of the Kubernetes API; "),
+        (b"policy: spread\ndevices: [cdi\n", ", line 3: this is not valid YAML: "),
+        (b"policy: \x01", ": this is not valid YAML: "),
+        # What the parser itself stumbles over: a code that is no character, and more brackets than it can count.
+        (b'policy: "\\U0011FFFF"', ": this is not valid YAML: the text cannot be parsed; correct it there"),
+        (b"policy: " + b"[" * 3000, ": this is not valid YAML: the text cannot be parsed; correct it there"),
+        (b"\xff\xfe", ": this is not UTF-8 text"),
+    ],
+)
+def test_a_file_that_is_none_of_settings_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "node.yaml"
+    path.write_bytes(content)
+    assert complaint({"config": str(path)}).startswith(f"{path}{said}")
 
 
 def test_a_missing_file_is_named_with_where_it_was_asked_for(tmp_path: Path) -> None:
@@ -307,12 +286,6 @@ def test_a_missing_file_is_named_with_where_it_was_asked_for(tmp_path: Path) -> 
     why = f"cannot read {path}: No such file or directory; name a YAML or JSON file, or a directory with default.yaml"
     assert complaint({"config": path}) == f"--config: {why}"
     assert complaint({}, {"GPUSHARE_CONFIG": path}) == f"GPUSHARE_CONFIG: {why}"
-
-
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "node.yaml"
-    path.write_bytes(b"\xff\xfe")
-    assert "this is not UTF-8 text" in complaint({"config": str(path)})
 
 
 def test_two_resources_of_one_name_are_refused_with_both_places() -> None:
@@ -344,11 +317,6 @@ def test_a_gpu_is_not_given_up_between_two_questions() -> None:
 @pytest.mark.parametrize("api", ["in-cluster", "/etc/kube/config", "https://10.0.0.1"])
 def test_an_api_without_a_node_name_is_refused(api: str) -> None:
     assert complaint({"api": api}).startswith("--api and node_name (by default): ")
-
-
-def test_settings_made_in_code_are_held_to_the_same_rules() -> None:
-    with pytest.raises(UsageError, match="give them different names"):
-        NodeSettings(memory_resource="gpu", count_resource="gpu")
 
 
 # --- A directory of them ---------------------------------------------------------------------------------------------
@@ -577,14 +545,6 @@ def test_a_setting_that_is_named_as_elsewhere_is_told_its_name_in_a_file(tmp_pat
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "value"),
-    [("log_level", "INFO", "info"), ("policy", "Spread", "spread"), ("resources", "MEMORY", (Kind.MEMORY,))],
-)
-def test_words_may_be_written_in_capitals(name: str, text: str, value: object) -> None:
-    assert getattr(read({name: text}), name) == value
-
-
 # --- Reading them again ----------------------------------------------------------------------------------------------
 
 
@@ -596,10 +556,6 @@ def test_what_can_change_at_once_does_and_the_rest_waits() -> None:
         applied=("policy", "log_level"),
         waiting=("share_size", "http"),
     )
-
-
-def test_nothing_changed_is_nothing_to_apply() -> None:
-    assert reload(NodeSettings(), NodeSettings()) == Reload(NodeSettings(), (), ())
 
 
 @pytest.mark.parametrize(

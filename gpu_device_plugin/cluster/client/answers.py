@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -17,20 +17,37 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.client.errors import Call
 
+T = TypeVar("T")
+
 _LONGEST_EVENT = 16 << 20
 """Bytes. etcd stores no object above 1.5 MiB; a longer line of a watch is not an event."""
 
 
-def page_of(call: Call, answer: bytes) -> Page:
-    """Return a page of a list.
+class _Outcome(msgspec.Struct):
+    status: str = ""
+
+
+def answered(call: Call, answer: bytes, kind: type[T], what: str) -> T:
+    """Return the answer to a call.
 
     Raises:
-        UnavailableError: the answer is none.
+        UnavailableError: it is not `what` was asked for, but that of a proxy.
     """
     try:
-        return msgspec.json.decode(answer, type=Page)
+        return msgspec.json.decode(answer, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise UnavailableError(call, "the answer is not a list of objects") from None
+        raise UnavailableError(call, f"the answer is not {what}") from None
+
+
+def page_of(call: Call, answer: bytes) -> Page:
+    """Return a page of a list. Raises UnavailableError."""
+    return answered(call, answer, Page, "a list of objects")
+
+
+def check_success(call: Call, answer: bytes) -> None:
+    """Raise UnavailableError unless an API server has done what a call asked for."""
+    if answered(call, answer, _Outcome, "one of an API server").status != "Success":
+        raise UnavailableError(call, "the answer is not one of an API server")
 
 
 async def read(call: Call, response: aiohttp.ClientResponse, most: int | None) -> bytes | None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 import msgspec
 
-from gpu_device_plugin.cluster.client.answers import events, page_of, read
+from gpu_device_plugin.cluster.client.answers import answered, events, page_of, read
 from gpu_device_plugin.cluster.client.config import ClusterConfigError, Credentials
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, UnauthorizedError, UnavailableError, error_from
 from gpu_device_plugin.cluster.client.transport import translated
@@ -164,10 +164,7 @@ class Client:
             with translated(call):
                 answer = await response.read()
             date = response.headers.get("Date", "")
-        try:
-            version = msgspec.json.decode(answer, type=_Version).git_version
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise UnavailableError(call, "the answer is not a version") from None
+        version = answered(call, answer, _Version, "a version").git_version
         try:
             return Server(version, parsedate_to_datetime(date).timestamp())
         except ValueError:

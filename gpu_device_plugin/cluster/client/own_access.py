@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpu_device_plugin.cluster.client.errors import Call, UnavailableError
+from gpu_device_plugin.cluster.client.answers import answered
+from gpu_device_plugin.cluster.client.errors import Call
 from gpu_device_plugin.cluster.objects.decoding import ObjectKind
 
 if TYPE_CHECKING:
@@ -51,7 +52,5 @@ async def may(client: Client, right: Right) -> bool:
         "spec": {"resourceAttributes": asked},
     }
     answer = await client.create(_REVIEWS, body)
-    try:
-        return msgspec.json.decode(answer, type=_Review).status.allowed
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise UnavailableError(Call("create", _REVIEWS.plural, _REVIEWS.group), "the answer is not a review") from None
+    call = Call("create", _REVIEWS.plural, _REVIEWS.group)
+    return answered(call, answer, _Review, "a review").status.allowed

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from gpu_device_plugin.cluster.client.answers import check_success
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, NotFoundError, UnavailableError
 from gpu_device_plugin.cluster.objects.decoding import PODS, UnreadableObjectError
 from gpu_device_plugin.core.contract.keys import ASSIGNED
@@ -77,12 +78,6 @@ class InDoubtError(_OutcomeError):
     or it is deleted. The lost request may still bind an unbound pod for as long as the API server works on a request,
     60 s by default.
     """
-
-
-class _Status(msgspec.Struct):
-    """The API server's answer to a successful binding."""
-
-    status: str = ""
 
 
 class _MadeClaim(msgspec.Struct, rename="camel"):
@@ -185,16 +180,10 @@ class Binder:
             answer = await self._client.create(
                 PODS, body, namespace=pod.namespace, name=pod.name, subresource="binding", timeout_s=patience_s
             )
+            check_success(Call("create", "pods/binding", PODS.group, pod.namespace, pod.name), answer)
         except ApiError as error:
             return error
-        try:
-            made = msgspec.json.decode(answer, type=_Status).status == "Success"
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            made = False
-        why = "the answer is not one of an API server"
-        return (
-            None if made else UnavailableError(Call("create", "pods/binding", PODS.group, pod.namespace, pod.name), why)
-        )
+        return None
 
     async def _stands(
         self,

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from gpu_device_plugin.cluster.client.answers import check_success
 from gpu_device_plugin.cluster.client.errors import (
     ApiError,
+    Call,
     ConflictError,
     ForbiddenError,
     NotFoundError,
@@ -56,10 +56,6 @@ class Eviction:
     """The patience that the API server asks for."""
 
 
-class _Status(msgspec.Struct):
-    status: str = ""
-
-
 async def evict(client: Client, pod: Pod, *, most_grace_s: int, timeout_s: float = math.inf) -> Eviction:
     """Evict a pod. One attempt; a failure of the API is an outcome, not an error.
 
@@ -75,18 +71,14 @@ async def evict(client: Client, pod: Pod, *, most_grace_s: int, timeout_s: float
         "metadata": {"name": pod.name, "namespace": pod.namespace},
         "deleteOptions": options,
     }
+    call = Call("create", "pods/eviction", PODS.group, pod.namespace, pod.name)
     try:
         answer = await client.create(
             PODS, body, namespace=pod.namespace, name=pod.name, subresource="eviction", timeout_s=timeout_s
         )
+        check_success(call, answer)
     except ApiError as error:
         return _refused(error)
-    try:
-        status = msgspec.json.decode(answer, type=_Status)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return Eviction(EvictionOutcome.FAILED, "the answer is not one of an API server")
-    if status.status != "Success":
-        return Eviction(EvictionOutcome.FAILED, "the answer is not one of an API server")
     return Eviction(EvictionOutcome.EVICTED)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import msgspec
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.cluster.client.answers import answered
 from gpu_device_plugin.cluster.client.api_client import PatchType
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import (
@@ -26,13 +27,15 @@ from gpu_device_plugin.core.contract.keys import GPU_CONDITION
 from gpu_device_plugin.core.model.times import rfc3339
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.core.node.health.gpu_failure import GpuCondition
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +109,38 @@ class OwnNode:
 
         Ends only by cancellation; a failure is logged and retried.
         """
-        backoff = Backoff(first_retry_s)
-        problem: type[ApiError] | None = None
-        while True:
-            version, notes = wanted.version, wanted.value
-            pause_s = again_s
-            try:
-                await self.publish(notes)
-                problem = None
-                backoff.reset()
-            except ApiError as error:
-                if type(error) is not problem and not isinstance(error, ConflictError):
-                    _log.warning("the node's labels and annotations are not up to date: %s; trying again", error)
-                problem = type(error)
-                pause_s = backoff.next_s(error.retry_after_s)
-            await within(pause_s, wanted.after(version))
+        await _keep(wanted, self.publish, self._told, again_s, Backoff(first_retry_s))
+
+    def _told(self, error: ApiError) -> None:
+        if not isinstance(error, ConflictError):
+            _log.warning("the node's labels and annotations are not up to date: %s; trying again", error)
+
+
+async def _keep(
+    wanted: Observable[T],
+    write: Callable[[T], Awaitable[object]],
+    failed: Callable[[ApiError], None],
+    again_s: float,
+    backoff: Backoff,
+) -> NoReturn:
+    """Write the newest of `wanted`, on every change and, unless it is None, after `again_s` again.
+
+    A failure is retried; `failed` is called for each kind of them once in a row.
+    """
+    problem: type[ApiError] | None = None
+    while True:
+        version, value = wanted.version, wanted.value
+        pause_s = None if value is None else again_s
+        try:
+            await write(value)
+            problem = None
+            backoff.reset()
+        except ApiError as error:
+            if type(error) is not problem:
+                failed(error)
+            problem = type(error)
+            pause_s = backoff.next_s(error.retry_after_s)
+        await within(pause_s, wanted.after(version))
 
 
 HEARTBEAT_S = 300.0
@@ -176,20 +196,7 @@ class NodeCondition:
         """Keep the condition. Ends only by cancellation; a failure is logged and retried."""
         await self.wanted.after(0)
         backoff = Backoff(self._first_retry_s, self._heartbeat_s)
-        problem: type[ApiError] | None = None
-        while True:
-            version, condition = self.wanted.version, self.wanted.value
-            pause_s = self._heartbeat_s if condition is not None else None
-            try:
-                await self.put(condition)
-                problem = None
-                backoff.reset()
-            except ApiError as error:
-                if type(error) is not problem:
-                    self._told(error)
-                problem = type(error)
-                pause_s = backoff.next_s(error.retry_after_s)
-            await within(pause_s, self.wanted.after(version))
+        await _keep(self.wanted, self.put, self._told, self._heartbeat_s, backoff)
 
     async def put(self, condition: GpuCondition | None) -> bool:
         """Write the condition now, None removes it; return whether that took a patch.
@@ -217,11 +224,8 @@ class NodeCondition:
 
     async def _status(self) -> str | None:
         """Return the status that the node's condition has now; None if it has no such condition."""
-        try:
-            node = msgspec.json.decode(await self._client.get(NODES, self._node), type=_Node)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            call = Call("get", NODES.plural, name=self._node)
-            raise UnavailableError(call, "the answer is not a node") from None
+        call = Call("get", NODES.plural, name=self._node)
+        node = answered(call, await self._client.get(NODES, self._node), _Node, "a node")
         return next((one.status for one in node.status.conditions or () if one.type == GPU_CONDITION), None)
 
     async def _patch(self, condition: dict[str, Any]) -> bool:

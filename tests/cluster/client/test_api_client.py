@@ -9,23 +9,19 @@ import ssl
 import subprocess
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
-from gpu_device_plugin.cluster.client.api_client import Client, PatchType, Timing
+from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import (
     ApiError,
-    ConflictError,
     ForbiddenError,
     GoneError,
-    InvalidError,
-    NotFoundError,
     TooManyRequestsError,
     UnauthorizedError,
     UnavailableError,
 )
-from gpu_device_plugin.cluster.objects.decoding import EVENTS, LEASES, NODES, PODS, NodeReader, read_metadata
+from gpu_device_plugin.cluster.objects.decoding import EVENTS, NODES, PODS, NodeReader, read_metadata
 from gpu_device_plugin.testing.builders import node, pod
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang, Reset, Slow, Trouble
@@ -69,13 +65,6 @@ async def test_the_cause_of_an_end_is_told_though_one_is_told_to_end_meanwhile(
     assert outcome is cause if cause is not None else isinstance(outcome, asyncio.CancelledError)
 
 
-async def test_a_list_comes_in_pages(server: ApiServer, client: Client) -> None:
-    for name in "edcba":
-        server.add(pod(name))
-    assert await listed(client, limit=2) == ["a", "b", "c", "d", "e"]
-    assert server.count("list", "pods") == 3
-
-
 async def test_a_page_that_would_fill_our_memory_is_given_up_and_listed_in_smaller_ones(
     server: ApiServer, client: Client
 ) -> None:
@@ -93,15 +82,6 @@ async def test_one_object_is_read_however_large_it_is(server: ApiServer, client:
     assert await listed(client) == ["a"]
 
 
-async def test_a_list_is_selected_by_the_server(server: ApiServer, client: Client) -> None:
-    server.add(pod("a", node="n"))
-    server.add(pod("b", node="m", labels={"app": "x"}))
-    server.add(pod("c", namespace="other"))
-    assert await listed(client, fields="spec.nodeName=n") == ["a"]
-    assert await listed(client, labels="app=x") == ["b"]
-    assert await listed(client, namespace="other") == ["c"]
-
-
 async def test_the_newest_version_is_the_clusters_and_not_the_caches(server: ApiServer, client: Client) -> None:
     for name in "abc":
         server.add(pod(name))
@@ -109,15 +89,6 @@ async def test_the_newest_version_is_the_clusters_and_not_the_caches(server: Api
     server.add(node("n"))
     assert await client.newest(PODS) == server.store.version
     assert [dict(request.params) for request in server.requests] == [{"limit": "1"}]
-
-
-async def test_an_object_is_replaced_as_a_whole_unless_it_changed(client: Client) -> None:
-    body = {"metadata": {"name": "l"}, "spec": {"holderIdentity": "a", "leaseTransitions": 3}}
-    first = msgspec.json.decode(await client.create(LEASES, body, namespace="default"))
-    second = await client.replace(LEASES, "l", {**first, "spec": {"holderIdentity": "b"}}, namespace="default")
-    assert msgspec.json.decode(second)["spec"] == {"holderIdentity": "b"}
-    with pytest.raises(ConflictError, match=r"update leases default/l: 409 Conflict"):
-        await client.replace(LEASES, "l", first, namespace="default")
 
 
 @pytest.mark.parametrize("verb", ["get", "create", "replace"])
@@ -159,33 +130,6 @@ async def test_a_page_that_expired_is_gone(server: ApiServer, client: Client) ->
         await anext(pages)
 
 
-async def test_a_watch_tells_what_happens_after_a_version(server: ApiServer, client: Client) -> None:
-    server.add(pod("a"))
-    begin = str(server.store.version)
-    server.add(pod("b"))
-    async with client.watch(PODS, since=begin) as events:
-        server.delete("pods", "a")
-        heard = [told(await anext(events)) for _ in range(3)]
-    assert heard == [("ADDED", "b"), ("MODIFIED", "a"), ("DELETED", "a")]
-
-
-async def test_binding_adds_a_pod_to_the_watch_of_its_node(server: ApiServer, client: Client) -> None:
-    server.add(pod("a"))
-    async with client.watch(PODS, since=str(server.store.version), fields="spec.nodeName=n") as events:
-        server.bind("a", "n")
-        assert told(await anext(events)) == ("ADDED", "a")
-
-
-async def test_a_quiet_watch_ends_by_itself_after_a_bookmark(server: ApiServer) -> None:
-    async with Client(ClusterConfig(server.url), timing=Timing(watch_s=30)) as client:
-        server.add(pod("a", node="elsewhere"))
-        async with client.watch(PODS, since="1", fields="spec.nodeName=n", seconds=3) as events:
-            heard = [event async for event in events]
-    assert [event.type for event in heard] == ["BOOKMARK"]
-    assert b'"containers": null' in bytes(heard[0].object)
-    assert read_metadata(heard[0].object).resource_version == "2"
-
-
 async def test_a_watch_from_a_forgotten_version_is_gone(server: ApiServer, client: Client) -> None:
     server.add(pod("a"))
     server.store.compact()
@@ -200,42 +144,6 @@ async def test_a_watch_carries_pods_of_any_size(server: ApiServer, client: Clien
         server.add(pod("a", annotations={"large": "x" * (1 << 20)}))
         server.add(pod("b"))
         assert [told(await anext(events)) for _ in range(2)] == [("ADDED", "a"), ("ADDED", "b")]
-
-
-async def test_a_patch_names_what_it_changes(server: ApiServer, client: Client) -> None:
-    server.add(node("n", labels={"old": "1"}))
-    body = {"metadata": {"labels": {"new": "2", "old": None}}}
-    after = NodeReader().read(await client.patch(NODES, "n", body))
-    assert after.labels == {"kubernetes.io/hostname": "n", "new": "2"}
-
-
-async def test_a_strategic_patch_merges_conditions(server: ApiServer, client: Client) -> None:
-    server.add(node("n"))
-    body = {"status": {"conditions": [{"type": "GPUs", "status": "True"}]}}
-    await client.patch(NODES, "n", body, subresource="status", how=PatchType.STRATEGIC)
-    conditions = server.get("nodes", "n")["status"]["conditions"]
-    assert {condition["type"] for condition in conditions} == {"Ready", "GPUs"}
-
-
-async def test_a_patch_of_an_old_version_is_a_conflict(server: ApiServer, client: Client) -> None:
-    version = server.add(node("n"))["metadata"]["resourceVersion"]
-    server.patch("nodes", "n", {"metadata": {"labels": {"a": "b"}}})
-    with pytest.raises(ConflictError, match=r"patch nodes n: 409 Conflict: .*has been modified"):
-        await client.patch(NODES, "n", {"metadata": {"resourceVersion": version, "labels": {"c": "d"}}})
-
-
-async def test_a_patch_of_a_namesake_is_refused(server: ApiServer, client: Client) -> None:
-    server.add(pod("a", uid="new"))
-    with pytest.raises(InvalidError, match=r"metadata\.uid"):
-        await client.patch(PODS, "a", {"metadata": {"uid": "old"}}, namespace="default")
-
-
-async def test_a_binding_can_be_created(server: ApiServer, client: Client) -> None:
-    server.add(pod("a", uid="u"))
-    body = {"metadata": {"name": "a", "uid": "u", "annotations": {"promise": "1"}}, "target": {"name": "n"}}
-    await client.create(PODS, body, namespace="default", name="a", subresource="binding")
-    assert server.get("pods", "a")["spec"]["nodeName"] == "n"
-    assert server.get("pods", "a")["metadata"]["annotations"] == {"promise": "1"}
 
 
 TROUBLES: list[tuple[Trouble, type[ApiError], str]] = [
@@ -281,17 +189,6 @@ async def test_an_event_cut_short_is_no_event(server: ApiServer, client: Client)
     async with client.watch(PODS, since="1") as events:
         with pytest.raises(UnavailableError, match="inside an event"):
             await anext(events)
-
-
-async def test_a_server_that_is_away_is_unavailable(server: ApiServer, client: Client) -> None:
-    await server.stop()
-    with pytest.raises(UnavailableError, match="connect"):
-        await client.get(NODES, "n")
-
-
-async def test_what_is_not_there_is_not_found(client: Client) -> None:
-    with pytest.raises(NotFoundError, match='get nodes n: 404 NotFound: nodes "n" not found'):
-        await client.get(NODES, "n")
 
 
 async def test_a_missing_right_is_named() -> None:
@@ -428,9 +325,3 @@ async def test_an_address_where_nobody_listens_and_a_name_that_nobody_knows_are_
                 await client.get(NODES, "n")
             assert str(caught.value).startswith(f"get nodes n: {why}")
             assert not caught.value.sent
-
-
-async def test_the_answer_of_a_write_is_the_object(server: ApiServer, client: Client) -> None:
-    server.add(node("n"))
-    raw = await client.patch(NODES, "n", {"metadata": {"annotations": {"a": "b"}}})
-    assert msgspec.json.decode(raw)["metadata"]["annotations"] == {"a": "b"}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.testing.cluster.api_server import ApiServer
 
 POD = Pod("u", "default", "p")
+CALL = "create pods/eviction default/p"
 
 
 def add(server: ApiServer) -> None:
@@ -39,8 +40,8 @@ def add(server: ApiServer) -> None:
             Answer(503, message="away"),
             Eviction(EvictionOutcome.FAILED, "create pods/eviction default/p: 503 Service Unavailable: away"),
         ),
-        (Garbage(), Eviction(EvictionOutcome.FAILED, "the answer is not one of an API server")),
-        (Garbage(b'{"status": "Failure"}'), Eviction(EvictionOutcome.FAILED, "the answer is not one of an API server")),
+        (Garbage(), Eviction(EvictionOutcome.FAILED, f"{CALL}: the answer is not one of an API server")),
+        (Garbage(b'{"status": "Failure"}'), Eviction(EvictionOutcome.FAILED, f"{CALL}: the answer is not one of an")),
     ],
 )
 async def test_each_answer_has_its_outcome(server: ApiServer, client: Client, trouble: Any, expected: Eviction) -> None:
