@@ -146,7 +146,7 @@ class PrometheusMetrics(Metrics):
         import prometheus_client as prometheus  # noqa: PLC0415 - 5 MB that an agent without /metrics does not pay
 
         # Else each counter had a series more, of the time at which it began.
-        prometheus.disable_created_metrics()
+        prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = prometheus.CollectorRegistry()
         self._counters = {
             what: prometheus.Counter(what.name, what.help, what.labels, registry=self._registry) for what in counts

@@ -171,24 +171,31 @@ def test_misuse_of_the_plugin_is_told_under_the_name_that_was_typed(capsys: pyte
     assert capsys.readouterr().err == "kubectl inspect gpushare: there is no node called nod; did you mean node?\n"
 
 
+def signalled(
+    number: str, module: str, *argv: str, entry: str = "main", first: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Start a program, which gets a signal as soon as it imports one of our modules."""
+    code = (
+        f"import os, signal, sys\n{first}\n"
+        f"from gpu_device_plugin.__main__ import {entry}\n"
+        "class Kill:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == 'gpu_device_plugin.{module}':\n"
+        f"            os.kill(os.getpid(), signal.{number})\n"
+        f"sys.meta_path.insert(0, Kill())\n"
+        f"sys.argv = ['gpu-device-plugin', *{argv}]\n"
+        f"sys.exit({entry}())"
+    )
+    return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize(
     ("command", "module"),
     [("node", "cli"), ("node", "programs.node.node_program"), ("extender", "programs.extender.extender_program")],
 )
 def test_sigterm_ends_a_program_that_is_still_being_loaded(command: str, module: str) -> None:
     """As PID 1 it would be passed over by the kernel if nobody handled it. It comes with the program's first import."""
-    code = (
-        "import os, signal, sys\n"
-        "from gpu_device_plugin.__main__ import main\n"
-        "class Terminate:\n"
-        "    def find_spec(self, name, path, target=None):\n"
-        f"        if name == 'gpu_device_plugin.{module}':\n"
-        "            os.kill(os.getpid(), signal.SIGTERM)\n"
-        "sys.meta_path.insert(0, Terminate())\n"
-        f"sys.argv = ['gpu-device-plugin', '{command}']\n"
-        "sys.exit(main())"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 143
+    assert signalled("SIGTERM", module, command).returncode == 143
 
 
 @pytest.mark.parametrize(
@@ -201,36 +208,14 @@ def test_sigterm_ends_a_program_that_is_still_being_loaded(command: str, module:
     ],
 )
 def test_ctrl_c_is_no_traceback_while_a_program_is_being_loaded(entry: str, module: str) -> None:
-    code = (
-        "import os, signal, sys\n"
-        f"from gpu_device_plugin.__main__ import {entry}\n"
-        "class Interrupt:\n"
-        "    def find_spec(self, name, path, target=None):\n"
-        f"        if name == 'gpu_device_plugin.{module}':\n"
-        "            os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Interrupt())\n"
-        "sys.argv = ['gpu-device-plugin', 'doctor']\n"
-        f"sys.exit({entry}())"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    ended = signalled("SIGINT", module, "doctor", entry=entry)
     assert (ended.returncode, ended.stderr) == (130, "")
 
 
 def test_a_background_job_ignores_ctrl_c() -> None:
     """A shell without job control starts it with SIGINT ignored, which stays so."""
-    code = (
-        "import os, signal, sys\n"
-        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        "from gpu_device_plugin.__main__ import main\n"
-        "class Interrupt:\n"
-        "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'gpu_device_plugin.cli':\n"
-        "            os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Interrupt())\n"
-        "sys.argv = ['gpu-device-plugin', '--version']\n"
-        "sys.exit(main())"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+    ignored = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    assert signalled("SIGINT", "cli", "--version", first=ignored).returncode == 0
 
 
 def test_a_switch_can_be_turned_off_against_the_environment() -> None:

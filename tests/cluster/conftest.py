@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import subprocess
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from tests import patience
 from tests.ports import free_ports
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
     from pathlib import Path
 
 QUICK = Timing(connect_s=20, request_s=20, watch_s=30, silence_s=30)
@@ -42,6 +43,15 @@ async def server() -> AsyncIterator[ApiServer]:
 async def client(server: ApiServer) -> AsyncIterator[Client]:
     async with Client(ClusterConfig(server.url), timing=QUICK) as opened:
         yield opened
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
+    """Let something run while the block does."""
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(work)
+        yield
+        running.cancel()
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from gpu_device_plugin.cluster.writers.own_node import NodeMetadata, OwnNode
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, mirror, node, pod
+from tests.cluster.conftest import beside
 from tests.patience import patience
 
 if TYPE_CHECKING:
@@ -527,16 +528,14 @@ async def test_of_an_event_only_the_count_can_be_changed(api: Api, name: str) ->
 
 
 async def test_the_writer_of_events_is_understood(api: Api, name: str, eventually: Any) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        writer = EventWriter(api.client, instance=name, pace_s=0)
-        running = tasks.create_task(writer.run())
+    writer = EventWriter(api.client, instance=name, pace_s=0)
+    async with beside(writer.run()):
         for _ in range(2):
             writer.post(about_node(name), reason="GPULost", action="Watch", note="x" * 2000, warning=True)
         writer.post(EventSubject("Pod", name, "kube-system", "u"), reason="Refused", action="Allocate", note="no room")
         await eventually(lambda: "0 waiting" in repr(writer))
         writer.post(about_node(name), reason="GPULost", action="Watch", note="x" * 2000, warning=True)
         await eventually(lambda: "0 waiting" in repr(writer))
-        running.cancel()
     assert writer.dropped == 0
     _, answer = await api.ask("GET", "/apis/events.k8s.io/v1/events")
     counts = {
@@ -582,28 +581,24 @@ async def test_the_pods_of_a_node_outlive_a_restart_of_the_api_server(api: Api, 
     """The new server's memory begins after the version that we know: 410, a new list, deletions found."""
     for letter in "ab":
         await created(api, pod(name + letter, node=name))
-    async with asyncio.TaskGroup() as tasks:
-        there = NodePods(api.client, PodReader([], lambda _: False), node=name)
-        running = tasks.create_task(there.reflector.run())
+    there = NodePods(api.client, PodReader([], lambda _: False), node=name)
+    async with beside(there.reflector.run()):
         await eventually(lambda: there.reflector.live)
         await api.restart()
         await api.ask("DELETE", f"{IN_DEFAULT}/{name}a?gracePeriodSeconds=0")
         await created(api, pod(f"{name}c", node=name))
         await eventually(lambda: {found.name for found in there.pods.values()} == {f"{name}b", f"{name}c"})
-        running.cancel()
 
 
 async def test_a_node_says_what_we_want_to_be_known(api: Api, name: str) -> None:
     await created(api, node(name))
-    async with asyncio.TaskGroup() as tasks:
-        myself = OwnNode(api.client, name)
-        wanted = Observable(NodeMetadata(labels={"example.com/gpus": "8"}, annotations={"example.com/list": "[1,2]"}))
-        running = tasks.create_task(myself.keep(wanted))
+    myself = OwnNode(api.client, name)
+    wanted = Observable(NodeMetadata(labels={"example.com/gpus": "8"}, annotations={"example.com/list": "[1,2]"}))
+    async with beside(myself.keep(wanted)):
         for _ in range(400):
             found = await myself.read()
             if "example.com/gpus" in found.labels:
                 break
-        running.cancel()
     assert found.labels["example.com/gpus"] == "8"
     assert found.annotations["example.com/list"] == "[1,2]"
     assert not await myself.publish(wanted.value)
@@ -695,9 +690,8 @@ class Held(Store[Pod]):
 async def test_the_reflector_follows_what_the_binder_does(api: Api, name: str, eventually: Any) -> None:
     held, reader = Held(), PodReader([GPU_MEM], lambda key: key == "promise")
     await created(api, pod(f"{name}a", container(mem=2)))
-    async with asyncio.TaskGroup() as tasks:
-        reflector = Reflector(api.client, PODS, lambda raw: reader.read(raw)[0], held)
-        running = tasks.create_task(reflector.run())
+    reflector = Reflector(api.client, PODS, lambda raw: reader.read(raw)[0], held)
+    async with beside(reflector.run()):
         await reflector.wait_synced()
         await eventually(lambda: reflector.live)
         uid = (await created(api, pod(f"{name}b", container(mem=2))))["metadata"]["uid"]
@@ -711,7 +705,6 @@ async def test_the_reflector_follows_what_the_binder_does(api: Api, name: str, e
         await created(api, node(name))  # a version that no watch of pods is told of
         await reflector.caught_up()
         assert held.names(name) == {f"{name}b": name}
-        running.cancel()
     assert reflector.unreadable == 0
 
 
@@ -719,16 +712,14 @@ async def test_the_reflector_outlives_a_restart_of_the_api_server(api: Api, name
     held, reader = Held(), PodReader([], lambda _: False)
     for letter in "ab":
         await created(api, pod(name + letter))
-    async with asyncio.TaskGroup() as tasks:
-        timing = ReflectorTiming(longest_retry_s=0.5)
-        reflector = Reflector(api.client, PODS, lambda raw: reader.read(raw)[0], held, timing=timing)
-        running = tasks.create_task(reflector.run())
+    timing = ReflectorTiming(longest_retry_s=0.5)
+    reflector = Reflector(api.client, PODS, lambda raw: reader.read(raw)[0], held, timing=timing)
+    async with beside(reflector.run()):
         await eventually(lambda: reflector.live)
         await api.restart()
         await api.ask("DELETE", f"{IN_DEFAULT}/{name}a?gracePeriodSeconds=0")
         await created(api, pod(f"{name}c"))
         await eventually(lambda: held.names(name).keys() == {f"{name}b", f"{name}c"})
-        running.cancel()
 
 
 async def test_the_binder_knows_its_own_binding_from_others(api: Api, name: str) -> None:

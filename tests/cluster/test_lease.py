@@ -83,14 +83,6 @@ async def test_who_stops_makes_room_at_once(server: ApiServer, eventually: Any) 
         assert spec(server)["leaseTransitions"] == 1
 
 
-async def test_what_is_given_back_looks_as_others_expect(server: ApiServer, eventually: Any) -> None:
-    async with standing(server, "a", UNHURRIED) as lease:
-        await eventually(lambda: lease.leading)
-    released = spec(server)
-    assert "holderIdentity" not in released
-    assert (released["leaseDurationSeconds"], released["leaseTransitions"]) == (1, 0)
-
-
 async def test_another_holder_is_waited_for_however_old_its_claim_says_it_is(
     server: ApiServer, eventually: Any
 ) -> None:

@@ -6,8 +6,6 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.node_pods import NodePods
@@ -21,6 +19,8 @@ from tests.patience import stretched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    import pytest
 
 QUICK = ReflectorTiming(first_retry_s=0.01, longest_retry_s=0.05, patience_s=0.05)
 READER = PodReader([GPU_MEM], lambda key: key == "promise")
@@ -66,27 +66,6 @@ async def test_it_knows_the_pods_of_its_node_only(server: ApiServer, eventually:
     assert not there.reflector.live
 
 
-async def test_pods_of_one_list_are_ordered_by_age_then_name(server: ApiServer, eventually: Any) -> None:
-    server.add(pod("c", node="n", created="2026-01-01T00:00:01Z"))
-    server.add(pod("b", node="n", created="2026-01-01T00:00:02Z"))
-    server.add(pod("a", node="n", created="2026-01-01T00:00:02Z"))
-    async with following(server) as there:
-        await eventually(lambda: there.reflector.synced)
-        assert names(there) == ["c", "a", "b"]
-
-
-async def test_pods_are_ordered_by_their_binding_and_not_by_age(server: ApiServer, eventually: Any) -> None:
-    """The kubelet allocates for the one that was bound first."""
-    server.add(pod("old", created="2026-01-01T00:00:01Z"))
-    server.add(pod("young", created="2026-01-01T00:00:02Z"))
-    async with following(server) as there:
-        await bind_the_young_one_first(server, there, eventually)
-        assert names(there) == ["young", "old"]
-        server.patch("pods", "young", {"metadata": {"annotations": {"promise": "2"}}})
-        await eventually(lambda: next(iter(there.pods.values())).annotations)
-        assert names(there) == ["young", "old"]
-
-
 async def test_the_order_outlives_a_new_list(server: ApiServer, eventually: Any) -> None:
     """Bound young before old; then a relist, in which the oldest of all is seen for the first time."""
     server.add(pod("oldest", created="2026-01-01T00:00:00Z"))
@@ -103,32 +82,6 @@ async def test_the_order_outlives_a_new_list(server: ApiServer, eventually: Any)
         await eventually(lambda: len(there.pods) == 3)
         assert names(there) == ["young", "old", "oldest"]
         assert there.reflector.lists == 2
-
-
-async def test_a_check_keeps_the_order_of_binding(server: ApiServer, eventually: Any) -> None:
-    """The watch lags behind the list of a check: what that list brings waits until the watch has told the order."""
-    server.add(pod("old", created="2026-01-01T00:00:01Z"))
-    server.add(pod("young", created="2026-01-01T00:00:02Z"))
-    timing = ReflectorTiming(0.01, 0.05, check_s=0.02, patience_s=0)
-    async with following(server, watch_s=0.01, timing=timing) as there:
-        await eventually(lambda: there.reflector.live)
-        server.fail(Answer(503), verbs={"watch"})
-        server.close_watches()
-        await eventually(lambda: not there.reflector.live)
-        server.bind("young", "n")
-        server.bind("old", "n")
-        lists = there.reflector.lists
-        await eventually(lambda: there.reflector.lists >= lists + 2)
-        assert names(there) == []
-        server.heal()
-        seen: list[list[str]] = []
-        async for pods in there.changes.values():
-            seen.append([found.name for found in pods.values()])
-            if len(pods) == 2:
-                break
-    assert seen[-1] == ["young", "old"]
-    assert ["old"] not in seen
-    assert there.missed == 0
 
 
 async def test_what_the_watch_never_tells_is_shown_once_it_has_passed_the_list(
@@ -150,30 +103,6 @@ async def test_what_the_watch_never_tells_is_shown_once_it_has_passed_the_list(
     assert "a list corrected 2 pods that the watch had missed" in caplog.text
 
 
-async def test_a_namesake_is_another_pod_and_comes_last(server: ApiServer, eventually: Any) -> None:
-    server.add(pod("a", uid="1", node="n"))
-    server.add(pod("b", uid="2", node="n"))
-    async with following(server) as there:
-        await eventually(lambda: there.reflector.live)
-        server.delete("pods", "a")
-        server.add(pod("a", uid="3", node="n"))
-        await eventually(lambda: list(there.pods) == ["2", "3"])
-
-
-async def test_status_updates_are_no_change(server: ApiServer, eventually: Any) -> None:
-    """The kubelet patches the status of every GPU pod about once a minute."""
-    server.add(pod("a", node="n", phase="Running"))
-    async with following(server) as there:
-        await eventually(lambda: there.reflector.live)
-        before = there.changes.version
-        for ready in ("True", "False"):
-            status = {"status": {"conditions": [{"type": "Ready", "status": ready}]}}
-            server.patch("pods", "a", status, subresource="status")
-        server.add(pod("b", node="n"))
-        await eventually(lambda: len(there.pods) == 2)
-        assert there.changes.version == before + 1
-
-
 async def test_one_can_wait_for_a_pod(server: ApiServer, eventually: Any) -> None:
     server.add(pod("a", uid="u"))
     async with following(server) as there:
@@ -186,12 +115,6 @@ async def test_one_can_wait_for_a_pod(server: ApiServer, eventually: Any) -> Non
         assert found.name == "a"
         assert await there.wait_for(lambda pods: pods.get("u"), timeout_s=0) == found
         assert await there.wait_for(lambda pods: pods.get("other"), timeout_s=0.01) is None
-
-
-async def test_an_error_in_the_question_is_the_askers(server: ApiServer) -> None:
-    async with following(server) as there:
-        with pytest.raises(ZeroDivisionError):
-            await there.wait_for(lambda _: 1 // 0, timeout_s=stretched())
 
 
 async def test_limits_that_are_no_numbers_are_counted_once(

@@ -292,6 +292,24 @@ async def test_a_restored_etcd_knows_fewer_versions_than_we_do(server: ApiServer
         await eventually(lambda: held.names == {"restored", "new"})
 
 
+async def test_a_server_that_does_not_know_our_version_yet_is_listed_anew(server: ApiServer, eventually: Any) -> None:
+    server.add(gpu_pod("a"))
+    held = Held()
+    async with reflecting(server, held) as reflector:
+        await eventually(lambda: reflector.live)
+        server.fail(Answer(504, causes=("ResourceVersionTooLarge",)), verbs={"watch"}, times=1)
+        server.close_watches()
+        await eventually(lambda: reflector.lists == 2 and reflector.live)
+
+
+async def test_lists_are_the_newest_state_in_pages(server: ApiServer) -> None:
+    """Version 0, "whatever is at hand", comes in one piece whatever limit is asked for."""
+    held = Held()
+    async with reflecting(server, held) as reflector:
+        await reflector.wait_synced()
+    assert [dict(request.params) for request in server.requests if request.verb == "list"] == [{"limit": "500"}]
+
+
 async def test_an_event_that_never_came_is_found_by_the_next_list(server: ApiServer, eventually: Any) -> None:
     server.add(gpu_pod("a"))
     held = Held()

@@ -163,29 +163,39 @@ def test_every_default_is_what_its_text_says() -> None:
 
 
 @pytest.mark.parametrize(
-    "domain", ["a", "aliyun.com", "a-b.c", "a" * 244, "kubernetes.io.example.com", "x.requests.io"]
+    ("name", "accepted", "refused"),
+    [
+        # Its rule is IsExtendedResourceName: 253 characters with "requests." before them, and not Kubernetes' own.
+        (
+            "domain",
+            ("a", "aliyun.com", "a-b.c", "a" * 244, "kubernetes.io.example.com", "x.requests.io"),
+            (
+                "",
+                "A.com",
+                "a..b",
+                "-a",
+                "a-",
+                "a_b",
+                "a/b",
+                "a" * 245,
+                "kubernetes.io",
+                "x.kubernetes.io",
+                "requests.io",
+            ),
+        ),
+        (
+            "memory_resource",
+            ("g", "gpu-mem", "GPU.mem_2", "a" * 63),
+            ("", "-g", "g-", "gpu/mem", "aliyun.com/gpu-mem", "a" * 64, "gpu mem", "gpü"),
+        ),
+    ],
 )
-def test_domains_that_the_kubelet_accepts(domain: str) -> None:
-    assert read({"domain": domain}).domain == domain
-
-
-@pytest.mark.parametrize(
-    "domain",
-    ["", "A.com", "a..b", "-a", "a-", "a_b", "a/b", "a" * 245, "kubernetes.io", "x.kubernetes.io", "requests.io"],
-)
-def test_domains_that_the_kubelet_refuses(domain: str) -> None:
-    """Its rule is IsExtendedResourceName: 253 characters with "requests." before them, and not Kubernetes' own."""
-    assert complaint({"domain": domain}).startswith(f"--domain: {domain!r} ")
-
-
-@pytest.mark.parametrize("name", ["g", "gpu-mem", "GPU.mem_2", "a" * 63])
-def test_resource_names_that_the_kubelet_accepts(name: str) -> None:
-    assert read({"memory_resource": name}).memory_resource == name
-
-
-@pytest.mark.parametrize("name", ["", "-g", "g-", "gpu/mem", "aliyun.com/gpu-mem", "a" * 64, "gpu mem", "gpü"])
-def test_resource_names_that_the_kubelet_refuses(name: str) -> None:
-    assert complaint({"memory_resource": name}).startswith(f"--memory-resource: {name!r} ")
+def test_names_are_those_that_the_kubelet_accepts(
+    name: str, accepted: tuple[str, ...], refused: tuple[str, ...]
+) -> None:
+    assert [getattr(read({name: text}), name) for text in accepted] == list(accepted)
+    for text in refused:
+        assert complaint({name: text}).startswith(f"--{name.replace('_', '-')}: {text!r} ")
 
 
 # --- What one reads otherwise ----------------------------------------------------------------------------------------

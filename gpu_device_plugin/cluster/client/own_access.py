@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,20 +16,6 @@ if TYPE_CHECKING:
 _REVIEWS = ObjectKind("selfsubjectaccessreviews", group="authorization.k8s.io")
 
 
-@dataclass(frozen=True, slots=True)
-class Right:
-    """A verb on a resource, in all namespaces."""
-
-    verb: str
-    resource: str
-    """Plural, with its subresource."""
-    group: str = ""
-
-    def __str__(self) -> str:
-        """Return it for a message."""
-        return f"{self.verb} {self.resource}"
-
-
 class _Verdict(msgspec.Struct):
     allowed: bool = False
 
@@ -39,8 +24,8 @@ class _Review(msgspec.Struct):
     status: _Verdict
 
 
-async def may(client: Client, right: Right) -> bool:
-    """Return whether our account has a right. Every account may review its own rights.
+async def may(client: Client, right: Call) -> bool:
+    """Return whether our account has the right to a call in all namespaces. Every account may review its own rights.
 
     Raises:
         ApiError: the API server did not answer the review.

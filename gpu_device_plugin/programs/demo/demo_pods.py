@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import socket
+from functools import partial
 from itertools import count
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -35,14 +36,6 @@ _SCHEDULER = "gpushare-scheduler"
 _PUBLISH_S = 0.2
 
 
-async def _at_once() -> None:
-    pass
-
-
-def _nothing(_pod: Pod) -> None:
-    pass
-
-
 class Pods:
     """Starts pods and ends them, each of one container."""
 
@@ -50,9 +43,9 @@ class Pods:
         """Put the node of `kubelet` into `api`."""
         self._api = api
         self._kubelet = kubelet
-        self.on_end: Callable[[Pod], None] = _nothing
+        self.on_end: Callable[[Pod], None] = lambda _pod: None
         """Ends the processes of a pod."""
-        self.grace: Callable[[], Awaitable[None]] = _at_once
+        self.grace: Callable[[], Awaitable[None]] = partial(asyncio.sleep, 0)
         """Waits until a pod that somebody deletes in the API server has ended its work."""
         api.add(builders.node(kubelet.node))
 

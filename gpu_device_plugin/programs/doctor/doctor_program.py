@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfigError, config_if_any
-from gpu_device_plugin.cluster.client.errors import ApiError
-from gpu_device_plugin.cluster.client.own_access import Right, may
+from gpu_device_plugin.cluster.client.errors import ApiError, Call
+from gpu_device_plugin.cluster.client.own_access import may
 from gpu_device_plugin.cluster.objects.resource_claims import GROUP
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
 from gpu_device_plugin.core.contract.keys import MIG_LABEL
@@ -63,24 +63,24 @@ if TYPE_CHECKING:
     from gpu_device_plugin.settings.sources import Sources, Texts
 
 RIGHTS = (
-    Right("get", "nodes"),
-    Right("patch", "nodes"),
-    Right("list", "pods"),
-    Right("watch", "pods"),
-    Right("patch", "pods"),
-    Right("create", "events", "events.k8s.io"),
-    Right("patch", "events", "events.k8s.io"),
+    Call("get", "nodes"),
+    Call("patch", "nodes"),
+    Call("list", "pods"),
+    Call("watch", "pods"),
+    Call("patch", "pods"),
+    Call("create", "events", "events.k8s.io"),
+    Call("patch", "events", "events.k8s.io"),
 )
 """The rights that the agent needs with any settings."""
-EVICTING = Right("create", "pods/eviction")
+EVICTING = Call("create", "pods/eviction")
 """Needed where the settings want pods evicted."""
-CONDITION = Right("patch", "nodes/status")
+CONDITION = Call("patch", "nodes/status")
 """Needed for the node condition GPUHealthy."""
 CLAIMS = (
-    Right("get", "resourceclaims", GROUP),
-    Right("list", "resourceclaims", GROUP),
-    Right("patch", "resourceclaims/status", GROUP),
-    *(Right(verb, "resourceslices", GROUP) for verb in ("list", "watch", "create", "update", "delete")),
+    Call("get", "resourceclaims", GROUP),
+    Call("list", "resourceclaims", GROUP),
+    Call("patch", "resourceclaims/status", GROUP),
+    *(Call(verb, "resourceslices", GROUP) for verb in ("list", "watch", "create", "update", "delete")),
 )
 """Needed where the settings want ResourceClaims served."""
 
@@ -277,7 +277,7 @@ async def examined(
     )
 
 
-def rights_of(settings: NodeSettings) -> tuple[Right, ...]:
+def rights_of(settings: NodeSettings) -> tuple[Call, ...]:
     """Return the rights that the agent needs with these settings."""
     evicts = settings.over_use != "report" or settings.on_gpu_failure != "report"
     claims = CLAIMS if settings.serve == ServingMode.DRA else ()
@@ -396,7 +396,7 @@ async def _with_node(seen: ApiSeen, client: Client, name: str) -> ApiSeen:
     )
 
 
-async def _may(client: Client, right: Right) -> bool | None:
+async def _may(client: Client, right: Call) -> bool | None:
     try:
         return await may(client, right)
     except ApiError:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.programs.commandline import add_settings
 from gpu_device_plugin.settings.common import ResourceSettings
-from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
+from gpu_device_plugin.settings.forms import number, one_of, several
+from gpu_device_plugin.settings.knobs import Form, UsageError, knobs_of
 
 if TYPE_CHECKING:
     import argparse
@@ -25,8 +26,9 @@ EPILOG = (
     "'10x 8x H100' and '40x mem=8 cpu=4; 5x count=2'. "
     "Exit code 0: simulated; 1: the cluster cannot be read; 2: the input cannot be used."
 )
-_MOST_SEEDS = 100
-_LEAST_PERCENT, _MOST_PERCENT, _MOST_LOAD = 5.0, 1000.0, 200.0
+_LEAST_PERCENT = 5
+
+T = TypeVar("T")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,16 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy", default="fit,binpack", metavar="NAMES", help="of fit, binpack, spread, fgd, bestfit [fit,binpack]"
     )
     parser.add_argument("--seeds", default="3", metavar="N", help="how many orders of pods and nodes to try [3]")
-    parser.add_argument(
+    question = parser.add_mutually_exclusive_group()
+    question.add_argument(
         "--until",
         metavar="rejected|PERCENT",
         help="let pods of the list come again and again, until one finds no room, or until they have asked for PERCENT "
         "of the free GPUs; by default each pod comes once",
     )
-    parser.add_argument(
+    question.add_argument(
         "--departures", metavar="PERCENT", help="let pods leave again; those that run ask for PERCENT of the free GPUs"
     )
-    parser.add_argument(
+    question.add_argument(
         "--nodes-needed",
         nargs="?",
         const="",
@@ -73,73 +76,43 @@ def policies_in(text: str, known: Sequence[str]) -> tuple[str, ...]:
     Raises:
         UsageError: there is no such policy.
     """
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in known:
-            raise UsageError(f"--policy: there is no policy {name[:40]!r}; {nearest(name, known, _choice(known))}")
+    names = _read("--policy", several("", one_of(*known).read), text)
     if not names:
-        raise UsageError(f"--policy: no policy is named; {_choice(known)}")
-    return tuple(dict.fromkeys(names))
-
-
-def _choice(known: Sequence[str]) -> str:
-    return f"there are {', '.join(known)}"
+        raise UsageError(f"--policy: no policy is named; there are {', '.join(known)}")
+    return names
 
 
 def seeds_in(text: str) -> int:
-    """Return a number of seeds.
-
-    Raises:
-        UsageError: it is none.
-    """
-    if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= _MOST_SEEDS):
-        raise UsageError(f"--seeds: {text[:40]!r} is not a whole number from 1 to {_MOST_SEEDS}")
-    return int(text)
+    """Return a number of seeds. Raises UsageError."""
+    return _read("--seeds", number(1, 100), text)
 
 
 def until_in(text: str | None) -> float | str | None:
-    """Return a part of the GPUs, 1.0 being all, or the word ``rejected``.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    return text if text is None or text == "rejected" else _part("--until", text, _MOST_PERCENT, "rejected, or ")
+    """Return a part of the GPUs, 1.0 being all, or the word ``rejected``. Raises UsageError."""
+    return text if text is None or text == "rejected" else _part("--until", text, 1000, "rejected, or ")
 
 
 def load_in(text: str | None) -> float | None:
-    """Return a load as a part of the GPUs.
+    """Return a load as a part of the GPUs. Raises UsageError."""
+    return None if text is None else _part("--departures", text, 200, "")
 
-    Raises:
-        UsageError: it is no percentage.
-    """
-    return None if text is None else _part("--departures", text, _MOST_LOAD, "")
+
+def as_json(text: str) -> bool:
+    """Return whether the result is printed as JSON. Raises UsageError."""
+    return _read("--output", one_of("table", "json"), text) == "json"
+
+
+def _read(flag: str, form: Form[T], text: str) -> T:
+    try:
+        return form.read(text)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
 
 
 def _part(flag: str, text: str, most: float, other: str) -> float:
     number = text.removesuffix("%").strip()
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", number) or not _LEAST_PERCENT <= float(number) <= most:
         raise UsageError(
-            f"{flag}: {text[:40]!r} is not {other}a percentage from {_LEAST_PERCENT:g} to {most:g}; write 95 for 95 %"
+            f"{flag}: {text[:40]!r} is not {other}a percentage from {_LEAST_PERCENT} to {most}; write 95 for 95 %"
         )
     return float(number) / 100
-
-
-def refuse_contradictions(arguments: argparse.Namespace) -> None:
-    """Refuse flags that exclude each other.
-
-    Raises:
-        UsageError: two of them are given, or a word is unknown.
-    """
-    given = [
-        flag
-        for flag, value in (
-            ("--until", arguments.until),
-            ("--departures", arguments.departures),
-            ("--nodes-needed", arguments.nodes_needed),
-        )
-        if value is not None
-    ]
-    if len(given) > 1:
-        raise UsageError(f"{given[0]} and {given[1]} are different questions; leave one of them out")
-    if arguments.output not in {"table", "json"}:
-        raise UsageError(f"--output: {arguments.output[:40]!r} is neither table nor json")

@@ -49,7 +49,7 @@ def simulate(
     """Return the outcome of each seed, by policy; `progress` gets the policy, and which part of all is done.
 
     Raises:
-        EndlessError: the pods ask for too little.
+        UsageError: the pods ask for too little.
     """
     found: dict[str, tuple[SimulationOutcome, ...]] = {}
     total = len(plan.policies) * plan.seeds

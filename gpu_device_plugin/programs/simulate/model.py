@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from gpu_device_plugin.core.value.marginal_value import Left
 from gpu_device_plugin.core.value.price_learning import mean_gpu
+from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.value.node_types import NodeType
     from gpu_device_plugin.core.value.workload_mix import PodKind
-    from gpu_device_plugin.programs.simulate.rooms import Bools, Floats
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +197,6 @@ MOST_ARRIVALS = 1_000_000
 """A simulation of more would take hours."""
 
 
-class EndlessError(ValueError):
-    """The pods would never ask for as much as is wanted; the message says why."""
-
-
 def as_listed(workload: Workload) -> Arrivals:
     """Return the pods in the order of their list."""
     return Arrivals(workload.pods)
@@ -207,7 +208,7 @@ def until(workload: Workload, nodes: Sequence[Start], seed: int, over: float = 1
     This is the experiment of "Beware of Fragmentation" (Weng et al., USENIX ATC 2023), in which nobody leaves.
 
     Raises:
-        EndlessError: the pods ask for too little.
+        UsageError: the pods ask for too little.
     """
     rng = np.random.default_rng(seed)
     listed, demand = np.array(workload.pods), _demand(workload, nodes)
@@ -233,7 +234,7 @@ def departing(workload: Workload, nodes: Sequence[Start], seed: int, load: float
         lifetimes: for how long pods come, in mean lifetimes; a lifetime is exponentially distributed.
 
     Raises:
-        EndlessError: the pods ask for too little.
+        UsageError: the pods ask for too little.
     """
     rng = np.random.default_rng(seed)
     listed, demand = np.array(workload.pods), _demand(workload, nodes)
@@ -254,9 +255,9 @@ def _demand(workload: Workload, nodes: Sequence[Start]) -> Floats:
 def _check(demand: Floats, wanted: float) -> None:
     asked = float(demand.sum())
     if not asked:
-        raise EndlessError("no pod asks for a GPU; add pods that do")
+        raise UsageError("--pods: no pod asks for a GPU; add pods that do")
     if len(demand) * wanted / asked > MOST_ARRIVALS:
-        raise EndlessError(
-            f"it would take more than {MOST_ARRIVALS:,} of these pods to ask for as much as the nodes have; "
+        raise UsageError(
+            f"--pods: it would take more than {MOST_ARRIVALS:,} of these pods to ask for as much as the nodes have; "
             "give fewer nodes, or larger pods"
         )

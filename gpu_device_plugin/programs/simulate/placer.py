@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpu_device_plugin.core.value.workload_mix import PodKind
-    from gpu_device_plugin.programs.simulate.rooms import Floats, Ints, Rooms
+    from gpu_device_plugin.programs.simulate.model import Floats, Ints
+    from gpu_device_plugin.programs.simulate.rooms import Rooms
 
 
 class Policy(Protocol):

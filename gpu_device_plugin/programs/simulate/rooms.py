@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from gpu_device_plugin.core.value.marginal_value import Left
 from gpu_device_plugin.core.value.node_types import needs_gpus
@@ -14,11 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpu_device_plugin.core.value.workload_mix import PodKind
-    from gpu_device_plugin.programs.simulate.model import Start
-
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
-Bools: TypeAlias = npt.NDArray[np.bool_]
+    from gpu_device_plugin.programs.simulate.model import Bools, Ints, Start
 
 _MANY = 1 << 60
 

@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.report.text.columns import Line
 from gpu_device_plugin.programs.commandline import FAILED, OK, flags_in
 from gpu_device_plugin.programs.simulate.arguments import (
+    as_json,
     load_in,
     policies_in,
-    refuse_contradictions,
     seeds_in,
     until_in,
 )
 from gpu_device_plugin.programs.simulate.experiment import Plan, nodes_needed, simulate
 from gpu_device_plugin.programs.simulate.inputs.sources import MOST_BYTES, ClusterInputError, InputSources, listed
-from gpu_device_plugin.programs.simulate.model import EndlessError
 from gpu_device_plugin.programs.simulate.results import document, heading, needed_document, policy_document, table
 from gpu_device_plugin.programs.simulate.run import POLICIES
 from gpu_device_plugin.programs.terminal import discard_output, say, show
 from gpu_device_plugin.settings.common import ResourceSettings
-from gpu_device_plugin.settings.knobs import UsageError, knobs_of
+from gpu_device_plugin.settings.knobs import knobs_of
 from gpu_device_plugin.settings.sources import Sources
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
     """
     bar = Bar(sys.stderr)
     try:
-        refuse_contradictions(arguments)
+        in_json = as_json(arguments.output)
         plan = Plan(
             policies_in(arguments.policy, POLICIES),
             seeds_in(arguments.seeds),
@@ -71,13 +70,11 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
             outcomes = simulate(plan, inputs, bar.show)
             policies = [policy_document(each, inputs, plan) for each in outcomes.values()]
         bar.clear()
-        if arguments.output == "json":
+        if in_json:
             sys.stdout.write(json.dumps(document(inputs, plan, policies), indent=2) + "\n")
         else:
             show([heading(inputs, plan), Line(""), *table(policies, plan)], environ)
         sys.stdout.flush()
-    except EndlessError as error:
-        raise UsageError(f"--pods: {error}") from None
     except ClusterInputError as error:
         bar.clear()
         say(sys.stderr, f"{_PROG}: {error}")

@@ -177,17 +177,17 @@ async def test_an_answer_that_is_no_list_is_no_list(server: ApiServer, client: C
         await listed(client)
 
 
-async def test_an_answer_that_is_no_watch_is_no_watch(server: ApiServer, client: Client) -> None:
-    server.fail(Garbage(b"<html>\n</html>\n"))
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"<html>\n</html>\n", "not an event of a watch"),
+        (b'{"type":"ADDED","object":{"metadata"', "inside an event"),
+    ],
+)
+async def test_an_answer_that_is_no_watch_is_no_watch(server: ApiServer, client: Client, body: bytes, why: str) -> None:
+    server.fail(Garbage(body))
     async with client.watch(PODS, since="1") as events:
-        with pytest.raises(UnavailableError, match="not an event of a watch"):
-            await anext(events)
-
-
-async def test_an_event_cut_short_is_no_event(server: ApiServer, client: Client) -> None:
-    server.fail(Garbage(b'{"type":"ADDED","object":{"metadata"'))
-    async with client.watch(PODS, since="1") as events:
-        with pytest.raises(UnavailableError, match="inside an event"):
+        with pytest.raises(UnavailableError, match=why):
             await anext(events)
 
 

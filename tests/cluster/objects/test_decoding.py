@@ -146,12 +146,6 @@ def test_limits_of_mig_profiles_of_any_domain_are_kept_where_they_matter() -> No
     assert READER.read(raw)[0].containers == ()
 
 
-def test_a_pod_being_deleted_says_so() -> None:
-    body = pod("a", uid="u")
-    body["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
-    assert read(body)[0].deleting
-
-
 def test_the_priority_of_a_pod_is_read() -> None:
     body = pod("a", uid="u")
     body["spec"]["priority"] = 1000
@@ -278,27 +272,6 @@ def test_something_that_is_no_pod_is_refused_without_quoting_it(raw: bytes) -> N
     with pytest.raises(UnreadableObjectError, match="not a pod") as refused:
         READER.read(raw)
     assert "PASSWORD" not in str(refused.value)
-
-
-def test_a_status_update_changes_nothing_that_we_look_at() -> None:
-    before, _ = read({**pod("a", uid="u"), "status": {"phase": "Pending"}})
-    body = {**pod("a", uid="u"), "status": {"phase": "Pending", "conditions": [{"type": "Ready"}]}}
-    body["metadata"]["resourceVersion"] = "2"
-    after, _ = read(body)
-    assert before == after
-    assert before != read(pod("a", uid="u", phase="Failed"))[0]
-
-
-def test_a_node_is_read() -> None:
-    raw = b'{"metadata":{"name":"n","uid":"u","resourceVersion":"3","labels":{"a":"b"}},"status":{"images":[]}}'
-    found = NodeReader().read(raw)
-    assert (found.name, found.uid, found.resource_version) == ("n", "u", "3")
-    assert (found.labels, found.annotations, found.kubelet_version) == ({"a": "b"}, {}, "")
-
-
-def test_the_version_of_a_nodes_kubelet_is_read() -> None:
-    made = json.dumps(node("n", kubelet="v1.31.14+k3s1") | {"metadata": {"name": "n", "uid": "u"}})
-    assert NodeReader().read(made.encode()).kubelet_version == "v1.31.14+k3s1"
 
 
 NODE_READER = NodeReader([GPU_MEM, GPU_COUNT], lambda key: key.startswith("ours/"))

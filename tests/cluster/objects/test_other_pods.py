@@ -40,14 +40,6 @@ def test_a_pod_takes_what_kube_scheduler_counts() -> None:
     assert read(pod) == OtherPod("u", "7", "n", Amounts(2010, 1120), created="2026-11-20T12:00:00Z")
 
 
-def test_a_pod_that_asks_for_nothing_takes_nothing() -> None:
-    assert read(body(containers=[{"name": "c"}])).amounts == NO_AMOUNTS
-
-
-def test_a_pod_without_a_node_has_none() -> None:
-    assert read(body(nodeName=None)).node_name == ""
-
-
 @pytest.mark.parametrize(
     ("phase", "ended"), [("Pending", False), ("Running", False), ("Succeeded", True), ("Failed", True)]
 )

@@ -86,39 +86,32 @@ async def test_many_are_bound_at_a_time(server: ApiServer, binder: Binder) -> No
 # What is certain
 
 
-async def test_a_pod_that_is_gone_cannot_be_bound(binder: Binder) -> None:
-    with pytest.raises(BindError, match=r"^pod default/a was deleted meanwhile$"):
+def deleted_at(body: dict[str, Any]) -> dict[str, Any]:
+    return {**body, "metadata": {**body["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+
+
+def held_back(body: dict[str, Any]) -> dict[str, Any]:
+    return {**body, "spec": {**body["spec"], "schedulingGates": [{"name": "example.com/wait"}]}}
+
+
+@pytest.mark.parametrize(
+    ("there", "why"),
+    [
+        (None, r"^pod default/a was deleted meanwhile$"),
+        (pod("a", uid="another"), r"^pod default/a was replaced by another of the same name$"),
+        (pod("a", uid="u", node="y"), r"^pod default/a is already bound to node y$"),
+        (deleted_at(pod("a", uid="u")), r"^pod default/a is being deleted$"),
+        (held_back(pod("a", uid="u")), r"pod default/a was not bound: .*non-empty \.spec\.schedulingGates"),
+    ],
+    ids=["gone", "a namesake", "bound elsewhere", "being deleted", "held back"],
+)
+async def test_what_keeps_a_pod_from_this_node_is_certain(
+    server: ApiServer, binder: Binder, there: dict[str, Any] | None, why: str
+) -> None:
+    before = server.add(there) if there is not None else None
+    with pytest.raises(BindError, match=why):
         await binder.bind(POD, "n", PROMISE)
-
-
-async def test_a_namesake_is_not_bound(server: ApiServer, binder: Binder) -> None:
-    server.add(pod("a", uid="another"))
-    with pytest.raises(BindError, match=r"^pod default/a was replaced by another of the same name$"):
-        await binder.bind(POD, "n", PROMISE)
-    assert bound(server) == ("", {})
-
-
-async def test_a_pod_bound_elsewhere_stays_there(server: ApiServer, binder: Binder) -> None:
-    server.add(pod("a", uid="u", node="y"))
-    with pytest.raises(BindError, match=r"^pod default/a is already bound to node y$"):
-        await binder.bind(POD, "n", PROMISE)
-    assert bound(server) == ("y", {})
-
-
-async def test_a_pod_being_deleted_is_not_bound(server: ApiServer, binder: Binder) -> None:
-    body = pod("a", uid="u")
-    body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    server.add(body)
-    with pytest.raises(BindError, match=r"^pod default/a is being deleted$"):
-        await binder.bind(POD, "n", PROMISE)
-
-
-async def test_a_pod_that_is_held_back_is_not_bound(server: ApiServer, binder: Binder) -> None:
-    body = pod("a", uid="u")
-    body["spec"]["schedulingGates"] = [{"name": "example.com/wait"}]
-    server.add(body)
-    with pytest.raises(BindError, match=r"pod default/a was not bound: .*non-empty \.spec\.schedulingGates"):
-        await binder.bind(POD, "n", PROMISE)
+    assert before is None or server.get("pods", "a") == before
 
 
 @pytest.mark.parametrize("code", [400, 401, 403, 422, 429])

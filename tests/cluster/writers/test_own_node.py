@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.cluster.writers.own_node import NodeMetadata, OwnNode
 from gpu_device_plugin.testing.builders import node
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from tests.cluster.conftest import beside
 
 if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.api_client import Client
@@ -37,24 +37,18 @@ async def test_it_patches_only_what_differs_and_nothing_else(server: ApiServer, 
 async def test_it_keeps_up_with_what_is_wanted(server: ApiServer, client: Client, eventually: Any) -> None:
     server.add(node("n"))
     wanted = Observable(NodeMetadata(labels={"gpus": "8"}))
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(OwnNode(client, "n").keep(wanted))
+    async with beside(OwnNode(client, "n").keep(wanted)):
         await eventually(lambda: server.get("nodes", "n")["metadata"]["labels"].get("gpus") == "8")
         wanted.set(NodeMetadata(labels={"gpus": "7"}))
         await eventually(lambda: server.get("nodes", "n")["metadata"]["labels"].get("gpus") == "7")
-        running.cancel()
 
 
 async def test_it_puts_right_what_somebody_removed(server: ApiServer, client: Client, eventually: Any) -> None:
     server.add(node("n"))
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(
-            OwnNode(client, "n").keep(Observable(NodeMetadata(labels={"gpus": "8"})), again_s=0.01)
-        )
+    async with beside(OwnNode(client, "n").keep(Observable(NodeMetadata(labels={"gpus": "8"})), again_s=0.01)):
         for _ in range(2):
             await eventually(lambda: server.get("nodes", "n")["metadata"]["labels"].get("gpus") == "8")
             server.patch("nodes", "n", {"metadata": {"labels": {"gpus": None}}})
-        running.cancel()
 
 
 async def test_it_waits_for_an_api_server_that_is_away(
@@ -62,13 +56,11 @@ async def test_it_waits_for_an_api_server_that_is_away(
 ) -> None:
     server.add(node("n"))
     fault = server.fail(Answer(503, reason="Down", message="away"))
-    async with asyncio.TaskGroup() as tasks:
-        wanted = Observable(NodeMetadata(labels={"gpus": "8"}))
-        running = tasks.create_task(OwnNode(client, "n").keep(wanted, first_retry_s=0.01))
+    wanted = Observable(NodeMetadata(labels={"gpus": "8"}))
+    async with beside(OwnNode(client, "n").keep(wanted, first_retry_s=0.01)):
         await eventually(lambda: fault.happened >= 3)
         server.heal()
         await eventually(lambda: server.get("nodes", "n")["metadata"]["labels"].get("gpus") == "8")
-        running.cancel()
     assert [record.getMessage() for record in caplog.records] == [
         "the node's labels and annotations are not up to date: get nodes n: 503 Down: away; trying again"
     ]

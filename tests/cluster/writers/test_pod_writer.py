@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +11,7 @@ from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.testing.builders import pod
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage
+from tests.cluster.conftest import beside
 
 if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.api_client import Client
@@ -26,10 +26,8 @@ async def test_one_patch_carries_all_that_waits_for_a_pod(server: ApiServer, cli
     writer.annotate(Pod("u", "default", "a"), {"assigned": "false", "index": "0"})
     writer.annotate(Pod("u", "default", "a"), {"assigned": "true", "old": None})
     writer.annotate(Pod("u", "default", "a"), {})
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(writer.run())
+    async with beside(writer.run()):
         await eventually(lambda: server.count("patch", "pods") == 1 and "0 waiting" in repr(writer))
-        running.cancel()
     assert server.get("pods", "a")["metadata"]["annotations"] == {"theirs": "1", "assigned": "true", "index": "0"}
     assert server.count("patch", "pods") == 1
 
@@ -46,14 +44,12 @@ async def test_what_is_asked_for_during_a_patch_is_written_next(
 ) -> None:
     server.add(pod("a", uid="u"))
     writer = PodWriter(client, first_retry_s=0.01)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(writer.run())
+    async with beside(writer.run()):
         fault = server.fail(Answer(500), times=1)
         writer.annotate(Pod("u", "default", "a"), {"first": "1"})
         await eventually(lambda: fault.happened)
         writer.annotate(Pod("u", "default", "a"), {"second": "1"})
         await eventually(lambda: len(server.get("pods", "a")["metadata"].get("annotations", {})) == 2)
-        running.cancel()
 
 
 async def test_an_answer_that_is_no_pod_proves_nothing(server: ApiServer, client: Client, eventually: Any) -> None:
@@ -61,10 +57,8 @@ async def test_an_answer_that_is_no_pod_proves_nothing(server: ApiServer, client
     server.fail(Garbage(), times=1)
     writer = PodWriter(client, first_retry_s=0.01)
     writer.annotate(Pod("u", "default", "a"), {"x": "1"})
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(writer.run())
+    async with beside(writer.run()):
         await eventually(lambda: server.get("pods", "a")["metadata"].get("annotations") == {"x": "1"})
-        running.cancel()
 
 
 async def test_a_pod_in_trouble_does_not_hold_up_the_others(server: ApiServer, client: Client, eventually: Any) -> None:
@@ -74,10 +68,8 @@ async def test_a_pod_in_trouble_does_not_hold_up_the_others(server: ApiServer, c
     writer = PodWriter(client, first_retry_s=0.01)
     writer.annotate(Pod("u", "default", "a"), {"x": "1"})
     writer.annotate(Pod("v", "default", "b"), {"x": "1"})
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(writer.run())
+    async with beside(writer.run()):
         await eventually(lambda: server.count("patch", "pods") == 3 and "0 waiting" in repr(writer))
-        running.cancel()
     assert [request.name for request in server.requests] == ["a", "b", "a"]
 
 
@@ -94,14 +86,12 @@ async def test_what_a_policy_refuses_is_asked_for_again_until_it_is_let_through(
     server.deny("size", too_large, code=code)
     told: list[tuple[str, ApiError]] = []
     writer = PodWriter(client, refused=lambda pod, error: told.append((pod.name, error)), first_retry_s=0.01)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(writer.run())
+    async with beside(writer.run()):
         writer.annotate(Pod("u", "default", "a"), {"x": "1"})
         await eventually(lambda: len(told) >= 5)
         server.admit_again("size")
         await eventually(lambda: server.get("pods", "a")["metadata"].get("annotations") == {"x": "1"})
         await eventually(lambda: "0 waiting" in repr(writer))
-        running.cancel()
     assert {(name, type(error), error.status) for name, error in told} == {("a", kind, code)}
     assert str(told[0][1]).endswith("; ValidatingAdmissionPolicy size denied it")
     assert writer.dropped == 0
@@ -115,15 +105,13 @@ async def test_a_pod_that_is_refused_again_and_again_holds_up_no_other(
     server.add(pod("b", uid="v"))
     server.deny("size", too_large)
     writer = PodWriter(client, first_retry_s=3600, most_retry_s=3600)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(writer.run())
+    async with beside(writer.run()):
         writer.annotate(Pod("u", "default", "a"), {"x": "1"})
         await eventually(lambda: writer.problem is not None)
         writer.annotate(Pod("u", "default", "a"), {"y": "1"})
         writer.annotate(Pod("v", "default", "b"), {"x": "1"})
         await eventually(lambda: server.get("pods", "b")["metadata"].get("annotations") == {"x": "1"})
         await eventually(lambda: "1 waiting" in repr(writer))
-        running.cancel()
     assert [request.name for request in server.requests if request.verb == "patch"] == ["a", "b"]
 
 
@@ -131,13 +119,11 @@ async def test_a_refused_pod_that_is_gone_is_forgotten(server: ApiServer, client
     server.add(pod("a", uid="u", node="n"))
     server.deny("size", too_large)
     writer = PodWriter(client, node="n", first_retry_s=0.01)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(writer.run())
+    async with beside(writer.run()):
         writer.annotate(Pod("u", "default", "a"), {"x": "1"})
         await eventually(lambda: writer.problem is not None)
         server.delete("pods", "a")
         await eventually(lambda: "0 waiting" in repr(writer))
-        running.cancel()
     assert writer.dropped == 0
     looks = [request for request in server.requests if request.verb == "list"]
     assert {request.params["fieldSelector"] for request in looks} == {"metadata.name=a,spec.nodeName=n"}

@@ -9,13 +9,11 @@ from gpu_device_plugin.programs.simulate.experiment import (
     Plan,
     fewest,
     nodes_needed,
-    shuffled,
     simulate,
 )
 from gpu_device_plugin.programs.simulate.inputs.entries import nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.inputs.sources import Inputs
 from gpu_device_plugin.programs.simulate.model import Workload
-from gpu_device_plugin.programs.simulate.run import POLICIES
 from gpu_device_plugin.settings.knobs import UsageError
 
 
@@ -25,14 +23,6 @@ def inputs(nodes: str, pods: str, *, ordered: bool = False) -> Inputs:
 
 def unseen(_policy: str, _part: float) -> None:
     pass
-
-
-def test_every_policy_places_the_same_pods_in_the_same_orders() -> None:
-    found = simulate(Plan(POLICIES, seeds=2), inputs("2x mem=10", "2x mem=7; 2x mem=3"), unseen)
-    assert tuple(found) == POLICIES
-    orders = {tuple(tuple(outcome.pods) for outcome in outcomes) for outcomes in found.values()}
-    assert len(orders) == 1
-    assert all(outcome.policy == policy for policy, outcomes in found.items() for outcome in outcomes)
 
 
 def test_pods_with_an_order_come_in_it() -> None:
@@ -51,13 +41,6 @@ def test_progress_goes_from_nothing_to_everything() -> None:
     parts = [part for _, part in seen]
     assert (parts[0], parts[-1], parts == sorted(parts)) == (0.0, 1.0, True)
     assert {policy for policy, _ in seen} == {"fit", "fgd"}
-
-
-def test_a_seed_orders_pods_always_alike() -> None:
-    workload = Workload((), tuple(range(50)))
-    assert shuffled(workload, 1) == shuffled(workload, 1)
-    assert shuffled(workload, 1) != shuffled(workload, 2)
-    assert sorted(shuffled(workload, 1).pods) == list(range(50))
 
 
 # --- How many nodes ---------------------------------------------------------------------------------------------------

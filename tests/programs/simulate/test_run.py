@@ -19,7 +19,6 @@ from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.programs.simulate.inputs.entries import nodes_in_trace, pods_in_trace
 from gpu_device_plugin.programs.simulate.model import (
     Arrivals,
-    EndlessError,
     Start,
     Workload,
     as_listed,
@@ -32,6 +31,7 @@ from gpu_device_plugin.programs.simulate.policies.extender_policies import ByFul
 from gpu_device_plugin.programs.simulate.policies.fgd import BestFit, Fgd, LeastAllocated
 from gpu_device_plugin.programs.simulate.rooms import Rooms
 from gpu_device_plugin.programs.simulate.run import POLICIES, run
+from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -215,9 +215,9 @@ def test_departing_pods_ask_for_the_load_on_average() -> None:
     ],
 )
 def test_pods_that_would_never_fill_the_nodes_are_refused(pods: Workload, sentence: str) -> None:
-    with pytest.raises(EndlessError, match=sentence):
+    with pytest.raises(UsageError, match=sentence):
         until(pods, NODES, 0)
-    with pytest.raises(EndlessError, match=sentence):
+    with pytest.raises(UsageError, match=sentence):
         departing(pods, NODES, 0, 0.9)
 
 

@@ -280,15 +280,6 @@ def test_a_queue_needs_nodes_and_with_the_running_pods_more(
     assert document(capsys, *words)["policies"][0]["nodes"] == number
 
 
-def test_the_mix_may_be_learned_from_the_pods_that_come(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each pair of 6 and 4 fills a GPU of 10; pods that come in a bad order leave some GPUs with room for neither."""
-    words = ("--nodes", "30x mem=10", "--pods", "30x mem=6; 30x mem=4", "--policy", "fit,fgd", "--cold")
-    found = document(capsys, *words)
-    assert found["cold"] is True
-    assert [sum(each["pods"] for each in policy["classes"]) for policy in found["policies"]] == [180, 180]
-    assert all(policy["rejected"] < 0.2 for policy in found["policies"])
-
-
 def test_the_cluster_is_read_by_kubectl_with_the_flags_that_select_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -382,7 +373,7 @@ def test_a_pod_that_fits_on_no_empty_node_is_pointed_out(capsys: pytest.CaptureF
     [
         ((*NODES, "--pods", "/no/such.json"), "--pods: /no/such.json: the file cannot be read: No such file"),
         ((*NODES, "--pods", "40x mme=8"), "--pods: 40x mme=8: '40x mme=8': there is no 'mme' here; did you mean mem?"),
-        ((*NODES, *PODS, "--policy", "fti"), "--policy: there is no policy 'fti'; did you mean fit?"),
+        ((*NODES, *PODS, "--policy", "fti"), "--policy: 'fti' is unknown; did you mean fit?"),
         ((*NODES, *PODS, "--policy", ","), "--policy: no policy is named; there are fit, binpack"),
         (("--nodes", "3x gpus=0 mem=1", *PODS), "none of 3 nodes has a GPU that is shared; give nodes with GPUs"),
         ((*NODES, "--pods", "0x mem=1"), "--pods: 0x mem=1: there is no pod to place; give some"),
@@ -404,8 +395,8 @@ def test_a_pod_that_fits_on_no_empty_node_is_pointed_out(capsys: pytest.CaptureF
         ((*NODES, *PODS, "--seeds", "many"), "--seeds: 'many' is not a whole number from 1 to 100"),
         ((*NODES, *PODS, "--until", "0.9"), "--until: '0.9' is not rejected, or a percentage from 5 to 1000; write 95"),
         ((*NODES, *PODS, "--departures", "x"), "--departures: 'x' is not a percentage from 5 to 200; write 95"),
-        ((*NODES, *PODS, "--until", "90", "--nodes-needed"), "--until and --nodes-needed are different questions"),
-        ((*NODES, *PODS, "-o", "yaml"), "--output: 'yaml' is neither table nor json"),
+        ((*NODES, *PODS, "--until", "90", "--nodes-needed"), "--nodes-needed: not allowed with argument --until"),
+        ((*NODES, *PODS, "-o", "yaml"), "--output: 'yaml' is unknown; write table or json"),
         ((*NODES, "--pods", "cpu=1", "--until", "100"), "--pods: no pod asks for a GPU; add pods that do"),
         (
             ("--nodes", "9x gpus=64 mem=1048576", "--pods", "mem=1", "--until", "100"),

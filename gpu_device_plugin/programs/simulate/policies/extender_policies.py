@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.value.node_types import NodeType
     from gpu_device_plugin.core.value.price_learning import Tables
     from gpu_device_plugin.core.value.workload_mix import PodKind
-    from gpu_device_plugin.programs.simulate.rooms import Floats, Ints, Rooms
+    from gpu_device_plugin.programs.simulate.model import Floats, Ints
+    from gpu_device_plugin.programs.simulate.rooms import Rooms
 
 _MOST_STEPS = 1_000_000
 """Of the core for the scores of one kind of pod: none runs out of them."""

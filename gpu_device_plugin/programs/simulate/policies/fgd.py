@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gpu_device_plugin.core.value.workload_mix import PodKind
-    from gpu_device_plugin.programs.simulate.rooms import Bools, Floats, Ints, Rooms
+    from gpu_device_plugin.programs.simulate.model import Bools, Floats, Ints
+    from gpu_device_plugin.programs.simulate.rooms import Rooms
 
 
 _TYPICAL = 0.95
