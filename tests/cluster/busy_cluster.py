@@ -61,7 +61,8 @@ class BusyCluster:
 
     def _annotate(self) -> None:
         if pods := self.server.all("pods"):
-            name, value = self.random.choice(pods)["metadata"]["name"], str(self.random.random())
+            value = str(self.random.random())
+            name = self.random.choice(pods)["metadata"]["name"]
             self.server.patch("pods", name, {"metadata": {"annotations": {"a": value}}})
 
     def _delete(self) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,52 +12,28 @@ from gpu_device_plugin.cluster.client.errors import (
     ForbiddenError,
     NotFoundError,
 )
-from gpu_device_plugin.cluster.node_pods import NodePods
-from gpu_device_plugin.cluster.objects.decoding import NODES, NodeReader, PodReader
-from gpu_device_plugin.cluster.reflector import ReflectorTiming
+from gpu_device_plugin.cluster.objects.decoding import NODES, NodeReader
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
 from gpu_device_plugin.core.model.pods import Pod
-from gpu_device_plugin.testing.builders import GPU_MEM, node, pod
+from gpu_device_plugin.testing.builders import node, pod
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Reset
 from tests.cluster.conftest import beside
-from tests.patience import stretched
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from gpu_device_plugin.testing.cluster.api_server import ApiServer
 
-QUICK = ReflectorTiming(first_retry_s=0.01, longest_retry_s=0.05)
-
-
-@asynccontextmanager
-async def following(
-    server: ApiServer, *, request_s: float = 20, watch_s: float = 30, silence_s: float = 30, check_s: float = 600
-) -> AsyncIterator[NodePods]:
-    timing = Timing(connect_s=20, request_s=request_s, watch_s=watch_s, silence_s=silence_s)
-    async with Client(ClusterConfig(server.url), timing=timing) as client, asyncio.TaskGroup() as tasks:
-        reader = PodReader([GPU_MEM], lambda _: True)
-        there = NodePods(client, reader, node="n", timing=ReflectorTiming(0.01, 0.05, check_s, patience_s=0.05))
-        running = tasks.create_task(there.reflector.run())
-        yield there
-        running.cancel()
-
-
-def names(there: NodePods) -> set[str]:
-    return {found.name for found in there.pods.values()}
-
-
 # The API server is away, slow or broken: E1
 
 
-async def test_e1_writes_are_queued_and_written_when_the_server_is_back(server: ApiServer, eventually: Any) -> None:
+async def test_e1_writes_are_queued_and_written_when_the_server_is_back(
+    server: ApiServer, client: Client, eventually: Any
+) -> None:
     server.add(pod("a", uid="u"))
-    timing = Timing()
-    async with Client(ClusterConfig(server.url), timing=timing) as client, asyncio.TaskGroup() as tasks:
-        writer = PodWriter(client, first_retry_s=0.01)
-        running = tasks.create_task(writer.run())
+    writer = PodWriter(client, first_retry_s=0.01)
+    async with beside(writer.run()):
         await server.stop()
         writer.annotate(Pod("u", "default", "a"), {"first": "1", "second": "1"})
         writer.annotate(Pod("u", "default", "a"), {"second": "2"})
@@ -68,57 +42,19 @@ async def test_e1_writes_are_queued_and_written_when_the_server_is_back(server: 
         await eventually(
             lambda: server.get("pods", "a")["metadata"].get("annotations") == {"first": "1", "second": "2"}
         )
-        running.cancel()
     assert writer.dropped == 0
 
 
-async def test_e1_a_write_whose_answer_was_lost_is_simply_repeated(server: ApiServer, eventually: Any) -> None:
+async def test_e1_a_write_whose_answer_was_lost_is_simply_repeated(
+    server: ApiServer, client: Client, eventually: Any
+) -> None:
     server.add(pod("a", uid="u"))
     server.fail(Reset(done=True), verbs={"patch"}, times=2)
-    async with Client(ClusterConfig(server.url)) as client, asyncio.TaskGroup() as tasks:
-        writer = PodWriter(client, first_retry_s=0.01)
-        running = tasks.create_task(writer.run())
+    writer = PodWriter(client, first_retry_s=0.01)
+    async with beside(writer.run()):
         writer.annotate(Pod("u", "default", "a"), {"assigned": "true"})
         await eventually(lambda: server.count("patch", "pods") == 3 and writer.problem is None)
-        running.cancel()
     assert server.get("pods", "a")["metadata"]["annotations"] == {"assigned": "true"}
-
-
-# E2 belongs to the agent as a whole; this is the part of it that lies here.
-
-
-# Watches that end, expire, go deaf or forget: E3
-
-
-async def test_e3_a_stale_first_list_is_followed_by_what_happened_since(server: ApiServer, eventually: Any) -> None:
-    server.add(pod("a", node="n"))
-    server.hold_cache()
-    server.delete("pods", "a")
-    server.add(pod("b", node="n"))
-    async with following(server) as there:
-        await eventually(lambda: there.reflector.live)
-        assert names(there) == {"a"}
-        server.release_cache()
-        await eventually(lambda: names(there) == {"b"})
-
-
-async def test_e3_a_new_list_never_goes_back_in_time(server: ApiServer, eventually: Any) -> None:
-    """A second API server may lag behind the one that told us of a deletion: its list must not bring the pod back."""
-    server.add(pod("a", node="n"))
-    async with following(server, request_s=stretched(0.1), watch_s=0.01, check_s=0.02) as there:
-        await eventually(lambda: there.reflector.live)
-        server.delete("pods", "a")
-        await eventually(lambda: not there.pods)
-        server.add(pod("b", node="n"))
-        await eventually(lambda: names(there) == {"b"})
-        server.hold_cache()
-        server.add(pod("c", node="n"))
-        server.patch("pods", "b", {"metadata": {"annotations": {"x": "y"}}})
-        seen = server.count("list", "pods")
-        await eventually(lambda: server.count("list", "pods") > seen)
-        assert names(there) == {"b"}
-        server.release_cache()
-        await eventually(lambda: names(there) == {"b", "c"})
 
 
 # Names and tokens: E5

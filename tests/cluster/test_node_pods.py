@@ -194,3 +194,36 @@ async def test_a_server_that_lags_costs_no_order(server: ApiServer, eventually: 
         await eventually(lambda: names(there) == ["young", "old"])
     assert server.count("watch", "pods") == 1
     assert there.missed == 0
+
+
+async def test_e3_a_stale_first_list_is_followed_by_what_happened_since(server: ApiServer, eventually: Any) -> None:
+    server.add(pod("a", node="n"))
+    server.hold_cache()
+    server.delete("pods", "a")
+    server.add(pod("b", node="n"))
+    async with following(server) as there:
+        await eventually(lambda: there.reflector.live)
+        assert names(there) == ["a"]
+        server.release_cache()
+        await eventually(lambda: names(there) == ["b"])
+
+
+async def test_e3_a_new_list_never_goes_back_in_time(server: ApiServer, eventually: Any) -> None:
+    """A second API server may lag behind the one that told us of a deletion: its list must not bring the pod back."""
+    server.add(pod("a", node="n"))
+    async with following(
+        server, watch_s=0.01, timing=ReflectorTiming(0.01, 0.05, check_s=0.02, patience_s=0.05)
+    ) as there:
+        await eventually(lambda: there.reflector.live)
+        server.delete("pods", "a")
+        await eventually(lambda: not there.pods)
+        server.add(pod("b", node="n"))
+        await eventually(lambda: names(there) == ["b"])
+        server.hold_cache()
+        server.add(pod("c", node="n"))
+        server.patch("pods", "b", {"metadata": {"annotations": {"x": "y"}}})
+        seen = server.count("list", "pods")
+        await eventually(lambda: server.count("list", "pods") > seen)
+        assert names(there) == ["b"]
+        server.release_cache()
+        await eventually(lambda: names(there) == ["b", "c"])

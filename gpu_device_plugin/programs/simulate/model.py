@@ -68,10 +68,7 @@ class Workload:
 
     def mix(self) -> Mapping[PodKind, float]:
         """Return how often each kind comes."""
-        found: dict[PodKind, float] = {}
-        for pod in self.pods:
-            found[self.kinds[pod]] = found.get(self.kinds[pod], 0.0) + 1.0
-        return found
+        return Counter(self.kinds[pod] for pod in self.pods)
 
 
 @dataclass(frozen=True, slots=True)
