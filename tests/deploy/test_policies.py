@@ -24,9 +24,8 @@ from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares
-from gpu_device_plugin.core.node.limits.container_grants import DELIVERIES, Delivery, grant
+from gpu_device_plugin.core.node.limits.container_grants import DELIVERIES, VARIABLES, Delivery, EnforcementPlan, grant
 from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner
-from gpu_device_plugin.core.node.limits.limit_grants import VARIABLES, EnforcementPlan
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.testing.builders import container, pod
 from tests.deploy.manifests import DEPLOY, Json, documents, the

@@ -51,7 +51,7 @@ USE_UUID = "gpu-device-plugin/use-uuid"
 AVOID_UUID = "gpu-device-plugin/avoid-uuid"
 FRAMEWORKS = "gpu-device-plugin/frameworks"
 """Frameworks of the pod's programs that its containers' variables keep within their parts, separated by commas: names
-in `core.node.limits.limit_grants`."""
+in `core.node.limits.container_grants`."""
 WISHES = frozenset({GPU_POLICY, NODE_POLICY, USE_MODEL, AVOID_MODEL, USE_UUID, AVOID_UUID})
 
 READ_ON_PODS = POD_ANNOTATIONS | WISHES | {SPLIT_LABEL}

@@ -10,9 +10,8 @@ from gpu_device_plugin.core.contract.dra import CDI_KIND, DRIVER
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.kubelet.admission import Refused, Why
-from gpu_device_plugin.core.node.limits.container_grants import OPTIONAL_NODES, grant, parts
+from gpu_device_plugin.core.node.limits.container_grants import OPTIONAL_NODES, grant, parts, refusal
 from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner
-from gpu_device_plugin.core.node.limits.limit_grants import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resource_claims import Claim
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.limits.container_grants import Delivery, Grant
-    from gpu_device_plugin.core.node.limits.extra_grant import Part
-    from gpu_device_plugin.core.node.limits.limit_grants import EnforcementPlan
 
 
 def refuse_limits(claim: Claim, preparation: Preparation, shares: Shares, delivery: Delivery) -> Refused | None:
@@ -35,7 +32,7 @@ def refuse_limits(claim: Claim, preparation: Preparation, shares: Shares, delive
     if why := refusal(given, plan, _owner(claim, preparation)):
         return Refused(Why.NO_LIMIT, f"{names}: {why}")
     least = preparation.config.limits
-    weakest = min((_enforcement(part, plan) for part in given), key=lambda enforcement: enforcement.strength)
+    weakest = min((plan.of(part) for part in given), key=lambda enforcement: enforcement.strength)
     if least is not None and weakest.strength < least.strength:
         return Refused(
             Why.NO_LIMIT,
@@ -63,13 +60,6 @@ def claim_grant(
     if made.envs.get(variables.LIMITS) == Enforcement.MPS:
         envs[variables.MPS_THREADS] = str(preparation.compute)
     return replace(made, envs=envs)
-
-
-def _enforcement(part: Part, plan: EnforcementPlan) -> Enforcement:
-    """Return what keeps a claim within its part of one GPU or instance."""
-    if part.partition:
-        return Enforcement.PARTITION
-    return plan.enforcements[part.uuid].enforcement if part.uuid in plan.enforcements else Enforcement.ADVISORY
 
 
 def _owner(claim: Claim, preparation: Preparation) -> GrantOwner:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.dra import API_VERSION, CONFIG_KIND
 from gpu_device_plugin.core.model.limits import CHOOSABLE, Enforcement
-from gpu_device_plugin.core.node.limits.limit_grants import VARIABLES
+from gpu_device_plugin.core.node.limits.container_grants import VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,7 @@ class ShareConfig:
     compute: int | None = None
     """Percent of the multiprocessors; None: what the claim took of them, or no limit."""
     frameworks: tuple[str, ...] = ()
-    """Names in `core.node.limits.limit_grants`."""
+    """Names in `core.node.limits.container_grants`."""
 
 
 NO_CONFIG = ShareConfig()

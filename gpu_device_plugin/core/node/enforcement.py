@@ -12,7 +12,7 @@ from gpu_device_plugin.core.model.limits import CHOOSABLE, Enforcement, GpuEnfor
 from gpu_device_plugin.core.node.mps.mps_wishes import NOT_THERE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.core.model.gpus import Gpu
@@ -40,7 +40,7 @@ class Abilities:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedEnforcement:
     """The means that the administrator wants, by settings and node labels."""
 
     enforcements: tuple[Enforcement, ...]
@@ -86,35 +86,29 @@ _REASONS: Mapping[Enforcement, str] = MappingProxyType(
 )
 
 
-def wanted(limits: str, labels: Mapping[str, str], *, compute: bool = False) -> Wanted:
-    """Return the wanted means of a node.
+def wanted_enforcement(limits: str, labels: Mapping[str, str], *, compute: bool = False) -> WantedEnforcement:
+    """Return the wanted enforcements of a node with these settings, `limits` and `mps_compute`, and labels.
 
-    Args:
-        limits: the setting of this name, `AUTO` or a `Enforcement`.
-        labels: of the node; `SET_LIMITS_LABEL` takes precedence over `SCHEDULE_LABEL`, and that over the setting.
-        compute: whether the setting `mps_compute` limits multiprocessors under MPS.
+    `SET_LIMITS_LABEL` takes precedence over `SCHEDULE_LABEL`, and that over the setting.
     """
     own, schedule = labels.get(SET_LIMITS_LABEL, ""), labels.get(SCHEDULE_LABEL, "")
     if own in LIMITS:
-        return Wanted(_enforcements(own), f"the node label {SET_LIMITS_LABEL}={own}", compute)
+        return WantedEnforcement(_enforcements(own), f"the node label {SET_LIMITS_LABEL}={own}", compute)
     if schedule in _SCHEDULES:
         enforcements, with_compute = _SCHEDULES[schedule]
         source = f"the node label {SCHEDULE_LABEL}={schedule}"
-        return Wanted(enforcements, source, compute or with_compute, required=False)
-    return Wanted(_enforcements(limits), f"the setting limits={limits}", compute)
+        return WantedEnforcement(enforcements, source, compute or with_compute, required=False)
+    return WantedEnforcement(_enforcements(limits), f"the setting limits={limits}", compute)
 
 
 def _enforcements(limits: str) -> tuple[Enforcement, ...]:
     return () if limits == AUTO else (Enforcement(limits),)
 
 
-def mps_gpus(gpus: Iterable[Gpu], chosen: Mapping[str, GpuEnforcement], want: Wanted) -> frozenset[str]:
-    """Return the GPUs (by UUID) on which MPS is the means that the administrator wants, even if it is not there.
+def mps_gpus(gpus: Iterable[Gpu], chosen: Mapping[str, GpuEnforcement], want: WantedEnforcement) -> frozenset[str]:
+    """Return the GPUs (by UUID) on which the administrator wants MPS, even if it is not there.
 
-    Args:
-        gpus: the node's.
-        chosen: the means on those that are shared, by UUID.
-        want: the wanted means.
+    `chosen` are the enforcements of the shared GPUs, by UUID.
     """
     if Enforcement.MPS not in want.enforcements:
         return frozenset()
@@ -127,19 +121,15 @@ def mps_gpus(gpus: Iterable[Gpu], chosen: Mapping[str, GpuEnforcement], want: Wa
 def enforcements(
     gpus: Mapping[int, Gpu],
     abilities: Abilities,
-    want: Wanted,
+    want: WantedEnforcement,
     *,
     refuse: bool,
     partitions: Collection[int] = (),
 ) -> Enforcements:
-    """Return the means on each of these GPUs, given by position.
+    """Return the enforcement of each of these GPUs and MIG instances, by position.
 
-    Args:
-        gpus: the shared GPUs, and MIG instances.
-        abilities: of their node.
-        want: the wanted means.
-        refuse: where no required means is there, containers are refused shares; otherwise their limits are advisory.
-        partitions: those among them that are MIG instances given whole.
+    With `refuse`, containers are refused shares where no required enforcement is there; otherwise their limits are
+    advisory. `partitions` are the MIG instances among the GPUs that are given whole.
     """
     refuse = refuse and want.required
     chosen: dict[int, GpuEnforcement] = {}
@@ -148,14 +138,11 @@ def enforcements(
         if position in partitions:
             chosen[position] = GpuEnforcement(Enforcement.PARTITION, _REASONS[Enforcement.PARTITION])
             continue
-        lacks = {
-            enforcement: _LACKS[enforcement](gpu, abilities)
-            for enforcement in want.enforcements or (Enforcement.DRIVER,)
-        }
-        there = next((enforcement for enforcement, lack in lacks.items() if not lack), None)
-        if there is not None:
+        lacks = {wish: _lack(wish, gpu, abilities) for wish in want.enforcements or (Enforcement.DRIVER,)}
+        available = next((enforcement for enforcement, lack in lacks.items() if not lack), None)
+        if available is not None:
             asked = f"{want.source} asks for it, and " if want.enforcements else ""
-            chosen[position] = GpuEnforcement(there, asked + _REASONS[there])
+            chosen[position] = GpuEnforcement(available, asked + _REASONS[available])
         elif not want.enforcements:
             chosen[position] = GpuEnforcement(Enforcement.ADVISORY, lacks[Enforcement.DRIVER])
         else:
@@ -163,12 +150,12 @@ def enforcements(
             refusal = f"memory limits that hold are required here and not there: {why}" if refuse else ""
             chosen[position] = GpuEnforcement(Enforcement.ADVISORY, why, refusal)
             missing.setdefault(why, []).append(position)
-    comes = "containers are refused shares (limits_fallback: refuse)" if refuse else "the limits are advisory there"
-    told = "; ".join(f"GPU {_listed(positions)}: {why}" for why, positions in missing.items())
-    return Enforcements(chosen, told and f"{told}; {comes}")
+    effect = "containers are refused shares (limits_fallback: refuse)" if refuse else "the limits are advisory there"
+    lacking = "; ".join(f"GPU {_listed(positions)}: {why}" for why, positions in missing.items())
+    return Enforcements(chosen, lacking and f"{lacking}; {effect}")
 
 
-def told(gpus: Mapping[int, GpuEnforcement]) -> str:
+def summary(gpus: Mapping[int, GpuEnforcement]) -> str:
     """Return the means of a node with their reasons in a sentence for a log; empty for a node without GPUs."""
     alike: dict[tuple[Enforcement, str, bool], list[int]] = {}
     for position, gpu in sorted(gpus.items()):
@@ -183,10 +170,21 @@ def _listed(positions: list[int]) -> str:
     return ", ".join(map(str, positions))
 
 
-# --- What a means lacks on a GPU, as a clause; empty: it is there -----------------------------------------------------
+# --- What an enforcement lacks on a GPU, as a clause; empty: it is there ----------------------------------------------
 
 
-def _lacks_driver(gpu: Gpu, abilities: Abilities) -> str:
+def _lack(enforcement: Enforcement, gpu: Gpu, abilities: Abilities) -> str:
+    if enforcement is Enforcement.DRIVER:
+        return _lack_of_driver(gpu, abilities.cgroup)
+    if enforcement is Enforcement.MPS:
+        return _lack_of_mps(gpu, abilities.mps)
+    if enforcement is Enforcement.CUSTOM and not abilities.extra_grant:
+        # A change of the setting waits for a restart, and one of `limits` does not.
+        return "the agent read no file of the setting extra_grant when it started: name one, and restart the agent"
+    return ""
+
+
+def _lack_of_driver(gpu: Gpu, cgroup: int | None) -> str:
     # If one of these is missing, the hook of nvidia-container-toolkit after 1.20.0 fails, and the container with it.
     if gpu.mig:
         return "the GPU is in MIG mode"
@@ -194,45 +192,21 @@ def _lacks_driver(gpu: Gpu, abilities: Abilities) -> str:
         return "the driver's limits are not for MIG instances; a container that asks for all of one has it to itself"
     if not gpu.memory_limits:
         return "the driver has no memory limits, which come with r615"
-    if abilities.cgroup is None:
-        return "the node's cgroup version is unknown, and must be 2 for the driver's limits"
-    if abilities.cgroup != CGROUP:
-        return f"the node's cgroup version is {abilities.cgroup}, and must be 2 for the driver's limits"
+    if cgroup != CGROUP:
+        version = "unknown" if cgroup is None else cgroup
+        return f"the node's cgroup version is {version}, and must be 2 for the driver's limits"
     return ""
 
 
-def _lacks_mps(gpu: Gpu, abilities: Abilities) -> str:
-    if isinstance(abilities.mps, str):
-        return abilities.mps
+def _lack_of_mps(gpu: Gpu, daemons: Mapping[str, MpsGpu] | str) -> str:
+    if isinstance(daemons, str):
+        return daemons
     if gpu.mig:
         return "the GPU is in MIG mode"
     if gpu.instance is not None:
         return "MPS is not run on MIG instances"
     # A GPU that the supervisor has not listed yet has no daemon yet, as one without shares in use.
-    daemon = abilities.mps.get(gpu.uuid)
+    daemon = daemons.get(gpu.uuid)
     if daemon is not None and daemon.status in {MpsStatus.FAULT, MpsStatus.FAILED}:
         return f"the MPS daemon of the GPU is in the state {daemon.status}{daemon.why and f' ({daemon.why})'}"
     return ""
-
-
-def _lacks_custom(_gpu: Gpu, abilities: Abilities) -> str:
-    # A change of the setting waits for a restart, and one of `limits` does not.
-    return (
-        ""
-        if abilities.extra_grant
-        else "the agent read no file of the setting extra_grant when it started: name one, and restart the agent"
-    )
-
-
-def _lacks_nothing(_gpu: Gpu, _abilities: Abilities) -> str:
-    return ""
-
-
-_LACKS: Mapping[Enforcement, Callable[[Gpu, Abilities], str]] = MappingProxyType(
-    {
-        Enforcement.DRIVER: _lacks_driver,
-        Enforcement.MPS: _lacks_mps,
-        Enforcement.CUSTOM: _lacks_custom,
-        Enforcement.ADVISORY: _lacks_nothing,
-    }
-)

@@ -55,7 +55,7 @@ class WaitingPod:
     policy: str | None = None
     """The owner's policy for the choice of a GPU, a key of `POLICIES`; None: the node's policy."""
     frameworks: tuple[str, ...] = ()
-    """The frameworks that its owner names, see `core.node.limits.limit_grants`."""
+    """The frameworks that its owner names, see `core.node.limits.container_grants`."""
 
 
 @dataclass(frozen=True, slots=True)

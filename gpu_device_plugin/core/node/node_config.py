@@ -20,7 +20,15 @@ from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.policy import FIT, POLICIES
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.model.shares import TooManySharesError, unknown_exclusions
-from gpu_device_plugin.core.node.enforcement import AUTO, LIMITS, Abilities, enforcements, mps_gpus, told, wanted
+from gpu_device_plugin.core.node.enforcement import (
+    AUTO,
+    LIMITS,
+    Abilities,
+    enforcements,
+    mps_gpus,
+    summary,
+    wanted_enforcement,
+)
 from gpu_device_plugin.core.node.health.gpu_failure import gpu_condition
 from gpu_device_plugin.core.node.health.gpu_health import GpuHealth, with_cards
 from gpu_device_plugin.core.node.limits.container_grants import Delivery
@@ -135,14 +143,14 @@ class NodeConfig:
     """Why new GPUs are not shared; empty: they are."""
 
     @property
-    def limits_told(self) -> str:
+    def limits_summary(self) -> str:
         """The means of limiting with their reasons, in a sentence for people; empty for a node without GPUs."""
-        return told(self.limits.gpus)
+        return summary(self.limits.gpus)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """The same and the remarks, in sentences for readiness."""
-        return (*self.remarks, *((f"memory limits: {self.limits_told}",) if self.limits_told else ()))
+        return (*self.remarks, *((f"memory limits: {self.limits_summary}",) if self.limits_summary else ()))
 
 
 def derive(inputs: NodeInputs, before: NodeConfig) -> NodeConfig:
@@ -163,7 +171,7 @@ def derive(inputs: NodeInputs, before: NodeConfig) -> NodeConfig:
     listed = {shared.position: shared for shared in shares.gpus if shared.listed and not shared.gone}
     whole = {at for at, shared in listed.items() if any(kind is Kind.INSTANCE for kind, _ in shared.offered)}
     template = inputs.delivery.plan
-    want = wanted(inputs.limits, labels, compute=template.mps_compute)
+    want = wanted_enforcement(inputs.limits, labels, compute=template.mps_compute)
     abilities = Abilities(inventory.cgroup, inputs.mps, template.extra is not None)
     gpus = {at: shared.gpu for at, shared in listed.items()}
     chosen = enforcements(gpus, abilities, want, refuse=inputs.refuse, partitions=whole)
@@ -197,7 +205,10 @@ def derive(inputs: NodeInputs, before: NodeConfig) -> NodeConfig:
         why_none=why_none,
         condition=_condition(inputs, shares, why_none) if inputs.condition and inputs.started else None,
         evict=inputs.evict,
-        remarks=(*ignored_labels(labels).values(), *remarks(shares, inventory, inputs.excluded)),
+        remarks=(
+            *ignored_labels(labels).values(),
+            *filter(None, (unknown_exclusions(inputs.excluded, inventory), shares.why_none)),
+        ),
         missing=chosen.missing,
         too_many=too_many,
     )
@@ -221,12 +232,8 @@ def share_size(wanted: int, before: int | None, holders: Collection[str] | None,
     """Return the share size in MiB: that of the previous agent as long as a container holds shares of that size.
 
     Under another size the held shares would mean another amount of memory, part of which could be allocated twice.
-
-    Args:
-        wanted: the share size in the settings.
-        before: the share size of the previous agent; None if unknown.
-        holders: UIDs of the pods for which the kubelet's checkpoint shows shares; None if it cannot be read.
-        ended: UIDs of the pods that the previous agent saw end, see `ended_pods`.
+    `before` is the share size of the previous agent, None if unknown; `holders` are the UIDs of the pods for which the
+    kubelet's checkpoint shows shares, None if it cannot be read; `ended` those that the previous agent saw end.
     """
     held = holders is None or not set(holders) <= set(ended)
     return before if held and before is not None else wanted
@@ -252,11 +259,6 @@ def out_of_service(reasons: Mapping[str, Sequence[str]], shares: Shares) -> Mapp
     return unhealthy
 
 
-def remarks(shares: Shares, inventory: Inventory, excluded: Collection[str]) -> tuple[str, ...]:
-    """Return remarks on a node's GPUs on which a person should act, in sentences."""
-    return tuple(filter(None, (unknown_exclusions(excluded, inventory), shares.why_none)))
-
-
 def _cut(before: Shares, inventory: Inventory, excluded: Iterable[str], mig: MigMode) -> tuple[Shares, str]:
     """Return the shares of the present GPUs; of those alone that are known, if all are too many, and why."""
     try:
@@ -272,7 +274,6 @@ def _cut(before: Shares, inventory: Inventory, excluded: Iterable[str], mig: Mig
 
 
 def _condition(inputs: NodeInputs, shares: Shares, sentence: str) -> GpuCondition:
-    gpus = [(shared.position, shared.gpu.uuid) for shared in shares.gpus if not shared.gone]
-    beliefs = with_cards(inputs.beliefs, inputs.inventory.gpus)
-    believed = ((position, beliefs.get(uuid, GpuHealth())) for position, uuid in gpus)
-    return gpu_condition(believed, watched=inputs.watched, sentence=sentence)
+    known = with_cards(inputs.beliefs, inputs.inventory.gpus)
+    gpus = ((shared.position, known.get(shared.gpu.uuid, GpuHealth())) for shared in shares.gpus if not shared.gone)
+    return gpu_condition(gpus, watched=inputs.watched, sentence=sentence)

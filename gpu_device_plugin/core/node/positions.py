@@ -11,8 +11,6 @@ from gpu_device_plugin.core.model.gpus import Gpu, MigInstance
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.core.contract.nodegpus import ListedInstance
-
 _UNLISTED = -1
 """The index of a GPU that NVML has not listed. No setting can name it."""
 
@@ -37,18 +35,14 @@ def listed_before(text: str) -> tuple[Gpu, ...]:
             None,
             each.pci or None,
             each.numa,
-            instance=_instance(each.instance),
+            instance=None
+            if each.instance is None
+            else MigInstance(each.instance.parent, _UNLISTED, each.instance.profile, each.instance.gi, 0),
         )
         for each in listed
         if each.uuid and each.memory_mib is not None and each.reserved_mib is not None
     )
     return gpus if len(gpus) == len(listed) else ()
-
-
-def _instance(listed: ListedInstance | None) -> MigInstance | None:
-    if listed is None:
-        return None
-    return MigInstance(listed.parent, _UNLISTED, listed.profile, listed.gi, 0)
 
 
 def in_order(before: Sequence[Gpu], found: Sequence[Gpu]) -> tuple[Gpu, ...]:
@@ -57,11 +51,8 @@ def in_order(before: Sequence[Gpu], found: Sequence[Gpu]) -> tuple[Gpu, ...]:
     Each known GPU keeps its position, whether it is found now or not; a new GPU takes the position of the GPU whose PCI
     slot it occupies, or the last one. A MIG instance that exists no more leaves its position to a new one of its GPU,
     or to the GPU itself, and a GPU in MIG mode to one of its instances. If no known GPU is found, the machine is
-    another, and all of them are forgotten.
-
-    Args:
-        before: the previous GPUs of the node, by position.
-        found: its present GPUs, not empty.
+    another, and all of them are forgotten. `before` are the previous GPUs by position, `found` the present ones, at
+    least one.
     """
     here, known = {gpu.uuid: gpu for gpu in found}, {gpu.uuid for gpu in before}
     if {gpu.card for gpu in before}.isdisjoint(gpu.card for gpu in found):

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.placing import Demand, Placement, place
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.node.matching import Call, Matched, within
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.model.placing import Rank, Room
     from gpu_device_plugin.core.node.node import Node
@@ -29,8 +28,11 @@ class PreferredAllocationRequest:
     def __init__(self, node: Node, kind: Kind, available: Iterable[str], must: Iterable[str], amount: int) -> None:
         self.kind = kind
         self.amount = amount
-        self._free: Mapping[int, list[int]] = _by_position(node, kind, _known_free(node, available))
-        self._must: Mapping[int, list[int]] = _by_position(node, kind, must)
+        forgotten = node.ledger.forgotten
+        if forgotten:
+            available = [name for name in available if name not in forgotten]
+        self._free = _by_position(node, kind, available)
+        self._must = _by_position(node, kind, must)
 
     @property
     def call(self) -> Call:
@@ -86,10 +88,6 @@ class PreferredAllocationRequest:
                 rooms.append(room if in_use is room.whole else replace(room, whole=in_use))
         return tuple(rooms)
 
-    def _fresh(self, node: Node, position: int) -> set[int]:
-        """Return the shares of a GPU that are free in our ledger too."""
-        return set(self._free.get(position, ())).difference(node.use(node.shares.gpus[position]).shares)
-
     def _has(self, shares: Sequence[tuple[int, int]]) -> bool:
         return self._covers(shares) and all(
             len(self._free.get(position, ())) >= (count if self.kind is Kind.MEMORY else 1)
@@ -109,8 +107,8 @@ class PreferredAllocationRequest:
             if self.kind is not Kind.MEMORY:
                 chosen.append(shared.gpu.uuid)
                 continue
-            must, fresh = frozenset(self._must.get(position, ())), self._fresh(node, position)
-            ordered = sorted(self._free.get(position, ()), key=lambda n: (n not in must, n not in fresh, n))
+            must, held = frozenset(self._must.get(position, ())), node.use(shared).shares
+            ordered = sorted(self._free.get(position, ()), key=lambda n: (n not in must, n in held, n))
             chosen.extend(shared.shares[number] for number in ordered[:count])
         return tuple(chosen)
 
@@ -123,16 +121,6 @@ def _by_position(node: Node, kind: Kind, device_ids: Iterable[str]) -> Mapping[i
         if found is not None and (found[1] < 0) is whole:
             numbers[found[0]].append(found[1])
     return numbers
-
-
-def _known_free(node: Node, available: Iterable[str]) -> Iterable[str]:
-    forgotten = node.ledger.forgotten
-    return [name for name in available if name not in forgotten] if forgotten else available
-
-
-def not_on(device_ids: Iterable[str], uuids: Collection[str]) -> Iterable[str]:
-    """Return the IDs of shares that are not on these GPUs."""
-    return [name for name in device_ids if parse_id(name)[0] not in uuids] if uuids else device_ids
 
 
 def spread_over(node: Node, device_ids: Iterable[str]) -> Mapping[int, int]:

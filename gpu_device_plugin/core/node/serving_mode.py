@@ -1,4 +1,4 @@
-"""Decide in which way a node gives its GPUs to pods: as a device plugin, or to ResourceClaims; never in both."""
+"""Decide how a node gives its GPUs to pods: as a device plugin, or to ResourceClaims; never both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMED = 3
 
 
 class ServingMode(StrEnum):
-    """A way in which pods get GPUs of a node."""
+    """How pods get GPUs of a node."""
 
     DEVICE_PLUGIN = "device-plugin"
     """By limits of the extended resources, which the kubelet allocates."""
@@ -27,7 +27,7 @@ class ServingMode(StrEnum):
 
     @property
     def other(self) -> ServingMode:
-        """The other way."""
+        """The other mode."""
         return ServingMode.DRA if self is ServingMode.DEVICE_PLUGIN else ServingMode.DEVICE_PLUGIN
 
 
@@ -37,11 +37,11 @@ SERVING_MODES = (AUTO, *ServingMode)
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The way in force."""
+    """The mode in force."""
 
     mode: ServingMode
     waits: str = ""
-    """Why the node has not changed over to the other way yet, as a sentence without a full stop. While it waits, it
+    """Why the node has not changed over to the other mode yet, as a sentence without a full stop. While it waits, it
     gives nothing to new pods. Empty: it does not wait."""
 
     @property
@@ -51,24 +51,17 @@ class Serving:
 
 
 def wanted_mode(setting: str, labels: Mapping[str, str]) -> ServingMode:
-    """Return the way that a node's label names, else the setting; `AUTO` is the device plugin until somebody chooses.
-
-    Args:
-        setting: the setting `serve`.
-        labels: of the node.
-    """
+    """Return the mode that a node's label names, else the setting. `AUTO` is the device plugin for the time being."""
     label = labels.get(SERVE_LABEL, "")
     word = label if label in SERVING_MODES else setting
     return ServingMode.DEVICE_PLUGIN if word == AUTO else ServingMode(word)
 
 
 def serving(wanted: ServingMode, before: ServingMode | None, holders: Mapping[ServingMode, Collection[str]]) -> Serving:
-    """Return the way in force: the wanted one as soon as nobody holds GPUs in the other.
+    """Return the mode in force: the wanted one as soon as nobody holds GPUs in the other.
 
-    Args:
-        wanted: the way that is wanted.
-        before: the way in force until now; None: the agent has just started.
-        holders: the pods or claims that hold GPUs in each way, by name.
+    `before` is the mode in force until now, None: the agent has just started; `holders` are the pods or claims that
+    hold GPUs in each mode, by name.
     """
     other = wanted.other
     if before is None:

@@ -14,9 +14,8 @@ from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import SharedGpu, Shares
-from gpu_device_plugin.core.node.limits.container_grants import Delivery, grant
+from gpu_device_plugin.core.node.limits.container_grants import Delivery, EnforcementPlan, grant, read_frameworks
 from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner
-from gpu_device_plugin.core.node.limits.limit_grants import EnforcementPlan, read_frameworks
 from gpu_device_plugin.core.report.overview_document import Fields, container_use, known, mig_place
 
 if TYPE_CHECKING:

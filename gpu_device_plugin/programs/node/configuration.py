@@ -13,8 +13,7 @@ from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares, TooManySharesError
 from gpu_device_plugin.core.node.enforcement import REFUSE
 from gpu_device_plugin.core.node.health.gpu_health import Rules
-from gpu_device_plugin.core.node.limits.container_grants import Delivery
-from gpu_device_plugin.core.node.limits.limit_grants import EnforcementPlan
+from gpu_device_plugin.core.node.limits.container_grants import Delivery, EnforcementPlan
 from gpu_device_plugin.core.node.node_config import NodeConfig, NodeInputs, derive
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.hardware.monitor import MonitorTimings
@@ -114,7 +113,7 @@ class Configuration:
         self._set_up_hardware()
 
     def __repr__(self) -> str:
-        return f"<Configuration: {self._config.value.limits_told or 'no GPU'}>"
+        return f"<Configuration: {self._config.value.limits_summary or 'no GPU'}>"
 
     async def run(self) -> NoReturn:
         """Follow all that the configuration follows from, until cancelled.
@@ -229,7 +228,7 @@ class Configuration:
                 _log.warning("%s", remark)
         if config.policy != before.policy:
             _log.info("the policy for choosing GPUs changed", extra={"policy": config.policy})
-        if config.limits_told not in {"", before.limits_told}:
-            _log.info("memory limits: %s", config.limits_told)
+        if config.limits_summary not in {"", before.limits_summary}:
+            _log.info("memory limits: %s", config.limits_summary)
         if config.missing not in {"", before.missing}:
             self._reports.limits_missing(config.missing)

@@ -93,8 +93,9 @@ class NodeCluster(NodeApi):
         self._settings = settings
         self._config = config
         self._state = state
-        self._metrics = metrics
-        self.client = Client(server, on_error=self._count_error)
+        self.client = Client(
+            server, on_error=lambda error: metrics.count(m.API_ERRORS, error.call.verb, type(error).__name__)
+        )
         """Open while `run` runs."""
         names = [resource.name for resource in settings.offered]
         reader = PodReader(names, READ_BY_AGENT.__contains__, ids=True, claims=True, mig=True)
@@ -105,7 +106,11 @@ class NodeCluster(NodeApi):
         self._events = EventWriter(self.client, instance=settings.node_name)
         self._self = OwnNode(self.client, settings.node_name)
         self.cleanup = Cleanup(self.client, self._self, settings.names)
-        self.condition = NodeCondition(self.client, settings.node_name, forbidden=self._condition_forbidden)
+        self.condition = NodeCondition(
+            self.client,
+            settings.node_name,
+            forbidden=lambda why: self.event("NodeConditionForbidden", why, "Observe"),
+        )
         """The condition GPUHealthy of our node."""
         self.evict_within_s = 15.0
         """Seconds for the answer to an eviction."""
@@ -129,9 +134,6 @@ class NodeCluster(NodeApi):
         self._notes: Observable[NodeMetadata] = Observable(NodeMetadata())
         self._use: Mapping[str, str] = {}
         """The annotation about the use of the GPUs; empty: not known yet, what an earlier agent wrote stays."""
-
-    def _count_error(self, error: ApiError) -> None:
-        self._metrics.count(m.API_ERRORS, error.call.verb, type(error).__name__)
 
     async def run(self, more: Callable[[], Awaitable[NoReturn]] | None = None) -> NoReturn:
         """Follow and publish until cancelled; owns the connections, which `more` may use as well."""
@@ -184,9 +186,6 @@ class NodeCluster(NodeApi):
     async def evict(self, pod: Pod, most_grace_s: int) -> Eviction:
         """Ask for the eviction of a pod, once; it has no more than `most_grace_s` seconds to end."""
         return await evict(self.client, pod, most_grace_s=most_grace_s, timeout_s=self.evict_within_s)
-
-    def _condition_forbidden(self, why: str) -> None:
-        self.event("NodeConditionForbidden", why, "Observe")
 
     def _refused(self, pod: Pod, error: ApiError) -> None:
         """Report a pod whose annotations could not be written."""
@@ -373,10 +372,8 @@ class Cleanup:
     async def run(self, within_s: float = 3.0, forgotten_within_s: float = 12.0) -> None:
         """Clean up if the node had the label and has lost it. To be called after the agent has ended.
 
-        Args:
-            within_s: timeout of each call to the API server.
-            forgotten_within_s: how long to wait until the kubelet drops our resources; it updates the status of its
-                node every 10 seconds by default.
+        Each call to the API server may take `within_s`, and the kubelet `forgotten_within_s` to drop our resources: it
+        updates the status of its node every 10 seconds by default.
         """
         if not self._switched_on:
             return

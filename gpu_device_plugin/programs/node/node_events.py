@@ -14,10 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from gpu_device_plugin.core.model.holds import DeviceHold
-    from gpu_device_plugin.core.model.resource_claims import Claim
-    from gpu_device_plugin.core.model.resources import Kind
     from gpu_device_plugin.core.node.holdings import Stranded
-    from gpu_device_plugin.core.node.kubelet.admission import Refused
     from gpu_device_plugin.core.node.kubelet.conflicting_plugins import Detection
     from gpu_device_plugin.core.node.serving_mode import Serving
     from gpu_device_plugin.hardware.gpu_health_tracker import HealthChange, XidSeen
@@ -65,14 +62,6 @@ class Reports:
             self._metrics.count(m.REGISTRATIONS, str(details["resource"]), "registered" if registered else "failed")
         _log.log(logging.INFO if registered else logging.WARNING, "%s", event, extra=details)
 
-    def dra_registration(self, sentence: str, details: dict[str, object]) -> None:
-        """The registration of the DRA driver succeeded, failed or has ended."""
-        _log.info("%s", sentence, extra=details)
-
-    def claim_refused(self, claim: Claim, refused: Refused) -> None:
-        """A claim could not be prepared; the kubelet tries again, and tells the pod why."""
-        _log.warning("refused", extra={"claim": str(claim), "why": refused.sentence, "once_per_s": 60})
-
     def shares_unknown_to_api(self, fields: Iterable[str]) -> None:
         """The API server does not know the fields by which parts of GPUs are offered."""
         note = (
@@ -82,13 +71,11 @@ class Reports:
         self._api.event("GPUSharesUnavailable", note, "Publish")
 
     def serving_changed(self, serving: Serving) -> None:
-        """The node serves in another way than before, or waits to do so."""
+        """The node serves in another mode than before, or waits to do so."""
         if serving.closing:
-            _log.warning("%s", serving.waits)
-            self._api.event("ServingWaits", f"{serving.waits}.", "Serve")
+            self._tell("ServingWaits", serving.waits, "Serve")
         else:
-            _log.info("this node serves by %s", serving.mode)
-            self._api.event("Serving", f"This node gives GPUs by {serving.mode}.", "Serve", warning=False)
+            self._tell("Serving", f"this node gives GPUs by {serving.mode}", "Serve", logging.INFO)
 
     def allocations_lost(self, lost: Collection[DeviceHold], names: Mapping[str, str]) -> None:
         """The kubelet has lost its record of these allocations; `names` are those of pods by UID, as far as known."""
@@ -102,29 +89,20 @@ class Reports:
             "in use until the pods end. Delete the pods, one after another, to have them start again with devices that "
             "the kubelet knows"
         )
-        _log.error("%s", why)
-        self._api.event("DevicesForgotten", f"{why[0].upper()}{why[1:]}.", "Observe")
-
-    def refused(self, kind: Kind, amount: int, refused: Refused) -> None:
-        """A container was refused its devices."""
-        extra = {"kind": kind.value, "amount": amount, "why": refused.sentence, "once_per_s": 60}
-        _log.warning("refused", extra=extra)
+        self._tell("DevicesForgotten", why, "Observe", logging.ERROR)
 
     def refused_again_and_again(self, shares: int, advice: str) -> None:
         """Containers that request `shares` shares are refused so often that a person should act."""
         asked = format_mib(shares * self._state.node.shares.share_mib)
-        _log.warning("pods of %s are refused again and again: %s", asked, advice)
-        self._api.event("GPUMemoryFragmented", f"Pods of {asked} are refused again and again: {advice}.", "Refuse")
+        self._tell("GPUMemoryFragmented", f"pods of {asked} are refused again and again: {advice}", "Refuse")
 
     def mps_changed(self, uuid: str, why: str) -> None:
         """A GPU (by UUID; empty: each that needs one) lacks its MPS daemon for this reason; empty: it has it again."""
         name = f"{self._name_of(uuid)} ({uuid})" if uuid else "this node"
         if why:
-            _log.error("MPS does not serve %s: %s", name, why)
-            self._api.event("MPSNotReady", f"MPS does not serve {name}: {why}", "Observe")
+            self._tell("MPSNotReady", f"MPS does not serve {name}: {why}", "Observe", logging.ERROR)
         else:
-            _log.info("MPS serves %s again", name)
-            self._api.event("MPSReady", f"MPS serves {name} again", "Observe", warning=False)
+            self._tell("MPSReady", f"MPS serves {name} again", "Observe", logging.INFO)
 
     def instance_gone(self, found: Stranded) -> None:
         """A container holds a MIG instance that exists no more."""
@@ -138,14 +116,13 @@ class Reports:
 
     def limits_missing(self, sentence: str) -> None:
         """The means of limiting memory that the administrator wants is not there."""
-        _log.warning("memory limits are not there: %s", sentence)
-        self._api.event("GPULimitsUnavailable", f"Memory limits are not there: {sentence}.", "Limit")
+        self._tell("GPULimitsUnavailable", f"memory limits are not there: {sentence}", "Limit")
 
     def not_alone(self, others: Iterable[Detection]) -> None:
         """Other plugins hand out GPUs of this node, so this agent does not."""
         for other in others:
-            _log.error("GPUs are not shared: %s; %s", other, ALLOW)
-            self._api.event("OtherDevicePlugin", f"GPUs of this node are not shared: {other}; {ALLOW}.", "Refuse")
+            sentence = f"GPUs of this node are not shared: {other}; {ALLOW}"
+            self._tell("OtherDevicePlugin", sentence, "Refuse", logging.ERROR)
 
     def settings_read(self, outcome: Reload[NodeSettings]) -> None:
         """Settings were read again, and those that need no restart were applied."""
@@ -164,6 +141,11 @@ class Reports:
         """Changed settings cannot be used; the current ones stay in force."""
         _log.error("the configuration stays as it was", extra={"why": why})
         self._api.event("SettingsRefused", f"The settings of the agent stay as they were: {why}", "Reload")
+
+    def _tell(self, reason: str, sentence: str, action: str, level: int = logging.WARNING) -> None:
+        """Log a sentence without a full stop, and post it as an Event."""
+        _log.log(level, "%s", sentence)
+        self._api.event(reason, f"{sentence[0].upper()}{sentence[1:]}.", action, warning=level > logging.INFO)
 
     def _name_of(self, uuid: str) -> str:
         shares = self._state.node.shares

@@ -41,11 +41,7 @@ def main(
 ) -> int:
     """Run the agent until SIGTERM or SIGINT; return its exit code.
 
-    Args:
-        sources: the sources of the settings.
-        texts: the content of the files among them.
-        settings: the settings without a profile.
-        agent: makes the agent.
+    `texts` is the content of the files among the `sources`; `settings` are those without a profile.
 
     Raises:
         UsageError: the directory, the share size, the address of the probes or the description of fake GPUs cannot be

@@ -26,7 +26,7 @@ class PersistedAgentState:
         self._records = records
         self._share_size = StateFile(settings.device_plugin_dir, SHARE_SIZE)
         self._ended_pods = StateFile(settings.device_plugin_dir, ENDED_PODS)
-        self._way = StateFile(settings.device_plugin_dir, WAY)
+        self._mode = StateFile(settings.device_plugin_dir, WAY)
 
     def share_mib(self, others: Collection[str] = ()) -> int:
         """Return the initial share size, in MiB: the one in use as long as a container or a claim holds shares of it.
@@ -34,19 +34,21 @@ class PersistedAgentState:
         `others` are the UIDs of the claims, and of the pods that the kubelet has forgotten, that hold shares.
         """
         ended = (self._ended_pods.read() or "").split()
-        holders = self._holders()
-        holders = None if holders is None else {*holders, *others}
+        try:
+            holders = {*self._records.recorded().by_pod({Kind.MEMORY}), *others}
+        except CheckpointUnreadableError:
+            holders = None
         return share_size(self._settings.share_size_mib, self._share_size.number(), holders, ended)
 
     @property
     def mode(self) -> ServingMode | None:
-        """The way in which the previous agent served; None if unknown."""
-        value = self._way.read()
+        """The serving mode of the previous agent; None if unknown."""
+        value = self._mode.read()
         return ServingMode(value) if value in list(ServingMode) else None
 
-    def keep_way(self, mode: ServingMode) -> None:
-        """Save the way in which we serve for the next agent."""
-        self._way.write(mode.value)
+    def keep_mode(self, mode: ServingMode) -> None:
+        """Save our serving mode for the next agent."""
+        self._mode.write(mode.value)
 
     def keep_share_size(self, share_mib: int) -> None:
         """Save our share size for the next agent."""
@@ -57,10 +59,3 @@ class PersistedAgentState:
         ended = " ".join(sorted(self._records.over))
         if ended or self._ended_pods.read():
             self._ended_pods.write(ended)
-
-    def _holders(self) -> Collection[str] | None:
-        """Return the UIDs of the pods that hold shares in the kubelet's checkpoint, None if it cannot be read."""
-        try:
-            return self._records.recorded().by_pod({Kind.MEMORY}).keys()
-        except CheckpointUnreadableError:
-            return None

@@ -13,9 +13,8 @@ from gpu_device_plugin.core.dra.preparing import Preparation, prepare
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.node.kubelet.admission import Why
-from gpu_device_plugin.core.node.limits.container_grants import OPTIONAL_NODES, Delivery, Grant
+from gpu_device_plugin.core.node.limits.container_grants import OPTIONAL_NODES, Delivery, EnforcementPlan, Grant
 from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant, Mount
-from gpu_device_plugin.core.node.limits.limit_grants import EnforcementPlan
 from tests.claims import NODE, claim, config, device, instance, mig_node, mig_uuid, node, uuid
 
 if TYPE_CHECKING:

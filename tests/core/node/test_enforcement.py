@@ -10,8 +10,16 @@ import pytest
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.core.model.gpus import Gpu
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
-from gpu_device_plugin.core.node.enforcement import Abilities, Wanted, enforcements, mps_gpus, told, wanted
+from gpu_device_plugin.core.node.enforcement import (
+    Abilities,
+    WantedEnforcement,
+    enforcements,
+    mps_gpus,
+    summary,
+    wanted_enforcement,
+)
 from gpu_device_plugin.core.node.mps.mps_wishes import NOT_THERE
+from tests.mig import instance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +27,7 @@ if TYPE_CHECKING:
 GPU = Gpu("GPU-a", 0, "NVIDIA H200", 143_771, memory_limits=True)
 OLD = replace(GPU, uuid="GPU-b", index=1, memory_limits=False)
 MIG = replace(GPU, uuid="GPU-c", index=2, mig=True)
+INSTANCE = replace(instance(0, 0), memory_limits=True)
 NONE = "the driver has no memory limits, which come with r615"
 IN_MIG = "the GPU is in MIG mode"
 V1 = "the node's cgroup version is 1, and must be 2 for the driver's limits"
@@ -29,6 +38,7 @@ FAULT = "the MPS daemon of the GPU is in the state fault"
 DRIVER, MPS, CUSTOM, ADVISORY = Enforcement.DRIVER, Enforcement.MPS, Enforcement.CUSTOM, Enforcement.ADVISORY
 
 TWO = Abilities(cgroup=2)
+ACKS_COMPUTE = {"compute": True, "required": False}
 
 
 def daemon(status: MpsStatus, why: str = "", uuid: str = "GPU-b") -> Abilities:
@@ -44,6 +54,13 @@ def daemon(status: MpsStatus, why: str = "", uuid: str = "GPU-b") -> Abilities:
         ("auto", GPU, Abilities(), ADVISORY, UNKNOWN),
         ("auto", OLD, TWO, ADVISORY, NONE),
         ("auto", MIG, TWO, ADVISORY, IN_MIG),
+        (
+            "auto",
+            INSTANCE,
+            TWO,
+            ADVISORY,
+            "the driver's limits are not for MIG instances; ",
+        ),
         # auto never joins failure domains, and trusts no library
         ("auto", OLD, daemon(MpsStatus.READY), ADVISORY, NONE),
         ("auto", OLD, Abilities(cgroup=2, extra_grant=True), ADVISORY, NONE),
@@ -61,6 +78,8 @@ def daemon(status: MpsStatus, why: str = "", uuid: str = "GPU-b") -> Abilities:
         ("mps", OLD, TWO, None, NOT_THERE),
         ("mps", OLD, Abilities(mps="it has not written for 60 s"), None, "it has not written for 60 s"),
         ("mps", MIG, Abilities(mps={}), None, IN_MIG),
+        ("mps", INSTANCE, Abilities(mps={}), None, "MPS is not run on MIG instances"),
+        ("custom", INSTANCE, Abilities(extra_grant=True), CUSTOM, ""),
         ("custom", OLD, Abilities(extra_grant=True), CUSTOM, ""),
         ("custom", GPU, TWO, None, NO_FILE),
         ("advisory", GPU, TWO, ADVISORY, ""),
@@ -73,74 +92,40 @@ def daemon(status: MpsStatus, why: str = "", uuid: str = "GPU-b") -> Abilities:
 def test_the_enforcement_of_a_gpu(
     wants: str, gpu: Gpu, abilities: Abilities, enforcement: Enforcement | None, lack: str, *, refuse: bool
 ) -> None:
-    want = wanted("auto", {"ack.node.gpu.schedule": "cgpu"}) if wants == "cgpu" else wanted(wants, {})
+    by_label = wants == "cgpu"
+    want = wanted_enforcement("auto" if by_label else wants, {"ack.node.gpu.schedule": "cgpu"} if by_label else {})
     made = enforcements({3: gpu}, abilities, want, refuse=refuse)
     (found,) = made.gpus.values()
     assert found.enforcement is (enforcement or ADVISORY)
     assert lack in found.why
-    assert bool(found.refusal) == (enforcement is None and refuse and wants != "cgpu"), "ACK's label requires nothing"
+    assert bool(found.refusal) == (enforcement is None and refuse and not by_label), "ACK's label requires nothing"
     assert bool(made.missing) == (enforcement is None)
 
 
 @pytest.mark.parametrize(
-    ("setting", "labels", "compute", "expected"),
+    ("setting", "own", "acks", "enforcements", "expected"),
     [
-        ("auto", {}, False, Wanted((), "the setting limits=auto")),
-        ("mps", {}, True, Wanted((MPS,), "the setting limits=mps", compute=True)),
-        (
-            "mps",
-            {"ack.node.gpu.schedule": "cgpu"},
-            False,
-            Wanted((DRIVER, MPS), "the node label ack.node.gpu.schedule=cgpu", required=False),
-        ),
-        (
-            "auto",
-            {"ack.node.gpu.schedule": "core_mem"},
-            False,
-            Wanted((MPS,), "the node label ack.node.gpu.schedule=core_mem", compute=True, required=False),
-        ),
-        (
-            "driver",
-            {"ack.node.gpu.schedule": "mps"},
-            False,
-            Wanted((MPS,), "the node label ack.node.gpu.schedule=mps", required=False),
-        ),
-        (
-            "driver",
-            {"ack.node.gpu.schedule": "share"},
-            False,
-            Wanted((ADVISORY,), "the node label ack.node.gpu.schedule=share", required=False),
-        ),
-        ("driver", {"ack.node.gpu.schedule": "topology"}, False, Wanted((DRIVER,), "the setting limits=driver")),
-        ("driver", {"ack.node.gpu.schedule": "default"}, False, Wanted((DRIVER,), "the setting limits=driver")),
-        (
-            "driver",
-            {"ack.node.gpu.schedule": "core_mem", "gpu-device-plugin/set-limits": "custom"},
-            False,
-            Wanted((CUSTOM,), "the node label gpu-device-plugin/set-limits=custom"),
-        ),
-        (
-            "driver",
-            {"gpu-device-plugin/set-limits": "auto"},
-            False,
-            Wanted((), "the node label gpu-device-plugin/set-limits=auto"),
-        ),
-        (
-            "mps",
-            {"ack.node.gpu.schedule": "share", "gpu-device-plugin/set-limits": "MPS"},
-            False,
-            Wanted(
-                (ADVISORY,),
-                "the node label ack.node.gpu.schedule=share",
-                required=False,
-            ),
-        ),
+        ("auto", "", "", (), ("the setting limits=auto", {})),
+        ("mps", "", "cgpu", (DRIVER, MPS), ("the node label ack.node.gpu.schedule=cgpu", {"required": False})),
+        ("auto", "", "core_mem", (MPS,), ("the node label ack.node.gpu.schedule=core_mem", ACKS_COMPUTE)),
+        ("driver", "", "mps", (MPS,), ("the node label ack.node.gpu.schedule=mps", {"required": False})),
+        ("driver", "", "share", (ADVISORY,), ("the node label ack.node.gpu.schedule=share", {"required": False})),
+        ("driver", "", "topology", (DRIVER,), ("the setting limits=driver", {})),
+        ("driver", "custom", "core_mem", (CUSTOM,), ("the node label gpu-device-plugin/set-limits=custom", {})),
+        ("driver", "auto", "", (), ("the node label gpu-device-plugin/set-limits=auto", {})),
+        ("mps", "MPS", "share", (ADVISORY,), ("the node label ack.node.gpu.schedule=share", {"required": False})),
     ],
 )
 def test_labels_of_the_node_override_the_setting(
-    setting: str, labels: Mapping[str, str], expected: Wanted, *, compute: bool
+    setting: str, own: str, acks: str, enforcements: tuple[Enforcement, ...], expected: tuple[str, Mapping[str, bool]]
 ) -> None:
-    assert wanted(setting, labels, compute=compute) == expected
+    source, more = expected
+    labels = {"ack.node.gpu.schedule": acks, "gpu-device-plugin/set-limits": own}
+    assert wanted_enforcement(setting, labels) == WantedEnforcement(enforcements, source, **more)
+
+
+def test_multiprocessors_are_limited_too_where_a_setting_says_so() -> None:
+    assert wanted_enforcement("mps", {}, compute=True).compute
 
 
 def test_mps_is_asked_for_where_it_is_the_means_or_would_be_if_it_were_there() -> None:
@@ -150,12 +135,12 @@ def test_mps_is_asked_for_where_it_is_the_means_or_would_be_if_it_were_there() -
         gpu.uuid: GpuEnforcement(enforcement, "")
         for gpu, enforcement in zip(gpus, (MPS, ADVISORY, DRIVER, ADVISORY), strict=False)
     }
-    assert mps_gpus(gpus, chosen, Wanted((DRIVER, MPS), "a label")) == {"GPU-0", "GPU-1"}
-    assert mps_gpus(gpus, chosen, Wanted((DRIVER,), "a label")) == frozenset()
+    assert mps_gpus(gpus, chosen, WantedEnforcement((DRIVER, MPS), "a label")) == {"GPU-0", "GPU-1"}
+    assert mps_gpus(gpus, chosen, WantedEnforcement((DRIVER,), "a label")) == frozenset()
 
 
 def test_a_reason_names_who_asked_and_what_is_missing() -> None:
-    made = enforcements({0: GPU, 1: OLD, 3: OLD}, TWO, wanted("driver", {}), refuse=True)
+    made = enforcements({0: GPU, 1: OLD, 3: OLD}, TWO, wanted_enforcement("driver", {}), refuse=True)
     why = f"the setting limits=driver asks for driver: {NONE}"
     refusal = f"memory limits that hold are required here and not there: {why}"
     assert made.gpus == {
@@ -168,16 +153,19 @@ def test_a_reason_names_who_asked_and_what_is_missing() -> None:
         3: GpuEnforcement(ADVISORY, why, refusal),
     }
     assert made.missing == f"GPU 1, 3: {why}; containers are refused shares (limits_fallback: refuse)"
-    advisory = enforcements({0: GPU, 1: OLD, 3: OLD}, TWO, wanted("driver", {}), refuse=False)
+    advisory = enforcements({0: GPU, 1: OLD, 3: OLD}, TWO, wanted_enforcement("driver", {}), refuse=False)
     assert advisory.gpus[1] == GpuEnforcement(ADVISORY, why)
     assert advisory.missing == f"GPU 1, 3: {why}; the limits are advisory there"
 
 
 def test_a_node_tells_its_enforcements_in_a_sentence() -> None:
-    assert told({}) == ""
-    assert told(enforcements({0: OLD, 1: OLD}, TWO, wanted("auto", {}), refuse=True).gpus) == f"advisory: {NONE}"
-    mixed = enforcements({0: GPU, 1: OLD, 3: OLD}, TWO, wanted("driver", {}), refuse=True).gpus
-    assert told(mixed) == (
+    assert summary({}) == ""
+    assert (
+        summary(enforcements({0: OLD, 1: OLD}, TWO, wanted_enforcement("auto", {}), refuse=True).gpus)
+        == f"advisory: {NONE}"
+    )
+    mixed = enforcements({0: GPU, 1: OLD, 3: OLD}, TWO, wanted_enforcement("driver", {}), refuse=True).gpus
+    assert summary(mixed) == (
         "driver on GPU 0: the setting limits=driver asks for it, and the driver limits the memory of cgroups where "
         "nvidia-container-toolkit from 1.20.1 on asks it to; refused on GPU 1, 3: the setting limits=driver asks for "
         f"driver: {NONE}"

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.holds import DeviceHold
-from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
@@ -64,11 +63,6 @@ def test_a_gpu_that_another_resource_gave_counts_as_given_whole() -> None:
     assert (found.granted, found.whole) == ({uuid(1): 16 * MIB_PER_GIB}, True)
 
 
-def test_the_enforcement_of_the_answer_is_kept() -> None:
-    (found,) = holdings([replace(entry("a", "main", ids(0, [0])), enforcement=Enforcement.MPS)], [], SHARES)
-    assert found.enforcement is Enforcement.MPS
-
-
 def test_devices_of_gpus_that_are_gone_are_left_out() -> None:
     assert holdings([entry("a", "main", ["GPU-gone::0", "GPU-other"])], [], SHARES) == ()
     (found,) = holdings([entry("a", "main", ["GPU-gone::0", *ids(0, [3])])], [], SHARES)
@@ -80,11 +74,6 @@ def test_the_container_runs_under_the_id_that_the_api_tells() -> None:
     first, second = holdings([entry("a", "main", ids(0, [0])), entry("a", "other", ids(0, [1]))], [known], SHARES)
     assert (first.pod, first.container_id) == (known, "5ad9")
     assert (second.pod, second.container_id) == (known, "")
-
-
-def test_without_the_api_the_container_is_known_by_name_only() -> None:
-    (found,) = holdings([entry("a", "main", ids(0, [0]))], [], SHARES)
-    assert (found.container, found.container_id, found.pod) == ("main", "", None)
 
 
 def test_a_static_pod_is_known_by_the_hash_of_its_file() -> None:
@@ -141,11 +130,6 @@ def test_every_container_has_its_shares_and_a_whole_gpu_has_all_of_them() -> Non
         ("c0", Kind.MEMORY): {0: 2, 1: 1},
         ("c1", Kind.COUNT): {2: 4},
     }
-
-
-def test_a_container_missing_in_the_checkpoint_leaves_the_pod_unassigned() -> None:
-    records = {("u", "c0", Kind.MEMORY): frozenset(ids(0, [0]))}
-    assert assigned_shares(asking((MEM, 1), (MEM, 1)), records, node(8), RESOURCES) == {}
 
 
 def test_a_device_that_is_not_on_the_node_leaves_the_pod_unassigned() -> None:

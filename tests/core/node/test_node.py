@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.placing import Room
-from gpu_device_plugin.core.node.ledger import Ledger, Use
 from tests.mig import mig_node
-from tests.nodes import ids, node
+from tests.nodes import node
 
 
 def test_rooms_show_the_state_of_each_gpu() -> None:
@@ -32,11 +31,6 @@ def test_more_ids_in_use_than_there_are_shares_leave_no_room() -> None:
     assert there.rooms() == (Room(0, total=4, free=0, shared=True),)
 
 
-def test_a_connection_is_the_same_in_both_directions() -> None:
-    there = node(4, 4, 4, closeness={(0, 2): 7})
-    assert (there.links.connection(0, 2), there.links.connection(2, 0), there.links.connection(0, 1)) == (7, 7, 0)
-
-
 def test_the_emptiest_gpu_is_healthy_and_held_by_nobody_else() -> None:
     there = node(9, 4, 8, 7, used={1: [0]}, whole=[2], unhealthy={0: "it fell off the bus"})
     assert there.emptiest == 7
@@ -45,11 +39,3 @@ def test_the_emptiest_gpu_is_healthy_and_held_by_nobody_else() -> None:
     assert node(4, used={0: range(6)}).emptiest == 0
     assert mig_node((10, 30), mode=MigMode.SHARE).emptiest == 30
     assert mig_node((10, 30), mode=MigMode.WHOLE).emptiest == 0
-
-
-def test_another_ledger_makes_another_node() -> None:
-    there = node(4, unhealthy={0: "too hot"})
-    taken = there.with_ledger(Ledger().seen(ids(0, [1])))
-    assert taken.use(taken.shares.gpus[0]) == Use(frozenset({1}))
-    assert taken.unhealthy == there.unhealthy
-    assert there.with_ledger(there.ledger) is there

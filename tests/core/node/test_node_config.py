@@ -15,8 +15,7 @@ from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.model.shares import Shares, TooManySharesError
 from gpu_device_plugin.core.node.health.gpu_health import Cause, GpuHealth, Problem
 from gpu_device_plugin.core.node.kubelet.conflicting_plugins import OTHERS, Detection
-from gpu_device_plugin.core.node.limits.container_grants import Delivery
-from gpu_device_plugin.core.node.limits.limit_grants import EnforcementPlan
+from gpu_device_plugin.core.node.limits.container_grants import Delivery, EnforcementPlan
 from gpu_device_plugin.core.node.node_config import (
     NodeConfig,
     NodeInputs,
@@ -173,8 +172,8 @@ def test_daemons_of_mps_labels_and_settings_reach_the_means() -> None:
     assert by_label.limits.gpus == {0: plan.enforcements["GPU-0"], 1: plan.enforcements["GPU-1"]}
     assert by_label.mps_gpus == {"GPU-0", "GPU-1"}
     assert (plan.refuse, by_label.missing, by_label.barred) == (False, "", frozenset()), "this label requires nothing"
-    assert by_label.notes == (f"memory limits: {by_label.limits_told}",)
-    assert by_label.limits_told.startswith("mps: the node label ack.node.gpu.schedule=core_mem asks for it")
+    assert by_label.notes == (f"memory limits: {by_label.limits_summary}",)
+    assert by_label.limits_summary.startswith("mps: the node label ack.node.gpu.schedule=core_mem asks for it")
 
 
 def test_a_wanted_means_that_is_not_there_bars_the_gpus_or_is_told_alone() -> None:

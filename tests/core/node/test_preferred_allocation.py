@@ -15,7 +15,7 @@ from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.node.matching import Call, Match, Matched, WaitingPod, Wanted
-from gpu_device_plugin.core.node.preferred_allocation import UNMATCHED, PreferredAllocationRequest, not_on, spread_over
+from gpu_device_plugin.core.node.preferred_allocation import UNMATCHED, PreferredAllocationRequest, spread_over
 from tests.nodes import ids, node, uuid
 
 if TYPE_CHECKING:
@@ -237,12 +237,6 @@ def test_a_call_counts_by_gpu() -> None:
     assert count(there, [0, 1], 2, 1).call == Call(Kind.COUNT, 2, {0: 1, 1: 1}, frozenset({1}))
 
 
-def test_ids_are_counted_by_gpu() -> None:
-    there = node(8, 8)
-    assert spread_over(there, [*ids(1, [1, 2, 3]), *ids(0, [5]), "GPU-7::1", uuid(0)]) == {0: 2, 1: 3}
-    assert spread_over(there, []) == {}
-
-
 # --- properties
 
 
@@ -303,18 +297,6 @@ def test_shares_asked_are_all_on_one_gpu_whenever_one_has_room(there: Node, poli
         assert set(answer) == set(must)
 
 
-@given(worlds(), st.data())
-def test_whole_gpus_asked_are_answered_whenever_there_are_enough(there: Node, data: st.DataObject) -> None:
-    available, must, amount = draw_ids(data, there, Kind.COUNT)
-    answer = PreferredAllocationRequest(there, Kind.COUNT, available, must, amount).answer(there, BINPACK, others(data))
-    assert len(set(answer)) == len(answer)
-    assert set(must) <= set(answer) <= set(available)
-    good = {name for name in available if name not in there.unhealthy and not there.ledger.use(name).shares}
-    assert (len(answer) == amount and set(answer) <= good) or answer == tuple(sorted(must))
-    if len(good) >= amount and set(must) <= good:
-        assert len(answer) == amount
-
-
 @st.composite
 def worlds_and_what_is_available(draw: st.DrawFn) -> tuple[Node, list[str]]:
     there = draw(worlds())
@@ -344,18 +326,3 @@ def test_a_promise_is_kept_exactly_whenever_it_can_be(world: tuple[Node, list[st
         assert {uuid(position) for position in found} <= good
     else:
         assert not answer
-
-
-@given(worlds(), st.data())
-def test_the_order_in_which_the_kubelet_lists_ids_does_not_matter(there: Node, data: st.DataObject) -> None:
-    available, must, amount = draw_ids(data, there, Kind.MEMORY)
-    matched = others(data)
-    one = memory(there, available, amount, *must).answer(there, BINPACK, matched)
-    two = memory(there, sorted(available), amount, *sorted(must)).answer(there, BINPACK, matched)
-    assert one == two
-
-
-def test_shares_of_gpus_that_may_not_be_used_are_left_out() -> None:
-    device_ids = (*ids(0, [0, 1]), "another", *ids(1, [2]))
-    assert list(not_on(device_ids, {uuid(0)})) == ["another", *ids(1, [2])]
-    assert not_on(device_ids, ()) is device_ids

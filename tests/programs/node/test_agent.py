@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.names import COUNT, MEM
-from tests.programs.node.harness import T4, container, envs_of, gpus_of, pod, world
-
-
-async def test_a_node_shows_its_gpus_as_shares_and_as_wholes() -> None:
-    """A T4 has 15,360 MiB of which the driver keeps some: 14 shares of 1 GiB; 2 cards."""
-    async with world() as node:
-        await node.start_agent()
-        assert node.healthy(MEM) == 28
-        assert node.healthy(COUNT) == 2
+from tests.programs.node.harness import T4, envs_of, gpus_of, pod, world
 
 
 async def test_a_pod_gets_shares_of_one_gpu_and_is_told_its_limit() -> None:
@@ -76,21 +68,3 @@ async def test_whole_and_shared_use_exclude_each_other_and_undo_themselves() -> 
         await node.kubelet.delete(whole)
         await node.healthy_is(MEM, 28)
         await node.healthy_is(COUNT, 2)
-
-
-async def test_a_whole_gpu_is_not_given_while_a_share_of_it_is_in_use() -> None:
-    """The scheduler learns of a fence late; whoever comes in that window is refused."""
-    async with world(gpus="fake:1xT4") as node:
-        await node.start_agent()
-        await node.kubelet.admit(pod("shared", mem=4))
-        made = await node.kubelet.admit(pod("whole", count=1))
-        assert made.phase == "Failed"
-
-
-async def test_containers_of_a_pod_may_sit_on_different_gpus() -> None:
-    async with world() as node:
-        await node.start_agent()
-        made = await node.kubelet.admit(pod("two", container("a", mem=10), container("b", mem=10)))
-        assert made.phase == "Running"
-        assert len(gpus_of(made)) == 2
-        assert envs_of(made, "a")["NVIDIA_VISIBLE_DEVICES"] != envs_of(made, "b")["NVIDIA_VISIBLE_DEVICES"]

@@ -40,7 +40,7 @@ async def test_beside_another_device_plugin_nothing_is_registered(caplog: pytest
             launch(node)
             assert node.agent is not None
             agent = node.agent
-            await node.until(lambda: "GPUs are not shared: NVIDIA's device plugin" in caplog.text)
+            await node.until(lambda: "GPUs of this node are not shared: NVIDIA's device plugin" in caplog.text)
             assert node.kubelet.registrations == []
             missing = await agent.serving_switch.ready()
             assert "nvidia.com/gpu.deploy.device-plugin=false" in missing[0]
@@ -83,14 +83,6 @@ async def test_one_that_restarts_is_not_believed_gone() -> None:
         others.look_s = 0
         others.look()
         assert others.others.value == ()
-
-
-async def test_a_file_without_a_listener_is_nobody() -> None:
-    async with world() as node:
-        with listener(node.kubelet.device_plugin_dir / "aliyungpushare.sock"):
-            pass
-        await node.start_agent()
-        assert node.healthy(MEM) == 28
 
 
 async def test_a_dra_driver_beside_the_pod_resources_socket_counts_too() -> None:

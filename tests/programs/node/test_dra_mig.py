@@ -64,25 +64,6 @@ async def test_a_claim_gets_a_whole_instance_which_the_hardware_keeps_apart() ->
         assert not agent.state.node.ledger.holds
 
 
-async def test_seven_claims_get_seven_instances_and_the_eighth_waits() -> None:
-    async with claims(SEVEN) as here:
-        await here.start(mig="whole")
-        given = {(await here.run_claim(f"c{n}", INSTANCE)).environ["NVIDIA_VISIBLE_DEVICES"] for n in range(7)}
-        assert len(given) == 7
-        here.wish("c7", INSTANCE)
-        assert here.allocate("c7") == "cannot allocate all claims"
-
-
-async def test_a_claim_may_ask_for_a_profile_and_for_several_instances() -> None:
-    async with claims(MIXED) as here:
-        await here.start(mig="whole")
-        large = await here.run_claim("large", Wish("mig", profile="2g.20gb"))
-        assert here.devices()[large.environ["NVIDIA_VISIBLE_DEVICES"].lower() + "-whole"]["capacity"]["memory"]
-        two = await here.run_claim("two", Wish("mig", count=2, profile="1g.10gb"))
-        assert len(two.environ["NVIDIA_VISIBLE_DEVICES"].split(",")) == 2
-        assert two.environ["GPUSHARE_MEMORY_LIMIT_BY"] == "partition"
-
-
 async def test_whole_gpus_and_instances_are_two_types_of_devices() -> None:
     async with claims(MIXED) as here:
         await here.start(mig="share")
@@ -107,26 +88,6 @@ async def test_parts_of_an_instance_fill_it_and_it_is_not_given_whole_beside_the
         await here.end_claim("whole")
         everything = await here.run_claim("everything", Wish(memory="9Gi"))
         assert everything.environ["GPUSHARE_MEMORY_LIMIT_BY"] == "partition"
-
-
-async def test_parts_of_two_instances_are_refused_with_what_to_ask_for_instead() -> None:
-    async with claims("fake:1xH100:mig=1g.10gb*2") as here:
-        await here.start(mig="share")
-        refused = await here.run_claim("c1", Wish(memory="2Gi", count=2))
-        assert "no program can use a MIG instance together with another one or with a GPU" in refused.error
-        assert here.node.agent is not None
-        assert not here.node.agent.state.node.ledger.holds
-
-
-async def test_a_program_that_looks_sees_every_instance() -> None:
-    async with claims(MIXED) as here:
-        await here.start(mig="share")
-        watcher = await here.run_claim("admin", Wish("monitor", count=4, admin=True))
-        assert sorted(each[:4] for each in watcher.environ["NVIDIA_VISIBLE_DEVICES"].split(",")) == [
-            *("GPU-", "MIG-", "MIG-", "MIG-")
-        ]
-        assert watcher.environ["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
-        assert "GPUSHARE_MEMORY_LIMIT_BY" not in watcher.environ
 
 
 async def test_a_gpu_that_is_divided_anew_brings_new_devices_and_takes_the_others_back() -> None:
@@ -185,35 +146,3 @@ async def test_parts_that_are_in_use_keep_an_instance_from_being_given_whole_aft
         assert (await here.run_claim("c3", INSTANCE)).environ["NVIDIA_VISIBLE_DEVICES"] == uuid
         here.api.patch("nodes", NODE, {"metadata": {"labels": {"gpu-device-plugin/mig": "off"}}})
         await here.node.until(lambda: not here.devices())
-
-
-async def test_what_is_wrong_with_a_gpu_taints_its_instances() -> None:
-    async with claims([{"model": "H100", "mig": "1g.10gb*2"}, {"model": "T4"}]) as here:
-        await here.start(mig="share")
-        here.node.hardware({"model": "H100", "mig": "1g.10gb*2", "lost": True}, {"model": "T4"})
-        await here.node.until(
-            lambda: [name[:4] for name, device in here.devices().items() if device.get("taints")] == ["mig-"] * 4
-        )
-
-
-async def test_an_older_api_server_gets_instances_where_they_are_given_whole() -> None:
-    async with claims(MIXED) as here:
-        here.api.older = True
-        await here.start(mig="whole")
-        assert types(here) == {"mig": 3, "monitor": 4, "whole-gpu": 1}
-        assert (await here.run_claim("c1", INSTANCE)).environ["GPUSHARE_MEMORY_LIMIT_BY"] == "partition"
-
-
-async def test_an_older_api_server_gets_no_instance_that_is_shared() -> None:
-    async with claims(MIXED) as here:
-        here.api.older = True
-        await here.start(mig="share")
-        assert types(here) == {"monitor": 4, "whole-gpu": 1}
-
-
-async def test_eight_gpus_full_of_instances_are_published() -> None:
-    async with claims("fake:8xH100:mig=1g.10gb*7") as here:
-        await here.start(mig="share")
-        assert types(here) == {"mig": 56, "monitor": 56, "shared-gpu": 56}
-        assert [len(spec.get("devices") or spec["sharedCounters"]) for spec in here.slices()] == [8, 64, 64, 40]
-        assert (await here.run_claim("c1", Wish(memory="2Gi"))).error == ""

@@ -163,15 +163,6 @@ async def test_a8_an_old_plugin_of_the_same_name_that_ends_late_is_survived() ->
 # --- A9 to A12: restarts of the agent, of the node, lost checkpoints --------------------------------------------------
 
 
-async def test_a9_ids_are_the_same_after_every_restart_of_the_agent() -> None:
-    async with world(gpus="fake:1xT4,1xA10") as node:
-        await node.start_agent()
-        before = [node.kubelet.health[resource].keys() for resource in (MEM, COUNT)]
-        await node.stop_agent()
-        await node.start_agent()
-        assert [node.kubelet.health[resource].keys() for resource in (MEM, COUNT)] == before
-
-
 async def test_a9_running_pods_keep_what_they_have_while_the_agent_is_away_and_after() -> None:
     """Binpack would put the second pod on the first shares of GPU 0 again."""
     async with world() as node:
@@ -285,18 +276,6 @@ async def test_a14_after_a_force_delete_the_fence_stays_while_processes_run() ->
         assert node.healthy(COUNT) == 0
         node.hardware(T4 | {"processes": 0})
         await node.healthy_is(COUNT, 1)
-
-
-async def test_a14_a_whole_gpu_is_fenced_the_same_way() -> None:
-    async with world([T4 | {"processes": 1}], process_wait="1h") as node:
-        await node.start_agent()
-        made = await node.kubelet.admit(pod("p", count=1))
-        await node.healthy_is(MEM, 0)
-        await node.kubelet.delete(made, force=True)
-        await node.rounds(2)
-        assert node.healthy(MEM) == 0
-        node.hardware(T4)
-        await node.healthy_is(MEM, 14)
 
 
 async def test_a14_processes_that_never_end_do_not_keep_a_gpu_for_ever() -> None:

@@ -83,13 +83,6 @@ async def test_a_node_that_still_offers_gpus_says_meanwhile_that_its_agent_is_aw
         assert there.said_of_node() == {}
 
 
-async def test_a_kubelet_that_never_forgets_is_not_waited_for_for_ever() -> None:
-    async with cluster(node_labels=SWITCHED_ON) as there:
-        async with cleaning_up(there, 0.05):
-            pass
-        assert there.said_of_node() == {}
-
-
 async def test_a_label_that_comes_back_meanwhile_keeps_everything() -> None:
     async with cluster(node_labels=SWITCHED_ON) as there:
         async with cleaning_up(there, 60):
@@ -165,14 +158,6 @@ async def test_an_agent_that_cannot_say_that_it_ends_ends_all_the_same(caplog: p
         there.api.fail(Hang(), resources=["nodes"])
         await there.cluster.announce_shutdown(0.05)
         assert "could not be announced on its node: no answer within 0.05 s" in caplog.text
-        there.api.heal()
-
-
-async def test_an_agent_that_has_said_nothing_yet_has_nothing_to_take_back() -> None:
-    async with cluster(node_labels=SWITCHED_ON) as there:
-        there.api.fail(Hang(), resources=["nodes"])
-        await there.start_agent()
-        await there.cluster.announce_shutdown(5)
         there.api.heal()
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -25,7 +23,6 @@ from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
 from gpu_device_plugin.kubelet.registration_loop import DirectoryGoneError
 from gpu_device_plugin.kubelet.sockets import AlreadyRunningError
-from gpu_device_plugin.programs.node.agent import NodeAgent
 from gpu_device_plugin.programs.node.node_program import RESTART_AFTER, main
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import NodeSettings
@@ -38,10 +35,9 @@ from tests.ports import free_port
 from tests.programs.node.harness import T4, container, gpus_of, pod, world
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from gpu_device_plugin.testing.pod_specs import Pod
     from tests.programs.node.harness import NodeWorld
 
 RUN = (sys.executable, "-m", "gpu_device_plugin", "node")
@@ -50,91 +46,7 @@ RUN = (sys.executable, "-m", "gpu_device_plugin", "node")
 # --- Any order of events ----------------------------------------------------------------------------------------------
 
 
-async def kubelet_restarts(node: NodeWorld) -> None:
-    await node.kubelet.restart()
-
-
-async def kubelet_is_down_for_a_while(node: NodeWorld) -> None:
-    await node.kubelet.stop()
-    await node.until(lambda: node.agent is not None and bool(node.agent.registration.unmet()))
-    await node.kubelet.start(ready=False)
-
-
-async def sockets_are_removed(node: NodeWorld) -> None:
-    removed = node.sockets
-    for name in removed:
-        (node.kubelet.device_plugin_dir / name).unlink()
-    await node.until(lambda: bool(node.sockets - removed))
-
-
-async def directory_is_made_anew(node: NodeWorld) -> None:
-    directory = node.kubelet.device_plugin_dir
-    await node.kubelet.stop()
-    directory.rename(directory.with_name("old"))
-    directory.mkdir()
-    shutil.copy(directory.with_name("old") / node.kubelet.checkpoint.name, directory)
-    shutil.rmtree(directory.with_name("old"))
-    await node.kubelet.start(ready=False)
-
-
-async def agent_restarts(node: NodeWorld) -> None:
-    await node.stop_agent()
-    node.launch()
-
-
-async def streams_break(node: NodeWorld) -> None:
-    node.kubelet.drop_streams()
-    await node.until(lambda: not any(stream.open for stream in node.kubelet.streams))
-
-
-async def checkpoint_is_damaged(node: NodeWorld) -> None:
-    """The kubelet that runs writes it anew with the first list of the next agent."""
-    await node.stop_agent()
-    node.kubelet.checkpoint.write_text("damaged")
-    node.launch()
-    await node.ready()
-
-
-EVENTS = (
-    kubelet_restarts,
-    kubelet_is_down_for_a_while,
-    sockets_are_removed,
-    directory_is_made_anew,
-    agent_restarts,
-    streams_break,
-    checkpoint_is_damaged,
-)
 # The same few in every run; test_properties.py looks for others.
-ORDERS = list(itertools.permutations(EVENTS, 3))[::27]
-
-
-@pytest.mark.parametrize("events", ORDERS, ids=lambda events: "-".join(event.__name__[:11] for event in events))
-async def test_after_any_events_in_any_order_nothing_is_given_twice(
-    events: Iterable[Callable[[NodeWorld], Awaitable[None]]],
-) -> None:
-    """A pod with an init container on GPU 0, one that has GPU 1 whole; after each event another gets 1 of GPU 0."""
-    async with world() as node:
-        await node.start_agent()
-        spec = pod("p", container("init", kind=ContainerType.INIT, mem=4), container("main", mem=2))
-        pods = [await node.kubelet.admit(spec), await node.kubelet.admit(pod("w", count=1))]
-        await node.confirmed()
-        for number, event in enumerate(events):
-            await event(node)
-            await node.ready()
-            await node.healthy_is(MEM, 14)
-            await node.healthy_is(COUNT, 1)
-            await node.kubelet.sources_ready()
-            pods.append(await node.kubelet.admit(pod(f"after-{number}", mem=1)))
-            await node.confirmed()
-        assert [node.kubelet.pod(one).phase for one in pods] == ["Running"] * 5
-        assert no_id_twice(pods)
-        assert node.held == {name for one in pods for name in one.devices(MEM) | one.devices(COUNT)}
-        assert node.kubelet.panics == []
-
-
-def no_id_twice(pods: Iterable[Pod]) -> bool:
-    given = [name for one in pods for name in one.devices(MEM) | one.devices(COUNT)]
-    return len(given) == len(set(given))
 
 
 async def test_after_a_reboot_of_the_node_pods_come_back_on_the_devices_they_had() -> None:
@@ -216,15 +128,6 @@ async def test_gpus_that_cannot_be_shared_are_left_out_with_a_reason(caplog: pyt
             in caplog.messages
         )
         assert "GPU 2 is not shared: 700 MiB, less than one share of 1 GiB" in caplog.messages
-
-
-async def test_a_gpu_that_is_switched_to_mig_mode_serves_nobody_any_more() -> None:
-    async with world([T4, T4]) as node:
-        await node.start_agent()
-        node.hardware(T4, T4 | {"mig": True})
-        await node.healthy_is(MEM, 14)
-        assert node.agent is not None
-        assert "MIG mode now" in node.agent.state.node.unhealthy[node.uuids[1]]
 
 
 async def test_a19_a_share_size_that_makes_too_many_ids_is_refused_with_one_that_fits() -> None:
@@ -376,23 +279,6 @@ async def test_an_agent_whose_sockets_do_not_answer_is_not_alive() -> None:
         assert await agent.serving_switch.alive() == ("the agent's sockets do not answer",)
         directory.with_name("away").rename(directory)
         await node.ready()
-
-
-# --- Settings read again ----------------------------------------------------------------------------------------------
-
-
-async def test_settings_read_again_count_at_once_where_they_can(caplog: pytest.LogCaptureFixture) -> None:
-    async with world() as node:
-        agent = await node.start_agent()
-        assert repr(agent).startswith("<NodeAgent standalone: <NodeState #")
-        wanted = node.settings | {"policy": "spread", "reconcile_interval": "50ms", "share_size": "2GiB"}
-        with caplog.at_level("INFO"):
-            agent.reload(Sources(NodeSettings, flags=wanted, environ={}).read())
-        assert "these changes need a restart of the agent" in caplog.messages
-        made = [await node.kubelet.admit(pod(name, mem=3)) for name in "ab"]
-        assert [gpus_of(one) for one in made] == [{node.uuids[0]}, {node.uuids[1]}]
-        assert agent.reconciler.interval_s == 0.05
-        assert node.healthy(MEM) == 28
 
 
 # --- The real command line --------------------------------------------------------------------------------------------
@@ -596,14 +482,6 @@ def test_an_agent_without_gpus_obeys_signals_like_any_other(tmp_path: Path, capl
     assert list(dict.fromkeys(message for message in caplog.messages if message in said)) == said
 
 
-def test_an_agent_that_cannot_begin_says_what_to_change(tmp_path: Path) -> None:
-    settings = Sources(
-        NodeSettings, flags={"gpus": "fake:1xT4", "device_plugin_dir": f"{tmp_path}/none", "api": "off"}, environ={}
-    )
-    with pytest.raises(UsageError, match="none is not a directory"):
-        main(settings, settings.texts(), settings.read())
-
-
 # --- Exit codes -------------------------------------------------------------------------------------------------------
 
 
@@ -613,8 +491,3 @@ def test_an_agent_that_cannot_begin_says_what_to_change(tmp_path: Path) -> None:
 def test_how_an_agent_ends_decides_whether_it_is_worth_starting_anew(error: Exception) -> None:
     assert isinstance(error, RESTART_AFTER)
     assert not isinstance(UsageError("wrong"), (OSError, *RESTART_AFTER))
-
-
-def test_gpus_described_wrongly_are_found_before_anything_is_touched() -> None:
-    with pytest.raises(UsageError, match="T5"):
-        NodeAgent(Sources(NodeSettings, flags={"gpus": "fake:1xT5", "api": "off"}, environ={}).read())

@@ -67,14 +67,6 @@ async def test_a_wanted_means_that_is_missing_refuses_shares_and_tells_why(caplo
         assert refusals in await there.metrics()
 
 
-async def test_where_it_may_be_advisory_a_container_starts_all_the_same() -> None:
-    async with cluster(limits="driver", limits_fallback="advisory") as there:
-        await there.start_agent()
-        assert envs_of(await there.run(pod("a", mem=3)))[BY] == "advisory"
-        await there.node.until(lambda: bool(there.events("GPULimitsUnavailable")))
-        assert there.events("GPULimitsUnavailable")[0]["note"].endswith("; the limits are advisory there.")
-
-
 async def test_shares_come_from_a_gpu_that_is_not_refused() -> None:
     """Binpack would fill GPU 0."""
     async with world([], limits="driver") as node:

@@ -97,16 +97,6 @@ async def test_instances_are_shared_by_memory_and_no_container_gets_two() -> Non
         assert "the emptiest healthy GPU has 9 GiB free" in refused.message
 
 
-async def test_the_domain_of_nvidia_lets_its_manifests_run() -> None:
-    async with world([h100("1g.10gb*2")], mig="whole", mig_domain="nvidia.com") as node:
-        await node.start_agent()
-        await node.healthy_is("nvidia.com/mig-1g.10gb", 2)
-        made = await node.kubelet.admit(asking("nvidias", "nvidia.com/mig-1g.10gb"))
-        assert made.phase == "Running"
-        assert node.agent is not None
-        assert node.agent.conflicting_plugins.others.value == ()
-
-
 async def test_device_nodes_of_an_instance_reach_the_container() -> None:
     async with world([h100("1g.10gb*2")], mig="whole", devices="device-specs") as node:
         for name in ("nvidiactl", "nvidia-uvm"):
@@ -118,18 +108,6 @@ async def test_device_nodes_of_an_instance_reach_the_container() -> None:
         assert paths[:3] == ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0"]
         assert len(paths) == 5
         assert all(path.startswith("/dev/nvidia-caps/nvidia-cap") for path in paths[3:])
-
-
-async def test_instances_that_are_not_switched_on_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    async with world([h100("1g.10gb*2"), h100(True), T4]) as node:
-        with caplog.at_level("INFO"):
-            await node.start_agent()
-        assert (node.healthy(MEM), node.healthy(COUNT)) == (14, 1)
-        assert (
-            "GPU 0 is not shared: in MIG mode, with 2 instances that --mig=whole or --mig=share, or the node label "
-            "gpu-device-plugin/mig, would give to pods"
-        ) in caplog.messages
-        assert any("GPU 1 is not shared: in MIG mode and without instances" in each for each in caplog.messages)
 
 
 # --- The way changes --------------------------------------------------------------------------------------------------
@@ -208,16 +186,6 @@ async def test_where_more_instances_do_not_fit_the_list_those_that_are_gone_are_
         assert any("new GPUs are not shared" in message for message in caplog.messages)
 
 
-async def test_a_gpu_enters_mig_mode_and_leaves_it() -> None:
-    async with world([{"model": "H100"}, T4], mig="share") as node:
-        await node.start_agent()
-        await offered(node, mem=79 + 14, count=2)
-        node.hardware(h100("3g.40gb*2"), T4)
-        await offered(node, mem=2 * 39 + 14, count=1)
-        node.hardware({"model": "H100"}, T4)
-        await offered(node, mem=79 + 14, count=2)
-
-
 async def test_instances_that_an_owner_wrote_on_a_pod_are_taken_off_or_corrected() -> None:
     """Where no policy forbids it, a pod could show as holding instances that others have."""
     forged = {"gpu-device-plugin/mig-instances": '{"main":["MIG-1","MIG-2","MIG-3"]}'}
@@ -266,19 +234,6 @@ async def test_a_pod_on_an_instance_that_exists_no_more_is_named(caplog: pytest.
         await there.node.until(lambda: uuid in {gpu["uuid"] for gpu in there.said_of_node().get("gone", ())})
 
 
-async def test_a_pod_whose_instance_was_destroyed_while_no_agent_ran_is_named() -> None:
-    async with cluster([h100("1g.10gb*3"), T4], mig="whole") as there:
-        await there.start_agent()
-        await there.node.healthy_is(ONE_G, 3)
-        made = await there.run(asking("old", ONE_G))
-        (uuid,) = gpus_of(made, ONE_G)
-        await there.node.stop_agent()
-        there.node.hardware(h100("2g.20gb*2"), T4)
-        await there.start_agent()
-        await there.node.until(lambda: len(there.events("MigInstanceGone")) == 2)
-        assert all(uuid in event["note"] for event in there.events("MigInstanceGone"))
-
-
 async def test_an_excluded_instance_is_given_to_nobody_by_the_next_agent() -> None:
     async with cluster([h100("1g.10gb*2"), T4], mig="whole") as there:
         await there.start_agent()
@@ -310,16 +265,6 @@ async def test_an_instance_made_again_as_another_profile_is_not_given_beside_its
         assert node.healthy(TWO_G) == 0
         node.kubelet.finish(made)
         await offered(node, two=1)
-
-
-async def test_where_limits_are_required_a_container_can_have_all_of_an_instance() -> None:
-    async with world([h100("1g.10gb*2"), T4], mig="share", limits="driver", limits_fallback="refuse") as node:
-        await node.start_agent()
-        await offered(node, mem=2 * 9 + 14)
-        whole = await node.kubelet.admit(pod("whole", mem=9))
-        assert (whole.phase, envs_of(whole)["GPUSHARE_MEMORY_LIMIT_BY"]) == ("Running", "partition")
-        part = await node.kubelet.admit(pod("part", mem=4))
-        assert (part.phase, "limits that hold are required" in part.message) == ("Failed", True)
 
 
 async def test_positions_outlive_the_agent_and_the_instances() -> None:
@@ -401,24 +346,6 @@ async def test_the_use_of_an_instance_is_that_of_its_container() -> None:
 
 
 # --- Restarts and chance ----------------------------------------------------------------------------------------------
-
-
-async def test_a_restarted_agent_gives_nothing_twice_and_takes_nothing_away() -> None:
-    async with world([h100("1g.10gb*3"), T4], mig="whole") as node:
-        await node.start_agent()
-        await offered(node, one=3)
-        made = await node.kubelet.admit(asking("one", ONE_G))
-        await node.stop_agent()
-        await node.start_agent()
-        await offered(node, one=3)
-        assert node.held == gpus_of(made, ONE_G)
-        others = [await node.kubelet.admit(asking(name, ONE_G)) for name in ("two", "three")]
-        taken = [uuid for each in (made, *others) for uuid in gpus_of(each, ONE_G)]
-        assert len(set(taken)) == 3
-        await node.kubelet.stop()
-        await node.kubelet.start()
-        await offered(node, one=3)
-        assert all(each.phase == "Running" for each in node.kubelet.pods)
 
 
 LAYOUTS = ("1g.10gb*7", "1g.10gb*3/2g.20gb*1", "2g.20gb*3", "3g.40gb*2", True)

@@ -92,20 +92,6 @@ async def test_the_first_share_of_a_gpu_is_answered_when_its_daemon_is_ready() -
         }
 
 
-async def test_the_daemons_limit_for_all_is_the_largest_part_of_one_container() -> None:
-    async with mps_node() as (node, supervisor):
-        supervisor.start()
-        await node.start_agent()
-        small, large = [await node.kubelet.admit(pod(name, mem=mem)) for name, mem in (("s", 2), ("l", 5))]
-        gpu = node.uuids[0]
-        assert supervisor.wanted == {gpu: 5 * 1024}
-        await node.confirmed()
-        await ended(node, large)
-        await node.until(lambda: supervisor.wanted == {gpu: 2 * 1024})
-        assert (await node.kubelet.restart_container(small, "main")).only.running
-        assert supervisor.status(gpu) is MpsStatus.READY
-
-
 async def test_a_larger_container_waits_until_the_daemon_lets_it_have_its_part() -> None:
     async with mps_node(T4) as (node, supervisor):
         supervisor.start()
@@ -532,7 +518,7 @@ async def test_a_nodes_label_asks_for_mps_and_its_daemons_troubles_are_events_on
         supervisor.broken[gpu] = MpsGpu(MpsStatus.FAULT, "a client crashed")
         await node.until(lambda: bool(there.events("MPSNotReady")))
         (event,) = there.events("MPSNotReady")
-        assert event["note"] == f"MPS does not serve GPU 0 ({gpu}): fault: a client crashed"
+        assert event["note"] == f"MPS does not serve GPU 0 ({gpu}): fault: a client crashed."
         assert event["regarding"]["kind"] == "Node"
         supervisor.broken.clear()
         await node.until(lambda: bool(there.events("MPSReady")))

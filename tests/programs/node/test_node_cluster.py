@@ -101,18 +101,6 @@ async def test_new_gpus_are_told_of() -> None:
         assert (there.labels()["product"], there.labels()["memory-mib"]) == ("mixed", "15360")
 
 
-async def test_another_policy_after_sighup_is_told_of() -> None:
-    async with cluster() as there:
-        await there.start_agent()
-        await there.node.until(lambda: there.labels().get("policy") == "fit")
-        assert there.node.agent is not None
-        there.node.agent.reload(
-            Sources(NodeSettings, flags={**there.node.settings, "policy": "spread"}, environ={}).read()
-        )
-        await there.node.until(lambda: there.labels()["policy"] == "spread")
-        assert there.said_of_node()["policy"] == "spread"
-
-
 async def test_the_nodes_label_goes_before_the_agents_own_policy() -> None:
     async with cluster(node_labels={"ack.node.gpu.placement": "spread"}) as there:
         there.node.launch()
@@ -219,15 +207,6 @@ async def test_a_node_whose_gpus_cannot_be_seen_says_so_and_keeps_what_it_knew()
         there.node.hardware(T4, A10, events=[LOST])
         await there.start_agent()
         assert there.node.uuids == before
-
-
-async def test_a_node_without_gpus_says_so() -> None:
-    stale = {"gpu-device-plugin/product": "Tesla-T4", "gpu-device-plugin/memory-mib": "15360"}
-    async with cluster([T4], node_labels=stale) as there:
-        there.node.hardware(T4, events=[{"at": 0, "failure": "no-driver"}])
-        there.node.launch()
-        await there.node.until(lambda: there.said_of_node().get("gpus") == [])
-        assert there.labels() == {"count": "0", "share-mib": "1024", "policy": "fit"}
 
 
 async def test_an_agent_that_cannot_read_its_node_starts_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
@@ -405,19 +384,6 @@ async def test_e1_a_pod_that_the_kubelet_knows_before_us_makes_us_look_at_once()
         await there.assigned("a")
 
 
-async def test_e3_a_watch_that_has_expired_is_followed_by_a_list() -> None:
-    async with cluster() as there:
-        await there.start_agent()
-        await there.schedule(pod("a", mem=3), promise(0, 3))
-        with there.api.watch_gap():
-            there.create(pod("b", mem=2))
-            there.api.bind("b", NODE, promise(1, 2))
-        there.api.store.compact()
-        there.api.close_watches()
-        await there.seen("b")
-        assert there.positions(await there.admit(there.known(pod("b", mem=2)))) == {1: 2}
-
-
 async def test_e3_a_watch_that_has_gone_silent_keeps_nobody_waiting_for_long() -> None:
     async with cluster() as there:
         await there.start_agent()
@@ -475,25 +441,6 @@ async def test_c8_a_namesake_of_a_pod_is_not_written_on() -> None:
         await there.run(pod("b", mem=3), promise(1, 3))
         await there.assigned("b")
         assert there.annotations("a")["ALIYUN_COM_GPU_MEM_ASSIGNED"] == "false"
-
-
-async def test_failed_calls_are_counted_by_verb_and_error() -> None:
-    async with cluster(http="127.0.0.1:0") as there:
-        await there.start_agent()
-        there.api.fail(Answer(500), verbs=["watch"], times=2)
-        there.api.close_watches()
-        await there.node.until(lambda: there.api.count("watch", "pods") >= 4)
-        assert 'gpushare_api_errors_total{error="UnavailableError",verb="watch"} 2.0' in await there.metrics()
-
-
-async def test_garbage_in_place_of_the_node_ends_nothing() -> None:
-    """A proxy on the way answers 200 with a page of its own."""
-    async with cluster() as there:
-        there.api.fail(Garbage(), resources=["nodes"])
-        await there.start_agent()
-        await there.node.until(lambda: there.api.count("get", "nodes") >= 3)
-        there.api.heal()
-        await there.node.until(lambda: bool(there.said_of_node()))
 
 
 async def test_pods_of_others_cause_no_reading_of_the_kubelets_records() -> None:

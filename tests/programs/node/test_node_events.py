@@ -9,16 +9,12 @@ import pytest
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.health.gpu_health import Cause
-from gpu_device_plugin.core.node.kubelet.admission import Refused, Why
-from gpu_device_plugin.hardware.gpu_health_tracker import HealthChange
-from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.node_events import Reports
 from gpu_device_plugin.settings.knobs import reload
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
-from tests.nodes import node, uuid
+from tests.nodes import node
 from tests.programs.node.recorded_api import RecordedApi
 
 
@@ -36,44 +32,6 @@ class Desk(m.Metrics):
         self.counted += [(what.name.removeprefix("gpushare_"), *labels)] * times
 
 
-@pytest.mark.parametrize(("healthy", "reason"), [(True, "GPUHealthy"), (False, "GPUUnhealthy")])
-def test_a_gpu_is_called_by_its_position(*, healthy: bool, reason: str, caplog: pytest.LogCaptureFixture) -> None:
-    desk = Desk()
-    with caplog.at_level("INFO"):
-        desk.reports.health_changed(HealthChange(uuid(0), healthy, "as it is", next(iter(Cause))))
-        desk.reports.health_changed(HealthChange("GPU-unknown", healthy, "as it is", next(iter(Cause))))
-    assert caplog.messages == ["GPU 0 is as it is", "a GPU is as it is"]
-    assert desk.events[0] == (reason, f"GPU 0 ({uuid(0)}) is as it is", "Observe", not healthy)
-    assert {labels[1] for labels in desk.counted} == {"healthy" if healthy else "unhealthy"}
-
-
-@pytest.mark.parametrize("told", RegistrationEvent)
-def test_attempts_to_register_are_counted_and_everything_is_logged(
-    told: RegistrationEvent, caplog: pytest.LogCaptureFixture
-) -> None:
-    desk = Desk()
-    with caplog.at_level("INFO"):
-        desk.reports.registration(told, {"resource": "x.com/gpu-mem"})
-    outcomes = {RegistrationEvent.REGISTERED: ["registered"], RegistrationEvent.NOT_REGISTERED: ["failed"]}.get(
-        told, []
-    )
-    assert [labels[-1] for labels in desk.counted] == outcomes
-    assert [(record.getMessage(), record.levelname == "INFO") for record in caplog.records] == [
-        (told, told is RegistrationEvent.REGISTERED)
-    ]
-
-
-def test_a_run_of_refusals_is_told_in_memory_with_the_advice(caplog: pytest.LogCaptureFixture) -> None:
-    desk = Desk()
-    desk.reports.refused(Kind.MEMORY, 4, Refused(Why.NO_ROOM, "no room"))
-    assert desk.events == []
-    desk.reports.refused_again_and_again(4, "do this")
-    assert desk.events == [
-        ("GPUMemoryFragmented", "Pods of 4 GiB are refused again and again: do this.", "Refuse", True)
-    ]
-    assert caplog.messages == ["refused", "pods of 4 GiB are refused again and again: do this"]
-
-
 def test_devices_that_the_kubelet_has_forgotten_are_told_with_the_pods_that_have_them(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -88,22 +46,6 @@ def test_devices_that_the_kubelet_has_forgotten_are_told_with_the_pods_that_have
         "it started its checkpoint was deleted or damaged, or those pods were deleted by force"
     )
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-
-
-def test_a_gpu_without_the_mps_daemon_that_it_needs_is_told_and_its_return_too(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    desk = Desk()
-    with caplog.at_level("INFO"):
-        desk.reports.mps_changed(uuid(0), "fault")
-        desk.reports.mps_changed("", "no supervisor")
-        desk.reports.mps_changed(uuid(0), "")
-    assert desk.events == [
-        ("MPSNotReady", "MPS does not serve GPU 0 (GPU-0): fault", "Observe", True),
-        ("MPSNotReady", "MPS does not serve this node: no supervisor", "Observe", True),
-        ("MPSReady", "MPS serves GPU 0 (GPU-0) again", "Observe", False),
-    ]
-    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR", "INFO"]
 
 
 @pytest.mark.parametrize(("changed", "drain"), [("share_size", True), ("api", False)])

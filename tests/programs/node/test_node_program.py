@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from gpu_device_plugin.kubelet.statefile import PROFILE, StateFile
 from gpu_device_plugin.programs.node.agent import NodeAgent
 from gpu_device_plugin.programs.node.node_program import NodeProgram
 from gpu_device_plugin.settings.node import NodeSettings
@@ -104,14 +103,6 @@ async def test_a_node_has_the_profile_that_its_label_names() -> None:
             await there.node.until(lambda: remembered(there) == "big\n")
             assert there.labels()["share-mib"] == "2048"
             assert logging.getLogger("gpu_device_plugin").level == logging.DEBUG
-
-
-async def test_a_node_without_the_label_has_the_default_settings() -> None:
-    async with cluster() as there:
-        configure(there, **SIZES)
-        async with running(there):
-            await shares(there, 28)
-            await there.node.until(lambda: remembered(there) == "\n")
 
 
 async def test_a_silent_api_server_leaves_the_profile_that_the_node_had(caplog: pytest.LogCaptureFixture) -> None:
@@ -218,17 +209,6 @@ async def test_without_an_api_server_there_is_no_label_to_ask_for() -> None:
             await shares(there, 28)
 
 
-async def test_without_an_api_there_is_nothing_to_leave_behind() -> None:
-    async with cluster() as there:
-        configure(there, **SIZES)
-        async with running(there, api="off") as program:
-            await shares(there, 28)
-            async with patience(there):
-                await program.announce_shutdown()
-                await there.node.stop_agent()
-                await program.cleanup()
-
-
 async def test_a_node_that_is_taken_out_while_it_waits_is_cleaned_up() -> None:
     async with cluster(node_labels={"gpushare": "true", CONFIG: "big"}) as there:
         configure(there, **SIZES)
@@ -329,17 +309,6 @@ async def test_what_cannot_be_used_leaves_everything_as_it_was_and_is_told_once(
     assert caplog.messages.count("the configuration stays as it was") == 1
 
 
-async def test_a_label_that_names_no_profile_any_more_changes_nothing() -> None:
-    async with cluster(node_labels=BIG) as there:
-        configure(there, default="", big="policy: spread")
-        async with running(there):
-            await shares(there, 28)
-            label(there, config="bigg")
-            await told(there, "SettingsRefused", "The settings of the agent stay as they were: the node label")
-            assert there.labels()["policy"] == "spread"
-            assert remembered(there) == "big\n"
-
-
 async def test_a_label_means_nothing_to_an_agent_without_a_directory(caplog: pytest.LogCaptureFixture) -> None:
     async with cluster(node_labels=BIG) as there:
         file = there.node.folder / "node.yaml"
@@ -357,7 +326,3 @@ async def test_a_profile_that_cannot_be_written_down_is_no_reason_to_stop(caplog
         async with running(there):
             await shares(there, 14)
             await there.node.until(lambda: "the state for the next agent" in caplog.text)
-
-
-def test_what_is_remembered_shows_itself(tmp_path: Path) -> None:
-    assert repr(StateFile(tmp_path, PROFILE)) == "<StateFile gpushare/profile>"

@@ -14,7 +14,7 @@ import pytest
 from gpu_device_plugin.testing.pod_specs import ContainerType
 from tests.names import COUNT, MEM
 from tests.programs.node.cluster_harness import cluster
-from tests.programs.node.harness import T4, container, pod, world
+from tests.programs.node.harness import container, pod, world
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -154,20 +154,6 @@ async def test_without_the_api_such_a_pod_keeps_its_gpu_until_another_is_admitte
         await node.rounds()
         assert node.world.healthy(COUNT) == 0
         await node.run(pod("plain", container("main")))
-        await node.world.healthy_is(COUNT, 1)
-
-
-@ACCESS
-async def test_a_pod_deleted_by_force_keeps_its_gpu_from_the_other_resource_while_its_processes_run(
-    access: Access,
-) -> None:
-    async with access([T4 | {"processes": 1}], process_wait="1h") as node:
-        made = await node.run(pod("last", mem=3))
-        await node.world.listed(made)
-        await node.kubelet.delete(made, force=True)
-        await node.rounds()
-        assert node.world.healthy(COUNT) == 0
-        node.world.hardware(T4)
         await node.world.healthy_is(COUNT, 1)
 
 

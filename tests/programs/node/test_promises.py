@@ -29,17 +29,6 @@ ALLOCATION = "scheduler.framework.gpushare.allocation"
 # --- Kept ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_promise_decides_against_the_policy() -> None:
-    async with cluster() as there:
-        await there.start_agent()
-        a = await there.run(pod("a", mem=3), promise(1, 3))
-        assert there.positions(a) == {1: 3}
-        assert envs_of(a)["ALIYUN_COM_GPU_MEM_IDX"] == "1"
-        assert envs_of(a)["ALIYUN_COM_GPU_MEM_POD"] == "3"
-        await there.assigned("a")
-        assert there.annotations("a")[IDX] == "1"
-
-
 async def test_a_promise_that_was_written_before_the_binding_counts() -> None:
     """Gpushare's extender patches the pod first, and then binds it."""
     async with cluster() as there:
@@ -157,14 +146,6 @@ async def test_a_pod_that_the_watch_shows_after_the_kubelet_asks_is_waited_for()
         assert there.positions(await admission) == {1: 4}
 
 
-async def test_a_call_that_nobody_ever_explains_is_answered_by_the_policy() -> None:
-    """A static pod is admitted before its copy is in the API."""
-    async with cluster() as there:
-        await there.start_agent()
-        made = await there.node.kubelet.admit(pod("static", mem=4))
-        assert there.positions(made) == {0: 4}
-
-
 async def test_a_static_pod_is_known_by_the_uid_that_the_kubelet_gave_it() -> None:
     """Its copy stays Pending while an image is pulled, and must not be taken for a pod that still waits."""
     async with cluster() as there:
@@ -230,18 +211,6 @@ async def test_the_number_that_gpushares_extender_keeps_its_books_by_is_left_as_
         assert there.annotations("a")[ALLOCATION] == '{"0":{"1":4}}'
 
 
-async def test_a_swap_is_corrected_in_the_allocation_too() -> None:
-    async with cluster() as there:
-        await there.start_agent()
-        a = await there.schedule(pod("a", mem=4), allocation({0: 4}))
-        b = await there.schedule(pod("b", mem=4), allocation({1: 4}))
-        await there.admit(b)
-        await there.admit(a)
-        await there.assigned("a", "b")
-        assert there.annotations("a")[ALLOCATION] == '{"0":{"1":4}}'
-        assert there.annotations("b")[ALLOCATION] == '{"0":{"0":4}}'
-
-
 async def test_a_pod_is_not_marked_before_all_its_containers_have_devices() -> None:
     """10 and then 10 more on a node with one GPU: the second container is refused, and with it the pod."""
     async with cluster("fake:1xT4") as there:
@@ -274,14 +243,6 @@ async def test_a_pod_without_a_promise_is_told_of_once() -> None:
         await there.run(pod("b", mem=3), promise(0, 3))
         await there.assigned("b")
         assert there.api.count("patch", "pods") == 3
-
-
-async def test_whole_gpus_without_a_promise_are_told_of_with_their_shares() -> None:
-    async with cluster("fake:1xT4,1xA10") as there:
-        await there.start_agent()
-        await there.run(pod("a", count=2))
-        await there.assigned("a")
-        assert there.told("a") == {0: 14, 1: 21}
 
 
 async def test_what_was_written_on_a_pod_is_written_again_if_it_is_removed() -> None:
@@ -324,15 +285,6 @@ async def test_a_pod_without_a_promise_gets_what_its_owner_wants_of_a_node() -> 
             assert there.positions(await there.admit(there.known(pod(name, mem=2)))) == {1: 2}, name
 
 
-async def test_a_wish_that_cannot_be_read_is_ignored_with_a_line(caplog: pytest.LogCaptureFixture) -> None:
-    async with cluster() as there:
-        await there.start_agent()
-        there.create(pod("a", mem=2), annotations={"gpu-device-plugin/use-model": " , "})
-        await there.bind("a")
-        assert there.positions(await there.admit(there.known(pod("a", mem=2)))) == {0: 2}
-        assert "the wishes of a pod are ignored" in caplog.text
-
-
 async def test_an_agent_that_starts_anew_marks_what_the_one_before_could_not() -> None:
     async with cluster() as there:
         await there.start_agent()
@@ -373,15 +325,6 @@ async def test_malformed_annotations_are_ignored_counted_and_logged_once(
         assert "gpushare_malformed_annotations_total 1.0" in await there.metrics()
 
 
-async def test_a_promise_of_a_gpu_that_is_not_there_is_replaced_by_the_policy() -> None:
-    async with cluster() as there:
-        await there.start_agent()
-        a = await there.run(pod("a", mem=3), promise(7, 3))
-        assert there.positions(a) == {0: 3}
-        await there.assigned("a")
-        assert there.told("a") == {0: 3}
-
-
 async def test_a_container_that_asks_for_both_resources_is_refused_with_a_sentence() -> None:
     """The next pod, which asks for the same shares, gets them."""
     async with cluster() as there:
@@ -395,15 +338,6 @@ async def test_a_container_that_asks_for_both_resources_is_refused_with_a_senten
             "ask for one of the two"
         ) in made.message
         assert there.positions(await there.admit(mem)) == {1: 3}
-
-
-async def test_two_containers_may_ask_for_one_resource_each() -> None:
-    async with cluster() as there:
-        await there.start_agent()
-        a = await there.run(pod("a", container("mem", mem=3), container("count", count=1)))
-        assert a.phase == "Running"
-        assert there.positions(a, "mem") == {0: 3}
-        assert there.positions(a, "count", COUNT) == {1: 1}
 
 
 # --- What gpushare's plugin did wrong, by the numbers in the collection of its bugs ----------------------------------
@@ -541,15 +475,6 @@ async def test_c5_what_a_pods_owner_writes_counts_only_within_what_the_pod_asks(
         there.create(pod("more", mem=2), annotations=promise(1, 14))
         await there.bind("more")
         assert there.positions(await there.admit(there.known(pod("more", mem=2)))) == {1: 2}
-
-
-async def test_c5_a_pod_that_passed_the_scheduler_by_is_placed_by_the_policy() -> None:
-    async with cluster() as there:
-        await there.start_agent()
-        await there.schedule(pod("promised", mem=10), promise(0, 10))
-        there.create(pod("direct", mem=6))
-        await there.bind("direct")
-        assert there.positions(await there.admit(there.known(pod("direct", mem=6)))) == {1: 6}
 
 
 async def test_c6_lost_or_edited_annotations_free_nothing() -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.names import MEM
-from tests.programs.node.cluster_harness import cluster
 from tests.programs.node.harness import pod, world
 
 if TYPE_CHECKING:
@@ -71,25 +70,3 @@ async def test_a_checkpoint_that_cannot_be_read_does_not_prove_that_nobody_holds
         node.kubelet.checkpoint.write_text("damaged")
         await node.start_agent(share_size="1GiB")
         await node.healthy_is(MEM, 7)
-
-
-@pytest.mark.parametrize("damaged", ["", "0\n", "-1\n", "many\n"])
-async def test_a_size_that_nobody_wrote_is_not_believed(damaged: str) -> None:
-    async with world(gpus=ONE_T4) as node:
-        await node.start_agent(share_size="2GiB")
-        await node.kubelet.admit(pod("p", mem=1))
-        await node.stop_agent()
-        (node.kubelet.device_plugin_dir / "gpushare" / "share-size").write_text(damaged)
-        await node.start_agent(share_size="1GiB")
-        await node.healthy_is(MEM, 14)
-
-
-async def test_the_node_says_what_waits_and_how_to_have_it() -> None:
-    async with cluster(gpus=ONE_T4) as there:
-        await there.start_agent(share_size="2GiB")
-        await there.node.kubelet.admit(pod("p", mem=1))
-        await there.node.stop_agent()
-        await there.start_agent(share_size="1GiB")
-        await there.node.until(lambda: bool(there.events("SettingsWait")))
-        (event,) = there.events("SettingsWait")
-        assert "share_size wait for a restart of the agent: drain the node, then kubectl" in event["note"]

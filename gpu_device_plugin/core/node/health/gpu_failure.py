@@ -22,11 +22,11 @@ OWN_CAUSES = frozenset(Cause) - {Cause.UNWATCHED, Cause.RESET}
 """The causes that lie in the GPU itself and last."""
 
 
-def failure(belief: GpuHealth) -> str:
+def failure(health: GpuHealth) -> str:
     """Return why a GPU has failed, as a clause; empty if it has not, or if that is not known."""
-    if any(problem.cause is Cause.UNWATCHED for problem in belief.problems):
+    if any(problem.cause is Cause.UNWATCHED for problem in health.problems):
         return ""
-    return "; ".join(problem.what for problem in belief.problems if problem.cause in OWN_CAUSES)
+    return "; ".join(problem.what for problem in health.problems if problem.cause in OWN_CAUSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class Failures:
     gpus: Mapping[str, Failed] = field(default_factory=dict)
     """By UUID."""
 
-    def after(self, beliefs: Mapping[str, GpuHealth], *, watched: bool, now: float) -> Failures:
-        """Return the failures after a look at the beliefs about all GPUs; `watched`: the driver answers."""
+    def after(self, healths: Mapping[str, GpuHealth], *, watched: bool, now: float) -> Failures:
+        """Return the failures after a look at the healths about all GPUs; `watched`: the driver answers."""
         found = {}
-        for uuid, belief in beliefs.items():
-            if watched and (why := failure(belief)):
+        for uuid, health in healths.items():
+            if watched and (why := failure(health)):
                 before = self.gpus.get(uuid)
                 found[uuid] = Failed(now if before is None else min(before.since, now), why)
         return Failures(found)
@@ -90,22 +90,19 @@ class GpuCondition:
 
 
 def gpu_condition(gpus: Iterable[tuple[int, GpuHealth]], *, watched: bool, sentence: str) -> GpuCondition:
-    """Return the condition of a node.
+    """Return the condition of a node with these shared GPUs, by position; `watched`: the driver answers.
 
-    Args:
-        gpus: position of each shared GPU, and the belief about it.
-        watched: the driver answers.
-        sentence: why no GPU is shared or watched, for the message.
+    `sentence` is the message while no GPU is shared or watched.
     """
     gpus = tuple(gpus)
     if not watched:
         return _of("Unknown", "NotWatched", sentence)
     if not gpus:
         return _of("Unknown", "NoGPU", sentence)
-    failed = [f"GPU {position}: {why}" for position, belief in gpus if (why := failure(belief))]
+    failed = [f"GPU {position}: {why}" for position, health in gpus if (why := failure(health))]
     if failed:
         return _of("False", "GPUUnhealthy", ". ".join(failed))
-    unsure = [f"GPU {position}: {'; '.join(belief.reasons)}" for position, belief in gpus if not belief.healthy]
+    unsure = [f"GPU {position}: {'; '.join(health.reasons)}" for position, health in gpus if not health.healthy]
     if unsure:
         return _of("Unknown", "NotWatched", ". ".join(unsure))
     return _of("True", "GPUsHealthy", f"{len(gpus)} of {len(gpus)} GPUs are healthy")

@@ -1,4 +1,4 @@
-"""The believed health of a GPU, and its change by one observation, recovery included."""
+"""The health of a GPU, and its change by one observation, recovery included."""
 
 from __future__ import annotations
 
@@ -110,8 +110,6 @@ Observation: TypeAlias = Xid | Probe | Gone | Unwatched | Cleared
 class Rules:
     """The configurable rules of health."""
 
-    good_readings: int = 3
-    """The number of good readings in a row that ends a problem, if good readings can end it."""
     ignored_xids: frozenset[int] = frozenset()
     """XIDs that never make a GPU unhealthy, in spite of the table."""
     fatal_xids: frozenset[int] = frozenset()
@@ -120,15 +118,10 @@ class Rules:
     remap_pending_is_fatal: bool = False
     """Whether a GPU that needs a reset to replace damaged memory takes no new work; otherwise that is only advice."""
 
-    def __post_init__(self) -> None:
-        if self.good_readings < 1:
-            raise ValueError(f"{self.good_readings} good readings cannot end a problem; ask for 1 or more")
-        if both := self.ignored_xids & self.fatal_xids:
-            codes = ", ".join(map(str, sorted(both)))
-            raise ValueError(f"XID {codes} cannot be ignored and fatal at once; name it in one of the two lists")
-
 
 _DEFAULT_RULES = Rules()
+_GOOD_READINGS = 3
+"""The number of good readings in a row that ends a problem, if good readings can end it."""
 
 
 class Cause(StrEnum):
@@ -154,7 +147,7 @@ class _Recovery:
     ended: str
     """The fact that ended the problem, for people."""
     counts: Callable[[Probe], bool] = lambda _: True
-    """Whether a good reading counts towards recovery, which takes `Rules.good_readings` of them in a row."""
+    """Whether a good reading counts towards recovery, which takes `_GOOD_READINGS` of them in a row."""
     at_once: bool = False
     """One reading is enough, because the GPU itself never showed a fault."""
 
@@ -204,7 +197,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class GpuHealth:
-    """The believed health of one GPU."""
+    """The health of one GPU as last observed."""
 
     problems: tuple[Problem, ...] = ()
     ecc_uncorrected: int | None = None
@@ -239,14 +232,14 @@ class GpuHealth:
         return _RECOVERIES[problem.cause].until
 
 
-def with_cards(beliefs: Mapping[str, GpuHealth], gpus: Iterable[Gpu]) -> Mapping[str, GpuHealth]:
-    """Return the beliefs by UUID, those about MIG instances with the problems of their GPUs."""
+def with_cards(healths: Mapping[str, GpuHealth], gpus: Iterable[Gpu]) -> Mapping[str, GpuHealth]:
+    """Return the healths by UUID, those about MIG instances with the problems of their GPUs."""
     of_instances = {
-        gpu.uuid: _believing(own, {*own.problems, *beliefs[gpu.card].problems})
+        gpu.uuid: _with_problems(own, {*own.problems, *healths[gpu.card].problems})
         for gpu in gpus
-        if gpu.instance is not None and gpu.card in beliefs and (own := beliefs.get(gpu.uuid)) is not None
+        if gpu.instance is not None and gpu.card in healths and (own := healths.get(gpu.uuid)) is not None
     }
-    return {**beliefs, **of_instances}
+    return {**healths, **of_instances}
 
 
 def judge(code: int, rules: Rules = _DEFAULT_RULES) -> XidMeaning:
@@ -259,28 +252,28 @@ def judge(code: int, rules: Rules = _DEFAULT_RULES) -> XidMeaning:
     return known
 
 
-def step(belief: GpuHealth, observation: Observation, rules: Rules = _DEFAULT_RULES) -> GpuHealth:
-    """Return the belief about a GPU after one observation of it."""
+def step(health: GpuHealth, observation: Observation, rules: Rules = _DEFAULT_RULES) -> GpuHealth:
+    """Return the health of a GPU after one observation of it."""
     match observation:
         case Probe(error=None):
-            return _read(belief, observation, rules)
+            return _read(health, observation, rules)
         case Probe(error=str(error), lost=lost):
-            return _with(_interrupted(belief), Problem(Cause.LOST if lost else Cause.UNREADABLE, error))
+            return _with(_interrupted(health), Problem(Cause.LOST if lost else Cause.UNREADABLE, error))
         case Xid(code=code):
             xid = judge(code, rules)
             cause = _CAUSE_OF_XID.get(xid.verdict)
-            return belief if cause is None else _with(belief, Problem(cause, f"XID {code} ({xid.meaning})"))
+            return health if cause is None else _with(health, Problem(cause, f"XID {code} ({xid.meaning})"))
         case Gone():
             # A GPU disappears when it is reset, when its machine reboots or when the driver is reloaded.
-            return _with(_reset_seen(_interrupted(belief)), Problem(Cause.LOST, "the driver does not find it any more"))
+            return _with(_reset_seen(_interrupted(health)), Problem(Cause.LOST, "the driver does not find it any more"))
         case Unwatched(why=why):
-            return _with(belief, Problem(Cause.UNWATCHED, why))
+            return _with(health, Problem(Cause.UNWATCHED, why))
         case _:  # Cleared
-            return _reset_seen(belief)
+            return _reset_seen(health)
 
 
 def change(before: GpuHealth, after: GpuHealth) -> str | None:
-    """Return why a GPU became unhealthy or healthy between two beliefs, as a sentence; None if neither happened."""
+    """Return why a GPU became unhealthy or healthy in between, as a sentence; None if neither happened."""
     if before.healthy == after.healthy:
         return None
     if after.healthy:
@@ -289,22 +282,22 @@ def change(before: GpuHealth, after: GpuHealth) -> str | None:
     return f"unhealthy: {'. '.join(after.reasons)}"
 
 
-def _read(belief: GpuHealth, probe: Probe, rules: Rules) -> GpuHealth:
-    was, now = belief.ecc_uncorrected, probe.ecc_uncorrected
+def _read(health: GpuHealth, probe: Probe, rules: Rules) -> GpuHealth:
+    was, now = health.ecc_uncorrected, probe.ecc_uncorrected
     if was is not None and now is not None and now < was:  # only a reset of the GPU clears this counter
-        belief = _reset_seen(belief)
-    read = GpuHealth(tuple(_remaining(belief, probe, rules)), now, bool(probe.remap_pending), probe.recovery_action)
+        health = _reset_seen(health)
+    read = GpuHealth(tuple(_remaining(health, probe)), now, bool(probe.remap_pending), probe.recovery_action)
     for problem in _shown(probe, rules):
         read = _with(read, problem)
     return read
 
 
-def _remaining(belief: GpuHealth, probe: Probe, rules: Rules) -> Iterator[Problem]:
+def _remaining(health: GpuHealth, probe: Probe) -> Iterator[Problem]:
     """Yield the problems that a good reading does not end."""
-    for problem in belief.problems:
+    for problem in health.problems:
         recovery = _RECOVERIES[problem.cause]
         good = problem.good + 1 if recovery.counts(probe) else 0
-        if good < (1 if recovery.at_once else rules.good_readings):
+        if good < (1 if recovery.at_once else _GOOD_READINGS):
             yield replace(problem, good=good)
 
 
@@ -319,28 +312,28 @@ def _shown(probe: Probe, rules: Rules) -> Iterator[Problem]:
         yield Problem(Cause.RECOVERY_ACTION, f"the driver asks for {wanted}")
 
 
-def _with(belief: GpuHealth, problem: Problem) -> GpuHealth:
+def _with(health: GpuHealth, problem: Problem) -> GpuHealth:
     """Add a problem, or restart it: there is one for each cause, and one for each fatal XID."""
-    return _believing(belief, (*(p for p in belief.problems if _which(p) != _which(problem)), problem))
+    return _with_problems(health, (*(p for p in health.problems if _which(p) != _which(problem)), problem))
 
 
 def _which(problem: Problem) -> str:
     return problem.what if problem.cause in {Cause.FATAL_XID, Cause.RESET} else problem.cause
 
 
-def _interrupted(belief: GpuHealth) -> GpuHealth:
+def _interrupted(health: GpuHealth) -> GpuHealth:
     """Restart the count of good readings."""
-    return _believing(belief, (replace(problem, good=0) for problem in belief.problems))
+    return _with_problems(health, (replace(problem, good=0) for problem in health.problems))
 
 
-def _reset_seen(belief: GpuHealth) -> GpuHealth:
+def _reset_seen(health: GpuHealth) -> GpuHealth:
     """Let good readings, from here on, end the problems that a reset cures."""
-    return _believing(
-        belief, (replace(p, cause=Cause.RESET) if p.cause is Cause.FATAL_XID else p for p in belief.problems)
+    return _with_problems(
+        health, (replace(p, cause=Cause.RESET) if p.cause is Cause.FATAL_XID else p for p in health.problems)
     )
 
 
-def _believing(belief: GpuHealth, problems: Iterable[Problem]) -> GpuHealth:
-    # Sorted, so that the belief does not depend on the order in which two problems were observed.
+def _with_problems(health: GpuHealth, problems: Iterable[Problem]) -> GpuHealth:
+    # Sorted, so that the health does not depend on the order in which two problems were observed.
     ordered = sorted(problems, key=lambda problem: (_ORDER[problem.cause], problem.what))
-    return replace(belief, problems=tuple(ordered))
+    return replace(health, problems=tuple(ordered))

@@ -11,8 +11,7 @@ from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.placing import Demand, Placement, Refusal, place
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.limits.container_grants import CONTROL_NODES, parts
-from gpu_device_plugin.core.node.limits.limit_grants import refusal
+from gpu_device_plugin.core.node.limits.container_grants import CONTROL_NODES, parts, refusal
 from gpu_device_plugin.core.node.preferred_allocation import spread_over
 
 if TYPE_CHECKING:
@@ -20,9 +19,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.contract.promises import Promise
     from gpu_device_plugin.core.model.shares import SharedGpu
-    from gpu_device_plugin.core.node.limits.container_grants import Delivery
+    from gpu_device_plugin.core.node.limits.container_grants import Delivery, EnforcementPlan
     from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner
-    from gpu_device_plugin.core.node.limits.limit_grants import EnforcementPlan
     from gpu_device_plugin.core.node.matching import Match
     from gpu_device_plugin.core.node.node import Node
 
@@ -144,13 +142,12 @@ def refuse_unlimited(
 
     Whole GPUs have no limits. `owner` is the container, as far as it is known.
     """
-    if kind is not Kind.MEMORY or not plan.may_refuse:
+    given = sorted(spread_over(node, device_ids).items()) if kind is Kind.MEMORY else []
+    if not given or not (why := refusal(parts(given, node.shares), plan, owner)):
         return None
-    given = spread_over(node, device_ids)
-    why = refusal(parts(given.items(), node.shares), plan, owner) if given else ""
-    barred = [position for position in sorted(given) if node.shares.gpus[position].gpu.uuid in plan.barred]
-    names = ", ".join(str(position) for position in barred or sorted(given))
-    return Refused(Why.NO_LIMIT, f"GPU {names}: {why}") if why else None
+    barred = [position for position, _ in given if node.shares.gpus[position].gpu.uuid in plan.barred]
+    names = ", ".join(str(position) for position in barred or dict(given))
+    return Refused(Why.NO_LIMIT, f"GPU {names}: {why}")
 
 
 def _barred(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:

@@ -89,11 +89,8 @@ def sightings(
 ) -> tuple[Detection, ...]:
     """Return the other programs that hand out GPUs of a node.
 
-    Args:
-        plugin_sockets: names of device plugins' sockets on which a process listens; a file alone proves nothing.
-        driver_sockets: names of DRA drivers' sockets, likewise.
-        allocatable: the node's allocatable amount of each resource.
-        ours: the configured names of our own resources.
+    Both kinds of sockets are names of those on which a process listens: a file alone proves nothing. `allocatable` is
+    the node's amount of each resource, `ours` the configured names of our own resources.
     """
     plugin_sockets, driver_sockets = tuple(plugin_sockets), tuple(driver_sockets)
     offered = tuple(name for name, amount in allocatable.items() if amount > 0 and name not in ours)

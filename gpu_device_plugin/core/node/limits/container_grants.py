@@ -1,47 +1,88 @@
-"""Derive from a container's placement its variables, device nodes and CDI names: the answer to Allocate."""
+"""Derive from a container's placement its variables, device nodes, mounts and CDI names: the answer to Allocate."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract import variables
+from gpu_device_plugin.core.contract.keys import FRAMEWORKS, LONGEST, too_long
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.limits.extra_grant import NOBODY, Part
-from gpu_device_plugin.core.node.limits.limit_grants import ADVISORY, NO_PLAN, EnforcementPlan, limit_grant
+from gpu_device_plugin.core.node.limits.extra_grant import NOBODY, Mount, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.core.model.gpus import Gpu
+    from gpu_device_plugin.core.model.limits import GpuEnforcement
     from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.model.shares import Shares
-    from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner, Mount
+    from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant, GrantOwner
 
 DELIVERIES = ("envvar", "device-specs", "cdi")
-"""The ways in which a container can get its GPUs."""
+"""How a container can get its GPUs."""
 
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 """Device nodes without which CUDA does not start."""
 OPTIONAL_NODES = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 
+SHM = "/dev/shm"  # noqa: S108 - a mount point in the container, not a file of ours
+"""Client and server of MPS share memory there."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnforcementPlan:
+    """How new containers of a node are kept within their parts."""
+
+    enforcements: Mapping[str, GpuEnforcement] = field(default_factory=dict)
+    """By UUID; a GPU that is not among them has advisory limits."""
+    mps: Mapping[str, MpsGpu] = field(default_factory=dict)
+    """The MPS daemons of GPUs, by UUID."""
+    mps_shm: str = ""
+    """The directory of the host that clients of MPS have as /dev/shm."""
+    mps_compute: bool = False
+    """Under MPS the multiprocessors are limited in proportion to the memory."""
+    soft_is_share: bool = False
+    """The driver's soft limit is the container's part; otherwise zero."""
+    extra: ExtraGrant | None = None
+    """What the setting `extra_grant` adds under `CUSTOM`."""
+    refuse: bool = False
+    """A container to which the enforcement of its GPUs cannot apply is refused; otherwise its limits are advisory."""
+
+    @property
+    def barred(self) -> frozenset[str]:
+        """The UUIDs of GPUs whose shares every container is refused."""
+        return frozenset(uuid for uuid, gpu in self.enforcements.items() if gpu.refusal)
+
+    def of(self, part: Part) -> Enforcement:
+        """Return what keeps a container within its part of one GPU."""
+        if part.partition:
+            return Enforcement.PARTITION
+        return self.enforcements[part.uuid].enforcement if part.uuid in self.enforcements else Enforcement.ADVISORY
+
+
+NO_PLAN = EnforcementPlan()
+"""Of a node all of whose limits are advisory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The ways in which containers of this node get their GPUs."""
+    """How containers of this node get their GPUs."""
 
-    ways: frozenset[str] = frozenset({"envvar"})
+    methods: frozenset[str] = frozenset({"envvar"})
+    """Some of `DELIVERIES`."""
     cdi_kind: str = "nvidia.com/gpu"
     cgpu_disable: bool = False
     """The node's label turns cGPU's isolation off in every container."""
     plan: EnforcementPlan = NO_PLAN
-    """What keeps containers within their parts."""
 
     @property
     def device_specs(self) -> bool:
         """Whether containers are given device nodes by their paths."""
-        return "device-specs" in self.ways
+        return "device-specs" in self.methods
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +97,7 @@ class Grant:
 
     @property
     def enforcement(self) -> Enforcement | None:
-        """The means of limiting that the variables name; None: the container has no limit."""
+        """The enforcement that the variables name; None: the container has no limit."""
         enforcement = self.envs.get(variables.LIMITS)
         return Enforcement(enforcement) if enforcement else None
 
@@ -79,7 +120,7 @@ def grant(
     Args:
         placement: the GPUs of the container.
         shares: the node's GPUs.
-        delivery: the ways in which containers of this node get their GPUs.
+        delivery: how containers of this node get their GPUs.
         pod_shares: shares of the whole pod if they are known; otherwise the container's own, as with gpushare.
         present: those of `OPTIONAL_NODES` that exist on this node; a container with a missing one would not start.
         owner: the container, as far as it is known.
@@ -87,15 +128,14 @@ def grant(
     gpus = [shares.gpus[position] for position in placement.positions]
     uuids = [shared.gpu.uuid for shared in gpus]
     # CDI names alone are complete. CUDA images set this variable to `all`, which NVIDIA's runtime would obey as well.
-    visible = ",".join(uuids) if delivery.ways & {"envvar", "device-specs"} else "void"
+    visible = ",".join(uuids) if delivery.methods & {"envvar", "device-specs"} else "void"
     envs = {variables.VISIBLE_DEVICES: visible}
     mounts: tuple[Mount, ...] = ()
     if placement.demand.kind is Kind.MEMORY:
         own = sum(count for _, count in placement.shares)
         # The limit holds on each GPU of the container, so it is the part on one GPU.
         limit = str(max(count for _, count in placement.shares) * shares.share_mib)
-        plain = delivery.plan.advisory and not owner.frameworks and gpus[0].gpu.instance is None
-        limited = ADVISORY if plain else limit_grant(parts(placement.shares, shares), delivery.plan, owner)
+        limited = limit_grant(parts(placement.shares, shares), delivery.plan, owner)
         mounts = limited.mounts
         envs = {
             **limited.envs,
@@ -114,7 +154,7 @@ def grant(
     if delivery.device_specs:
         nodes = [*CONTROL_NODES, *(node for node in OPTIONAL_NODES if node in present)]
         nodes += _device_nodes(shared.gpu for shared in gpus)
-    cdi = tuple(f"{delivery.cdi_kind}={uuid}" for uuid in uuids) if "cdi" in delivery.ways else ()
+    cdi = tuple(f"{delivery.cdi_kind}={uuid}" for uuid in uuids) if "cdi" in delivery.methods else ()
     return Grant(envs, tuple(nodes), cdi, mounts)
 
 
@@ -134,7 +174,7 @@ def parts(given: Iterable[tuple[int, int]], shares: Shares) -> tuple[Part, ...]:
 
     CUDA numbers equal GPUs by their PCI addresses, as NVML's index does; positions may be in another order.
     """
-    ordered = sorted(((shares.gpus[position], count) for position, count in given), key=lambda each: each[0].gpu.index)
+    ordered = sorted(((shares.gpus[position], count) for position, count in given), key=lambda part: part[0].gpu.index)
     return tuple(
         Part(
             shared.gpu.uuid,
@@ -145,3 +185,113 @@ def parts(given: Iterable[tuple[int, int]], shares: Shares) -> tuple[Part, ...]:
         )
         for shared, count in ordered
     )
+
+
+# --- Limits -----------------------------------------------------------------------------------------------------------
+
+
+def refusal(parts: Sequence[Part], plan: EnforcementPlan, owner: GrantOwner = NOBODY) -> str:
+    """Return why a container is refused its parts although they are free, in a sentence; empty: it is not refused."""
+    weakest = _weakest(parts, plan)
+    if weakest is Enforcement.PARTITION:
+        return ""
+    refusals = (plan.enforcements[part.uuid].refusal for part in parts if part.uuid in plan.enforcements)
+    if why := next(filter(None, refusals), ""):
+        return why
+    if plan.refuse and plan.extra is not None and weakest is Enforcement.CUSTOM:
+        unknown = " and ".join(f"{{{name}}}" for name in plan.extra.unknown(owner))
+        return unknown and (
+            f"the node's extra_grant needs {unknown}, and the pod of this container is not known: the node's agent has "
+            "no access to the Kubernetes API, or has not seen the pod there; delete the pod to try again"
+        )
+    return ""
+
+
+def limit_grant(parts: Sequence[Part], plan: EnforcementPlan, owner: GrantOwner = NOBODY) -> Grant:
+    """Return what keeps a container within its parts: variables and mounts.
+
+    Of GPUs with different enforcements the weakest one counts; a container that cannot have it has advisory limits.
+    `parts` are by the GPU's number in the container, at least one.
+    """
+    enforcement = _weakest(parts, plan)
+    daemon = plan.mps.get(parts[0].uuid)
+    envs: Mapping[str, str] = {}
+    mounts: tuple[Mount, ...] = ()
+    if enforcement is Enforcement.DRIVER:
+        # The toolkit's hook sets the pair for each GPU of the container. It takes base-10 MiB without a suffix, and a
+        # request up to the limit. The driver adds soft limits to the cgroups above and leaves them there.
+        limit = str(max(part.mib for part in parts))
+        envs = {variables.DRIVER_REQUEST: limit if plan.soft_is_share else "0", variables.DRIVER_LIMIT: limit}
+    elif enforcement is Enforcement.MPS and len(parts) == 1 and daemon is not None and daemon.pipe_directory:
+        # A container has one directory of sockets, and there is a daemon for each GPU. An ordinal that the container
+        # does not have would remove all of its limits.
+        envs = {variables.MPS_PIPE_DIRECTORY: daemon.pipe_directory, variables.MPS_MEMORY: f"0={parts[0].mib}M"}
+        if plan.mps_compute:
+            percent = -(-100 * parts[0].mib // parts[0].whole_mib)
+            envs = {**envs, variables.MPS_THREADS: str(min(max(percent, 1), 100))}
+        mounts = (
+            Mount(daemon.pipe_directory, daemon.pipe_directory, read_only=False),
+            Mount(plan.mps_shm, SHM, read_only=False),
+        )
+    elif enforcement is Enforcement.CUSTOM and plan.extra is not None and not plan.extra.unknown(owner):
+        envs, mounts = plan.extra.filled(parts, owner)
+    elif enforcement is not Enforcement.PARTITION:
+        enforcement = Enforcement.ADVISORY
+    # Ours come last: no other variable says what was given.
+    envs = {**framework_envs(owner.frameworks, enforcement, parts), **envs, variables.LIMITS: enforcement.value}
+    return Grant(envs, mounts=mounts)
+
+
+def _weakest(parts: Sequence[Part], plan: EnforcementPlan) -> Enforcement:
+    return min((plan.of(part) for part in parts), key=lambda enforcement: enforcement.strength)
+
+
+# --- Frameworks, which keep their own caches within a part ------------------------------------------------------------
+
+VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        # Older versions of PyTorch refuse an option that they do not know, so a pod has to ask for this.
+        "pytorch": ("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:"),
+        # JAX refuses this one beside the XLA_PYTHON_CLIENT_MEM_FRACTION that it replaces.
+        "jax": ("XLA_CLIENT_MEM_FRACTION", ""),
+    }
+)
+"""By the name of the framework: the variable, and the beginning of its value; the end is a fraction of the memory that
+the framework sees."""
+
+_SEES_WHOLE = frozenset({Enforcement.MPS, Enforcement.ADVISORY})
+"""Under these a framework sees the whole GPU. Under `DRIVER` it sees the limit as all the memory, of which a fraction
+would be a fraction of the part. Under `CUSTOM` that is unknown: HAMi-core shows the limit."""
+
+_STEPS = 10_000
+"""A fraction has four digits."""
+
+
+def read_frameworks(text: str) -> tuple[tuple[str, ...], str]:
+    """Return the frameworks that a pod's annotation `FRAMEWORKS` names, and why the others are ignored, in a sentence.
+
+    The sentence does not repeat the annotation, which anyone who creates a pod can write. It is empty if none is
+    ignored.
+    """
+    words = [word.strip().lower() for word in text[: LONGEST[FRAMEWORKS]].split(",")]
+    known = tuple(name for name in VARIABLES if name in words)
+    ignored = too_long(FRAMEWORKS, text) or any(word and word not in VARIABLES for word in words)
+    return known, (
+        f"the annotation {FRAMEWORKS} names more than is known, which is ignored; known are {', '.join(VARIABLES)}"
+        if ignored
+        else ""
+    )
+
+
+def framework_envs(frameworks: Iterable[str], enforcement: Enforcement, parts: Sequence[Part]) -> Mapping[str, str]:
+    """Return the variables of these frameworks, names in `VARIABLES`, for a container.
+
+    A framework has one fraction for all GPUs, so it is that of the smallest part. A variable in the container's own env
+    takes its place: the kubelet puts it after ours (kubelet_pods.go).
+    """
+    if enforcement not in _SEES_WHOLE:
+        return {}
+    steps = min(part.mib * _STEPS // max(part.visible_mib, 1) for part in parts)
+    # Neither framework accepts zero.
+    fraction = f"{min(max(steps, 1), _STEPS) / _STEPS:.4f}"
+    return {name: f"{begin}{fraction}" for name, begin in (VARIABLES[framework] for framework in frameworks)}

@@ -59,7 +59,7 @@ class GrantOwner:
     """Empty: unknown."""
     container: str = ""
     frameworks: tuple[str, ...] = ()
-    """The frameworks of its programs, names in `core.node.limits.limit_grants`."""
+    """The frameworks of its programs, names in `core.node.limits.container_grants`."""
 
 
 NOBODY = GrantOwner()

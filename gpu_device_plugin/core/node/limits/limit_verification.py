@@ -74,32 +74,24 @@ def unverified(why: str) -> LimitState:
 
 
 def verified(holding: Holding, uuid: str, code: int, hard_mib: int | None) -> LimitState:
-    """Return the state of a limit that was read back.
+    """Return the state of a limit on one GPU that was read back with NVML's return `code`.
 
-    Args:
-        holding: what the container was granted.
-        uuid: the GPU.
-        code: NVML's return code. Without a limit the cgroup's is not found (6), or not supported (3) where the driver
-            does the accounting; an older driver has no such function (13).
-        hard_mib: the hard limit; None: there is none, or it was not read.
+    Without a limit the cgroup's is not found (6), or not supported (3) where the driver does the accounting; an older
+    driver has no such function (13). `hard_mib` is the hard limit; None: there is none, or it was not read.
     """
-    if code == _SUCCESS and hard_mib is not None:
-        return _compared(holding, uuid, hard_mib)
-    if code in _NO_LIMIT:
-        return LimitState(Enforcement.DRIVER, LimitStatus.MISSING, why=_MISSING)
-    return unverified(_UNREADABLE.get(code, f"the driver fails to read the limit back (NVML: error {code})"))
-
-
-def _compared(holding: Holding, uuid: str, found_mib: int) -> LimitState:
+    if code != _SUCCESS or hard_mib is None:
+        if code in _NO_LIMIT:
+            return LimitState(Enforcement.DRIVER, LimitStatus.MISSING, why=_MISSING)
+        return unverified(_UNREADABLE.get(code, f"the driver fails to read the limit back (NVML: error {code})"))
     granted_mib = holding.granted[uuid]
-    if found_mib == granted_mib:
-        return LimitState(Enforcement.DRIVER, LimitStatus.HELD, found_mib)
-    differs = f"the driver limits the container to {found_mib} MiB on this GPU, and it was granted {granted_mib} MiB"
-    if found_mib == max(holding.granted.values()):
+    if hard_mib == granted_mib:
+        return LimitState(Enforcement.DRIVER, LimitStatus.HELD, hard_mib)
+    differs = f"the driver limits the container to {hard_mib} MiB on this GPU, and it was granted {granted_mib} MiB"
+    if hard_mib == max(holding.granted.values()):
         why = (
             f"{differs}: NVIDIA's runtime sets one limit on all GPUs of a container, that of its largest part; give it "
             "equal parts"
         )
     else:
         why = f"{differs}: look whether the pod itself sets the variable {DRIVER_LIMIT}, which precedes the agent's"
-    return LimitState(Enforcement.DRIVER, LimitStatus.DIFFERS, found_mib, why)
+    return LimitState(Enforcement.DRIVER, LimitStatus.DIFFERS, hard_mib, why)

@@ -61,11 +61,8 @@ def tenants(ledger: Ledger, given: Iterable[DeviceHold]) -> Mapping[str, Tenants
     """Return the containers on each GPU in use, by UUID.
 
     A container counts no longer once the kubelet's records call its devices free, although the GPU may not be released
-    yet: that waits until no process is left on it, and the server of MPS is one.
-
-    Args:
-        ledger: the devices in use.
-        given: the devices of containers in the order of time: for a device in several of them the last one counts.
+    yet: that waits until no process is left on it, and the server of MPS is one. `given` are the devices of containers
+    in the order of time: for a device in several of them the last one counts.
     """
     held = {name for name, hold in ledger.holds.items() if hold.freed_at is None}
     plan: dict[str, bool] = {}
@@ -76,12 +73,12 @@ def tenants(ledger: Ledger, given: Iterable[DeviceHold]) -> Mapping[str, Tenants
         # The largest ever, since an init container that runs on beside its successor may have more.
         for uuid, count in Counter(parse_id(name)[0] for name in names).items():
             largest[uuid] = max(count, largest.get(uuid, 0))
-    found: dict[str, set[bool | None]] = {}
+    kinds: dict[str, set[bool | None]] = {}
     for name in held:
-        found.setdefault(parse_id(name)[0], set()).add(plan.get(name))
+        kinds.setdefault(parse_id(name)[0], set()).add(plan.get(name))
     return {
-        uuid: Tenants(True in kinds, False in kinds, None in kinds, largest.get(uuid, 0))
-        for uuid, kinds in found.items()
+        uuid: Tenants(True in found, False in found, None in found, largest.get(uuid, 0))
+        for uuid, found in kinds.items()
     }
 
 
@@ -135,10 +132,10 @@ def troubles(state: MpsState | str, needed: Collection[str]) -> Mapping[str, str
     if isinstance(state, str):
         return {"": state}
     found = {uuid: state.gpus[uuid] for uuid in sorted(needed) if uuid in state.gpus}
-    return {uuid: _told(gpu) for uuid, gpu in found.items() if gpu.status in _BROKEN}
+    return {uuid: _state(gpu) for uuid, gpu in found.items() if gpu.status in _BROKEN}
 
 
-def _told(gpu: MpsGpu) -> str:
+def _state(gpu: MpsGpu) -> str:
     return f"{gpu.status}: {gpu.why}" if gpu.why else str(gpu.status)
 
 
@@ -168,38 +165,44 @@ class Await:
     """The state of the daemon now."""
 
 
-def choose(situations: Sequence[Situation], *, refuse: bool) -> Enforcement | Refused | Await | None:
-    """Return the means for a container with shares of these GPUs; None: MPS has no say in it.
+def choose(
+    situations: Sequence[Situation], *, refuse: bool, waited: str | None = None
+) -> Enforcement | Refused | Await | None:
+    """Return the enforcement for a container with shares of these GPUs; None: MPS has no say in it.
 
     A GPU with clients of MPS stays with MPS, whatever is wanted meanwhile: its compute mode lets no other process use
     it. A GPU with other containers gets no daemon, which would shut them out.
 
     Args:
         situations: the GPUs, at least one.
-        refuse: a container that cannot have the wanted means is refused; otherwise its limit is advisory.
+        refuse: a container that cannot have what is wanted is refused; otherwise its limit is advisory.
+        waited: the end of a sentence on the wait for a daemon that is over; None: the container may wait.
     """
-    clients = any(each.tenants.clients for each in situations)
-    if not clients and not any(each.asked for each in situations):
+    clients = any(situation.tenants.clients for situation in situations)
+    if not clients and not any(situation.asked for situation in situations):
         return None
     if len(situations) > 1:
-        names = ", ".join(each.name for each in situations)
+        names = ", ".join(situation.name for situation in situations)
         refused = Refused(
             Why.MPS_SEVERAL_GPUS,
             f"GPU memory: parts of {names} asked, and under MPS a container has one daemon, which is that of one GPU; "
             "ask for memory of one GPU, or for whole GPUs",
         )
         return refused if refuse or clients else Enforcement.ADVISORY
-    (only,) = situations
-    lacks = _lacks(only)
-    if isinstance(lacks, Await) or not lacks:
-        return lacks or Enforcement.MPS
+    lack = _lack(situations[0])
+    if isinstance(lack, Await):
+        if waited is None:
+            return lack
+        lack = lack.sentence + waited
+    if not lack:
+        return Enforcement.MPS
     if refuse:
-        return Refused(Why.MPS_NOT_READY, lacks)
+        return Refused(Why.MPS_NOT_READY, lack)
     # Beside clients of MPS it has to be one too. It starts when the daemon is ready, see `why_not_start`.
     return Enforcement.MPS if clients else Enforcement.ADVISORY
 
 
-def _lacks(situation: Situation) -> Await | str:
+def _lack(situation: Situation) -> Await | str:
     """Return what a GPU lacks for a client of MPS, in a sentence; empty: nothing."""
     name, gpu = situation.name, situation.daemon
     if situation.tenants.others:
@@ -207,27 +210,12 @@ def _lacks(situation: Situation) -> Await | str:
     if isinstance(gpu, str):
         return f"{name} needs MPS: {gpu}"
     if gpu.status in _BROKEN:
-        return f"the MPS daemon of {name} does not serve new clients ({_told(gpu)})"
+        return f"the MPS daemon of {name} does not serve new clients ({_state(gpu)})"
     if gpu.status is not MpsStatus.READY:
-        return Await(f"the MPS daemon of {name} is not ready ({_told(gpu)})")
+        return Await(f"the MPS daemon of {name} is not ready ({_state(gpu)})")
     if 0 < gpu.limit_mib < situation.part_mib:
         return Await(f"the MPS daemon of {name} lets a process have {gpu.limit_mib} MiB only")
     return ""
-
-
-def in_vain(waited: Await, situation: Situation, hindrance: str = "", *, refuse: bool) -> Enforcement | Refused:
-    """Return the means for a container after it waited `START_S` for the daemon of its GPU.
-
-    Args:
-        waited: what it waited for.
-        situation: the GPU.
-        hindrance: why the supervisor cannot be asked for the daemon, so that nothing was waited for; empty: it was.
-        refuse: see `choose`.
-    """
-    if refuse:
-        outcome = f": {hindrance}" if hindrance else f", after {START_S:g} s"
-        return Refused(Why.MPS_NOT_READY, waited.sentence + outcome)
-    return Enforcement.MPS if situation.tenants.clients else Enforcement.ADVISORY
 
 
 # --- PreStartContainer ------------------------------------------------------------------------------------------------
@@ -258,7 +246,7 @@ def why_not_start(
         if isinstance(state, str):
             return f"{name} needs MPS: {state}"
         gpu = state.gpus.get(uuid, _STOPPED)
-        return "" if gpu.status is MpsStatus.READY else f"the MPS daemon of {name} is not ready ({_told(gpu)})"
+        return "" if gpu.status is MpsStatus.READY else f"the MPS daemon of {name} is not ready ({_state(gpu)})"
     gpu = _STOPPED if written is None else written.gpus.get(uuid, _STOPPED)
     if gpu.status is MpsStatus.STOPPED or (gpu.status is MpsStatus.FAILED and not refuse):
         return ""
@@ -267,4 +255,4 @@ def why_not_start(
             f"{name} was run by MPS and may still be in the compute mode EXCLUSIVE_PROCESS: {state}; "
             f"or run `nvidia-smi -i {uuid} -c DEFAULT` and remove {STATE_FILE}"
         )
-    return f"{name} is still run by MPS ({_told(gpu)})"
+    return f"{name} is still run by MPS ({_state(gpu)})"

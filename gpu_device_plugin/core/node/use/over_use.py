@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.node.use.eviction_choice import Candidate
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.use.process_use import AttributedUse, Place, UseReading
@@ -147,11 +147,6 @@ def is_short(reading: UseReading, uuid: str, pod_uid: str, capacity_mib: int | N
         if use.uuid == uuid and use.pod_uid != pod_uid and use.used_mib is not None
     )
     return capacity_mib - used_mib < wanted
-
-
-def ended(before: Collection[Place], now: Collection[Place]) -> tuple[Place, ...]:
-    """Return the places that exceeded and no longer do, in their order."""
-    return tuple(place for place in before if place not in now)
 
 
 def _by_place(uses: Iterable[AttributedUse]) -> Mapping[Place, AttributedUse]:

@@ -14,7 +14,7 @@ from gpu_device_plugin.core.model.times import rfc3339
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.model.limits import Enforcement, LimitState, LimitStatus
+    from gpu_device_plugin.core.model.limits import LimitState
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.use.over_use import Excess
@@ -100,21 +100,22 @@ def node_use(
         shared, use, excess = shares.by_uuid(uuid), uses.get(place), over.get(place)
         if shared is None:
             continue
-        grant = granted.get(place)
-        enforcement, held, found_mib, why = _limit(None if grant is None else grant[1], limits.get(place))
+        grant_mib, holding = granted.get(place, (uses[place].granted_mib if place in uses else 0, None))
+        state = limits.get(place) if holding is not None else None
         namespace, pod = named.get(uid, ("", uid))
         part = ContainerUse(
             namespace,
             pod,
             container,
             shared.position,
-            uses[place].granted_mib if grant is None else grant[0],
+            grant_mib,
             None if use is None else use.used_mib,
             None if use is None else use.sm_percent,
-            enforcement,
-            held,
-            found_mib,
-            why,
+            # The enforcement is known before its state, and `advisory` has none.
+            None if holding is None or (state is None and holding.whole) else (state or holding).enforcement,
+            None if state is None else state.held,
+            None if state is None else state.found_mib,
+            "" if state is None else state.why,
             "" if excess is None else rfc3339(epoch + excess.since),
         )
         parts.setdefault(part.place, part)
@@ -147,16 +148,6 @@ def _is_there(use: AttributedUse, there: Collection[str] | None) -> bool:
     return use.pod is None or there is None or use.pod_uid in there
 
 
-def _limit(
-    holding: Holding | None, state: LimitState | None
-) -> tuple[Enforcement | None, LimitStatus | None, int | None, str]:
-    """Return how the memory of a container is limited, whether that holds, the limit that was found, and why."""
-    if holding is None or state is None:
-        # The means is known before its state, and `advisory` has none.
-        return None if holding is None or holding.whole else holding.enforcement, None, None, ""
-    return state.enforcement, state.held, state.found_mib, state.why
-
-
 # --- The annotation ---------------------------------------------------------------------------------------------------
 
 
@@ -166,21 +157,16 @@ def due_in_s(
     """Return after how many seconds the annotation is to be written again.
 
     What holds, who is there and who uses too much is told at once; figures seldom, and only if they differ by much.
-    The use of the multiprocessors alone is no reason: it changes with every reading.
-
-    Args:
-        written: the use that it tells; None: it was not written yet.
-        now: the newest use.
-        age_s: seconds since it was written.
-        soon_s: least seconds between two writings.
-        seldom_s: least seconds between two writings of which only figures differ.
+    The use of the multiprocessors alone is no reason: it changes with every reading. `written` is what the annotation
+    tells since `age_s` seconds, None: nothing yet.
     """
     if written is None:
         return 0.0
     if _states(written) != _states(now):
         return max(0.0, soon_s - age_s)
     before, after = _figures(written), _figures(now)
-    if any(_differ(before[name], after[name]) for name in after) or _reasons(written) != _reasons(now):
+    reasons = [{part.place: part.why for part in use.parts} for use in (written, now)]
+    if any(_differ(before[name], after[name]) for name in after) or reasons[0] != reasons[1]:
         return max(0.0, seldom_s - age_s)
     return max(0.0, AGAIN_S - age_s)
 
@@ -199,10 +185,6 @@ def _figures(use: NodeUse) -> Mapping[object, int | None]:
         figures[position, "used"] = gpu.used_mib
         figures[position, "unattributed"] = gpu.unattributed_mib
     return figures
-
-
-def _reasons(use: NodeUse) -> object:
-    return {part.place: part.why for part in use.parts}
 
 
 def _differ(before: int | None, after: int | None) -> bool:

@@ -11,7 +11,7 @@ from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespa
 from gpu_device_plugin.core.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.core.model.limits import Enforcement, LimitStatus
 from gpu_device_plugin.core.model.mig import MigMode
-from gpu_device_plugin.core.node.enforcement import AUTO, REFUSE, Abilities, enforcements, told, wanted
+from gpu_device_plugin.core.node.enforcement import AUTO, REFUSE, Abilities, enforcements, summary, wanted_enforcement
 from gpu_device_plugin.core.node.node_config import ignored_labels
 from gpu_device_plugin.core.report.finding import Finding, Unknown, error, note, ok, warning
 from gpu_device_plugin.core.report.text.printing import first
@@ -31,7 +31,7 @@ _START_MPS = (
     "kubectl -n gpushare get pods -l app.kubernetes.io/component=mps -o wide"
 )
 _LIMITING_TOOLKIT = (1, 20, 1)
-_DRIVER = wanted(Enforcement.DRIVER, {})
+_DRIVER = wanted_enforcement(Enforcement.DRIVER, {})
 _DETAILS = "{node}: {details}"
 _SELF_GIVEN = "such a pod is privileged, or sets NVIDIA_VISIBLE_DEVICES itself; have it ask for its GPU memory"
 
@@ -41,7 +41,7 @@ _SELF_GIVEN = "such a pod is privileged, or sets NVIDIA_VISIBLE_DEVICES itself; 
 
 def asked_enforcement(labels: Mapping[str, str], setting: str) -> Enforcement | None:
     """Return the weakest means that a node's labels, or else the setting `limits`, accept; None: any."""
-    accepted = wanted(setting if setting in set(Enforcement) else AUTO, labels).enforcements
+    accepted = wanted_enforcement(setting if setting in set(Enforcement) else AUTO, labels).enforcements
     return accepted[-1] if accepted else None
 
 
@@ -92,7 +92,7 @@ def limits_here(node: NodeSymptoms) -> Iterator[Finding]:
     if node.driver_problem:
         yield Unknown("no-driver", "advisory as long as no driver answers")
         return
-    want = wanted(node.limits, node.labels)
+    want = wanted_enforcement(node.limits, node.labels)
     if ignored := ignored_labels(node.labels).get(SET_LIMITS_LABEL):
         yield warning("label-ignored", "{problem}", "correct the label, or remove it", problem=ignored)
     gpus = dict(enumerate(node.given))
@@ -119,14 +119,14 @@ def limits_here(node: NodeSymptoms) -> Iterator[Finding]:
             "{limits} (driver {version})",
             "a container reads in GPUSHARE_MEMORY_LIMIT_MIB how much memory it may use, and nothing holds it to that"
             + ("" if on_instances else "; NVIDIA's MPS limits each process with this driver too: limits: mps"),
-            limits=told(made.gpus) or "there is no GPU",
+            limits=summary(made.gpus) or "there is no GPU",
             version=version,
         )
     elif present - {Enforcement.PARTITION} == {Enforcement.DRIVER}:
         yield _by_the_driver(version, node.toolkit)
     else:
         soft = Enforcement.CUSTOM in present
-        yield (note if soft else ok)("limits-soft" if soft else "limits", "{limits}", limits=told(made.gpus))
+        yield (note if soft else ok)("limits-soft" if soft else "limits", "{limits}", limits=summary(made.gpus))
     yield from _left_from_before(node, version)
 
 

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.kubelet.claim_store import ClaimStore
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
-    from gpu_device_plugin.programs.node.node_events import Reports
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +61,6 @@ class NodeClaims:
         delivery: Callable[[], Delivery],
         mps: MpsLink,
         dev: Path,
-        reports: Reports,
     ) -> None:
         """Answer for the node in `state`, whose name is also that of its pool.
 
@@ -73,7 +71,6 @@ class NodeClaims:
         self._api = api
         self._followed = followed
         self._metrics = metrics
-        self._reports = reports
         self._node_name = node_name
         self._delivery = delivery
         self._mps = mps
@@ -121,7 +118,7 @@ class NodeClaims:
                 return made
             if not await self._passes(found, made, until):
                 self._metrics.count(m.REFUSALS, DRIVER, made.why)
-                self._reports.claim_refused(found, made)
+                _log.warning("refused", extra={"claim": str(found), "why": made.sentence, "once_per_s": 60})
                 raise NotPreparedError(made.sentence)
 
     async def _passes(self, claim: Claim, refused: Refused, until: float) -> bool:

@@ -48,6 +48,11 @@ _SETTLE_S = 0.02
 the kubelet gets its answers before we work out who holds what."""
 
 
+def _log_registration(sentence: str, details: dict[str, object]) -> None:
+    """Log that the registration of the driver succeeded, failed or has ended."""
+    _log.info("%s", sentence, extra=details)
+
+
 class DraDriver:
     """Offers GPUs to claims while it is told to, and prepares those that are allocated here at any time."""
 
@@ -83,7 +88,7 @@ class DraDriver:
         self.directories = DraDirectories(settings.kubelet_root)
         self.store = ClaimStore(self.directories.claims, settings.cdi_dir)
         self.api = ClaimsApi(cluster.client, settings.node_name)
-        self.loop = DraLoop(self.directories, self._servicer, reports.dra_registration)
+        self.loop = DraLoop(self.directories, self._servicer, _log_registration)
         self.offer = DeviceOffer(state, cluster.client, settings.node_name, reports, self.loop.reached)
         self.claims = NodeClaims(
             state,
@@ -95,7 +100,6 @@ class DraDriver:
             delivery=lambda: config.value.delivery,
             mps=mps,
             dev=dev,
-            reports=reports,
         )
         self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
         """What containers hold by claims."""
@@ -161,11 +165,6 @@ class DraDriver:
         unusable = self._unusable if unregistered else ""
         why = (self._unrecovered or unpublished) if unpublished else ""
         return (*unregistered, *(sentence for sentence in (unusable, why) if sentence))
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """Remarks for people, as sentences."""
-        return self.offer.remarks
 
     # --- Serving --------------------------------------------------------------------------------------------------
 

@@ -87,16 +87,6 @@ class DeviceOffer:
             return ""
         return self._problem or self.slices.problem or "the ResourceSlices of this node are not published yet"
 
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """Remarks for people, as sentences."""
-        if not self._dropped:
-            return ()
-        fields = ", ".join(self._dropped)
-        return (
-            f"the API server does not know {fields} of ResourceSlices, so claims get whole GPUs only: it needs 1.36",
-        )
-
     async def run(self) -> NoReturn:
         """Keep the offer in step with the node until cancelled."""
         while True:

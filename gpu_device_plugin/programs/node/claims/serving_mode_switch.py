@@ -121,7 +121,7 @@ class ServingModeSwitch:
                 before = now.mode
                 self._apply(now)
                 if task is None:
-                    self._handover.keep_way(now.mode)
+                    self._handover.keep_mode(now.mode)
                     task = tasks.create_task(self._serve(now.mode), name=f"serve by {now.mode}")
                 await self._changed.wait()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.node_events import Reports
+
+_log = logging.getLogger(__name__)
 
 _LOOK_S = 10.0
 """Seconds after the last change of the node until the limit that refusals set is checked again."""
@@ -48,7 +51,8 @@ class Advertiser:
 
     def refused(self, kind: Kind, amount: int, refused: Refused) -> None:
         """Report that a container was refused its devices, and show less if that happens again and again."""
-        self._reports.refused(kind, amount, refused)
+        extra = {"kind": kind.value, "amount": amount, "why": refused.sentence, "once_per_s": 60}
+        _log.warning("refused", extra=extra)
         if kind is Kind.MEMORY and refused.why in ADVICE:
             before = self.refusals.run
             self.refusals = self.refusals.refused(amount, time.monotonic())

@@ -11,6 +11,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.node.kubelet.admission import (
     Refused,
     Why,
@@ -23,7 +24,7 @@ from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.limits.container_grants import CONTROL_NODES, OPTIONAL_NODES, grant
 from gpu_device_plugin.core.node.limits.extra_grant import NOBODY, GrantOwner
 from gpu_device_plugin.core.node.matching import Call
-from gpu_device_plugin.core.node.preferred_allocation import UNMATCHED, PreferredAllocationRequest, not_on, spread_over
+from gpu_device_plugin.core.node.preferred_allocation import UNMATCHED, PreferredAllocationRequest, spread_over
 from gpu_device_plugin.kubelet.servicer import RefusedError
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class AllocationHandler:
                 barred -= self._instances_of(amount)
             if self._mps.on:
                 barred |= self._mps.barred
-            available = not_on(available, barred)
+            if barred:
+                available = [name for name in available if parse_id(name)[0] not in barred]
         question = PreferredAllocationRequest(node, resource.kind, available, must, amount)
         waiting = self._waiting_for(resource)
         if waiting is None:
@@ -113,12 +115,11 @@ class AllocationHandler:
         Raises:
             RefusedError: the container cannot have them; the message says why.
         """
-        await self._mps_ready(resource, device_ids)
-        ids, node, waiting = frozenset(device_ids), self._state.node, self._waiting_for(resource)
-        match = None if waiting is None else self._whose(waiting, resource.kind, ids)
+        if self._mps.on and resource.kind is Kind.MEMORY:
+            await self._mps_ready(resource, device_ids)
+        ids, node, waiting, delivery = frozenset(device_ids), self._state.node, self._waiting, self._delivery
+        match, owner, verdict = self._judge(resource, device_ids)
         self._preferred = _NOTHING
-        owner = NOBODY if match is None else GrantOwner(match.pod.uid, match.wanted.container, match.pod.frameworks)
-        verdict, delivery = self._judge(resource.kind, device_ids, match, owner), self._delivery
         mps = self._mps if self._mps.on else None
         plan = None if mps is None or isinstance(verdict, Refused) else mps.plan(verdict, node.shares, delivery.plan)
         if isinstance(plan, Refused):
@@ -181,17 +182,10 @@ class AllocationHandler:
             raise RefusedError(why)
 
     async def _mps_ready(self, resource: Resource, device_ids: Sequence[str]) -> None:
-        """Wait for the MPS daemon that a container with these IDs needs, for a while.
-
-        A container that would be refused needs none: its GPU may be in use as a whole.
-        """
-        if not self._mps.on or resource.kind is not Kind.MEMORY:
-            return
-        match = None if self._waiting is None else self._whose(self._waiting, resource.kind, frozenset(device_ids))
-        owner = NOBODY if match is None else GrantOwner(match.pod.uid, match.wanted.container, match.pod.frameworks)
-        verdict = self._judge(resource.kind, device_ids, match, owner)
+        """Wait for the MPS daemon that a container with these IDs needs, for a while."""
+        _, _, verdict = self._judge(resource, device_ids)
         if isinstance(verdict, Refused):
-            return
+            return  # it needs none: its GPU may be in use as a whole
         gpus = [self._state.node.shares.gpus[position] for position in verdict.positions]
         if (ready := self._mps.until_ready(gpus, dict(verdict.shares))) is not None:
             await ready
@@ -199,7 +193,7 @@ class AllocationHandler:
     def _instances_of(self, shares: int) -> frozenset[str]:
         """Return the UUIDs of the MIG instances that have so many shares in all."""
         gpus = self._state.node.shares.gpus
-        return frozenset(each.gpu.uuid for each in gpus if each.card is not None and len(each.shares) == shares)
+        return frozenset(gpu.gpu.uuid for gpu in gpus if gpu.card is not None and len(gpu.shares) == shares)
 
     def _waiting_for(self, resource: Resource) -> WaitingPods | None:
         """Return the pods that a call for a resource may be for; None: they play no part.
@@ -208,29 +202,28 @@ class AllocationHandler:
         """
         return None if resource.kind is Kind.INSTANCE else self._waiting
 
-    def _whose(self, waiting: WaitingPods, kind: Kind, ids: frozenset[str]) -> Match | None:
-        """Return the container that these devices are for: the one that `prefer` matched, else the one that fits now.
-
-        The kubelet calls Allocate alone if the devices of an init container suffice for the container after it.
-        """
-        preferred, match = self._preferred
-        if match is not None and ids == preferred:
-            return match
-        on = spread_over(self._state.node, ids)
-        return waiting.find_now(Call(kind, len(ids), on)).match
-
     def _judge(
-        self, kind: Kind, device_ids: Sequence[str], match: Match | None, owner: GrantOwner
-    ) -> Placement | Refused:
-        promise = match.wanted.promise if match is not None else None
-        return (
+        self, resource: Resource, device_ids: Sequence[str]
+    ) -> tuple[Match | None, GrantOwner, Placement | Refused]:
+        """Return the container that these devices are for, as far as it is known, and whether it may have them.
+
+        It is the one that `prefer` matched, else the one that fits now: the kubelet calls Allocate alone if the devices
+        of an init container suffice for the container after it.
+        """
+        node, kind, ids = self._state.node, resource.kind, frozenset(device_ids)
+        preferred, match = self._preferred
+        if match is None or ids != preferred:
+            waiting, call = self._waiting_for(resource), Call(kind, len(ids), spread_over(node, ids))
+            match = None if waiting is None else waiting.find_now(call).match
+        owner = NOBODY if match is None else GrantOwner(match.pod.uid, match.wanted.container, match.pod.frameworks)
+        promise, after_init = (None, None) if match is None else (match.wanted.promise, match.after_init)
+        verdict = (
             refuse_request(match)
             or refuse_without_nodes(self._delivery, device_nodes(self._dev, self._delivery))
             or self._unlimited(kind, device_ids, owner)
-            or admit(
-                self._state.node, kind, device_ids, promise, after_init=None if match is None else match.after_init
-            )
+            or admit(node, kind, device_ids, promise, after_init=after_init)
         )
+        return match, owner, verdict
 
     def _unlimited(self, kind: Kind, device_ids: Sequence[str], owner: GrantOwner) -> Refused | None:
         """Refuse a container whose memory cannot be limited; what MPS decides is not known before it was waited for."""

@@ -16,7 +16,7 @@ from gpu_device_plugin.core.contract.wishes import NO_WISHES, read_wishes
 from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.core.node.ledger import SETTLING_S
-from gpu_device_plugin.core.node.limits.limit_grants import read_frameworks
+from gpu_device_plugin.core.node.limits.container_grants import read_frameworks
 from gpu_device_plugin.core.node.matching import Matched, WaitingPod, Wanted, match
 
 if TYPE_CHECKING:
@@ -49,12 +49,6 @@ class _Written:
     frameworks: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Guess:
-    device_ids: frozenset[str]
-    at: float
-
-
 class WaitingPods:
     """The pods of this node as the watch shows them, without the containers that have their devices.
 
@@ -81,7 +75,8 @@ class WaitingPods:
         """Longest wait for the pod of a call, in seconds."""
         self.recorded: Mapping[Slot, frozenset[str]] = {}
         """The devices of each container according to the kubelet's checkpoint."""
-        self._guesses: dict[Slot, _Guess] = {}
+        self._guesses: dict[Slot, tuple[frozenset[str], float]] = {}
+        """The devices that each container was probably given, and when."""
         self._swapped: dict[Slot, Promise] = {}
         self._refused: dict[str, float] = {}
         self._begun: str | None = None
@@ -120,7 +115,7 @@ class WaitingPods:
 
     def served(self, match: Match, device_ids: frozenset[str]) -> None:
         """Record that this container was probably given these devices."""
-        self._guesses[match.pod.uid, match.wanted.container, match.wanted.kind] = _Guess(device_ids, self._clock())
+        self._guesses[match.pod.uid, match.wanted.container, match.wanted.kind] = device_ids, self._clock()
         self._begun = match.pod.uid
 
     def refused(self, match: Match) -> None:
@@ -137,10 +132,10 @@ class WaitingPods:
         }
         now = self._clock()
         owners = {(slot[2], ids): slot for slot, ids in self.recorded.items()}
-        actual = {slot: owners.get((slot[2], guess.device_ids)) for slot, guess in self._guesses.items()}
+        actual = {slot: owners.get((slot[2], ids)) for slot, (ids, _) in self._guesses.items()}
         for slot, owner in actual.items():
             if owner is None:
-                if now - self._guesses[slot].at > SETTLING_S:
+                if now - self._guesses[slot][1] > SETTLING_S:
                     del self._guesses[slot]
             elif slot in self.recorded:
                 del self._guesses[slot]

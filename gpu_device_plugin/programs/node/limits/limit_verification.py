@@ -122,9 +122,8 @@ class Verification:
     async def run(self, changes: Iterable[Observable[Any]] = (), drivers: Iterable[Observable[Any]] = ()) -> NoReturn:
         """Verify until cancelled. No failure of a reading ends it.
 
-        Args:
-            changes: every new value of one of these means that `holdings` may have changed.
-            drivers: every new value of one of these means that the driver may be another.
+        Every new value of one of `changes` means that `holdings` may have changed, of `drivers` that the driver may be
+        another.
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._rounds(), name="verify memory limits")

@@ -26,7 +26,6 @@ from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.mps import mps_wishes as mps
 from gpu_device_plugin.core.node.preferred_allocation import spread_over
-from gpu_device_plugin.programs.node.limits.mps_clients import GivenDevices
 
 if TYPE_CHECKING:
     import os
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.model.shares import SharedGpu, Shares
     from gpu_device_plugin.core.node.kubelet.admission import Refused
-    from gpu_device_plugin.core.node.limits.limit_grants import EnforcementPlan
+    from gpu_device_plugin.core.node.limits.container_grants import EnforcementPlan
     from gpu_device_plugin.node_state import NodeState
 
 _log = logging.getLogger(__name__)
@@ -47,6 +46,8 @@ _log = logging.getLogger(__name__)
 _LARGEST = 1 << 20
 """Bytes of a file of the supervisor. A GPU takes 200."""
 _Stamp: TypeAlias = tuple[int, int, int]  # of one version of a file: inode, modification time in ns, size
+_MOST_GRANTED = 4_000
+"""Containers to remember until the checkpoint shows them. A node has at most so many devices."""
 _POLL_S = 0.5
 _POLL_WAITED_FOR_S = 0.1
 """Seconds between two looks at the supervisor's file, and the same while a container waits for a change in it."""
@@ -96,7 +97,8 @@ class MpsLink:
         """Of `WANTED_FILE` as we read or wrote it; None: it was not there."""
         self._complete = False
         self._clients = False
-        self._given = GivenDevices(entries)
+        self._granted: list[DeviceHold] = []
+        """What containers were given that the checkpoint does not show yet, the latest last."""
         self._asked: dict[str, int] = {}
         self._waiting = 0
         self._wake = asyncio.Event()
@@ -113,9 +115,19 @@ class MpsLink:
         return bool(self._asked_for or self._wanted.gpus or self._clients or self._unwritten or self._written)
 
     @property
+    def _given(self) -> Sequence[DeviceHold]:
+        """What containers were given, the latest last."""
+        return *self._entries.value, *self._granted
+
+    @property
     def _matters(self) -> bool:
         """Whether an answer may depend on MPS. False on most nodes, whose calls then cost nothing for it."""
-        return self.on or self._given.clients
+        return self.on or any(hold.enforcement is Enforcement.MPS for hold in self._given)
+
+    @property
+    def _tenants(self) -> Mapping[str, mps.Tenants]:
+        """The containers on each GPU in use, by UUID."""
+        return mps.tenants(self._state.node.ledger, self._given)
 
     @property
     def daemons(self) -> Mapping[str, MpsGpu] | str:
@@ -137,8 +149,7 @@ class MpsLink:
     @property
     def others(self) -> frozenset[str]:
         """The UUIDs of GPUs with containers that were started without MPS."""
-        present = mps.tenants(self._state.node.ledger, self._given.all())
-        return frozenset(uuid for uuid, tenants in present.items() if tenants.others)
+        return frozenset(uuid for uuid, tenants in self._tenants.items() if tenants.others)
 
     @property
     def ready(self) -> Mapping[str, bool]:
@@ -178,14 +189,15 @@ class MpsLink:
     def until_ready(self, gpus: Sequence[SharedGpu], shares: Mapping[int, int]) -> Awaitable[None] | None:
         """Have the daemon started that a container with these GPUs needs, and return what waits for it; None: nothing.
 
-        It never raises: `plan` says what came of it, and `granted` or `given_up` has to be called then.
-
-        Args:
-            gpus: the GPUs.
-            shares: of each, by position.
+        It never raises: `plan` says what came of it, and `granted` or `given_up` has to be called then. `shares` are
+        those of each GPU, by position.
         """
+
+        def waits() -> bool:
+            return isinstance(mps.choose(self._situations(gpus, shares), refuse=self.refuse), mps.Await)
+
         self.look()
-        if not self._matters or not isinstance(self._choice(gpus, shares), mps.Await):
+        if not self._matters or not waits():
             return None
         self._asked = {shared.gpu.uuid: shares[shared.position] for shared in gpus}
         asked = self._asked
@@ -193,7 +205,7 @@ class MpsLink:
         if self._unwritten:
             return None  # the supervisor will not hear of it
         return self._until(
-            lambda: not isinstance(self._choice(gpus, shares), mps.Await),
+            lambda: not waits(),
             self.start_s,
             # What a later call asks for, that of another process of the kubelet, is not given up with this one.
             lambda: self.given_up() if self._asked is asked else None,
@@ -204,26 +216,17 @@ class MpsLink:
         if len(positions) != 1:
             return False
         (uuid,) = (shares.gpus[position].gpu.uuid for position in positions)
-        present = mps.tenants(self._state.node.ledger, self._given.all())
-        return uuid in self._asked_for or present.get(uuid, mps.NOBODY).clients
+        return uuid in self._asked_for or self._tenants.get(uuid, mps.NOBODY).clients
 
     def plan(
         self, placement: Placement, shares: Shares, otherwise: EnforcementPlan
     ) -> EnforcementPlan | Refused | None:
-        """Return the means of limiting a container that is placed so; None: MPS has no say in it.
-
-        Args:
-            placement: the container's.
-            shares: the node's GPUs.
-            otherwise: the node's means.
-        """
+        """Return how a container that is placed so is limited; None: MPS has no say in it, and `otherwise` holds."""
         if placement.demand.kind is not Kind.MEMORY or not self._matters:
             return None
         gpus = [shares.gpus[position] for position in placement.positions]
-        situations = self._situations(gpus, dict(placement.shares))
-        choice = mps.choose(situations, refuse=self.refuse)
-        if isinstance(choice, mps.Await):
-            choice = mps.in_vain(choice, situations[0], self._complaint, refuse=self.refuse)
+        waited = f": {self._complaint}" if self._complaint else f", after {mps.START_S:g} s"
+        choice = mps.choose(self._situations(gpus, dict(placement.shares)), refuse=self.refuse, waited=waited)
         if not isinstance(choice, Enforcement):
             return choice
         enforcements = {shared.gpu.uuid: GpuEnforcement(choice, "") for shared in gpus}
@@ -231,7 +234,8 @@ class MpsLink:
 
     def granted(self, hold: DeviceHold) -> None:
         """Take note of a container's devices, which the ledger has by now."""
-        self._given.granted(hold)
+        earlier = (other for other in self._granted if not other.device_ids <= hold.device_ids)
+        self._granted = [*earlier, hold][-_MOST_GRANTED:]
         self.given_up()
 
     def given_up(self) -> None:
@@ -252,7 +256,7 @@ class MpsLink:
         if not self.on:
             return ""
         ids, node = frozenset(device_ids), self._state.node
-        given = [hold for hold in self._given.all() if hold.device_ids & ids]
+        given = [hold for hold in self._given if hold.device_ids & ids]
         client = bool(given) and given[-1].enforcement is Enforcement.MPS
         for position in sorted(spread_over(node, ids)):
             uuid = node.shares.gpus[position].gpu.uuid
@@ -268,16 +272,13 @@ class MpsLink:
                 return why
         return ""
 
-    def _choice(self, gpus: Sequence[SharedGpu], shares: Mapping[int, int]) -> Enforcement | Refused | mps.Await | None:
-        return mps.choose(self._situations(gpus, shares), refuse=self.refuse)
-
     def _situations(self, gpus: Sequence[SharedGpu], shares: Mapping[int, int]) -> list[mps.Situation]:
-        present = mps.tenants(self._state.node.ledger, self._given.all())
+        tenants = self._tenants
         return [
             mps.Situation(
                 f"GPU {shared.position}",
                 shared.gpu.uuid in self._asked_for,
-                present.get(shared.gpu.uuid, mps.NOBODY),
+                tenants.get(shared.gpu.uuid, mps.NOBODY),
                 mps.daemon(self.states.value, shared.gpu.uuid),
                 shares[shared.position] * self._state.node.shares.share_mib,
             )
@@ -319,27 +320,28 @@ class MpsLink:
     def _holders_changed(self, _new: object = None) -> None:
         if not self._matters:  # without clients nobody's end or beginning concerns the supervisor
             return
-        present = mps.tenants(self._state.node.ledger, self._given.all())
-        self._clients = any(there.clients for there in present.values())
+        self._clients = any(tenants.clients for tenants in self._tenants.values())
         self._wake.set()
         self._write()
 
     def _checkpoint_read(self, _new: object = None) -> None:
         self._holders_changed()
-        self._given.forget(self._state.node.ledger)
+        if self._granted:
+            held = {name for name, hold in self._state.node.ledger.holds.items() if hold.freed_at is None}
+            shown = {(hold.device_ids, hold.enforcement is Enforcement.MPS) for hold in self._entries.value}
+            self._granted = [
+                hold
+                for hold in self._granted
+                if not hold.device_ids.isdisjoint(held)
+                and (hold.device_ids, hold.enforcement is Enforcement.MPS) not in shown
+            ]
 
     def _write(self) -> None:
         """Tell the supervisor what it shall run, if that has changed and is certain."""
         ledger = self._state.node.ledger
         if not (self.on and self._complete and ledger.certain):
             return
-        wanted = mps.wanted(
-            ledger,
-            mps.tenants(ledger, self._given.all()),
-            self._asked,
-            self._wanted,
-            self._state.node.shares.share_mib,
-        )
+        wanted = mps.wanted(ledger, self._tenants, self._asked, self._wanted, self._state.node.shares.share_mib)
         if wanted == self._wanted and not self._unwritten and not self._lost():
             return
         if wanted != self._wanted:
@@ -382,12 +384,8 @@ class MpsLink:
                 self.look()
                 self._write()
                 self._report()
-            await within(self._pause_s(), self._wake.wait())
-
-    def _pause_s(self) -> float | None:
-        if not self.on:
-            return None
-        return _POLL_WAITED_FOR_S if self._waiting else _POLL_S
+            pause_s = _POLL_WAITED_FOR_S if self._waiting else _POLL_S
+            await within(pause_s if self.on else None, self._wake.wait())
 
     def look(self) -> None:
         """Read the supervisor's file, if it was replaced, and publish what it says or why it says nothing."""

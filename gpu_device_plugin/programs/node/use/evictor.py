@@ -140,14 +140,9 @@ class Evictor:
         )
 
     def order(self, pod: Pod, uuids: frozenset[str], reason: str, why: str, counted: m.Count) -> None:
-        """Have a pod evicted. Returns at once; a pod that is ordered already is not ordered twice.
+        """Have a pod evicted that should leave these GPUs. Returns at once; a pod is not ordered twice.
 
-        Args:
-            pod: the pod.
-            uuids: the GPUs that it should leave.
-            reason: of the Event on the pod, one word in ``UpperCamelCase``.
-            why: a clause about the pod, for people.
-            counted: the counter of outcomes.
+        The Event on the pod has the `reason`, and `why` is a clause about the pod for people.
         """
         self._orders.setdefault(pod.uid, _Order(pod, uuids, reason, why, counted))
         self._ordered.set()

@@ -10,7 +10,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.model.times import rfc3339
-from gpu_device_plugin.core.node.use.over_use import Response, Rules, Watch, ended
+from gpu_device_plugin.core.node.use.over_use import Response, Rules, Watch
 from gpu_device_plugin.core.report.text.use_texts import annotation, event_note, outlook, use_of
 
 if TYPE_CHECKING:
@@ -71,13 +71,14 @@ class OverUse:
     def _read(self, reading: UseReading) -> None:
         if reading.at <= self._watch.at:
             return  # what it shows is known already
-        rules = rules_of(self._settings.value)
+        settings = self._settings.value
+        rules = Rules(settings.over_use_slack_mib, settings.over_use_grace_s, Response(settings.over_use))
         pods = {pod.kubelet_uid: pod for pod in self._api.pods.values()}
         self._first = reading.at if self._first is None else self._first
         self._watch = self._watch.after(reading, rules)
         excesses = self._watch.excesses(rules, pods)
         told_anew = self._publish(excesses, rules, reading.at)
-        over = ended(self.excesses.value, excesses)
+        over = [place for place in self.excesses.value if place not in excesses]
         for place in over:
             self._outlooks.pop(place, None)
             _log.info("no longer more GPU memory than granted", extra=self._facts(self.excesses.value[place]))
@@ -148,8 +149,3 @@ class OverUse:
         pod = excess.pod
         name = excess.place[0] if pod is None else f"{pod.namespace}/{pod.name}"
         return {"pod": name, "used_mib": excess.used_mib, "granted_mib": excess.granted_mib}
-
-
-def rules_of(settings: NodeSettings) -> Rules:
-    """Return the rules that the settings make."""
-    return Rules(settings.over_use_slack_mib, settings.over_use_grace_s, Response(settings.over_use))

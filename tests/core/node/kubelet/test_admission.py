@@ -20,9 +20,8 @@ from gpu_device_plugin.core.node.kubelet.admission import (
     refuse_unlimited,
     refuse_without_nodes,
 )
-from gpu_device_plugin.core.node.limits.container_grants import CONTROL_NODES, Delivery
+from gpu_device_plugin.core.node.limits.container_grants import CONTROL_NODES, NO_PLAN, Delivery, EnforcementPlan
 from gpu_device_plugin.core.node.limits.extra_grant import NOBODY, ExtraGrant, GrantOwner
-from gpu_device_plugin.core.node.limits.limit_grants import NO_PLAN, EnforcementPlan
 from gpu_device_plugin.core.node.matching import Match, WaitingPod, Wanted
 from tests.nodes import ids, node, uuid
 
@@ -222,28 +221,6 @@ def worlds(draw: st.DrawFn) -> Node:
         unhealthy={p: "broken" for p in range(len(gib)) if draw(st.integers(0, 4)) == 0},
         certain=draw(st.integers(0, 4)) > 0,
     )
-
-
-@given(worlds(), st.sampled_from(Kind), st.data())
-def test_no_forbidden_placement_is_allocated(there: Node, kind: Kind, data: st.DataObject) -> None:
-    """For every call: never shares of two GPUs without that promise, never both uses of one GPU."""
-    every = [name for shared in there.shares.gpus for k in Kind for name in shared.ids((k, ""))]
-    device_ids = data.draw(st.lists(st.sampled_from([*every, "GPU-9::0"]), unique=True, min_size=1, max_size=6))
-    positions = st.integers(0, len(there.shares.gpus) - 1)
-    shares = data.draw(st.none() | st.dictionaries(positions, st.integers(1, 3)))
-    promise = None if shares is None else Promise(tuple(sorted(shares.items())))
-    answer = admit(there, kind, device_ids, promise)
-    if isinstance(answer, Refused):
-        assert answer.sentence
-        return
-    assert {name for shared in there.shares.gpus for name in shared.ids((kind, ""))} >= set(device_ids)
-    assert len(answer.positions) == 1 or kind is COUNT or (promise is not None and answer.shares == promise.shares)
-    for position in answer.positions:
-        use = there.use(there.shares.gpus[position])
-        assert not (use.whole if kind is MEMORY else use.shares)
-        assert uuid(position) not in there.unhealthy
-    assert there.ledger.certain or set(device_ids) <= there.ledger.holds.keys()
-    assert answer.demand.amount == len(device_ids)
 
 
 @given(worlds(), st.data())

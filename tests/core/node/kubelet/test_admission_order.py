@@ -42,30 +42,6 @@ def test_a_new_pod_in_a_list_beside_a_watch_is_not_shown_before_its_turn() -> No
     assert shown(order.replayed("o", deleted=False)) == "myo"
 
 
-def test_a_change_in_a_list_beside_a_watch_is_shown_at_once() -> None:
-    ended = replace(OLD, phase="Failed")
-    order = AdmissionOrder().put(OLD).put(MIDDLE).compared_with([ended])
-    assert list(order.shown.values()) == [ended]
-    assert order.unexplained == {"o", "m"}
-    assert order.replayed("o", deleted=False).replayed("m", deleted=True).unexplained == set()
-
-
-def test_pods_wait_for_their_turn_through_a_second_list_and_not_through_a_new_beginning() -> None:
-    order = AdmissionOrder().compared_with([OLD, YOUNG]).compared_with([OLD, YOUNG, MIDDLE])
-    assert shown(order) == ""
-    assert shown(order.replayed("y", deleted=False)) == "y"
-    assert shown(order.compared_with([MIDDLE]).replayed("o", deleted=True).settled()) == "m"
-    assert shown(order.begun_with([OLD, YOUNG])) == "oy"
-
-
-def test_an_event_after_the_list_leaves_a_pod_waiting() -> None:
-    """`settled` follows the event at once, since the event shows that the watch has reached the list."""
-    order = AdmissionOrder().compared_with([OLD]).put(replace(OLD, phase="Failed"))
-    assert shown(order) == ""
-    assert shown(order.settled()) == "o"
-    assert shown(order.removed("o").settled()) == ""
-
-
 def test_a_change_of_the_version_alone_is_no_change() -> None:
     order = AdmissionOrder().put(OLD)
     assert order.put(replace(OLD, resource_version="7")) is order

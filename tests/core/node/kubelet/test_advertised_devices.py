@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
-from gpu_device_plugin.core.node.kubelet.advertised_devices import HOLD_S, WINDOW_S, Offer, Refusals, offers
+from gpu_device_plugin.core.node.kubelet.advertised_devices import Offer, Refusals, offers
 from tests.nodes import ids, node, uuid
 
 if TYPE_CHECKING:
@@ -21,10 +21,6 @@ MEMORY, COUNT = Kind.MEMORY, Kind.COUNT
 
 def healthy(there: Node, kind: Kind, most_free: int | None = None) -> set[str]:
     return {name for offer in offers(there, (kind, ""), most_free) for name, good in offer.devices((kind, "")) if good}
-
-
-def everything(there: Node, kind: Kind) -> list[str]:
-    return [name for shared in there.shares.gpus for name in shared.ids((kind, ""))]
 
 
 def test_everything_is_offered_of_a_free_node() -> None:
@@ -41,21 +37,6 @@ def test_every_id_is_listed_in_order_healthy_or_not() -> None:
         uuid(0),
         uuid(1),
     ]
-
-
-def test_a_gpu_in_whole_use_offers_no_shares() -> None:
-    assert healthy(node(3, 2, whole=[0]), MEMORY) == {*ids(1, range(2))}
-
-
-def test_a_gpu_with_a_share_in_use_is_not_offered_whole() -> None:
-    assert healthy(node(3, 2, used={0: [1]}), COUNT) == {uuid(1)}
-
-
-def test_use_within_one_resource_changes_nothing_there() -> None:
-    """The kubelet knows which of its own IDs are free."""
-    there = node(3, 2, used={0: [1]}, whole=[1])
-    assert healthy(there, COUNT) == {uuid(1)}
-    assert healthy(there, MEMORY) == {*ids(0, range(3))}
 
 
 def test_ids_in_use_never_flip_because_of_a_fence() -> None:
@@ -75,12 +56,6 @@ def test_all_ids_of_a_gpu_out_of_service_change_at_once() -> None:
     assert [offer.unhealthy for offer in offers(there, (MEMORY, ""))] == [True, False]
 
 
-def test_while_the_checkpoint_is_unreadable_no_free_id_is_offered() -> None:
-    there = node(3, 2, 2, used={0: [1]}, whole=[1], certain=False)
-    assert healthy(there, MEMORY) == {*ids(0, [1])}
-    assert healthy(there, COUNT) == {uuid(1)}
-
-
 # --- showing less after a run of refusals
 
 
@@ -89,12 +64,6 @@ def test_a_bound_on_free_shares_is_met_by_the_emptiest_gpus_first() -> None:
     there = node(4, 4, 4, used={0: [0, 2], 2: [1]})
     assert healthy(there, MEMORY, 5) == {*ids(0, [0, 2]), *ids(1, range(4)), *ids(2, [0, 1])}
     assert [offer.fenced for offer in offers(there, (MEMORY, ""), 5)] == [{1, 3}, set(), {2, 3}]
-
-
-def test_the_bound_may_be_zero_or_exceed_the_free_shares() -> None:
-    there = node(2, 2, used={0: [1]})
-    assert healthy(there, MEMORY, 0) == {*ids(0, [1])}
-    assert healthy(there, MEMORY, 3) == {*everything(there, MEMORY)}
 
 
 def test_among_gpus_equally_empty_the_lower_position_shows_its_shares() -> None:
@@ -138,17 +107,6 @@ def test_a_fence_is_exactly_the_use_of_the_other_resource(there: Node) -> None:
                     name in there.ledger.holds or (there.ledger.certain and not other)
                 )
                 assert (name in healthy(there, kind)) is expected
-
-
-@given(worlds(), st.sampled_from(Kind), st.none() | st.integers(0, 12))
-def test_ids_in_use_on_gpus_in_service_are_always_healthy(there: Node, kind: Kind, most_free: int | None) -> None:
-    shown = healthy(there, kind, most_free)
-    for shared in there.shares.gpus:
-        mine = set(shared.ids((kind, "")))
-        if shared.gpu.uuid in there.unhealthy:
-            assert not shown & mine
-        else:
-            assert shown >= mine & there.ledger.holds.keys()
 
 
 @given(worlds(), st.integers(0, 12))
@@ -245,26 +203,3 @@ def test_without_a_run_there_is_nothing_to_settle() -> None:
 def test_old_refusals_are_forgotten_and_a_new_one_prolongs_the_run() -> None:
     assert after((8, 100.0), (7, 150.0), (7, 165.0)).times == ((150.0, 7), (165.0, 7))
     assert RUN.refused(5, 400.0).most_free(4, 699.0) == 7
-
-
-@given(st.integers(1, 4), st.lists(st.tuples(st.integers(1, 6), st.integers(0, 200), st.integers(0, 8)), max_size=25))
-def test_no_run_outlives_its_reason(limit: int, steps: list[tuple[int, int, int]]) -> None:
-    """For every history: a bound means that a run of its size was refused lately and that no GPU has room for it."""
-    state, now = Refusals(limit), 0.0
-    events: list[tuple[float, int]] = []
-    for shares, pause, emptiest in steps:
-        now += pause
-        events.append((now, shares))
-        state = state.refused(shares, now)
-        bound = state.most_free(emptiest, now)
-        if bound is not None:
-            assert emptiest <= bound
-            assert any(
-                sum(size == bound + 1 and at - WINDOW_S < earlier <= at for earlier, size in events) >= limit
-                for at, _ in events
-            )
-        assert state.most_free(6, now) is None
-        assert state.most_free(0, now + HOLD_S) is None
-        state = state.settled(emptiest, now)
-        assert state.most_free(emptiest, now) == bound
-        assert (state.run is None) is (bound is None)

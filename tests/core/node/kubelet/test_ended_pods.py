@@ -219,12 +219,3 @@ def test_a_pod_is_over_only_if_it_was_named_before_or_has_ended_in_the_api(
         ended |= api.ended
         assert ended_pods.over <= checkpoint.keys() & (named | ended) - {STATIC}
         named |= ended_pods.names.keys()
-
-
-@given(RECORDED, RECORDED, LISTED)
-def test_an_empty_or_a_first_list_ends_no_pod(
-    before: dict[str, frozenset[str]], checkpoint: dict[str, frozenset[str]], listed: dict[str, frozenset[str]]
-) -> None:
-    """After a restart of the kubelet no state is kept, and its first List proves no end."""
-    assert not EndedPods().after(before, {}, NO_API).after(checkpoint, {}, NO_API).over
-    assert not EndedPods().after(checkpoint, listed, NO_API).over

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.placing import Demand, Placement
@@ -13,15 +11,15 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.limits.container_grants import (
     CONTROL_NODES,
-    DELIVERIES,
     OPTIONAL_NODES,
     Delivery,
+    EnforcementPlan,
     Grant,
     grant,
+    limit_grant,
     parts,
 )
 from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant, GrantOwner, Mount, Part
-from gpu_device_plugin.core.node.limits.limit_grants import EnforcementPlan, limit_grant
 
 # Two cards of 15 GiB whose minor numbers are 3 and 0.
 CARDS = (Gpu("GPU-aaaa", 0, "Tesla T4", 15_360, minor=3), Gpu("GPU-bbbb", 1, "Tesla T4", 15_360, minor=0))
@@ -82,13 +80,6 @@ def test_a_whole_gpu_is_made_visible_and_not_limited() -> None:
     assert grant(BOTH, SHARES, Delivery()) == Grant({"NVIDIA_VISIBLE_DEVICES": "GPU-aaaa,GPU-bbbb"})
 
 
-def test_the_limit_is_in_mib_whatever_the_size_of_a_share() -> None:
-    small = Shares(256).with_inventory(Inventory(CARDS))
-    envs = grant(THREE, small, Delivery()).envs
-    assert envs["GPUSHARE_MEMORY_LIMIT_MIB"] == "768"
-    assert envs["ALIYUN_COM_GPU_MEM_DEV"] == "60"
-
-
 def test_over_several_gpus_the_limit_is_that_of_one_gpu() -> None:
     """The driver holds each GPU to it."""
     envs = grant(Placement(Demand(Kind.MEMORY, 6, gpus=2), ((0, 2), (1, 4))), SHARES, Delivery()).envs
@@ -107,67 +98,32 @@ def test_on_cards_of_different_sizes_the_first_one_counts_as_in_gpushare() -> No
 
 def test_device_nodes_are_those_of_the_minor_number_and_of_the_driver() -> None:
     """They survive `systemctl daemon-reload`, which a runtime hook's do not."""
-    given = grant(THREE, SHARES, Delivery(ways=frozenset({"device-specs"})))
+    given = grant(THREE, SHARES, Delivery(methods=frozenset({"device-specs"})))
     assert given.device_nodes == (*CONTROL_NODES, *OPTIONAL_NODES, "/dev/nvidia0")
     assert given.envs["NVIDIA_VISIBLE_DEVICES"] == "GPU-bbbb"
     assert given.cdi_devices == ()
-    assert grant(BOTH, SHARES, Delivery(ways=frozenset({"device-specs"}))).device_nodes[-2:] == (
+    assert grant(BOTH, SHARES, Delivery(methods=frozenset({"device-specs"}))).device_nodes[-2:] == (
         "/dev/nvidia3",
         "/dev/nvidia0",
     )
 
 
-def test_a_grant_says_how_its_limit_is_enforced() -> None:
-    assert grant(THREE, SHARES, Delivery()).enforcement is Enforcement.ADVISORY
-    assert replace(grant(THREE, SHARES, Delivery()), envs={}).enforcement is None
-
-
-def test_the_drivers_own_nodes_are_these() -> None:
-    assert CONTROL_NODES == ("/dev/nvidiactl", "/dev/nvidia-uvm")
-    assert OPTIONAL_NODES == ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-
-
 def test_nodes_that_are_not_on_this_machine_are_left_out() -> None:
     """A container with a device node that does not exist would not start."""
-    delivery = Delivery(ways=frozenset({"device-specs"}))
+    delivery = Delivery(methods=frozenset({"device-specs"}))
     given = grant(THREE, SHARES, delivery, present=["/dev/nvidia-modeset", "/dev/other"])
     assert given.device_nodes == ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-modeset", "/dev/nvidia0")
 
 
 def test_a_gpu_without_a_minor_number_has_no_node_of_its_own() -> None:
     wsl = Shares(1024).with_inventory(Inventory((CARDS[0], replace(CARDS[1], minor=None))))
-    nodes = grant(THREE, wsl, Delivery(ways=frozenset({"device-specs"}))).device_nodes
+    nodes = grant(THREE, wsl, Delivery(methods=frozenset({"device-specs"}))).device_nodes
     assert nodes == (*CONTROL_NODES, *OPTIONAL_NODES)
 
 
 def test_with_cdi_alone_the_runtime_is_disabled() -> None:
     """CUDA images set the variable to `all`, which NVIDIA's runtime would obey as well."""
-    given = grant(BOTH, SHARES, Delivery(ways=frozenset({"cdi"})))
+    given = grant(BOTH, SHARES, Delivery(methods=frozenset({"cdi"})))
     assert given == Grant(
         {"NVIDIA_VISIBLE_DEVICES": "void"}, (), ("nvidia.com/gpu=GPU-aaaa", "nvidia.com/gpu=GPU-bbbb")
     )
-
-
-def test_the_kind_of_the_cdi_names_can_be_another() -> None:
-    given = grant(THREE, SHARES, Delivery(ways=frozenset({"cdi"}), cdi_kind="management.nvidia.com/gpu"))
-    assert given.cdi_devices == ("management.nvidia.com/gpu=GPU-bbbb",)
-
-
-@pytest.mark.parametrize("way", ["envvar", "device-specs"])
-def test_several_ways_go_together(way: str) -> None:
-    given = grant(THREE, SHARES, Delivery(ways=frozenset({way, "cdi"})))
-    assert given.envs["NVIDIA_VISIBLE_DEVICES"] == "GPU-bbbb"
-    assert given.cdi_devices == ("nvidia.com/gpu=GPU-bbbb",)
-    assert bool(given.device_nodes) == (way == "device-specs")
-
-
-def test_there_are_three_ways() -> None:
-    assert DELIVERIES == ("envvar", "device-specs", "cdi")
-
-
-@pytest.mark.parametrize("way", DELIVERIES)
-def test_both_resources_of_one_container_agree_on_every_other_variable(way: str) -> None:
-    """The kubelet merges them in random order."""
-    delivery = Delivery(ways=frozenset({way}))
-    one, two = grant(THREE, SHARES, delivery).envs, grant(BOTH, SHARES, delivery).envs
-    assert {key for key in one.keys() & two.keys() if one[key] != two[key]} <= {"NVIDIA_VISIBLE_DEVICES"}

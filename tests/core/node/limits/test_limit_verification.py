@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gpu_device_plugin.core.model.limits import Enforcement, LimitState, LimitStatus
+from gpu_device_plugin.core.model.limits import Enforcement, LimitStatus
 from gpu_device_plugin.core.node.holdings import Holding
-from gpu_device_plugin.core.node.limits import limit_verification as verifying
-from gpu_device_plugin.core.node.limits.limit_verification import by_driver, by_kind, unverified, verified
+from gpu_device_plugin.core.node.limits.limit_verification import by_driver, by_kind, verified
 
 LIMITED = Holding("u", "main", {"GPU-a": 4096}, enforcement=Enforcement.DRIVER)
 UNEQUAL = Holding("u", "main", {"GPU-a": 4096, "GPU-b": 1024}, enforcement=Enforcement.DRIVER)
@@ -51,21 +48,6 @@ def test_what_was_read_back_says_whether_the_limit_holds(
     assert (found.enforcement, found.held) == (Enforcement.DRIVER, held)
     assert re.search(why, found.why)
     assert found.found_mib == (hard_mib if held in {LimitStatus.HELD, LimitStatus.DIFFERS} else None)
-
-
-@given(code=st.integers(-1, 1000), hard_mib=st.none() | st.integers(0, 1 << 26), granted=st.integers(1, 1 << 20))
-def test_only_the_granted_number_is_held_and_all_else_says_why(code: int, hard_mib: int | None, granted: int) -> None:
-    found = verified(Holding("u", "c", {"GPU-a": granted}, enforcement=Enforcement.DRIVER), "GPU-a", code, hard_mib)
-    assert (found.held is LimitStatus.HELD) == (code == 0 and hard_mib == granted)
-    assert bool(found.why) == (found.held is not LimitStatus.HELD)
-
-
-@pytest.mark.parametrize("why", [name for name in dir(verifying) if name.startswith("NO_")])
-def test_what_could_not_be_read_says_so(why: str) -> None:
-    sentence = getattr(verifying, why)
-    assert unverified(sentence) == LimitState(Enforcement.DRIVER, LimitStatus.UNVERIFIED, None, sentence)
-    assert sentence.isprintable()
-    assert not sentence.endswith(".")
 
 
 @pytest.mark.parametrize(

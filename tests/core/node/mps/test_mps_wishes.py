@@ -25,7 +25,6 @@ from gpu_device_plugin.core.node.mps.mps_wishes import (
     Tenants,
     choose,
     daemon,
-    in_vain,
     silent,
     tenants,
     troubles,
@@ -245,14 +244,16 @@ def test_a_container_with_parts_of_several_gpus_is_refused_or_has_no_limit() -> 
     assert choose([on(READY, asked=False), on(READY, asked=False, position=1)], refuse=True) is None
 
 
-def test_after_waiting_in_vain_the_setting_decides() -> None:
-    waited = Await("the MPS daemon of GPU 0 is not ready (starting)")
-    late = refused("the MPS daemon of GPU 0 is not ready (starting), after 15 s")
-    assert in_vain(waited, on(MpsStatus.STARTING), refuse=True) == late
-    unasked = refused("the MPS daemon of GPU 0 is not ready (starting): no file can be written")
-    assert in_vain(waited, on(MpsStatus.STARTING), "no file can be written", refuse=True) == unasked
-    assert in_vain(waited, on(MpsStatus.STARTING), refuse=False) is Enforcement.ADVISORY
-    assert in_vain(waited, on(MpsStatus.STARTING, CLIENTS), refuse=False) is Enforcement.MPS
+@pytest.mark.parametrize(
+    ("situation", "refuse", "expected"),
+    [
+        (on(MpsStatus.STARTING), True, refused("the MPS daemon of GPU 0 is not ready (starting), after 15 s")),
+        (on(MpsStatus.STARTING), False, Enforcement.ADVISORY),
+        (on(MpsStatus.STARTING, CLIENTS), False, Enforcement.MPS),
+    ],
+)
+def test_after_waiting_in_vain_the_setting_decides(situation: Situation, expected: object, *, refuse: bool) -> None:
+    assert choose([situation], refuse=refuse, waited=", after 15 s") == expected
 
 
 # --- PreStartContainer ------------------------------------------------------------------------------------------------

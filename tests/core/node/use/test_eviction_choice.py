@@ -70,11 +70,6 @@ def test_a_pod_that_should_have_ended_keeps_no_gpu_busy_and_is_not_evicted_again
     assert first(Candidate(replace(late, deleting=False), "g"), overdue={"a"}) == []
 
 
-def test_a_pod_on_two_gpus_waits_until_neither_is_being_left() -> None:
-    both = [Candidate(pod("a"), "g"), Candidate(pod("a"), "h"), Candidate(pod("b", 1), "h")]
-    assert first(*both, going={"x": frozenset("g")}) == ["b"]
-
-
 def test_a_pod_that_was_refused_lets_the_next_go() -> None:
     assert first(Candidate(pod("a"), "g"), Candidate(pod("b", 5), "g"), put_off={"a"}) == ["b"]
 

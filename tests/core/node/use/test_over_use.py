@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.holdings import Holding
-from gpu_device_plugin.core.node.use.over_use import Excess, Response, Rules, Watch, ended, is_short
+from gpu_device_plugin.core.node.use.over_use import Excess, Response, Rules, Watch, is_short
 from gpu_device_plugin.core.node.use.process_use import AttributedUse, Place, UseReading
 
 RULES = Rules(slack_mib=512, grace_s=180)
@@ -72,10 +71,6 @@ def test_one_reading_within_the_part_clears() -> None:
     assert exceeding(*high, reading(301, use(4096)), reading(310, use(6120)), reading(489, use(6120))) == []
 
 
-def test_a_container_that_has_ended_is_over_it() -> None:
-    assert exceeding(reading(0, use(6120)), reading(200, use(6120)), reading(201)) == []
-
-
 @pytest.mark.parametrize(
     "untold",
     [
@@ -101,10 +96,6 @@ def test_after_a_grace_without_a_telling_reading_the_evidence_is_too_old() -> No
     assert exceeding(*before, kept) == [PLACE]
     assert exceeding(*before, late) == []
     assert exceeding(*before, late, reading(380, use(6120)), reading(390, use(6120))) == []
-
-
-def test_what_was_never_seen_to_exceed_is_not_suspected_when_it_is_unknown() -> None:
-    assert watched(reading(0, use(None))).evidence == {}
 
 
 def test_a_gpu_that_vanished_is_used_by_nobody() -> None:
@@ -141,11 +132,6 @@ def test_changed_settings_apply_to_the_evidence_there_is() -> None:
     assert list(watch.excesses(replace(RULES, grace_s=60), {})) == [PLACE]
     assert list(watch.excesses(RULES, {})) == []
     assert watch.after(reading(110, use(6120)), replace(RULES, slack_mib=4096)).evidence == {}
-
-
-def test_those_that_no_longer_exceed_are_named() -> None:
-    other: Place = ("v", "main", "GPU-0")
-    assert ended({PLACE: 1, other: 2}, {other: 2}) == (PLACE,)
 
 
 # --- Who should go ----------------------------------------------------------------------------------------------------
@@ -272,14 +258,3 @@ class History(RuleBasedStateMachine):
 
 
 TestHistory = History.TestCase
-
-
-@given(st.lists(st.tuples(st.integers(1, 30), st.integers(4609, 20000)), min_size=1, max_size=60))
-def test_it_is_told_within_the_grace_and_one_interval(steps: list[tuple[int, int]]) -> None:
-    """Whatever the intervals are: at the first reading that is a whole grace after the first."""
-    at, watch, first = 0.0, Watch(), None
-    for seconds, used in steps:
-        at += seconds
-        first = at if first is None else first
-        watch = watch.after(reading(at, use(used)), RULES)
-        assert bool(watch.excesses(RULES, {})) is (at - first >= RULES.grace_s)

@@ -202,11 +202,6 @@ def test_a_blind_agent_says_that_it_does_not_know_and_not_zero() -> None:
     assert (found.used_mib, found.unattributed_mib, found.blind) == ({GPU: 900}, {}, "why")
 
 
-def test_the_memory_in_use_may_be_unknown() -> None:
-    found = attribute([reading((1, 700))], {1: CgroupOwner("a")}, [holding("a")])
-    assert (parts(found), found.used_mib, found.unattributed_mib) == ({("a", "main"): (4096, 700)}, {GPU: None}, {})
-
-
 def test_what_the_driver_counts_by_cgroup_goes_before_the_processes() -> None:
     """It is known to an agent that sees no processes as well."""
     held, measured = [holding("a"), holding("b")], {("a", "main", GPU): 650}
@@ -259,11 +254,6 @@ def test_blind_is_told_from_zero(
     blind: bool,  # noqa: FBT001 - pytest's
 ) -> None:
     assert blindness(readings, owners, host_pids=host_pids) == (WITHOUT_HOST_PID if blind else "")
-
-
-def test_the_sentence_names_the_remedy() -> None:
-    assert "hostPID: true" in WITHOUT_HOST_PID
-    assert "agent.hostPID" in WITHOUT_HOST_PID
 
 
 # --- Any node ---------------------------------------------------------------------------------------------------------
@@ -337,12 +327,3 @@ def test_nothing_is_counted_twice_and_nothing_is_lost(
         if each.used_mib is not None and each.uuid in found.unattributed_mib:
             total = sum(use.used_mib or 0 for use in uses)
             assert found.unattributed_mib[each.uuid] == max(0, each.used_mib - total)
-
-
-@given(_READINGS, _OWNERS, _holdings())
-def test_a_blind_agent_claims_nothing(
-    readings: list[GpuReading], owners: dict[int, CgroupOwner | None], held: tuple[Holding, ...]
-) -> None:
-    found = attribute(readings, owners, held, blind="why")
-    assert all(use.used_mib is None and use.holding is not None for use in found.containers)
-    assert found.unattributed_mib == {}

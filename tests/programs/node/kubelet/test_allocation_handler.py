@@ -11,7 +11,6 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.contract.promises import Promise
 from gpu_device_plugin.core.model.resources import Kind, Resource
-from gpu_device_plugin.core.node.kubelet.admission import Refused, Why
 from gpu_device_plugin.core.node.limits.container_grants import Delivery
 from gpu_device_plugin.core.node.matching import Call, Match, Matched, WaitingPod, Wanted
 from gpu_device_plugin.core.node.node_config import NodeConfig
@@ -21,14 +20,15 @@ from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler
 from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
 from tests import names
-from tests.nodes import ids, node, uuid
+from tests.nodes import ids, node
 from tests.programs.node.harness import T4, gpus_of, pod, world
-from tests.resources import COUNT, MEM
+from tests.resources import MEM
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from gpu_device_plugin.core.node.kubelet.admission import Refused
     from gpu_device_plugin.core.node.node import Node
     from gpu_device_plugin.programs.node.kubelet.waiting_pods import WaitingPods
 
@@ -120,54 +120,6 @@ class Desk:
         return str(caught.value)
 
 
-# --- Policies ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("policy", "chosen"), [("binpack", 1), ("spread", 0)])
-async def test_the_policy_chooses_between_gpus_that_fit(tmp_path: Path, policy: str, chosen: int) -> None:
-    """GPU 1 has 5 of 8 left."""
-    desk = Desk(node(8, 8, used={1: range(3)}), tmp_path, policy)
-    free = (*ids(0, range(8)), *ids(1, range(3, 8)))
-    assert {name.partition("::")[0] for name in await desk.prefer(4, free=free)} == {uuid(chosen)}
-
-
-# --- Grants and refusals ----------------------------------------------------------------------------------------------
-
-
-async def test_a_grant_is_held_counted_and_told(tmp_path: Path) -> None:
-    desk = Desk(node(8, 8), tmp_path)
-    given = await desk.answers.allocate(MEM, ids(0, range(3)))
-    assert given.envs["NVIDIA_VISIBLE_DEVICES"] == uuid(0)
-    assert given.envs["ALIYUN_COM_GPU_MEM_POD"] == "3"
-    assert set(desk.state.node.ledger.holds) == set(ids(0, range(3)))
-    assert desk.metrics.counted == [("allocations_total", "aliyun.com/gpu-mem")]
-    assert (desk.grants, desk.refusals) == (1, [])
-
-
-async def test_a_refusal_is_told_counted_and_takes_nothing(tmp_path: Path) -> None:
-    desk = Desk(node(8, 8, whole=[0]), tmp_path)
-    assert await desk.refused(ids(0, range(3))) == "GPU 0 is in whole use by another container"
-    assert desk.metrics.counted == [("refusals_total", "aliyun.com/gpu-mem", "in_whole_use")]
-    ((kind, amount, refused),) = desk.refusals
-    assert (kind, amount, refused.why) == (Kind.MEMORY, 3, Why.IN_WHOLE_USE)
-    assert (desk.grants, set(desk.state.node.ledger.holds)) == (0, {uuid(0)})
-
-
-async def test_whole_gpus_are_granted_several_at_a_time(tmp_path: Path) -> None:
-    desk = Desk(node(8, 8), tmp_path)
-    given = await desk.answers.allocate(COUNT, [uuid(1), uuid(0)])
-    assert given.envs == {"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1"}
-    assert "cannot be taken whole" in await Desk(node(8, used={0: [1]}), tmp_path).refused([uuid(0)], COUNT)
-
-
-async def test_a_container_starts_only_on_gpus_that_are_in_service(tmp_path: Path) -> None:
-    desk = Desk(node(8, 8, unhealthy={1: "it is lost"}), tmp_path)
-    await desk.answers.before_start(MEM, ids(0, range(2)))
-    with pytest.raises(RefusedError, match="GPU 1 is out of service: it is lost"):
-        await desk.answers.before_start(COUNT, [uuid(0), uuid(1)])
-    assert desk.metrics.counted == [("refusals_total", "aliyun.com/gpu-count", "unhealthy")]
-
-
 # --- Device nodes -----------------------------------------------------------------------------------------------------
 
 
@@ -180,14 +132,6 @@ async def test_f8_a_missing_device_node_is_told_with_the_command_that_makes_it(t
     assert desk.metrics.counted == [("refusals_total", "aliyun.com/gpu-mem", "no_device_node")]
     (tmp_path / "nvidia-uvm").touch()
     assert (await desk.answers.allocate(MEM, ids(0, [0]))).device_nodes == ("/dev/nvidiactl", "/dev/nvidia-uvm")
-
-
-async def test_f7_a_node_that_not_every_machine_has_is_given_where_it_is(tmp_path: Path) -> None:
-    """A container with a device node that the host lacks would not start."""
-    for name in ("nvidiactl", "nvidia-uvm", "nvidia-modeset"):
-        (tmp_path / name).touch()
-    given = await Desk(node(8), tmp_path, serving_switch=("device-specs",)).answers.allocate(MEM, ids(0, [0]))
-    assert given.device_nodes == ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-modeset")
 
 
 # --- Whose call is it? ------------------------------------------------------------------------------------------------
@@ -221,38 +165,6 @@ async def test_an_answer_is_remembered_for_the_next_allocation_only(tmp_path: Pa
     await desk.answers.allocate(MEM, ids(1, range(4)))
     await desk.answers.allocate(MEM, chosen)
     assert desk.waiting.told == [("served", "b 4"), ("served", "c 4")]
-
-
-async def test_a_container_that_uses_the_ids_of_an_init_container_is_found_without_a_question(tmp_path: Path) -> None:
-    desk = Desk(node(8, 8), tmp_path)
-    desk.waiting.matches = [Matched(match_of("a", 2), {})]
-    await desk.answers.allocate(MEM, ids(1, range(2)))
-    assert desk.waiting.calls == [Call(Kind.MEMORY, 2, {1: 2})]
-    assert desk.waiting.told == [("served", "a 2")]
-
-
-async def test_a_pod_that_is_refused_waits_no_longer(tmp_path: Path) -> None:
-    desk = Desk(node(8, unhealthy={0: "it is lost"}), tmp_path)
-    desk.waiting.matches = [Matched(match_of("a", 2), {})]
-    await desk.refused(ids(0, range(2)))
-    assert desk.waiting.told == [("refused", "a")]
-
-
-async def test_a_container_that_asks_for_both_resources_is_told_that_it_cannot_have_both(tmp_path: Path) -> None:
-    wanted = Wanted("main", Kind.MEMORY, 2), Wanted("main", Kind.COUNT, 1)
-    desk = Desk(node(8, 8), tmp_path)
-    desk.waiting.matches = [Matched(Match(WaitingPod("a", "default/a", wanted), wanted[0]), {})]
-    assert "'main' asks for GPU memory and for whole GPUs at once" in await desk.refused(ids(0, range(2)))
-    assert desk.metrics.counted == [("refusals_total", "aliyun.com/gpu-mem", "both_resources")]
-
-
-async def test_without_an_api_server_the_policy_decides_alone(tmp_path: Path) -> None:
-    """GPU 0 has 8 free shares, and nobody is asked whose call it is."""
-    desk = Desk(node(8), tmp_path, alone=True)
-    preferred = await desk.prefer(2)
-    assert preferred == set(ids(0, range(2)))
-    assert (await desk.answers.allocate(MEM, sorted(preferred))).envs["ALIYUN_COM_GPU_MEM_POD"] == "2"
-    assert "is not on this node" in await desk.refused(ids(1, [0]))
 
 
 # --- In the whole agent -----------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -163,21 +162,6 @@ async def test_what_either_book_shows_is_taken_over_before_registering() -> None
     assert desk.certain
 
 
-async def test_nothing_is_released_before_registering() -> None:
-    """What ended meanwhile is found out later, with proof."""
-    desk = Desk(NodeState(node(8, used={0: [1]})))
-    await desk.reconciler.prepare()
-    assert desk.held == set(ids(0, [1]))
-
-
-async def test_a_kubelet_that_does_not_answer_is_no_obstacle() -> None:
-    desk = Desk(NodeState(node(8)))
-    desk.records.write(*ids(0, [0]))
-    desk.records.list = None
-    await desk.reconciler.prepare()
-    assert desk.held == set(ids(0, [0]))
-
-
 async def test_a_checkpoint_never_read_leaves_us_uncertain_until_it_is(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk(NodeState(node(8)))
     desk.records.checkpoint = DAMAGED
@@ -206,40 +190,7 @@ async def test_a_checkpoint_never_read_is_looked_at_soon_after_registering() -> 
         assert desk.held == set(ids(0, [1]))
 
 
-async def test_a_checkpoint_that_was_read_once_may_be_unreadable_later() -> None:
-    """Whatever was given out since, we gave out."""
-    desk = Desk(NodeState(node(8)))
-    await desk.reconciler.prepare()
-    desk.records.checkpoint = DAMAGED
-    await desk.reconciler.prepare()
-    assert desk.certain
-
-
 # --- Rounds -----------------------------------------------------------------------------------------------------------
-
-
-async def test_what_both_records_omit_is_released() -> None:
-    desk = Desk(NodeState(node(8, used={0: [1, 2]})))
-    desk.records.write(*ids(0, [1]))
-    async with running(desk):
-        await eventually(lambda: desk.held == set(ids(0, [1])))
-
-
-async def test_a_damaged_checkpoint_proves_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    desk = Desk(NodeState(node(8, used={0: [1]})))
-    desk.records.checkpoint = DAMAGED
-    async with running(desk):
-        await desk.rounds(3)
-        assert desk.held == set(ids(0, [1]))
-        assert caplog.messages == ["the kubelet's checkpoint cannot be read"]
-
-
-async def test_without_evidence_everything_stays() -> None:
-    desk = Desk(NodeState(node(8, used={0: [1]})))
-    desk.records.list = None
-    async with running(desk):
-        await desk.rounds(3)
-        assert desk.held == set(ids(0, [1]))
 
 
 async def test_devices_that_the_kubelet_gave_out_without_us_are_held_counted_and_told(
@@ -274,22 +225,6 @@ async def test_an_old_reading_lets_nothing_go_and_a_new_one_is_asked_for() -> No
         assert desk.held == {uuid(0)}
 
 
-async def test_a_driver_that_does_not_answer_keeps_nothing_for_longer_than_told() -> None:
-    desk = Desk(NodeState(node(8, whole=[0])), readings={uuid(0): Reading(0, 0.0)}, process_wait_s=0.05)
-    async with running(desk):
-        await desk.rounds(1)
-        await eventually(lambda: not desk.held)
-
-
-async def test_the_end_of_a_pod_makes_a_round_at_once() -> None:
-    desk = Desk(NodeState(node(8, used={0: [1]})), interval_s=3600)
-    async with running(desk):
-        await asyncio.sleep(0)
-        desk.reconciler.users_changed(frozenset("a"))
-        desk.reconciler.users_changed(frozenset("b"))
-        await eventually(lambda: not desk.held)
-
-
 async def test_rounds_that_cost_the_kubelet_a_file_for_nothing_become_rarer() -> None:
     """The IDs of an init container are never listed: every round has the checkpoint written to show the same again."""
     desk = Desk(NodeState(node(8, used={0: [1]})), interval_s=0.02)
@@ -305,24 +240,6 @@ async def test_rounds_that_cost_the_kubelet_a_file_for_nothing_become_rarer() ->
         resent = desk.resent
         await desk.rounds(2)
         assert desk.resent == resent, "what is listed needs no file"
-
-
-async def test_our_gpus_in_the_hands_of_another_resource_are_known_until_its_pods_end(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A resource of former settings, or another plugin's; only the checkpoint shows them, which has to be asked for."""
-    desk = Desk(NodeState(node(8, 8)))
-    desk.records.checkpoint = Checkpoint(
-        tuple(DeviceHold("p", "c", None, frozenset({name}), through="old.com/gpu-mem") for name in (*ids(1, [2]), "x"))
-    )
-    async with running(desk):
-        await eventually(lambda: dict(desk.state.node.ledger.foreign) == {uuid(1): "old.com/gpu-mem"})
-        await eventually(lambda: desk.resent > 2)
-        assert len(caplog.messages) == 1
-        assert "in use through a resource that this agent does not offer" in caplog.messages[0]
-        assert desk.held == set()
-        desk.records.checkpoint = Checkpoint()
-        await eventually(lambda: not desk.state.node.ledger.foreign)
 
 
 async def test_a_checkpoint_from_before_a_grant_says_nothing_about_what_was_granted() -> None:
@@ -342,17 +259,6 @@ async def test_a_checkpoint_from_before_a_grant_says_nothing_about_what_was_gran
 
 
 # --- After grants -----------------------------------------------------------------------------------------------------
-
-
-async def test_after_a_grant_the_checkpoint_is_read_soon() -> None:
-    desk = Desk(NodeState(node(8)), interval_s=3600)
-    async with running(desk):
-        await asyncio.sleep(0)
-        desk.state.update(Ledger.granted, ids(0, [1]), time.monotonic())
-        desk.records.write(*ids(0, [1]))
-        desk.reconciler.granted()
-        await eventually(lambda: all(hold.granted_at is None for hold in desk.state.node.ledger.holds.values()))
-        assert desk.reconciler.checkpoint_entries.value[0].device_ids == set(ids(0, [1]))
 
 
 async def test_grants_in_a_row_are_one_reading() -> None:
@@ -390,32 +296,3 @@ async def test_a_checkpoint_that_cannot_be_read_is_no_reason_to_ask_for_pods() -
         desk.reconciler.granted()
         await eventually(lambda: desk.records.reads >= 2)
         assert not desk.records.looks
-
-
-async def test_a_checkpoint_from_before_a_grant_does_not_confirm_it(tmp_path: Path) -> None:
-    """The file still shows who had the share before; only one that was written since can show the new container."""
-    share = ids(0, [0])[0]
-    entry = {"PodUID": "p", "ContainerName": "c", "ResourceName": MEM, "DeviceIDs": {"-1": [share]}}
-    file = tmp_path / "kubelet_internal_checkpoint"
-    file.write_text(json.dumps({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {MEM: []}}}))
-    state = NodeState(node(4))
-    records = KubeletRecords(tmp_path, tmp_path / "none", OURS)
-    reconciler = Reconciler(
-        state,
-        records,
-        m.Metrics(),
-        ForgottenPods(records, None, lambda *_: None),
-        resend=lambda: None,
-        readings=dict,
-        read_again=lambda: asyncio.sleep(0),
-        interval_s=1,
-        process_wait_s=1,
-    )
-    state.update(Ledger.granted, [share], 1.0)
-    reconciler.granted()
-    await reconciler.prepare()
-    assert state.node.ledger.holds[share].granted_at == 1.0
-    file.with_name("new").write_text(file.read_text())
-    file.with_name("new").replace(file)
-    await reconciler.prepare()
-    assert state.node.ledger.holds[share].granted_at is None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,28 +16,20 @@ from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.core.contract.keys import POD_ANNOTATIONS
 from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.matching import Call, Match
-from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.metrics import Metrics
 from gpu_device_plugin.node_state import NodeState
-from gpu_device_plugin.programs.node.kubelet.forgotten_pods import ForgottenPods
-from gpu_device_plugin.programs.node.kubelet.reconciler import Reconciler
 from gpu_device_plugin.programs.node.kubelet.waiting_pods import WaitingPods
 from gpu_device_plugin.testing.builders import container, pod
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from tests import resources
-from tests.names import MEM, OURS
-from tests.nodes import ids
+from tests.names import MEM
 from tests.nodes import node as gpus
 from tests.patience import eventually, patience
 from tests.programs.node.cluster_harness import promise
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from gpu_device_plugin.kubelet.checkpoint import Checkpoint
 
 
 @dataclass
@@ -222,48 +212,3 @@ async def test_while_the_api_server_is_away_one_call_waits_and_the_next_ones_do_
         await there.api.start()
         await there.bound("a", 0)
         assert (await there.waiting.find(nobody)).match is not None
-
-
-class CountingRecords(KubeletRecords):
-    """The kubelet's records; counts how often the checkpoint is read."""
-
-    reads = 0
-
-    def recorded(self) -> Checkpoint:
-        self.reads += 1
-        return super().recorded()
-
-
-async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_path: Path) -> None:
-    """The second grant comes while the first is waited for; the disk is slow. No round comes to help."""
-    state = NodeState(gpus(8))
-    records = CountingRecords(tmp_path, tmp_path / "nobody", OURS)
-    reconciler = Reconciler(
-        state,
-        records,
-        Metrics(),
-        ForgottenPods(records, None, lambda *_: None),
-        resend=lambda: None,
-        readings=dict,
-        read_again=lambda: asyncio.sleep(0),
-        interval_s=600,
-        process_wait_s=0,
-    )
-    task = asyncio.create_task(reconciler.run())
-    try:
-        for number in (0, 1):
-            state.update(Ledger.granted, ids(0, [number]), time.monotonic())
-            reconciler.granted()
-            for _ in range(5):  # until it waits for the kubelet to write
-                await asyncio.sleep(0)
-        await eventually(lambda: records.reads == 1)
-        entry = {"PodUID": "a", "ContainerName": "main", "ResourceName": MEM, "DeviceIDs": {"-1": ids(0, [0, 1])}}
-        text = json.dumps({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {MEM: []}}, "Checksum": 0})
-        (tmp_path / "kubelet_internal_checkpoint").write_text(text)
-        await eventually(lambda: reconciler.checkpoint_entries.value)
-        assert {(record.pod_uid, record.device_ids) for record in reconciler.checkpoint_entries.value} == {
-            ("a", frozenset(ids(0, [0, 1])))
-        }
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

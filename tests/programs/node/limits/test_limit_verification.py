@@ -25,7 +25,7 @@ from tests.patience import eventually
 from tests.programs.node.recorded_api import RecordedApi
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
 GRANTED = 4096
 
@@ -268,26 +268,6 @@ async def test_a_fault_of_ours_is_logged_once_and_ends_nothing(
     ]
 
 
-async def test_a_cgroup_that_appears_late_is_found(tmp_path: Path) -> None:
-    async with verifying_on(tmp_path) as there:
-        made = there.run(UID, 1)
-        there.remove(UID)
-        there.verification.changed()
-        await there.until(UID, LimitStatus.UNVERIFIED)
-        (tmp_path / f"kubepods/burstable/pod{UID}/{made}").mkdir()
-        await there.until(UID, LimitStatus.HELD)
-
-
-@pytest.mark.parametrize("other", [{"whole": True}, {"enforcement": Enforcement.ADVISORY}, {"enforcement": None}])
-async def test_what_has_no_limit_of_the_drivers_has_no_state(tmp_path: Path, other: Mapping[str, Any]) -> None:
-    async with verifying_on(tmp_path) as there:
-        there.run(UID, 1, **other)
-        there.run(OTHER, 2)
-        there.verification.changed()
-        await there.until(OTHER, LimitStatus.HELD)
-        assert there.states(UID) == []
-
-
 async def test_the_gpus_of_a_container_are_told_together(tmp_path: Path) -> None:
     async with verifying_on(tmp_path) as there:
         there.run(UID, 1, mib=None, gpus=2)
@@ -296,22 +276,6 @@ async def test_the_gpus_of_a_container_are_told_together(tmp_path: Path) -> None
         ((_, _, note, _),) = there.events
         assert "does not hold: on GPU 0, 1 the driver has no limit" in note
         assert len(note) < 1024
-
-
-async def test_the_log_says_what_holds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
-        async with verifying_on(tmp_path) as there:
-            there.run(UID, 1)
-            there.run(OTHER, 2, mib=None)
-            there.verification.changed()
-            await there.until(OTHER, LimitStatus.MISSING)
-            there.verification.again()
-            await eventually(lambda: len(there.asked) >= 2)
-    lines = [(each.levelname, each.getMessage()) for each in caplog.records if "limit of a container" in each.message]
-    assert lines == [
-        ("INFO", "the memory limit of a container is held"),
-        ("WARNING", "the memory limit of a container is missing"),
-    ]
 
 
 async def test_what_the_driver_counts_is_known_as_long_as_it_answers(tmp_path: Path) -> None:

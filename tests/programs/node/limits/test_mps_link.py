@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    import pytest
 
 NOW_S = 1000.0
 READY = MpsGpu(MpsStatus.READY, "", "/run/gpushare/mps/a")
@@ -102,35 +101,6 @@ async def test_what_the_former_agent_wanted_stays_until_the_kubelets_records_are
         assert "1 daemons" in repr(desk.link)
 
 
-async def test_records_that_cannot_be_read_change_nothing(tmp_path: Path) -> None:
-    before = write_wanted(MpsWanted({uuid(0): 3072}))
-    (tmp_path / WANTED_FILE).write_text(before)
-    desk = Desk(tmp_path)
-    async with desk.running():
-        desk.state.update(Ledger.seen, (), certain=False)
-        desk.link.ledger_complete()
-        assert (tmp_path / WANTED_FILE).read_text() == before
-        desk.state.update(Ledger.seen, (), certain=True)
-        await eventually(lambda: desk.wanted == MpsWanted())
-
-
-async def test_damaged_files_are_told_and_replaced_by_the_next_ones(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / WANTED_FILE).write_text("{")
-    desk = Desk(tmp_path, 0)
-    desk.put("[]")
-    desk.record(0)
-    desk.link.ask_for([uuid(0)])
-    async with desk.running():
-        assert "what the MPS supervisor was told to run is not known" in caplog.text
-        assert str(desk.link.states.value).startswith("state.json cannot be parsed: ")
-        desk.link.ledger_complete()
-        assert desk.wanted == MpsWanted({uuid(0): 1024})
-        desk.put(MpsState({uuid(0): READY}, NOW_S))
-        await eventually(lambda: desk.link.daemons == {uuid(0): READY})
-
-
 async def test_the_reason_why_there_is_no_supervisor_is_the_one_that_helps(tmp_path: Path) -> None:
     desk = Desk(tmp_path / "mps")
     desk.link.grace_s = 0.0
@@ -148,16 +118,6 @@ async def test_the_reason_why_there_is_no_supervisor_is_the_one_that_helps(tmp_p
         await eventually(lambda: desk.told[-1:] == [("", SILENT)])
         desk.put(MpsState({}, NOW_S))
         await eventually(lambda: desk.told[-1] == ("", ""))
-
-
-async def test_a_supervisor_that_starts_together_with_the_agent_is_not_missed(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    desk.link.ask_for([uuid(0)])
-    async with desk.running():
-        assert desk.link.states.value == NOT_THERE
-        desk.put(MpsState({}, NOW_S))
-        await eventually(lambda: desk.link.daemons == {})
-        assert desk.told == []
 
 
 async def test_nobody_is_told_of_the_end_of_a_trouble_that_no_longer_matters(tmp_path: Path) -> None:
@@ -183,35 +143,6 @@ async def test_clients_are_noticed_by_whichever_record_tells_of_them_last(tmp_pa
         await eventually(lambda: desk.link.on)
         desk.link.ledger_complete()
         assert desk.wanted == MpsWanted({uuid(0): 2048})
-
-
-async def test_without_clients_nobody_else_matters(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, 0)
-    async with desk.running():
-        desk.record(0, enforcement=Enforcement.ADVISORY)
-        desk.link.granted(hold(1, enforcement=Enforcement.ADVISORY, source=HoldSource.ANSWER))
-        desk.state.update(Ledger.seen, ids(0, range(2)), certain=True)
-        desk.link.ledger_complete()
-        await eventually(lambda: desk.entries.version == 1)
-        assert not desk.link.on
-        assert not (tmp_path / WANTED_FILE).exists()
-
-
-async def test_grants_are_remembered_until_the_checkpoint_shows_them(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    desk.link.ask_for([uuid(0)])
-    async with desk.running():
-        desk.link.ledger_complete()
-        for _ in range(3):
-            desk.state.update(Ledger.granted, ids(0, range(2)), 1.0)
-            desk.link.granted(hold(0, 1, source=HoldSource.ANSWER))
-        assert desk.wanted == MpsWanted({uuid(0): 2048})
-        assert desk.link.why_not_start(ids(0, [0])) == f"GPU 0 needs MPS: {NOT_THERE}"
-        desk.record(0, 1)
-        await asyncio.sleep(0)
-        assert desk.wanted == MpsWanted({uuid(0): 2048})
-        desk.entries.set(())
-        await eventually(lambda: desk.link.why_not_start(ids(0, [0])) == "")
 
 
 async def test_a_call_that_ends_late_does_not_take_away_the_daemon_for_a_later_call(tmp_path: Path) -> None:

@@ -135,13 +135,6 @@ async def test_a_pod_that_its_owner_deletes_keeps_its_gpu_busy_no_longer_either(
         assert it.evictor.overdue == frozenset()
 
 
-async def test_the_gpus_are_free_again_once_the_pod_is_gone() -> None:
-    async with desk(Eviction(EvictionOutcome.EVICTED)) as it:
-        await it.answered()
-        del it.pods["u"]
-        assert it.evictor.going == {}
-
-
 async def test_a_pod_that_is_gone_is_nobodys_business() -> None:
     async with desk(Eviction(EvictionOutcome.GONE)) as it:
         await it.answered()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -19,7 +18,6 @@ from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.use.over_use import Excess
 from gpu_device_plugin.core.node.use.process_use import (
     NOT_READ,
-    WITHOUT_HOST_PID,
     AttributedUse,
     GpuProcess,
     GpuReading,
@@ -111,21 +109,6 @@ def amounts(watch: UseWatch) -> list[tuple[str, int, int | None]]:
     return [(use.container, use.granted_mib, use.used_mib) for use in watch.reading.value.containers]
 
 
-async def test_a_process_is_found_in_its_container(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.entries.set((entry(),))
-    world.process(11)
-    world.process(12, "0::/system.slice/x.service\n")
-    world.use((11, 700), (12, 50), (13, 60), used=815)  # 13 has ended since
-    async with world.watching() as watch:
-        await eventually(lambda: amounts(watch) == [("main", 2048, 700)])
-        assert watch.reading.value.unattributed_mib == {uuid(0): 115}
-        assert watch.reading.value.blind == ""
-        assert watch.reading.value.at > 0
-        world.use((11, 900), used=900)
-        await eventually(lambda: amounts(watch) == [("main", 2048, 900)])
-
-
 async def test_nothing_is_read_before_the_kubelets_checkpoint(tmp_path: Path) -> None:
     """Every pod would trespass."""
     world = World(tmp_path)
@@ -140,17 +123,6 @@ async def test_nothing_is_read_before_the_kubelets_checkpoint(tmp_path: Path) ->
         assert [use.trespassing for use in watch.reading.value.containers] == [False]
 
 
-async def test_a_pod_whose_grant_is_not_recorded_yet_does_not_trespass(tmp_path: Path) -> None:
-    world = World(tmp_path, complete=False)
-    world.entries.set(())
-    world.process(11)
-    world.use((11, 700), used=700)
-    async with world.watching() as watch:
-        await eventually(lambda: watch.reading.value.unattributed_mib == {uuid(0): 700})
-        world.complete = True
-        await eventually(lambda: amounts(watch) == [("", 0, 700)])
-
-
 async def test_gpus_that_are_not_shared_are_not_looked_at(tmp_path: Path) -> None:
     """An administrator has left them to another plugin, whose pods use them rightly."""
     world = World(tmp_path)
@@ -161,30 +133,6 @@ async def test_gpus_that_are_not_shared_are_not_looked_at(tmp_path: Path) -> Non
         await world.rounds()
         await eventually(lambda: watch.reading.version > 0)
         assert (watch.reading.value.containers, watch.reading.value.used_mib) == ((), {})
-
-
-async def test_a_server_of_mps_and_a_stranger_are_told_apart(tmp_path: Path) -> None:
-    world = World(tmp_path, pods=(Pod(UID, "shop", "web-0"),), servers=frozenset({12}))
-    world.entries.set(())
-    world.process(11)
-    world.process(12)
-    world.use((11, 700), (12, 90), used=790)
-    async with world.watching() as watch:
-        await eventually(lambda: amounts(watch) == [("", 0, 700)])
-        (use,) = watch.reading.value.containers
-        assert use.trespassing
-        assert use.pod == world.pods[0]
-
-
-async def test_a_blind_agent_says_so_and_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    world = World(tmp_path, host_pids=False)
-    world.entries.set((entry(),))
-    world.use(used=900)
-    async with world.watching() as watch:
-        await world.rounds(3)
-        await eventually(lambda: watch.reading.version > 2)
-        assert (amounts(watch), watch.reading.value.blind) == ([("main", 2048, None)], WITHOUT_HOST_PID)
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
 async def test_a_driver_that_does_not_answer_leaves_the_newest_reading(tmp_path: Path) -> None:
@@ -234,24 +182,6 @@ async def test_the_interval_may_change_and_0_switches_off(tmp_path: Path) -> Non
         await eventually(lambda: watch.reading.value.blind == NOT_READ)
         assert watch.interval_s == 0.0
         assert repr(watch).startswith("<UseWatch every 0 s: ")
-
-
-async def test_the_kernels_proc_is_read_by_default() -> None:
-    """This process runs in no pod that holds a GPU here, so nobody is charged for it."""
-    entries: Observable[tuple[DeviceHold, ...]] = Observable(())
-    entries.set((entry(),))
-
-    async def read_use() -> tuple[GpuReading, ...]:
-        await asyncio.sleep(0)
-        return (GpuReading(uuid(0), (GpuProcess(os.getpid(), 700),), 700),)
-
-    watch = UseWatch(read_use, entries, lambda: SHARES, interval_s=3600, host_pids=lambda: True)
-    task = asyncio.create_task(watch.run())
-    await eventually(lambda: watch.reading.version > 0, running=lambda: [task])
-    assert watch.holdings()[0].granted == {uuid(0): 2048}
-    assert ("main", 2048, 0) in amounts(watch)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 # --- Reports ----------------------------------------------------------------------------------------------------------
