@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
@@ -20,38 +21,29 @@ S = TypeVar("S", bound=Settings)
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class Rereading(Generic[S]):
     """Watches the files of settings, and passes each change on."""
 
-    def __init__(
-        self,
-        sources: Sources[S],
-        seen: Texts,
-        *,
-        take: Callable[[S], None],
-        refuse: Callable[[str], None],
-        read: Callable[[Texts], S] | None = None,
-    ) -> None:
-        """Prepare; no file is read before `run` or `look`.
+    _sources: Sources[S]
+    seen: Texts | str
+    """The last content of the files, at first that when the program started; or why they could not be read."""
+    _: KW_ONLY
+    take: Callable[[S], None]
+    """Called with changed settings."""
+    refuse: Callable[[str], None]
+    """Called with a sentence that says why the files are unusable."""
+    read: Callable[[Texts], S] | None = None
+    """Parses the content of the files, or raises UsageError; None: they are parsed without a profile."""
+    look_s: float = 10.0
+    """Seconds between two looks without a notification."""
+    settle_s: float = 0.2
+    """Seconds from a notification to the look: a writer takes a moment to finish."""
 
-        Args:
-            sources: the sources of the settings.
-            seen: the content of the files when the program started.
-            take: called with changed settings.
-            refuse: called with a sentence that says why the files are unusable.
-            read: parses the content of the files, or raises UsageError; None: parse it without a profile.
-        """
-        self._sources = sources
-        self._folder = Path(seen.folder) if seen.folder else Path(sources.config).parent
-        self.seen: Texts | str = seen
-        """The last content of the files, or why they could not be read."""
-        self._take = take
-        self._refuse = refuse
-        self._read = read or (lambda texts: sources.read(texts=texts))
-        self.look_s = 10.0
-        """Seconds between two looks without a notification."""
-        self.settle_s = 0.2
-        """Seconds from a notification to the look: a writer takes a moment to finish."""
+    @property
+    def _folder(self) -> Path:
+        path = Path(self._sources.config)
+        return path if path.is_dir() else path.parent
 
     def look(self, *, anyway: bool = False) -> None:
         """Read the files now; if they changed, or `anyway`, pass their settings to `take` or the error to `refuse`."""
@@ -60,19 +52,19 @@ class Rereading(Generic[S]):
         except UsageError as error:
             if str(error) != self.seen or anyway:
                 self.seen = str(error)
-                self._refuse(self.seen)
+                self.refuse(self.seen)
             return
         if found == self.seen and not anyway:
             return
         self.seen = found
         try:
-            wanted = self._read(found)
+            settings = self._sources.read(texts=found) if self.read is None else self.read(found)
         except UsageError as error:
-            self._refuse(str(error))
+            self.refuse(str(error))
         else:
             for warning in self._sources.renamed(found):
                 _log.warning("%s", warning)
-            self._take(wanted)
+            self.take(settings)
 
     async def run(self) -> NoReturn:
         """Look at each change notification, and at least every `look_s` seconds. Ends only by cancellation."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ContainerRequest:
     """The request of one container of a waiting pod for one resource."""
 
     container: str
@@ -48,7 +48,7 @@ class WaitingPod:
     uid: str
     name: str
     """With its namespace, for people."""
-    wanted: tuple[Wanted, ...]
+    requests: tuple[ContainerRequest, ...]
     """In the order of the kubelet's calls."""
     total_shares: int = 0
     """gpu-mem of all its app containers."""
@@ -75,17 +75,17 @@ class Match:
     """The container that a call belongs to."""
 
     pod: WaitingPod
-    wanted: Wanted
+    request: ContainerRequest
 
     @property
     def asks_both(self) -> bool:
         """Whether this container asks for shares and for whole GPUs, which it cannot have at once."""
-        return any(w.container == self.wanted.container and w.kind is not self.wanted.kind for w in self.pod.wanted)
+        return any(w.container == self.request.container and w.kind is not self.request.kind for w in self.pod.requests)
 
     @property
     def after_init(self) -> bool:
         """Whether an init container of the same pod was served before."""
-        return any(wanted.init and wanted.served for wanted in self.pod.wanted)
+        return any(request.init and request.served for request in self.pod.requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,37 +107,37 @@ def match(call: Call, waiting: Sequence[WaitingPod], begun: str | None = None) -
     got devices and may still need more.
     """
     ordered = sorted(waiting, key=lambda pod: pod.uid != begun)
-    candidates = [Match(pod, wanted) for pod in ordered if (wanted := _next(pod, call)) is not None]
+    candidates = [Match(pod, request) for pod in ordered if (request := _next(pod, call)) is not None]
     promised = _Promised(waiting)
     # In the right order the first candidate asks. A candidate chosen instead swaps its promise with that of the first.
-    equal = [c for c in candidates if c is candidates[0] or _may_swap(c.wanted, candidates[0].wanted)]
-    fitting = [c for c in equal if c.wanted.promise is None or _fits(call, c.wanted.promise)]
+    equal = [c for c in candidates if c is candidates[0] or _may_swap(c.request, candidates[0].request)]
+    fitting = [c for c in equal if c.request.promise is None or _fits(call, c.request.promise)]
     kept = (c for c in fitting if _others_keep(call, c, promised))
     chosen = next(kept, None) or next(iter(fitting or candidates), None)
     reserved, whole = promised.to_others_than(chosen)
     return Matched(chosen, reserved, whole)
 
 
-def _next(pod: WaitingPod, call: Call) -> Wanted | None:
+def _next(pod: WaitingPod, call: Call) -> ContainerRequest | None:
     """Return the request of the pod's next unserved container that equals the call's.
 
     The kubelet calls for a container's resources in random order, hence all requests of that container are compared.
     """
-    first = next((wanted.container for wanted in pod.wanted if not wanted.served), None)
+    first = next((request.container for request in pod.requests if not request.served), None)
     return next(
         (
-            wanted
-            for wanted in pod.wanted
-            if wanted.container == first
-            and not wanted.served
-            and wanted.kind is call.kind
-            and wanted.amount == call.amount
+            request
+            for request in pod.requests
+            if request.container == first
+            and not request.served
+            and request.kind is call.kind
+            and request.amount == call.amount
         ),
         None,
     )
 
 
-def _may_swap(one: Wanted, other: Wanted) -> bool:
+def _may_swap(one: ContainerRequest, other: ContainerRequest) -> bool:
     """Return whether each of the two may have the GPUs that the other was promised."""
     return one.split == other.split and within(one.promise, other.allowed) and within(other.promise, one.allowed)
 
@@ -154,12 +154,12 @@ def _fits(call: Call, promise: Promise) -> bool:
 
 def _others_keep(call: Call, candidate: Match, promised: _Promised) -> bool:
     """Return whether every other promise can still be kept after `candidate` got its own."""
-    if call.kind is Kind.COUNT or candidate.wanted.promise is None:
+    if call.kind is Kind.COUNT or candidate.request.promise is None:
         return True
     reserved, _ = promised.to_others_than(candidate)
     return all(
         call.free.get(position, 0) - shares >= reserved.get(position, 0)
-        for position, shares in candidate.wanted.promise.shares
+        for position, shares in candidate.request.promise.shares
     )
 
 
@@ -178,7 +178,7 @@ class _Promised:
         """Return shares by GPU, and whole GPUs, without those that `chosen` gets now."""
         shares, whole = self._shares.copy(), self._whole.copy()
         if chosen is not None:
-            before, after = _outstanding(chosen.pod), _outstanding(chosen.pod, chosen.wanted)
+            before, after = _outstanding(chosen.pod), _outstanding(chosen.pod, chosen.request)
             shares.subtract(before[0])
             shares.update(after[0])
             whole.subtract(before[1])
@@ -186,12 +186,12 @@ class _Promised:
         return {position: count for position, count in shares.items() if count > 0}, frozenset(+whole)
 
 
-def _outstanding(pod: WaitingPod, given: Wanted | None = None) -> tuple[Mapping[int, int], Sequence[int]]:
+def _outstanding(pod: WaitingPod, given: ContainerRequest | None = None) -> tuple[Mapping[int, int], Sequence[int]]:
     """Return the promises to a pod that remain once `given` is served: shares by GPU, and whole GPUs."""
-    served = {(w.container, w.kind) for w in pod.wanted if w.served or w is given}
+    served = {(w.container, w.kind) for w in pod.requests if w.served or w is given}
     whole = [
         position
-        for w in pod.wanted
+        for w in pod.requests
         if w.kind is Kind.COUNT and w.promise is not None and (w.container, w.kind) not in served
         for position, _ in w.promise.shares
     ]
@@ -204,12 +204,12 @@ def _still_needed(pod: WaitingPod, served: set[tuple[str, Kind]]) -> Mapping[int
     have: Counter[int] = Counter()
     handed_on: Counter[int] = Counter()
     running: Counter[int] = Counter()
-    for wanted in pod.wanted:
-        if wanted.kind is not Kind.MEMORY or wanted.promise is None:
+    for request in pod.requests:
+        if request.kind is not Kind.MEMORY or request.promise is None:
             continue
-        for position, count in wanted.promise.shares:
-            done = (wanted.container, wanted.kind) in served
-            if wanted.init:
+        for position, count in request.promise.shares:
+            done = (request.container, request.kind) in served
+            if request.init:
                 peak[position] = max(peak[position], running[position] + count)
                 if done:
                     handed_on[position] = max(handed_on[position], have[position] + count)

@@ -80,7 +80,7 @@ class NodeInputs:
     labels: Mapping[str, str] | None = None
     """None: our node was not read yet, or there is no API."""
     inventory: Inventory = field(default_factory=Inventory)
-    beliefs: Mapping[str, GpuHealth] = field(default_factory=dict)
+    health: Mapping[str, GpuHealth] = field(default_factory=dict)
     """By UUID."""
     started: bool = False
     """The driver has been asked for its GPUs."""
@@ -166,7 +166,7 @@ def derive(inputs: NodeInputs, before: NodeConfig) -> NodeConfig:
     if (inventory, mig) != (before.inventory, shares.mig):
         shares, too_many = _cut(shares, inventory, inputs.excluded, mig)
         links = shares.links(inventory.links)
-    reasons = {uuid: belief.reasons for uuid, belief in inputs.beliefs.items()}
+    reasons = {uuid: state.reasons for uuid, state in inputs.health.items()}
 
     listed = {shared.position: shared for shared in shares.gpus if shared.listed and not shared.gone}
     whole = {at for at, shared in listed.items() if any(kind is Kind.INSTANCE for kind, _ in shared.offered)}
@@ -274,6 +274,6 @@ def _cut(before: Shares, inventory: Inventory, excluded: Iterable[str], mig: Mig
 
 
 def _condition(inputs: NodeInputs, shares: Shares, sentence: str) -> GpuCondition:
-    known = with_cards(inputs.beliefs, inputs.inventory.gpus)
+    known = with_cards(inputs.health, inputs.inventory.gpus)
     gpus = ((shared.position, known.get(shared.gpu.uuid, GpuHealth())) for shared in shares.gpus if not shared.gone)
     return gpu_condition(gpus, watched=inputs.watched, sentence=sentence)

@@ -50,8 +50,10 @@ class PreferredAllocationRequest:
 
     def _wanted(self, node: Node, rank: Rank, matched: Matched) -> Mapping[int, int]:
         """Return how many IDs to take from which GPU; if no good answer exists, only those that must be used."""
-        wanted = matched.match.wanted if matched.match is not None else None
-        promise, allowed, split = (None, None, 1) if wanted is None else (wanted.promise, wanted.allowed, wanted.split)
+        request = matched.match.request if matched.match is not None else None
+        promise, allowed, split = (
+            (None, None, 1) if request is None else (request.promise, request.allowed, request.split)
+        )
         # GPUs that the pod's owner excludes come last. A promise can name one after a swap.
         for among in dict.fromkeys((allowed, None)):
             if promise is not None and within(promise, among) and self._has(promise.shares):

@@ -34,8 +34,7 @@ from gpu_device_plugin.programs.node.configuration import Configuration, initial
 from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
 from gpu_device_plugin.programs.node.kubelet.advertiser import Advertiser
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler
-from gpu_device_plugin.programs.node.kubelet.forgotten_pods import ForgottenPods
-from gpu_device_plugin.programs.node.kubelet.reconciler import Reconciler
+from gpu_device_plugin.programs.node.kubelet.reconciler import ForgottenPods, Reconciler
 from gpu_device_plugin.programs.node.limits.limit_verification import Verification
 from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
 from gpu_device_plugin.programs.node.node_api import NodeApi, reach_api
@@ -282,7 +281,8 @@ class NodeAgent:
         self.settings.set(settings)
         self.reconciler.interval_s = settings.reconcile_interval_s
         self.reconciler.process_wait_s = settings.process_wait_s
-        self.use_watch.interval_s = self.verification.interval_s = settings.usage_interval_s
+        self.verification.interval_s = settings.usage_interval_s
+        self.use_watch.every(settings.usage_interval_s)
         self.advertiser.limit(settings.refusal_limit)
         logging.getLogger("gpu_device_plugin").setLevel(settings.log_level.upper())
         self.configuration.reload()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
@@ -78,36 +78,25 @@ def _inputs(settings: NodeSettings, extra: ExtraGrant | None) -> NodeInputs:
     )
 
 
+@dataclass(eq=False)
 class Configuration:
     """Derives the configuration anew whenever something that it follows from has changed, and publishes it."""
 
-    def __init__(
-        self,
-        config: Observable[NodeConfig],
-        settings: Observable[NodeSettings],
-        state: NodeState,
-        metrics: m.Metrics,
-        reports: Reports,
-        *,
-        hardware: Hardware,
-        api: NodeApi,
-        mps: MpsLink,
-        serving: Observable[Serving],
-        conflicting_plugins: ConflictingPlugins,
-        reconciler: Reconciler,
-    ) -> None:
-        """Prepare to set `config`, which is `initial` until now, and the GPUs of `state`."""
-        self._config = config
-        self._settings = settings
-        self._state = state
-        self._metrics = metrics
-        self._reports = reports
-        self._hardware = hardware
-        self._api = api
-        self._mps = mps
-        self._serving = serving
-        self._coexistence = conflicting_plugins
-        self._reconciler = reconciler
+    _config: Observable[NodeConfig]
+    """To be set; it is `initial` until now."""
+    _settings: Observable[NodeSettings]
+    _state: NodeState
+    _metrics: m.Metrics
+    _reports: Reports
+    _: KW_ONLY
+    hardware: Hardware
+    api: NodeApi
+    mps: MpsLink
+    serving: Observable[Serving]
+    conflicting_plugins: ConflictingPlugins
+    reconciler: Reconciler
+
+    def __post_init__(self) -> None:
         self._view = HardwareView()
         """The view of the hardware that was taken over last."""
         self._set_up_hardware()
@@ -124,10 +113,10 @@ class Configuration:
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_hardware(), name="follow the hardware")
-            tasks.create_task(self._api.node.follow(self._take_node), name="follow our node")
-            tasks.create_task(self._coexistence.others.follow(self.update), name="follow other plugins")
-            tasks.create_task(self._mps.states.follow(self.update), name="follow the MPS daemons")
-            tasks.create_task(self._serving.follow(self.update), name="follow the way of serving")
+            tasks.create_task(self.api.node.follow(self._take_node), name="follow our node")
+            tasks.create_task(self.conflicting_plugins.others.follow(self.update), name="follow other plugins")
+            tasks.create_task(self.mps.states.follow(self.update), name="follow the MPS daemons")
+            tasks.create_task(self.serving.follow(self.update), name="follow the serving mode")
         raise AssertionError  # pragma: no cover (the tasks never return)
 
     def update(self, _new: object = None) -> None:
@@ -136,20 +125,20 @@ class Configuration:
         Raises:
             UsageError, ListFullError: as `run` says.
         """
-        self._mps.look()  # who asks for MPS only now does not hear that there was no supervisor before
-        before, view, node = self._config.value, self._view, self._api.node.value
+        self.mps.look()  # who asks for MPS only now does not hear that there was no supervisor before
+        before, view, node = self._config.value, self._view, self.api.node.value
         inputs = replace(
             _inputs(self._settings.value, before.delivery.plan.extra),
             labels=None if node is None else node.labels,
             inventory=view.inventory,
-            beliefs=view.beliefs,
+            health=view.beliefs,
             started=view.state is not State.STARTING,
             watched=view.state is State.WATCHING,
             sentence=view.sentence,
-            mps=self._mps.daemons,
-            without_mps=self._mps.others,
-            serving=self._serving.value,
-            others=self._coexistence.others.value,
+            mps=self.mps.daemons,
+            without_mps=self.mps.others,
+            serving=self.serving.value,
+            others=self.conflicting_plugins.others.value,
         )
         try:
             config = derive(inputs, before)
@@ -160,21 +149,21 @@ class Configuration:
         self._report_gpus(config, before)
         self._report(config, before)
         self._state.refresh_inventory(config.shares, config.unhealthy, config.links)
-        self._reconciler.find_foreign()  # before anybody else sees the new GPUs
-        self._mps.refuse = config.delivery.plan.refuse
-        self._mps.ask_for(config.mps_gpus)
+        self.reconciler.find_foreign()  # before anybody else sees the new GPUs
+        self.mps.refuse = config.delivery.plan.refuse
+        self.mps.ask_for(config.mps_gpus)
         self._config.set(config)
 
     def reload(self) -> None:
         """Take over changed settings."""
         self._set_up_hardware()
-        self._coexistence.look()
+        self.conflicting_plugins.look()
         self.update()
 
     async def _follow_hardware(self) -> NoReturn:
         logged: tuple[object, ...] = ()
         restarts, remembered = 0, False
-        async for view in self._hardware.view.values():
+        async for view in self.hardware.view.values():
             if view.state is not State.STARTING and (view.state, view.sentence) != logged:
                 logged = (view.state, view.sentence)
                 usual = view.state in {State.WATCHING, State.PAUSED}
@@ -183,28 +172,29 @@ class Configuration:
                 self._metrics.count(m.CHILD_RESTARTS, str(view.state), times=view.child_restarts - restarts)
             restarts = view.child_restarts
             if view.inventory.gpus and not remembered:
-                if (before := await self._api.gpus_before(_REMEMBER_S)) is not None:
-                    self._hardware.restore_order(before)
+                if (before := await self.api.gpus_before(_REMEMBER_S)) is not None:
+                    self.hardware.restore_order(before)
                 remembered = True
-            self._view = self._hardware.view.value
+            self._view = self.hardware.view.value
             self.update()
         raise AssertionError  # pragma: no cover (an Observable never ends)
 
     def _set_up_hardware(self) -> None:
         settings = self._settings.value
-        self._hardware.timings = MonitorTimings(
+        self.hardware.timings = MonitorTimings(
             probe_every_s=settings.probe_interval_s,
             answer_within_s=settings.nvml_timeout_s,
             blind_after_s=settings.blind_after_s,
         )
-        self._hardware.rules = Rules(
+        self.hardware.rules = Rules(
             ignored_xids=frozenset(settings.ignored_xids),
             fatal_xids=frozenset(settings.fatal_xids),
             remap_pending_is_fatal=settings.row_remap_pending == "unhealthy",
         )
 
     def _take_node(self, _new: object) -> None:
-        self._coexistence.look()  # the node may show another plugin's resources, which is to be told with its labels
+        # The node may show another plugin's resources, which is to be reported with its labels.
+        self.conflicting_plugins.look()
         self.update()
 
     def _report_gpus(self, config: NodeConfig, before: NodeConfig) -> None:

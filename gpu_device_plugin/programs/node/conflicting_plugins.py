@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.observable import Observable
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
 ALLOW = "if each hands out other GPUs, allow it with --allow-other-plugins"
 
 
+@dataclass(eq=False)
 class ConflictingPlugins:
     """Looks for other device plugins and DRA drivers that hand out GPUs; `others` are those found last."""
 
-    def __init__(self, settings: Observable[NodeSettings], api: NodeApi) -> None:
-        """Look in the kubelet's directories that `settings` name, and at what our node offers by the `api`."""
-        self._settings = settings
-        self._api = api
+    _settings: Observable[NodeSettings]
+    _api: NodeApi
+
+    def __post_init__(self) -> None:
         self.look_s = 60.0
         """Seconds between two looks."""
         self._seen_at = -math.inf

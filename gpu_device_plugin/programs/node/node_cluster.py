@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -347,6 +348,7 @@ class NodeCluster(NodeApi):
             await asyncio.sleep(self.look_s)
 
 
+@dataclass(eq=False)
 class Cleanup:
     """Cleans up after the last agent of a node.
 
@@ -354,15 +356,14 @@ class Cleanup:
     that never had the label: another rule, which we do not know, selects it.
     """
 
-    def __init__(self, client: Client, ourselves: OwnNode, resources: Container[str] = ()) -> None:
-        """Prepare to clean the node `ourselves` through `client`, which is opened for that, and closed again.
+    _client: Client
+    """It is opened for that, and closed again."""
+    _self: OwnNode
+    _resources: Container[str] = ()
+    """The kubelet has to drop these first: without our annotations, schedulers take a node that shows one of them for a
+    node of another device plugin."""
 
-        Without our annotations, schedulers take a node that shows one of `resources` for a node of another device
-        plugin. So the kubelet has to drop these resources first.
-        """
-        self._client = client
-        self._self = ourselves
-        self._resources = resources
+    def __post_init__(self) -> None:
         self._switched_on = False
 
     def saw(self, labels: Mapping[str, str]) -> None:

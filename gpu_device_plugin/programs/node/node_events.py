@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
@@ -31,14 +32,13 @@ _DRAIN_FIRST = frozenset({"share_size", "domain", "memory_resource", "count_reso
 """Settings that determine the device IDs and resource names under which the kubelet records running pods."""
 
 
+@dataclass(eq=False, repr=False)
 class Reports:
     """One method for each kind of event."""
 
-    def __init__(self, state: NodeState, metrics: m.Metrics, api: NodeApi) -> None:
-        """Report on the node in `state`; Events go to `api`."""
-        self._state = state
-        self._metrics = metrics
-        self._api = api
+    _state: NodeState
+    _metrics: m.Metrics
+    _api: NodeApi
 
     def health_changed(self, change: HealthChange) -> None:
         """A GPU has become healthy or unhealthy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.node.holdings import INSTANCE, stranded
@@ -15,27 +16,22 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.node.node_events import Reports
 
 
+@dataclass(eq=False)
 class OrphanedInstances:
     """Compares what containers hold with the instances that exist."""
 
-    def __init__(
-        self,
-        config: Observable[NodeConfig],
-        entries: Observable[tuple[DeviceHold, ...]],
-        records: KubeletRecords,
-        api: NodeApi,
-        reports: Reports,
-    ) -> None:
-        """Prepare to compare `entries`, what containers hold, with the GPUs in `config`."""
-        self._config = config
-        self._entries = entries
-        self._records = records
-        self._api = api
-        self._reports = reports
+    _config: Observable[NodeConfig]
+    _entries: Observable[tuple[DeviceHold, ...]]
+    """What containers hold."""
+    _records: KubeletRecords
+    _api: NodeApi
+    _reports: Reports
+
+    def __post_init__(self) -> None:
         self._told: frozenset[tuple[str, str, str]] = frozenset()
 
     def __repr__(self) -> str:
-        return f"<Stranding: {len(self._told)} containers>"
+        return f"<OrphanedInstances: {len(self._told)} containers>"
 
     @property
     def possible(self) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpu_device_plugin.core.contract.promises import Promise
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.matching import Call, Match, Matched, WaitingPod, Wanted, match
+from gpu_device_plugin.core.node.matching import Call, ContainerRequest, Match, Matched, WaitingPod, match
 from gpu_device_plugin.core.node.preferred_allocation import PreferredAllocationRequest, spread_over
 from tests.nodes import node
 
@@ -23,19 +23,19 @@ def on(*shares: tuple[int, int]) -> Promise:
     return Promise(shares)
 
 
-def app(name: str, amount: int, promise: Promise | None = None, *, served: bool = False) -> Wanted:
-    return Wanted(name, MEMORY, amount, promise=promise, served=served)
+def app(name: str, amount: int, promise: Promise | None = None, *, served: bool = False) -> ContainerRequest:
+    return ContainerRequest(name, MEMORY, amount, promise=promise, served=served)
 
 
-def init(name: str, amount: int, promise: Promise | None = None, *, served: bool = False) -> Wanted:
-    return Wanted(name, MEMORY, amount, init=True, promise=promise, served=served)
+def init(name: str, amount: int, promise: Promise | None = None, *, served: bool = False) -> ContainerRequest:
+    return ContainerRequest(name, MEMORY, amount, init=True, promise=promise, served=served)
 
 
-def whole(name: str, amount: int, promise: Promise | None = None, *, served: bool = False) -> Wanted:
-    return Wanted(name, COUNT, amount, promise=promise, served=served)
+def whole(name: str, amount: int, promise: Promise | None = None, *, served: bool = False) -> ContainerRequest:
+    return ContainerRequest(name, COUNT, amount, promise=promise, served=served)
 
 
-def pod(uid: str, *wanted: Wanted) -> WaitingPod:
+def pod(uid: str, *wanted: ContainerRequest) -> WaitingPod:
     return WaitingPod(uid, f"default/{uid}", wanted)
 
 
@@ -44,17 +44,17 @@ def asking(amount: int, *free: int, must: int | None = None) -> Call:
     return Call(MEMORY, amount, dict(enumerate(free)), frozenset() if must is None else frozenset({must}))
 
 
-def choosy(wanted: Wanted, *allowed: int) -> Wanted:
+def choosy(wanted: ContainerRequest, *allowed: int) -> ContainerRequest:
     """The same container of a pod whose wishes allow only these GPUs."""
     return replace(wanted, allowed=frozenset(allowed))
 
 
 def whose(found: Matched) -> tuple[str, str] | None:
     """The pod and the container."""
-    return None if found.match is None else (found.match.pod.uid, found.match.wanted.container)
+    return None if found.match is None else (found.match.pod.uid, found.match.request.container)
 
 
-def one_each(*wanted: Wanted) -> list[WaitingPod]:
+def one_each(*wanted: ContainerRequest) -> list[WaitingPod]:
     """Return the pods a, b and so on, each with one of these containers, in the order of their admission."""
     return [pod(name, container) for name, container in zip("abde", wanted, strict=False)]
 
@@ -110,7 +110,7 @@ def test_the_resources_of_one_container_are_asked_for_in_any_order() -> None:
 def test_a_match_shows_whether_its_container_requests_shares_and_whole_gpus() -> None:
     """Other containers of the pod may request the other resource."""
     one = pod("a", app("c", 4), app("d", 2), whole("d", 1))
-    assert [Match(one, wanted).asks_both for wanted in one.wanted] == [False, True, True]
+    assert [Match(one, wanted).asks_both for wanted in one.requests] == [False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_match_shows_whether_its_container_requests_shares_and_whole_gpus() ->
     ],
 )
 def test_a_match_shows_whether_an_init_container_of_its_pod_was_served_before(
-    before: tuple[Wanted, ...], *, expected: bool
+    before: tuple[ContainerRequest, ...], *, expected: bool
 ) -> None:
     own = app("c", 4)
     assert Match(pod("a", *before, own), own).after_init is expected
@@ -237,7 +237,7 @@ def test_promises_to_others_are_reserved() -> None:
 
 def test_a_demand_without_a_promise_reserves_nothing() -> None:
     waiting = [pod("a", app("c", 4)), pod("b", app("c", 2)), pod("d", whole("c", 1))]
-    assert match(asking(4, 8), waiting) == Matched(Match(waiting[0], waiting[0].wanted[0]), {})
+    assert match(asking(4, 8), waiting) == Matched(Match(waiting[0], waiting[0].requests[0]), {})
 
 
 def test_whole_gpus_promised_to_others_are_kept_whole() -> None:
@@ -295,7 +295,9 @@ def test_whole_gpus_promised_to_others_are_kept_whole() -> None:
         ([app("a", 4, on((0, 2), (1, 2))), app("b", 1, on((1, 1)))], {0: 2, 1: 3}),
     ],
 )
-def test_a_pod_reserves_what_its_containers_will_still_need(wanted: list[Wanted], reserved: dict[int, int]) -> None:
+def test_a_pod_reserves_what_its_containers_will_still_need(
+    wanted: list[ContainerRequest], reserved: dict[int, int]
+) -> None:
     """As the kubelet counts: it hands on the devices of init containers within their pod only."""
     assert match(asking(99, 99), [pod("a", *wanted)]).reserved == reserved
 
@@ -320,7 +322,7 @@ class World:
         reusable: set[str] = set()
         kept: list[bool] = []
         mine = self.taken.setdefault(pod.uid, set())
-        for number, wanted in enumerate(pod.wanted):
+        for number, wanted in enumerate(pod.requests):
             taken = set().union(*self.taken.values())
             available = {name for shared in self.node.shares.gpus for name in shared.shares} - taken
             must = sorted(reusable)[: wanted.amount]
@@ -333,8 +335,8 @@ class World:
             reusable = reusable | given if wanted.init else reusable - given
             assert wanted.promise is not None
             kept.append(tuple(sorted(spread_over(self.node, given).items())) == wanted.promise.shares)
-            served = tuple(replace(w, served=True) if n <= number else w for n, w in enumerate(pod.wanted))
-            waiting = [replace(other, wanted=served) if other.uid == pod.uid else other for other in waiting]
+            served = tuple(replace(w, served=True) if n <= number else w for n, w in enumerate(pod.requests))
+            waiting = [replace(other, requests=served) if other.uid == pod.uid else other for other in waiting]
             begun = pod.uid
         return [other for other in waiting if other.uid != pod.uid], kept
 
@@ -350,7 +352,7 @@ def test_every_promise_is_kept_when_pods_are_admitted_in_the_order_of_binding(
         position = data.draw(st.integers(0, len(gib) - 1))
         if room[position] == 0:
             continue
-        wanted: list[Wanted] = []
+        wanted: list[ContainerRequest] = []
         running = peak = 0
         for name in "xyz"[: data.draw(st.integers(1, 3))]:
             first = data.draw(st.booleans())
@@ -388,14 +390,17 @@ def test_a_pod_with_wishes_gets_a_wanted_gpu_where_the_order_is_right(
         matched = match(question.call, waiting)
         assert matched.match is not None
         given = question.answer(world.node, POLICIES["binpack"], matched)
-        allowed = each.wanted[0].allowed
+        allowed = each.requests[0].allowed
         if allowed is not None and any(question.call.free.get(position, 0) >= 2 for position in allowed):
             assert spread_over(world.node, given).keys() <= allowed
         world.taken[each.uid] = set(given)
         # The records show that it was this one, and the pod chosen for it inherits its promise.
-        heir, left = matched.match.pod.uid, next(other for other in waiting if other.uid == each.uid).wanted[0].promise
+        heir, left = (
+            matched.match.pod.uid,
+            next(other for other in waiting if other.uid == each.uid).requests[0].promise,
+        )
         waiting = [
-            replace(other, wanted=(replace(other.wanted[0], promise=left),)) if other.uid == heir else other
+            replace(other, requests=(replace(other.requests[0], promise=left),)) if other.uid == heir else other
             for other in waiting
             if other.uid != each.uid
         ]

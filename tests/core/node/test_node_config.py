@@ -50,7 +50,7 @@ def labels(**values: str) -> dict[str, str]:
 def test_only_another_listing_or_use_of_mig_cuts_the_gpus_anew() -> None:
     first = config()
     assert [len(shared.shares) for shared in first.shares.gpus] == [8, 8]
-    sick = config(first, beliefs={"GPU-1": FAILED})
+    sick = config(first, health={"GPU-1": FAILED})
     assert sick.shares is first.shares
     assert (sick.unhealthy, first.unhealthy) == ({"GPU-1": "; ".join(FAILED.reasons)}, {})
     assert [len(shared.shares) for shared in config(first, inventory=inventory(8, 8, 4)).shares.gpus] == [8, 8, 4]
@@ -64,7 +64,7 @@ def test_gpus_that_come_to_too_many_are_not_shared_and_the_others_are() -> None:
     full = config(first, inventory=inventory(3000, 3000))
     assert [shared.gpu.uuid for shared in full.shares.gpus] == ["GPU-0"]
     assert "cuts the GPUs of this node into 6000 shares" in full.too_many
-    assert config(full, inventory=inventory(3000, 3000), beliefs={"GPU-0": FAILED}).too_many == full.too_many
+    assert config(full, inventory=inventory(3000, 3000), health={"GPU-0": FAILED}).too_many == full.too_many
     with pytest.raises(TooManySharesError, match="6000 shares"):
         config(inventory=inventory(3000, 3000))
 
@@ -202,9 +202,9 @@ def test_gpus_are_withheld_for_other_plugins_or_while_the_node_changes_over() ->
 
 
 def test_the_condition_names_failed_gpus_while_the_driver_answers() -> None:
-    assert config(beliefs={"GPU-1": FAILED}).condition is None, "nobody wants it"
+    assert config(health={"GPU-1": FAILED}).condition is None, "nobody wants it"
     assert config(condition=True, started=False).condition is None, "nothing is known yet"
-    bad = config(condition=True, beliefs={"GPU-0": GpuHealth(), "GPU-1": FAILED}).condition
+    bad = config(condition=True, health={"GPU-0": GpuHealth(), "GPU-1": FAILED}).condition
     assert bad is not None
     assert (bad.status, bad.message) == ("False", "GPU 1: it is gone")
     paused = config(condition=True, watched=False, sentence="the agent is paused")

@@ -25,7 +25,7 @@ from gpu_device_plugin.core.node.kubelet.admission import Refused, admit
 from gpu_device_plugin.core.node.kubelet.advertised_devices import offers
 from gpu_device_plugin.core.node.kubelet.ended_pods import EndedPods, PodsInApi, pods_in_api
 from gpu_device_plugin.core.node.ledger import SETTLING_S, Evidence, Ledger, Reading
-from gpu_device_plugin.core.node.matching import Match, Matched, WaitingPod, Wanted
+from gpu_device_plugin.core.node.matching import ContainerRequest, Match, Matched, WaitingPod
 from gpu_device_plugin.core.node.preferred_allocation import UNMATCHED, PreferredAllocationRequest, spread_over
 from tests.nodes import node, uuid
 
@@ -205,7 +205,7 @@ class Kubelet:
         if needed:
             whose = UNMATCHED
             if promise is not None:
-                wanted = Wanted("c", kind, amount, promise=promise)
+                wanted = ContainerRequest("c", kind, amount, promise=promise)
                 whose = Matched(Match(WaitingPod("u", "default/a", (wanted,)), wanted), {})
             preferred = set(self.agent.prefer(kind, available | chosen, chosen, amount, whose)) & available
             first = random.sample(sorted(preferred), min(needed, len(preferred)))

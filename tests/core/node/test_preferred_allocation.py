@@ -14,7 +14,7 @@ from gpu_device_plugin.core.contract.promises import Promise
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
-from gpu_device_plugin.core.node.matching import Call, Match, Matched, WaitingPod, Wanted
+from gpu_device_plugin.core.node.matching import Call, ContainerRequest, Match, Matched, WaitingPod
 from gpu_device_plugin.core.node.preferred_allocation import UNMATCHED, PreferredAllocationRequest, spread_over
 from tests.nodes import ids, node, uuid
 
@@ -42,7 +42,7 @@ def count(there: Node, positions: Iterable[int], amount: int, *must: int) -> Pre
 def promised(*shares: tuple[int, int], allowed: Iterable[int] | None = None) -> Matched:
     """Return the match of a container that was promised shares by position, and whose owner allows some GPUs."""
     amount, permitted = sum(number for _, number in shares), None if allowed is None else frozenset(allowed)
-    wanted = Wanted("c", Kind.MEMORY, amount, promise=Promise(shares) if shares else None, allowed=permitted)
+    wanted = ContainerRequest("c", Kind.MEMORY, amount, promise=Promise(shares) if shares else None, allowed=permitted)
     return Matched(Match(WaitingPod("u", "default/a", (wanted,)), wanted), {})
 
 

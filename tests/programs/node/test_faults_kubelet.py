@@ -354,7 +354,7 @@ async def test_a16_a_driver_that_hangs_does_not_hold_up_the_kubelet() -> None:
 async def test_a17_after_a_run_of_refusals_the_node_shows_less_than_what_was_asked() -> None:
     """5 and 5 are free and 8 is asked: from the third refusal on 7 are shown, 5 on one GPU and 2 on the other."""
     async with world(policy="spread", refusal_limit="3") as node:
-        await node.start_agent()
+        agent = await node.start_agent()
         first = [await node.kubelet.admit(pod(name, mem=9)) for name in "ab"]
         await node.healthy_is(MEM, 28)
         for name in "cde":
@@ -363,6 +363,8 @@ async def test_a17_after_a_run_of_refusals_the_node_shows_less_than_what_was_ask
         await node.healthy_is(MEM, 18 + 7)
         assert "Available: 7" in (await node.kubelet.admit(pod("f", mem=8))).message
         assert (await node.kubelet.admit(pod("g", mem=5))).phase == "Running"
+        agent.advertiser.limit(0)
+        await node.healthy_is(MEM, 28)
         await node.kubelet.delete(first[0])
         await node.kubelet.delete(first[1])
         await node.healthy_is(MEM, 28)
@@ -427,7 +429,7 @@ async def test_a20_an_allocation_is_one_update_of_the_other_resource_and_none_of
 
         # A look at the records between an allocation and its List, which a registration may still ask for, has the list
         # sent once more, and rightly.
-        agent.reconciler._resend = resend
+        agent.reconciler.resend = resend
         before = [len(node.lists(resource)) for resource in (MEM, COUNT)]
         await node.kubelet.admit(pod("p", container("a", mem=3), container("b", mem=5)))
         await node.healthy_is(COUNT, 1)

@@ -114,6 +114,7 @@ async def test_paused_the_gpus_are_let_go_of_and_resumed_they_serve_again() -> N
         agent.toggle_pause()
         await node.healthy_is(MEM, 0)
         await node.until(lambda: agent.hardware.view.value.state is State.PAUSED)
+        assert await agent.serving_switch.ready() == ("paused: the agent does not use the GPUs",)
         agent.toggle_pause()
         await node.healthy_is(MEM, 28)
 

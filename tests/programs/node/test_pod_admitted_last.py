@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.testing.pod_specs import ContainerType
 from tests.names import COUNT, MEM
-from tests.programs.node.cluster_harness import cluster
-from tests.programs.node.harness import container, pod, world
+from tests.programs.node.cluster_harness import Cluster, cluster
+from tests.programs.node.harness import container, pod
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncIterator
 
     from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
     from gpu_device_plugin.testing.pod_specs import Pod, PodSpec
@@ -27,16 +26,27 @@ if TYPE_CHECKING:
 
 @dataclass
 class Node:
-    """A node of Kubernetes 1.31 with an agent, and whoever makes and removes pods there."""
+    """A node of Kubernetes 1.31 whose agent reaches the API server, or does not."""
 
     world: NodeWorld
-    run: Callable[[PodSpec], Awaitable[Pod]]
-    remove: Callable[[Pod], Awaitable[None]]
-    finish: Callable[[Pod], None]
+    cluster: Cluster | None
 
     @property
     def kubelet(self) -> Kubelet:
         return self.world.kubelet
+
+    async def run(self, spec: PodSpec) -> Pod:
+        return await (self.kubelet.admit(spec) if self.cluster is None else self.cluster.run(spec))
+
+    async def remove(self, made: Pod) -> None:
+        if self.cluster is not None:
+            self.cluster.api.delete("pods", made.name)
+        await self.kubelet.delete(made)
+
+    def finish(self, made: Pod) -> None:
+        finished = self.kubelet.finish(made)
+        if self.cluster is not None:
+            self.cluster.report(finished)
 
     async def rounds(self, count: int = 5) -> None:
         """Wait until the agent has asked the kubelet for its pods so often, and followed all but the last answer."""
@@ -47,49 +57,21 @@ class Node:
             gate.release()
 
 
-class Access(Protocol):
-    """A node whose agent reaches the API server, or does not."""
-
-    def __call__(
-        self, gpus: str | Sequence[dict[str, Any]], process_wait: str = "60s"
-    ) -> AbstractAsyncContextManager[Node]: ...
-
-
 @asynccontextmanager
-async def standalone(gpus: str | Sequence[dict[str, Any]], process_wait: str = "60s") -> AsyncIterator[Node]:
-    async with world(gpus, version=(1, 31), process_wait=process_wait) as node:
-        await node.start_agent()
-
-        async def remove(made: Pod) -> None:
-            await node.kubelet.delete(made)
-
-        def finish(made: Pod) -> None:
-            node.kubelet.finish(made)
-
-        yield Node(node, node.kubelet.admit, remove, finish)
+async def older_node(gpus: str, *, api: bool) -> AsyncIterator[Node]:
+    async with cluster(gpus, version=(1, 31)) as there:
+        if not api:
+            there.node.settings["api"] = "off"
+        await (there.start_agent() if api else there.node.start_agent())
+        yield Node(there.node, there if api else None)
 
 
-@asynccontextmanager
-async def with_api(gpus: str | Sequence[dict[str, Any]], process_wait: str = "60s") -> AsyncIterator[Node]:
-    async with cluster(gpus, version=(1, 31), process_wait=process_wait) as there:
-        await there.start_agent()
-
-        async def remove(made: Pod) -> None:
-            there.api.delete("pods", made.name)
-            await there.node.kubelet.delete(made)
-
-        def finish(made: Pod) -> None:
-            there.report(there.node.kubelet.finish(made))
-
-        yield Node(there.node, there.run, remove, finish)
+WITH_AND_WITHOUT_API = pytest.mark.parametrize("api", [False, True])
 
 
-ACCESS = pytest.mark.parametrize("access", [standalone, with_api])
-
-
-@ACCESS
-async def test_a_gpu_whose_shares_the_last_pod_had_is_offered_whole_again(access: Access) -> None:
-    async with access("fake:2xT4") as node:
+@WITH_AND_WITHOUT_API
+async def test_a_gpu_whose_shares_the_last_pod_had_is_offered_whole_again(*, api: bool) -> None:
+    async with older_node("fake:2xT4", api=api) as node:
         made = await node.run(pod("last", mem=3))
         await node.world.listed(made)
         assert node.world.healthy(COUNT) == 1
@@ -98,10 +80,10 @@ async def test_a_gpu_whose_shares_the_last_pod_had_is_offered_whole_again(access
         assert (await node.run(pod("both", count=2))).phase == "Running"
 
 
-@ACCESS
-async def test_a_gpu_that_the_last_pod_had_whole_is_offered_in_shares_again(access: Access) -> None:
+@WITH_AND_WITHOUT_API
+async def test_a_gpu_that_the_last_pod_had_whole_is_offered_in_shares_again(*, api: bool) -> None:
     """It is the only one of its node."""
-    async with access("fake:1xT4") as node:
+    async with older_node("fake:1xT4", api=api) as node:
         made = await node.run(pod("last", count=1))
         await node.world.listed(made)
         assert node.world.healthy(MEM) == 0
@@ -114,7 +96,7 @@ async def test_a_gpu_that_the_last_pod_had_whole_is_offered_in_shares_again(acce
 
 async def test_a_pod_that_has_ended_in_the_api_frees_its_gpu_though_it_is_listed() -> None:
     """As of a Job that is done: the pod stays in the API, and in the List of these kubelets with all its devices."""
-    async with with_api("fake:1xT4") as node:
+    async with older_node("fake:1xT4", api=True) as node:
         made = await node.run(pod("job", count=1))
         await node.world.listed(made)
         node.finish(made)
@@ -126,7 +108,7 @@ async def test_a_pod_that_has_ended_in_the_api_frees_its_gpu_though_it_is_listed
 
 async def test_without_the_api_a_pod_that_has_ended_keeps_its_gpu_until_it_is_deleted() -> None:
     """Nothing tells a pod that is listed with its devices from one that runs."""
-    async with standalone("fake:1xT4") as node:
+    async with older_node("fake:1xT4", api=False) as node:
         made = await node.run(pod("job", count=1))
         await node.world.listed(made)
         node.finish(made)
@@ -137,7 +119,7 @@ async def test_without_the_api_a_pod_that_has_ended_keeps_its_gpu_until_it_is_de
 
 
 async def test_with_the_api_a_pod_with_devices_for_an_ordinary_init_container_only_frees_its_gpu() -> None:
-    async with with_api("fake:1xT4") as node:
+    async with older_node("fake:1xT4", api=True) as node:
         made = await node.run(pod("p", container("init", kind=ContainerType.INIT, mem=3), container("main")))
         await node.world.listed(made)
         await node.rounds()
@@ -147,7 +129,7 @@ async def test_with_the_api_a_pod_with_devices_for_an_ordinary_init_container_on
 
 
 async def test_without_the_api_such_a_pod_keeps_its_gpu_until_another_is_admitted() -> None:
-    async with standalone("fake:1xT4") as node:
+    async with older_node("fake:1xT4", api=False) as node:
         made = await node.run(pod("p", container("init", kind=ContainerType.INIT, mem=3), container("main")))
         await node.rounds()
         await node.remove(made)
@@ -157,10 +139,10 @@ async def test_without_the_api_such_a_pod_keeps_its_gpu_until_another_is_admitte
         await node.world.healthy_is(COUNT, 1)
 
 
-@ACCESS
-async def test_a_kubelet_that_was_restarted_and_lists_nobody_has_dropped_nobody(access: Access) -> None:
+@WITH_AND_WITHOUT_API
+async def test_a_kubelet_that_was_restarted_and_lists_nobody_has_dropped_nobody(*, api: bool) -> None:
     """Its API server is away: it lists nobody for as long as that lasts, and its pods go on."""
-    async with access("fake:2xT4") as node:
+    async with older_node("fake:2xT4", api=api) as node:
         made = await node.run(pod("last", mem=3))
         await node.world.listed(made)
         await node.kubelet.restart()
@@ -174,7 +156,7 @@ async def test_a_kubelet_that_was_restarted_and_lists_nobody_has_dropped_nobody(
 
 async def test_a_static_pod_that_is_taken_away_keeps_its_gpu_for_it_may_be_put_back_unnoticed() -> None:
     """The kubelet goes on with the entry that it has, and asks nobody."""
-    async with standalone("fake:1xT4") as node:
+    async with older_node("fake:1xT4", api=False) as node:
         spec = replace(pod("static", mem=3), uid="8eb6c2962b3a2c6a8545e6726b3213a0")
         made = await node.run(spec)
         await node.world.listed(made)

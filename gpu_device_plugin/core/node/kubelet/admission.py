@@ -111,10 +111,10 @@ def refuse_request(match: Match | None) -> Refused | None:
         # The kubelet allocates each resource separately, so the two would come from different GPUs.
         return Refused(
             Why.BOTH_RESOURCES,
-            f"container {match.wanted.container!r} asks for GPU memory and for whole GPUs at once, which no GPU can "
+            f"container {match.request.container!r} asks for GPU memory and for whole GPUs at once, which no GPU can "
             "serve together; ask for one of the two",
         )
-    if len({wanted.container for wanted in match.pod.wanted}) > MOST_CONTAINERS:
+    if len({request.container for request in match.pod.requests}) > MOST_CONTAINERS:
         # Every call of the kubelet is compared with all waiting containers.
         return Refused(
             Why.TOO_MANY_CONTAINERS,

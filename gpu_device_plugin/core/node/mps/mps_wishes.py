@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsGpu, MpsState, MpsStatus, MpsWanted
 from gpu_device_plugin.core.model.limits import Enforcement
@@ -165,6 +165,10 @@ class Await:
     """The state of the daemon now."""
 
 
+@overload
+def choose(situations: Sequence[Situation], *, refuse: bool) -> Enforcement | Refused | Await | None: ...
+@overload
+def choose(situations: Sequence[Situation], *, refuse: bool, waited: str) -> Enforcement | Refused | None: ...
 def choose(
     situations: Sequence[Situation], *, refuse: bool, waited: str | None = None
 ) -> Enforcement | Refused | Await | None:

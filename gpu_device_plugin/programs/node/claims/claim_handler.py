@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
@@ -46,35 +46,25 @@ _PASSING = frozenset({Why.NO_ROOM, Why.IN_WHOLE_USE, Why.OTHER_RESOURCE, Why.REC
 """Reasons that end by themselves: a container that has ended for the API server still runs, or a record is read."""
 
 
+@dataclass(eq=False)
 class NodeClaims:
     """The prepared claims of a node. One call at a time changes them."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        store: ClaimStore,
-        api: ClaimsApi,
-        followed: NodePods,
-        metrics: m.Metrics,
-        *,
-        node_name: str,
-        delivery: Callable[[], Delivery],
-        mps: MpsLink,
-        dev: Path,
-    ) -> None:
-        """Answer for the node in `state`, whose name is also that of its pool.
+    _state: NodeState
+    _store: ClaimStore
+    _api: ClaimsApi
+    _followed: NodePods
+    _metrics: m.Metrics
+    _: KW_ONLY
+    node_name: str
+    """Also the name of its pool."""
+    delivery: Callable[[], Delivery]
+    """Returns how GPUs reach containers now."""
+    mps: MpsLink
+    dev: Path
+    """The directory of the device nodes."""
 
-        `delivery` returns how GPUs reach containers now; `dev` is the directory of the device nodes.
-        """
-        self._state = state
-        self._store = store
-        self._api = api
-        self._followed = followed
-        self._metrics = metrics
-        self._node_name = node_name
-        self._delivery = delivery
-        self._mps = mps
-        self._dev = dev
+    def __post_init__(self) -> None:
         self._lock = asyncio.Lock()
         self.pod_within_s = 1.0
         """How long a pod may take to reach us after it reached the kubelet, in seconds."""
@@ -85,7 +75,7 @@ class NodeClaims:
         """The prepared claims, by UID."""
 
     def __repr__(self) -> str:
-        return f"<NodeClaims of {self._node_name}: {len(self.prepared.value)} prepared>"
+        return f"<NodeClaims of {self.node_name}: {len(self.prepared.value)} prepared>"
 
     def recover(self) -> frozenset[str]:
         """Take over what earlier agents prepared; return the UIDs of claims whose files are damaged.
@@ -128,7 +118,7 @@ class NodeClaims:
         """
         while refused.why in _PASSING:
             version = self._state.nodes.version
-            verdict = prepare(self._state.node, claim, self._node_name, self.prepared.value.get(claim.uid))
+            verdict = prepare(self._state.node, claim, self.node_name, self.prepared.value.get(claim.uid))
             if not isinstance(verdict, Refused) or verdict.why not in _PASSING:
                 return True
             if not await within(until - time.monotonic(), self._state.nodes.after(version)):
@@ -138,7 +128,7 @@ class NodeClaims:
     async def _prepare(self, claim: Claim, owners: Sequence[Pod]) -> PreparedClaim | Refused:
         async with self._lock:
             before = self.prepared.value.get(claim.uid)
-            verdict = prepare(self._state.node, claim, self._node_name, before)
+            verdict = prepare(self._state.node, claim, self.node_name, before)
             if not isinstance(verdict, Refused) and before is not None and _same(before, verdict):
                 await self._done(self._store.write, before)  # a reboot removes one file, and a full disk keeps out both
                 return before
@@ -158,12 +148,12 @@ class NodeClaims:
         """
         async with self._lock:
             node = self._state.node
-            found = prepare(node, claim, self._node_name, running=True)
+            found = prepare(node, claim, self.node_name, running=True)
             if isinstance(found, Refused):
                 _log.error("a prepared claim holds nothing here", extra={"claim": str(claim), "why": found.sentence})
                 return
-            delivery = self._delivery()
-            made = claim_grant(claim, found, node.shares, delivery, device_nodes(self._dev, delivery))
+            delivery = self.delivery()
+            made = claim_grant(claim, found, node.shares, delivery, device_nodes(self.dev, delivery))
             await self._keep(_made(claim, found, made), None)
 
     async def unprepare(self, uid: str) -> None:
@@ -205,15 +195,15 @@ class NodeClaims:
         self, claim: Claim, preparation: Preparation, before: PreparedClaim | None, owners: Sequence[Pod]
     ) -> PreparedClaim | Refused:
         """Return what the containers of a claim get, once MPS has done its part; or why they cannot have it."""
-        delivery = self._delivery()
-        present = device_nodes(self._dev, delivery)
+        delivery = self.delivery()
+        present = device_nodes(self.dev, delivery)
         if missing := refuse_without_nodes(delivery, present):
             return missing
         for pod in owners:
             if (refused := two_claims(pod, claim, self.prepared.value.values())) is not None:
                 return refused
         node, placement = self._state.node, preparation.placement
-        mps = self._mps if self._mps.on and not preparation.admin else None
+        mps = self.mps if self.mps.on and not preparation.admin else None
         if mps is not None:
             gpus = [node.shares.gpus[position] for position in placement.positions]
             waits = (
@@ -224,7 +214,7 @@ class NodeClaims:
             if waits is not None:
                 await waits
                 node = self._state.node
-                again = prepare(node, claim, self._node_name, before)
+                again = prepare(node, claim, self.node_name, before)
                 if isinstance(again, Refused):
                     mps.given_up()
                     return again

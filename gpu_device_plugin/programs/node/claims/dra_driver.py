@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import metrics as m
@@ -53,58 +54,48 @@ def _log_registration(sentence: str, details: dict[str, object]) -> None:
     _log.info("%s", sentence, extra=details)
 
 
+@dataclass(eq=False)
 class DraDriver:
     """Offers GPUs to claims while it is told to, and prepares those that are allocated here at any time."""
 
-    def __init__(
-        self,
-        settings: NodeSettings,
-        state: NodeState,
-        cluster: NodeCluster,
-        metrics: m.Metrics,
-        reports: Reports,
-        *,
-        config: Observable[NodeConfig],
-        reconciler: Reconciler,
-        conflicting_plugins: ConflictingPlugins,
-        mps: MpsLink,
-        dev: Path,
-        changed: Callable[[], None],
-    ) -> None:
-        """Prepare; no file, socket or connection is opened yet.
+    _settings: NodeSettings
+    _state: NodeState
+    cluster: NodeCluster
+    _metrics: m.Metrics
+    _reports: Reports
+    _: KW_ONLY
+    config: Observable[NodeConfig]
+    """How GPUs reach containers."""
+    reconciler: Reconciler
+    conflicting_plugins: ConflictingPlugins
+    mps: MpsLink
+    dev: Path
+    changed: Callable[[], None]
+    """Called when `holders` may have changed."""
 
-        `config` says how GPUs reach containers, `dev` is the directory of the device nodes, and `changed` is called
-        when `holders` may have changed.
-        """
-        self._settings = settings
-        self._state = state
-        self.cluster = cluster
-        self._metrics = metrics
-        self._reports = reports
-        self._reconciler = reconciler
-        self._coexistence = conflicting_plugins
-        self._mps = mps
-        self._changed = changed
-        self.directories = DraDirectories(settings.kubelet_root)
-        self.store = ClaimStore(self.directories.claims, settings.cdi_dir)
-        self.api = ClaimsApi(cluster.client, settings.node_name)
+    def __post_init__(self) -> None:
+        self.directories = DraDirectories(self._settings.kubelet_root)
+        self.store = ClaimStore(self.directories.claims, self._settings.cdi_dir)
+        self.api = ClaimsApi(self.cluster.client, self._settings.node_name)
         self.loop = DraLoop(self.directories, self._servicer, _log_registration)
-        self.offer = DeviceOffer(state, cluster.client, settings.node_name, reports, self.loop.reached)
+        self.offer = DeviceOffer(
+            self._state, self.cluster.client, self._settings.node_name, self._reports, self.loop.reached
+        )
         self.claims = NodeClaims(
-            state,
+            self._state,
             self.store,
             self.api,
-            cluster.followed,
-            metrics,
-            node_name=settings.node_name,
-            delivery=lambda: config.value.delivery,
-            mps=mps,
-            dev=dev,
+            self.cluster.followed,
+            self._metrics,
+            node_name=self._settings.node_name,
+            delivery=lambda: self.config.value.delivery,
+            mps=self.mps,
+            dev=self.dev,
         )
         self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
         """What containers hold by claims."""
         self.closing = Observable(value=False)
-        """The node waits to serve in another way: nothing new is offered."""
+        """The node waits to serve in another mode: nothing new is offered."""
         self.sweep_s = 60.0
         """Seconds between two looks for claims that are prepared in vain."""
         self.retry_s = 10.0
@@ -112,7 +103,7 @@ class DraDriver:
         self.withdrawn_s = 10.0
         """How long a scheduler may still allocate devices of slices that are gone, in seconds."""
         self.list_s = 5.0
-        """Seconds between two looks at the claims of the cluster while the node waits to serve in another way."""
+        """Seconds between two looks at the claims of the cluster while the node waits to serve in another mode."""
         self._unrecovered = ""
         """Why the claims of earlier agents are not known yet."""
         self._unusable = ""
@@ -206,7 +197,7 @@ class DraDriver:
                 _log.error("the damaged file of a claim stays: %s", error.__cause__)
 
     def serve(self, *, closing: bool) -> None:
-        """Serve, and offer GPUs unless the node waits to serve in another way."""
+        """Serve, and offer GPUs unless the node waits to serve in another mode."""
         if closing is not self.closing.value:
             self.closing.set(closing)
         self._offer()
@@ -214,14 +205,14 @@ class DraDriver:
     async def run(self) -> NoReturn:
         """Serve the kubelet until cancelled. `take_over` has to be done."""
         self._allocated = None
-        self._coexistence.look()
+        self.conflicting_plugins.look()
         self._offer()
-        self._mps.ledger_complete()
+        self.mps.ledger_complete()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._registered(), name="DRA driver")
             tasks.create_task(self.offer.run(), name="offer devices")
             tasks.create_task(self._sweep(), name="look for claims that are prepared in vain")
-            tasks.create_task(self._coexistence.others.follow(self._others_changed), name="follow other plugins")
+            tasks.create_task(self.conflicting_plugins.others.follow(self._others_changed), name="follow other plugins")
             tasks.create_task(self._leave(), name="look who would have to end")
             tasks.create_task(self._announce_ready(), name="tell that claims are served")
             tasks.create_task(self._read_records(), name="look who holds GPUs otherwise")
@@ -252,10 +243,10 @@ class DraDriver:
 
     def _offer(self) -> None:
         self._needed.set()
-        self.offer.offer(offering=not self.closing.value and not self._coexistence.others.value)
+        self.offer.offer(offering=not self.closing.value and not self.conflicting_plugins.others.value)
 
     def _others_changed(self, _new: object) -> None:
-        self._reports.not_alone(self._coexistence.others.value)
+        self._reports.not_alone(self.conflicting_plugins.others.value)
         self._offer()
 
     async def _announce_ready(self) -> None:
@@ -267,13 +258,13 @@ class DraDriver:
     async def _read_records(self) -> NoReturn:
         """Read the kubelet's records again while a container holds a GPU through a resource that is not ours."""
         while True:
-            await asyncio.sleep(self._reconciler.interval_s)
+            await asyncio.sleep(self.reconciler.interval_s)
             ledger = self._state.node.ledger
             if ledger.foreign or not ledger.certain:
-                await self._reconciler.prepare()
+                await self.reconciler.prepare()
 
     async def _leave(self) -> NoReturn:
-        """While the node waits to serve in another way, find the claims that are allocated here, prepared or not."""
+        """While the node waits to serve in another mode, find the claims that are allocated here, prepared or not."""
         since: float | None = None
         while True:
             if not self.closing.value:
@@ -286,7 +277,7 @@ class DraDriver:
                 since = time.monotonic()
             elif time.monotonic() - since >= self.withdrawn_s:
                 self._allocated = await self._claims_allocated()
-                self._changed()
+                self.changed()
             await within(min(self.list_s, self.withdrawn_s), self.closing.after(self.closing.version))
 
     async def _claims_allocated(self) -> frozenset[str] | None:
@@ -302,7 +293,7 @@ class DraDriver:
     # --- What claims hold -----------------------------------------------------------------------------------------
 
     async def follow(self) -> NoReturn:
-        """Keep `entries` in step with claims and pods, in whichever way the node serves. Ends only by cancellation."""
+        """Keep `entries` in step with claims and pods, in whichever mode the node serves. Ends only by cancellation."""
         prepared, pods = self.claims.prepared, self.cluster.followed.changes
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(prepared.follow(self._holders_changed, settle_s=_SETTLE_S), name="follow the claims")

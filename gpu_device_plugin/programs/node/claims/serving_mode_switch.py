@@ -1,9 +1,10 @@
-"""Serve in the way that is wanted, and change over once nobody holds GPUs in the other way."""
+"""Serve in the mode that is wanted, and change over once nobody holds GPUs in the other mode."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.observable import Observable
@@ -33,32 +34,23 @@ _GPUS_S = 10.0
 """How long the kubelet of a node with claims waits for our GPUs, in seconds."""
 
 
+@dataclass(eq=False)
 class ServingModeSwitch:
     """Runs either the device plugin or the DRA driver."""
 
-    def __init__(
-        self,
-        config: Observable[NodeConfig],
-        state: NodeState,
-        api: NodeApi,
-        reports: Reports,
-        *,
-        registration: RegistrationLoop,
-        reconciler: Reconciler,
-        conflicting_plugins: ConflictingPlugins,
-        handover: PersistedAgentState,
-    ) -> None:
-        """Serve the node in `state` in the way that `config` wants, by `registration` or by `dra`."""
-        self._config = config
+    _config: Observable[NodeConfig]
+    _state: NodeState
+    _api: NodeApi
+    _reports: Reports
+    _: KW_ONLY
+    registration: RegistrationLoop
+    reconciler: Reconciler
+    conflicting_plugins: ConflictingPlugins
+    handover: PersistedAgentState
+
+    def __post_init__(self) -> None:
         self.serving = Observable(Serving(ServingMode.DEVICE_PLUGIN))
-        """The way in force. Not set before the first decision."""
-        self._state = state
-        self._api = api
-        self._registration = registration
-        self._reconciler = reconciler
-        self._coexistence = conflicting_plugins
-        self._reports = reports
-        self._handover = handover
+        """The mode in force. Not set before the first decision."""
         self.dra: DraDriver | None = None
         """To be set before `run`; None: the agent runs without the Kubernetes API."""
         self.deregistering = False
@@ -68,7 +60,7 @@ class ServingModeSwitch:
         self._reported = self.serving.value
 
     def __repr__(self) -> str:
-        return f"<Ways: {self.serving.value!r}>"
+        return f"<ServingModeSwitch: {self.serving.value!r}>"
 
     def look(self, _new: object = None) -> None:
         """Decide again soon: a setting, a label or a holder may have changed."""
@@ -82,8 +74,8 @@ class ServingModeSwitch:
         """Return the faults that only a restart can resolve, as sentences."""
         if self.dra is not None and self.serving.value.mode is ServingMode.DRA:
             return () if await self.dra.loop.answers_ourselves() else ("the DRA driver's socket does not answer",)
-        serves = self._config.value.shares.any_listed and not self._coexistence.others.value
-        works = not serves or await self._registration.answer_ourselves()
+        serves = self._config.value.shares.any_listed and not self.conflicting_plugins.others.value
+        works = not serves or await self.registration.answer_ourselves()
         return () if works else ("the agent's sockets do not answer",)
 
     async def ready(self) -> tuple[str, ...]:
@@ -95,17 +87,17 @@ class ServingModeSwitch:
         certain = self._state.node.ledger.certain
         unread = () if certain else ("the kubelet's checkpoint cannot be read; see the log",)
         claims = None if self.dra is None or serving.mode is ServingMode.DEVICE_PLUGIN else self.dra
-        unmet = self._registration.unmet() if claims is None else claims.unmet()
+        unmet = self.registration.unmet() if claims is None else claims.unmet()
         waits = (serving.waits,) if serving.closing else ()
-        return (*unseen, *self._coexistence.unmet(), *unread, *waits, *unmet)
+        return (*unseen, *self.conflicting_plugins.unmet(), *unread, *waits, *unmet)
 
     async def run(self) -> NoReturn:
         """Serve until cancelled."""
-        if not await within(_GPUS_S if self._handover.mode is ServingMode.DRA else None, self._any_gpu()):
+        if not await within(_GPUS_S if self.handover.mode is ServingMode.DRA else None, self._any_gpu()):
             _log.warning("claims are served before a GPU is found: pods that end have to give theirs back")
         before = await self._begin()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._config.follow(self.look), name="follow the way that is wanted")
+            tasks.create_task(self._config.follow(self.look), name="follow the mode that is wanted")
             tasks.create_task(self._state.nodes.follow(self.look), name="follow those who hold GPUs")
             task: asyncio.Task[NoReturn] | None = None
             while True:
@@ -121,7 +113,7 @@ class ServingModeSwitch:
                 before = now.mode
                 self._apply(now)
                 if task is None:
-                    self._handover.keep_mode(now.mode)
+                    self.handover.keep_mode(now.mode)
                     task = tasks.create_task(self._serve(now.mode), name=f"serve by {now.mode}")
                 await self._changed.wait()
 
@@ -135,15 +127,15 @@ class ServingModeSwitch:
             version, _ = await self._config.after(version)
 
     async def _begin(self) -> ServingMode | None:
-        """Find out who holds GPUs, and return the way in which the previous agent served; None if unknown."""
+        """Find out who holds GPUs, and return the mode of the previous agent; None if unknown."""
         if self.dra is None:
             return None
-        before = self._handover.mode
+        before = self.handover.mode
         known = await within(_LABEL_S, self._until(lambda config: config.labelled))
         if not known and before is not None:
             _log.warning("our node could not be read yet: it is served as by the previous agent, by %s", before)
         await self.dra.take_over(served=before is ServingMode.DRA)
-        await self._reconciler.prepare()
+        await self.reconciler.prepare()
         return before
 
     async def _parted(self) -> bool:
@@ -155,8 +147,8 @@ class ServingModeSwitch:
         """
         self._state.close(closing=True)
         self.deregistering = True
-        before = dict(self._registration.registrations)
-        last = asyncio.create_task(self._registration.run(), name="the last registration")
+        before = dict(self.registration.registrations)
+        last = asyncio.create_task(self.registration.run(), name="the last registration")
         try:
             await within(_PART_S, self._registered_since(before))
         finally:
@@ -166,11 +158,11 @@ class ServingModeSwitch:
         if not last.cancelled() and (error := last.exception()) is not None:
             raise error
         # Without a registered plugin nothing can be allocated, so these records are complete.
-        await self._reconciler.prepare()
+        await self.reconciler.prepare()
         return self.dra is not None and not self._holders_of_plugin(self.dra)
 
     async def _registered_since(self, before: Mapping[str, int]) -> None:
-        registrations = self._registration.registrations
+        registrations = self.registration.registrations
         while any(registrations[name] == count for name, count in before.items()):
             self._registered.clear()
             await self._registered.wait()
@@ -197,7 +189,7 @@ class ServingModeSwitch:
             f"pod {pods[entry.pod_uid].namespace}/{pods[entry.pod_uid].name}"
             if entry.pod_uid in pods
             else f"the pod with UID {entry.pod_uid}"
-            for entry in self._reconciler.checkpoint_entries.value
+            for entry in self.reconciler.checkpoint_entries.value
             if entry.device_ids & held
         }
         return frozenset(names) or frozenset({"a pod that has just come or gone"})
@@ -217,11 +209,11 @@ class ServingModeSwitch:
 
     async def _serve_while_alone(self) -> NoReturn:
         """Keep resources registered and the ledger reconciled while there is no other plugin; report others."""
-        self._coexistence.look()  # before the first registration, whichever task runs first
+        self.conflicting_plugins.look()  # before the first registration, whichever task runs first
         task: asyncio.Task[NoReturn] | None = None
         refused = False
         async with asyncio.TaskGroup() as tasks:
-            async for others in self._coexistence.others.values():
+            async for others in self.conflicting_plugins.others.values():
                 self._reports.not_alone(others)
                 if others and task is not None:
                     task.cancel()
@@ -236,6 +228,6 @@ class ServingModeSwitch:
 
     async def _offer_and_reconcile(self) -> NoReturn:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._registration.run(), name="plugins")
-            tasks.create_task(self._reconciler.run(), name="reconcile")
+            tasks.create_task(self.registration.run(), name="plugins")
+            tasks.create_task(self.reconciler.run(), name="reconcile")
         raise AssertionError  # pragma: no cover (the tasks never return)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
@@ -46,41 +46,30 @@ _log = logging.getLogger(__name__)
 _NOTHING: tuple[frozenset[str], Match | None] = (frozenset(), None)
 
 
+@dataclass(eq=False, repr=False)
 class AllocationHandler:
     """Computes the answers. The node has one kubelet, which makes one call at a time."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        waiting: WaitingPods | None,
-        metrics: m.Metrics,
-        *,
-        config: Observable[NodeConfig],
-        dev: Path,
-        on_refusal: Callable[[Kind, int, Refused], None],
-        on_grant: Callable[[], None],
-        mps: MpsLink,
-    ) -> None:
-        """Answer for the node in `state`.
+    _state: NodeState
+    _waiting: WaitingPods | None
+    """The pods that a call may be for; None: every call is answered by policy alone."""
+    _metrics: m.Metrics
+    _: KW_ONLY
+    config: Observable[NodeConfig]
+    dev: Path
+    """The directory of the device nodes."""
+    on_refusal: Callable[[Kind, int, Refused], None]
+    """Called with kind, number of devices and reason after every refusal."""
+    on_grant: Callable[[], None]
+    mps: MpsLink
 
-        `config` says how GPUs are chosen and reach containers. `waiting` are the pods that a call may be for; None:
-        every call is answered by policy alone. `dev` is the directory of the device nodes. `on_refusal` is called with
-        kind, number of devices and reason after every refusal, `on_grant` after every grant.
-        """
-        self._state = state
-        self._waiting = waiting
-        self._metrics = metrics
-        self._config = config
-        self._dev = dev
-        self._on_refusal = on_refusal
-        self._on_grant = on_grant
-        self._mps = mps
+    def __post_init__(self) -> None:
         self._preferred: tuple[frozenset[str], Match | None] = _NOTHING
         """The last answer to GetPreferredAllocation, until Allocate comes; the kubelet makes one call at a time."""
 
     @property
     def _delivery(self) -> Delivery:
-        return self._config.value.delivery
+        return self.config.value.delivery
 
     async def prefer(
         self, resource: Resource, available: Iterable[str], must: Iterable[str], amount: int, *, waits: bool = True
@@ -94,8 +83,8 @@ class AllocationHandler:
             if barred := self._delivery.plan.barred:
                 # Who asks for all of an instance has it to itself, and needs no means of limiting.
                 barred -= self._instances_of(amount)
-            if self._mps.on:
-                barred |= self._mps.barred
+            if self.mps.on:
+                barred |= self.mps.barred
             if barred:
                 available = [name for name in available if parse_id(name)[0] not in barred]
         question = PreferredAllocationRequest(node, resource.kind, available, must, amount)
@@ -104,7 +93,7 @@ class AllocationHandler:
             matched = UNMATCHED
         else:
             matched = await waiting.find(question.call) if waits else waiting.find_now(question.call)
-        policy = (matched.match and matched.match.pod.policy) or self._config.value.policy
+        policy = (matched.match and matched.match.pod.policy) or self.config.value.policy
         ids = question.answer(self._state.node, POLICIES[policy], matched)
         self._preferred = frozenset(ids), matched.match
         return ids
@@ -115,12 +104,12 @@ class AllocationHandler:
         Raises:
             RefusedError: the container cannot have them; the message says why.
         """
-        if self._mps.on and resource.kind is Kind.MEMORY:
+        if self.mps.on and resource.kind is Kind.MEMORY:
             await self._mps_ready(resource, device_ids)
         ids, node, waiting, delivery = frozenset(device_ids), self._state.node, self._waiting, self._delivery
         match, owner, verdict = self._judge(resource, device_ids)
         self._preferred = _NOTHING
-        mps = self._mps if self._mps.on else None
+        mps = self.mps if self.mps.on else None
         plan = None if mps is None or isinstance(verdict, Refused) else mps.plan(verdict, node.shares, delivery.plan)
         if isinstance(plan, Refused):
             verdict = plan
@@ -132,20 +121,20 @@ class AllocationHandler:
             if waiting is not None and match is not None:
                 waiting.refused(match)
             self._metrics.count(m.REFUSALS, resource.name, verdict.why)
-            self._on_refusal(resource.kind, len(ids), verdict)
+            self.on_refusal(resource.kind, len(ids), verdict)
             raise RefusedError(verdict.sentence)
         self._state.update(Ledger.granted, ids, time.monotonic())
         if waiting is not None and match is not None:
             waiting.served(match, ids)
         self._metrics.count(m.ALLOCATIONS, resource.name)
-        self._on_grant()
+        self.on_grant()
         _log.info(
             "allocated",
             extra={
                 "resource": resource.name,
                 "amount": len(ids),
                 "gpus": list(verdict.positions),
-                **({"pod": match.pod.name, "container": match.wanted.container} if match is not None else {}),
+                **({"pod": match.pod.name, "container": match.request.container} if match is not None else {}),
             },
         )
         made = grant(
@@ -153,7 +142,7 @@ class AllocationHandler:
             node.shares,
             delivery,
             match.pod.total_shares if match is not None else None,
-            device_nodes(self._dev, delivery),
+            device_nodes(self.dev, delivery),
             owner=owner,
         )
         if mps is not None:
@@ -169,7 +158,7 @@ class AllocationHandler:
         Raises:
             RefusedError: a GPU is out of service, or MPS is not ready or not gone; the kubelet tries again later.
         """
-        if (startable := self._mps.until_startable(device_ids)) is not None:
+        if (startable := self.mps.until_startable(device_ids)) is not None:
             await startable
         node = self._state.node
         for position in sorted(spread_over(node, device_ids)):
@@ -177,7 +166,7 @@ class AllocationHandler:
             if uuid in node.unhealthy:
                 self._metrics.count(m.REFUSALS, resource.name, Why.UNHEALTHY)
                 raise RefusedError(f"GPU {position} is out of service: {node.unhealthy[uuid]}")
-        if why := self._mps.why_not_start(device_ids):
+        if why := self.mps.why_not_start(device_ids):
             self._metrics.count(m.REFUSALS, resource.name, Why.MPS_NOT_READY)
             raise RefusedError(why)
 
@@ -187,7 +176,7 @@ class AllocationHandler:
         if isinstance(verdict, Refused):
             return  # it needs none: its GPU may be in use as a whole
         gpus = [self._state.node.shares.gpus[position] for position in verdict.positions]
-        if (ready := self._mps.until_ready(gpus, dict(verdict.shares))) is not None:
+        if (ready := self.mps.until_ready(gpus, dict(verdict.shares))) is not None:
             await ready
 
     def _instances_of(self, shares: int) -> frozenset[str]:
@@ -215,11 +204,11 @@ class AllocationHandler:
         if match is None or ids != preferred:
             waiting, call = self._waiting_for(resource), Call(kind, len(ids), spread_over(node, ids))
             match = None if waiting is None else waiting.find_now(call).match
-        owner = NOBODY if match is None else GrantOwner(match.pod.uid, match.wanted.container, match.pod.frameworks)
-        promise, after_init = (None, None) if match is None else (match.wanted.promise, match.after_init)
+        owner = NOBODY if match is None else GrantOwner(match.pod.uid, match.request.container, match.pod.frameworks)
+        promise, after_init = (None, None) if match is None else (match.request.promise, match.after_init)
         verdict = (
             refuse_request(match)
-            or refuse_without_nodes(self._delivery, device_nodes(self._dev, self._delivery))
+            or refuse_without_nodes(self._delivery, device_nodes(self.dev, self._delivery))
             or self._unlimited(kind, device_ids, owner)
             or admit(node, kind, device_ids, promise, after_init=after_init)
         )
@@ -227,7 +216,7 @@ class AllocationHandler:
 
     def _unlimited(self, kind: Kind, device_ids: Sequence[str], owner: GrantOwner) -> Refused | None:
         """Refuse a container whose memory cannot be limited; what MPS decides is not known before it was waited for."""
-        node, mps = self._state.node, self._mps
+        node, mps = self._state.node, self.mps
         if mps.on and mps.decides_on(spread_over(node, device_ids), node.shares):
             return None
         return refuse_unlimited(node, kind, device_ids, self._delivery.plan, owner)

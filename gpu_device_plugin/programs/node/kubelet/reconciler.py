@@ -7,17 +7,22 @@ import contextlib
 import logging
 import math
 import time
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.core.node.holdings import held_through_others
+from gpu_device_plugin.core.node.kubelet.lost_allocations import Remembered
 from gpu_device_plugin.core.node.ledger import SETTLING_S, Hold, Ledger
+from gpu_device_plugin.kubelet import procfs
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
+from gpu_device_plugin.kubelet.statefile import SavedAllocations
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+    from pathlib import Path
     from typing import NoReturn
 
     from gpu_device_plugin.core.model.holds import DeviceHold
@@ -25,7 +30,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Stamp
     from gpu_device_plugin.kubelet.records import KubeletRecords
     from gpu_device_plugin.node_state import NodeState
-    from gpu_device_plugin.programs.node.kubelet.forgotten_pods import ForgottenPods
 
 _log = logging.getLogger(__name__)
 
@@ -38,41 +42,117 @@ _SLOWEST = 6
 and stay in the checkpoint as long as their pod; every round that asks for them has the kubelet write a file in vain."""
 
 
+@dataclass(eq=False)
+class ForgottenPods:
+    """What the kubelet has shown of its allocations in this boot, and what it has lost of it.
+
+    A forgotten pod has ended once the API does not show it and no process of it runs. An agent that can see neither
+    takes pods for forgotten only if it has found the checkpoint missing or damaged itself.
+    """
+
+    _records: KubeletRecords
+    _in_api: Callable[[], Mapping[str, str] | None] | None
+    """Returns the names of the node's pods that have not ended in the API, by UID, None: not known now; None: there is
+    no API."""
+    _lost: Callable[[Collection[DeviceHold], Mapping[str, str]], None]
+    """Called once with each allocation that the kubelet has lost, and the names of pods by UID."""
+    _proc: Path = procfs.PROC
+
+    def __post_init__(self) -> None:
+        self._saved: SavedAllocations | None = None
+        self._remembered: Remembered = Remembered()
+        self._reported: frozenset[DeviceHold] = frozenset()
+        self._doubtful: frozenset[DeviceHold] = frozenset()
+        """Allocations that another kubelet than before does not show in a checkpoint that can be read. It has lost
+        them, or all of their pods have ended since."""
+
+    def __repr__(self) -> str:
+        return f"<ForgottenPods: {len(self.holds)} allocations forgotten, {len(self._remembered.recorded)} recorded>"
+
+    @property
+    def holds(self) -> Collection[DeviceHold]:
+        """The lost allocations, in the order of their pods' UIDs."""
+        return sorted(self._remembered.forgotten, key=lambda hold: (hold.pod_uid, hold.container, hold.through))
+
+    @property
+    def device_ids(self) -> frozenset[str]:
+        """The devices of forgotten pods that the kubelet takes for free."""
+        return self._remembered.lost_ids
+
+    def load(self) -> Collection[str]:
+        """Take over what the previous agent saved; return the UIDs of the pods that the kubelet has forgotten.
+
+        Needs the node's lock. Nothing is saved before.
+        """
+        self._saved = SavedAllocations(self._records.directory, procfs.boot_id(self._proc), self._records.names)
+        self._remembered = self._saved.load()
+        try:
+            found = self._records.recorded()
+        except CheckpointUnreadableError:
+            found = None
+        self.learn(found, its_own=False)
+        return {hold.pod_uid for hold in self._remembered.forgotten}
+
+    def learn(self, found: Checkpoint | None, *, its_own: bool) -> None:
+        """Compare a reading of the checkpoint with those before; None: it cannot be read.
+
+        `its_own`: the kubelet process that runs now has written it, or shows devices in it.
+        """
+        # Every kubelet that has allocated a device has written the file.
+        readable = found is not None and found.stamp is not None
+        record = [hold for hold in found.holds if hold.kind is not None] if found and readable else None
+        before = self._remembered
+        self._become(before.after(record, self._records.kubelet, its_own=its_own))
+        if record is not None:
+            self._doubtful |= self._remembered.forgotten - before.forgotten
+
+    async def forget_ended(self) -> None:
+        """Leave out the pods that have ended, and report the others."""
+        if not self._remembered.forgotten:
+            return
+        processes = await asyncio.to_thread(procfs.running_pods, self._proc)
+        in_api = None if self._in_api is None else self._in_api()
+        if processes is not None or in_api is not None:
+            self._become(self._remembered.among({*(processes or ()), *(in_api or ())}))
+        elif self._in_api is None:
+            certain = self._remembered.forgotten - self._doubtful
+            self._become(self._remembered.among({hold.pod_uid for hold in certain}))
+        if new := self._remembered.forgotten - self._reported:
+            self._reported = self._remembered.forgotten
+            self._lost(new, in_api or {})
+
+    def _become(self, remembered: Remembered) -> None:
+        self._remembered = remembered
+        if self._saved is not None:
+            self._saved.save(remembered)
+
+
+@dataclass(eq=False, repr=False)
 class Reconciler:
     """Brings our ledger up to date with the kubelet's records."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        records: KubeletRecords,
-        metrics: m.Metrics,
-        forgotten: ForgottenPods,
-        *,
-        resend: Callable[[], None],
-        readings: Callable[[], Mapping[str, Reading]],
-        read_again: Callable[[], Awaitable[None]],
-        interval_s: float,
-        process_wait_s: float,
-    ) -> None:
-        """Reconcile `state` with `records`, every `interval_s` seconds and when something happens.
+    _state: NodeState
+    _records: KubeletRecords
+    _metrics: m.Metrics
+    _forgotten: ForgottenPods
+    _: KW_ONLY
+    resend: Callable[[], None]
+    """Sends a device list again."""
+    readings: Callable[[], Mapping[str, Reading]]
+    """Returns the newest reading of each GPU, by UUID."""
+    read_again: Callable[[], Awaitable[None]]
+    """Returns when all GPUs were read again, or cannot be."""
+    interval_s: float
+    """Seconds between two rounds, unless something happens."""
+    process_wait_s: float
+    """As for `Ledger.reconciled`."""
 
-        `resend` sends a device list again. `readings` returns the newest reading of each GPU, by UUID, and `read_again`
-        returns when all GPUs were read again, or cannot be; `process_wait_s` as for `Ledger.reconciled`.
-        """
-        self._state = state
-        self._records = records
-        self._metrics = metrics
-        self._forgotten = forgotten
-        self._resend = resend
-        self._readings = readings
-        self._read_again = read_again
+    def __post_init__(self) -> None:
         self.checkpoint_entries: Observable[tuple[DeviceHold, ...]] = Observable(())
         """What containers hold by the checkpoint that was read last, or by the record that the kubelet has lost; set
         with every reading of the checkpoint."""
         self.rounds: Observable[int] = Observable(0)
         """The number of rounds, whether they succeeded or failed."""
-        self.interval_s = interval_s
-        self.process_wait_s = process_wait_s
         self._granted = asyncio.Event()
         self._changed = asyncio.Event()
         self._complaint = ""
@@ -167,9 +247,9 @@ class Reconciler:
         self._read()
         await self._forget_ended()
         if self._state.node.ledger.foreign:  # no other event says when they become free
-            self._resend()
+            self.resend()
         try:
-            found = await self._records.evidence(self._held, self._resend)
+            found = await self._records.evidence(self._held, self.resend)
         except CheckpointUnreadableError as error:
             self._complain(error)
             return frozenset()
@@ -183,10 +263,10 @@ class Reconciler:
             self._state.update(Ledger.seen, unknown)
         if written is not None:
             self._take_over(written)
-        self._state.update(Ledger.reconciled, evidence, self._readings(), time.monotonic(), self.process_wait_s)
+        self._state.update(Ledger.reconciled, evidence, self.readings(), time.monotonic(), self.process_wait_s)
         if any(hold.freed_at is not None for hold in self._state.node.ledger.holds.values()):
-            await self._read_again()
-            self._state.update(Ledger.released, self._readings(), time.monotonic(), self.process_wait_s)
+            await self.read_again()
+            self._state.update(Ledger.released, self.readings(), time.monotonic(), self.process_wait_s)
         holds = self._state.node.ledger.holds
         return frozenset(
             name for name, hold in holds.items() if hold == Hold() and name in evidence.recorded - evidence.listed

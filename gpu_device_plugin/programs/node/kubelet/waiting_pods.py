@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
@@ -17,7 +17,7 @@ from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.core.node.ledger import SETTLING_S
 from gpu_device_plugin.core.node.limits.container_grants import read_frameworks
-from gpu_device_plugin.core.node.matching import Matched, WaitingPod, Wanted, match
+from gpu_device_plugin.core.node.matching import ContainerRequest, Matched, WaitingPod, match
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,6 +49,7 @@ class _Written:
     frameworks: tuple[str, ...]
 
 
+@dataclass(eq=False)
 class WaitingPods:
     """The pods of this node as the watch shows them, without the containers that have their devices.
 
@@ -56,21 +57,14 @@ class WaitingPods:
     the guess was wrong, two equal pods were swapped, and each takes over the other's promise.
     """
 
-    def __init__(
-        self,
-        followed: NodePods,
-        resources: Sequence[Resource],
-        metrics: m.Metrics,
-        state: NodeState,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Match the pods of `followed`, whose reflector the caller runs, with the GPUs of the node in `state`."""
-        self._followed = followed
-        self._resources = tuple(resources)
-        self._kinds = {resource.name: resource.kind for resource in resources}
-        self._metrics = metrics
-        self._state = state
-        self._clock = clock
+    _followed: NodePods
+    _resources: Sequence[Resource]
+    _metrics: m.Metrics
+    _state: NodeState
+    _: KW_ONLY
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self.wait_s = WAIT_S
         """Longest wait for the pod of a call, in seconds."""
         self.recorded: Mapping[Slot, frozenset[str]] = {}
@@ -115,7 +109,7 @@ class WaitingPods:
 
     def served(self, match: Match, device_ids: frozenset[str]) -> None:
         """Record that this container was probably given these devices."""
-        self._guesses[match.pod.uid, match.wanted.container, match.wanted.kind] = device_ids, self._clock()
+        self._guesses[match.pod.uid, match.request.container, match.request.kind] = device_ids, self.clock()
         self._begun = match.pod.uid
 
     def refused(self, match: Match) -> None:
@@ -123,14 +117,14 @@ class WaitingPods:
 
         The call for the next pod may come at once, and must not be matched with this one.
         """
-        self._refused[match.pod.uid] = self._clock()
+        self._refused[match.pod.uid] = self.clock()
 
     def learn(self, holds: Iterable[DeviceHold]) -> None:
         """Take over what containers hold by the kubelet's checkpoint, and correct the guesses by it."""
         self.recorded = {
             (hold.pod_uid, hold.container, hold.kind): hold.device_ids for hold in holds if hold.kind in OF_GPUS
         }
-        now = self._clock()
+        now = self.clock()
         owners = {(slot[2], ids): slot for slot, ids in self.recorded.items()}
         actual = {slot: owners.get((slot[2], ids)) for slot, (ids, _) in self._guesses.items()}
         for slot, owner in actual.items():
@@ -163,7 +157,7 @@ class WaitingPods:
         ]
         refused_at = self._refused.get(uid)
         # A refused pod turns Failed within a second or two; a pod that still waits later was not the refused one.
-        refused = refused_at is not None and self._clock() - refused_at < SETTLING_S
+        refused = refused_at is not None and self.clock() - refused_at < SETTLING_S
         if refused or all(self._is_served((uid, container.name, kind)) for container, kind, _ in wanted):
             return None
         written = self._read(pod)
@@ -176,7 +170,7 @@ class WaitingPods:
             uid,
             f"{pod.namespace}/{pod.name}",
             tuple(
-                Wanted(
+                ContainerRequest(
                     container=container.name,
                     kind=kind,
                     amount=amount,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpu_device_plugin.aio.observable import Observable
@@ -59,6 +59,7 @@ class _Verified:
     """Whether only the next round of all containers may show something else."""
 
 
+@dataclass(eq=False)
 class Verification:
     """Verifies every limit of the driver's soon after its container has started, and again at intervals.
 
@@ -66,26 +67,17 @@ class Verification:
     may not answer: then a limit is unverified, or as it was read last, and nothing else is different.
     """
 
-    def __init__(
-        self,
-        holdings: Callable[[], Iterable[Holding]],
-        read_limits: ReadLimits,
-        tree: CgroupTree,
-        state: NodeState,
-        api: NodeApi,
-        *,
-        interval_s: float = 0.0,
-    ) -> None:
-        """Verify the limits of `holdings`, which returns what the containers of this node hold now.
+    _holdings: Callable[[], Iterable[Holding]]
+    """Returns what the containers of this node hold now."""
+    _read_limits: ReadLimits
+    _tree: CgroupTree
+    _state: NodeState
+    _api: NodeApi
+    _: KW_ONLY
+    interval_s: float = 0.0
+    """Seconds between two readings of all limits, and of `measured`; 0: as few as needed."""
 
-        `interval_s` are the seconds between two readings of all limits, and of `measured`; 0: as few as needed.
-        """
-        self._holdings = holdings
-        self._read_limits = read_limits
-        self._tree = tree
-        self._state = state
-        self._api = api
-        self.interval_s = interval_s
+    def __post_init__(self) -> None:
         self.states: Observable[Mapping[Place, LimitState]] = Observable({})
         """The state of each limit of a container that runs, or may run: of all means whose limits are more than told,
         and of no whole GPU. Set when one of them differs."""

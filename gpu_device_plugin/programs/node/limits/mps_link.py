@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin import files
@@ -53,31 +53,25 @@ _POLL_WAITED_FOR_S = 0.1
 """Seconds between two looks at the supervisor's file, and the same while a container waits for a change in it."""
 
 
+@dataclass(eq=False)
 class MpsLink:
     """Keeps `WANTED_FILE` in step with our ledger, and follows `STATE_FILE`.
 
     Does nothing on a node where nobody asks for MPS and no file says that somebody did.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        state: NodeState,
-        entries: Observable[tuple[DeviceHold, ...]],
-        on_trouble: Callable[[str, str], None],
-        *,
-        clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
-    ) -> None:
-        """Prepare; no file in `directory` is opened before `run`.
+    _directory: Path
+    """No file in it is opened before `run`."""
+    _state: NodeState
+    _entries: Observable[tuple[DeviceHold, ...]]
+    _on_trouble: Callable[[str, str], None]
+    """Called with a GPU's UUID (empty: for all) and the reason when it lacks the daemon that it needs, and with an
+    empty reason when it has it again."""
+    _: KW_ONLY
+    clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+    """Returns the seconds since the machine started."""
 
-        `on_trouble` is called with a GPU's UUID (empty: for all) and the reason when it lacks the daemon that it needs,
-        and with an empty reason when it has it again; `clock` returns the seconds since the machine started.
-        """
-        self._directory = directory
-        self._state = state
-        self._entries = entries
-        self._on_trouble = on_trouble
-        self._clock = clock
+    def __post_init__(self) -> None:
         self.states: Observable[MpsState | str] = Observable(mps.NOT_THERE)
         """What the supervisor runs, or why there is none. Set when something but the beat has changed."""
         self.refuse = True
@@ -409,7 +403,7 @@ class MpsLink:
         if self._unreadable or self._written is None:
             state = self._unreadable
         else:
-            state = mps.SILENT if mps.silent(self._written, self._clock()) else self._written
+            state = mps.SILENT if mps.silent(self._written, self.clock()) else self._written
         if _gist(state) != _gist(self.states.value):
             self.states.set(state)
         runs = self._written is not None and any(

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
@@ -62,27 +62,19 @@ class _Refused:
     outcome: EvictionOutcome
 
 
+@dataclass(eq=False)
 class Evictor:
     """Evicts the pods that are ordered. Who orders asks `next_victims` before, and orders again later."""
 
-    def __init__(
-        self,
-        cluster: NodeCluster,
-        metrics: m.Metrics,
-        settings: Observable[NodeSettings],
-        *,
-        first_retry_s: float = FIRST_RETRY_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Evict through `cluster`; after a refusal possible again in `first_retry_s`, then twice that, and so on.
+    _cluster: NodeCluster
+    _metrics: m.Metrics
+    _settings: Observable[NodeSettings]
+    _: KW_ONLY
+    first_retry_s: float = FIRST_RETRY_S
+    """After the first refusal of a pod; after the next one twice that, and so on."""
+    clock: Callable[[], float] = time.monotonic
 
-        `settings` say how long an evicted pod has to end at most; `clock` returns monotonic seconds.
-        """
-        self._cluster = cluster
-        self._metrics = metrics
-        self._settings = settings
-        self.first_retry_s = first_retry_s
-        self._clock = clock
+    def __post_init__(self) -> None:
         self._orders: dict[str, _Order] = {}
         self._ordered = asyncio.Event()
         self._going: dict[str, frozenset[str]] = {}
@@ -107,14 +99,14 @@ class Evictor:
     @property
     def put_off(self) -> frozenset[str]:
         """UIDs of the pods whose eviction was refused, and that are not to be ordered again yet."""
-        pods, now = self._cluster.pods, self._clock()
+        pods, now = self._cluster.pods, self.clock()
         self._refused = {uid: refused for uid, refused in self._refused.items() if uid in pods}
         return frozenset(uid for uid, refused in self._refused.items() if refused.not_before > now)
 
     @property
     def overdue(self) -> frozenset[str]:
         """UIDs of the pods that should be gone: nothing that this agent could ask for ends them sooner."""
-        pods, now, most_s = self._cluster.pods, self._clock(), self._most_grace_s
+        pods, now, most_s = self._cluster.pods, self.clock(), self._most_grace_s
         due = {uid: at for uid, at in self._due.items() if uid in pods and (uid in self._going or pods[uid].deleting)}
         new = {uid: now + pod.grace_s + CLEANUP_S for uid, pod in pods.items() if leaving(pod, most_s)}
         self._due = new | due
@@ -165,7 +157,7 @@ class Evictor:
             self._refused.pop(pod.uid, None)
         if answer.outcome is EvictionOutcome.EVICTED:
             self._going[pod.uid] = order.uuids
-            self._due[pod.uid] = self._clock() + min(pod.grace_s, self._most_grace_s) + CLEANUP_S
+            self._due[pod.uid] = self.clock() + min(pod.grace_s, self._most_grace_s) + CLEANUP_S
             _log.warning("pod %s is evicted: %s", name, order.why)
             self._cluster.pod_event(pod, order.reason, f"evicted: {order.why}", "Evict")
         elif answer.outcome is not EvictionOutcome.GONE:
@@ -175,7 +167,7 @@ class Evictor:
         pod, name = order.pod, f"{order.pod.namespace}/{order.pod.name}"
         before = self._refused.get(pod.uid)
         backoff = Backoff(self.first_retry_s, MOST_RETRY_S) if before is None else before.backoff
-        not_before = self._clock() + backoff.next_s(answer.retry_after_s)
+        not_before = self.clock() + backoff.next_s(answer.retry_after_s)
         self._refused[pod.uid] = _Refused(backoff, not_before, answer.outcome)
         if before is not None and before.outcome is answer.outcome:
             return  # told before; the counter has the repetitions
@@ -188,28 +180,21 @@ class Evictor:
             self._cluster.event("GPUEvictionForbidden", note, "Evict")
 
 
+@dataclass(eq=False)
 class GpuFailures:
     """Follows the health of the GPUs, and has the evictor take the pods off those that failed."""
 
-    def __init__(
-        self,
-        view: Observable[HardwareView],
-        state: NodeState,
-        settings: Observable[NodeSettings],
-        holdings: Callable[[], Iterable[Holding]],
-        evictor: Evictor,
-        *,
-        again_s: float = 5.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Follow `view`; while a GPU fails, look every `again_s` seconds which of its `holdings` goes next."""
-        self._view = view
-        self._state = state
-        self._settings = settings
-        self._holdings = holdings
-        self._evictor = evictor
-        self.again_s = again_s
-        self._clock = clock
+    _view: Observable[HardwareView]
+    _state: NodeState
+    _settings: Observable[NodeSettings]
+    _holdings: Callable[[], Iterable[Holding]]
+    _evictor: Evictor
+    _: KW_ONLY
+    again_s: float = 5.0
+    """Seconds between two choices of the pod that goes next, while a GPU fails."""
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._failures = Failures()
 
     def __repr__(self) -> str:
@@ -220,14 +205,14 @@ class GpuFailures:
         while True:
             version, view = self._view.version, self._view.value
             watched = view.state is State.WATCHING
-            beliefs = with_cards(view.beliefs, view.inventory.gpus)
-            self._failures = self._failures.after(beliefs, watched=watched, now=self._clock())
+            healths = with_cards(view.beliefs, view.inventory.gpus)
+            self._failures = self._failures.after(healths, watched=watched, now=self.clock())
             if self._settings.value.on_gpu_failure == "evict":
                 self._evict()
             await within(self.again_s if self._failures.gpus else None, self._view.after(version))
 
     def _evict(self) -> None:
-        now = self._clock()
+        now = self.clock()
         lasting = self._failures.lasting(self._settings.value.gpu_failure_grace_s, now)
         if not lasting:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class OverUse:
     """Follows the readings of use, and publishes the containers that exceed.
 
@@ -35,20 +37,13 @@ class OverUse:
     begins anew with the grace, so that it tells nothing twice within it.
     """
 
-    def __init__(
-        self,
-        readings: Observable[UseReading],
-        state: NodeState,
-        settings: Observable[NodeSettings],
-        api: NodeApi,
-        evictor: Evictor | None = None,
-    ) -> None:
-        """Follow `readings`; without an `evictor` nothing is evicted."""
-        self._readings = readings
-        self._state = state
-        self._settings = settings
-        self._api = api
-        self._evictor = evictor
+    _readings: Observable[UseReading]
+    _state: NodeState
+    _settings: Observable[NodeSettings]
+    _api: NodeApi
+    _evictor: Evictor | None = None
+
+    def __post_init__(self) -> None:
         self._watch = Watch()
         self._first: float | None = None
         self._outlooks: dict[Place, str] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.http import JSON, Page
@@ -33,50 +34,33 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class UseWatch:
-    """Reads at intervals who uses what."""
+    """Reads at intervals who uses what; nothing is read before `run`."""
 
-    def __init__(
-        self,
-        read_use: Callable[[], Awaitable[tuple[GpuReading, ...] | None]],
-        entries: Observable[tuple[DeviceHold, ...]],
-        shares: Callable[[], Shares],
-        *,
-        interval_s: float,
-        pods: Callable[[], Iterable[Pod]] | None = None,
-        ended: Callable[[], Collection[str]] = frozenset,
-        mps_servers: Callable[[], Collection[int]] = frozenset,
-        measured: Callable[[], Mapping[Place, int]] = dict,
-        complete: Callable[[], bool] = lambda: True,
-        processes: ProcessOwners | None = None,
-        host_pids: Callable[[], bool | None] = in_nodes_namespace,
-    ) -> None:
-        """Prepare; nothing is read before `run`.
+    _read_use: Callable[[], Awaitable[tuple[GpuReading, ...] | None]]
+    """Reads the processes on all GPUs; None: no driver process answers now."""
+    _entries: Observable[tuple[DeviceHold, ...]]
+    """What containers hold, as last read."""
+    shares: Callable[[], Shares]
+    _: KW_ONLY
+    interval_s: float
+    """Seconds between two readings; 0: the use is not read. See `every`."""
+    pods: Callable[[], Iterable[Pod]] | None = None
+    """Returns the pods of this node in the API; None: there is no API."""
+    ended: Callable[[], Collection[str]] = frozenset
+    """Returns the UIDs of ended pods that the checkpoint still shows."""
+    mps_servers: Callable[[], Collection[int]] = frozenset
+    """Returns the PIDs of MPS servers."""
+    measured: Callable[[], Mapping[Place, int]] = dict
+    """Returns what the driver itself says that containers use, see `attribute`."""
+    complete: Callable[[], bool] = lambda: True
+    """Returns whether the checkpoint's entries show everything that we granted."""
+    processes: ProcessOwners = field(default_factory=ProcessOwners)
+    host_pids: Callable[[], bool | None] = in_nodes_namespace
+    """Returns whether the agent sees the processes of all pods, see `blindness`."""
 
-        Args:
-            read_use: reads the processes on all GPUs; None: no driver process answers now.
-            entries: what containers hold, as last read.
-            shares: returns the node's GPUs.
-            interval_s: seconds between two readings; 0: the use is not read.
-            pods: returns the pods of this node in the API; None: there is no API.
-            ended: returns the UIDs of ended pods that the checkpoint still shows.
-            mps_servers: returns the PIDs of MPS servers.
-            measured: returns what the driver itself says that containers use, see `attribute`.
-            complete: returns whether the checkpoint's entries show everything that we granted.
-            processes: reads whose the processes are.
-            host_pids: returns whether the agent sees the processes of all pods, see `blindness`.
-        """
-        self._read_use = read_use
-        self._entries = entries
-        self.shares = shares
-        self._interval_s = interval_s
-        self.pods = pods
-        self._ended = ended
-        self._mps_servers = mps_servers
-        self._measured = measured
-        self._complete = complete
-        self._processes = processes or ProcessOwners()
-        self._host_pids = host_pids
+    def __post_init__(self) -> None:
         self._woken = asyncio.Event()
         self._failing = False
         self._blind = ""
@@ -85,22 +69,17 @@ class UseWatch:
         containers only, whenever the kubelet's checkpoint was read."""
 
     def __repr__(self) -> str:
-        return f"<UseWatch every {self._interval_s:g} s: {self.reading!r}>"
+        return f"<UseWatch every {self.interval_s:g} s: {self.reading!r}>"
 
-    @property
-    def interval_s(self) -> float:
-        """Seconds between two readings; 0: the use is not read. A change takes effect at once."""
-        return self._interval_s
-
-    @interval_s.setter
-    def interval_s(self, seconds: float) -> None:
-        if seconds != self._interval_s:
-            self._interval_s = seconds
+    def every(self, seconds: float) -> None:
+        """Change the interval, at once."""
+        if seconds != self.interval_s:
+            self.interval_s = seconds
             self._woken.set()
 
     def holdings(self) -> tuple[Holding, ...]:
         """Return which container holds how much of which GPU now."""
-        return holdings(self._entries.value, self._pods(), self.shares(), self._ended())
+        return holdings(self._entries.value, self._pods(), self.shares(), self.ended())
 
     def _pods(self) -> Iterable[Pod]:
         return () if self.pods is None else self.pods()
@@ -115,7 +94,7 @@ class UseWatch:
         raise AssertionError  # pragma: no cover (the tasks never return)
 
     def _recorded(self, _: object) -> None:
-        if not self._interval_s:
+        if not self.interval_s:
             self._woken.set()
 
     async def _rounds(self) -> NoReturn:
@@ -128,10 +107,10 @@ class UseWatch:
                 log = _log.debug if self._failing else _log.exception
                 log("the use of the GPUs cannot be read; trying again at every interval")
                 self._failing = True
-            await within(self._interval_s or None, self._woken.wait())
+            await within(self.interval_s or None, self._woken.wait())
 
     async def _read(self) -> None:
-        if not self._interval_s:
+        if not self.interval_s:
             self.reading.set(attribute((), {}, self.holdings(), at=time.monotonic(), blind=NOT_READ))
             return
         at = time.monotonic()
@@ -144,9 +123,9 @@ class UseWatch:
         pids = {process.pid for reading in readings for process in reading.processes or ()}
         named_at = boot_time()
         # In a thread: a thousand processes take 0.1 s, in which the kubelet would wait for its answers.
-        owners = await asyncio.to_thread(self._processes.owners, pids, named_at=named_at) if pids else {}
-        complete = self._complete()
-        blind = blindness(readings, owners, host_pids=self._host_pids())
+        owners = await asyncio.to_thread(self.processes.owners, pids, named_at=named_at) if pids else {}
+        complete = self.complete()
+        blind = blindness(readings, owners, host_pids=self.host_pids())
         if blind and blind != self._blind:
             _log.warning("the use of the GPUs by container is not known: %s", blind)
         self._blind = blind
@@ -156,8 +135,8 @@ class UseWatch:
                 owners,
                 self.holdings(),
                 pods=self._pods(),
-                mps_servers=self._mps_servers(),
-                measured=self._measured(),
+                mps_servers=self.mps_servers(),
+                measured=self.measured(),
                 at=at,
                 blind=blind,
                 complete=complete,
@@ -165,27 +144,22 @@ class UseWatch:
         )
 
 
+@dataclass(eq=False)
 class UseReports:
     """Reports who holds and who uses the GPUs now, with the state of each container's limit.
 
     Nothing is kept between two reports but the names of the pods that the last one showed.
     """
 
-    def __init__(
-        self,
-        watch: UseWatch,
-        limits: Observable[Mapping[Place, LimitState]],
-        over: Observable[Mapping[Place, Excess]],
-        publish: Callable[[str], None],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Join what these know when asked; `publish` puts a text on the node, `clock` is in seconds."""
-        self._watch = watch
-        self._limits = limits
-        self._over = over
-        self._publish = publish
-        self._clock = clock
+    _watch: UseWatch
+    _limits: Observable[Mapping[Place, LimitState]]
+    _over: Observable[Mapping[Place, Excess]]
+    _publish: Callable[[str], None]
+    """Puts a text on the node."""
+    _: KW_ONLY
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self.soon_s = SOON_S
         self.seldom_s = SELDOM_S
         self._names: Names = {}
@@ -199,7 +173,7 @@ class UseReports:
 
     def now(self) -> NodeUse:
         """Return the report of this moment: without figures while they are not read."""
-        return self._report(fresh=fresh(self._watch.reading.value, self._clock(), self._watch.interval_s))
+        return self._report(fresh=fresh(self._watch.reading.value, self.clock(), self._watch.interval_s))
 
     async def page(self) -> Page:
         """Return the report of this moment as JSON. One is written after the other, however many clients ask."""
@@ -241,7 +215,7 @@ class UseReports:
 
     def _write_if_due(self) -> float:
         """Publish if that is due; return in how many seconds it will be due if nothing changes."""
-        now = self._clock()
+        now = self.clock()
         use = self._report(fresh=True)  # with their time, so that readers know their age
         due_s = due_in_s(self._written, use, now - self._written_at, self.soon_s, self.seldom_s)
         if due_s == 0.0:

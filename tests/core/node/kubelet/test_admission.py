@@ -22,7 +22,7 @@ from gpu_device_plugin.core.node.kubelet.admission import (
 )
 from gpu_device_plugin.core.node.limits.container_grants import CONTROL_NODES, NO_PLAN, Delivery, EnforcementPlan
 from gpu_device_plugin.core.node.limits.extra_grant import NOBODY, ExtraGrant, GrantOwner
-from gpu_device_plugin.core.node.matching import Match, WaitingPod, Wanted
+from gpu_device_plugin.core.node.matching import ContainerRequest, Match, WaitingPod
 from tests.nodes import ids, node, uuid
 
 if TYPE_CHECKING:
@@ -278,24 +278,24 @@ def test_a_container_waits_for_the_device_nodes_that_every_container_needs() -> 
 # --- The requests of a pod --------------------------------------------------------------------------------------------
 
 
-def asking(*wanted: Wanted) -> Refused | None:
+def asking(*wanted: ContainerRequest) -> Refused | None:
     return refuse_request(Match(WaitingPod("a", "default/a", wanted), wanted[0]))
 
 
 def test_a_container_cannot_have_both_resources() -> None:
-    refused = asking(Wanted("main", MEMORY, 2), Wanted("main", COUNT, 1))
+    refused = asking(ContainerRequest("main", MEMORY, 2), ContainerRequest("main", COUNT, 1))
     assert refused is not None
     assert (refused.why, "'main' asks for GPU memory and for whole GPUs at once" in refused.sentence) == (
         Why.BOTH_RESOURCES,
         True,
     )
-    assert asking(Wanted("main", MEMORY, 2), Wanted("other", COUNT, 1)) is None
+    assert asking(ContainerRequest("main", MEMORY, 2), ContainerRequest("other", COUNT, 1)) is None
     assert refuse_request(None) is None
 
 
 @pytest.mark.parametrize(("containers", "why"), [(64, None), (65, Why.TOO_MANY_CONTAINERS)])
 def test_a_pod_has_no_more_containers_than_a_call_can_look_at(containers: int, why: Why | None) -> None:
-    refused = asking(*(Wanted(f"c{number}", MEMORY, 2) for number in range(containers)))
+    refused = asking(*(ContainerRequest(f"c{number}", MEMORY, 2) for number in range(containers)))
     assert (None if refused is None else refused.why) == why
 
 

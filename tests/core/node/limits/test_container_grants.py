@@ -1,9 +1,13 @@
-"""The variables, device nodes and CDI names of a container."""
+"""What a container gets: its variables, device nodes and CDI names, and what its memory limit needs to hold."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+import pytest
+
+from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.placing import Demand, Placement
@@ -15,11 +19,17 @@ from gpu_device_plugin.core.node.limits.container_grants import (
     Delivery,
     EnforcementPlan,
     Grant,
+    framework_envs,
     grant,
     limit_grant,
     parts,
+    read_frameworks,
+    refusal,
 )
 from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant, GrantOwner, Mount, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 # Two cards of 15 GiB whose minor numbers are 3 and 0.
 CARDS = (Gpu("GPU-aaaa", 0, "Tesla T4", 15_360, minor=3), Gpu("GPU-bbbb", 1, "Tesla T4", 15_360, minor=0))
@@ -127,3 +137,182 @@ def test_with_cdi_alone_the_runtime_is_disabled() -> None:
     assert given == Grant(
         {"NVIDIA_VISIBLE_DEVICES": "void"}, (), ("nvidia.com/gpu=GPU-aaaa", "nvidia.com/gpu=GPU-bbbb")
     )
+
+
+# --- What a memory limit needs, by the means that the GPUs have -------------------------------------------------------
+
+A = Part("GPU-a", 4096, 143_771, 143_156)
+B = replace(A, uuid="GPU-b", mib=2048)
+BY = "GPUSHARE_MEMORY_LIMIT_BY"
+POD = GrantOwner("0f6b8c1e-1b1c-4a55-9d1e-0a1b2c3d4e5f", "main")
+
+
+def by(a: Enforcement, b: Enforcement = Enforcement.ADVISORY) -> Mapping[str, GpuEnforcement]:
+    return {"GPU-a": GpuEnforcement(a, "why"), "GPU-b": GpuEnforcement(b, "why")}
+
+
+ADVISORY = Grant({BY: "advisory"})
+
+
+def test_without_any_enforcement_the_limit_is_advisory() -> None:
+    assert limit_grant([A], EnforcementPlan()) == ADVISORY
+    assert limit_grant([A], EnforcementPlan(by(Enforcement.ADVISORY))) == ADVISORY
+
+
+@pytest.mark.parametrize(("soft_is_share", "request_mib"), [(False, "0"), (True, "4096")])
+def test_the_driver_is_asked_for_a_hard_limit_and_no_soft_one_by_default(
+    request_mib: str, *, soft_is_share: bool
+) -> None:
+    """Base-10 MiB; the soft limit would stay in the cgroups above. Of two GPUs the larger part counts."""
+    pair = {"NVIDIA_GPU_MEMORY_REQUEST": request_mib, "NVIDIA_GPU_MEMORY_LIMIT": "4096", BY: "driver"}
+    plan = EnforcementPlan(by(Enforcement.DRIVER, Enforcement.DRIVER), soft_is_share=soft_is_share)
+    assert limit_grant([A], plan) == limit_grant([B, A], plan) == Grant(pair)
+
+
+@pytest.mark.parametrize("weaker", [Enforcement.ADVISORY, Enforcement.CUSTOM])
+def test_of_several_gpus_the_weakest_means_counts(weaker: Enforcement) -> None:
+    """The toolkit's hook would fail on the GPU without the driver's limits."""
+    made = limit_grant([A, B], EnforcementPlan(by(Enforcement.DRIVER, weaker), extra=ExtraGrant((("X", "1"),))))
+    assert made.enforcement is weaker
+    assert "NVIDIA_GPU_MEMORY_LIMIT" not in made.envs
+
+
+READY = MpsGpu(MpsStatus.READY, pipe_directory="/run/gpushare/mps/GPU-a")
+MPS = EnforcementPlan(by(Enforcement.MPS, Enforcement.MPS), {"GPU-a": READY}, "/run/gpushare/mps/shm")
+
+
+def test_a_client_of_mps_gets_its_daemon_its_limit_and_the_memory_that_it_shares_with_the_server() -> None:
+    assert limit_grant([A], MPS) == Grant(
+        {
+            "CUDA_MPS_PIPE_DIRECTORY": "/run/gpushare/mps/GPU-a",
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=4096M",
+            BY: "mps",
+        },
+        mounts=(
+            Mount("/run/gpushare/mps/GPU-a", "/run/gpushare/mps/GPU-a", read_only=False),
+            Mount("/run/gpushare/mps/shm", "/dev/shm", read_only=False),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("mib", "percent"), [(4096, "3"), (71_886, "51"), (143_771, "100"), (1, "1"), (150_000, "100")]
+)
+def test_multiprocessors_are_limited_in_proportion_and_rounded_up(mib: int, percent: str) -> None:
+    """4,096 of 143,771 MiB are 2.8 %."""
+    envs = limit_grant([replace(A, mib=mib)], replace(MPS, mps_compute=True)).envs
+    assert envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == percent
+
+
+@pytest.mark.parametrize(
+    "plan", [replace(MPS, mps={}), replace(MPS, mps={"GPU-a": MpsGpu(MpsStatus.STOPPED)})], ids=["none", "stopped"]
+)
+def test_without_a_daemon_no_variable_of_mps_is_set(plan: EnforcementPlan) -> None:
+    """A wrong directory would remove all limits in silence."""
+    assert limit_grant([A], plan) == ADVISORY
+
+
+def test_a_container_with_parts_of_two_gpus_cannot_have_two_daemons() -> None:
+    assert limit_grant([A, B], replace(MPS, mps={"GPU-a": READY, "GPU-b": READY})) == ADVISORY
+
+
+EXTRA = ExtraGrant((("CACHE", "/cache/{pod_uid}"),), (Mount("/opt/{container}", "/opt/lib"),))
+CUSTOM = EnforcementPlan(by(Enforcement.CUSTOM, Enforcement.CUSTOM), extra=EXTRA)
+
+
+def test_an_extra_grant_is_added_where_the_means_is_custom_and_nowhere_else() -> None:
+    assert limit_grant([A], CUSTOM, POD) == Grant(
+        {"CACHE": f"/cache/{POD.pod_uid}", BY: "custom"}, mounts=(Mount("/opt/main", "/opt/lib"),)
+    )
+    assert limit_grant([A], replace(CUSTOM, enforcements={}), POD) == ADVISORY
+    assert limit_grant([A], replace(CUSTOM, extra=None), POD) == ADVISORY
+
+
+def test_an_extra_grant_for_an_unknown_pod_is_left_out_as_a_whole_or_refused() -> None:
+    """Half of what a library needs is worse than none."""
+    assert limit_grant([A], CUSTOM) == ADVISORY
+    assert refusal([A], CUSTOM) == ""
+    strict = replace(CUSTOM, refuse=True)
+    assert refusal([A], strict).startswith(
+        "the node's extra_grant needs {container} and {pod_uid}, and the pod of this"
+    )
+    assert refusal([A], strict, POD) == ""
+    assert refusal([A, B], replace(strict, enforcements=by(Enforcement.CUSTOM)), POD) == ""
+    assert refusal([A], replace(strict, extra=ExtraGrant((("X", "{limit_mib}"),)))) == ""
+
+
+def test_a_container_is_refused_by_the_gpu_that_refuses() -> None:
+    plan = EnforcementPlan(
+        {
+            "GPU-b": GpuEnforcement(Enforcement.ADVISORY, "why", "there is no daemon"),
+            "GPU-a": GpuEnforcement(Enforcement.ADVISORY, ""),
+        }
+    )
+    assert plan.barred == {"GPU-b"}
+    assert refusal([A], plan) == ""
+    assert refusal([A, B], plan) == "there is no daemon"
+
+
+def test_frameworks_get_their_fraction_beside_the_limit() -> None:
+    owner = replace(POD, frameworks=("jax",))
+    assert limit_grant([A], EnforcementPlan(), owner).envs == {"XLA_CLIENT_MEM_FRACTION": "0.0286", BY: "advisory"}
+    assert "XLA_CLIENT_MEM_FRACTION" not in limit_grant([A], EnforcementPlan(by(Enforcement.DRIVER)), owner).envs
+    assert limit_grant([A], MPS, owner).envs["XLA_CLIENT_MEM_FRACTION"] == "0.0286"
+
+
+# --- Frameworks, which keep their own caches within a part ------------------------------------------------------------
+
+QUARTER = Part("GPU-a", 4096, 16_896, 16_384)
+
+
+@pytest.mark.parametrize(
+    ("text", "known", "ignored"),
+    [
+        ("pytorch,jax", ("pytorch", "jax"), False),
+        (" JAX ,", ("jax",), False),
+        ("", (), False),
+        ("jax,tensorflow", ("jax",), True),
+        ("jax," + " " * 300, ("jax",), True),
+        ("x" * 1_000_000, (), True),
+    ],
+)
+def test_a_pod_names_its_frameworks(text: str, known: tuple[str, ...], *, ignored: bool) -> None:
+    found, sentence = read_frameworks(text)
+    assert (found, bool(sentence)) == (known, ignored)
+    assert not sentence or sentence.endswith("which is ignored; known are pytorch, jax")
+
+
+@pytest.mark.parametrize(
+    ("enforcement", "fraction"),
+    [
+        (Enforcement.ADVISORY, "0.2500"),
+        (Enforcement.MPS, "0.2500"),
+        (Enforcement.DRIVER, None),
+        (Enforcement.CUSTOM, None),
+    ],
+)
+def test_a_fraction_is_of_the_memory_that_the_framework_sees(enforcement: Enforcement, fraction: str | None) -> None:
+    """Under the driver's limits it sees its part as all of it. The driver's own part is not seen by anyone."""
+    assert framework_envs(["jax", "pytorch"], enforcement, [QUARTER]) == (
+        {}
+        if fraction is None
+        else {
+            "XLA_CLIENT_MEM_FRACTION": fraction,
+            "PYTORCH_CUDA_ALLOC_CONF": f"per_process_memory_fraction:{fraction}",
+        }
+    )
+    assert framework_envs([], enforcement, [QUARTER]) == {}
+
+
+@pytest.mark.parametrize(
+    ("mib", "visible", "fraction"),
+    [(1, 3, "0.3333"), (2, 3, "0.6666"), (3, 3, "1.0000"), (4, 3, "1.0000"), (1, 143_156, "0.0001"), (1, 0, "1.0000")],
+)
+def test_a_fraction_is_rounded_down_and_never_nothing(mib: int, visible: int, fraction: str) -> None:
+    part = replace(QUARTER, mib=mib, visible_mib=visible)
+    assert framework_envs(["jax"], Enforcement.ADVISORY, [part])["XLA_CLIENT_MEM_FRACTION"] == fraction
+
+
+def test_of_several_gpus_the_smallest_fraction_counts() -> None:
+    several = [QUARTER, replace(QUARTER, mib=1024), QUARTER]
+    assert framework_envs(["jax"], Enforcement.MPS, several) == {"XLA_CLIENT_MEM_FRACTION": "0.0625"}

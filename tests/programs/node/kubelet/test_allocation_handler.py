@@ -1,8 +1,7 @@
-"""What the kubelet is answered, and who else is told. Two GPUs of 8 shares unless a test says otherwise."""
+"""What the kubelet is answered: for whom a call is, and what the container gets."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -10,12 +9,9 @@ import pytest
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.contract.promises import Promise
-from gpu_device_plugin.core.model.resources import Kind, Resource
-from gpu_device_plugin.core.node.limits.container_grants import Delivery
-from gpu_device_plugin.core.node.matching import Call, Match, Matched, WaitingPod, Wanted
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.matching import Call, ContainerRequest, Match, Matched, WaitingPod
 from gpu_device_plugin.core.node.node_config import NodeConfig
-from gpu_device_plugin.core.node.preferred_allocation import UNMATCHED
-from gpu_device_plugin.kubelet.servicer import RefusedError
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler
 from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
@@ -25,149 +21,89 @@ from tests.programs.node.harness import T4, gpus_of, pod, world
 from tests.resources import MEM
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from gpu_device_plugin.core.node.kubelet.admission import Refused
-    from gpu_device_plugin.core.node.node import Node
     from gpu_device_plugin.programs.node.kubelet.waiting_pods import WaitingPods
 
 FREE = (*ids(0, range(8)), *ids(1, range(8)))
+"""Of two GPUs of 8 shares."""
 
 
-def match_of(name: str, amount: int, promise: Promise | None = None, *, kind: Kind = Kind.MEMORY) -> Match:
-    wanted = Wanted("main", kind, amount, promise=promise)
-    return Match(WaitingPod(name, f"default/{name}", (wanted,), total_shares=amount + 2), wanted)
-
-
-@dataclass
 class Queue:
-    """Pods that wait, in the order in which they are found."""
+    """Pods that wait for 4 shares, in the order in which calls are matched with them."""
 
-    matches: list[Matched] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-    told: list[tuple[str, str]] = field(default_factory=list)
-    waits: int = 0
-    """How often the answer could have waited."""
+    def __init__(self, *uids: str, promise: Promise | None = None) -> None:
+        wanted = ContainerRequest("main", Kind.MEMORY, 4, promise=promise)
+        self.matches = [Match(WaitingPod(uid, f"default/{uid}", (wanted,), total_shares=6), wanted) for uid in uids]
+        self.served_uids: list[str] = []
+        self.waits = 0
+        """How often the answer could have waited."""
 
     async def find(self, call: Call) -> Matched:
         self.waits += 1
         return self.find_now(call)
 
-    def find_now(self, call: Call) -> Matched:
-        self.calls.append(call)
-        return self.matches.pop(0) if self.matches else UNMATCHED
+    def find_now(self, _call: Call) -> Matched:
+        return Matched(self.matches.pop(0), {})
 
-    def served(self, match: Match, device_ids: frozenset[str]) -> None:
-        self.told.append(("served", f"{match.pod.uid} {len(device_ids)}"))
-
-    def refused(self, match: Match) -> None:
-        self.told.append(("refused", match.pod.uid))
+    def served(self, match: Match, _device_ids: frozenset[str]) -> None:
+        self.served_uids.append(match.pod.uid)
 
 
-@dataclass
-class Counts(m.Metrics):
-    """What was counted."""
-
-    counted: list[tuple[str, ...]] = field(default_factory=list)
-
-    def count(self, what: m.Count, *labels: str, times: int = 1) -> None:
-        self.counted += [(what.name.removeprefix("gpushare_"), *labels)] * times
-
-
-@dataclass
-class Desk:
-    """Answers with everything around them that they speak to."""
-
-    node: Node
-    dev: Path
-    policy: str = "binpack"
-    serving_switch: tuple[str, ...] = ("envvar",)
-    waiting: Queue = field(default_factory=Queue)
-    alone: bool = False
-    """There is no API server."""
-    metrics: Counts = field(default_factory=Counts)
-    refusals: list[tuple[Kind, int, Refused]] = field(default_factory=list)
-    grants: int = 0
-    answers: AllocationHandler = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.state = NodeState(self.node)
-        self.answers = AllocationHandler(
-            self.state,
-            None if self.alone else cast("WaitingPods", self.waiting),
-            self.metrics,
-            config=Observable(
-                NodeConfig(
-                    shares=self.node.shares, policy=self.policy, delivery=Delivery(frozenset(self.serving_switch))
-                )
-            ),
-            dev=self.dev,
-            on_refusal=lambda kind, amount, refused: self.refusals.append((kind, amount, refused)),
-            on_grant=self._granted,
-            mps=MpsLink(self.dev / "no supervisor", self.state, Observable(()), lambda *_: None),
-        )
-
-    def _granted(self) -> None:
-        self.grants += 1
-
-    async def prefer(self, amount: int, *, must: Sequence[str] = (), free: Sequence[str] = FREE) -> set[str]:
-        return set(await self.answers.prefer(MEM, free, must, amount))
-
-    async def refused(self, device_ids: Sequence[str], resource: Resource = MEM) -> str:
-        with pytest.raises(RefusedError) as caught:
-            await self.answers.allocate(resource, device_ids)
-        return str(caught.value)
+def answering(waiting: Queue, folder: Path) -> AllocationHandler:
+    state = NodeState(node(8, 8))
+    return AllocationHandler(
+        state,
+        cast("WaitingPods", waiting),
+        m.Metrics(),
+        config=Observable(NodeConfig(shares=state.node.shares)),
+        dev=folder,
+        on_refusal=lambda *_: None,
+        on_grant=lambda: None,
+        mps=MpsLink(folder / "no supervisor", state, Observable(()), lambda *_: None),
+    )
 
 
-# --- Device nodes -----------------------------------------------------------------------------------------------------
-
-
-async def test_f8_a_missing_device_node_is_told_with_the_command_that_makes_it(tmp_path: Path) -> None:
-    """nvidia-uvm often appears late after a boot; a container without it would start and then fail."""
-    (tmp_path / "nvidiactl").touch()
-    desk = Desk(node(8), tmp_path, serving_switch=("device-specs",))
-    said = await desk.refused(ids(0, [0]))
-    assert said.startswith("/dev/nvidia-uvm is not on this node yet; run `nvidia-modprobe -u -c 0` there")
-    assert desk.metrics.counted == [("refusals_total", "aliyun.com/gpu-mem", "no_device_node")]
-    (tmp_path / "nvidia-uvm").touch()
-    assert (await desk.answers.allocate(MEM, ids(0, [0]))).device_nodes == ("/dev/nvidiactl", "/dev/nvidia-uvm")
-
-
-# --- Whose call is it? ------------------------------------------------------------------------------------------------
-
-
-async def test_who_was_thought_of_when_the_kubelet_asked_is_who_is_served(tmp_path: Path) -> None:
+async def test_the_pod_that_was_matched_when_the_kubelet_asked_is_served(tmp_path: Path) -> None:
     """Another pod that fits as well has come in between."""
-    desk = Desk(node(8, 8), tmp_path)
-    desk.waiting.matches = [Matched(match_of("a", 4, Promise(((1, 4),))), {}), Matched(match_of("b", 4), {})]
-    chosen = await desk.prefer(4)
-    assert chosen == set(ids(1, range(4)))
-    given = await desk.answers.allocate(MEM, sorted(chosen))
-    assert desk.waiting.told == [("served", "a 4")]
+    waiting = Queue("a", "b", promise=Promise(((1, 4),)))
+    answers = answering(waiting, tmp_path)
+    chosen = await answers.prefer(MEM, FREE, (), 4)
+    assert set(chosen) == set(ids(1, range(4)))
+    given = await answers.allocate(MEM, chosen)
+    assert waiting.served_uids == ["a"]
     assert given.envs["ALIYUN_COM_GPU_MEM_POD"] == "6", "of all containers of the pod"
-    assert len(desk.waiting.calls) == 1
 
 
 async def test_an_answer_that_must_not_wait_goes_by_the_pods_known_now(tmp_path: Path) -> None:
-    desk = Desk(node(8, 8), tmp_path)
-    desk.waiting.matches = [Matched(match_of("a", 4, Promise(((1, 4),))), {})] * 2
-    assert set(await desk.answers.prefer(MEM, FREE, (), 4, waits=False)) == set(ids(1, range(4)))
-    assert (len(desk.waiting.calls), desk.waiting.waits) == (1, 0)
-    await desk.prefer(4)
-    assert (len(desk.waiting.calls), desk.waiting.waits) == (2, 1)
+    waiting = Queue("a", "b", promise=Promise(((1, 4),)))
+    answers = answering(waiting, tmp_path)
+    for waits in (False, True):
+        assert set(await answers.prefer(MEM, FREE, (), 4, waits=waits)) == set(ids(1, range(4)))
+        assert waiting.waits == waits
 
 
 async def test_an_answer_is_remembered_for_the_next_allocation_only(tmp_path: Path) -> None:
-    desk = Desk(node(8, 8), tmp_path)
-    desk.waiting.matches = [Matched(match_of("a", 4), {}), Matched(match_of("b", 4), {}), Matched(match_of("c", 4), {})]
-    chosen = sorted(await desk.prefer(4))
-    await desk.answers.allocate(MEM, ids(1, range(4)))
-    await desk.answers.allocate(MEM, chosen)
-    assert desk.waiting.told == [("served", "b 4"), ("served", "c 4")]
+    waiting = Queue("a", "b", "c")
+    answers = answering(waiting, tmp_path)
+    chosen = await answers.prefer(MEM, FREE, (), 4)
+    await answers.allocate(MEM, ids(1, range(4)))
+    await answers.allocate(MEM, chosen)
+    assert waiting.served_uids == ["b", "c"]
 
 
 # --- In the whole agent -----------------------------------------------------------------------------------------------
+
+
+async def test_f8_a_missing_device_node_is_told_with_the_command_that_makes_it() -> None:
+    """nvidia-uvm often appears late after a boot; a container without it would start and then fail."""
+    async with world([T4], devices="device-specs") as one:
+        (one.dev / "nvidiactl").touch()
+        await one.start_agent()
+        refused = await one.kubelet.admit(pod("early", mem=3))
+        assert "/dev/nvidia-uvm is not on this node yet; run `nvidia-modprobe -u -c 0` there" in refused.message
+        (one.dev / "nvidia-uvm").touch()
+        assert (await one.kubelet.admit(pod("late", mem=3))).phase == "Running"
 
 
 async def test_several_whole_gpus_are_the_best_connected_ones() -> None:

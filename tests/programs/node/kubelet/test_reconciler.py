@@ -16,8 +16,7 @@ from gpu_device_plugin.core.node.ledger import Evidence, Ledger, Reading
 from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.node_state import NodeState
-from gpu_device_plugin.programs.node.kubelet.forgotten_pods import ForgottenPods
-from gpu_device_plugin.programs.node.kubelet.reconciler import Reconciler
+from gpu_device_plugin.programs.node.kubelet.reconciler import ForgottenPods, Reconciler
 from tests.names import MEM, OURS
 from tests.nodes import ids, node, uuid
 from tests.patience import eventually

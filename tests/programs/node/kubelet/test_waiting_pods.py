@@ -75,7 +75,7 @@ class Node:
         return {
             waiting.uid: wanted.promise.shares[0][0]
             for waiting in self.waiting.waiting()
-            for wanted in waiting.wanted
+            for wanted in waiting.requests
             if wanted.promise is not None
         }
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    import pytest
 
 NOW_S = 1000.0
 READY = MpsGpu(MpsStatus.READY, "", "/run/gpushare/mps/a")
@@ -99,6 +100,20 @@ async def test_what_the_former_agent_wanted_stays_until_the_kubelets_records_are
         desk.link.ledger_complete()
         assert desk.wanted == MpsWanted({uuid(0): 2048})
         assert "1 daemons" in repr(desk.link)
+
+
+async def test_damaged_files_are_told_and_replaced_by_the_next_ones(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / WANTED_FILE).write_text("{")
+    desk = Desk(tmp_path, 0)
+    desk.put("[]")
+    desk.link.ask_for([uuid(0)])
+    async with desk.running():
+        assert "what the MPS supervisor was told to run is not known" in caplog.text
+        assert str(desk.link.states.value).startswith("state.json cannot be parsed: ")
+        desk.put(MpsState({uuid(0): READY}, NOW_S))
+        await eventually(lambda: desk.link.daemons == {uuid(0): READY})
 
 
 async def test_the_reason_why_there_is_no_supervisor_is_the_one_that_helps(tmp_path: Path) -> None:

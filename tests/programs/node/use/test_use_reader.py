@@ -173,12 +173,12 @@ async def test_the_interval_may_change_and_0_switches_off(tmp_path: Path) -> Non
         world.entries.set((entry(), entry("b", *ids(1, [0]))))
         await eventually(lambda: len(watch.reading.value.containers) == 2)
         assert world.read == 0
-        watch.interval_s = 3600.0
+        watch.every(3600.0)
         await eventually(lambda: watch.reading.value.blind == "")
         assert amounts(watch) == [("main", 2048, 700), ("main", 1024, None)]
-        watch.interval_s = 0.01
+        watch.every(0.01)
         await world.rounds(2)
-        watch.interval_s = 0.0
+        watch.every(0.0)
         await eventually(lambda: watch.reading.value.blind == NOT_READ)
         assert watch.interval_s == 0.0
         assert repr(watch).startswith("<UseWatch every 0 s: ")
