@@ -113,8 +113,7 @@ class ByFullness:
 def _listed(node_type: NodeType) -> NodeGpus:
     listed = (
         ListedGpu(at, gpu.size, model=gpu.model, instance=None if card is None else _instance(card, at))
-        for at, gpu in enumerate(node_type.gpus)
-        for card in (node_type.card(at),)
+        for at, (gpu, card) in enumerate(zip(node_type.gpus, node_type.cards, strict=True))
     )
     return NodeGpus(tuple(listed), share_mib=1024)
 
