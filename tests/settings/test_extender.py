@@ -46,12 +46,6 @@ def test_what_only_an_extender_refuses_is_told_in_one_line(flags: dict[str, str]
 # --- What goes together ----------------------------------------------------------------------------------------------
 
 
-def test_a_certificate_is_of_no_use_without_its_key() -> None:
-    assert complaint({"tls_cert": "/tls.crt"}) == (
-        "--tls-cert and tls_key (by default): a certificate and its key go together; give both or neither"
-    )
-
-
 def test_clients_cannot_be_checked_without_tls() -> None:
     assert complaint({"client_ca": "/ca.crt"}) == (
         "--client-ca and tls_cert (by default): client certificates need TLS; give tls_cert and tls_key too"

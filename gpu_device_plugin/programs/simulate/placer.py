@@ -53,7 +53,8 @@ class Placer:
         self._changes: list[int] = []
         """Rows, in the order of their changes."""
 
-    def _policy_for(self, kind: int) -> Policy:
+    def policy_for(self, kind: int) -> Policy:
+        """Return the policy that places a kind of pod."""
         return self.policy if self._without_gpus is None or self.kinds[kind].gpus else self._without_gpus
 
     def follow(self, policy: Policy) -> None:
@@ -82,10 +83,11 @@ class Placer:
 
     def _changed(self, row: int) -> None:
         self._changes.append(row)
-        self.policy.refresh(np.array([row]))
+        for policy in filter(None, (self.policy, self._without_gpus)):
+            policy.refresh(np.array([row]))
 
     def _current(self, kind: int) -> Floats:
-        policy = self._policy_for(kind)
+        policy = self.policy_for(kind)
         scores = self._scores.get(kind)
         if scores is None:
             scores = self._scores[kind] = policy.scores(self.kinds[kind], np.arange(len(self.rooms)))

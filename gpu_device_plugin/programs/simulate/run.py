@@ -91,12 +91,16 @@ def _accepted(placer: Placer, arrivals: Arrivals, progress: Callable[[int], None
 def _placer(policy: str, rooms: Rooms, workload: Workload, *, cold: bool, without_gpus: Policy | None) -> Placer:
     if cold and policy in {"fit", "fgd"}:
         return _LearningPlacer(rooms, workload.kinds, _fit if policy == "fit" else _fgd, without_gpus)
-    make: Mapping[str, Callable[[], Policy]] = {
-        "fit": lambda: ByValue(rooms, learn(workload.mix(), _node_types(rooms))),
-        "fgd": lambda: Fgd(rooms, workload.mix()),
-        "bestfit": lambda: BestFit(rooms),
-    }
-    chosen = make[policy]() if policy in make else ByFullness(rooms, policy)
+    chosen: Policy
+    match policy:
+        case "fit":
+            chosen = ByValue(rooms, learn(workload.mix(), _node_types(rooms)))
+        case "fgd":
+            chosen = Fgd(rooms, workload.mix())
+        case "bestfit":
+            chosen = BestFit(rooms)
+        case _:
+            chosen = ByFullness(rooms, policy)
     return Placer(rooms, workload.kinds, chosen, without_gpus)
 
 
@@ -130,7 +134,7 @@ class _LearningPlacer(Placer):
         self._learned_from = 0
 
     def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
-        if self._policy_for(kind) is not self.policy:
+        if self.policy_for(kind) is not self.policy:
             return super().place(kind)
         if due(self._mix.arrivals, self._learned_from, 0.0, outdated=False):
             self._learned_from = self._mix.arrivals

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.cluster.writers.own_node import NodeMetadata, OwnNode
 from gpu_device_plugin.testing.builders import node
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 from tests.cluster.conftest import beside
 
 if TYPE_CHECKING:
@@ -49,18 +48,3 @@ async def test_it_puts_right_what_somebody_removed(server: ApiServer, client: Cl
         for _ in range(2):
             await eventually(lambda: server.get("nodes", "n")["metadata"]["labels"].get("gpus") == "8")
             server.patch("nodes", "n", {"metadata": {"labels": {"gpus": None}}})
-
-
-async def test_it_waits_for_an_api_server_that_is_away(
-    server: ApiServer, client: Client, eventually: Any, caplog: Any
-) -> None:
-    server.add(node("n"))
-    fault = server.fail(Answer(503, reason="Down", message="away"))
-    wanted = Observable(NodeMetadata(labels={"gpus": "8"}))
-    async with beside(OwnNode(client, "n").keep(wanted, first_retry_s=0.01)):
-        await eventually(lambda: fault.happened >= 3)
-        server.heal()
-        await eventually(lambda: server.get("nodes", "n")["metadata"]["labels"].get("gpus") == "8")
-    assert [record.getMessage() for record in caplog.records] == [
-        "the node's labels and annotations are not up to date: get nodes n: 503 Down: away; trying again"
-    ]
