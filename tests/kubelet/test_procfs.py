@@ -99,16 +99,12 @@ def test_a_damaged_file_names_nobody(tmp_path: Path, stat: str) -> None:
     assert ProcessOwners(tmp_path).owners([11]) == {}
 
 
-def test_a_file_that_is_too_long_names_nobody(tmp_path: Path) -> None:
+def test_a_file_that_is_too_long_or_cannot_be_read_names_nobody(tmp_path: Path) -> None:
+    """The second is as that of a process which ends between the opening and the reading of its file."""
     process(tmp_path, 11, "0::/" + "a" * (1 << 16))
-    assert ProcessOwners(tmp_path).owners([11]) == {}
-
-
-def test_a_file_that_cannot_be_read_names_nobody(tmp_path: Path) -> None:
-    """As that of a process which ends between the opening and the reading of its file."""
-    process(tmp_path, 11, cgroup=None)
-    (tmp_path / "11" / "cgroup").mkdir()
-    assert ProcessOwners(tmp_path).owners([11]) == {}
+    process(tmp_path, 12, cgroup=None)
+    (tmp_path / "12" / "cgroup").mkdir()
+    assert ProcessOwners(tmp_path).owners([11, 12]) == {}
 
 
 def test_this_process_is_found_in_the_kernels_proc() -> None:
