@@ -27,7 +27,7 @@ from tests.programs.node.harness import T4, pod, world
 from tools.monitoring import FILES, RULES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from gpu_device_plugin.testing.pod_specs import Pod
@@ -77,9 +77,7 @@ class Prometheus:
 
 
 @asynccontextmanager
-async def prometheus(
-    home: Path, targets: dict[str, Json], other_jobs: Sequence[Json] = ()
-) -> AsyncIterator[Prometheus]:
+async def prometheus(home: Path, targets: dict[str, Json]) -> AsyncIterator[Prometheus]:
     """Run Prometheus with the configuration and the rules of deploy/, whose minutes are seconds here."""
     program = shutil.which("prometheus")
     if program is None:
@@ -88,7 +86,6 @@ async def prometheus(
     (job,) = config["scrape_configs"]
     del job["kubernetes_sd_configs"], job["relabel_configs"]  # the labels that they would give are written here
     job["static_configs"] = [{"targets": [address], "labels": labels} for address, labels in targets.items()]
-    config["scrape_configs"] += other_jobs
     config["global"] = {"scrape_interval": INTERVAL, "scrape_timeout": INTERVAL, "evaluation_interval": INTERVAL}
     (home / "prometheus.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     rules = re.sub(r"interval: \dm", f"interval: {INTERVAL}", RULES.read_text(encoding="utf-8"))
