@@ -433,9 +433,14 @@ def process_of(cluster: Cluster, name: str) -> int | None:
 
 
 def seen_process_of(cluster: Cluster, name: str, *where: str) -> Path | None:
-    """Return the folder in our /proc of the process of a pod's container."""
+    """Return the folder in our /proc of the process of a pod's container.
+
+    Before the container runs, processes of runc are in its control group, which end.
+    """
     statuses = cluster.get("pod", name, *where)["status"].get("containerStatuses") or [{}]
-    container = statuses[0].get("containerID", "").rpartition("/")[2]
+    container = (
+        statuses[0].get("containerID", "").rpartition("/")[2] if "running" in statuses[0].get("state", {}) else ""
+    )
     for path in Path("/proc").glob("[0-9]*/cgroup"):
         with suppress(OSError):
             if container and container in path.read_text():
