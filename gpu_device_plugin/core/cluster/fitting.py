@@ -221,11 +221,11 @@ def _among(node: Candidate, rooms: Sequence[Room]) -> str:
 
 def _alone(
     demands: Iterable[Demand], node: Candidate, rooms: Sequence[Room], numbers: Summary, *, resolvable: bool = False
-) -> Unfit | None:
-    """Return why some demand does not fit even alone into the allowed rooms, None if each does.
+) -> Unfit:
+    """Return why some demand does not fit even alone into the allowed rooms.
 
     Args:
-        demands: those of the pod.
+        demands: those of the pod, of which at least one does not.
         node: the node.
         rooms: the allowed ones.
         numbers: these summarized.
@@ -234,9 +234,7 @@ def _alone(
     if not rooms:
         return Unfit(_NONE_ALLOWED, unresolvable=True)
     answers = (why for demand in demands if (why := _too_large(demand, node, numbers)) is not None)
-    first = next(answers, None)
-    if first is None:
-        return None
+    first = next(answers)
     if not first.unresolvable and not resolvable:
         first = next((why for why in answers if why.unresolvable), first)
     among = _among(node, rooms)
