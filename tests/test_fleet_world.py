@@ -328,5 +328,5 @@ class World(RuleBasedStateMachine):
         assert (self.fleet._nodes, self.fleet._expiring) == ({}, set())
 
 
-World.TestCase.settings = settings(max_examples=120, stateful_step_count=50)
+World.TestCase.settings = settings(max_examples=60, stateful_step_count=50)
 TestWorld = World.TestCase

@@ -233,7 +233,7 @@ _ASKS = st.builds(
 ) | st.builds(wanting, st.builds(mem, st.integers(1, 4)), st.builds(mem, st.integers(1, 4)))
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(_nodes(), _ASKS)
 def test_the_set_makes_room_and_no_smaller_one_does(node: NodeView, ask: Ask) -> None:
     """Compared with every set of the node's pods, of which there are at most 32."""

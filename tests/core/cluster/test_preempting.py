@@ -324,7 +324,7 @@ def sets_of(pods: Sequence[Occupant]) -> Iterator[tuple[Occupant, ...]]:
 places = st.sampled_from((node(8, 8, 4), node(8, 8, 4, instances={1, 2}), node(8, 8, 4, instances={0})))
 
 
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(asks, pods(plain), places)
 def test_no_other_set_of_pods_is_better(ask: Ask, there: list[Occupant], where: Candidate) -> None:
     """Every set of up to six pods, each on one GPU, is tried: node-a has 8, 8 and 4 shares."""
@@ -359,7 +359,7 @@ memory_only = st.lists(st.integers(1, 8).map(lambda shares: Demand(Kind.MEMORY, 
 )
 
 
-@settings(max_examples=500, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(memory_only, crowded(), st.randoms())
 def test_no_set_is_better_wherever_kube_scheduler_would_evict(
     ask: Ask, there: list[Occupant], random: random.Random
@@ -389,7 +389,7 @@ def test_no_set_is_better_wherever_kube_scheduler_would_evict(
 amounts = st.dictionaries(st.sampled_from(("cpu", "memory")), st.integers(0, 4))
 
 
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(asks, pods(plain | odd), st.sets(st.sampled_from(("p0", "p1", "p2", "x"))), st.none() | amounts, st.data())
 def test_evicting_helps_and_nobody_who_could_stay_is_evicted(
     ask: Ask, there: list[Occupant], victims: set[str], asked: dict[str, int] | None, data: st.DataObject

@@ -513,4 +513,4 @@ class OneNode(RuleBasedStateMachine):
 
 
 TestOneNode = OneNode.TestCase
-TestOneNode.settings = settings(max_examples=200, stateful_step_count=40)
+TestOneNode.settings = settings(max_examples=100, stateful_step_count=40)

@@ -305,7 +305,7 @@ STEP = st.one_of(
 LATE, RIVAL = ("bind", P, "a", "late"), ("bind", Q, "a", "made")
 
 
-@settings(max_examples=300, deadline=None, phases=(Phase.explicit, Phase.generate, Phase.shrink))
+@settings(max_examples=120, deadline=None, phases=(Phase.explicit, Phase.generate, Phase.shrink))
 @given(st.lists(STEP, min_size=3, max_size=16))
 @example([LATE, ("bind", P, "a", "429"), RIVAL])
 @example([LATE, ("bind", P, "a", "not sent"), RIVAL])

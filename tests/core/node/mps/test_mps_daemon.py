@@ -296,7 +296,7 @@ class Machine(RuleBasedStateMachine):
             assert self.daemon.status in {MpsStatus.FAILED, MpsStatus.FAULT}
 
 
-Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 test_in_any_order = Machine.TestCase
 
 
