@@ -193,9 +193,10 @@ class DraLoop:
             self._look()
             servicer.close()
             try:
-                # The entry first: the kubelet forgets the driver when that socket goes.
-                await entry.stop(None)
-                await services.stop(self.timings.stop)
+                # The entry first: the kubelet forgets the driver when that socket goes. Before Python 3.12 the wait_for
+                # within stop can swallow a cancellation; gather raises it.
+                await asyncio.gather(entry.stop(None))
+                await asyncio.gather(services.stop(self.timings.stop))
             finally:
                 await asyncio.gather(entry.stop(None), services.stop(None))
                 for path in (registration, endpoint):
