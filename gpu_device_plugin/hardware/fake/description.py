@@ -17,6 +17,8 @@ which models there are, if need be with their memory and the MIG instances of ea
       - {model: H100, mig: [3g.40gb, 1g.10gb*2, {profile: 1g.10gb, gi: 7, uuid: MIG-..., memory: 9GiB}]}
                                               # A GPU is divided as real ones are, or refused; 1c.3g.40gb*2 are two
                                               # compute instances of one GPU instance
+    links:
+      - {gpus: [0, 1], closeness: switch}     # others are connected as their models usually are
     events:
       - {at: 5s, gpu: 0, xid: 79}
       - {at: 5s, gpu: 0, lost: true}          # as on real hardware, the driver reports no event for it
@@ -60,7 +62,9 @@ _DRIVER_VERSION = "580.65.06"
 _CGROUP = 2
 MOST_GPUS = 128
 """That of `core.model.gpus`, which the driver's process does without: dataclasses would cost it a megabyte."""
-_SYSTEM, _NODE, _NVLINK = 1, 2, 7  # core.model.gpus.Closeness
+CLOSENESS = ("unknown", "system", "node", "host-bridge", "switches", "switch", "board", "nvlink")
+"""The names of `core.model.gpus.Closeness`."""
+_NVLINK = len(CLOSENESS) - 1
 ACTIONS = (
     *("none", "gpu-reset", "node-reboot", "drain-p2p"),
     *("drain-and-reset", "recover-imex", "bus-reset", "system-reboot"),
@@ -150,7 +154,7 @@ def _understood(source: str, document: object) -> Description:
             _understand_mig(place, event, now)
     return Description(
         gpus,
-        [_link(one, other) for one, other in combinations(gpus, 2)],
+        _links(where.inside("links"), top.get("links", []), gpus),
         [event for event, _ in events],
         {
             "hang": 0.0,
@@ -265,12 +269,33 @@ def _uuid(prefix: str, seed: str) -> str:
     return f"{prefix}-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
-def _link(one: Fields, other: Fields) -> Record:
-    """Return how two GPUs are connected, as their models usually are."""
+def _links(where: Where, value: object, gpus: Sequence[Fields]) -> list[Record]:
+    """Return how each two GPUs are connected: as described, the others as their models usually are."""
+    described: dict[frozenset[str], Fields] = {}
+    for n, entry in enumerate(where.list(value)):
+        inside = where.item(n)
+        fields = inside.fields(entry, _LINK)
+        uuids = [gpu["uuid"] for gpu in gpus]
+        ends = {_position(inside.inside("gpus"), end, uuids) for end in fields.get("gpus", [])}
+        if len(ends) != 2:
+            raise inside.error("gpus must name two different GPUs, as in gpus: [0, 1]")
+        nvlinks = fields.get("nvlinks", 0)
+        closeness = fields.get("closeness", _NVLINK if nvlinks else 0)
+        described[frozenset(uuids[end] for end in ends)] = {
+            "closeness": closeness,
+            "nvlinks": nvlinks or int(closeness == _NVLINK),
+        }
+    return [
+        {"a": a, "b": b, **described.get(frozenset((a, b)), _usual_link(one, other))}
+        for one, other in combinations(gpus, 2)
+        for a, b in (sorted((one["uuid"], other["uuid"])),)
+    ]
+
+
+def _usual_link(one: Fields, other: Fields) -> Fields:
     nvlinks = one["nvlinks"] if one["product"] == other["product"] else 0
-    closeness = _NVLINK if nvlinks else _NODE if one["numa"] == other["numa"] else _SYSTEM
-    a, b = sorted((one["uuid"], other["uuid"]))
-    return {"a": a, "b": b, "closeness": closeness, "nvlinks": nvlinks}
+    closeness = _NVLINK if nvlinks else CLOSENESS.index("node" if one["numa"] == other["numa"] else "system")
+    return {"closeness": closeness, "nvlinks": nvlinks}
 
 
 def _event(where: Where, entry: object, uuids: Sequence[str]) -> Fields:
@@ -409,6 +434,11 @@ _GPU_EVENT: Readers = {
     "reset": forms.switch,
     **_STATE,
 }
+_LINK: Readers = {
+    "gpus": list,
+    "closeness": lambda value: CLOSENESS.index(forms.one_of(CLOSENESS)(value)),
+    "nvlinks": forms.whole,
+}
 _NODE_EVENT: Readers = {
     "at": forms.seconds,
     "hang": forms.hang,
@@ -421,5 +451,6 @@ _TOP: Readers = {
     "driver": forms.text,
     "cgroup": forms.or_null(forms.whole),
     "gpus": _any,
+    "links": _any,
     "events": _any,
 }

@@ -11,7 +11,7 @@ from gpu_device_plugin.core.model.gpus import MOST_GPUS, Closeness
 from gpu_device_plugin.core.node.health.gpu_health import RecoveryAction
 from gpu_device_plugin.hardware.driver import CONTEXT_LOST, OTHER, HardwareError
 from gpu_device_plugin.hardware.fake import description
-from gpu_device_plugin.hardware.fake.description import ACTIONS, read
+from gpu_device_plugin.hardware.fake.description import ACTIONS, CLOSENESS, read
 from gpu_device_plugin.hardware.fake.fake_driver import Fake
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
@@ -73,7 +73,7 @@ def test_models_are_of_the_generation_that_nvidia_names_and_any_other_gpu_of_non
     assert [gpu["architecture"] for gpu in found] == ["Turing", "Ampere", "Ada Lovelace", "Hopper", None, None]
 
 
-def test_gpus_are_connected_as_their_models_usually_are() -> None:
+def test_gpus_are_connected_as_their_models_usually_are_or_as_described(tmp_path: Path) -> None:
     def closeness(source: str) -> dict[tuple[int, int], tuple[Closeness, int]]:
         inventory = opened(source).inventory()
         position = {gpu["uuid"]: gpu["index"] for gpu in inventory["gpus"]}
@@ -89,10 +89,17 @@ def test_gpus_are_connected_as_their_models_usually_are() -> None:
         (0, 2): (Closeness.SYSTEM, 0),
         (1, 2): (Closeness.SYSTEM, 0),
     }
+    links = [{"gpus": [1, 0], "closeness": "switch"}, {"gpus": [1, 2], "nvlinks": 4}]
+    assert closeness(written(tmp_path, {"gpus": ["3xT4"], "links": links})) == {
+        (0, 1): (Closeness.SWITCH, 0),
+        (0, 2): (Closeness.SYSTEM, 0),
+        (1, 2): (Closeness.NVLINK, 4),
+    }
     assert closeness("fake:4xT4")[0, 1] == (Closeness.NODE, 0)
 
 
 def test_the_names_in_a_description_are_those_of_the_core() -> None:
+    assert [name.replace("-", "_").upper() for name in CLOSENESS] == [level.name for level in Closeness]
     assert description.MOST_GPUS == MOST_GPUS
     assert [name.replace("-", "_").upper() for name in ACTIONS] == [action.name for action in RecoveryAction]
 
@@ -159,7 +166,9 @@ gpus:
         ({"gpus": "1xT4", "events": [{"at": 1, "gpu": 0, "remap": "x"}]}, "events[0].remap: 'x' is not one of none,"),
         ({"gpus": "1xT4", "events": [{"at": 1, "failure": "odd"}]}, "events[0].failure: 'odd' is not one of none,"),
         ({"gpus": "1xT4", "events": [3]}, "events[0]: 3 is not a mapping; it may have the keys at, hang,"),
-        ({"gpu": "1xT4"}, "unknown key 'gpu'; known are driver, cgroup, gpus, events"),
+        ({"gpu": "1xT4"}, "unknown key 'gpu'; known are driver, cgroup, gpus, links, events"),
+        ({"gpus": "2xT4", "links": [{"gpus": [0, 0]}]}, "links[0]: gpus must name two different GPUs"),
+        ({"gpus": "2xT4", "links": [{"closeness": "near"}]}, "links[0].closeness: 'near' is not one of unknown,"),
         ("gpus: [", "is not YAML: while parsing"),
         ('{"gpus": ', "is not JSON: Expecting value"),
         ("- 1xT4", "['1xT4'] is not a mapping"),

@@ -344,12 +344,12 @@ async def test_a_cluster_that_cannot_be_followed_is_not_known_for_long() -> None
     async with world(allowed=RIGHTS - {("watch", "nodes")}, timings=quick) as w:
         one_gpu(w, "a")
         running = await w.launch()
-        await w.until(lambda: "cannot be followed" in "".join(running.extender.unready()))
-        (why,) = running.extender.unready()
-        assert why == (
+        why = (
             "the cluster's nodes cannot be followed: watch nodes: 403 Forbidden; "
             "grant 'watch' on 'nodes' to the service account"
         )
+        # On a busy machine the pods may not have been followed for so long either.
+        await w.until(lambda: why in running.extender.unready())
         w.api.allowed = frozenset(RIGHTS)
         await w.until(lambda: not running.extender.unready())
 
