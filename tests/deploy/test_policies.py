@@ -13,10 +13,9 @@ import pytest
 
 from gpu_device_plugin.cluster.writers.events import CONTROLLER
 from gpu_device_plugin.core.contract import keys as wire
-from gpu_device_plugin.core.contract.cleanup import our_annotations, our_labels
 from gpu_device_plugin.core.contract.keys import SWITCH_LABEL
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
-from gpu_device_plugin.core.contract.nodelabels import node_labels
+from gpu_device_plugin.core.contract.nodelabels import node_labels, our_annotations, our_labels
 from gpu_device_plugin.core.contract.nodereport import NodeLimits
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement

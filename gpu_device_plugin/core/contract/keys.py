@@ -86,7 +86,7 @@ LONGEST_OF_CONTAINER: Mapping[str, int] = MappingProxyType({ALLOCATION: 2048, IN
 TOO_LONG = "(too long to be read)"
 """Stands for a longer value: its text, for which the API server leaves 256 KiB, is not kept."""
 
-# --- On a node, written by its agent (`nodegpus`, `nodelabels`), and removed with it (`cleanup`) ----------------------
+# --- On a node, written by its agent (`nodegpus`, `nodelabels`), and removed with it ----------------------------------
 
 NODE_GPUS = "gpu-device-plugin/gpus"
 """Annotation: every GPU with the facts that a scheduler needs, as JSON."""

@@ -11,7 +11,6 @@ import msgspec
 
 from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, PodReader, UnreadableObjectError
 from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS
-from gpu_device_plugin.core.contract.cleanup import mig_resources, our_annotations, our_labels
 from gpu_device_plugin.core.contract.keys import (
     ASSUME_TIME,
     CONFIG_LABEL,
@@ -23,6 +22,7 @@ from gpu_device_plugin.core.contract.keys import (
     MalformedAnnotationError,
 )
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.core.contract.nodelabels import mig_resources, our_annotations, our_labels
 from gpu_device_plugin.core.contract.nodereport import node_report
 from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.core.contract.variables import VISIBLE_DEVICES

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.cleanup import leftovers, mig_resources
 from gpu_device_plugin.core.contract.keys import SWITCH_LABEL, SWITCHED_ON
+from gpu_device_plugin.core.contract.nodelabels import leftovers, mig_resources
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, items
 from gpu_device_plugin.view.objects import Node, Pod, decoded
 

@@ -22,7 +22,6 @@ from gpu_device_plugin.cluster.writers.events import EventSubject, EventWriter, 
 from gpu_device_plugin.cluster.writers.evictions import evict
 from gpu_device_plugin.cluster.writers.own_node import NodeCondition, NodeMetadata, OwnNode
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
-from gpu_device_plugin.core.contract.cleanup import our_annotations, our_labels, switched_on
 from gpu_device_plugin.core.contract.keys import (
     AGENT_LABELS,
     ASSUME_TIME,
@@ -35,7 +34,7 @@ from gpu_device_plugin.core.contract.keys import (
     SWITCHED_ON,
 )
 from gpu_device_plugin.core.contract.nodegpus import node_gpus, write_node_gpus
-from gpu_device_plugin.core.contract.nodelabels import node_labels
+from gpu_device_plugin.core.contract.nodelabels import node_labels, our_annotations, our_labels, switched_on
 from gpu_device_plugin.core.contract.nodereport import write_node_limits
 from gpu_device_plugin.core.contract.promises import assignment, write_instances
 from gpu_device_plugin.core.model.gpus import Inventory

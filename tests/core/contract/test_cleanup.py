@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_device_plugin.core.contract.cleanup import (
+from gpu_device_plugin.core.contract.keys import NODE_GPUS, NODE_LIMITS, NODE_USE, SET_LIMITS_LABEL
+from gpu_device_plugin.core.contract.nodegpus import NodeGpus, write_node_gpus
+from gpu_device_plugin.core.contract.nodelabels import (
     leftovers,
     mig_resources,
+    node_labels,
     our_annotations,
     our_labels,
     switched_on,
 )
-from gpu_device_plugin.core.contract.keys import NODE_GPUS, NODE_LIMITS, NODE_USE, SET_LIMITS_LABEL
-from gpu_device_plugin.core.contract.nodegpus import NodeGpus, write_node_gpus
-from gpu_device_plugin.core.contract.nodelabels import node_labels
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares

@@ -6,8 +6,8 @@ from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.cleanup import switched_on
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
+from gpu_device_plugin.core.contract.nodelabels import switched_on
 from gpu_device_plugin.core.model.memory import MAX_DEVICE_IDS, format_mib
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import SHARES, Shares, TooManySharesError, unknown_exclusions
