@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.candidate import candidate
@@ -114,6 +114,7 @@ class View:
         self._changes.add(name, self._latest)
 
 
+@dataclass(eq=False)
 class Fleet:
     """All nodes, and all pods that use their GPUs. Methods take effect before they return; none awaits.
 
@@ -123,32 +124,19 @@ class Fleet:
     On a node that serves claims pods take CPU and memory, and no GPU that we know of.
     """
 
-    def __init__(
-        self,
-        resources: Iterable[Resource],
-        *,
-        vanished_grace_s: float,
-        settle_s: float = 0.0,
-        on_drift: Callable[[FleetEntry, FleetEntry], None] = lambda _before, _after: None,
-        on_unplaced: Callable[[Pod], None] = lambda _pod: None,
-        on_change: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Start without nodes and pods.
+    _resources: Sequence[Resource]
+    _: KW_ONLY
+    vanished_grace_s: float
+    settle_s: float = 0.0
+    """How long a GPU stays closed to the other resource after a pod on it has ended."""
+    on_drift: Callable[[FleetEntry, FleetEntry], None] = lambda _before, _after: None
+    """Called with the entry before and after, when a pod turns out to hold other GPUs than recorded."""
+    on_unplaced: Callable[[Pod], None] = lambda _pod: None
+    """Called with a bound pod once the GPU of some of its usage is unknown, or no longer known."""
+    on_change: Callable[[], None] = lambda: None
+    """Called when `candidates` is out of date, so that it can be refreshed before the next request."""
 
-        Args:
-            resources: the managed resources.
-            vanished_grace_s: how long a pod that vanished counts, seconds.
-            settle_s: how long a GPU stays closed to the other resource after a pod on it has ended, seconds.
-            on_drift: called with the entry before and after, when a pod turns out to hold other GPUs than recorded.
-            on_unplaced: called with a bound pod once the GPU of some of its usage is unknown, or no longer known.
-            on_change: called when `candidates` is out of date, so that it can be refreshed before the next request.
-        """
-        self._resources = tuple(resources)
-        self.vanished_grace_s = vanished_grace_s
-        self._settle_s = settle_s
-        self._on_drift = on_drift
-        self._on_unplaced = on_unplaced
-        self._on_change = on_change
+    def __post_init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
         self._entries: dict[str, FleetEntry] = {}
         self._pending: dict[str, Pod] = {}
@@ -257,9 +245,9 @@ class Fleet:
             return
         entry = FleetEntry.of(pod, usage)
         if before is not None and before.usage != usage and not before.usage.unplaced:
-            self._on_drift(before, entry)
+            self.on_drift(before, entry)
         if usage.unplaced and (before is None or not before.usage.unplaced):
-            self._on_unplaced(pod)
+            self.on_unplaced(pod)
         self._enter(entry)
 
     def remove_pod(self, pod: Pod, now: float) -> None:
@@ -365,7 +353,7 @@ class Fleet:
 
     def _changed(self, node: str) -> None:
         if not self._stale:
-            self._on_change()
+            self.on_change()
         self._stale.add(node)
 
     def _changed_amounts(self, name: str) -> None:
@@ -384,8 +372,8 @@ class Fleet:
         if entry is None or entry.settling:
             return  # its end was seen before
         left = entry.usage.settling
-        if self._settle_s and left != NOTHING:
-            self._enter(replace(entry, usage=left, claimed=False, in_doubt=False, until=now + self._settle_s))
+        if self.settle_s and left != NOTHING:
+            self._enter(replace(entry, usage=left, claimed=False, in_doubt=False, until=now + self.settle_s))
         else:
             self._drop(uid)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -58,39 +58,28 @@ class _Doubt:
     """When we gave up on the last request that may still take effect, monotonic seconds."""
 
 
+@dataclass(eq=False, repr=False)
 class Binding:
-    """Binds pods, many concurrently. The only writer of claims in a fleet."""
+    """Binds pods within a fleet, many concurrently. The only writer of claims in it."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        binder: Binder,
-        resources: Sequence[Resource],
-        *,
-        current: Callable[[], Awaitable[None]],
-        gpu_policy: Callable[[], str],
-        ranks: Callable[[Candidate, Amounts], Ranks | None],
-        timeout_s: Callable[[], float],
-        clock: Callable[[], float],
-        wall_ns: Callable[[], int],
-        check_doubts_s: float,
-    ) -> None:
-        """Bind within `fleet` through `binder`.
+    _fleet: Fleet
+    _binder: Binder
+    _resources: Sequence[Resource]
+    _: KW_ONLY
+    current: Callable[[], Awaitable[None]]
+    """Returns once the fleet has the bindings of other extenders made since our last one; it raises ApiError or
+    TimeoutError."""
+    gpu_policy: Callable[[], str]
+    ranks: Callable[[Candidate, Amounts], Ranks | None]
+    """Returns what the policy `fit` prefers on a node, for a pod that requests these amounts."""
+    timeout_s: Callable[[], float]
+    clock: Callable[[], float]
+    """Returns monotonic seconds."""
+    wall_ns: Callable[[], int]
+    """Returns nanoseconds since the epoch, for display."""
+    check_doubts_s: float
 
-        `current` returns once the fleet has the bindings of other extenders made since our last one; it raises ApiError
-        or TimeoutError. `ranks` returns what the policy `fit` prefers on a node, for a pod that requests these amounts.
-        `clock` returns monotonic seconds, `wall_ns` nanoseconds since the epoch, for display.
-        """
-        self._fleet = fleet
-        self._binder = binder
-        self._resources = tuple(resources)
-        self._current = current
-        self._gpu_policy = gpu_policy
-        self._ranks = ranks
-        self._timeout_s = timeout_s
-        self._clock = clock
-        self._wall_ns = wall_ns
-        self._check_doubts_s = check_doubts_s
+    def __post_init__(self) -> None:
         self._underway: dict[str, asyncio.Future[str]] = {}
         self._doubts: dict[str, _Doubt] = {}
         self._doubted = asyncio.Event()
@@ -111,7 +100,7 @@ class Binding:
         if not all(map(_NAME.fullmatch, (ref.namespace, ref.name))):
             return "the pod's name or namespace is invalid: only lowercase letters, digits, dashes and dots are allowed"
         try:
-            async with asyncio.timeout(self._timeout_s()):
+            async with asyncio.timeout(self.timeout_s()):
                 while (first := self._underway.get(ref.uid)) is not None:
                     await asyncio.wait({first})
                 done = self._underway[ref.uid] = asyncio.get_running_loop().create_future()
@@ -123,10 +112,10 @@ class Binding:
         except ApiError as error:
             return str(error)
         except TimeoutError as error:
-            return str(error) or f"the API server did not answer within {self._timeout_s():g} s"
+            return str(error) or f"the API server did not answer within {self.timeout_s():g} s"
 
     async def _bind(self, ref: PodRef, node: str) -> str:
-        await self._current()
+        await self.current()
         pod = self._fleet.pending.get(ref.uid)
         if pod is None or (pod.namespace, pod.name) != (ref.namespace, ref.name):
             pod = await self._binder.read(ref.namespace, ref.name)
@@ -191,17 +180,17 @@ class Binding:
         if (settling := self._fleet.settling(there.name)) is not None:
             rest, opens = settling
             at_once = self._fit(asked, rest, pod.amounts)
-            found, wait_s = (found, opens - self._clock()) if isinstance(at_once, Unfit) else (at_once, 0.0)
+            found, wait_s = (found, opens - self.clock()) if isinstance(at_once, Unfit) else (at_once, 0.0)
         if isinstance(found, Unfit):
             return f"node {there.name}: {found.sentence}"
-        promised = promise(asked, found.placements, there.gpus, self._wall_ns())
+        promised = promise(asked, found.placements, there.gpus, self.wall_ns())
         # A binding can overwrite an annotation but not remove one. An annotation by the pod's owner would stand beside
         # the promise and, if malformed, make the promise unreadable.
         void = {key: text for key, text in _VOID.items() if key in pod.annotations} if promised else {}
         return {**void, **promised}, wait_s
 
     def _fit(self, asked: Ask, node: Candidate, amounts: Amounts) -> Fit | Unfit:
-        return fit(asked, node, self._gpu_policy(), self._ranks(node, amounts))
+        return fit(asked, node, self.gpu_policy(), self.ranks(node, amounts))
 
     async def _claimed(self, pod: Pod, ref: PodRef, node: str, promised: Mapping[str, str], wait_s: float = 0.0) -> str:
         # No await between the choice and this line: the next request finds the GPU claimed.
@@ -222,7 +211,7 @@ class Binding:
                 self._fleet.release(ref.uid)
             raise
         except BaseException:
-            self._doubts[ref.uid] = _Doubt(ref, claimed, promised, self._clock())
+            self._doubts[ref.uid] = _Doubt(ref, claimed, promised, self.clock())
             self._fleet.doubt(ref.uid)
             self._doubted.set()
             raise
@@ -238,7 +227,7 @@ class Binding:
         """Resolve the bindings that are in doubt. Ends only by cancellation."""
         while True:
             await self._doubted.wait()
-            await asyncio.sleep(self._check_doubts_s)
+            await asyncio.sleep(self.check_doubts_s)
             await self.check_doubts()
             if not self._doubts:
                 self._doubted.clear()
@@ -252,7 +241,7 @@ class Binding:
     async def _resolved(self, doubt: _Doubt) -> bool:
         if not self._stands(doubt):
             return True  # the watch has shown the outcome
-        asked_at = self._clock()
+        asked_at = self.clock()
         try:
             pod: Pod | None = await self._binder.read(doubt.ref.namespace, doubt.ref.name)
         except NotFoundError:
@@ -266,9 +255,9 @@ class Binding:
         """Apply the state of a pod, read at `asked_at` or later, to the fleet; return whether the doubt is resolved."""
         if pod is None or pod.uid != doubt.ref.uid:
             # It may have been bound and then deleted by force, and its containers may still run.
-            self._fleet.remove_pod(doubt.claimed, self._clock())
+            self._fleet.remove_pod(doubt.claimed, self.clock())
         elif pod.node_name:
-            self._fleet.put_pod(pod, self._clock())
+            self._fleet.put_pod(pod, self.clock())
         elif not pod.deleting and (doubt.ref.uid in self._underway or asked_at - doubt.since < LATEST_COMMIT_S):
             return False
         else:  # no request can still take effect, or the pod is being deleted, and the API server binds no such pod
@@ -287,21 +276,21 @@ PAUSE_S = 2.0
 every 2 s (kube-scheduler's default), and another one would have had to acquire it, bind a pod and release it."""
 
 
+@dataclass(eq=False)
 class Freshness:
     """Catches up before the first of a series of bindings; the later ones proceed at once."""
 
-    def __init__(self, catch_up: Callable[[], Awaitable[None]], clock: Callable[[], float]) -> None:
-        """Catch up with `catch_up`, which raises if it cannot; `clock` returns monotonic seconds."""
-        self._catch_up = catch_up
-        self._clock = clock
+    _catch_up: Callable[[], Awaitable[None]]
+    """Raises if it cannot."""
+    _clock: Callable[[], float]
+    """Returns monotonic seconds."""
+    catches: int = 0
+    """The number of times that catching up was necessary."""
+
+    def __post_init__(self) -> None:
         self._fresh_at: float | None = None
         self._losses = 0
         self._one_at_a_time = asyncio.Lock()
-        self.catches = 0
-        """The number of times that catching up was necessary."""
-
-    def __repr__(self) -> str:
-        return f"<Freshness: caught up {self.catches} times>"
 
     def lost(self) -> None:
         """Record that others may have bound pods until now: any earlier catch-up is out of date."""
@@ -317,16 +306,12 @@ class Freshness:
         if not self._is_fresh():
             # The lock spans an await on purpose: all callers wait for the same catch-up.
             async with self._one_at_a_time:
-                if not self._is_fresh():
-                    await self._until_nothing_is_lost()
+                losses = self._losses if self._is_fresh() else None
+                while losses != self._losses:
+                    losses = self._losses
+                    await self._catch_up()
+                    self.catches += 1
         self._fresh_at = self._clock()
-
-    async def _until_nothing_is_lost(self) -> None:
-        losses = None
-        while losses != self._losses:
-            losses = self._losses
-            await self._catch_up()
-            self.catches += 1
 
     def _is_fresh(self) -> bool:
         return self._fresh_at is not None and self._clock() - self._fresh_at < PAUSE_S

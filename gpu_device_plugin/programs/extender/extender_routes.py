@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import time
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import __version__
@@ -38,24 +39,19 @@ _LONGEST_FIELD = 600
 """Characters of one field in a log line."""
 
 
+@dataclass(eq=False, repr=False)
 class ExtenderRoutes:
     """Routes each request to the part that answers it."""
 
-    def __init__(
-        self,
-        verbs: Verbs,
-        binding: Binding,
-        readiness: Readiness,
-        metrics: m.Metrics,
-        *,
-        quiet_within_s: Callable[[], float],
-    ) -> None:
-        """Answer with these parts; `quiet_within_s` is how long `/quiet` may wait, seconds."""
-        self._verbs = verbs
-        self._binding = binding
-        self._readiness = readiness
-        self._metrics = metrics
-        self._quiet_within_s = quiet_within_s
+    _verbs: Verbs
+    _binding: Binding
+    _readiness: Readiness
+    _metrics: m.Metrics
+    _: KW_ONLY
+    quiet_within_s: Callable[[], float]
+    """How long `/quiet` may wait, seconds."""
+
+    def __post_init__(self) -> None:
         self.quiet = asyncio.Event()
         """Set once the extender is shutting down and sends no more bindings."""
 
@@ -126,7 +122,7 @@ class ExtenderRoutes:
 
         The kube-scheduler in the same pod waits for this answer before it releases its lease.
         """
-        quiet = await within(self._quiet_within_s(), self.quiet.wait())
+        quiet = await within(self.quiet_within_s(), self.quiet.wait())
         return Page("quiet\n" if quiet else "this extender has not been asked to stop\n")
 
 
@@ -138,26 +134,23 @@ async def _version() -> Page:
     return Page(f"{__version__}\n")
 
 
+@dataclass(eq=False, repr=False)
 class Readiness:
     """The reasons why this extender is not ready. All are temporary but its shutdown."""
 
-    def __init__(self, watches: Watches, lease: Lease | None, clock: Callable[[], float], unfollowed_s: float) -> None:
-        """Derive readiness from these parts; without a lease this extender has no replicas.
+    _watches: Watches
+    _lease: Lease | None
+    """None: this extender has no replicas."""
+    _clock: Callable[[], float]
+    """Returns monotonic seconds."""
+    _unfollowed_s: float
+    """How old the view of the cluster may be while a watch is broken."""
+    shutting_down: bool = False
+    """The extender is shutting down, and accepts no new work."""
 
-        `clock` returns monotonic seconds, `unfollowed_s` is how old the view of the cluster may be while a watch is
-        broken.
-        """
-        self._watches = watches
-        self._lease = lease
-        self._clock = clock
-        self._unfollowed_s = unfollowed_s
+    def __post_init__(self) -> None:
         self._followed_at: dict[str, float] = {}
         """By kind, when its watch was last without a problem, monotonic seconds."""
-        self.shutting_down = False
-        """The extender is shutting down, and accepts no new work."""
-
-    def __repr__(self) -> str:
-        return f"<Readiness: {'; '.join(self.unready()) or 'ready'}>"
 
     @property
     def leading(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import NodeRecord
@@ -26,17 +27,17 @@ _MOST_LINKS = 200
 """The most GPU topologies that are cached; the cache is cleared when it is full."""
 
 
+@dataclass(eq=False)
 class PodStore(Store[Pod | OtherPod]):
     """Applies watched pods to a fleet, and has a learner observe each pod that was bound, once.
 
     A pod that waits costs its owner nothing, and may never find room: it teaches nothing.
     """
 
-    def __init__(self, fleet: Fleet, clock: Callable[[], float], learner: Learner) -> None:
-        """Write to `fleet`; `clock` returns monotonic seconds."""
-        self._fleet = fleet
-        self._clock = clock
-        self._learner = learner
+    _fleet: Fleet
+    _clock: Callable[[], float]
+    """Returns monotonic seconds."""
+    _learner: Learner
 
     def replace(self, objects: Sequence[Pod | OtherPod]) -> None:
         """Replace all pods."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.http import JSON, Page
@@ -47,6 +48,7 @@ _ELSEWHERE = "the pod may already be bound to another node: the API server has n
 _SOON = "there will be room once pods that vanished while running, or whose binding got no answer, no longer count"
 
 
+@dataclass(eq=False, repr=False)
 class Verbs:
     """The scheduler's calls, each from the body of the request to that of the answer; none awaits, none raises.
 
@@ -54,34 +56,21 @@ class Verbs:
     which all nodes score 0 and no pod is evicted.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        pods: PodReader,
-        resources: Sequence[Resource],
-        *,
-        gpu_policy: Callable[[], str],
-        node_policy: Callable[[], str],
-        ready: Callable[[], str],
-        metrics: Metrics,
-    ) -> None:
-        """Answer from `fleet`, unless `ready` returns a sentence on why it is not ready to answer from.
+    _fleet: Fleet
+    _pods: PodReader
+    _resources: Sequence[Resource]
+    _: KW_ONLY
+    gpu_policy: Callable[[], str]
+    """Which GPU is preferred where neither pod nor node says; `node_policy` which node."""
+    node_policy: Callable[[], str]
+    ready: Callable[[], str]
+    """Returns a sentence on why the fleet is not ready to answer from; empty if it is."""
+    metrics: Metrics
 
-        The policies hold where neither pod nor node says which GPU, or which node, is preferred.
-        """
-        self._fleet = fleet
-        self._pods = pods
-        self._resources = tuple(resources)
-        self._gpu_policy = gpu_policy
-        self._node_policy = node_policy
-        self._ready = ready
-        self._metrics = metrics
-        self.waiting = WaitingObserved(fleet)
-        self.judge = Judge(fleet.now)
-        self._judge_without_terminating = Judge(fleet.without_terminating)
-
-    def __repr__(self) -> str:
-        return f"<Verbs: {self._fleet!r}, {self.judge!r}>"
+    def __post_init__(self) -> None:
+        self.waiting = WaitingObserved(self._fleet)
+        self.judge = Judge(self._fleet.now)
+        self._judge_without_terminating = Judge(self._fleet.without_terminating)
 
     def prepare(self) -> None:
         """Apply the changes of all nodes so that the next request need not wait for that."""
@@ -125,7 +114,9 @@ class Verbs:
             "unresolvable": len(unresolvable),
             "unknown": unknown,
         }
-        self._count(counts)
+        for verdict, number in counts.items():
+            if number:
+                self.metrics.count(VERDICTS, verdict, times=number)
         # With its binding in doubt the pod had a node, whether or not that is among the named ones.
         fits = passed or (claim is not None and claim.claimed)
         self.waiting.filtered(pod.uid, WaitingReason.FITS if fits else self._reason(asked, failed))
@@ -134,11 +125,6 @@ class Verbs:
         if not passed and not isinstance(asked, Impossible) and (node := self._soon(asked, failed)) is not None:
             return wire.filter_error(f"node {node}: {failed[node]}; {_SOON}")
         return wire.filter_result(args, passed, failed, unresolvable)
-
-    def _count(self, verdicts: Mapping[str, int]) -> None:
-        for verdict, number in verdicts.items():
-            if number:
-                self._metrics.count(VERDICTS, verdict, times=number)
 
     def _reason(self, asked: Ask | Impossible, failed: Collection[str]) -> WaitingReason:
         """Return why a pod waits that fits on none of the named nodes; evictions may help on those of `failed`."""
@@ -170,7 +156,7 @@ class Verbs:
             return wire.priorities([wire.HostPriority(name, 0) for name in names])
         if isinstance(asked, Impossible):
             return wire.priorities([wire.HostPriority(name, 0) for name in names])
-        scores = self.judge.scores(asked, names, self._node_policy(), self._gpu_policy(), pod.amounts)
+        scores = self.judge.scores(asked, names, self.node_policy(), self.gpu_policy(), pod.amounts)
         return wire.priorities(list(map(wire.HostPriority, names, scores)))
 
     def preempt(self, body: bytes) -> bytes:
@@ -219,12 +205,16 @@ class Verbs:
         if name and name not in candidates:
             error = "no node of this name is known to the GPU scheduler"
             return Page(wire.inspect_result([], error), 404, JSON)
-        shown = [candidates[name]] if name else [node for _, node in sorted(candidates.items()) if _shares(node)]
+        shown = (
+            [candidates[name]]
+            if name
+            else [node for _, node in sorted(candidates.items()) if node.gpus.gpus or node.gpus.problem]
+        )
         nodes = [_inspected(node, self._fleet.on_node(node.name)) for node in shown]
         return Page(wire.inspect_result(nodes), content_type=JSON)
 
     def _asked(self, raw: Raw) -> tuple[Pod, Ask | Impossible]:
-        why = self._ready()
+        why = self.ready()
         if why:
             raise _NotReadyError(why)
         try:
@@ -247,10 +237,6 @@ def _occupant(entry: FleetEntry) -> Occupant:
 
 
 # --- Inspect ---------------------------------------------------------------------------------------------------------
-
-
-def _shares(node: Candidate) -> bool:
-    return bool(node.gpus.gpus or node.gpus.problem)
 
 
 def _inspected(node: Candidate, entries: Sequence[FleetEntry]) -> wire.InspectedNode:
@@ -323,9 +309,6 @@ class WaitingObserved:
         self._wall = wall
         self._reasons: dict[str, WaitingReason] = {}
         """By pod UID, the latest verdict at the end."""
-
-    def __repr__(self) -> str:
-        return f"<Waiting: {len(self._reasons)} verdicts, {len(self._fleet.pending)} pods>"
 
     def filtered(self, uid: str, reason: WaitingReason) -> None:
         """Remember the result of a filter call about a pod."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
@@ -16,7 +17,7 @@ from gpu_device_plugin.core.value.price_learning import mean_gpu
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, kinds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterable
+    from collections.abc import Callable, Collection, Generator, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.model.placing import Ranks
@@ -34,38 +35,31 @@ _ENTRIES = 1000
 """After so many pods others run."""
 
 
+@dataclass(eq=False)
 class Learner:
     """Keeps the mix of pods, and the tables learned from it. Nothing is persisted: a restart learns anew."""
 
-    def __init__(
-        self,
-        judge: Judge,
-        resources: Iterable[Resource],
-        clock: Callable[[], float],
-        *,
-        entries: Callable[[], Collection[FleetEntry]] = tuple,
-        look_s: float = 1.0,
-        hold_s: float = 60.0,
-    ) -> None:
-        """Start without a pod, for `judge` to score nodes by the tables; `clock` returns monotonic seconds.
+    _judge: Judge
+    """Scores nodes by the tables."""
+    _resources: Sequence[Resource]
+    _clock: Callable[[], float]
+    """Returns monotonic seconds."""
+    _: KW_ONLY
+    entries: Callable[[], Collection[FleetEntry]] = tuple
+    look_s: float = 1.0
+    """How often to look whether there is more to learn."""
+    hold_s: float = 60.0
+    """How often to look which namespace uses how much GPU memory, by the pods that `entries` returns."""
+    distrusted: tuple[str, ...] = ()
+    """Namespaces that count little; see `Study.distrusted`."""
 
-        `look_s` is how often to look whether there is more to learn, `hold_s` how often to look which namespace uses
-        how much GPU memory, by the pods that `entries` returns.
-        """
-        self._judge = judge
-        self._resources = tuple(resources)
-        self._clock = clock
-        self._entries = entries
-        self._look_s = look_s
-        self._hold_s = hold_s
+    def __post_init__(self) -> None:
         self._mix = WorkloadMix()
         self._held_at = -math.inf
         self._appraiser: Appraiser | None = None
         self._learned_from = 0
         self._learned_at = 0.0
         self._told: tuple[bool, tuple[str, ...]] = True, ()
-        self.distrusted: tuple[str, ...] = ()
-        """Namespaces that count little; see `Study.distrusted`."""
 
     def __repr__(self) -> str:
         return f"<Learner: {self._mix.arrivals} pods of {len(self._mix)} kinds, learned from {self._learned_from}>"
@@ -92,9 +86,9 @@ class Learner:
     async def run(self) -> NoReturn:
         """Learn whenever it is due. Ends only by cancellation."""
         while True:
-            await asyncio.sleep(self._look_s)
+            await asyncio.sleep(self.look_s)
             now = self._clock()
-            if now - self._held_at >= self._hold_s:
+            if now - self._held_at >= self.hold_s:
                 await self._look_at_holdings()
             if due(self._mix.arrivals, self._learned_from, now - self._learned_at, outdated=self._judge.outdated):
                 await self.learn()
@@ -104,7 +98,7 @@ class Learner:
         self._held_at = self._clock()
         unit = mean_gpu(self._judge.node_types())
         held: dict[str, float] = {}
-        for number, entry in enumerate(list(self._entries())):
+        for number, entry in enumerate(list(self.entries())):
             usage = entry.usage
             held[entry.namespace] = held.get(entry.namespace, 0.0) + usage.all_shares + usage.all_gpus * unit
             if number % _ENTRIES == _ENTRIES - 1:
