@@ -80,13 +80,7 @@ class Judge:
 
         Under the policy `fit`, with tables, scores are relative: only the nodes that gain most get 10, and the others
         are spread evenly from 0 to 9. Otherwise they are those of `Scorer`.
-
-        Args:
-            ask: the pod's demand.
-            names: the nodes.
-            node_policy: a name in `POLICIES`, where the pod does not say.
-            gpu_policy: which GPU is preferred, where neither pod nor node says.
-            amounts: the pod's requests.
+        The policies hold where neither pod nor node says.
         """
         pod = self._pod(ask)
         rows = self._rows.named(names)
@@ -207,18 +201,17 @@ class _Rows:
                     self._write(row, None)
                 continue
             if row is None:
-                row = self.index[name] = self._vacant.pop() if self._vacant else self._append()
+                if not self._vacant:
+                    self._vacant.append(len(self.nodes))
+                    self.nodes.append(None)
+                    self.shape_at.append(None)
+                row = self.index[name] = self._vacant.pop()
             self._write(row, node)
 
     def changed_since(self, mark: int) -> tuple[int, Sequence[int]]:
         """Return the current mark, and the rows that have changed since `mark`: all of them where it is too old."""
         changed = self._changes.since(mark)
         return self._latest, range(len(self.nodes)) if changed is None else changed
-
-    def _append(self) -> int:
-        self.nodes.append(None)
-        self.shape_at.append(None)
-        return len(self.nodes) - 1
 
     def _write(self, row: int, node: Candidate | None) -> None:
         before, node_type = self.shape_at[row], None if node is None else shape_of(node)
@@ -244,14 +237,9 @@ class _Remembered(Generic[V]):
         effort: Effort | None = None,
         estimate: Callable[[int], V] | None = None,
     ) -> None:
-        """Compute nothing yet.
+        """Compute nothing yet; `values` is empty, and gets the results.
 
-        Args:
-            rows: the nodes.
-            result: computes the result of a row.
-            values: empty; gets the results.
-            effort: limits what one request computes.
-            estimate: stands for a result, where given, while TooLongError keeps it from being computed.
+        `effort` limits what one request computes. An estimate stands for a result that TooLongError keeps it from.
         """
         self._rows = rows
         self._result = result

@@ -102,7 +102,18 @@ def claimants(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> tuple[Occup
 
     Claims without devices of this node do not matter.
     """
-    occupants = (_occupant(node, gpus, group) for group in _by_users(claims))
+    occupants = [
+        Occupant(
+            uid=_uid(group[0]),
+            usage=usage_of_claims(node, gpus, group),
+            terminating=all(claim.deleting for claim in group),
+            namespace=group[0].namespace,
+            name=label(group[0]),
+            claims=tuple(claim.name for claim in group),
+            pods=tuple(sorted(consumer.name for consumer in group[0].consumers)),
+        )
+        for group in _by_users(claims)
+    ]
     return tuple(sorted((pod for pod in occupants if pod.usage != NOTHING), key=lambda pod: (str(pod), pod.uid)))
 
 
@@ -137,20 +148,6 @@ def _by_users(claims: Iterable[Claim]) -> Iterable[Sequence[Claim]]:
 def _uid(claim: Claim) -> str:
     """Return the UID of the pod of a claim, or its own if it is not one pod's."""
     return claim.consumers[0].uid if len(claim.consumers) == 1 else claim.uid
-
-
-def _occupant(node: str, gpus: NodeGpus, claims: Sequence[Claim]) -> Occupant:
-    first = claims[0]
-    pods = tuple(sorted(consumer.name for consumer in first.consumers))
-    return Occupant(
-        uid=_uid(first),
-        usage=usage_of_claims(node, gpus, claims),
-        terminating=all(claim.deleting for claim in claims),
-        namespace=first.namespace,
-        name=label(first),
-        claims=tuple(claim.name for claim in claims),
-        pods=pods,
-    )
 
 
 def with_claims(view: NodeView, claims: Iterable[Claim]) -> NodeView:

@@ -56,10 +56,7 @@ class Unfit:
 def unfit(ask: Ask, node: Candidate, packer: Packer | None = None) -> Unfit | None:
     """Return why a pod does not fit on `node`, None if it does: the verdict of `fit`, without a placement.
 
-    Args:
-        ask: the pod's demand; without any part it fits everywhere.
-        node: the node with its free room.
-        packer: for the pod's demands, where many nodes are asked about one pod; None: made anew.
+    A demand without any part fits everywhere. Where many nodes are asked about one pod, `packer` is for its demands.
     """
     if not ask.parts:
         return None
@@ -82,11 +79,8 @@ def unfit(ask: Ask, node: Candidate, packer: Packer | None = None) -> Unfit | No
 def fit(ask: Ask, node: Candidate, policy: str, ranks: Ranks | None = None) -> Fit | Unfit:
     """Choose GPUs of `node` for every part of a pod.
 
-    Args:
-        ask: the pod's demand; without any part it fits everywhere.
-        node: the node with its free room.
-        policy: which GPU is preferred where neither pod nor node says, a name in `POLICIES`.
-        ranks: what `fit` prefers on this node for each demand of the pod; None: it is `binpack`.
+    Where neither pod nor node names a policy, `policy` decides which GPU is preferred. `ranks` are what the policy
+    `fit` prefers on this node; None: it is `binpack`.
     """
     if not ask.parts:
         return Fit(())
@@ -222,14 +216,9 @@ def _among(node: Candidate, rooms: Sequence[Room]) -> str:
 def _alone(
     demands: Iterable[Demand], node: Candidate, rooms: Sequence[Room], numbers: Summary, *, resolvable: bool = False
 ) -> Unfit:
-    """Return why some demand does not fit even alone into the allowed rooms.
+    """Return why some demand does not fit even alone into the allowed rooms, which `numbers` summarizes.
 
-    Args:
-        demands: those of the pod, of which at least one does not.
-        node: the node.
-        rooms: the allowed ones.
-        numbers: these summarized.
-        resolvable: whether each is known to fit alone once no other pod is left.
+    `resolvable` says that each is known to fit alone once no other pod is left.
     """
     if not rooms:
         return Unfit(_NONE_ALLOWED, unresolvable=True)

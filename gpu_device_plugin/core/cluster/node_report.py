@@ -133,7 +133,14 @@ class NodeView:
         views = []
         for gpu in offer.instances:
             shares, healthy = max(1, gpu.shares), not gpu.unhealthy
-            held = [PodShare(_occupant(pod), shares, whole=True) for pod in offer.holders.get(gpu.uuid, ())]
+            held = [
+                PodShare(
+                    Occupant(pod.uid, NOTHING, pod.priority, pod.terminating, {}, pod.namespace, pod.name),
+                    shares,
+                    whole=True,
+                )
+                for pod in offer.holders.get(gpu.uuid, ())
+            ]
             room = Room(gpu.position, shares, 0 if held else shares, healthy, whole=bool(held))
             views.append(_with_use(gpu, room, held, use.get(gpu.position, ())))
         return tuple(views)
@@ -165,10 +172,6 @@ class NodeView:
         """Format a pod's usage of this node: its shares, its whole GPUs, or both."""
         shares = [self.amount(usage.all_shares)] if usage.all_shares else []
         return [*shares, *([f"{usage.all_gpus} whole"] if usage.all_gpus else [])]
-
-
-def _occupant(pod: InstancePod) -> Occupant:
-    return Occupant(pod.uid, NOTHING, pod.priority, pod.terminating, {}, pod.namespace, pod.name)
 
 
 def _with_use(gpu: ListedGpu, room: Room, held: Sequence[PodShare], parts: Sequence[ContainerUse]) -> GpuView:
@@ -245,7 +248,7 @@ def sums_of(nodes: Iterable[NodeView], gpus: Mapping[str, Sequence[GpuView]] = M
     return Sums(
         sized=sized,
         nodes=len(listed),
-        gpus=sum(len({_card(gpu) for gpu in node.candidate.gpus.all}) for node in listed),
+        gpus=sum(len({gpu.card or gpu.position for gpu in node.candidate.gpus.all}) for node in listed),
         total=sum(node.total * unit for node, unit in units) + sum(memory for memory, _, _ in instances),
         given=sum(view.used * unit for _, unit, view in views)
         + sum(node.unplaced * unit for node, unit in units)
@@ -259,8 +262,3 @@ def sums_of(nodes: Iterable[NodeView], gpus: Mapping[str, Sequence[GpuView]] = M
         instances=len(instances),
         free_instances=sum(offer.free for node, _, offer in offers if node.takes_pods),
     )
-
-
-def _card(gpu: ListedGpu) -> str | int:
-    """Return what the MIG instances of one GPU have in common, and nothing else."""
-    return gpu.position if gpu.instance is None else gpu.instance.parent

@@ -35,9 +35,6 @@ class OtherPods:
     """By node and by uid."""
     _sums: dict[str, Amounts] = field(default_factory=dict)
 
-    def __repr__(self) -> str:
-        return f"<OtherPods: {sum(map(len, self._nodes.values()))} pods on {len(self._nodes)} nodes>"
-
     def put(self, pod: OtherPod) -> bool:
         """Add or update a pod; return whether the sum of its node has changed. A pod never changes its node."""
         if pod.ended or not pod.node_name:

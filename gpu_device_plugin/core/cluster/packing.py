@@ -40,9 +40,6 @@ class Effort:
         self._steps = steps
         self._left = steps
 
-    def __repr__(self) -> str:
-        return f"<Effort: {self._left} of {self._steps} steps left>"
-
     @property
     def spent(self) -> int:
         """The number of steps taken."""
@@ -143,13 +140,9 @@ class Packer:
     def __call__(
         self, frees: Sequence[int], idle: Sequence[int], instances: Sequence[int] = (), most_steps: int = MOST_STEPS
     ) -> Packing:
-        """Search for a packing.
+        """Search for a packing in the free shares of each GPU and MIG instance that gives shares.
 
-        Args:
-            frees: the free shares of each GPU that gives shares.
-            idle: the free shares of each of those GPUs that may also be taken whole.
-            instances: the free shares of each MIG instance that gives shares.
-            most_steps: the search gives up after these.
+        `idle` are those of the GPUs that may also be taken whole. The search gives up after `most_steps`.
         """
         left = self.left(frees, idle)
         return Packing(None, 0) if left is None else self.packing(left, instances, most_steps)

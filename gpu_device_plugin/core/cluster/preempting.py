@@ -78,15 +78,9 @@ def choose(
     uid. It may be another where there are too many to compare, where a pod lies on several GPUs or on unknown ones, and
     where something else than GPUs is short; but no pod is evicted that could stay.
 
-    Args:
-        preemptor: the pod.
-        node: its GPUs; how they are used is taken from `occupants`.
-        occupants: all pods that count on it.
-        victims: uids of the pods that kube-scheduler would evict, which makes room by the sums of the node.
-        effort: how many steps it may take, and takes.
-
-    Returns:
-        None where evicting does not help, where there is no pod to evict, or where it takes too long to find out.
+    `occupants` are all pods that count on the node, `victims` the uids of those that kube-scheduler would evict, which
+    makes room by the sums of the node. None: evicting does not help, there is no pod to evict, or to find out takes
+    more than the `effort`.
     """
     try:
         return _Choice(preemptor, node, occupants, victims, effort=effort or Effort(_MOST_STEPS)).choose()

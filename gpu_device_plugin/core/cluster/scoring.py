@@ -46,13 +46,9 @@ class Scorer:
     """
 
     def __init__(self, ask: Ask, node_policy: str, gpu_policy: str, effort: Effort) -> None:
-        """Score for one pod.
+        """Score for one pod, by these policies where neither pod nor node says.
 
-        Args:
-            ask: the pod's demand.
-            node_policy: a name in `POLICIES`, where the pod does not say.
-            gpu_policy: which GPU is preferred, where neither pod nor node says.
-            effort: limits what needs time: to compare links between GPUs, and to look at each GPU that is allowed.
+        `effort` limits what needs time: to compare links between GPUs, and to look at each GPU that is allowed.
         """
         self._ask = ask
         self._policy = ask.wishes.node_policy or node_policy

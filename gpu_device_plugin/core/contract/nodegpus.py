@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
@@ -30,8 +30,6 @@ BY_CLAIMS = "its GPUs are given to ResourceClaims (DRA), not to limits of pods"
 """Why no pod that asks for shares of GPUs by its limits may be placed on a node."""
 
 _MOST_SHARES = 1 << 20
-_MOST_GONE = MOST_POSITIONS
-"""Most MIG instances that exist no more in a list: an annotation may have 256 KiB."""
 _MOST_MIB = 1 << 40
 _LEVELS = {level.name.lower(): level for level in Closeness}
 _UNEXPLAINED = "it is out of service"
@@ -198,18 +196,10 @@ def node_gpus(
     held_shares: Collection[str] = (),
     held_whole: Collection[str] = (),
 ) -> NodeGpus:
-    """Return the GPUs of a node as its agent knows them.
+    """Return the GPUs of a node as its agent knows them; see `NodeGpus` for `policy`, `away` and `claims`.
 
-    Args:
-        shares: the GPUs that are shared.
-        inventory: for the links between them and the driver's version.
-        unhealthy: the reason for each GPU (by UUID) that is out of service.
-        policy: the policy for this node's GPUs.
-        away: no pod should be placed here, because the agent is shutting down or does not serve yet.
-        claims: pods get the GPUs by ResourceClaims.
-        mig_domain: the domain of the resources of MIG profiles.
-        held_shares: UUIDs of GPUs of which containers have shares.
-        held_whole: UUIDs of GPUs and MIG instances that containers have whole.
+    `unhealthy` has by UUID the reason for each GPU that is out of service. Containers have shares of the GPUs and MIG
+    instances with the UUIDs `held_shares`, and those of `held_whole` whole.
     """
     gpus: list[ListedGpu] = []
     instances: list[ListedGpu] = []
@@ -275,7 +265,7 @@ def write_node_gpus(node: NodeGpus) -> str:
     # Apart from the GPUs that are shared: a scheduler of a release that knows no MIG places nothing on them.
     apart = {
         "instances": [_fields(gpu) for gpu in node.instances],
-        "gone": [_fields(gpu) for gpu in node.gone[:_MOST_GONE]],
+        "gone": [_fields(gpu) for gpu in node.gone[:MOST_POSITIONS]],
     }
     # Before the links, the text of which is the same on machines of one kind: readers cache by it.
     fields |= {key: value for key, value in apart.items() if value}
@@ -296,30 +286,17 @@ def _fields(gpu: ListedGpu) -> Mapping[str, object]:
         "reason": gpu.unhealthy or None,
         "numa": gpu.numa,
         "pci": gpu.pci or None,
-        "mig": None if gpu.instance is None else _mig_fields(gpu.instance),
+        # The fields of an instance have the names of its keys.
+        "mig": gpu.instance and {key: value for key, value in asdict(gpu.instance).items() if value != ""},
     }
     return {key: value for key, value in known.items() if value is not None}
-
-
-def _mig_fields(instance: ListedInstance) -> Mapping[str, object]:
-    fields = {
-        "parent": instance.parent,
-        "gpu": instance.gpu,
-        "number": instance.number,
-        "profile": instance.profile,
-        "gi": instance.gi,
-        "resource": instance.resource,
-    }
-    return {key: value for key, value in fields.items() if value != ""}
 
 
 def read_node_gpus(text: str, known: MutableMapping[str, Links] | None = None) -> NodeGpus:
     """Parse the annotation `NODE_GPUS` of a node. Unknown fields are ignored: the agent may be newer than the reader.
 
-    Args:
-        text: the annotation.
-        known: a cache of the links parsed before, by their text. The links of a machine with 8 GPUs take 7 kB, and
-            machines of one kind have equal links.
+    `known` is a cache of the links parsed before, by their text. The links of a machine with 8 GPUs take 7 kB, and
+    machines of one kind have equal links.
 
     Raises:
         MalformedAnnotationError: it cannot be parsed; the message names the fault.
@@ -334,7 +311,7 @@ def read_node_gpus(text: str, known: MutableMapping[str, Links] | None = None) -
         raise _malformed(f"is of another version than {NODE_GPUS_VERSION}; upgrade the older of agent and scheduler")
     shared = _gpus(node, "gpus", MOST_GPUS)
     instances = _gpus(node, "instances", MOST_GPUS, least=0) if "instances" in node else ()
-    gone = _gpus(node, "gone", _MOST_GONE, least=0) if "gone" in node else ()
+    gone = _gpus(node, "gone", MOST_POSITIONS, least=0) if "gone" in node else ()
     positions = [gpu.position for gpu in (*shared, *instances, *gone)]
     if len(set(positions)) != len(positions):
         raise _malformed("has two gpus with the same index")
@@ -365,7 +342,7 @@ def _gpu(fields: Any, least: int) -> ListedGpu:
     healthy = fields.get("healthy", True) is True
     # Machines of one kind have the same names and slots: one text of each is enough for thousands of nodes.
     return ListedGpu(
-        position=_whole(fields, "index", 0, MOST_GPUS + _MOST_GONE),
+        position=_whole(fields, "index", 0, MOST_GPUS + MOST_POSITIONS),
         shares=_whole(fields, "shares", least),
         uuid=_text(fields, "uuid"),
         model=sys.intern(_text(fields, "model")),

@@ -214,13 +214,8 @@ def assignment(
     memory on the GPU of the present `IDX`. It never reads `ALLOCATION`; the programs that do read it before `IDX`.
     `INIT_ALLOCATION` is written if an init container or a sidecar has other GPUs than the other annotations imply.
 
-    Args:
-        pod: the pod with its annotations.
-        actual: the allocated shares by position, for every container name and kind of the pod. A whole GPU counts with
-            all of its shares.
-        resources: the resources that we advertise.
-        sizes: the shares of each GPU, by position.
-        now_ns: nanoseconds since the epoch.
+    `actual` are the allocated shares by position, for every container name and kind of the pod; a whole GPU counts with
+    all of its shares. `sizes` are the shares of each GPU by position, `now_ns` nanoseconds since the epoch.
     """
     used = {kind: {position for (_, k), gpus in actual.items() if k is kind for position in gpus} for kind in Kind}
     # Gpushare knows only gpu-mem, so its keys describe the gpu-mem of a pod with both resources.
@@ -302,10 +297,9 @@ def read_instances(text: str) -> Mapping[str, tuple[str, ...]]:
     if too_long(INSTANCES, text):
         raise MalformedAnnotationError(f"{INSTANCES} is longer than {LONGEST[INSTANCES]} characters")
     parsed = _parsed(INSTANCES, text)
-    if not isinstance(parsed, dict) or not all(_are_uuids(uuids) for uuids in parsed.values()):
+    if not isinstance(parsed, dict) or not all(
+        isinstance(uuids, list) and all(isinstance(uuid, str) and _INSTANCE.fullmatch(uuid) for uuid in uuids)
+        for uuids in parsed.values()
+    ):
         raise MalformedAnnotationError(f'{INSTANCES} is not of the form {{"container": ["MIG-..."]}}')
     return {name: tuple(uuids) for name, uuids in parsed.items()}
-
-
-def _are_uuids(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(uuid, str) and _INSTANCE.fullmatch(uuid) for uuid in value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin.core.contract.dra import DRIVER, is_instance
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from gpu_device_plugin.core.model.pods import Pod
+
+T = TypeVar("T")
 
 VERSION = 1
 """Of the file's format. A later agent may add fields, which an older one ignores."""
@@ -155,17 +157,19 @@ def read_prepared(text: str, uid: str) -> PreparedClaim:
     """
     try:
         found: Any = json.loads(text)
+        # Half of a surrogate pair cannot be written again, and no container runtime reads Infinity or NaN.
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
         version = found["version"]
         claim = PreparedClaim(
             uid=_text(found["uid"]),
             namespace=_text(found["namespace"]),
             name=_text(found["name"]),
             device_ids=frozenset(map(_text, _list(found["deviceIDs"]))),
-            enforcement=None if found["enforcement"] is None else Enforcement(_text(found["enforcement"])),
+            enforcement=None if found["enforcement"] is None else Enforcement(found["enforcement"]),
             consumers=tuple(Consumer(_text(uid), _text(name)) for uid, name in map(_list, _list(found["consumers"]))),
             devices=tuple(map(_device, _list(found["devices"]))),
             cdi_names=tuple(map(_text, _list(found["cdiNames"]))),
-            cdi=_object(found["cdi"]),
+            cdi=_expected(dict, found["cdi"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PreparedFileError(f"it is damaged ({type(error).__name__})") from error
@@ -188,31 +192,23 @@ def _device(found: Any) -> PreparedDevice:
     )
 
 
+def _expected(kind: type[T], value: Any) -> T:
+    if type(value) is not kind:  # a bool is an int, and a text a sequence of its letters
+        raise TypeError(f"a {kind.__name__} is expected")
+    return value
+
+
 def _text(value: Any) -> str:
-    """Return a text that can be written again: half of a surrogate pair cannot."""
-    if not isinstance(value, str):
-        raise TypeError("a text is expected")
-    value.encode()
-    return value
-
-
-def _number(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= _MOST:  # a bool is an int, and Infinity is a float
-        raise TypeError("a number that is not negative is expected")
-    return value
+    return _expected(str, value)
 
 
 def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):  # a text is a sequence too, of its letters
-        raise TypeError("a list is expected")
-    return value
+    return _expected(list, value)
 
 
-def _object(value: Any) -> dict[str, Any]:
-    """Return an object that a container runtime can read: Infinity and NaN are no JSON."""
-    if not isinstance(value, dict):
-        raise TypeError("an object is expected")
-    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+def _number(value: Any) -> int:
+    if not 0 <= _expected(int, value) <= _MOST:
+        raise ValueError("a number that is not negative is expected")
     return value
 
 

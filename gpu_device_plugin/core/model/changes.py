@@ -22,9 +22,6 @@ class ChangeLog(Generic[K]):
         """The latest at the end."""
         self._forgotten = 0
 
-    def __repr__(self) -> str:
-        return f"<ChangeLog: {len(self._numbers)} changed>"
-
     def add(self, what: K, number: int) -> None:
         """Note a change."""
         self._numbers[what] = number

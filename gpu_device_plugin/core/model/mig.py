@@ -30,12 +30,8 @@ def profile_name(slices: int, memory_mib: int, total_mib: int, compute: int | No
     NVIDIA's names round the memory up to eighths of the GPU's whole memory, in GB of 2^30 bytes, and halves of these up
     (NVIDIA/go-nvlib, ``mig_profile.go``).
 
-    Args:
-        slices: compute slices of the GPU instance.
-        memory_mib: memory of the GPU instance.
-        total_mib: memory of the GPU.
-        compute: compute slices of the compute instance; None, or as many as `slices`: all of them.
-        attributes: for example ``+me``: the instance has the engines for media.
+    The GPU instance has `slices` compute slices and `memory_mib` of the GPU's `total_mib`. The compute instance has
+    `compute` of its slices, all if None. Attributes are for example ``+me``: it has the engines for media.
     """
     eighths = -(-memory_mib * _MEMORY_SLICES // max(total_mib, 1))
     gigabytes = (2 * eighths * -(-total_mib // 1024) + _MEMORY_SLICES) // (2 * _MEMORY_SLICES)

@@ -158,15 +158,10 @@ def place(
     closeness: Callable[[int, int], int] = lambda _a, _b: 0,
     must: Collection[int] = (),
 ) -> Placement | Refusal:
-    """Choose GPUs for `demand` out of `rooms`.
+    """Choose GPUs for `demand` out of `rooms`, all of a node's, by the policy's `rank`.
 
-    Args:
-        demand: the container's request.
-        rooms: every GPU of the node.
-        rank: the policy, see `POLICIES`.
-        closeness: how well two GPUs (by position) are connected, more is better; only whole GPUs are chosen by it.
-            Whole MIG instances are chosen by their GPUs.
-        must: positions that have to be part of the placement.
+    Whole GPUs are chosen by their `closeness`: how well two of them (by position) are connected, more is better. Whole
+    MIG instances are chosen by their GPUs. The positions in `must` have to be part of the placement.
     """
     rooms, must = sorted(rooms, key=lambda room: room.position), frozenset(must)
     each, rest = divmod(demand.amount, demand.gpus)
@@ -206,17 +201,13 @@ def preference(rooms: Iterable[Room], rank: Rank) -> Callable[[Room], tuple[floa
     Of equal ones a MIG instance comes before a GPU, which may be wanted whole. Of equal instances all those of a GPU
     together decide: the GPUs are filled one after the other, or all evenly, by policy.
     """
-    of_card = _ranks_of_cards(rooms, rank)
-    return lambda room: (rank(room), room.card is None, of_card.get(room.card, 0.0), room.position)
-
-
-def _ranks_of_cards(rooms: Iterable[Room], rank: Rank) -> Mapping[int | None, float]:
-    sums: dict[int, tuple[int, int]] = {}
+    sums: dict[int | None, tuple[int, int]] = {}
     for room in rooms:
         if (card := room.card) is not None:
             total, free = sums.get(card, (0, 0))
             sums[card] = total + room.total, free + (room.free if room.gives_shares else 0)
-    return {card: rank(Room(TOGETHER, total, free, card=card)) for card, (total, free) in sums.items()}
+    of_card = {card: rank(Room(TOGETHER, total, free, card=card)) for card, (total, free) in sums.items()}
+    return lambda room: (rank(room), room.card is None, of_card.get(room.card, 0.0), room.position)
 
 
 def _fitting(demand: Demand, each: int, rooms: Iterable[Room]) -> list[Room]:
@@ -273,11 +264,7 @@ def closest(
 ) -> tuple[int, ...]:
     """Return the best connected group of `size` GPUs; among equals, the one whose rest is best connected.
 
-    Args:
-        candidates: positions of at least so many GPUs.
-        size: how many.
-        closeness: how well two of them, the lower position first, are connected; more is better.
-        must: those that have to be part of the group.
+    `closeness` says how well two of them, the lower position first, are connected. The group has all of `must`.
     """
     order = sorted(candidates)
     links = {a: {b: closeness(min(a, b), max(a, b)) for b in order if b != a} for a in order}

@@ -186,7 +186,15 @@ class Shares:
         if excluded & _names(gpu):
             return "excluded by the configuration"
         if gpu.mig:
-            return _why_not_parent(sum(each.card == gpu.uuid for each in inventory.gpus) - 1, mig)
+            instances = sum(each.card == gpu.uuid for each in inventory.gpus) - 1
+            if not instances:
+                return "in MIG mode and without instances, which nvidia-smi mig or mig-parted creates"
+            if mig is not MigMode.OFF:
+                return ""
+            return (
+                f"in MIG mode, with {instances} instance{'s' * (instances > 1)} that --mig=whole or --mig=share, or "
+                "the node label gpu-device-plugin/mig, would give to pods"
+            )
         return "" if shares_of(gpu, self.share_mib, self.reserve_mib) else self._too_small(gpu)
 
     def _why_not_instance(self, gpu: Gpu, excluded: frozenset[str], mig: MigMode) -> str:
@@ -284,15 +292,3 @@ def _ways(profile: str, mig: MigMode) -> frozenset[Listing]:
     """Return the resources by which an instance of this profile is given."""
     ways: Mapping[MigMode, tuple[Listing, ...]] = {MigMode.WHOLE: ((Kind.INSTANCE, profile),), MigMode.SHARE: (SHARES,)}
     return frozenset(ways.get(mig, ()))
-
-
-def _why_not_parent(instances: int, mig: MigMode) -> str:
-    """Return why the instances of a GPU in MIG mode are not given to pods; empty: they are."""
-    if not instances:
-        return "in MIG mode and without instances, which nvidia-smi mig or mig-parted creates"
-    if mig is not MigMode.OFF:
-        return ""
-    return (
-        f"in MIG mode, with {instances} instance{'s' * (instances > 1)} that --mig=whole or --mig=share, or the node "
-        "label gpu-device-plugin/mig, would give to pods"
-    )

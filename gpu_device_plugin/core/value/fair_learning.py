@@ -250,16 +250,11 @@ _LONGEST_S = 3600.0
 
 
 def due(arrivals: int, learned_from: int, age_s: float, *, outdated: bool) -> bool:
-    """Return whether to learn now.
+    """Return whether to learn now, when so many pods have come in all.
 
-    The first pods teach most, so that the tables are learned again each time when half as many more have come. Later
-    that becomes rare, and an hour is the longest that a changed mix goes unnoticed.
-
-    Args:
-        arrivals: how many pods have come in all.
-        learned_from: how many had come when the tables in force were learned; 0: there are none.
-        age_s: of these tables, seconds.
-        outdated: a node has a shape that these tables do not know.
+    The tables in force were learned `age_s` seconds ago from so many of them (0: there are no tables), and are outdated
+    if a node has a shape that they do not know. The first pods teach most, so that the tables are learned again each
+    time when half as many more have come. Later an hour is the longest that a changed mix goes unnoticed.
     """
     if arrivals < FEWEST:
         return False
