@@ -80,12 +80,14 @@ class _Node:
     entries: dict[str, FleetEntry] = field(default_factory=dict)
 
 
+@dataclass(eq=False, repr=False)
 class View:
     """The candidates by name, with a log of their changes."""
 
-    def __init__(self, current: Callable[[], None]) -> None:
-        """Start without nodes; `current` is called before every read."""
-        self._current = current
+    _current: Callable[[], None]
+    """Called before every read."""
+
+    def __post_init__(self) -> None:
         self._nodes: dict[str, Candidate] = {}
         self._changes: ChangeLog[str] = ChangeLog()
         self._latest = 0

@@ -98,7 +98,7 @@ class Judge:
             yield from appraised.rooms.refresh()
         self._appraised = appraised
         for pod in self._pods.values():
-            pod.forget_gains()
+            pod.gains.clear()
 
     def node_types(self) -> Mapping[NodeType, int]:
         """Return how many nodes with GPUs there are of each shape."""
@@ -169,7 +169,6 @@ class _Rows:
     """The nodes, each in a row for as long as it exists; later another node may get the row. No node is in row 0."""
 
     def __init__(self, nodes: View) -> None:
-        """Start without nodes; see `update`."""
         self._view = nodes
         self._mark = 0
         self._changes: ChangeLog[int] = ChangeLog()
@@ -190,7 +189,6 @@ class _Rows:
         return list(map(self.index.get, names, repeat(0)))
 
     def update(self) -> None:
-        """Apply the changes of the nodes."""
         self._mark, changed = self._view.changed_since(self._mark)
         candidates = self._view.candidates
         for name in {*self.index, *candidates} if changed is None else changed:
@@ -280,7 +278,6 @@ class _Appraised:
     """All nodes appraised by tables that were learned."""
 
     def __init__(self, rows: _Rows, tables: Tables) -> None:
-        """Appraise none yet."""
         self.tables = tables
         self.appraiser = appraiser = Appraiser(tables)
 
@@ -311,14 +308,14 @@ class _Pod:
             rows, verdict, [], effort=effort, estimate=lambda _row: UNTRIED
         )
         self._scores: tuple[tuple[str, str], _Remembered[int]] | None = None
-        self._gains: OrderedDict[Amounts, _Remembered[float]] = OrderedDict()
+        self.gains: OrderedDict[Amounts, _Remembered[float]] = OrderedDict()
 
     def marginal_values(self, appraised: _Appraised, amounts: Amounts) -> Sequence[float]:
         """Return what each row gains by a pod that requests these amounts, `NEVER` where it has no room for itself.
 
         Appraised is the largest of the pod's parts, with all CPU and memory.
         """
-        marginal_values = self._gains.pop(amounts, None)
+        marginal_values = self.gains.pop(amounts, None)
         if marginal_values is None:
             rooms, kind, gain_of = appraised.rooms.now(), largest_kind(self._ask, amounts), appraised.appraiser.gain
             # A pod without GPUs takes nothing on a node without GPUs that pods with GPUs need.
@@ -331,13 +328,10 @@ class _Pod:
                 return elsewhere if self._rows.shape_at[row] is None else NEVER
 
             marginal_values = _Remembered(self._rows, gain, array("d"))
-        self._gains[amounts] = marginal_values
-        if len(self._gains) > _MOST_AMOUNTS:
-            self._gains.popitem(last=False)
+        self.gains[amounts] = marginal_values
+        if len(self.gains) > _MOST_AMOUNTS:
+            self.gains.popitem(last=False)
         return marginal_values.now()
-
-    def forget_gains(self) -> None:
-        self._gains.clear()
 
     def scores(self, node_policy: str, gpu_policy: str) -> Sequence[int]:
         """Return `Scorer.score` of each row on which the pod fits, 0 of the others."""

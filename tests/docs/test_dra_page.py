@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from gpu_device_plugin.core.contract import dra
-from gpu_device_plugin.core.dra.parameters import share_config
+from gpu_device_plugin.core.dra.preparing import share_config
 from gpu_device_plugin.core.model.resource_claims import Claim, Parameters
 from tests.docs.pages import DOCS, ROOT, blocks, sections, text_of
 

@@ -63,7 +63,7 @@ def ask(pod: Pod, resources: Iterable[Resource]) -> Ask | Impossible:
         if not parts:
             return Ask()
         _check_size(parts)
-        return Ask(_split(parts, _gpus_each(pod)), read_wishes(pod.annotations))
+        return Ask(_split(parts, pod.labels.get(SPLIT_LABEL, "1")), read_wishes(pod.annotations))
     except (_ImpossibleError, MalformedAnnotationError) as error:
         return Impossible(str(error))
 
@@ -115,19 +115,14 @@ def amount_of(pod: Pod, resource: Resource) -> int:
     return sum(amount for amount, _ in _parts(pod, resource))
 
 
-def _gpus_each(pod: Pod) -> int:
-    text = pod.labels.get(SPLIT_LABEL, "1")
+def _split(parts: tuple[Part, ...], text: str) -> tuple[Part, ...]:
+    """Return the parts, with the one that asks for memory spread evenly over the GPUs whose number `text` is."""
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
         raise MalformedAnnotationError(f"the pod label {SPLIT_LABEL} is not a number of GPUs; write 2, for example")
-    if int(text) > MOST_GPUS:
+    if (gpus := int(text)) > MOST_GPUS:
         raise MalformedAnnotationError(
-            f"the pod label {SPLIT_LABEL} asks for {int(text)} GPUs, and no node can have more than {MOST_GPUS}"
+            f"the pod label {SPLIT_LABEL} asks for {gpus} GPUs, and no node can have more than {MOST_GPUS}"
         )
-    return int(text)
-
-
-def _split(parts: tuple[Part, ...], gpus: int) -> tuple[Part, ...]:
-    """Return the parts, with the one that asks for memory spread evenly over `gpus` GPUs."""
     memory = [part for part in parts if part.demand.kind is Kind.MEMORY]
     if gpus == 1 or not memory:
         return parts

@@ -83,36 +83,30 @@ def choose(
     more than the `effort`.
     """
     try:
-        return _Choice(preemptor, node, occupants, victims, effort=effort or Effort(_MOST_STEPS)).choose()
+        return _Choice(preemptor, node, occupants, victims, effort or Effort(_MOST_STEPS)).choose()
     except TooLongError:
         return None
 
 
+@dataclass(eq=False)
 class _Choice:
     """The choice of victims on one node, and the steps that it took."""
 
-    def __init__(
-        self,
-        preemptor: Preemptor,
-        node: Candidate,
-        occupants: Iterable[Occupant],
-        victims: frozenset[str],
-        *,
-        effort: Effort,
-    ) -> None:
-        self._preemptor = preemptor
-        self._node = node
-        self._packer = _CountedPacker([part.demand for part in preemptor.ask.parts], effort)
-        self._victims = victims
-        self._staying = [pod for pod in occupants if not pod.terminating]
-        self._proposed = frozenset(pod for pod in self._staying if pod.uid in victims)
+    _preemptor: Preemptor
+    _node: Candidate
+    _occupants: Collection[Occupant]
+    _victims: frozenset[str]
+    _effort: Effort
+
+    def __post_init__(self) -> None:
+        self._packer = _CountedPacker([part.demand for part in self._preemptor.ask.parts], self._effort)
+        self._staying = [pod for pod in self._occupants if not pod.terminating]
+        self._proposed = frozenset(pod for pod in self._staying if pod.uid in self._victims)
         """Those of kube-scheduler's victims that are on GPUs."""
         self._free_to_stay = frozenset(filter(self._may_stay, self._proposed))
-        self._effort = effort
 
     @cached_property
     def _memory(self) -> Mapping[Occupant, int]:
-        """Shares of each pod."""
         sizes = self._node.gpus.sizes
         return {pod: pod.usage.size(sizes) for pod in self._staying}
 

@@ -5,7 +5,7 @@ Two decisions use this search: which pods to evict (`preempting`), and which wou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from itertools import accumulate, combinations, islice, product
 from math import comb
@@ -37,44 +37,39 @@ _MOST_COMPARED = 1000
 takes 0.1 ms."""
 
 
+@dataclass(eq=False, repr=False)
 class VictimSearch:
     """The sets of pods that make room on one node.
 
     A place is one choice of GPUs for the pod: the shares that it takes of each, by position; 0 for a whole GPU.
     """
 
-    def __init__(
-        self,
-        ask: Ask,
-        node: Candidate,
-        pods: Iterable[Occupant],
-        *,
-        cost: Callable[[Collection[Occupant]], tuple[object, ...]],
-        may_go: Callable[[Occupant], bool] = lambda _pod: True,
-        spend: Callable[[int], None] = lambda _steps: None,
-    ) -> None:
-        """Search among the pods that count on a node, of which those may have to go that `may_go`.
+    _ask: Ask
+    _node: Candidate
+    _pods: Iterable[Occupant]
+    """Those that count on the node."""
+    _: KW_ONLY
+    cost: Callable[[Collection[Occupant]], tuple[object, ...]]
+    """By it sets are compared: the number of pods, then sums over the pods, then sorted lists."""
+    may_go: Callable[[Occupant], bool] = lambda _pod: True
+    spend: Callable[[int], None] = lambda _steps: None
+    """Takes note of steps, each of about a microsecond; an error that it raises ends the search."""
 
-        Sets are compared by their `cost`: the number of pods, then sums over the pods, then sorted lists. `spend` takes
-        note of steps, each of about a microsecond; an error that it raises ends the search.
-        """
-        self._demands = [part.demand for part in ask.parts]
+    def __post_init__(self) -> None:
+        self._demands = [part.demand for part in self._ask.parts]
         rooms = {
             room.position: room
-            for room in allowed(ask, node)
+            for room in allowed(self._ask, self._node)
             if room.healthy and any(fits_kind(demand, room) for demand in self._demands)
         }
         self.sizes = {position: room.total for position, room in rooms.items()}
         """Shares of each GPU, or MIG instance, that the pod could get, by position."""
         self._rooms = rooms
-        listed, elsewhere = {gpu.position for gpu in node.gpus.gpus}, node.gpus.elsewhere
+        listed, elsewhere = {gpu.position for gpu in self._node.gpus.gpus}, self._node.gpus.elsewhere
         self.usages = {
-            pod: pod.usage.as_listed(listed, elsewhere) for pod in sorted(pods, key=lambda pod: cost((pod,)))
+            pod: pod.usage.as_listed(listed, elsewhere) for pod in sorted(self._pods, key=lambda pod: self.cost((pod,)))
         }
         """What each pod takes, the cheapest first."""
-        self._cost = cost
-        self._may_go = may_go
-        self._spend = spend
         self._shares: dict[int, dict[Occupant, int]] = {position: {} for position in self.sizes}
         """Shares that pods have of each GPU, or may have; none of pods that have all of it."""
         self._whole: dict[int, list[Occupant]] = {position: [] for position in self.sizes}
@@ -99,7 +94,7 @@ class VictimSearch:
             on_each = [self._in_the_way(*at) for at in place.items()]
             if None not in on_each:
                 sets.add(frozenset[Occupant]().union(*filter(None, on_each)))
-        return sorted(sets, key=self._cost)
+        return sorted(sets, key=self.cost)
 
     def touching(self, place: Collection[int]) -> list[Occupant]:
         """Return the pods that are on some GPUs, or may be, the cheapest first."""
@@ -118,7 +113,7 @@ class VictimSearch:
                 self.exact = self.exact and len(self._demands) == 1
                 return
             place: dict[int, int] = {}
-            self._spend(2 * len(self._demands))
+            self.spend(2 * len(self._demands))
             for demand, group in zip(self._demands, chosen, strict=True):
                 each = _each(demand)
                 if any(at in place and not (each and place[at]) for at in group):
@@ -130,7 +125,7 @@ class VictimSearch:
     def _groups(self, demand: Demand) -> Sequence[tuple[int, ...]]:
         """Return the groups of GPUs that one demand could get, first those on which the fewest pods are in the way."""
         found = {at: self._in_the_way(at, _each(demand)) for at, room in self._rooms.items() if fits_kind(demand, room)}
-        costs = {at: (self._cost(pods), at) for at, pods in found.items() if pods is not None}
+        costs = {at: (self.cost(pods), at) for at, pods in found.items() if pods is not None}
         size = demand.amount if demand.kind is Kind.COUNT else demand.gpus
         # One more than are looked at, so that it shows that there are more.
         return list(islice(combinations(sorted(costs, key=costs.__getitem__), size), MOST_PLACES + 1))
@@ -139,7 +134,7 @@ class VictimSearch:
 
     def _locate(self, pod: Occupant, usage: Usage) -> None:
         """Note on which GPUs a pod is, so that each GPU is asked for no pods but its own."""
-        self._spend(2)
+        self.spend(2)
         for position in self.sizes if usage.unplaced_shares else ():
             self._shares[position][pod] = usage.unplaced_shares
         for position, amount in usage.shares:
@@ -156,13 +151,13 @@ class VictimSearch:
         needed = frozenset(
             self._whole[position] if wanted else (*self._whole[position], *shares, *self._whole_somewhere)
         )
-        self._spend(len(shares) + len(needed))
-        if wanted > size or not all(map(self._may_go, needed)):
+        self.spend(len(shares) + len(needed))
+        if wanted > size or not all(map(self.may_go, needed)):
             return None
         if not wanted:
             return needed
         lacking = wanted - size + sum(shares.values())
-        fewest = self._fewest({pod: amount for pod, amount in shares.items() if self._may_go(pod)}, lacking)
+        fewest = self._fewest({pod: amount for pod, amount in shares.items() if self.may_go(pod)}, lacking)
         return None if fewest is None else fewest | needed
 
     def _fewest(self, shares: Mapping[Occupant, int], lacking: int) -> frozenset[Occupant] | None:
@@ -175,8 +170,8 @@ class VictimSearch:
             return None
         sets = list(islice(groups(alike(largest), number), _MOST_SETS + 1))
         self.exact = self.exact and len(sets) <= _MOST_SETS
-        self._spend(len(sets) * (number + 2) // 2)
-        return min((frozenset(some) for some in sets if sum(map(shares.__getitem__, some)) >= lacking), key=self._cost)
+        self.spend(len(sets) * (number + 2) // 2)
+        return min((frozenset(some) for some in sets if sum(map(shares.__getitem__, some)) >= lacking), key=self.cost)
 
 
 def alike(pods: Iterable[Occupant]) -> list[list[Occupant]]:

@@ -329,7 +329,6 @@ def read_node_gpus(text: str, known: MutableMapping[str, Links] | None = None) -
 
 
 def _gpus(node: Mapping[str, Any], key: str, most: int, least: int = 1) -> tuple[ListedGpu, ...]:
-    """Return the GPUs of one list, by position."""
     listed = node.get(key)
     if not isinstance(listed, list) or len(listed) > most:
         raise _malformed(f"has no list of at most {most} {key}")

@@ -83,21 +83,19 @@ def devices(node: Node, facts: SliceInputs, sets: Mapping[str, str]) -> list[dic
     (1.36.2). Nor does any device where only one kind is offered: with counters the scheduler's work for a pod grows
     with the square of the number of nodes. Otherwise `sets` has, by UUID, the name of the set with the GPU's counter.
     """
-    groups = nvlink_groups(node.links)
-    held = held_otherwise(node, facts.kinds)
-    gpus = _in_order(node, facts.order)
-    kinds = {gpu.position: offered_as(gpu, facts.kinds) for gpu in gpus}
-    shared = [gpu for gpu in gpus if Kind.MEMORY in kinds[gpu.position]]
-    only_whole = [gpu for gpu in gpus if kinds[gpu.position] == {Kind.INSTANCE}]
+    offer = _Offer(node, facts)
+    kinds = {gpu.position: offered_as(gpu, facts.kinds) for gpu in offer.gpus}
+    shared = [gpu for gpu in offer.gpus if Kind.MEMORY in kinds[gpu.position]]
+    only_whole = [gpu for gpu in offer.gpus if kinds[gpu.position] == {Kind.INSTANCE}]
     return [
-        *(_shared(node, gpu, facts, groups, held) | _consuming(gpu, sets) for gpu in shared),
+        *(offer.shared(gpu) | _consuming(gpu, sets) for gpu in shared),
         *(
-            _whole(node, gpu, facts, groups, held) | _consuming(gpu, sets)
-            for gpu in reversed(gpus)
+            offer.whole(gpu) | _consuming(gpu, sets)
+            for gpu in reversed(offer.gpus)
             if kinds[gpu.position] - {Kind.MEMORY} and gpu not in only_whole
         ),
-        *(_whole(node, gpu, facts, groups, held) for gpu in only_whole),
-        *(_monitor(gpu, facts, groups) for gpu in gpus),
+        *map(offer.whole, only_whole),
+        *map(offer.monitor, offer.gpus),
     ]
 
 
@@ -107,14 +105,11 @@ def plain_devices(node: Node, facts: SliceInputs) -> list[dict[str, Any]]:
     MIG instances are among it where they are given whole only: it could not know of the parts of the others. GPUs out
     of service are left out, as no taint could keep pods away from them.
     """
-    groups = nvlink_groups(node.links)
-    held = held_otherwise(node, facts.kinds)
-    gpus = _in_order(node, facts.order)
-    whole = [gpu for gpu in reversed(gpus) if Kind.COUNT in offered_as(gpu, facts.kinds)]
-    whole += [gpu for gpu in gpus if any(kind is Kind.INSTANCE for kind, _ in gpu.offered)]
-    described = [_whole(node, gpu, facts, groups, held) for gpu in whole]
-    healthy = [device for device in described if not device.get("taints")]
-    return [*healthy, *(_monitor(gpu, facts, groups) for gpu in gpus)]
+    offer = _Offer(node, facts)
+    whole = [gpu for gpu in reversed(offer.gpus) if Kind.COUNT in offered_as(gpu, facts.kinds)]
+    whole += [gpu for gpu in offer.gpus if any(kind is Kind.INSTANCE for kind, _ in gpu.offered)]
+    healthy = [device for device in map(offer.whole, whole) if not device.get("taints")]
+    return [*healthy, *map(offer.monitor, offer.gpus)]
 
 
 def nvlink_groups(links: Links) -> dict[int, int]:
@@ -159,97 +154,99 @@ def taint_value(reason: str) -> str:
     return f"xid-{xid[1]}" if xid else "out-of-service"
 
 
-def _in_order(node: Node, order: Iterable[str]) -> list[SharedGpu]:
-    """Return the GPUs and instances that are given to anybody."""
-    place = {uuid: number for number, uuid in enumerate(order)}
-    there = (gpu for gpu in node.shares.gpus if gpu.offered)
-    return sorted(there, key=lambda gpu: (place.get(gpu.gpu.uuid, len(place)), gpu.position))
+class _Offer:
+    """The GPUs and MIG instances of a node that are given to anybody, in their order, described as devices."""
 
+    def __init__(self, node: Node, facts: SliceInputs) -> None:
+        self._node, self._facts = node, facts
+        self._groups, self._held = nvlink_groups(node.links), held_otherwise(node, facts.kinds)
+        place = {uuid: number for number, uuid in enumerate(facts.order)}
+        given = (gpu for gpu in node.shares.gpus if gpu.offered)
+        self.gpus = sorted(given, key=lambda gpu: (place.get(gpu.gpu.uuid, len(place)), gpu.position))
 
-def _shared(
-    node: Node, shared: SharedGpu, facts: SliceInputs, groups: Mapping[int, int], held: Collection[str]
-) -> dict[str, Any]:
-    step, total = node.shares.share_mib, node.shares.share_mib * len(shared.shares)
-    taints = _taints(node, shared, facts, held)
-    if shared.gpu.uuid in facts.barred:
-        taints.append(_taint("limits-missing", "NoSchedule"))
-    return {
-        "name": dra.device_name(shared.gpu.uuid, whole=False),
-        "allowMultipleAllocations": True,
-        "attributes": {
-            **_attributes(shared, facts, groups, dra.SHARED),
-            dra.LIMITS: {"string": facts.enforcements.get(shared.gpu.uuid, Enforcement.ADVISORY).value},
-        },
-        "capacity": {
-            dra.MEMORY: {
-                "value": quantity(total),
-                # A claim that names no memory asks for all of it, as it would without this policy.
-                "requestPolicy": {
-                    "default": quantity(total),
-                    "validRange": {
-                        "min": quantity(step),
-                        "max": quantity(total),
-                        # A step that no amount can make is refused.
-                        **({"step": quantity(step)} if total > step else {}),
+    def shared(self, shared: SharedGpu) -> dict[str, Any]:
+        step, total = self._node.shares.share_mib, self._node.shares.share_mib * len(shared.shares)
+        taints = self._taints(shared)
+        if shared.gpu.uuid in self._facts.barred:
+            taints.append(_taint("limits-missing", "NoSchedule"))
+        return {
+            "name": dra.device_name(shared.gpu.uuid, whole=False),
+            "allowMultipleAllocations": True,
+            "attributes": {
+                **self._attributes(shared, dra.SHARED),
+                dra.LIMITS: {"string": self._facts.enforcements.get(shared.gpu.uuid, Enforcement.ADVISORY).value},
+            },
+            "capacity": {
+                dra.MEMORY: {
+                    "value": quantity(total),
+                    # A claim that names no memory asks for all of it, as it would without this policy.
+                    "requestPolicy": {
+                        "default": quantity(total),
+                        "validRange": {
+                            "min": quantity(step),
+                            "max": quantity(total),
+                            # A step that no amount can make is refused.
+                            **({"step": quantity(step)} if total > step else {}),
+                        },
                     },
                 },
+                dra.COMPUTE: {
+                    "value": "100",
+                    "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}},
+                },
             },
-            dra.COMPUTE: {
-                "value": "100",
-                "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}},
-            },
-        },
-        **({"taints": taints} if taints else {}),
-    }
+            **({"taints": taints} if taints else {}),
+        }
 
+    def whole(self, shared: SharedGpu) -> dict[str, Any]:
+        taints = self._taints(shared)
+        if shared.gpu.instance is None:
+            attributes = self._attributes(shared, dra.WHOLE)
+        else:
+            limits = {dra.LIMITS: {"string": Enforcement.PARTITION.value}}
+            attributes = self._attributes(shared, dra.MIG) | limits
+        return {
+            "name": dra.device_name(shared.gpu.uuid, whole=True),
+            "attributes": attributes,
+            "capacity": {dra.MEMORY: {"value": quantity(shared.gpu.total_mib)}},
+            **({"taints": taints} if taints else {}),
+        }
 
-def _whole(
-    node: Node, shared: SharedGpu, facts: SliceInputs, groups: Mapping[int, int], held: Collection[str]
-) -> dict[str, Any]:
-    taints = _taints(node, shared, facts, held)
-    if shared.gpu.instance is None:
-        attributes = _attributes(shared, facts, groups, dra.WHOLE)
-    else:
-        limits = {dra.LIMITS: {"string": Enforcement.PARTITION.value}}
-        attributes = _attributes(shared, facts, groups, dra.MIG) | limits
-    return {
-        "name": dra.device_name(shared.gpu.uuid, whole=True),
-        "attributes": attributes,
-        "capacity": {dra.MEMORY: {"value": quantity(shared.gpu.total_mib)}},
-        **({"taints": taints} if taints else {}),
-    }
+    def monitor(self, shared: SharedGpu) -> dict[str, Any]:
+        """Return the device by which a GPU, or an instance, is looked at.
 
+        Of a GPU in MIG mode that are its instances: to a program without privileges the driver tells nothing of the use
+        of such a GPU as a whole.
+        """
+        return {
+            "name": dra.monitor_name(shared.gpu.uuid),
+            "attributes": self._attributes(shared, dra.MONITOR),
+        }
 
-def _monitor(shared: SharedGpu, facts: SliceInputs, groups: Mapping[int, int]) -> dict[str, Any]:
-    """Return the device by which a GPU, or an instance, is looked at.
+    def _attributes(self, shared: SharedGpu, kind: str) -> dict[str, Any]:
+        gpu, instance = shared.gpu, shared.gpu.instance
+        version = semver(self._facts.driver_version or "")
+        known: dict[str, tuple[str, Any]] = {
+            dra.TYPE: ("string", kind),
+            dra.UUID: ("string", gpu.uuid[:_LONGEST_TEXT]),
+            dra.PRODUCT: ("string", gpu.product[:_LONGEST_TEXT]),
+            dra.ARCHITECTURE: ("string", gpu.architecture and gpu.architecture[:_LONGEST_TEXT]),
+            dra.DRIVER_VERSION: ("version", version),
+            dra.INDEX: ("int", shared.position),
+            dra.NUMA_NODE: ("int", gpu.numa_node),
+            dra.NVLINK_GROUP: ("int", self._groups.get(shared.position)),
+            dra.PCI_BUS_ID: ("string", gpu.pci_bus_id and gpu.pci_bus_id.lower()),
+            dra.PARENT_UUID: ("string", instance and instance.parent[:_LONGEST_TEXT]),
+            dra.PROFILE: ("string", instance and instance.profile[:_LONGEST_TEXT]),
+            dra.GPU_INSTANCE: ("int", instance and instance.gi),
+        }
+        return {name: {kind: value} for name, (kind, value) in known.items() if value is not None}
 
-    Of a GPU in MIG mode that are its instances: to a program without privileges the driver tells nothing of the use of
-    such a GPU as a whole.
-    """
-    return {
-        "name": dra.monitor_name(shared.gpu.uuid),
-        "attributes": _attributes(shared, facts, groups, dra.MONITOR),
-    }
-
-
-def _attributes(shared: SharedGpu, facts: SliceInputs, groups: Mapping[int, int], kind: str) -> dict[str, Any]:
-    gpu, instance = shared.gpu, shared.gpu.instance
-    version = semver(facts.driver_version or "")
-    known: dict[str, tuple[str, Any]] = {
-        dra.TYPE: ("string", kind),
-        dra.UUID: ("string", gpu.uuid[:_LONGEST_TEXT]),
-        dra.PRODUCT: ("string", gpu.product[:_LONGEST_TEXT]),
-        dra.ARCHITECTURE: ("string", gpu.architecture and gpu.architecture[:_LONGEST_TEXT]),
-        dra.DRIVER_VERSION: ("version", version),
-        dra.INDEX: ("int", shared.position),
-        dra.NUMA_NODE: ("int", gpu.numa_node),
-        dra.NVLINK_GROUP: ("int", groups.get(shared.position)),
-        dra.PCI_BUS_ID: ("string", gpu.pci_bus_id and gpu.pci_bus_id.lower()),
-        dra.PARENT_UUID: ("string", instance and instance.parent[:_LONGEST_TEXT]),
-        dra.PROFILE: ("string", instance and instance.profile[:_LONGEST_TEXT]),
-        dra.GPU_INSTANCE: ("int", instance and instance.gi),
-    }
-    return {name: {kind: value} for name, (kind, value) in known.items() if value is not None}
+    def _taints(self, shared: SharedGpu) -> list[dict[str, Any]]:
+        uuid = shared.gpu.uuid
+        if uuid in self._node.unhealthy:
+            return [_taint(taint_value(self._node.unhealthy[uuid]), "NoExecute" if self._facts.evict else "NoSchedule")]
+        return [_taint("held-otherwise", "NoSchedule")] if uuid in self._held else []
 
 
 def _consuming(shared: SharedGpu, sets: Mapping[str, str]) -> dict[str, Any]:
@@ -261,13 +258,6 @@ def _consuming(shared: SharedGpu, sets: Mapping[str, str]) -> dict[str, Any]:
 
 def _counter(shared: SharedGpu) -> str:
     return dra.device_name(shared.gpu.uuid, whole=False)
-
-
-def _taints(node: Node, shared: SharedGpu, facts: SliceInputs, held: Collection[str]) -> list[dict[str, Any]]:
-    uuid = shared.gpu.uuid
-    if uuid in node.unhealthy:
-        return [_taint(taint_value(node.unhealthy[uuid]), "NoExecute" if facts.evict else "NoSchedule")]
-    return [_taint("held-otherwise", "NoSchedule")] if uuid in held else []
 
 
 def _taint(value: str, effect: str) -> dict[str, Any]:

@@ -207,9 +207,10 @@ def _list(value: Any) -> list[Any]:
 
 
 def _number(value: Any) -> int:
-    if not 0 <= _expected(int, value) <= _MOST:
+    number = _expected(int, value)
+    if not 0 <= number <= _MOST:
         raise ValueError("a number that is not negative is expected")
-    return value
+    return number
 
 
 # --- Its status in the API --------------------------------------------------------------------------------------------

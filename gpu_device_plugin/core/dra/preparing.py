@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.dra import DRIVER, parse_device_name, parse_monitor_name
-from gpu_device_plugin.core.dra.parameters import NO_CONFIG, ParametersError, ShareConfig, share_config
+from gpu_device_plugin.core.contract.dra import API_VERSION, CONFIG_KIND, DRIVER, parse_device_name, parse_monitor_name
 from gpu_device_plugin.core.dra.prepared import PreparedDevice
+from gpu_device_plugin.core.model.limits import CHOOSABLE, Enforcement
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.kubelet.admission import Refused, Why
+from gpu_device_plugin.core.node.limits.container_grants import VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -22,6 +23,32 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resource_claims import Claim, Device
     from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.node import Node
+
+    _Given = tuple[Device, SharedGpu, bool]
+    """A device of a claim, its GPU, and whether it is all of a GPU or MIG instance."""
+
+_FIELDS = ("limits", "computePercent", "frameworks")
+_SHOWN = 64
+"""Most characters of a stranger's word that a message repeats."""
+
+
+class ParametersError(ValueError):
+    """Parameters that cannot be used; the message is a sentence without a full stop that names the fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareConfig:
+    """The parameters of the devices of one request."""
+
+    limits: Enforcement | None = None
+    """The weakest means of limiting memory that will do; None: whatever the node has."""
+    compute: int | None = None
+    """Percent of the multiprocessors; None: what the claim took of them, or no limit."""
+    frameworks: tuple[str, ...] = ()
+    """Names in `core.node.limits.container_grants`."""
+
+
+NO_CONFIG = ShareConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +111,7 @@ def two_claims(pod: Pod, claim: Claim, prepared: Iterable[PreparedClaim]) -> Ref
     return None
 
 
-def _gpus(node: Node, claim: Claim, node_name: str, *, running: bool) -> list[tuple[Device, SharedGpu, bool]] | Refused:
-    """Return the devices of a claim with their GPUs, and whether they are whole GPUs, or whole MIG instances."""
+def _gpus(node: Node, claim: Claim, node_name: str, *, running: bool) -> list[_Given] | Refused:
     ours = claim.devices_of(DRIVER)
     if not ours:
         return Refused(
@@ -94,7 +120,7 @@ def _gpus(node: Node, claim: Claim, node_name: str, *, running: bool) -> list[tu
             "again",
         )
     known = {shared.gpu.uuid.lower(): shared for shared in node.shares.gpus if not shared.gone or running}
-    found: list[tuple[Device, SharedGpu, bool]] = []
+    found: list[_Given] = []
     for device in ours:
         if device.pool != node_name:
             return Refused(
@@ -128,7 +154,7 @@ def _gpus(node: Node, claim: Claim, node_name: str, *, running: bool) -> list[tu
     return found
 
 
-def _several_instances(claim: Claim, gpus: Collection[tuple[Device, SharedGpu, bool]]) -> Refused | None:
+def _several_instances(claim: Claim, gpus: Collection[_Given]) -> Refused | None:
     """Refuse parts of a MIG instance together with parts of anything else: CUDA shows a program one instance."""
     there = {shared.position: shared for _, shared, _ in gpus}
     if len(there) < 2 or all(shared.gpu.instance is None for shared in there.values()):
@@ -143,7 +169,6 @@ def _several_instances(claim: Claim, gpus: Collection[tuple[Device, SharedGpu, b
 
 
 def _config(claim: Claim, requests: Iterable[str]) -> ShareConfig | Refused:
-    """Return the parameters that all requests have."""
     try:
         configs = {share_config(claim, request) for request in requests}
     except ParametersError as error:
@@ -157,15 +182,13 @@ def _config(claim: Claim, requests: Iterable[str]) -> ShareConfig | Refused:
     return configs.pop()
 
 
-def _beside(gpus: Collection[tuple[Device, SharedGpu, bool]], config: ShareConfig) -> Preparation:
+def _beside(gpus: Collection[_Given], config: ShareConfig) -> Preparation:
     devices = tuple(_prepared(device, shared, 0, 0) for device, shared, _ in gpus)
     placement = _placement(Kind.COUNT, {shared.position: len(shared.shares) for _, shared, _ in gpus})
     return Preparation(devices, frozenset(), placement, config, admin=True)
 
 
-def _whole(
-    node: Node, gpus: Collection[tuple[Device, SharedGpu, bool]], before: PreparedClaim | None
-) -> Preparation | Refused:
+def _whole(node: Node, gpus: Collection[_Given], before: PreparedClaim | None) -> Preparation | Refused:
     held = frozenset() if before is None else before.device_ids
     for _, shared, _ in gpus:
         use = node.use(shared)
@@ -178,11 +201,7 @@ def _whole(
 
 
 def _shares(
-    node: Node,
-    claim: Claim,
-    gpus: Collection[tuple[Device, SharedGpu, bool]],
-    config: ShareConfig,
-    before: PreparedClaim | None,
+    node: Node, claim: Claim, gpus: Collection[_Given], config: ShareConfig, before: PreparedClaim | None
 ) -> Preparation | Refused:
     share_mib = node.shares.share_mib
     amounts: dict[int, int] = defaultdict(int)
@@ -234,10 +253,8 @@ def _closed(node: Node, shared: SharedGpu) -> Refused | None:
 
 
 def _taken(shared: SharedGpu) -> Refused:
-    return Refused(
-        Why.IN_WHOLE_USE,
-        f"{shared.name} is still in use by another claim or container; this is tried again",
-    )
+    why = f"{shared.name} is still in use by another claim or container; this is tried again"
+    return Refused(Why.IN_WHOLE_USE, why)
 
 
 def _prepared(device: Device, shared: SharedGpu, mib: int, compute: int) -> PreparedDevice:
@@ -245,10 +262,62 @@ def _prepared(device: Device, shared: SharedGpu, mib: int, compute: int) -> Prep
 
 
 def _kind(shared: SharedGpu) -> Kind:
-    """Return the kind of what a claim has whole."""
     return Kind.COUNT if shared.gpu.instance is None else Kind.INSTANCE
 
 
 def _placement(kind: Kind, amounts: Mapping[int, int]) -> Placement:
     amount = Counter(amounts).total() if kind is Kind.MEMORY else len(amounts)
     return Placement(Demand(kind, amount, len(amounts)), tuple(sorted(amounts.items())))
+
+
+# --- The parameters of a claim, or of its DeviceClass, for our driver -------------------------------------------------
+
+
+def share_config(claim: Claim, request: str) -> ShareConfig:
+    """Return the parameters for the devices of one request: each field from the claim, else from the DeviceClass.
+
+    Raises:
+        ParametersError: some of them cannot be used.
+    """
+    merged: dict[str, Any] = {}
+    for each in claim.parameters:
+        if not each.requests or request in each.requests:
+            merged |= _fields(each.values, "its DeviceClass" if each.of_class else "the claim")
+    return ShareConfig(merged.get("limits"), merged.get("computePercent"), merged.get("frameworks", ()))
+
+
+def _fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Check the parameters of one author, and return their fields."""
+    version, kind = values.get("apiVersion"), values.get("kind")
+    if (version, kind) != (API_VERSION, CONFIG_KIND):
+        raise ParametersError(
+            f"{where} has parameters that are not of apiVersion {API_VERSION} and kind {CONFIG_KIND}, but of "
+            f"{_said(version)} and {_said(kind)}"
+        )
+    unknown = sorted(key for key in values if key not in {"apiVersion", "kind", *_FIELDS})
+    if unknown:
+        raise ParametersError(f"{where} has the parameter {_said(unknown[0])}, and there are only {', '.join(_FIELDS)}")
+    found: dict[str, Any] = {}
+    if "limits" in values:
+        if values["limits"] not in CHOOSABLE:
+            raise ParametersError(f"{where} has limits {_said(values['limits'])}; write one of {', '.join(CHOOSABLE)}")
+        found["limits"] = Enforcement(values["limits"])
+    if "computePercent" in values:
+        percent = values["computePercent"]
+        if type(percent) is not int or not 1 <= percent <= 100:
+            raise ParametersError(f"{where} has computePercent {_said(percent)}; write a whole number from 1 to 100")
+        found["computePercent"] = percent
+    if "frameworks" in values:
+        names = values["frameworks"]
+        if not isinstance(names, list) or not all(isinstance(name, str) and name in VARIABLES for name in names):
+            raise ParametersError(
+                f"{where} has frameworks {_said(names)}; write a list of some of {', '.join(VARIABLES)}"
+            )
+        found["frameworks"] = tuple(name for name in VARIABLES if name in names)
+    return found
+
+
+def _said(value: object) -> str:
+    """Return a stranger's value for a message, without anything that could control a terminal."""
+    text = ascii(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

@@ -172,7 +172,8 @@ class Shares:
             barred = _with_its_card(gpu, excluded) or bool(self._why_not_instance(gpu, excluded, mig))
             # An instance that was made again under its UUID may be smaller: then its earlier IDs are for nobody.
             smaller = mig is MigMode.SHARE and count < len(ids)
-            offered = frozenset[Listing]() if barred or smaller else _ways(gpu.instance.profile, mig)
+            way: Listing = SHARES if mig is MigMode.SHARE else (Kind.INSTANCE, gpu.instance.profile)
+            offered = frozenset[Listing]() if barred or smaller or mig is MigMode.OFF else frozenset({way})
         else:
             offered = OF_GPU if shared.listed or not gpu.mig else frozenset[Listing]()
         listed = shared.listed | offered
@@ -284,11 +285,4 @@ class Shares:
 
 
 def _with_its_card(instance: Gpu, excluded: frozenset[str]) -> bool:
-    """Return whether an instance is excluded with its GPU."""
     return bool(excluded & {instance.card, str(instance.index)})
-
-
-def _ways(profile: str, mig: MigMode) -> frozenset[Listing]:
-    """Return the resources by which an instance of this profile is given."""
-    ways: Mapping[MigMode, tuple[Listing, ...]] = {MigMode.WHOLE: ((Kind.INSTANCE, profile),), MigMode.SHARE: (SHARES,)}
-    return frozenset(ways.get(mig, ()))

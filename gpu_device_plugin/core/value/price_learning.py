@@ -129,7 +129,10 @@ def learning(mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int]) -> Gen
     cpu_only = [(kind.cpu_milli, part * kind.cpu_milli / all_cpu) for kind, part in comes if not kind.gpus]
     per_cpu = CPU_HOSTS / cpu_per_share if cpu_per_share else 0.0
     yield
-    gpus_of = yield from _gpus_of(nodes)
+    gpus_of: dict[NodeType, Mapping[GpuKind, int]] = {}
+    for node_type in nodes:
+        gpus_of[node_type] = Counter(node_type.gpus)
+        yield
     gpus = sorted({gpu for there in gpus_of.values() for gpu in there})
     yield from _matched([kind for kind, _ in comes], {gpu.model for gpu in gpus})
     levels = _levels(comes, MOST_TABLES // max(1, len(gpus)))
@@ -162,15 +165,6 @@ def mean_gpu(nodes: Mapping[NodeType, int]) -> float:
         return sum(node_type.whole_shares * number for node_type, number in nodes.items()) / gpus
     instances = sum(len(node_type.sizes) * number for node_type, number in nodes.items())
     return sum(sum(node_type.sizes) * number for node_type, number in nodes.items()) / instances if instances else 1.0
-
-
-def _gpus_of(nodes: Iterable[NodeType]) -> Generator[None, None, dict[NodeType, Mapping[GpuKind, int]]]:
-    """Return how many GPUs of each kind a node of each shape has."""
-    found: dict[NodeType, Mapping[GpuKind, int]] = {}
-    for node_type in nodes:
-        found[node_type] = Counter(node_type.gpus)
-        yield
-    return found
 
 
 def _matched(mix: Iterable[PodKind], models: Collection[str]) -> Generator[None, None, None]:

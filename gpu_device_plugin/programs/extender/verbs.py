@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from dataclasses import KW_ONLY, dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.http import JSON, Page
@@ -147,16 +148,15 @@ class Verbs:
     def prioritize(self, body: bytes) -> bytes:
         """Return the scores of nodes for a pod, in their order; 0 where it does not fit."""
         names: Sequence[str] = ()
+        scores: Iterable[int] = repeat(0)
         try:
             args = wire.read_args(body)
             names = args.names
             pod, asked = self._asked(args.pod)
+            if not isinstance(asked, Impossible):
+                scores = self.judge.scores(asked, names, self.node_policy(), self.gpu_policy(), pod.amounts)
         except _NO_ANSWER as error:
             self._unanswered("prioritize", error)
-            return wire.priorities([wire.HostPriority(name, 0) for name in names])
-        if isinstance(asked, Impossible):
-            return wire.priorities([wire.HostPriority(name, 0) for name in names])
-        scores = self.judge.scores(asked, names, self.node_policy(), self.gpu_policy(), pod.amounts)
         return wire.priorities(list(map(wire.HostPriority, names, scores)))
 
     def preempt(self, body: bytes) -> bytes:
@@ -300,13 +300,15 @@ _NEWEST = 64
 """Verdicts that are kept then anyway: the scheduler may know a pod before our watch shows it."""
 
 
+@dataclass(eq=False, repr=False)
 class WaitingObserved:
     """The last verdict on each waiting pod. Only a leader is asked for verdicts."""
 
-    def __init__(self, fleet: Fleet, wall: Callable[[], float] = time.time) -> None:
-        """Begin without a verdict; `wall` returns seconds since the epoch."""
-        self._fleet = fleet
-        self._wall = wall
+    _fleet: Fleet
+    _wall: Callable[[], float] = time.time
+    """Returns seconds since the epoch."""
+
+    def __post_init__(self) -> None:
         self._reasons: dict[str, WaitingReason] = {}
         """By pod UID, the latest verdict at the end."""
 

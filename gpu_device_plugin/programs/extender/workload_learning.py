@@ -94,7 +94,6 @@ class Learner:
                 await self.learn()
 
     async def _look_at_holdings(self) -> None:
-        """Note which namespace uses how much GPU memory."""
         self._held_at = self._clock()
         unit = mean_gpu(self._judge.node_types())
         held: dict[str, float] = {}

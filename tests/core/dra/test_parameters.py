@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.core.dra.parameters import NO_CONFIG, ParametersError, ShareConfig, share_config
+from gpu_device_plugin.core.dra.preparing import NO_CONFIG, ParametersError, ShareConfig, share_config
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.resource_claims import Parameters
 from tests.claims import claim, config, device
