@@ -153,7 +153,7 @@ def usage_of(pod: Pod, resources: Iterable[Resource]) -> Usage:
 def _held(part: Part, promised: Mapping[tuple[str, Kind], Promise]) -> Mapping[int, int]:
     """Return the shares of a part by known GPU: those that its containers keep, or have left for reuse.
 
-    The rule is that of the part's size (`asking`). A promise of more than that size is discarded.
+    The rule is that of the part's size (`pod_demand`). A promise of more than that size is discarded.
     """
     memory = part.demand.kind is Kind.MEMORY
     held: dict[int, tuple[int, int]] = {}  # the shares that containers keep, and those left for reuse

@@ -169,7 +169,7 @@ class Shares:
         count = shares_of(gpu, self.share_mib, self.reserve_mib)
         ids = shared.shares or tuple(share_id(gpu.uuid, n) for n in range(count))
         if gpu.instance is not None:
-            barred = _with_its_card(gpu, excluded) or bool(self._why_not_instance(gpu, excluded, mig))
+            barred = _with_its_card(gpu, excluded) or bool(self._barred(gpu, excluded, mig))
             # An instance that was made again under its UUID may be smaller: then its earlier IDs are for nobody.
             smaller = mig is MigMode.SHARE and count < len(ids)
             way: Listing = SHARES if mig is MigMode.SHARE else (Kind.INSTANCE, gpu.instance.profile)
@@ -181,33 +181,34 @@ class Shares:
 
     def _why_not(self, gpu: Gpu, excluded: frozenset[str], mig: MigMode, inventory: Inventory) -> str:
         """Return why a GPU is not shared; empty: it is, or the reason stands beside another GPU."""
-        if gpu.instance is not None:
-            told_elsewhere = mig is MigMode.OFF or _with_its_card(gpu, excluded)
-            return "" if told_elsewhere else self._why_not_instance(gpu, excluded, mig)
-        if excluded & _names(gpu):
-            return "excluded by the configuration"
-        if gpu.mig:
-            instances = sum(each.card == gpu.uuid for each in inventory.gpus) - 1
-            if not instances:
-                return "in MIG mode and without instances, which nvidia-smi mig or mig-parted creates"
-            if mig is not MigMode.OFF:
-                return ""
-            return (
-                f"in MIG mode, with {instances} instance{'s' * (instances > 1)} that --mig=whole or --mig=share, or "
-                "the node label gpu-device-plugin/mig, would give to pods"
-            )
-        return "" if shares_of(gpu, self.share_mib, self.reserve_mib) else self._too_small(gpu)
-
-    def _why_not_instance(self, gpu: Gpu, excluded: frozenset[str], mig: MigMode) -> str:
-        if excluded & _names(gpu):
-            return "excluded by the configuration"
-        if gpu.instance is not None and not gpu.instance.alone:
-            return (
-                f"the compute instance {gpu.instance.profile} uses the memory of its GPU instance together with others"
-            )
-        if mig is MigMode.WHOLE or shares_of(gpu, self.share_mib, self.reserve_mib):
+        if gpu.instance is not None and (mig is MigMode.OFF or _with_its_card(gpu, excluded)):
             return ""
-        return self._too_small(gpu)
+        why = self._barred(gpu, excluded, mig)
+        if why or not gpu.mig:
+            return why
+        instances = sum(each.card == gpu.uuid for each in inventory.gpus) - 1
+        if not instances:
+            return "in MIG mode and without instances, which nvidia-smi mig or mig-parted creates"
+        if mig is not MigMode.OFF:
+            return ""
+        return (
+            f"in MIG mode, with {instances} instance{'s' * (instances > 1)} that --mig=whole or --mig=share, or "
+            "the node label gpu-device-plugin/mig, would give to pods"
+        )
+
+    def _barred(self, gpu: Gpu, excluded: frozenset[str], mig: MigMode) -> str:
+        """Return why a GPU or MIG instance by itself cannot be shared; empty: it can, or is in MIG mode."""
+        if excluded & _names(gpu):
+            return "excluded by the configuration"
+        instance = gpu.instance
+        if instance is not None and not instance.alone:
+            return f"the compute instance {instance.profile} uses the memory of its GPU instance together with others"
+        given_whole = gpu.mig or (instance is not None and mig is MigMode.WHOLE)
+        if given_whole or shares_of(gpu, self.share_mib, self.reserve_mib):
+            return ""
+        kept_back = gpu.reserved_mib + self.reserve_mib
+        less = f", of which {format_mib(kept_back)} are kept back" if gpu.total_mib >= self.share_mib else ""
+        return f"{format_mib(gpu.total_mib)}{less}, less than one share of {format_mib(self.share_mib)}"
 
     def _check(self, gpus: Collection[SharedGpu], limit: int) -> None:
         """Raise TooManySharesError if a resource has more IDs than `limit`, or the node too many positions."""
@@ -235,11 +236,6 @@ class Shares:
             f"kubelet copes with about {limit}; set the share size to {format_mib(fits)} or more",
             restart_helps=False,
         )
-
-    def _too_small(self, gpu: Gpu) -> str:
-        share, kept_back = format_mib(self.share_mib), gpu.reserved_mib + self.reserve_mib
-        less = f", of which {format_mib(kept_back)} are kept back" if gpu.total_mib >= self.share_mib else ""
-        return f"{format_mib(gpu.total_mib)}{less}, less than one share of {share}"
 
     @property
     def why_none(self) -> str:
