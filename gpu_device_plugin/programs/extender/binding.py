@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -276,7 +276,7 @@ PAUSE_S = 2.0
 every 2 s (kube-scheduler's default), and another one would have had to acquire it, bind a pod and release it."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Freshness:
     """Catches up before the first of a series of bindings; the later ones proceed at once."""
 
@@ -284,7 +284,7 @@ class Freshness:
     """Raises if it cannot."""
     _clock: Callable[[], float]
     """Returns monotonic seconds."""
-    catches: int = 0
+    catches: int = field(default=0, init=False)
     """The number of times that catching up was necessary."""
 
     def __post_init__(self) -> None:

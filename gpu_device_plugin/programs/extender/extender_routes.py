@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import __version__
@@ -145,7 +145,7 @@ class Readiness:
     """Returns monotonic seconds."""
     _unfollowed_s: float
     """How old the view of the cluster may be while a watch is broken."""
-    shutting_down: bool = False
+    shutting_down: bool = field(default=False, init=False)
     """The extender is shutting down, and accepts no new work."""
 
     def __post_init__(self) -> None:

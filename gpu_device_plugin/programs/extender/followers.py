@@ -27,7 +27,7 @@ _MOST_LINKS = 200
 """The most GPU topologies that are cached; the cache is cleared when it is full."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class PodStore(Store[Pod | OtherPod]):
     """Applies watched pods to a fleet, and has a learner observe each pod that was bound, once.
 

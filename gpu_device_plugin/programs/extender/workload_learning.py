@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
@@ -50,7 +50,7 @@ class Learner:
     """How often to look whether there is more to learn."""
     hold_s: float = 60.0
     """How often to look which namespace uses how much GPU memory, by the pods that `entries` returns."""
-    distrusted: tuple[str, ...] = ()
+    distrusted: tuple[str, ...] = field(default=(), init=False)
     """Namespaces that count little; see `Study.distrusted`."""
 
     def __post_init__(self) -> None:
