@@ -55,9 +55,9 @@ class Accepting(Server):
 
         Args:
             handler: answers requests.
-            listening: the listening socket; this server closes it.
-            limits: how many connections are kept, None: all.
-            tls: the certificates; None: plain HTTP.
+            listening: this server closes it.
+            limits: None: all connections are kept.
+            tls: None: plain HTTP.
             handshake_within_s: how long a TLS handshake may take.
             handshakes_only: a connection counts until its TLS handshake is finished.
             headers: further headers of the answers to what is no request.

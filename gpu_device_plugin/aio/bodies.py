@@ -45,9 +45,6 @@ class Bodies:
         self._within_s = within_s
         self._held: set[_Body] = set()
 
-    def __repr__(self) -> str:
-        return f"<Bodies: {len(self._held)} with {self.size} bytes>"
-
     @property
     def size(self) -> int:
         """The bytes of all of them."""
@@ -66,8 +63,7 @@ class Bodies:
     async def read(self, body: _Body, request: BaseRequest) -> bytes:
         """Return the body of a request.
 
-        Raises:
-            BodyError: it is too large, incomplete or late, or was the largest of too many.
+        BodyError: it is too large, incomplete or late, or was the largest of too many.
         """
         from aiohttp.web_protocol import RequestPayloadError  # noqa: PLC0415 - see aio.http
 

@@ -17,11 +17,7 @@ def signal_child(pid: int, returncode: int | None, number: signal.Signals) -> No
     an ended child before asyncio's child watcher does: asyncio then warns about an unknown child process and reports
     exit code 255. A child that ended just now stays a zombie until asyncio reaps it, so `pid` cannot belong to another
     process yet.
-
-    Args:
-        pid: the child's process ID.
-        returncode: the exit code that asyncio reports; None if it has not seen the child end.
-        number: the signal.
+    `returncode` is the exit code that asyncio reports; None if it has not seen the child end.
     """
     if returncode is None:
         with suppress(ProcessLookupError):

@@ -60,9 +60,6 @@ class ConnectionLimit:
         self._by_network: Counter[bytes] = Counter()
         self._number = 0
 
-    def __repr__(self) -> str:
-        return f"<ConnectionLimit: {len(self)} connections of {len(self._by_address)} addresses>"
-
     def __len__(self) -> int:
         return self._by_network.total()
 

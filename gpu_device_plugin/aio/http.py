@@ -239,9 +239,6 @@ class _Desk:
         self._busy = 0
         self._closing: asyncio.Event | None = None
 
-    def __repr__(self) -> str:
-        return f"<_Desk: {len(self._routes)} paths, {self._busy} requests>"
-
     async def answer(self, request: BaseRequest) -> StreamResponse:
         self._busy += 1
         try:

@@ -12,13 +12,8 @@ _log = logging.getLogger(__name__)
 def server_tls(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.SSLContext:
     """Load the certificates of a TLS server. Changed files are reloaded when the next client connects.
 
-    Args:
-        cert: PEM file with the certificate and the intermediate certificates.
-        key: PEM file with the certificate's key.
-        client_ca: PEM file; only clients with a certificate signed by this authority are served. None: every client.
-
-    Raises:
-        OSError: a file cannot be read or used; the message names the files.
+    All are PEM files; `cert` has the intermediate certificates too. With `client_ca` only clients with a certificate
+    signed by this authority are served. OSError: a file cannot be read or used; the message names the files.
     """
     files = tuple(file for file in (cert, key, client_ca) if file is not None)
     read, newest = _read(files)

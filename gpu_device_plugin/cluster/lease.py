@@ -7,7 +7,7 @@ import logging
 import math
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -54,9 +54,11 @@ class _Spec(msgspec.Struct, rename="camel", frozen=True):
 
 
 class _Lease(msgspec.Struct):
+    metadata: dict[str, Any]
     spec: _Spec | None = None
 
 
+@dataclass(eq=False)
 class Lease:
     """One candidate of the election.
 
@@ -64,15 +66,17 @@ class Lease:
     version of it. A caller that reads `leading` right before it acts can rely on it while the monotonic clock runs.
     """
 
-    def __init__(
-        self, client: Client, namespace: str, name: str, identity: str, *, timing: LeaseTiming = DEFAULT_TIMING
-    ) -> None:
-        """Become a candidate under `identity`, unique to this process: not even this program may reuse it later."""
-        self._client = client
-        self._namespace = namespace
-        self._name = name
-        self._identity = identity
-        self._timing = timing
+    _client: Client
+    _namespace: str
+    _name: str
+    _identity: str
+    """Unique to this process: not even this program may reuse it later."""
+    _: KW_ONLY
+    timing: LeaseTiming = DEFAULT_TIMING
+    problem: ApiError | None = field(default=None, init=False)
+    """Why the last attempt failed; None if it did not."""
+
+    def __post_init__(self) -> None:
         self._object: dict[str, Any] | None = None
         """The lease as we last wrote it, until another process's write is seen."""
         self._spec = _Spec()
@@ -81,8 +85,6 @@ class Lease:
         """Until this time, on our clock, no other candidate can have become the leader."""
         self.leader: Observable[bool] = Observable(False)
         """Whether we lead; set only on a change."""
-        self.problem: ApiError | None = None
-        """Why the last attempt failed; None if it did not."""
 
     def __repr__(self) -> str:
         return f"<Lease {self._namespace}/{self._name}: {'ours' if self.leading else f'held by {self.holder or None}'}>"
@@ -102,11 +104,11 @@ class Lease:
         try:
             while True:
                 await self._attempt()
-                pause_s = self._timing.retry_s * random.uniform(1.0, 1.2)  # noqa: S311 - spreads load
+                pause_s = self.timing.retry_s * random.uniform(1.0, 1.2)  # noqa: S311 - spreads load
                 if self.leader.value:
                     await asyncio.sleep(min(pause_s, max(0.0, self._until - time.monotonic())))
                     if time.monotonic() >= self._until:
-                        self._step_down(f"the lease could not be renewed for {self._timing.renew_s} s")
+                        self._step_down(f"the lease could not be renewed for {self.timing.renew_s} s")
                 else:
                     await asyncio.sleep(pause_s)
         finally:
@@ -119,7 +121,7 @@ class Lease:
         """Try to acquire or renew the lease. A renewal takes no longer than our lead lasts."""
         began = time.monotonic()
         # Half, so that one dead connection does not cost the lead.
-        until = began + self._timing.renew_s / 2
+        until = began + self.timing.renew_s / 2
         if self.leader.value:
             until = min(until, self._until)
         try:
@@ -135,7 +137,7 @@ class Lease:
             return
         self.problem = None
         if held:
-            self._until = began + self._timing.renew_s
+            self._until = began + self.timing.renew_s
             if not self.leader.value:
                 _log.info("%s is now the leader (lease %s/%s)", self._identity, self._namespace, self._name)
                 self.leader.set(True)
@@ -176,14 +178,14 @@ class Lease:
         renewing = old.holder_identity == self._identity
         return {
             "holderIdentity": self._identity,
-            "leaseDurationSeconds": self._timing.lease_s,
+            "leaseDurationSeconds": self.timing.lease_s,
             "acquireTime": (old.acquire_time if renewing else None) or now,
             "renewTime": now,
             "leaseTransitions": 0 if old == _Spec() else (old.lease_transitions or 0) + (not renewing),
         }
 
     def _expired(self) -> bool:
-        duration_s = self._spec.lease_duration_seconds or self._timing.lease_s
+        duration_s = self._spec.lease_duration_seconds or self.timing.lease_s
         return time.monotonic() >= self._spec_seen_at + duration_s
 
     async def _put(self, body: dict[str, Any], spec: dict[str, Any], until: float) -> dict[str, Any]:
@@ -197,7 +199,6 @@ class Lease:
         try:
             body = msgspec.json.decode(raw, type=dict[str, Any])
             spec = msgspec.convert(body, _Lease).spec or _Spec()
-            msgspec.convert(body, _Named)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             call = Call("get", LEASES.plural, LEASES.group, self._namespace, self._name)
             raise UnavailableError(call, "the answer is not a lease") from error
@@ -216,7 +217,7 @@ class Lease:
 
     async def _release(self) -> None:
         """Release the lease, so that the next candidate can lead at once. Otherwise the lease expires."""
-        until = time.monotonic() + self._timing.retry_s
+        until = time.monotonic() + self.timing.retry_s
         try:
             body = self._read(
                 await self._client.get(LEASES, self._name, namespace=self._namespace, timeout_s=_left_s(until))
@@ -227,10 +228,6 @@ class Lease:
                 await self._put(body, free, until)
         except ApiError as error:
             _log.info("the lease %s/%s is not released, it expires: %s", self._namespace, self._name, error)
-
-
-class _Named(msgspec.Struct):
-    metadata: dict[str, Any]
 
 
 def _left_s(until: float) -> float:

@@ -46,9 +46,6 @@ class NodePods(Store[Pod]):
         self.ignored_limits = 0
         """Limits of our resources that were ignored because they are not whole numbers."""
 
-    def __repr__(self) -> str:
-        return f"<NodePods: {len(self.pods)} pods, {self.reflector!r}>"
-
     @property
     def pods(self) -> Mapping[str, Pod]:
         """A snapshot of all pods by UID, in admission order."""

@@ -7,7 +7,7 @@ import logging
 import math
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.observable import Observable
@@ -55,6 +55,7 @@ class ReflectorTiming:
 DEFAULT_TIMING = ReflectorTiming()
 
 
+@dataclass(eq=False)
 class Reflector(Generic[T]):
     """Follows all objects of one kind in the cluster, or those that a field selector matches, for a store.
 
@@ -69,46 +70,32 @@ class Reflector(Generic[T]):
     cached state, and later ones are not older than the version that we know.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        kind: ObjectKind,
-        read: Callable[[msgspec.Raw], T | None],
-        store: Store[T],
-        *,
-        fields: str = "",
-        namespace: str = "",
-        what: str = "",
-        timing: ReflectorTiming = DEFAULT_TIMING,
-    ) -> None:
-        """Follow the objects of `kind`.
+    _client: Client
+    """Its `Timing.watch_s` and `silence_s` determine how soon a dead connection is noticed."""
+    _kind: ObjectKind
+    _read: Callable[[msgspec.Raw], T | None]
+    """Decodes the kept part of an object; called once for each event and each entry of a list. None: the object is
+    irrelevant, always. UnreadableObjectError is counted, and the object skipped."""
+    _store: Store[T]
+    """The only place where the objects are kept."""
+    _: KW_ONLY
+    fields: str = ""
+    """Field selector; empty: all objects."""
+    namespace: str = ""
+    """Only the objects in it; empty: those of all namespaces."""
+    what: str = ""
+    """The name of the objects in messages; empty: the kind's plural."""
+    timing: ReflectorTiming = DEFAULT_TIMING
 
-        Args:
-            client: its `Timing.watch_s` and `silence_s` determine how soon a dead connection is noticed.
-            kind: the kind of the objects.
-            read: decodes the kept part of an object; called once for each event and each entry of a list. None: the
-                object is irrelevant, always. UnreadableObjectError is counted, and the object skipped.
-            store: the only place where the objects are kept.
-            fields: field selector; empty: all objects.
-            namespace: only the objects in it; empty: those of all namespaces.
-            what: the name of the objects in messages; empty: the kind's plural.
-            timing: intervals and timeouts.
-        """
-        self._client = client
-        self._kind = kind
-        self._read = read
-        self._store = store
-        self._fields = fields
-        self._namespace = namespace
-        self._what = what or kind.plural
-        self._timing = timing
+    def __post_init__(self) -> None:
+        self.what = self.what or self._kind.plural
         self._since = ""
         """The version at which the watch continues; empty: a list must give it."""
         self._floor = 0
         """The store includes all events up to this version, even if the watch reports them again."""
         self._behind = False
         """The watch has not reached the version of the last list."""
-        self._at_hand = bool(fields)
+        self._at_hand = bool(self.fields)
         """The next list may be of any cached state that is not older than our version."""
         self._known: Observable[int] = Observable(0)
         self._watching: asyncio.Timeout | None = None
@@ -136,7 +123,7 @@ class Reflector(Generic[T]):
 
     def __repr__(self) -> str:
         state = "live" if self.live else f"not live ({self.problem})"
-        return f"<Reflector of {self._what} #{self.version}: {state}>"
+        return f"<Reflector of {self.what} #{self.version}: {state}>"
 
     @property
     def synced(self) -> bool:
@@ -188,7 +175,7 @@ class Reflector(Generic[T]):
                     self._asked = 0
                 if not self.live:
                     self._hurried.set()
-                elif await self._reaches(newest, min(self._timing.patience_s, self._list_took_s)):
+                elif await self._reaches(newest, min(self.timing.patience_s, self._list_took_s)):
                     return
                 if await self._reaches_by_short_watch(newest):
                     return
@@ -197,11 +184,11 @@ class Reflector(Generic[T]):
                 await self._wait_for(newest)
         except TimeoutError:
             why = self.problem or "the API server is slow"
-            raise TimeoutError(f"not all {self._what} are known as of now, after {timeout_s} s: {why}") from None
+            raise TimeoutError(f"not all {self.what} are known as of now, after {timeout_s} s: {why}") from None
 
     async def _reaches_by_short_watch(self, version: int) -> bool:
         """Where lists take long, open a watch whose bookmark comes at once; return whether it reached `version`."""
-        if self._list_took_s <= self._timing.long_list_s or self._watching is None or not self._bookmarked:
+        if self._list_took_s <= self.timing.long_list_s or self._watching is None or not self._bookmarked:
             return False
         self._bookmarked = False  # until the bookmark comes, also if the caller is cancelled before
         self._short = True
@@ -222,7 +209,7 @@ class Reflector(Generic[T]):
 
     async def _keep_listing(self) -> NoReturn:
         """List when a resync is due, and when the watch or a caller asks; no other method lists."""
-        backoff = Backoff(self._timing.first_retry_s, self._timing.longest_retry_s)
+        backoff = Backoff(self.timing.first_retry_s, self.timing.longest_retry_s)
         due = time.monotonic()
         while True:
             await within(due - time.monotonic(), self._list_wanted.wait())
@@ -241,7 +228,7 @@ class Reflector(Generic[T]):
             else:
                 self._worked("listed")
                 backoff.reset()
-                pause_s = self._timing.check_s * random.uniform(0.9, 1.1)  # noqa: S311 - spreads load
+                pause_s = self.timing.check_s * random.uniform(0.9, 1.1)  # noqa: S311 - spreads load
             due = time.monotonic() + pause_s
 
     async def _list_anew(self) -> None:
@@ -254,7 +241,7 @@ class Reflector(Generic[T]):
                 self._forget()
             if self.live and self.version >= self._asked:  # no caller is waiting
                 # A deletion event carries the last state of its object; a list only lacks the object.
-                await self._reaches(version, self._timing.patience_s)
+                await self._reaches(version, self.timing.patience_s)
         finally:
             self._recorded = None
         if self._since:
@@ -271,7 +258,7 @@ class Reflector(Generic[T]):
         else:
             self._since, self._floor = str(version), version
             self._store.replace(tuple(found.values()))
-        self._at_hand = bool(self._fields)
+        self._at_hand = bool(self.fields)
         self.lists += 1
         self._began.set()
         self._known.set(version)
@@ -280,9 +267,9 @@ class Reflector(Generic[T]):
         began = time.monotonic()
         found: dict[str, T] = {}
         version = 0
-        turn = _Turn(self._timing.slice_s)
+        turn = _Turn(self.timing.slice_s)
         since = str(self.version) if self._at_hand else ""
-        async for page in self._client.pages(self._kind, namespace=self._namespace, fields=self._fields, since=since):
+        async for page in self._client.pages(self._kind, namespace=self.namespace, fields=self.fields, since=since):
             self._heard_at = time.monotonic()
             version = version_number(page.metadata.resource_version)
             for raw in page.items or ():
@@ -302,7 +289,7 @@ class Reflector(Generic[T]):
     # The watch
 
     async def _keep_watching(self) -> NoReturn:
-        backoff = Backoff(self._timing.first_retry_s, self._timing.longest_retry_s)
+        backoff = Backoff(self.timing.first_retry_s, self.timing.longest_retry_s)
         while True:
             while not self._since:
                 await self._known.after(self._known.version)
@@ -339,13 +326,13 @@ class Reflector(Generic[T]):
 
     async def _watch(self, backoff: Backoff) -> None:
         began, heard = time.monotonic(), False
-        turn = _Turn(self._timing.slice_s)
+        turn = _Turn(self.timing.slice_s)
         seconds, self._short = _SHORT_WATCH_S if self._short else None, False
         try:
             async with (
                 asyncio.timeout(None) as self._watching,
                 self._client.watch(
-                    self._kind, since=self._since, namespace=self._namespace, fields=self._fields, seconds=seconds
+                    self._kind, since=self._since, namespace=self.namespace, fields=self.fields, seconds=seconds
                 ) as events,
             ):
                 self._worked("followed")
@@ -393,7 +380,7 @@ class Reflector(Generic[T]):
 
     def _count_unreadable(self, error: UnreadableObjectError) -> None:
         if not self.unreadable:
-            _log.warning("the API server sent an unreadable object among the %s, skipped: %s", self._what, error)
+            _log.warning("the API server sent an unreadable object among the %s, skipped: %s", self.what, error)
         self.unreadable += 1
 
     async def _reaches(self, version: int, within_s: float) -> bool:
@@ -406,12 +393,12 @@ class Reflector(Generic[T]):
     def _failed(self, what: str, error: ApiError) -> None:
         if type(self._problems.get(what)) is not type(error):
             log = _log.info if isinstance(error, GoneError) else _log.warning
-            log("the %s are not %s: %s; trying again", self._what, what, error)
+            log("the %s are not %s: %s; trying again", self.what, what, error)
         self._problems[what] = error
 
     def _worked(self, what: str) -> None:
         if self._problems.pop(what, None) is not None:
-            _log.info("the %s are %s again", self._what, what)
+            _log.info("the %s are %s again", self.what, what)
 
 
 def _version_unknown(error: ApiError) -> bool:

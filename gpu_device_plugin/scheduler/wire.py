@@ -103,11 +103,7 @@ class _MetaPod(Struct, gc=False):
 
 
 def read_args(body: bytes) -> ExtenderArgs:
-    """Decode the arguments of filter and prioritize.
-
-    Raises:
-        UnreadableRequestError: the body cannot be decoded, or lacks the pod or the list of nodes, which may be empty.
-    """
+    """Decode the arguments of filter and prioritize. UnreadableRequestError: it lacks the pod or the list of nodes."""
     args = _decode(body, _Args)
     pod = _pod(args.pod)
     if not args.node_names and args.nodes not in _NOTHING:
@@ -117,11 +113,7 @@ def read_args(body: bytes) -> ExtenderArgs:
 
 
 def read_binding(body: bytes) -> BindingArgs:
-    """Decode the arguments of bind.
-
-    Raises:
-        UnreadableRequestError: the body cannot be decoded, or a field is missing.
-    """
+    """Decode the arguments of bind. Raises UnreadableRequestError."""
     args = _decode(body, BindingArgs)
     for each in msgspec.structs.fields(args):
         _given(getattr(args, each.name) or None, each.encode_name)
@@ -129,11 +121,7 @@ def read_binding(body: bytes) -> BindingArgs:
 
 
 def read_preemption(body: bytes) -> PreemptionArgs:
-    """Decode the arguments of preempt, with complete pods or their UIDs alone.
-
-    Raises:
-        UnreadableRequestError: the body cannot be decoded, or a field is missing.
-    """
+    """Decode the arguments of preempt, with complete pods or their UIDs alone. Raises UnreadableRequestError."""
     args = _decode(body, _PreemptionArgs)
     pod = _pod(args.pod)
     if args.node_name_to_meta_victims:
@@ -145,8 +133,7 @@ def read_preemption(body: bytes) -> PreemptionArgs:
 def with_identity(pod: Raw) -> bytes:
     """Return a pod with a placeholder for a missing name or UID: a pod sent by hand, with curl, may lack both.
 
-    Raises:
-        UnreadableRequestError: `pod` is not an object of the Kubernetes API.
+    Raises UnreadableRequestError.
     """
     said = _decode(pod, dict[str, Raw])
     meta = _decode(said.get("metadata", Raw(b"{}")), dict[str, Raw])

@@ -28,9 +28,6 @@ class MpsPrograms:
             (directory / name).chmod(0o755)
         self._save("modes", dict.fromkeys(uuids, "DEFAULT"))
 
-    def __repr__(self) -> str:
-        return f"<MpsPrograms in {self.directory}: {self.modes}>"
-
     def remove(self, program: str) -> None:
         """Take one of the programs away, as a container without the driver's libraries for it has none."""
         (self.directory / program).unlink()

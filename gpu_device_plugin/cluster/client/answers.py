@@ -1,21 +1,23 @@
-"""Read what the API server answers, a page of a list or the events of a watch, within bounds for our memory."""
+"""Read what the API server answers, within bounds for our memory, and translate the errors of its connection."""
 
 from __future__ import annotations
 
+import os
+import socket
+import ssl
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+import aiohttp
 import msgspec
+from aiohttp.client_exceptions import UnixClientConnectorError
 
-from gpu_device_plugin.cluster.client.errors import UnavailableError, error_from
-from gpu_device_plugin.cluster.client.transport import translated
-from gpu_device_plugin.cluster.objects.decoding import Page, WatchEvent
+from gpu_device_plugin.cluster.client.config import ClusterConfigError
+from gpu_device_plugin.cluster.client.errors import Call, UnavailableError, error_from
+from gpu_device_plugin.cluster.objects.decoding import Page, UnreadableObjectError, WatchEvent
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    import aiohttp
-
-    from gpu_device_plugin.cluster.client.errors import Call
+    from collections.abc import AsyncIterator, Iterator
 
 T = TypeVar("T")
 
@@ -27,12 +29,35 @@ class _Outcome(msgspec.Struct):
     status: str = ""
 
 
-def answered(call: Call, answer: bytes, kind: type[T], what: str) -> T:
-    """Return the answer to a call.
+@contextmanager
+def translated(call: Call) -> Iterator[None]:
+    """Translate errors of the connection, and the answer of a proxy, into an UnavailableError with its cause."""
+    try:
+        yield
+    except TimeoutError as error:
+        sent = not isinstance(error, aiohttp.ConnectionTimeoutError)
+        raise UnavailableError(call, "no answer in time", sent=sent) from error
+    except aiohttp.ClientConnectorError as error:
+        where = error.path if isinstance(error, UnixClientConnectorError) else f"{error.host}:{error.port}"
+        why = f"cannot connect to {where}: {_no_connection(error.os_error)}"
+        raise UnavailableError(call, why, sent=False) from error
+    except (aiohttp.ClientError, OSError, ClusterConfigError) as error:
+        sent = not isinstance(error, ClusterConfigError)
+        raise UnavailableError(call, str(error) or type(error).__name__, sent=sent) from error
+    except UnreadableObjectError as error:
+        raise UnavailableError(call, str(error)) from error
 
-    Raises:
-        UnavailableError: it is not `what` was asked for, but that of a proxy.
-    """
+
+def _no_connection(error: OSError) -> str:
+    # asyncio replaces the system's message by one with the address; errors of name resolution and of TLS do not carry
+    # a system error number.
+    if error.errno and not isinstance(error, (ssl.SSLError, socket.gaierror)):
+        return os.strerror(error.errno)
+    return error.strerror or str(error) or type(error).__name__
+
+
+def answered(call: Call, answer: bytes, kind: type[T], what: str) -> T:
+    """Return the answer to a call. Raises UnavailableError if it is not `what`, but that of a proxy."""
     try:
         return msgspec.json.decode(answer, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError):

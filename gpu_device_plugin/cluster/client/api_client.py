@@ -11,7 +11,7 @@ import math
 import random
 import time
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
@@ -19,24 +19,24 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 import msgspec
 
-from gpu_device_plugin.cluster.client.answers import answered, events, page_of, read
+from gpu_device_plugin.cluster.client.answers import answered, check_success, events, page_of, read, translated
 from gpu_device_plugin.cluster.client.config import ClusterConfigError, Credentials
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, UnauthorizedError, UnavailableError, error_from
-from gpu_device_plugin.cluster.client.transport import translated
-from gpu_device_plugin.cluster.objects.decoding import PODS, selectors, version_number
+from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, selectors, version_number
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from types import TracebackType
 
     from gpu_device_plugin.cluster.client.config import ClusterConfig
-    from gpu_device_plugin.cluster.objects.decoding import ObjectKind, Page, WatchEvent
+    from gpu_device_plugin.cluster.objects.decoding import Page, WatchEvent
 
 _US = "gpu-device-plugin"
 _LARGEST_PAGE = 16 << 20
 """Bytes. 500 nodes with many images have 15 MB, 500 pods on which somebody has written all that etcd stores 750 MB."""
 _METHODS = {"get": "GET", "list": "GET", "create": "POST", "update": "PUT", "patch": "PATCH", "delete": "DELETE"}
 """HTTP methods by RBAC verb."""
+_REVIEWS = ObjectKind("selfsubjectaccessreviews", group="authorization.k8s.io")
 
 
 class PatchType(StrEnum):
@@ -84,38 +84,41 @@ class _Version(msgspec.Struct, rename="camel"):
     git_version: str = ""
 
 
+class _Verdict(msgspec.Struct):
+    allowed: bool = False
+
+
+class _Review(msgspec.Struct):
+    status: _Verdict
+
+
+@dataclass(eq=False)
 class Client:
     """One connection pool to one API server; use it in an ``async with``, in one event loop."""
 
-    def __init__(
-        self,
-        config: ClusterConfig,
-        *,
-        timing: Timing = DEFAULT_TIMING,
-        on_error: Callable[[ApiError], None] = lambda _error: None,
-        connections: int = 0,
-    ) -> None:
-        """Connect to the server of `config`, with `connections` at most (0: any number); further calls wait.
+    _config: ClusterConfig
+    _: KW_ONLY
+    timing: Timing = DEFAULT_TIMING
+    on_error: Callable[[ApiError], None] = lambda _error: None
+    """Called for every failed call, before its caller gets it."""
+    connections: int = 0
+    """At most, 0: any number; further calls wait."""
 
-        `on_error` is called for every failed call, before its caller gets it.
-        """
-        self._config, self._connections = config, connections
-        self._on_error = on_error
-        self._timing = timing
-        self._credentials = Credentials(config, timing.token_s)
+    def __post_init__(self) -> None:
+        self._credentials = Credentials(self._config, self.timing.token_s)
         self._session: aiohttp.ClientSession | None = None
         self._unavailable_at = -math.inf
         """When a call found no server that works, in monotonic seconds."""
 
-    def __repr__(self) -> str:
-        return f"<Client of {self._config.url}>"
-
     async def __aenter__(self) -> Self:
+        socket, most = self._config.unix_socket, self.connections
         self._session = aiohttp.ClientSession(
             # Answers are read once and dropped: compression costs both sides more than the network transfer.
             headers={"User-Agent": _US, "Accept": "application/json", "Accept-Encoding": "identity"},
             cookie_jar=aiohttp.DummyCookieJar(),
-            connector=self._connector(),
+            connector=aiohttp.TCPConnector(limit=most)
+            if socket is None
+            else aiohttp.UnixConnector(str(socket), limit=most),
         )
         return self
 
@@ -131,10 +134,6 @@ class Client:
             if error is None or isinstance(error, asyncio.CancelledError):
                 raise
             # A cancellation during the close must not hide `error`, which propagates.
-
-    def _connector(self) -> aiohttp.BaseConnector:
-        socket, most = self._config.unix_socket, self._connections
-        return aiohttp.TCPConnector(limit=most) if socket is None else aiohttp.UnixConnector(str(socket), limit=most)
 
     async def get(self, kind: ObjectKind, name: str, *, namespace: str = "", timeout_s: float = math.inf) -> bytes:
         """Return the current state of one object. `timeout_s`, here and below, can shorten the timeouts of `Timing`."""
@@ -170,6 +169,17 @@ class Client:
         except ValueError:
             return Server(version, None)
 
+    async def may(self, right: Call) -> bool:
+        """Return whether our account has the right to a call in all namespaces. Every account may review its own."""
+        body = {
+            "apiVersion": f"{_REVIEWS.group}/{_REVIEWS.version}",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": {"verb": right.verb, "resource": right.resource, "group": right.group}},
+        }
+        answer = await self.create(_REVIEWS, body)
+        call = Call("create", _REVIEWS.plural, _REVIEWS.group)
+        return answered(call, answer, _Review, "a review").status.allowed
+
     async def newest(self, kind: ObjectKind) -> int:
         """Return the newest resource version of `kind` in the cluster.
 
@@ -192,7 +202,7 @@ class Client:
 
         Args:
             kind: the kind of the objects.
-            namespace: list only this namespace; empty: all namespaces.
+            namespace: empty: all namespaces.
             fields: field selector.
             labels: label selector.
             since: return a state not older than this version. ``0`` allows any cached state; empty requires the newest
@@ -245,7 +255,7 @@ class Client:
         """
         call = Call("watch", kind.plural, kind.group, namespace)
         if seconds is None:
-            seconds = math.ceil(self._timing.watch_s * random.uniform(0.9, 1.1))  # noqa: S311 - spreads load
+            seconds = math.ceil(self.timing.watch_s * random.uniform(0.9, 1.1))  # noqa: S311 - spreads load
         params = {
             "watch": "1",
             "resourceVersion": since,
@@ -259,7 +269,7 @@ class Client:
             kind.path(namespace=namespace),
             params=params,
             timeout=aiohttp.ClientTimeout(
-                sock_connect=self._timing.connect_s, sock_read=seconds + self._timing.silence_s
+                sock_connect=self.timing.connect_s, sock_read=seconds + self.timing.silence_s
             ),
         ) as response:
             yield events(call, response)
@@ -275,24 +285,17 @@ class Client:
         timeout_s: float = math.inf,
         dry_run: bool = False,
     ) -> bytes:
-        """Create an object or, with a name and a subresource (``binding``), a subresource of an object.
+        """Create an object or, with a name and a subresource (``binding``), have the server act on an object.
 
         With `dry_run` the server does all but store it.
-
-        Raises:
-            ConflictError: it already exists, or the precondition inside `body` does not hold.
+        ConflictError: it exists, or the precondition inside `body` does not hold.
         """
         params = {"dryRun": "All"} if dry_run else None
-        return await self._call(
-            "create",
-            kind,
-            name,
-            namespace=namespace,
-            subresource=subresource,
-            timeout_s=timeout_s,
-            body=body,
-            params=params,
-        )
+        target = {"namespace": namespace, "subresource": subresource}
+        answer = await self._call("create", kind, name, **target, timeout_s=timeout_s, body=body, params=params)
+        if subresource:
+            check_success(Call("create", f"{kind.plural}/{subresource}", kind.group, namespace, name), answer)
+        return answer
 
     async def delete(self, kind: ObjectKind, name: str, *, namespace: str = "", uid: str = "") -> None:
         """Delete an object; only the one with this UID, where it is given.
@@ -309,8 +312,7 @@ class Client:
     ) -> bytes:
         """Replace an object by `body`, and return the new object.
 
-        Raises:
-            ConflictError: there is a newer version than the ``metadata.resourceVersion`` inside `body`.
+        ConflictError: there is a newer version than the ``metadata.resourceVersion`` inside `body`.
         """
         return await self._call("update", kind, name, namespace=namespace, body=body, timeout_s=timeout_s)
 
@@ -331,16 +333,8 @@ class Client:
         A server-side apply takes our fields from others who wrote them.
         """
         params = {"fieldManager": _US, "force": "true"} if how is PatchType.APPLY else None
-        return await self._call(
-            "patch",
-            kind,
-            name,
-            namespace=namespace,
-            subresource=subresource,
-            body=body,
-            content_type=how.value,
-            params=params,
-        )
+        target = {"namespace": namespace, "subresource": subresource}
+        return await self._call("patch", kind, name, **target, body=body, content_type=how.value, params=params)
 
     async def _call(
         self,
@@ -361,7 +355,7 @@ class Client:
                 return await response.read()
 
     def _limit(self, seconds: float = math.inf) -> aiohttp.ClientTimeout:
-        return aiohttp.ClientTimeout(total=min(seconds, self._timing.request_s), sock_connect=self._timing.connect_s)
+        return aiohttp.ClientTimeout(total=min(seconds, self.timing.request_s), sock_connect=self.timing.connect_s)
 
     @asynccontextmanager
     async def _answer(self, call: Call, method: str, path: str, **rest: Any) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -372,7 +366,7 @@ class Client:
             # A pod that the proxy does not reach says nothing about the server, and a 403 nothing about its absence.
             if isinstance(error, UnavailableError) and call.resource != "pods/proxy" and error.status != 403:
                 self._unavailable_at = time.monotonic()
-            self._on_error(error)
+            self.on_error(error)
             raise
 
     @asynccontextmanager
@@ -389,11 +383,11 @@ class Client:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yield a successful answer with an unread body. Errors of our own awaits are translated, not the caller's."""
         if self._session is None:
-            raise RuntimeError(f"{self!r} is used outside its `async with`")
+            raise RuntimeError(f"the client of {self._config.url} is used outside its `async with`")
         data = None if body is None else msgspec.json.encode(body)
         while True:
             with self._tls_forgotten_on_failure(), translated(call):
-                async with asyncio.timeout(self._timing.request_s):
+                async with asyncio.timeout(self.timing.request_s):
                     response = await self._session.request(
                         method,
                         self._config.url + path,
@@ -411,14 +405,14 @@ class Client:
                 if response.status == 401 and self._credentials.token_changed():
                     continue
                 with translated(call):
-                    async with asyncio.timeout(self._timing.request_s):
+                    async with asyncio.timeout(self.timing.request_s):
                         answer = await response.read()
                 raise error_from(
                     call,
                     answer,
                     status=response.status,
                     retry_after=response.headers.get("Retry-After", ""),
-                    starting=time.monotonic() - self._unavailable_at < self._timing.starting_s,
+                    starting=time.monotonic() - self._unavailable_at < self.timing.starting_s,
                 )
 
     def _headers(self, call: Call, content_type: str) -> dict[str, str]:

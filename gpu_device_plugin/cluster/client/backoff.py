@@ -13,9 +13,6 @@ class Backoff:
         self._most_s = most_s
         self._failures = 0
 
-    def __repr__(self) -> str:
-        return f"<Backoff: {self._failures} failures>"
-
     def next_s(self, at_least_s: float = 0.0) -> float:
         """Count a failure and return the delay, at least the `at_least_s` that the server asked for."""
         ceiling = min(self._most_s, self._first_s * 2.0 ** min(self._failures, 32))

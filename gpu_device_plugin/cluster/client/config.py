@@ -46,11 +46,7 @@ class ClusterConfig:
     """Where a proxy of the API server listens, such as ``kubectl proxy --unix-socket``; `url` is then only its name."""
 
     def tls(self) -> ssl.SSLContext:
-        """Load the certificates.
-
-        Raises:
-            ClusterConfigError: a file is missing or holds no certificate.
-        """
+        """Load the certificates. Raises ClusterConfigError."""
         try:
             context = ssl.create_default_context(cafile=self.ca_file, cadata=self.ca_pem or None)
             # Python 3.13 turned on strict checks that certificates of many clusters fail (no Authority Key Identifier).
@@ -78,15 +74,7 @@ class ClusterConfig:
 
 
 def in_cluster(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> ClusterConfig:
-    """Use the service account of our pod.
-
-    Args:
-        environ: contains ``KUBERNETES_SERVICE_HOST`` and ``KUBERNETES_SERVICE_PORT``.
-        folder: where the account is mounted.
-
-    Raises:
-        ClusterConfigError: we do not run in a pod, or the pod has no service account.
-    """
+    """Use the service account of our pod, which is mounted at `folder`. Raises ClusterConfigError."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
     if not host or not port:
         raise ClusterConfigError(
@@ -103,12 +91,8 @@ def in_cluster(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Cl
 def config_for(api: str, environ: Mapping[str, str]) -> ClusterConfig:
     """Return the configuration for the API server that the setting `api` names.
 
-    Args:
-        api: ``auto`` or ``in-cluster`` for the service account of our pod, a URL, or the path of a kubeconfig.
-        environ: see `in_cluster`.
-
-    Raises:
-        ClusterConfigError: the configuration is missing or invalid.
+    It is ``auto`` or ``in-cluster`` for the service account of our pod, a URL, or the path of a kubeconfig. Raises
+    ClusterConfigError.
     """
     if api in {"auto", "in-cluster"}:
         return in_cluster(environ)
@@ -120,8 +104,7 @@ def config_for(api: str, environ: Mapping[str, str]) -> ClusterConfig:
 def config_if_any(api: str, environ: Mapping[str, str]) -> ClusterConfig | None:
     """Return the same; None for ``off``, and for ``auto`` outside of a pod with a service account.
 
-    Raises:
-        ClusterConfigError: as for `config_for`.
+    Raises ClusterConfigError.
     """
     mounted = (SERVICE_ACCOUNT / "token").exists() and "KUBERNETES_SERVICE_HOST" in environ
     if api == "off" or (api == "auto" and not mounted):
@@ -143,9 +126,7 @@ def from_kubeconfig(path: Path) -> ClusterConfig:
     """Use the current context of a kubeconfig, with a token or a client certificate.
 
     Login plugins are not run: a long-running program needs permanent credentials, such as those of a service account.
-
-    Raises:
-        ClusterConfigError: the file cannot be read, or requires an unsupported feature.
+    Raises ClusterConfigError.
     """
     import yaml  # noqa: PLC0415 - programs inside a cluster do not need it, and it costs 1 MB
 
@@ -228,9 +209,6 @@ class Credentials:
         self._token_read_at = -math.inf
         self._tls: ssl.SSLContext | None = None
 
-    def __repr__(self) -> str:
-        return f"<Credentials for {self._config.url}>"
-
     def token(self) -> str:
         """Return the token; empty if there is none.
 
@@ -253,11 +231,7 @@ class Credentials:
             return False
 
     def tls(self) -> ssl.SSLContext | bool:
-        """Return aiohttp's `ssl` argument; the files are read once, until `forget_tls`.
-
-        Raises:
-            ClusterConfigError: a file cannot be read.
-        """
+        """Return aiohttp's `ssl` argument; the files are read once, until `forget_tls`. Raises ClusterConfigError."""
         if not self._config.url.startswith("https:"):
             return True
         if self._tls is None:

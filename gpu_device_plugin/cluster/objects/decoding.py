@@ -15,7 +15,6 @@ from gpu_device_plugin.cluster.objects.requests import (
     ClaimStatuses,
     OwnerReference,
     PodSpec,
-    SharedAmounts,
     claims_of,
     repels,
     requests_of,
@@ -25,12 +24,12 @@ from gpu_device_plugin.core.contract.keys import GPU_CONDITION, kept
 from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.core.model.mig import is_mig_resource
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from gpu_device_plugin.cluster.objects.requests import ContainerSpec
-    from gpu_device_plugin.core.model.resources import Amounts
 
 T = TypeVar("T")
 
@@ -145,7 +144,6 @@ class PodReader:
         self._resources = frozenset(resources)
         self._keep = keep
         self._sums = RequestSums(self._resources) if sums else None
-        self._amounts = SharedAmounts()
         self._every = every
         self._decoder = msgspec.json.Decoder(_Pod)
 
@@ -153,21 +151,21 @@ class PodReader:
         """Return the pod, and a sentence each for the first limits that were ignored as they are not whole numbers.
 
         Containers that request none of our resources are omitted; each container carries its index.
-
-        Raises:
-            UnreadableObjectError: this is not a pod.
+        Raises UnreadableObjectError.
         """
         pod = decoded(self._decoder, raw, "pod")
         meta, spec = named(pod.metadata, "pod"), pod.spec
         containers: list[Container] = []
         ignored: list[str] = []
         # The kubelet's order of allocation: init containers and sidecars as listed, then the others.
-        for ours, kinds in ((spec.init_containers, _init_kind), (spec.containers, _app_kind)):
+        for ours, kind in ((spec.init_containers, ContainerKind.INIT), (spec.containers, ContainerKind.APP)):
             for index, container in enumerate(ours or ()):
                 limits, bad = self._limits(container)
                 ignored += bad[: _MOST_IGNORED - len(ignored)]
                 if limits:
-                    containers.append(Container(container.name, kinds(container), index, limits))
+                    sidecar = kind is ContainerKind.INIT and container.always_restarts
+                    kept_kind = ContainerKind.SIDECAR if sidecar else kind
+                    containers.append(Container(container.name, kept_kind, index, limits))
         if not (placed := len(containers) if spec.node_name else 0):
             del containers[MOST_CONTAINERS + 1 :]  # enough to see that it has too many for any node
         sums = self._sums if containers or self._every else None
@@ -193,7 +191,7 @@ class PodReader:
             container_ids=_container_ids(pod.status) if self._ids and (containers or claims) else {},
             claims=claims,
             requests=requests if sums is None or not repels(spec) else None,
-            amounts=self._amounts.of(requests),
+            amounts=NO_AMOUNTS if sums is None else sums.amounts(requests),
         )
         return record, tuple(ignored)
 
@@ -212,14 +210,6 @@ class PodReader:
                 else:
                     limits[sys.intern(name)] = amount
         return limits, ignored
-
-
-def _init_kind(container: ContainerSpec) -> ContainerKind:
-    return ContainerKind.SIDECAR if container.always_restarts else ContainerKind.INIT
-
-
-def _app_kind(_: ContainerSpec) -> ContainerKind:
-    return ContainerKind.APP
 
 
 def _running(pod: _Pod) -> bool:
@@ -241,11 +231,7 @@ def _container_ids(status: _PodStatus) -> Mapping[str, str]:
 
 
 def decoded(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, what: str) -> T:
-    """Decode an object.
-
-    Raises:
-        UnreadableObjectError: it is not a `what`.
-    """
+    """Decode an object. Raises UnreadableObjectError."""
     try:
         return decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -255,11 +241,7 @@ def decoded(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, what: st
 
 
 def named(meta: M, what: str) -> M:
-    """Return the metadata of an object of kind `what`.
-
-    Raises:
-        UnreadableObjectError: it has no uid or no name.
-    """
+    """Return the metadata of an object of kind `what`. Raises UnreadableObjectError if it has no uid or no name."""
     if not meta.uid or not meta.name:
         raise UnreadableObjectError(f"not a {what}: its uid or its name is missing")
     return meta
@@ -294,8 +276,8 @@ class NodeRecord:
     """The first internal IP address."""
     kubelet_version: str = ""
     """As the kubelet reports it, like ``v1.31.14+k3s1``; empty before its first report."""
-    gpu_condition: bool = False
-    """It has the condition `GPU_CONDITION`."""
+    gpu_condition: str = ""
+    """The status of its condition `GPU_CONDITION`; empty: it has none."""
 
 
 class _NodeSpec(msgspec.Struct, gc=False):
@@ -342,8 +324,7 @@ class NodeReader:
     def read(self, raw: bytes | msgspec.Raw) -> NodeRecord:
         """Return the node. An amount that is not a whole number counts as absent: nothing can be placed on it.
 
-        Raises:
-            UnreadableObjectError: this is not a node.
+        Raises UnreadableObjectError.
         """
         node = decoded(self._decoder, raw, "node")
         meta, status = named(node.metadata, "node"), node.status
@@ -360,7 +341,7 @@ class NodeReader:
             unschedulable=bool(node.spec.unschedulable),
             address=next((one.address for one in status.addresses or () if one.type == "InternalIP"), ""),
             kubelet_version=status.node_info.kubelet_version if status.node_info is not None else "",
-            gpu_condition=any(one.type == GPU_CONDITION for one in status.conditions or ()),
+            gpu_condition=next((one.status for one in status.conditions or () if one.type == GPU_CONDITION), ""),
         )
 
     def _kept(self, values: Mapping[str, str] | None) -> Mapping[str, str]:
@@ -381,11 +362,7 @@ _METADATA = msgspec.json.Decoder(_MetadataOnly)
 
 
 def read_metadata(raw: bytes | msgspec.Raw) -> ObjectMeta:
-    """Read the metadata of any object.
-
-    Raises:
-        UnreadableObjectError: this is not an object of the Kubernetes API.
-    """
+    """Read the metadata of any object. Raises UnreadableObjectError."""
     return decoded(_METADATA, raw, "Kubernetes object").metadata
 
 
@@ -401,11 +378,7 @@ _VERSIONED = msgspec.json.Decoder(_Versioned)
 
 
 def read_version(raw: bytes | msgspec.Raw) -> int:
-    """Read only the resource version of any object; 0 if it has none.
-
-    Raises:
-        UnreadableObjectError: this is not an object of the Kubernetes API.
-    """
+    """Read only the resource version of any object; 0 if it has none. Raises UnreadableObjectError."""
     return version_number(decoded(_VERSIONED, raw, "Kubernetes object").metadata.resource_version)
 
 

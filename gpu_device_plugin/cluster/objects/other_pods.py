@@ -6,7 +6,7 @@ import msgspec
 
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError, decoded
 from gpu_device_plugin.cluster.objects.quantity import RequestSums
-from gpu_device_plugin.cluster.objects.requests import PodSpec, SharedAmounts, requests_of
+from gpu_device_plugin.cluster.objects.requests import PodSpec, requests_of
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
 
 _OF_ONE_NODE = frozenset({"DaemonSet", "Node"})
@@ -41,13 +41,11 @@ class OtherPodReader:
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(_Pod)
         self._sums = RequestSums()
-        self._amounts = SharedAmounts()
 
     def read(self, raw: bytes | msgspec.Raw) -> OtherPod:
         """Return the pod. Requests that are invalid, or of too many containers, count as none.
 
-        Raises:
-            UnreadableObjectError: this is not a pod.
+        Raises UnreadableObjectError.
         """
         pod = decoded(self._decoder, raw, "pod")
         meta = pod.metadata
@@ -57,7 +55,7 @@ class OtherPodReader:
             meta.uid,
             meta.resource_version,
             pod.spec.node_name or "",
-            self._amounts.of(requests_of(pod.spec, self._sums)),
+            self._sums.amounts(requests_of(pod.spec, self._sums)),
             pod.status.phase in _ENDED,
             any(owner.kind in _OF_ONE_NODE for owner in meta.owner_references or ()),
             meta.creation_timestamp or "",

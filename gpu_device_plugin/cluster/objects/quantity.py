@@ -8,7 +8,7 @@ from decimal import ROUND_CEILING, Decimal
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.model.resources import Amounts
+from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -32,7 +32,7 @@ _MOST = 2**63 - 1
 _MIB = 1 << 20
 _MOST_AMOUNT = 1 << 48
 _MOST_REMEMBERED = 1000
-"""Sizes of the two caches, which are cleared when they are full. Most pods of a cluster share a few requests."""
+"""Sizes of the three caches, which are cleared when they are full. Most pods of a cluster share a few requests."""
 _MOST_AMOUNTS = 128
 """A pod with more amounts is not added up: the memory for what strangers write must be bounded."""
 
@@ -44,11 +44,12 @@ def whole_quantity(text: str) -> int | None:
     """
     if text.isascii() and text.isdigit() and len(text) < 19:
         return int(text)  # nearly all quantities are plain digits, and the general parser takes ten times as long
-    value = _quantity(text)
+    value = quantity(text)
     return None if value is None or value != value.to_integral_value() else int(value)
 
 
-def _quantity(text: str) -> Decimal | None:
+def quantity(text: str) -> Decimal | None:
+    """Read a Kubernetes quantity; None unless it is a number from 0 to 2^63-1."""
     match = _QUANTITY.fullmatch(text)
     if match is None:
         return None
@@ -59,7 +60,7 @@ def _quantity(text: str) -> Decimal | None:
 
 def allocatable_amounts(allocatable: Mapping[str, Any]) -> Amounts | None:
     """Return the CPU and memory that pods may request of a node, rounded down; None if it names none that is valid."""
-    cpu, memory = (_quantity(str(allocatable.get(name, ""))) for name in ("cpu", "memory"))
+    cpu, memory = (quantity(str(allocatable.get(name, ""))) for name in ("cpu", "memory"))
     return None if cpu is None or memory is None else _bounded(int(cpu * 1000), int(memory) // _MIB)
 
 
@@ -84,6 +85,7 @@ class RequestSums:
         self._without = without
         self._known: dict[_Written, Mapping[str, int]] = {}
         self._sums: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
+        self._amounts: dict[Amounts, Amounts] = {}
 
     def __repr__(self) -> str:
         return f"<RequestSums: {len(self._sums)} sums, written in {len(self._known)} ways>"
@@ -97,14 +99,13 @@ class RequestSums:
     ) -> Mapping[str, int] | None:
         """Return a pod's requests: CPU in thousandths, others in their unit, rounded up; equal sums are one object.
 
+        None if an amount is invalid, or if there are more than `_MOST_AMOUNTS`.
+
         Args:
             init: for each init container, whether it is a sidecar, and its requests.
             app: the requests of each other container.
             pod: the pod-level requests, which replace those of the containers.
             overhead: the pod's overhead, which is added.
-
-        Returns:
-            None if an amount is invalid, or if there are more than `_MOST_AMOUNTS`.
         """
         written = (
             tuple((sidecar, tuple(requests.items())) for sidecar, requests in init),
@@ -124,6 +125,15 @@ class RequestSums:
         except (ValueError, TypeError):  # not an amount, or not even a string or a number
             return None
         return found
+
+    def amounts(self, requests: Mapping[str, int] | None) -> Amounts:
+        """Return the CPU and memory of a sum, none where it is unknown; equal amounts are one object."""
+        if not requests:
+            return NO_AMOUNTS
+        if len(self._amounts) >= _MOST_REMEMBERED:
+            self._amounts.clear()
+        amounts = requested_amounts(requests)
+        return self._amounts.setdefault(amounts, amounts)
 
     def _sum(self, written: _Written) -> Mapping[str, int]:
         init, app, pod, overhead = written
@@ -147,7 +157,7 @@ class RequestSums:
 
 
 def _amount(name: str, text: str) -> int:
-    value = _quantity(text)
+    value = quantity(text)
     if value is None:
         raise ValueError(name)
     return int((value * 1000 if name == "cpu" else value).to_integral_value(ROUND_CEILING))

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpu_device_plugin.cluster.objects.quantity import requested_amounts
 from gpu_device_plugin.core.contract.keys import STATIC_POD
-from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _MOST_SUMMED = 64
 """The requests of pods with more containers are not added up."""
-_MOST_REMEMBERED = 1000
-"""Different amounts of CPU and memory that pods share; the cache is cleared when it is full."""
 
 
 class ClaimUse(msgspec.Struct, gc=False):
@@ -98,22 +94,6 @@ def requests_of(spec: PodSpec, sums: RequestSums) -> Mapping[str, int] | None:
 def _requested(resources: Resources | None) -> Mapping[str, Any]:
     """Return a container's requests; a resource with only a limit counts with its limit."""
     return {} if resources is None else {**(resources.limits or {}), **(resources.requests or {})}
-
-
-class SharedAmounts:
-    """Makes equal amounts one object, since most pods request the same."""
-
-    def __init__(self) -> None:
-        self._known: dict[Amounts, Amounts] = {}
-
-    def of(self, requests: Mapping[str, int] | None) -> Amounts:
-        """Return the CPU and memory of a sum of requests; none where it is unknown."""
-        if not requests:
-            return NO_AMOUNTS
-        amounts = requested_amounts(requests)
-        if len(self._known) >= _MOST_REMEMBERED:
-            self._known.clear()
-        return self._known.setdefault(amounts, amounts)
 
 
 # --- The claims that containers use -----------------------------------------------------------------------------------

@@ -102,11 +102,7 @@ _DECODER = msgspec.json.Decoder(_Claim)
 
 
 def read_claim(raw: bytes | msgspec.Raw) -> Claim:
-    """Return a ResourceClaim. An amount that is no quantity counts as absent.
-
-    Raises:
-        UnreadableObjectError: this is not a ResourceClaim.
-    """
+    """Return a ResourceClaim. An amount that is no quantity counts as absent. Raises UnreadableObjectError."""
     claim = decoded(_DECODER, raw, "ResourceClaim")
     meta, status = named(claim.metadata, "ResourceClaim"), claim.status
     given = _Given() if status.allocation is None else status.allocation.devices or _Given()

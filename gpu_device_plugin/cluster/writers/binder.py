@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpu_device_plugin.cluster.client.answers import check_success
+from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, NotFoundError, UnavailableError
-from gpu_device_plugin.cluster.objects.decoding import PODS, UnreadableObjectError
+from gpu_device_plugin.cluster.objects.decoding import PODS
 from gpu_device_plugin.core.contract.keys import ASSIGNED
 
 if TYPE_CHECKING:
@@ -94,25 +94,21 @@ class _Pod(msgspec.Struct):
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
 
+@dataclass(frozen=True, slots=True)
 class Binder:
     """Makes bindings, any number at a time; none waits for another."""
 
-    def __init__(self, client: Client, reader: PodReader, *, timing: Callable[[], BinderTiming] = BinderTiming) -> None:
-        """Bind through `client`; `reader` keeps at least the promise of a pod, `timing` is called for every use."""
-        self._client = client
-        self._reader = reader
-        self._timing = timing
-
-    def __repr__(self) -> str:
-        return f"<Binder through {self._client!r}>"
+    _client: Client
+    _reader: PodReader
+    """It keeps at least the promise of a pod."""
+    timing: Callable[[], BinderTiming] = BinderTiming
+    """Called for every use."""
 
     async def read(self, namespace: str, name: str, *, timeout_s: float = math.inf) -> Pod:
         """Return the current state of a pod. Raises ApiError."""
         raw = await self._client.get(PODS, name, namespace=namespace, timeout_s=timeout_s)
-        try:
+        with translated(Call("get", PODS.plural, PODS.group, namespace, name)):
             return self._reader.read(raw)[0]
-        except UnreadableObjectError as error:
-            raise UnavailableError(Call("get", PODS.plural, PODS.group, namespace, name), str(error)) from error
 
     async def made_claim(self, namespace: str, name: str) -> str:
         """Return the name of the ResourceClaim that kube-scheduler has made of a pod's limits; empty if there is none.
@@ -131,16 +127,11 @@ class Binder:
 
         An existing binding to this node with these annotations counts as success: it is our own, whose answer was lost.
 
-        Args:
-            pod: the pod.
-            node: the name of the node.
-            annotations: the promise.
-
         Raises:
             BindError: this call certainly has no effect; if no earlier call is in doubt, the claim can be released.
             InDoubtError: the outcome is unknown; keep the claim. Keep it, too, if this call is cancelled.
         """
-        until = time.monotonic() + self._timing().total_s
+        until = time.monotonic() + self.timing().total_s
         body = {
             "apiVersion": "v1",
             "kind": "Binding",
@@ -158,7 +149,7 @@ class Binder:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 # An identical retry: whichever request the API server handles first, the other one has no effect.
-                await asyncio.sleep(self._timing().pause_s)
+                await asyncio.sleep(self.timing().pause_s)
             error = await self._post(pod, body, until)
             if error is None:
                 return
@@ -170,17 +161,16 @@ class Binder:
                 return
             if lost is None:
                 raise BindError(pod, f"pod {pod} was not bound: {error}") from error
-            if time.monotonic() + self._timing().pause_s >= until:
+            if time.monotonic() + self.timing().pause_s >= until:
                 break
         raise InDoubtError(pod, f"whether pod {pod} is bound to node {node} is unknown: {lost}") from lost
 
     async def _post(self, pod: PodRef, body: Mapping[str, Any], until: float) -> ApiError | None:
         patience_s = self._patience_s(until)
         try:
-            answer = await self._client.create(
+            await self._client.create(
                 PODS, body, namespace=pod.namespace, name=pod.name, subresource="binding", timeout_s=patience_s
             )
-            check_success(Call("create", "pods/binding", PODS.group, pod.namespace, pod.name), answer)
         except ApiError as error:
             return error
         return None
@@ -217,7 +207,7 @@ class Binder:
 
     def _patience_s(self, until: float) -> float:
         """Return the timeout of the next call. Even the last one gets a moment: it may reveal an earlier outcome."""
-        return max(self._timing().call_s / 4, min(self._timing().call_s, until - time.monotonic()))
+        return max(self.timing().call_s / 4, min(self.timing().call_s, until - time.monotonic()))
 
 
 def _refused(pod: PodRef, error: ApiError, lost: ApiError | None) -> BindError | InDoubtError:

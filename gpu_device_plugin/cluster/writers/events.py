@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -70,6 +70,7 @@ class _Series:
     """Whether the API server has the Event."""
 
 
+@dataclass(eq=False)
 class EventWriter:
     """Posts Events in the background; equal ones become one Event with a count.
 
@@ -78,49 +79,36 @@ class EventWriter:
     many refusals on many nodes do not flood the API server.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        *,
-        instance: str,
-        controller: str = CONTROLLER,
-        limit: int = 64,
-        varieties: int = 10,
-        series_s: float = 300.0,
-        pace_s: float = 1.0,
-        first_retry_s: float = 0.5,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Write as `controller` on `instance` (the node). A series ends `series_s` after its last occurrence."""
-        self._client = client
-        self._instance = instance[:_LONGEST_WORD]
-        self._controller = controller
-        self._limit = limit
-        self._varieties = varieties
-        self._series_s = series_s
-        self._pace_s = pace_s
-        self._first_retry_s = first_retry_s
-        self._clock = clock
+    _client: Client
+    _: KW_ONLY
+    instance: str
+    """The node, or another instance of the `controller` that reports."""
+    controller: str = CONTROLLER
+    limit: int = 64
+    varieties: int = 10
+    series_s: float = 300.0
+    """A series ends so long after its last occurrence."""
+    pace_s: float = 1.0
+    first_retry_s: float = 0.5
+    clock: Callable[[], float] = time.monotonic
+    dropped: int = field(default=0, init=False)
+    """Occurrences that were never reported."""
+
+    def __post_init__(self) -> None:
         self._series: dict[_EventKey, _Series] = {}
         self._queue: dict[_EventKey, None] = {}  # series with unreported occurrences, the oldest first
         self._queued = asyncio.Event()
-        self.dropped = 0
-        """Occurrences that were never reported."""
 
     def __repr__(self) -> str:
-        return f"<EventWriter of {self._instance}: {len(self._queue)} waiting, {self.dropped} dropped>"
+        return f"<EventWriter of {self.instance}: {len(self._queue)} waiting, {self.dropped} dropped>"
 
     def post(self, about: EventSubject, *, reason: str, note: str, action: str, warning: bool = False) -> None:
         """Queue an Event; returns at once and never fails.
 
-        Args:
-            about: the object.
-            reason: the machine-readable reason, one word in ``UpperCamelCase``.
-            note: the cause and the remedy, for people; cut to 1024 bytes.
-            action: our action, one word in ``UpperCamelCase``.
-            warning: whether a person should look at it.
+        `reason` and our `action` are one word each in ``UpperCamelCase``; `note` has the cause and the remedy for
+        people, and is cut to 1024 bytes. With `warning` a person should look at it.
         """
-        now, moment = self._clock(), datetime.now(UTC)
+        now, moment = self.clock(), datetime.now(UTC)
         self._forget(now)
         key = self._folded(_EventKey(about, reason[:_LONGEST_WORD], action[:_LONGEST_WORD], _cut(note), warning))
         series = self._series.get(key)
@@ -129,15 +117,15 @@ class EventWriter:
             name = f"{about.name[:200].rstrip('-.')}.{secrets.token_hex(8)}"
             series = self._series[key] = _Series(name, moment, moment, now)
         series.count += 1
-        series.last, series.until = moment, now + self._series_s
+        series.last, series.until = moment, now + self.series_s
         self._queue.setdefault(key)
-        if len(self._queue) > self._limit:
+        if len(self._queue) > self.limit:
             self._drop(next(iter(self._queue)))
         self._queued.set()
 
     async def run(self) -> NoReturn:
         """Write the queued Events. Ends only by cancellation, which drops the queue."""
-        backoff = Backoff(self._first_retry_s)
+        backoff = Backoff(self.first_retry_s)
         problem: type[ApiError] | None = None
         while True:
             await self._queued.wait()
@@ -164,7 +152,7 @@ class EventWriter:
                     self._queue[key] = None
             if not self._queue:
                 self._queued.clear()
-            await asyncio.sleep(self._pace_s)
+            await asyncio.sleep(self.pace_s)
 
     async def _write(self, key: _EventKey, series: _Series) -> None:
         if not series.exists:
@@ -186,8 +174,8 @@ class EventWriter:
             "kind": "Event",
             "metadata": {"name": series.name, "namespace": _namespace(key.about)},
             "eventTime": micro_time(series.first),
-            "reportingController": self._controller,
-            "reportingInstance": self._instance,
+            "reportingController": self.controller,
+            "reportingInstance": self.instance[:_LONGEST_WORD],
             "action": key.action,
             "reason": key.reason,
             "note": key.note,
@@ -209,7 +197,7 @@ class EventWriter:
         if key in self._series:
             return key
         kin = [other for other in self._series if (other.about, other.reason) == (key.about, key.reason)]
-        return kin[-1] if len(kin) >= self._varieties else key
+        return kin[-1] if len(kin) >= self.varieties else key
 
     def _forget(self, now: float) -> None:
         over = [key for key, series in self._series.items() if series.until <= now and key not in self._queue]

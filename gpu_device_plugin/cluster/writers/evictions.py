@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.client.answers import check_success
 from gpu_device_plugin.cluster.client.errors import (
     ApiError,
-    Call,
     ConflictError,
     ForbiddenError,
     NotFoundError,
@@ -71,12 +69,10 @@ async def evict(client: Client, pod: Pod, *, most_grace_s: int, timeout_s: float
         "metadata": {"name": pod.name, "namespace": pod.namespace},
         "deleteOptions": options,
     }
-    call = Call("create", "pods/eviction", PODS.group, pod.namespace, pod.name)
     try:
-        answer = await client.create(
+        await client.create(
             PODS, body, namespace=pod.namespace, name=pod.name, subresource="eviction", timeout_s=timeout_s
         )
-        check_success(call, answer)
     except ApiError as error:
         return _refused(error)
     return Eviction(EvictionOutcome.EVICTED)

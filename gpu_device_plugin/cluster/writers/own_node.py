@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-
-import msgspec
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import within
-from gpu_device_plugin.cluster.client.answers import answered
+from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.api_client import PatchType
 from gpu_device_plugin.cluster.client.backoff import Backoff
-from gpu_device_plugin.cluster.client.errors import (
-    ApiError,
-    Call,
-    ConflictError,
-    ForbiddenError,
-    NotFoundError,
-    UnavailableError,
-)
-from gpu_device_plugin.cluster.objects.decoding import NODES, NodeReader, UnreadableObjectError
+from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, ForbiddenError, NotFoundError
+from gpu_device_plugin.cluster.objects.decoding import NODES, NodeReader
 from gpu_device_plugin.core.contract.keys import GPU_CONDITION
 from gpu_device_plugin.core.model.times import rfc3339
 
@@ -57,15 +48,12 @@ class NodeMetadata:
         }
 
 
+@dataclass(frozen=True, slots=True)
 class OwnNode:
     """The node on which we run."""
 
-    def __init__(self, client: Client, name: str) -> None:
-        self._client = client
-        self.name = name
-
-    def __repr__(self) -> str:
-        return f"<NodeSelf {self.name}>"
+    _client: Client
+    name: str
 
     async def read(self) -> NodeRecord:
         """Return the current state of the node.
@@ -75,26 +63,20 @@ class OwnNode:
             UnavailableError: the answer is not a node, but that of a proxy.
         """
         try:
-            return NodeReader().read(await self._client.get(NODES, self.name))
+            with translated(Call("get", NODES.plural, name=self.name)):
+                return NodeReader().read(await self._client.get(NODES, self.name))
         except NotFoundError as error:
             why = f"{error.status} {error.reason}: no such node; set the node's name (NODE_NAME) from spec.nodeName"
             raise NotFoundError(error.call, why, status=error.status, reason=error.reason) from error
-        except UnreadableObjectError as error:
-            raise UnavailableError(Call("get", NODES.plural, name=self.name), str(error)) from error
 
     async def publish(self, notes: NodeMetadata) -> bool:
-        """Put `notes` on the node; return whether that took a patch.
-
-        Raises:
-            ApiError: the patch failed, or its outcome is unknown.
-        """
+        """Put `notes` on the node; return whether that took a patch. Raises ApiError."""
         return await self.put(notes, await self.read())
 
     async def put(self, notes: NodeMetadata, node: NodeRecord) -> bool:
         """Put `notes` on the node, whose state `node` was just read; return whether that took a patch.
 
-        Raises:
-            ApiError: the patch failed, or its outcome is unknown.
+        Raises ApiError.
         """
         changes = notes.missing(node)
         if changes:
@@ -146,19 +128,7 @@ async def _keep(
 HEARTBEAT_S = 300.0
 
 
-class _Condition(msgspec.Struct):
-    type: str = ""
-    status: str = ""
-
-
-class _Status(msgspec.Struct):
-    conditions: list[_Condition] | None = None
-
-
-class _Node(msgspec.Struct):
-    status: _Status = msgspec.field(default_factory=_Status)
-
-
+@dataclass(eq=False)
 class NodeCondition:
     """Writes the condition `GPU_CONDITION` on a node: on every change, and as a heartbeat.
 
@@ -166,26 +136,15 @@ class NodeCondition:
     is written only when the status differs from that on the node, and so outlives the agent.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        node: str,
-        *,
-        forbidden: Callable[[str], None] = lambda _why: None,
-        heartbeat_s: float = HEARTBEAT_S,
-        first_retry_s: float = 1.0,
-    ) -> None:
-        """Write on `node`; `forbidden` is called once with a sentence while the account lacks the right."""
-        self._client = client
-        self._node = node
-        self._forbidden = forbidden
-        self._heartbeat_s = heartbeat_s
-        self._first_retry_s = first_retry_s
-        self.wanted: Observable[GpuCondition | None] = Observable(None)
-        """The condition; None: the node shall have none. Nothing is written before it is first set."""
-
-    def __repr__(self) -> str:
-        return f"<NodeCondition of {self._node}: {self.wanted.value}>"
+    _client: Client
+    _node: str
+    _: KW_ONLY
+    forbidden: Callable[[str], None] = lambda _why: None
+    """Called once with a sentence while the account lacks the right."""
+    heartbeat_s: float = HEARTBEAT_S
+    first_retry_s: float = 1.0
+    wanted: Observable[GpuCondition | None] = field(default_factory=lambda: Observable(None), init=False)
+    """The condition; None: the node shall have none. Nothing is written before it is first set."""
 
     def want(self, condition: GpuCondition | None) -> None:
         """Have a condition written, or removed, unless that is what is wanted already."""
@@ -195,18 +154,14 @@ class NodeCondition:
     async def run(self) -> NoReturn:
         """Keep the condition. Ends only by cancellation; a failure is logged and retried."""
         await self.wanted.after(0)
-        backoff = Backoff(self._first_retry_s, self._heartbeat_s)
-        await _keep(self.wanted, self.put, self._told, self._heartbeat_s, backoff)
+        backoff = Backoff(self.first_retry_s, self.heartbeat_s)
+        await _keep(self.wanted, self.put, self._told, self.heartbeat_s, backoff)
 
     async def put(self, condition: GpuCondition | None) -> bool:
-        """Write the condition now, None removes it; return whether that took a patch.
-
-        Raises:
-            ApiError: it is not written, or the outcome is unknown.
-        """
-        before = await self._status()
+        """Write the condition now, None removes it; return whether that took a patch. Raises ApiError."""
+        before = (await OwnNode(self._client, self._node).read()).gpu_condition
         if condition is None:
-            if before is None:
+            if not before:
                 return False
             return await self._patch({"type": GPU_CONDITION, "$patch": "delete"})
         now = rfc3339(time.time())
@@ -222,12 +177,6 @@ class NodeCondition:
             }
         )
 
-    async def _status(self) -> str | None:
-        """Return the status that the node's condition has now; None if it has no such condition."""
-        call = Call("get", NODES.plural, name=self._node)
-        node = answered(call, await self._client.get(NODES, self._node), _Node, "a node")
-        return next((one.status for one in node.status.conditions or () if one.type == GPU_CONDITION), None)
-
     async def _patch(self, condition: dict[str, Any]) -> bool:
         body = {"status": {"conditions": [condition]}}
         await self._client.patch(NODES, self._node, body, subresource="status", how=PatchType.STRATEGIC)
@@ -236,7 +185,7 @@ class NodeCondition:
     def _told(self, error: ApiError) -> None:
         _log.warning("the node's condition %s is not up to date: %s; trying again", GPU_CONDITION, error)
         if isinstance(error, ForbiddenError):
-            self._forbidden(
+            self.forbidden(
                 f"The node's condition {GPU_CONDITION} cannot be written: {error}; apply deploy/optional/evict.yaml "
                 "(chart: agent.nodeCondition), or set node_condition to false"
             )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import (
     TRANSIENT,
@@ -18,9 +19,8 @@ from gpu_device_plugin.cluster.client.errors import (
     InvalidError,
     NotFoundError,
     UnauthorizedError,
-    UnavailableError,
 )
-from gpu_device_plugin.cluster.objects.decoding import PODS, UnreadableObjectError, read_metadata
+from gpu_device_plugin.cluster.objects.decoding import PODS, read_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,6 +46,7 @@ class _Refused:
     """By the clock of `time.monotonic`, in seconds."""
 
 
+@dataclass(eq=False)
 class PodWriter:
     """A queue of annotations to write, with at most one patch for each pod and at most `limit` pods.
 
@@ -54,33 +55,24 @@ class PodWriter:
     denies it, a right is missing) is retried with backoff, up to `most_retry_s`, and holds up no other pod.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        *,
-        node: str = "",
-        refused: Callable[[Pod, ApiError], None] = lambda _pod, _error: None,
-        limit: int = 1024,
-        first_retry_s: float = 0.2,
-        most_retry_s: float = 300.0,
-    ) -> None:
-        """Prepare to write on the pods of `node`, or of every node if it is empty.
+    _client: Client
+    _: KW_ONLY
+    node: str = ""
+    """The node of all pods; empty: they may be on any."""
+    refused: Callable[[Pod, ApiError], None] = lambda _pod, _error: None
+    """Called for every attempt that failed because of the pod's content, a policy or a missing right."""
+    limit: int = 1024
+    first_retry_s: float = 0.2
+    most_retry_s: float = 300.0
+    dropped: int = field(default=0, init=False)
+    """Dropped patches whose pods may still exist."""
+    problem: ApiError | None = field(default=None, init=False)
+    """Why the last attempt failed; None if it did not."""
 
-        `refused` is called for every attempt that failed because of the pod's content, a policy or a missing right.
-        """
-        self._client = client
-        self._of_node = f",spec.nodeName={node}" if node else ""
-        self._on_refused = refused
-        self._limit = limit
-        self._first_retry_s = first_retry_s
-        self._most_retry_s = most_retry_s
+    def __post_init__(self) -> None:
         self._waiting: dict[str, _Wanted] = {}
         self._refused: dict[str, _Refused] = {}
         self._queued = asyncio.Event()
-        self.dropped = 0
-        """Dropped patches whose pods may still exist."""
-        self.problem: ApiError | None = None
-        """Why the last attempt failed; None if it did not."""
 
     def __repr__(self) -> str:
         return f"<PodWriter: {len(self._waiting)} waiting, {self.dropped} dropped, {self.problem or 'no problem'}>"
@@ -95,14 +87,14 @@ class PodWriter:
         if not merged:
             return
         self._waiting[pod.uid] = _Wanted(pod, merged)
-        if len(self._waiting) > self._limit:
+        if len(self._waiting) > self.limit:
             self._done(next(iter(self._waiting.values())))
             self.dropped += 1
         self._queued.set()
 
     async def run(self) -> NoReturn:
         """Write the queued annotations. Ends only by cancellation; the kubelet's records have what is still queued."""
-        backoff = Backoff(self._first_retry_s)
+        backoff = Backoff(self.first_retry_s)
         while True:
             wanted = await self._next()
             try:
@@ -135,12 +127,10 @@ class PodWriter:
         pod = wanted.pod
         body = {"metadata": {"uid": pod.uid, "annotations": wanted.annotations}}
         try:
-            read_metadata(await self._client.patch(PODS, pod.name, body, namespace=pod.namespace))
+            with translated(Call("patch", PODS.plural, namespace=pod.namespace, name=pod.name)):
+                read_metadata(await self._client.patch(PODS, pod.name, body, namespace=pod.namespace))
         except NotFoundError:
             return False
-        except UnreadableObjectError as error:  # the answer of a proxy
-            call = Call("patch", PODS.plural, namespace=pod.namespace, name=pod.name)
-            raise UnavailableError(call, str(error)) from error
         except (ConflictError, InvalidError) as refusal:
             # Both may mean another pod of the same name, or another fault. Only a fresh list shows which.
             if await self._is_there(pod, refusal.call):
@@ -150,13 +140,11 @@ class PodWriter:
 
     async def _is_there(self, pod: Pod, call: Call) -> bool:
         """Look for the pod in a list of its node's pods: the account may have no right to read other pods."""
-        fields = f"metadata.name={pod.name}{self._of_node}"
-        try:
+        fields = f"metadata.name={pod.name}" + (f",spec.nodeName={self.node}" if self.node else "")
+        with translated(call):
             async for page in self._client.pages(PODS, namespace=pod.namespace, fields=fields):
                 if any(read_metadata(found).uid == pod.uid for found in page.items or ()):
                     return True
-        except UnreadableObjectError as error:
-            raise UnavailableError(call, f"reading the pod again: {error}") from error
         return False
 
     def _failed(self, wanted: _Wanted, error: ApiError) -> None:
@@ -170,10 +158,10 @@ class PodWriter:
         if pod.uid not in self._waiting:
             return
         known = self._refused.get(pod.uid)
-        backoff = known.backoff if known else Backoff(self._first_retry_s, self._most_retry_s)
+        backoff = known.backoff if known else Backoff(self.first_retry_s, self.most_retry_s)
         self._refused[pod.uid] = _Refused(backoff, time.monotonic() + backoff.next_s(error.retry_after_s))
         if not isinstance(error, ConflictError):  # a conflict is a lost race, not a refusal
-            self._on_refused(pod, error)
+            self.refused(pod, error)
 
     def _done(self, wanted: _Wanted) -> None:
         """Remove `wanted` from the queue, unless more annotations were queued meanwhile."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -21,6 +22,7 @@ from gpu_device_plugin.cluster.objects.decoding import (
     decoded,
     named,
     read_metadata,
+    version_number,
 )
 from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, GROUP, SLICES, read_claim
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
@@ -62,11 +64,7 @@ _DECODER = msgspec.json.Decoder(_Slice)
 
 
 def read_slice(raw: bytes | msgspec.Raw) -> Present:
-    """Return a ResourceSlice.
-
-    Raises:
-        UnreadableObjectError: this is not a ResourceSlice.
-    """
+    """Return a ResourceSlice. Raises UnreadableObjectError."""
     found = decoded(_DECODER, raw, "ResourceSlice")
     meta, spec = named(found.metadata, "ResourceSlice"), found.spec
     content: Content = (
@@ -80,6 +78,7 @@ class FieldsDroppedError(Exception):
     """The API server does not know fields that we need; the message names them."""
 
 
+@dataclass(eq=False)
 class NodeSlices(Store[Present]):
     """Publishes what is wanted, and publishes it again when another client, or the kubelet at its start, removes it.
 
@@ -88,26 +87,19 @@ class NodeSlices(Store[Present]):
     wait for more than a minute.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        node: str,
-        *,
-        reached: Observable[bool],
-        on_dropped: Callable[[tuple[str, ...]], None],
-        on_problem: Callable[[str], None] = lambda _why: None,
-    ) -> None:
-        """Publish for the node of this name, which is also that of its pool, once the kubelet can reach the driver.
+    _client: Client
+    _node: str
+    """The name of the node, which is also that of its pool."""
+    _: KW_ONLY
+    reached: Observable[bool]
+    """Whether the kubelet can reach the driver."""
+    on_dropped: Callable[[tuple[str, ...]], None]
+    """Called with the names of fields that the API server does not know, before anything is stored; `wanted` should
+    then be set without them."""
+    on_problem: Callable[[str], None] = lambda _why: None
+    """Called with a sentence when the slices cannot be published, and with an empty one when they can."""
 
-        `on_dropped` is called with the names of fields that the API server does not know, before anything is stored;
-        `wanted` should then be set without them. `on_problem` is called with a sentence when the slices cannot be
-        published, and with an empty one when they can.
-        """
-        self._client = client
-        self._node = node
-        self._reached = reached
-        self._on_dropped = on_dropped
-        self._on_problem = on_problem
+    def __post_init__(self) -> None:
         self._found: dict[str, Present] = {}
         self._changed = asyncio.Event()
         self._known: frozenset[str] = frozenset()
@@ -118,17 +110,14 @@ class NodeSlices(Store[Present]):
         self.published: Observable[Sequence[Content] | None] = Observable(None)
         """What they offer, as far as we know; None: that is not known."""
         self.reflector: Reflector[Present] = Reflector(
-            client,
+            self._client,
             SLICES,
             read_slice,
             self,
-            fields=f"spec.driver={DRIVER},spec.nodeName={node}",
+            fields=f"spec.driver={DRIVER},spec.nodeName={self._node}",
             what="ResourceSlices of this node",
             timing=_TIMING,
         )
-
-    def __repr__(self) -> str:
-        return f"<NodeSlices of {self._node}: {len(self._found)}>"
 
     @property
     def there(self) -> int:
@@ -162,7 +151,7 @@ class NodeSlices(Store[Present]):
 
     def _keep(self, found: Present) -> None:
         held = self._found.get(found.name)
-        if held is None or _version(found) >= _version(held):
+        if held is None or version_number(found.resource_version) >= version_number(held.resource_version):
             self._found[found.name] = found
 
     # --- Publishing -----------------------------------------------------------------------------------------------
@@ -177,14 +166,14 @@ class NodeSlices(Store[Present]):
     async def _publish(self) -> NoReturn:
         backoff, problem = Backoff(0.2), ""
         while True:
-            version, reached = self.wanted.version, self._reached.version
+            version, reached = self.wanted.version, self.reached.version
             self._changed.clear()
             pause_s: float | None = None
             try:
                 await self._write()
                 if problem:
                     problem = ""
-                    self._on_problem("")
+                    self.on_problem("")
                 backoff.reset()
             except ConflictError:
                 pause_s = backoff.next_s()  # the watch brings what another client wrote
@@ -194,7 +183,7 @@ class NodeSlices(Store[Present]):
                 why = self._told(error)
                 if why != problem:
                     problem = why
-                    self._on_problem(why)
+                    self.on_problem(why)
                 pause_s = backoff.next_s(error.retry_after_s)
             if pause_s is None and self.wanted.version == version and not self._changed.is_set():
                 await self._anything(version, reached)
@@ -204,7 +193,7 @@ class NodeSlices(Store[Present]):
     async def _anything(self, version: int, reached: int) -> None:
         changes = [
             asyncio.create_task(self.wanted.after(version), name="wanted ResourceSlices"),
-            asyncio.create_task(self._reached.after(reached), name="the kubelet can call the driver"),
+            asyncio.create_task(self.reached.after(reached), name="the kubelet can call the driver"),
             asyncio.create_task(self._changed.wait(), name="changed ResourceSlices"),
         ]
         try:
@@ -224,7 +213,7 @@ class NodeSlices(Store[Present]):
         if wanted is None or not self.reflector.lists:
             return
         todo = writes(self._node, wanted, self._found.values())
-        if not self._reached.value and any(present is None for _, _, present in todo.put):
+        if not self.reached.value and any(present is None for _, _, present in todo.put):
             if self.published.value is not None:
                 self.published.set(None)
             return
@@ -266,7 +255,7 @@ class NodeSlices(Store[Present]):
         """Raise FieldsDroppedError if the server did not store a field; it can be replaced by an older one."""
         if missing := dropped(spec, msgspec.json.decode(answer, type=dict[str, Any]).get("spec", {})):
             self._known = frozenset()
-            self._on_dropped(missing)
+            self.on_dropped(missing)
             raise FieldsDroppedError(
                 f"the API server does not know {', '.join(missing)} of ResourceSlices, which Kubernetes 1.36 brought"
             )
@@ -304,13 +293,6 @@ def _fields(value: Any) -> frozenset[str]:
     return frozenset().union(*map(_fields, value)) if isinstance(value, list) else frozenset()
 
 
-def _version(found: Present) -> int:
-    return int(found.resource_version) if found.resource_version.isdigit() else 0
-
-
-_log = logging.getLogger(__name__)
-
-
 # --- The claims -------------------------------------------------------------------------------------------------------
 
 
@@ -323,9 +305,6 @@ class ClaimsApi:
         self._node = node
         self.shown: Observable[Mapping[str, tuple[PreparedClaim, Mapping[str, str]]]] = Observable({})
         """By UID the prepared claims, each with the states of its limits by GPU: what their status shall say."""
-
-    def __repr__(self) -> str:
-        return f"<ClaimsApi of {self._node}>"
 
     async def read(self, namespace: str, name: str) -> Claim | None:
         """Return a claim; None if there is none of this name.
@@ -342,8 +321,7 @@ class ClaimsApi:
     async def allocated(self) -> Mapping[str, Claim]:
         """Return by UID the claims that have devices of our driver on our node. It lists the claims of the cluster.
 
-        Raises:
-            ApiError: they could not be listed.
+        Raises ApiError.
         """
         found: dict[str, Claim] = {}
         async for page in self._client.pages(CLAIMS):

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfigError, config_if_any
 from gpu_device_plugin.cluster.client.errors import ApiError, Call
-from gpu_device_plugin.cluster.client.own_access import may
 from gpu_device_plugin.cluster.objects.resource_claims import GROUP
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
 from gpu_device_plugin.core.contract.keys import MIG_LABEL
@@ -398,6 +397,6 @@ async def _with_node(seen: ApiSeen, client: Client, name: str) -> ApiSeen:
 
 async def _may(client: Client, right: Call) -> bool | None:
     try:
-        return await may(client, right)
+        return await client.may(right)
     except ApiError:
         return None

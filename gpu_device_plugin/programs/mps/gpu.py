@@ -77,9 +77,6 @@ class GpuKeeper:
         self._servers: tuple[Server, ...] = ()
         self._ask_at_s = 0.0
 
-    def __repr__(self) -> str:
-        return f"<GpuKeeper {self._place.uuid}: {self.told.status}, wanted {self._wanted_mib}>"
-
     def want(self, limit_mib: int | None) -> None:
         """Change what is wanted: a daemon with this limit, or none."""
         if limit_mib != self._wanted_mib:
@@ -152,17 +149,13 @@ class GpuKeeper:
     async def _look(self) -> Seen:
         alive = self._driver.alive(self._place)
         await self._look_at_mode()
-        if alive and self.clock() >= self._ask_at_s and not self._ends:
+        # A daemon that quits takes commands no more.
+        if alive and self.clock() >= self._ask_at_s and self._daemon.quit_s is None:
             await self._ask()
             alive = self._driver.alive(self._place)  # one that has ended has not fallen silent
         if not alive:
             self._silence, self._servers, self._ask_at_s = "", (), 0.0
         return Seen(self._wanted_mib, self._mode, alive, self._silence, self._servers)
-
-    @property
-    def _ends(self) -> bool:
-        # A daemon that quits takes commands no more.
-        return self._daemon.quit_s is not None
 
     async def _look_at_mode(self) -> None:
         if self.clock() < self._mode_until_s:

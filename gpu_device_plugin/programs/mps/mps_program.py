@@ -51,10 +51,7 @@ class StateMetrics:
 def main(sources: Sources[MpsSettings], texts: Texts, settings: MpsSettings) -> int:
     """Run the supervisor until SIGTERM or SIGINT; return its exit code.
 
-    At the end all daemons are told to quit, and the GPUs get their compute modes back.
-
-    Raises:
-        UsageError: an address or a directory cannot be used.
+    At the end all daemons are told to quit, and the GPUs get their compute modes back. Raises UsageError.
     """
     try:
         share(settings.mps_dir / SHM_DIRECTORY, settings.shm_size_mib)

@@ -53,12 +53,7 @@ class Nvidia:
     """Control daemons and compute modes of the GPUs of this machine. Every call ends within a deadline of its own."""
 
     def __init__(self, environ: Mapping[str, str], *, deadlines: CommandDeadlines = DEADLINES) -> None:
-        """Prepare; nothing is started yet.
-
-        Args:
-            environ: the variables of this process. Those that steer CUDA are not passed on.
-            deadlines: how long calls may take.
-        """
+        """Prepare; nothing is started yet. The variables of `environ` that steer CUDA are not passed on."""
         self._environ = {name: value for name, value in environ.items() if not name.startswith(("CUDA_", "GPUSHARE_"))}
         self._deadlines = deadlines
         self._processes = MpsProcesses(Path("/proc"))
@@ -72,8 +67,7 @@ class Nvidia:
     async def start(self, place: GpuDirectory) -> None:
         """Start the control daemon of a GPU; it outlives this program unless the container's runtime ends it.
 
-        Raises:
-            MpsError: it was not started.
+        Raises MpsError.
         """
         environ = {**self._variables(place), "CUDA_VISIBLE_DEVICES": place.uuid}
         try:
@@ -89,11 +83,7 @@ class Nvidia:
             raise MpsError(f"{CONTROL} -d failed: {said or f'exit code {code}'}")
 
     async def command(self, place: GpuDirectory, text: str) -> str:
-        """Give the daemon of a GPU one command; return its answer.
-
-        Raises:
-            MpsError: the daemon refuses, is not there, or does not answer in time.
-        """
+        """Give the daemon of a GPU one command; return its answer. MpsError: it refuses, is not there, or is late."""
         code, said = await self._run([CONTROL], self._variables(place), self._deadlines.command, text)
         if code:
             raise MpsError(f"{text.partition(' ')[0]} failed: {said or f'exit code {code}'}")
@@ -102,8 +92,7 @@ class Nvidia:
     async def compute_mode(self, uuid: str) -> str:
         """Return the compute mode of a GPU as `nvidia-smi -c` takes it; empty: the driver does not name the GPU.
 
-        Raises:
-            MpsError: the driver does not tell it.
+        Raises MpsError.
         """
         query = [SMI, "-i", uuid, "--query-gpu=compute_mode", "--format=csv,noheader"]
         code, said = await self._run(query, self._environ, self._deadlines.smi)
@@ -115,11 +104,7 @@ class Nvidia:
         return mode
 
     async def set_compute_mode(self, uuid: str, mode: str) -> None:
-        """Set the compute mode of a GPU.
-
-        Raises:
-            MpsError: it was not set.
-        """
+        """Set the compute mode of a GPU. Raises MpsError."""
         code, said = await self._run([SMI, "-i", uuid, "-c", mode], self._environ, self._deadlines.smi)
         if code:
             raise MpsError(f"{SMI} -c {mode} failed: {said or f'exit code {code}'}")
@@ -151,11 +136,7 @@ class Nvidia:
     async def _run(
         self, words: list[str], environ: Mapping[str, str], deadline_s: float, said: str = ""
     ) -> tuple[int, str]:
-        """Run a program; return its exit code and its output, as one line.
-
-        Raises:
-            MpsError: there is no such program, or it took too long.
-        """
+        """Run a program; return its exit code and its output, as one line. Raises MpsError."""
         # A file, because a daemon inherits the output and would keep a pipe open after the program's end.
         output = os.memfd_create("output")
         try:
@@ -167,7 +148,9 @@ class Nvidia:
                     *words, stdin=asked, stdout=output, stderr=output, env=environ, start_new_session=True
                 )
             except OSError as error:
-                raise MpsError(_why_not_run(words[0], error)) from error
+                absent = isinstance(error, FileNotFoundError)
+                why = _not_found(words[0]) if absent else f"{words[0]} cannot be run: {error.strerror}"
+                raise MpsError(why) from error
             finally:
                 os.close(asked)
             try:
@@ -182,10 +165,6 @@ class Nvidia:
             os.close(output)
         answer = text.strip()
         return child.returncode or 0, answer if not child.returncode else " ".join(answer.split())[:_TOLD]
-
-
-def _why_not_run(program: str, error: OSError) -> str:
-    return _not_found(program) if isinstance(error, FileNotFoundError) else f"{program} cannot be run: {error.strerror}"
 
 
 def _not_found(program: str) -> str:

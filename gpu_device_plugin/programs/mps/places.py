@@ -39,11 +39,7 @@ class GpuDirectory:
         return self.directory / "log"
 
     def prepare(self) -> None:
-        """Make the directories, and remove the sockets of a daemon that is no more.
-
-        Raises:
-            OSError: a directory is not there, or a path is too long.
-        """
+        """Make the directories, and remove the sockets of a daemon that is no more. Raises OSError."""
         longest = self.pipe / "control_privileged"
         if len(os.fsencode(longest)) > _LONGEST_SOCKET:
             raise OSError(f"the path {longest} is too long for a socket: choose a shorter mps_dir")
@@ -55,8 +51,7 @@ class GpuDirectory:
     def remember(self, before: str) -> None:
         """Write down the compute mode to set back (empty: none), for the next supervisor.
 
-        Raises:
-            OSError: the old one is still there.
+        OSError: the old one is still there.
         """
         open_directory(self.directory)
         files.replace_below(self.directory, _MEMORY, json.dumps({"uuid": self.uuid, "before": before}).encode())
@@ -83,9 +78,6 @@ class Places:
         for directory in sorted(root.iterdir()) if root.is_dir() else ():
             if directory.is_dir() and (directory / _MEMORY).exists():
                 self._restore(directory)
-
-    def __repr__(self) -> str:
-        return f"<Places: {len(self._known)} GPUs below {self._root}>"
 
     def _restore(self, directory: Path) -> None:
         try:
@@ -119,14 +111,8 @@ _DEV_SHM = Path("/dev/shm")  # noqa: S108 - it is the subject
 def share(directory: Path, size_mib: int) -> None:
     """Make `directory` a tmpfs of its own for clients, and our /dev/shm, which the servers inherit.
 
-    It stays mounted when this program ends: containers have it.
-
-    Args:
-        directory: for all clients of the node.
-        size_mib: 0: nothing is mounted.
-
-    Raises:
-        OSError: it cannot be mounted: the container is not privileged.
+    It stays mounted when this program ends: containers have it. With a size of 0 nothing is mounted. OSError: it cannot
+    be mounted: the container is not privileged.
     """
     open_directory(directory)
     if size_mib:

@@ -48,11 +48,7 @@ class Supervisor:
     """Keeps every GPU that is wanted, or that an earlier supervisor had."""
 
     def __init__(self, directory: Path, driver: Nvidia, *, timings: MpsTimings = TIMINGS) -> None:
-        """Prepare, and read what an earlier supervisor left below `directory`.
-
-        Raises:
-            OSError: the directory cannot be used.
-        """
+        """Prepare, and read what an earlier supervisor left below `directory`. Raises OSError."""
         open_directory(directory)
         self._directory = directory
         self._driver = driver
@@ -69,9 +65,6 @@ class Supervisor:
         self._unwritten = ""
         self.refused = ""
         """Why the file of what is wanted cannot be used; empty: it can."""
-
-    def __repr__(self) -> str:
-        return f"<Supervisor: {list(self._running.values())}>"
 
     @property
     def gpus(self) -> Mapping[str, MpsGpu]:
@@ -205,11 +198,7 @@ class Supervisor:
 
 
 def _sane(wanted: MpsWanted) -> MpsWanted:
-    """Return what is wanted if it can become paths and commands.
-
-    Raises:
-        MpsFileError: it cannot.
-    """
+    """Return what is wanted if it can become paths and commands. Raises MpsFileError."""
     strange = sorted(uuid for uuid in wanted.gpus if not is_uuid(uuid))
     if strange:
         raise MpsFileError(f"{WANTED_FILE} names {strange[0][:40]!r}, which is no UUID of a GPU")

@@ -38,7 +38,6 @@ from gpu_device_plugin.testing.cluster.cluster_requests import (
     Late,
     Reset,
     Trouble,
-    ordered,
     refusal,
     reset,
     suffered,
@@ -65,7 +64,7 @@ _PATCHES: Mapping[str, Callable[[Any, Any], Any]] = {
     "application/strategic-merge-patch+json": strategic_merge,
 }
 _SUCCESS: Json = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
-_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+OWN_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 class ApiServer:
@@ -215,12 +214,9 @@ class ApiServer:
         self._reads.lose_peers()
 
     def deny(self, policy: str, against: Callable[[Json, Json], str], *, code: int = 422) -> None:
-        """Add an admission policy that can deny changes of pods over HTTP.
+        """Add an admission policy that can deny changes of pods over HTTP, with code 403 if it has `reason: Forbidden`.
 
-        Args:
-            policy: its name.
-            against: returns the reason for a denial, given the old and the new pod; empty: the change is admitted.
-            code: 422 by default, 403 for a policy with `reason: Forbidden`.
+        `against` returns the reason for a denial, given the old and the new pod; empty: the change is admitted.
         """
         self._policies[policy] = (against, code)
 
@@ -359,17 +355,9 @@ class ApiServer:
             return web.Response(text="ok")
         if http.path == "/version":
             return web.json_response({"major": "1", "minor": "36", "gitVersion": "v1.36.2"})
-        if http.method == "POST" and http.path in {TOKEN_REVIEWS, ACCESS_REVIEWS}:
+        if http.method == "POST" and http.path in {TOKEN_REVIEWS, ACCESS_REVIEWS, OWN_ACCESS_REVIEWS}:
             return await self._review(http)
-        if http.path != _ACCESS_REVIEWS:
-            return None
-        trouble = self._noted(ApiRequest("create", "selfsubjectaccessreviews", "authorization.k8s.io"))
-        if isinstance(trouble, Answer):
-            return ordered(trouble)
-        review = await http.json()
-        asked = review["spec"]["resourceAttributes"]
-        allowed = self.allowed is None or (asked["verb"], asked["resource"]) in self.allowed
-        return web.json_response({**review, "status": {"allowed": allowed}}, status=201)
+        return None
 
     async def _review(self, http: web.Request) -> web.Response:
         _, _, group, _, plural = http.path.split("/")
@@ -377,8 +365,12 @@ class ApiServer:
         request = ApiRequest("create", plural, group, token=token)
         if (answer := await suffered(self._noted(request))) is not None:
             return answer
-        self._admit(request)
         review = await http.json()
+        if http.path == OWN_ACCESS_REVIEWS:  # every account may review its own rights
+            asked = review["spec"]["resourceAttributes"]
+            allowed = self.allowed is None or (asked["verb"], asked["resource"]) in self.allowed
+            return web.json_response({**review, "status": {"allowed": allowed}}, status=201)
+        self._admit(request)
         tokens = http.path == TOKEN_REVIEWS
         made = review_token(self.accounts, review) if tokens else review_access(self.accounts.values(), review)
         return web.json_response(made, status=201)

@@ -8,15 +8,16 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.cluster.objects.quantity import quantity
 from gpu_device_plugin.core.contract.keys import STATIC_POD
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.testing.cluster.selectors import SelectorError, field_selector, label_selector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from decimal import Decimal
 
     from gpu_device_plugin.testing.builders import Json
 
@@ -96,12 +97,6 @@ _MOST_SETS, _MOST_COUNTERS = 8, 32
 _LONGEST_TEXT = 64
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SEMVER = re.compile(r"(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*)){2}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGTPE]i|[numkMGTPE]|)")
-_UNITS = {
-    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)},
-    **dict(zip("numkMGTPE", (Decimal(10) ** power for power in (-9, -6, -3, 3, 6, 9, 12, 15, 18)), strict=True)),
-    "": Decimal(1),
-}
 _NEW_FIELDS = frozenset(
     {"allowMultipleAllocations", "requestPolicy", "sharedCounters", "consumesCounters", "taints", "consumedCapacity"}
     | {"shareID", "extendedResourceName"}
@@ -109,12 +104,12 @@ _NEW_FIELDS = frozenset(
 """Fields that API servers before 1.36 drop without a word."""
 
 
-def quantity(text: object) -> Decimal:
+def valid_quantity(text: object) -> Decimal:
     """Return the value of a quantity; raise ValueError if it is none."""
-    match = _QUANTITY.fullmatch(str(text))
-    if match is None:
+    value = quantity(str(text))
+    if value is None:
         raise ValueError(f"{text!r} is no quantity")
-    return Decimal(match[1]) * _UNITS[match[2]]
+    return value
 
 
 def without_new_fields(body: Any) -> Any:
@@ -189,9 +184,9 @@ def _wrong_attribute(value: Json) -> str:
 def _wrong_policy(where: str, value: str, policy: Json) -> Iterator[tuple[str, str]]:
     valid = policy.get("validRange") or {}
     try:
-        total, least = quantity(value), quantity(valid.get("min", "0"))
-        most, step = quantity(valid.get("max", value)), quantity(valid.get("step", "0"))
-        default = quantity(policy["default"])
+        total, least = valid_quantity(value), valid_quantity(valid.get("min", "0"))
+        most, step = valid_quantity(valid.get("max", value)), valid_quantity(valid.get("step", "0"))
+        default = valid_quantity(policy["default"])
     except (ValueError, KeyError):
         yield where, "Required value: default, and quantities"
         return
@@ -274,8 +269,8 @@ def _create_pod(new: Json) -> None:
     for container in (*spec["containers"], *spec.get("initContainers", ())):
         resources = container.setdefault("resources", {})
         limits = resources.get("limits", {})
-        for resource, quantity in limits.items():
-            limits[resource] = canonical_quantity(str(quantity))
+        for resource, amount in limits.items():
+            limits[resource] = canonical_quantity(str(amount))
         if limits:
             resources["requests"] = {**limits, **resources.get("requests", {})}
     spec.setdefault("schedulerName", "default-scheduler")

@@ -31,16 +31,9 @@ def to_pod(http: web.Request) -> ApiRequest | None:
 
 
 async def proxied(http: web.Request, pod: Json, name: str, network: Mapping[str, str]) -> web.Response:
-    """Return the answer of a pod.
+    """Return the answer of a pod; `name` perhaps has a port, `network` who answers at which address.
 
-    Args:
-        http: the request.
-        pod: the pod.
-        name: its name, perhaps with a port, as in the request.
-        network: who answers at which address.
-
-    Raises:
-        StatusError: the pod has no address that may be reached, or nobody answers there.
+    StatusError: the pod has no address that may be reached, or nobody answers there.
     """
     port = name.partition(":")[2] or "80"
     address = pod.get("status", {}).get("podIP", "")

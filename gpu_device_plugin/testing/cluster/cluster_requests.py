@@ -185,8 +185,9 @@ class Fault:
 async def suffered(trouble: Trouble | None, content_type: str = "application/json") -> web.Response | None:
     """Let a trouble happen that every kind of request can have; None: the request is executed nevertheless."""
     match trouble:
-        case Answer():
-            return ordered(trouble)
+        case Answer(code, retry_after_s, reason, message, causes):
+            details = {"causes": [{"reason": cause} for cause in causes]}
+            return refusal(StatusError(code, reason, message, details), retry_after_s)
         case Hang():
             await asyncio.Event().wait()
         case Slow(seconds):
@@ -194,9 +195,3 @@ async def suffered(trouble: Trouble | None, content_type: str = "application/jso
         case Garbage(body):
             return web.Response(body=body, content_type=content_type)
     return None
-
-
-def ordered(answer: Answer) -> web.Response:
-    """Return the error that was ordered."""
-    details = {"causes": [{"reason": cause} for cause in answer.causes]}
-    return refusal(StatusError(answer.code, answer.reason, answer.message, details), answer.retry_after_s)

@@ -43,11 +43,7 @@ class Account:
 
 
 def review_token(accounts: Mapping[str, Account], review: Json) -> Json:
-    """Return a TokenReview with its status.
-
-    Raises:
-        StatusError: it names no token.
-    """
+    """Return a TokenReview with its status. StatusError: it names no token."""
     token = review.get("spec", {}).get("token", "")
     if not token:
         raise StatusError(400, "BadRequest", "token is required for TokenReview in authentication")
@@ -61,11 +57,7 @@ def review_token(accounts: Mapping[str, Account], review: Json) -> Json:
 
 
 def review_access(accounts: Collection[Account], review: Json) -> Json:
-    """Return a SubjectAccessReview with its status.
-
-    Raises:
-        StatusError: it names nobody, or not exactly one kind of access.
-    """
+    """Return a SubjectAccessReview with its status. StatusError: it names nobody, or not exactly one kind of access."""
     spec = review.get("spec", {})
     if not spec.get("user") and not spec.get("groups"):
         raise _invalid("user", 'Invalid value: "": at least one of user or group must be specified')

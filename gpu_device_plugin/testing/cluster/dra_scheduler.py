@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.testing.cluster.cluster_kinds import quantity
+from gpu_device_plugin.testing.cluster.cluster_kinds import valid_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -55,9 +55,6 @@ class Allocator:
     def __init__(self, api: ApiServer, driver: str) -> None:
         self._api = api
         self._driver = driver
-
-    def __repr__(self) -> str:
-        return f"<Allocator for {self._driver}>"
 
     def allocate(self, claim: str, node: str, pods: Iterable[tuple[str, str]] = (), namespace: str = "default") -> str:
         """Allocate a claim on a node and reserve it for pods (name, uid); return why that is not possible, or nothing.
@@ -134,7 +131,7 @@ class _Books:
 
     def note(self, pool: str, name: str, consumed: str | None) -> None:
         """Take note of an allocation; `consumed` None: of all of a device."""
-        amount = Decimal("inf") if consumed is None else quantity(consumed)
+        amount = Decimal("inf") if consumed is None else valid_quantity(consumed)
         self._taken[pool, name] = self._taken.get((pool, name), Decimal(0)) + amount
         self._counted[pool, name.removesuffix("-whole")] = name
 
@@ -153,7 +150,7 @@ class _Books:
         used = self._taken.get((pool, name), Decimal(0))
         if not device.get("allowMultipleAllocations"):
             return not used
-        return used + _part(device, exactly) <= quantity(device["capacity"]["memory"]["value"])
+        return used + _part(device, exactly) <= valid_quantity(device["capacity"]["memory"]["value"])
 
     def take(self, pool: str, device: Json, exactly: Json) -> Json:
         """Take (a part of) a device that fits, and return the allocation's result."""
@@ -184,13 +181,13 @@ def _part(device: Json, exactly: Json) -> Decimal:
     policy = device["capacity"]["memory"]["requestPolicy"]
     asked = ((exactly.get("capacity") or {}).get("requests") or {}).get("memory")
     if asked is None:
-        return quantity(policy["default"])
+        return valid_quantity(policy["default"])
     valid = policy["validRange"]
-    least = quantity(valid["min"])
-    over = max(Decimal(0), quantity(asked) - least)
+    least = valid_quantity(valid["min"])
+    over = max(Decimal(0), valid_quantity(asked) - least)
     if "step" not in valid:
         return least + over
-    step = quantity(valid["step"])
+    step = valid_quantity(valid["step"])
     return least + (over / step).to_integral_value(ROUND_CEILING) * step
 
 

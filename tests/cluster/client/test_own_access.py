@@ -11,7 +11,6 @@ import pytest
 from gpu_device_plugin.cluster.client.api_client import Client, Server
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import Call, UnavailableError
-from gpu_device_plugin.cluster.client.own_access import may
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 
 if TYPE_CHECKING:
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 
 async def test_a_right_is_what_the_server_grants() -> None:
     async with ApiServer(allowed={("patch", "events")}) as api, Client(ClusterConfig(api.url)) as client:
-        assert await may(client, Call("patch", "events", "events.k8s.io"))
-        assert not await may(client, Call("patch", "nodes"))
+        assert await client.may(Call("patch", "events", "events.k8s.io"))
+        assert not await client.may(Call("patch", "nodes"))
 
 
 async def test_the_server_tells_its_version_and_the_time() -> None:
@@ -62,4 +61,4 @@ async def test_whoever_answers_something_else_is_no_api_server() -> None:
         with pytest.raises(UnavailableError, match="not a version"):
             await client.server()
         with pytest.raises(UnavailableError, match="not a review"):
-            await may(client, Call("get", "nodes"))
+            await client.may(Call("get", "nodes"))

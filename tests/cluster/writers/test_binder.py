@@ -58,7 +58,6 @@ async def test_node_and_promise_are_written_in_one_call(server: ApiServer, binde
         await binder.bind(PodRef("default", name, f"u{name}"), "n", PROMISE)
         assert bound(server, name) == ("n", {"theirs": "1", **PROMISE})
     assert verbs(server) == ["create pods/binding"] * 2
-    assert repr(binder) == f"<Binder through <Client of {server.url}>>"
 
 
 async def test_a_change_of_the_pod_meanwhile_is_no_obstacle(server: ApiServer, binder: Binder) -> None:
