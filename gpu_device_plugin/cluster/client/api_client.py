@@ -333,7 +333,7 @@ class Client:
         A server-side apply takes our fields from others who wrote them.
         """
         params = {"fieldManager": _US, "force": "true"} if how is PatchType.APPLY else None
-        target = {"namespace": namespace, "subresource": subresource}
+        target: dict[str, Any] = {"namespace": namespace, "subresource": subresource}
         return await self._call("patch", kind, name, **target, body=body, content_type=how.value, params=params)
 
     async def _call(

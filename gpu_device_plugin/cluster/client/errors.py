@@ -150,6 +150,7 @@ class _Status(msgspec.Struct):
     details: _Details | None = None
 
 
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _EMPTY = _Status()
 _NO_DETAILS = _Details()
 
@@ -179,7 +180,9 @@ def error_from(
     why = _why(call, kind, status, parsed)
     if starting and kind is ForbiddenError and _lacks_right(call, parsed.message):
         kind = UnavailableError
-        why = f"{status} {_phrase(status)}; the API server is starting, and may not know the rights of its accounts yet"
+        why = (
+            f"{status} {_PHRASES[status]}; the API server is starting, and may not know the rights of its accounts yet"
+        )
     return kind(
         call,
         why,
@@ -191,7 +194,7 @@ def error_from(
 
 
 def _why(call: Call, kind: type[ApiError], status: int, parsed: _Status) -> str:
-    answer = f"{status} {parsed.reason or _phrase(status)}".strip()
+    answer = f"{status} {parsed.reason or _PHRASES.get(status, '')}".strip()
     message = " ".join(parsed.message.split())
     if kind is ForbiddenError and _lacks_right(call, message):
         group = f" of the API group {call.group}" if call.group else ""
@@ -225,10 +228,3 @@ def _unquoted(kind: type[ApiError], message: str) -> str:
     if kind is ForbiddenError:
         return "; the account has the right, but an admission policy, a webhook or a quota denied it"
     return ""
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return ""

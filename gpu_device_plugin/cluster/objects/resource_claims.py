@@ -16,8 +16,6 @@ CLAIMS = ObjectKind("resourceclaims", group=GROUP)
 SLICES = ObjectKind("resourceslices", group=GROUP)
 
 _MIB = 1 << 20
-_EVERY = "All"
-"""The allocation mode of a request for all devices that match."""
 
 
 class _Shape(msgspec.Struct, rename="camel", gc=False):
@@ -130,7 +128,7 @@ def _request(request: _Request) -> DeviceRequest:
         device_class=asked.device_class_name,
         memory_mib=_mib(amounts),
         compute=_compute(amounts),
-        count=0 if asked.allocation_mode == _EVERY else 1 if asked.count is None else asked.count,
+        count=0 if asked.allocation_mode == "All" else 1 if asked.count is None else asked.count,
         admin=asked.admin_access is True,
     )
 

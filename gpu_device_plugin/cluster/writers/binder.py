@@ -13,6 +13,7 @@ import msgspec
 from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, NotFoundError, UnavailableError
 from gpu_device_plugin.cluster.objects.decoding import PODS
+from gpu_device_plugin.cluster.objects.requests import ClaimStatuses
 from gpu_device_plugin.core.contract.keys import ASSIGNED
 
 if TYPE_CHECKING:
@@ -80,18 +81,8 @@ class InDoubtError(_OutcomeError):
     """
 
 
-class _MadeClaim(msgspec.Struct, rename="camel"):
-    """The claim that kube-scheduler has made of a pod's limits."""
-
-    resource_claim_name: str = ""
-
-
-class _PodStatus(msgspec.Struct, rename="camel"):
-    extended_resource_claim_status: _MadeClaim | None = None
-
-
 class _Pod(msgspec.Struct):
-    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
+    status: ClaimStatuses = msgspec.field(default_factory=ClaimStatuses)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,18 +91,18 @@ class OwnNode:
 
         Ends only by cancellation; a failure is logged and retried.
         """
-        await _keep(wanted, self.publish, self._told, again_s, Backoff(first_retry_s))
+        await keep_written(wanted, self.publish, self._told, again_s, Backoff(first_retry_s))
 
     def _told(self, error: ApiError) -> None:
         if not isinstance(error, ConflictError):
             _log.warning("the node's labels and annotations are not up to date: %s; trying again", error)
 
 
-async def _keep(
+async def keep_written(
     wanted: Observable[T],
     write: Callable[[T], Awaitable[object]],
     failed: Callable[[ApiError], None],
-    again_s: float,
+    again_s: float | None,
     backoff: Backoff,
 ) -> NoReturn:
     """Write the newest of `wanted`, on every change and, unless it is None, after `again_s` again.
@@ -155,7 +155,7 @@ class NodeCondition:
         """Keep the condition. Ends only by cancellation; a failure is logged and retried."""
         await self.wanted.after(0)
         backoff = Backoff(self.first_retry_s, self.heartbeat_s)
-        await _keep(self.wanted, self.put, self._told, self.heartbeat_s, backoff)
+        await keep_written(self.wanted, self.put, self._told, self.heartbeat_s, backoff)
 
     async def put(self, condition: GpuCondition | None) -> bool:
         """Write the condition now, None removes it; return whether that took a patch. Raises ApiError."""

@@ -27,6 +27,7 @@ from gpu_device_plugin.cluster.objects.decoding import (
 from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, GROUP, SLICES, read_claim
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.store import Store
+from gpu_device_plugin.cluster.writers.own_node import keep_written
 from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.core.dra.pool import Content, Present, dropped, writes
 from gpu_device_plugin.core.dra.prepared import status_body
@@ -286,6 +287,10 @@ class NodeSlices(Store[Present]):
         return f"the ResourceSlices of this node are not up to date: {error}"
 
 
+def _status_not_written(error: ApiError) -> None:
+    _log.warning("the status of claims does not say what they hold: %s; trying again", error)
+
+
 def _fields(value: Any) -> frozenset[str]:
     """Return the names of all fields below a value."""
     if isinstance(value, dict):
@@ -338,26 +343,16 @@ class ClaimsApi:
     async def run(self) -> NoReturn:
         """Keep the status of our claims up to date. Ends only by cancellation; failures are logged and retried."""
         written: dict[str, object] = {}
-        backoff, told = Backoff(1.0), ""
-        while True:
-            version, shown = self.shown.version, self.shown.value
-            written = {uid: status for uid, status in written.items() if uid in shown}
-            pause_s: float | None = None
+
+        async def write(shown: Mapping[str, tuple[PreparedClaim, Mapping[str, str]]]) -> None:
+            for uid in written.keys() - shown.keys():
+                del written[uid]
             for uid, status in shown.items():
-                if written.get(uid) == status:
-                    continue
-                try:
+                if written.get(uid) != status:
                     await self._write(*status)
                     written[uid] = status
-                    told = ""
-                    backoff.reset()
-                except ApiError as error:
-                    if str(type(error)) != told:
-                        told = str(type(error))
-                        _log.warning("the status of claims does not say what they hold: %s; trying again", error)
-                    pause_s = backoff.next_s(error.retry_after_s)
-                    break
-            await within(pause_s, self.shown.after(version))
+
+        await keep_written(self.shown, write, _status_not_written, None, Backoff(1.0))
 
     async def _write(self, claim: PreparedClaim, held: Mapping[str, str]) -> None:
         body = status_body(claim, held)

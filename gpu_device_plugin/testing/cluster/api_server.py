@@ -106,7 +106,7 @@ class ApiServer:
         """API groups that the server does not have."""
         self.network: dict[str, str] = {}
         """The addresses of pods, like ``10.0.0.1:9445``, with the base URLs of the servers that stand for them."""
-        self._reads = Reads(lambda: self.store, bookmark_s=bookmark_s, patience_s=patience_s)
+        self._reads = Reads(lambda: self.store, bookmark_s, patience_s)
         self._tls = tls
         self._faults: list[Fault] = []
         self._policies: dict[str, tuple[Callable[[Json, Json], str], int]] = {}

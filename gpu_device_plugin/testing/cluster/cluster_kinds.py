@@ -274,7 +274,8 @@ def _create_pod(new: Json) -> None:
         if limits:
             resources["requests"] = {**limits, **resources.get("requests", {})}
     spec.setdefault("schedulerName", "default-scheduler")
-    spec["terminationGracePeriodSeconds"] = _grace_s(spec.get("terminationGracePeriodSeconds", 30))
+    grace_s = spec.get("terminationGracePeriodSeconds", 30)
+    spec["terminationGracePeriodSeconds"] = grace_s if grace_s >= 0 else 1
     if STATIC_POD in new["metadata"].get("annotations", {}) and not spec.get("nodeName"):
         why = "must set spec.nodeName if mirror pod annotation is set"
         raise invalid(PODS, name, f"metadata.annotations[{STATIC_POD}]", "FieldValueInvalid", why)
@@ -290,11 +291,6 @@ def _change_pod(before: Json, after: Json) -> None:
         why = f"Forbidden: may not {'add' if was is None else 'remove or update'} mirror pod annotation"
         field = f"metadata.annotations[{STATIC_POD}]"
         raise invalid(PODS, before["metadata"]["name"], field, "FieldValueForbidden", why)
-
-
-def _grace_s(seconds: int) -> int:
-    """Return the seconds that a pod has to end: the API server turns negative ones into 1."""
-    return seconds if seconds >= 0 else 1
 
 
 def _create_event(new: Json) -> None:

@@ -57,14 +57,16 @@ class _Watch:
         await self.send("BOOKMARK", body)
 
 
+@dataclass(eq=False)
 class Reads:
     """Serves all lists and watches."""
 
-    def __init__(self, store: Callable[[], Store], *, bookmark_s: float, patience_s: float) -> None:
-        """Read from the result of `store`; see `ApiServer` for the times."""
-        self._store = store  # called each time: a test may have replaced the store
-        self._bookmark_s = bookmark_s
-        self._patience_s = patience_s
+    _store: Callable[[], Store]
+    """Called each time: a test may have replaced the store."""
+    _bookmark_s: float
+    _patience_s: float
+
+    def __post_init__(self) -> None:
         self._held: State | None = None
         self._open: set[_Watch] = set()
         self._pages: dict[str, tuple[int, Sequence[Json]]] = {}

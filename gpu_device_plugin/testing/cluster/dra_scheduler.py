@@ -9,12 +9,12 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.testing.cluster.cluster_kinds import valid_quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from gpu_device_plugin.testing.builders import Json
     from gpu_device_plugin.testing.cluster.api_server import ApiServer
@@ -84,8 +84,9 @@ class Allocator:
                 last = place
                 given = books.take(*devices[place], exactly)
                 results.append({"request": request["name"], "driver": self._driver, **given})
+        configs = [{**config, "source": "FromClaim"} for config in found["spec"]["devices"].get("config") or ()]
         status = {
-            "allocation": {"devices": {"results": results, **_configs(found)}},
+            "allocation": {"devices": {"results": results, **({"config": configs} if configs else {})}},
             "reservedFor": [{"resource": "pods", "name": name, "uid": uid} for name, uid in pods],
         }
         self._api.patch("resourceclaims", claim, {"status": status}, namespace, "status")
@@ -189,9 +190,3 @@ def _part(device: Json, exactly: Json) -> Decimal:
         return least + over
     step = valid_quantity(valid["step"])
     return least + (over / step).to_integral_value(ROUND_CEILING) * step
-
-
-def _configs(claim: Mapping[str, Any]) -> Json:
-    """Return the parameters of a claim as its allocation repeats them."""
-    configs = claim["spec"]["devices"].get("config")
-    return {"config": [{**config, "source": "FromClaim"} for config in configs]} if configs else {}
