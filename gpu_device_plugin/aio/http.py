@@ -158,12 +158,13 @@ async def serving_routes(
 
     Other paths are answered with 404, other methods with 405, a body that is too large with 413, an incomplete one with
     408. A route that raises is answered with 500, and its traceback is logged without the error's message, which may
-    quote the request. After the block no connection is accepted, and requests in progress are answered.
+    quote the request. After the block no connection is accepted, and requests in progress are answered. Raises
+    ListenError.
 
     Args:
         host: an IP address, or empty for all addresses of this machine.
         port: 0 chooses a free port.
-        routes: the routes.
+        routes: the longest path that matches a request answers it.
         tls: see `aio.tls.server_tls`; None: plain HTTP.
         largest_body: bytes.
         most_bodies: bytes of all bodies together; beyond them the largest one that still arrives is answered with 503.
@@ -180,9 +181,6 @@ async def serving_routes(
 
     Yields:
         The port of the listening socket.
-
-    Raises:
-        ListenError: the program cannot listen on the address.
     """
     # Imported here: an agent without probes and API access saves 9 MB. All of aiohttp.web would cost 1 MB more.
     from gpu_device_plugin.aio.accepting import Accepting  # noqa: PLC0415

@@ -91,9 +91,7 @@ async def read(call: Call, response: aiohttp.ClientResponse, most: int | None) -
 async def events(call: Call, response: aiohttp.ClientResponse) -> AsyncIterator[WatchEvent]:
     """Yield the events of a watch until the server ends it.
 
-    Raises:
-        ApiError: the server ended the watch by an error; GoneError if it no longer has the version.
-        UnavailableError: the connection broke, or a line is no event.
+    ApiError: it ended the watch by an error, the connection broke, or a line is no event.
     """
     decoder = msgspec.json.Decoder(WatchEvent)
     rest = b""

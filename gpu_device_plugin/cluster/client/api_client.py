@@ -142,11 +142,8 @@ class Client:
     async def from_pod(self, namespace: str, pod: str, port: int, path: str, *, most: int, timeout_s: float) -> bytes:
         """Return what a pod answers to a GET, through the API server's proxy. Our token does not reach the pod.
 
-        The path is like ``/metrics``, and `timeout_s` holds for the whole call.
-
-        Raises:
-            ForbiddenError: our account may not get pods/proxy.
-            UnavailableError: the pod does not answer, or with more than `most` bytes.
+        The path is like ``/metrics``, and `timeout_s` holds for the whole call. UnavailableError: the pod does not
+        answer, or with more than `most` bytes.
         """
         call = Call("get", "pods/proxy", "", namespace, pod)
         url = PODS.path(namespace=namespace, name=f"{pod}:{port}", subresource="proxy") + path
@@ -200,6 +197,8 @@ class Client:
     ) -> AsyncIterator[Page]:
         """List objects, page by page; every page carries the version of the whole list.
 
+        GoneError: the continue token expired; begin again with `since` empty.
+
         Args:
             kind: the kind of the objects.
             namespace: empty: all namespaces.
@@ -209,9 +208,6 @@ class Client:
                 state, which costs the cluster most.
             limit: the maximum number of objects in a page. A page of more than `_LARGEST_PAGE` is given up, and listed
                 in smaller ones.
-
-        Raises:
-            GoneError: the continue token expired; begin again with `since` empty.
         """
         call, path = Call("list", kind.plural, kind.group, namespace), kind.path(namespace=namespace)
         selected = selectors(fields, labels)
@@ -298,12 +294,7 @@ class Client:
         return answer
 
     async def delete(self, kind: ObjectKind, name: str, *, namespace: str = "", uid: str = "") -> None:
-        """Delete an object; only the one with this UID, where it is given.
-
-        Raises:
-            NotFoundError: it does not exist.
-            ConflictError: the object of this name has another UID.
-        """
+        """Delete an object; only the one with this UID, where it is given: ConflictError if another has its name."""
         body = {"preconditions": {"uid": uid}} if uid else None
         await self._call("delete", kind, name, namespace=namespace, body=body)
 

@@ -210,12 +210,7 @@ class Credentials:
         self._tls: ssl.SSLContext | None = None
 
     def token(self) -> str:
-        """Return the token; empty if there is none.
-
-        Raises:
-            OSError: its file cannot be read.
-            UnicodeDecodeError: the file does not contain a token.
-        """
+        """Return the token; empty if there is none. OSError, UnicodeDecodeError: its file does not contain one."""
         file = self._config.token_file
         if file is not None and time.monotonic() - self._token_read_at >= self._longest_s:
             self._token = file.read_text(encoding="ascii").strip()

@@ -204,12 +204,7 @@ class NodeSlices(Store[Present]):
                 change.cancel()
 
     async def _write(self) -> None:
-        """Make the slices equal to the wanted ones.
-
-        Raises:
-            FieldsDroppedError: the API server does not know a field; `on_dropped` was called.
-            ApiError: a call failed.
-        """
+        """Make the slices equal to the wanted ones. Raises ApiError, or FieldsDroppedError after `on_dropped`."""
         wanted = self.wanted.value
         if wanted is None or not self.reflector.lists:
             return
@@ -312,12 +307,7 @@ class ClaimsApi:
         """By UID the prepared claims, each with the states of its limits by GPU: what their status shall say."""
 
     async def read(self, namespace: str, name: str) -> Claim | None:
-        """Return a claim; None if there is none of this name.
-
-        Raises:
-            ApiError: it could not be read.
-            UnreadableObjectError: the answer is no claim.
-        """
+        """Return a claim; None if there is none of this name. Raises ApiError, or UnreadableObjectError."""
         try:
             return read_claim(await self._client.get(CLAIMS, name, namespace=namespace))
         except NotFoundError:

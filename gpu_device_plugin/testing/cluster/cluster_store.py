@@ -297,12 +297,8 @@ def merge(target: Any, patch: Any) -> Any:
     if not isinstance(patch, dict):
         return patch
     merged = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            merged.pop(key, None)
-        else:
-            merged[key] = merge(merged.get(key), value)
-    return merged
+    merged |= {key: merge(merged.get(key), value) for key, value in patch.items()}
+    return {key: value for key, value in merged.items() if key not in patch or value is not None}
 
 
 def strategic_merge(target: Any, patch: Any, name: str = "") -> Any:
