@@ -64,7 +64,7 @@ _PATCHES: Mapping[str, Callable[[Any, Any], Any]] = {
     "application/strategic-merge-patch+json": strategic_merge,
 }
 _SUCCESS: Json = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
-OWN_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_OWN_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 class ApiServer:
@@ -355,7 +355,7 @@ class ApiServer:
             return web.Response(text="ok")
         if http.path == "/version":
             return web.json_response({"major": "1", "minor": "36", "gitVersion": "v1.36.2"})
-        if http.method == "POST" and http.path in {TOKEN_REVIEWS, ACCESS_REVIEWS, OWN_ACCESS_REVIEWS}:
+        if http.method == "POST" and http.path in {TOKEN_REVIEWS, ACCESS_REVIEWS, _OWN_ACCESS_REVIEWS}:
             return await self._review(http)
         return None
 
@@ -366,7 +366,7 @@ class ApiServer:
         if (answer := await suffered(self._noted(request))) is not None:
             return answer
         review = await http.json()
-        if http.path == OWN_ACCESS_REVIEWS:  # every account may review its own rights
+        if http.path == _OWN_ACCESS_REVIEWS:  # every account may review its own rights
             asked = review["spec"]["resourceAttributes"]
             allowed = self.allowed is None or (asked["verb"], asked["resource"]) in self.allowed
             return web.json_response({**review, "status": {"allowed": allowed}}, status=201)
