@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     class Driver(Protocol):
         """An open driver. `wait_events` is called from one thread, and all other methods from another.
 
-        The end of the process closes it: a hanging call cannot keep the kernel from closing the device nodes.
+        Each raises HardwareError when the driver as a whole no longer answers. The end of the process closes it: a
+        hanging call cannot keep the kernel from closing the device nodes.
         """
 
         def inventory(self) -> Record:
@@ -35,27 +36,18 @@ if TYPE_CHECKING:
             """Read every GPU of the inventory, as a `core.node.health.gpu_health.Probe` with the `error` of a failure.
 
             A MIG instance that exists no more is left out: the record of its GPU names the instances that there are.
-
-            Raises:
-                HardwareError: the driver as a whole no longer answers.
             """
 
         def use(self, *, utilisation: bool) -> list[Record]:
             """Read the processes on every GPU of the inventory, each as a `core.node.use.process_use.GpuReading`.
 
             With `utilisation` also their use of the multiprocessors. MIG instances that exist no more are left out.
-
-            Raises:
-                HardwareError: the driver as a whole no longer answers.
             """
 
         def limits(self, wanted: list[tuple[str, str]]) -> list[Record]:
             """Read the memory limits of cgroups, each given as (UUID of the GPU, path of the cgroup's directory).
 
             They are `hardware.messages.CgroupLimit`s.
-
-            Raises:
-                HardwareError: the driver as a whole no longer answers.
             """
 
         def wait_events(self, timeout_s: float) -> list[Record]:
@@ -64,9 +56,6 @@ if TYPE_CHECKING:
             Returns:
                 XIDs (`core.node.health.gpu_health.Xid`), each followed by a reading of its GPU, and readings of GPUs
                 with other events; empty if there was no event.
-
-            Raises:
-                HardwareError: the driver as a whole no longer answers.
             """
 
 

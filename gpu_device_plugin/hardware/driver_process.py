@@ -129,7 +129,12 @@ class DriverProcess(asyncio.SubprocessProtocol):
         # Only now has all its output been read.
         if self._transport is not None:
             self._transport.close()
-        self._fail(HardwareError(driver.CRASHED, f"{_NAME} {self._how_it_ended()}"))
+        code = None if self._transport is None else self._transport.get_returncode()
+        if code is not None and code < 0:
+            how = f"was ended by {signal.Signals(-code).name}"
+        else:
+            how = f"ended by itself (exit code {code})"
+        self._fail(HardwareError(driver.CRASHED, f"{_NAME} {how}"))
 
     def _handle(self, message: Message) -> None:
         if message.error is not None:
@@ -151,12 +156,6 @@ class DriverProcess(asyncio.SubprocessProtocol):
             answer.set_exception(failure)
             answer.exception()  # after a timeout no caller waits for it, and it must not be called unretrieved
         self._answers.clear()
-
-    def _how_it_ended(self) -> str:
-        code = None if self._transport is None else self._transport.get_returncode()
-        if code is None or code >= 0:
-            return f"ended by itself (exit code {code})"
-        return f"was ended by {signal.Signals(-code).name}"
 
 
 def _asked_for(part: A | None) -> A:

@@ -23,6 +23,7 @@ from gpu_device_plugin.core.node.health.gpu_health import (
     judge,
     step,
 )
+from gpu_device_plugin.core.node.ledger import Reading
 from gpu_device_plugin.core.node.positions import in_order
 from gpu_device_plugin.hardware import driver
 
@@ -66,23 +67,6 @@ class HardwareView:
     child_restarts: int = 0
     """How often the driver process was replaced after a failure."""
 
-    def __str__(self) -> str:
-        healthy = sum(belief.healthy for belief in self.beliefs.values())
-        return f"{self.state}, {healthy} of {len(self.beliefs)} GPUs healthy"
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The use of the GPUs, from one reading of all of them."""
-
-    began: float = 0.0
-    """When the reading began, in monotonic seconds; it includes every process that started before."""
-    processes: Mapping[str, int | None] = field(default_factory=dict)
-    """Compute processes on each GPU; None where the driver does not report them. A container without the host's PID
-    namespace does not see the processes of other PID namespaces."""
-    used_mib: Mapping[str, int | None] = field(default_factory=dict)
-    """Memory in use on each GPU, by any process."""
-
 
 @dataclass(frozen=True, slots=True)
 class HealthChange:
@@ -118,16 +102,13 @@ class GpuHealthTracker:
         on_change: Callable[[HealthChange], None],
         on_xid: Callable[[XidSeen], None],
     ) -> None:
-        """Start with an empty inventory.
+        """Start with an empty inventory; `rules` returns the health rules for the next observation.
 
-        Args:
-            rules: returns the health rules; called for every observation.
-            on_change: called for every change of a GPU's health, before the new view is published.
-            on_xid: called for every XID.
+        `on_change` is called for every change of a GPU's health, before the new view is published.
         """
         self.view = Observable(HardwareView())
-        self.load = Observable(Load())
-        """Set after every reading of all GPUs."""
+        self.readings: Observable[Mapping[str, Reading]] = Observable({})
+        """The processes on each GPU, by UUID. Set after every reading of all GPUs."""
         self._next = self.view.value
         self._rules = rules
         self._on_change = on_change
@@ -185,23 +166,15 @@ class GpuHealthTracker:
             self._observe(Gone(uuid))
 
     def take_readings(self, probes: Sequence[Probe], began: float) -> bool:
-        """Record readings of all GPUs and publish; True if one of them shows that the inventory is outdated.
+        """Record a reading of each GPU and publish; True if one of them shows that the inventory is outdated.
 
-        Args:
-            probes: one reading of each GPU.
-            began: when the readings began, in monotonic seconds.
+        They `began` at this time, in monotonic seconds.
         """
         for probe in probes:
             self._observe(probe)
         self.publish()
         # Readings that come with an event do not count: another thread takes them, at an unknown time.
-        self.load.set(
-            Load(
-                began,
-                {probe.uuid: probe.processes for probe in probes},
-                {probe.uuid: probe.used_mib for probe in probes},
-            )
-        )
+        self.readings.set({probe.uuid: Reading.of(probe.processes, probe.used_mib, began) for probe in probes})
         return self._outdated(probes)
 
     def take_events(self, records: Iterable[Xid | Probe]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import sys
@@ -18,12 +19,10 @@ from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.driver_process import DriverProcess
 from gpu_device_plugin.hardware.gpu_health_tracker import GpuHealthTracker, HealthChange, State, XidSeen
-from gpu_device_plugin.hardware.relisting import Relisting
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.node.health.gpu_health import Probe, Xid
     from gpu_device_plugin.core.node.use.process_use import GpuReading
     from gpu_device_plugin.hardware.messages import Answer, CgroupLimit, Listing
@@ -70,8 +69,38 @@ class HardwareContextLost(Exception):  # noqa: N818 - it names an event that onl
     """This process and all its children have lost access to the GPUs, which may be healthy."""
 
 
-def _ignore(_: object) -> None:
-    return
+class Relisting:
+    """The listings of the GPUs that readings have asked for.
+
+    MIG instances that come and go all the time, or that a listing finds and a reading does not, must not have one
+    process after the other list the GPUs.
+    """
+
+    def __init__(self) -> None:
+        self._times = 0
+        """How often in a row the inventory was found outdated, and listed again."""
+        self._seen_s = -math.inf
+        self._due_s: float | None = None
+
+    def due_s(self, now_s: float, from_s: float, to_s: float) -> float:
+        """Return when the GPUs are to be listed again, after a reading at `now_s` that found the inventory outdated.
+
+        Args:
+            now_s: monotonic seconds.
+            from_s: how long the second listing in a row waits; the first does not. The wait doubles each time.
+            to_s: the longest wait. After as long without a reading like that, the next listing is a first one.
+        """
+        if self._due_s is None:
+            if now_s - self._seen_s > to_s:
+                self._times = 0
+            self._due_s = now_s + (min(from_s * 2 ** (self._times - 1), to_s) if self._times else 0)
+            self._times += 1
+        self._seen_s = now_s
+        return self._due_s
+
+    def listed(self) -> None:
+        """Record that a listing begins."""
+        self._due_s = None
 
 
 class Hardware:
@@ -86,23 +115,18 @@ class Hardware:
         *,
         timings: MonitorTimings | None = None,
         rules: Rules | None = None,
-        on_change: Callable[[HealthChange], None] = _ignore,
-        on_xid: Callable[[XidSeen], None] = _ignore,
+        on_change: Callable[[HealthChange], None] = lambda _: None,
+        on_xid: Callable[[XidSeen], None] = lambda _: None,
         library_dir: Path | None = None,
         command: Sequence[str] = _COMMAND,
         version_files: Sequence[Path] = VERSION_FILES,
     ) -> None:
-        """Prepare to watch; `run` does the work.
+        """Prepare to watch `source`: ``nvml``, or a description as in `hardware/fake/description.py`.
 
-        Args:
-            source: ``nvml``, or a description as in `hardware/fake/description.py`.
-            timings: intervals and timeouts.
-            rules: which observations make a GPU unhealthy.
-            on_change: called for every change of a GPU's health, before the new view is published.
-            on_xid: called for every XID.
-            library_dir: the folder of libnvidia-ml.so.1, if the system's loader does not find it.
-            command: starts the driver process, with source and times as further arguments.
-            version_files: files in which the kernel states its driver's version, in order of preference.
+        `on_change` is called for every change of a GPU's health, before the new view is published. `library_dir` is the
+        folder of libnvidia-ml.so.1, if the system's loader does not find it; `command` starts the driver process, with
+        source and times as further arguments. The kernel states its driver's version in the first of the
+        `version_files` that it has.
 
         Raises:
             gpu_device_plugin.hardware.fake.value_forms.DescriptionError: `source` is an invalid description.
@@ -115,7 +139,8 @@ class Hardware:
         self.rules = rules or Rules()
         self._beliefs = GpuHealthTracker(lambda: self.rules, on_change, on_xid)
         self.view = self._beliefs.view
-        self.load = self._beliefs.load
+        self.readings = self._beliefs.readings
+        self.restore_order = self._beliefs.restore_order
         self._source = source
         self._environment = None if library_dir is None else _finding_libraries_in(library_dir)
         self._version_files = version_files
@@ -142,9 +167,6 @@ class Hardware:
         self._wake = asyncio.Event()
         self._paused = asyncio.Event()
         self._released = asyncio.Event()
-
-    def __repr__(self) -> str:
-        return f"<Hardware {self._source}: {self.view.value}>"
 
     async def run(self) -> NoReturn:
         """Watch the hardware. Ends only by cancellation; owns its child processes.
@@ -187,27 +209,22 @@ class Hardware:
         self._released.set()
         self._wake.set()
 
-    def restore_order(self, before: Sequence[Gpu]) -> None:
-        """See `GpuHealthTracker.restore_order`."""
-        self._beliefs.restore_order(before)
-
     async def read_again(self) -> None:
         """Have all GPUs read once more; returns after the reading, or when no reading is possible now."""
-        asked, version = time.monotonic(), self.load.version
+        asked, version = time.monotonic(), self.readings.version
         self._wake.set()
         try:
             async with asyncio.timeout(self.timings.answer_within_s):
-                while self.child is not None and self.load.value.began < asked:
-                    version, _ = await self.load.after(version)
+                while self.child is not None and any(each.began < asked for each in self.readings.value.values()):
+                    version, _ = await self.readings.after(version)
         except TimeoutError:
             pass
 
     async def use(self, *, utilisation: bool = False) -> tuple[GpuReading, ...] | None:
         """Read the processes on every GPU; None while no process answers for the driver."""
-        child = self.child
-        return (
-            None if child is None else await _answered(child.use(self.timings.answer_within_s, utilisation=utilisation))
-        )
+        if self.child is None:
+            return None
+        return await _answered(self.child.use(self.timings.answer_within_s, utilisation=utilisation))
 
     async def limits(self, wanted: Sequence[tuple[str, str]]) -> tuple[CgroupLimit, ...] | None:
         """Read the memory limits of cgroups, each given as (UUID of the GPU, path of the cgroup's directory).
@@ -218,11 +235,7 @@ class Hardware:
         return None if child is None else await _answered(child.limits(wanted, self.timings.answer_within_s))
 
     async def _watch(self, for_s: float) -> None:
-        """Read the GPUs at intervals until it is time for a new listing, or `pause` is called.
-
-        Raises:
-            HardwareError: the driver failed, and `child` was ended.
-        """
+        """Read the GPUs at intervals until it is time for a new listing, or `pause` is called."""
         clock = asyncio.get_running_loop().time
         until_s = clock() + for_s
         while not self._paused.is_set() and (left_s := until_s - clock()) > 0:
@@ -235,8 +248,7 @@ class Hardware:
     async def _read(self, child: DriverProcess) -> bool:
         """Take one reading of all GPUs; True if they must be listed again before it is time.
 
-        Raises:
-            HardwareError: the driver failed, and `child` was ended.
+        If it fails, `child` is ended before the error is raised.
         """
         began = time.monotonic()
         try:
@@ -253,10 +265,8 @@ class Hardware:
     async def _list_again(self) -> None:
         """List the hardware with a new process, which then replaces the old one.
 
-        The old process watches until then, so that no event is missed and an idle driver is not unloaded in between.
-
-        Raises:
-            HardwareError: the new process failed; the old one, if there is one, stays.
+        The old process watches until then, so that no event is missed and an idle driver is not unloaded in between;
+        and it stays if the new one fails.
         """
         self.abandoned = [child for child in self.abandoned if not child.exited]
         if len(self.abandoned) >= _MOST_ABANDONED:
@@ -304,13 +314,9 @@ class Hardware:
             self.abandoned.append(child)
 
     def _failed(self, error: HardwareError) -> float:
-        """Handle a failure of the driver as a whole, which is no GPU's fault.
+        """Handle a failure of the driver as a whole, no GPU's fault; return the seconds until the next attempt.
 
-        Returns:
-            The delay before the next attempt, in seconds.
-
-        Raises:
-            HardwareContextLost: another attempt is useless.
+        Raises HardwareContextLost where another attempt is useless.
         """
         self._last_failure = error.what
         if self.child is None:
@@ -332,7 +338,6 @@ class Hardware:
         return float(min(self.timings.retry_from_s * 2 ** (self._failures - 2), self.timings.retry_to_s))
 
     async def _stay_paused(self) -> None:
-        """End the child and wait for `resume`."""
         child, self.child = self.child, None
         if child is not None:
             await self._end(child)
@@ -372,11 +377,7 @@ class Hardware:
         self._beliefs.unwatched(f"it could not be read for {after_s:g} s, because of the driver: {self._last_failure}")
 
     def _expect_same_driver(self) -> None:
-        """Check that the kernel's driver was not replaced under the loaded library, which NVML itself may never report.
-
-        Raises:
-            HardwareError: it was replaced since the hardware was listed.
-        """
+        """Raise HardwareError if the kernel's driver was replaced under the loaded library: NVML may never tell."""
         was, now = self._kernel_version, self._read_kernel_version()
         if was != now:
             self._beliefs.unwatched(f"the kernel's driver was changed from {was} to {now}, and is reopened")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,16 +30,6 @@ _QOS_LEVELS = 1
 """Levels between a tree and its pods: ``burstable`` and ``besteffort``, under any name; guaranteed pods have none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leaves:
-    """The result of a search."""
-
-    paths: Mapping[CgroupOwner, str] = field(default_factory=dict)
-    """The cgroup directory of each container that was found."""
-    seen: bool = True
-    """Whether the kubelet's cgroups are visible at all."""
-
-
 class CgroupTree:
     """The cgroups of the node's containers; a found one is kept as long as it exists and is asked for."""
 
@@ -49,24 +38,19 @@ class CgroupTree:
         self._root = root
         self._found: Mapping[CgroupOwner, str] = {}
 
-    def __repr__(self) -> str:
-        return f"<CgroupTree {self._root}: {len(self._found)} found>"
-
-    def leaves(self, wanted: Collection[CgroupOwner]) -> Leaves:
-        """Return the cgroup directories of running containers, each of which has its processes in it.
+    def leaves(self, wanted: Collection[CgroupOwner]) -> Mapping[CgroupOwner, str] | None:
+        """Return the cgroup directory of each of these containers that runs; None: no cgroup of the kubelet is visible.
 
         Opens a directory for each level of the tree and for each of their pods, and no other pod's; never fails.
         """
         found = {owner: path for owner, path in self._found.items() if owner in wanted and os.path.isdir(path)}  # noqa: PTH112 - a string, not to be parsed
         missing = {owner for owner in wanted if owner not in found}
-        seen = True
-        if missing:
-            trees = self._trees()
-            seen = bool(trees) or bool(found)
-            for tree in trees:
-                found |= _containers(tree, missing)
+        trees = self._trees() if missing else []
+        visible = not missing or bool(trees) or bool(found)
+        for tree in trees:
+            found |= _containers(tree, missing)
         self._found = found
-        return Leaves(found, seen)
+        return found if visible else None
 
     def _trees(self) -> list[str]:
         """Return the directories named like the kubelet's tree, all of the first level that has some."""

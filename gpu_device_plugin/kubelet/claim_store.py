@@ -44,9 +44,6 @@ class ClaimStore:
         self._directory = directory
         self._cdi_directory = cdi_directory
 
-    def __repr__(self) -> str:
-        return f"<ClaimStore {self._directory} and {self._cdi_directory}>"
-
     def load(self) -> tuple[Mapping[str, PreparedClaim], frozenset[str]]:
         """Return the claims of the last agent by UID, and the UIDs of those whose files are damaged.
 

@@ -11,6 +11,7 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from grpc import aio
@@ -27,7 +28,6 @@ from gpu_device_plugin.kubelet.dra_servicer import SERVICES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from gpu_device_plugin.kubelet.dra_servicer import DraServicer
 
@@ -100,8 +100,8 @@ class DraDirectories:
         return found
 
 
-class DraLoop:
-    """Serves the driver, round after round. Probes read `unmet`."""
+class DraLoop(pluginregistration_pb2_grpc.RegistrationServicer):
+    """Serves the driver, round after round, and tells the kubelet who we are. Probes read `unmet`."""
 
     def __init__(
         self,
@@ -127,11 +127,10 @@ class DraLoop:
         without such streams (before 1.36) we do not hear of it."""
         self._entry: Path | None = None
         """The socket at which the kubelet asks who we are; None between rounds."""
+        self._endpoint = Path()
+        """The socket of the services."""
         self.registrations = 0
         """How often the kubelet has registered the driver."""
-
-    def __repr__(self) -> str:
-        return f"<DraLoop in {self._directories.registry}: {'; '.join(self.unmet()) or 'registered'}>"
 
     def unmet(self) -> tuple[str, ...]:
         """Return the reasons why the kubelet cannot use the driver yet, as sentences; empty if it can."""
@@ -170,12 +169,12 @@ class DraLoop:
         directories = self._directories
         directories.prepare()
         registration, endpoint = directories.new_sockets()
-        self._refusal = ""
+        self._endpoint, self._refusal = endpoint, ""
         servicer = self._services = self._servicer()
         servicer.streams_changed = self._look
         services, entry = aio.server(options=_OPTIONS), aio.server(options=_OPTIONS)
         servicer.register(services)
-        pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(_Registration(endpoint, self._notified), entry)
+        pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(self, entry)
         changed = asyncio.Event()
         try:
             with watching(directories.registry, changed):
@@ -223,40 +222,28 @@ class DraLoop:
             elif now - silent_since >= self.timings.silence:
                 return "the kubelet stopped listening to the health of devices"
 
-    def _notified(self, refusal: str) -> None:
-        self._refusal = refusal
-        self._registered = not refusal
-        if refusal:
-            self._on_event("the kubelet does not register the DRA driver", {"why": refusal})
-        else:
-            self.registrations += 1
-            self._on_event("the DRA driver is registered", {"driver": DRIVER})
-        self._look()
-
     def _look(self) -> None:
         reached = self._registered and self._services is not None and not self._services.deserted
         if reached is not self.reached.value:
             self.reached.set(reached)
 
-
-class _Registration(pluginregistration_pb2_grpc.RegistrationServicer):
-    """Tells the kubelet who we are, and hears what becomes of that."""
-
-    def __init__(self, endpoint: Path, notified: Callable[[str], None]) -> None:
-        self._endpoint = endpoint
-        self._notified = notified
-
     async def GetInfo(
         self, request: pb.InfoRequest, context: aio.ServicerContext[pb.InfoRequest, pb.PluginInfo]
     ) -> pb.PluginInfo:
-        return pb.PluginInfo(
-            type=_TYPE, name=DRIVER, endpoint=str(self._endpoint.absolute()), supported_versions=SERVICES
-        )
+        endpoint = str(self._endpoint.absolute())
+        return pb.PluginInfo(type=_TYPE, name=DRIVER, endpoint=endpoint, supported_versions=SERVICES)
 
     async def NotifyRegistrationStatus(
         self,
         request: pb.RegistrationStatus,
         context: aio.ServicerContext[pb.RegistrationStatus, pb.RegistrationStatusResponse],
     ) -> pb.RegistrationStatusResponse:
-        self._notified("" if request.plugin_registered else request.error or "it does not say why")
+        self._registered = request.plugin_registered
+        self._refusal = "" if self._registered else request.error or "it does not say why"
+        if self._refusal:
+            self._on_event("the kubelet does not register the DRA driver", {"why": self._refusal})
+        else:
+            self.registrations += 1
+            self._on_event("the DRA driver is registered", {"driver": DRIVER})
+        self._look()
         return pb.RegistrationStatusResponse()

@@ -18,7 +18,7 @@ from gpu_device_plugin.kubelet._proto import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
     from grpc import aio
 
@@ -38,15 +38,6 @@ _LONGEST = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimRef:
-    """A claim as the kubelet names it."""
-
-    uid: str
-    namespace: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceHealth:
     """The health of a device."""
 
@@ -63,7 +54,7 @@ class NotPreparedError(Exception):
 class ClaimHandler(Protocol):
     """Makes the decisions."""
 
-    async def prepare(self, claim: ClaimRef) -> PreparedClaim:
+    async def prepare(self, claim: dra_v1_pb2.Claim) -> PreparedClaim:
         """Prepare a claim. Raises NotPreparedError; the kubelet tries again."""
         ...
 
@@ -72,17 +63,17 @@ class ClaimHandler(Protocol):
         ...
 
 
-class DraServicer:
+class DraServicer(dra_health_pb2_grpc.DRAResourceHealthServicer):
     """The services behind one socket."""
 
     def __init__(
         self,
-        answers: ClaimHandler,
+        claims: ClaimHandler,
         health: Observable[tuple[DeviceHealth, ...]],
-        observe: Callable[[str, float], None] = lambda _rpc, _seconds: None,
+        observe: Callable[[str, float], None],
     ) -> None:
         """Serve; `observe` is called with the name of a call and the seconds that it took."""
-        self._answers = answers
+        self.claims = claims
         self._health = health
         self._observe = observe
         self._closing = asyncio.Event()
@@ -108,21 +99,14 @@ class DraServicer:
         v1beta1: Any = _Plugin(self, dra_v1beta1_pb2)
         dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(v1, server)
         dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(v1beta1, server)
-        dra_health_pb2_grpc.add_DRAResourceHealthServicer_to_server(_Health(self), server)
+        dra_health_pb2_grpc.add_DRAResourceHealthServicer_to_server(self, server)
 
-    async def prepared(self, request: Any) -> Mapping[str, PreparedClaim | str]:
-        """Return each claim of a call by its UID, or why it is not prepared."""
-        return await self._each("NodePrepareResources", request, self._answers.prepare)
-
-    async def unprepared(self, request: Any) -> Mapping[str, str | None]:
-        """Return by UID why a claim of a call is still prepared; None: it is not."""
-        return await self._each("NodeUnprepareResources", request, lambda claim: self._answers.unprepare(claim.uid))
-
-    async def _each(self, rpc: str, request: Any, act: Callable[[ClaimRef], Awaitable[T]]) -> dict[str, T | str]:
+    async def for_each(
+        self, rpc: str, request: Any, act: Callable[[dra_v1_pb2.Claim], Awaitable[T]]
+    ) -> dict[str, T | str]:
         """Answer for all claims of a call side by side: several that wait take no longer than one."""
-        claims = [ClaimRef(one.uid, one.namespace, one.name) for one in request.claims]
 
-        async def answer(claim: ClaimRef) -> T | str:
+        async def answer(claim: dra_v1_pb2.Claim) -> T | str:
             try:
                 return await act(claim)
             except NotPreparedError as error:
@@ -130,22 +114,45 @@ class DraServicer:
 
         began = time.perf_counter()
         async with asyncio.TaskGroup() as group:
-            tasks = {claim.uid: group.create_task(answer(claim), name=f"{rpc} of {claim.uid}") for claim in claims}
+            tasks = {
+                claim.uid: group.create_task(answer(claim), name=f"{rpc} of {claim.uid}") for claim in request.claims
+            }
         self._observe(rpc, time.perf_counter() - began)
         return {uid: task.result() for uid, task in tasks.items()}
 
-    async def healths(self) -> AsyncIterator[tuple[DeviceHealth, ...]]:
+    async def NodeWatchResources(
+        self,
+        request: dra_health_pb2.NodeWatchResourcesRequest,
+        context: aio.ServicerContext[
+            dra_health_pb2.NodeWatchResourcesRequest, dra_health_pb2.NodeWatchResourcesResponse
+        ],
+    ) -> AsyncIterator[dra_health_pb2.NodeWatchResourcesResponse]:
         """Yield the health of all devices: now, after every change, and every `REPEAT_S` seconds."""
         self.streams += 1
         self.listened = True
         self.streams_changed()
         try:
             async with aclosing(self._health.until(self._closing, REPEAT_S)) as healths:
-                async for found in healths:
-                    yield found
+                async for devices in healths:
+                    yield _healths(devices)
         finally:
             self.streams -= 1
             self.streams_changed()
+
+
+def _healths(devices: Iterable[DeviceHealth]) -> dra_health_pb2.NodeWatchResourcesResponse:
+    return dra_health_pb2.NodeWatchResourcesResponse(
+        devices=[
+            dra_health_pb2.DeviceHealth(
+                device=dra_health_pb2.DeviceIdentifier(pool_name=one.pool, device_name=one.device),
+                health=dra_health_pb2.HEALTHY if one.healthy else dra_health_pb2.UNHEALTHY,
+                last_updated_time=int(time.time()),
+                health_check_timeout_seconds=TIMEOUT_S,
+                message=one.message[:_LONGEST],
+            )
+            for one in devices
+        ]
+    )
 
 
 class _Plugin:
@@ -157,7 +164,8 @@ class _Plugin:
 
     async def NodePrepareResources(self, request: Any, context: object) -> Any:
         answer = self._messages.NodePrepareResourcesResponse()
-        for uid, found in (await self._servicer.prepared(request)).items():
+        claims = await self._servicer.for_each("NodePrepareResources", request, self._servicer.claims.prepare)
+        for uid, found in claims.items():
             if isinstance(found, str):
                 answer.claims[uid].error = found
                 continue
@@ -174,32 +182,9 @@ class _Plugin:
 
     async def NodeUnprepareResources(self, request: Any, context: object) -> Any:
         answer = self._messages.NodeUnprepareResourcesResponse()
-        for uid, why in (await self._servicer.unprepared(request)).items():
+        unprepared = await self._servicer.for_each(
+            "NodeUnprepareResources", request, lambda claim: self._servicer.claims.unprepare(claim.uid)
+        )
+        for uid, why in unprepared.items():
             answer.claims[uid].error = why or ""
         return answer
-
-
-class _Health(dra_health_pb2_grpc.DRAResourceHealthServicer):
-    def __init__(self, servicer: DraServicer) -> None:
-        self._servicer = servicer
-
-    async def NodeWatchResources(
-        self,
-        request: dra_health_pb2.NodeWatchResourcesRequest,
-        context: aio.ServicerContext[
-            dra_health_pb2.NodeWatchResourcesRequest, dra_health_pb2.NodeWatchResourcesResponse
-        ],
-    ) -> AsyncIterator[dra_health_pb2.NodeWatchResourcesResponse]:
-        async for found in self._servicer.healths():
-            yield dra_health_pb2.NodeWatchResourcesResponse(
-                devices=[
-                    dra_health_pb2.DeviceHealth(
-                        device=dra_health_pb2.DeviceIdentifier(pool_name=one.pool, device_name=one.device),
-                        health=dra_health_pb2.HEALTHY if one.healthy else dra_health_pb2.UNHEALTHY,
-                        last_updated_time=int(time.time()),
-                        health_check_timeout_seconds=TIMEOUT_S,
-                        message=one.message[:_LONGEST],
-                    )
-                    for one in found
-                ]
-            )

@@ -37,9 +37,6 @@ class ProcessOwners:
         """The start and the owner of processes by PID."""
         self._ticks = os.sysconf("SC_CLK_TCK")
 
-    def __repr__(self) -> str:
-        return f"<Processes below {self._proc}: {len(self._known)} known>"
-
     def owners(self, pids: Iterable[int], *, named_at: float | None = None) -> Mapping[int, CgroupOwner | None]:
         """Return the owner of each process, None if it runs in no pod. Processes that have ended are left out.
 

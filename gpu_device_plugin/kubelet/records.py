@@ -52,9 +52,6 @@ class KubeletRecords:
         self._shown_by: int | None = None
         """The kubelet process whose records showed these ended pods."""
 
-    def __repr__(self) -> str:
-        return f"<KubeletRecords {self._checkpoint} and {self._pod_resources}>"
-
     def recorded(self) -> Checkpoint:
         """Read the checkpoint. Raises CheckpointUnreadableError."""
         return checkpoint.read(self._checkpoint, self.names)
@@ -87,8 +84,7 @@ class KubeletRecords:
     def held(self, found: Checkpoint) -> frozenset[str]:
         """Return the IDs that a checkpoint shows for pods not known to have ended."""
         over = self.over
-        by_pod = found.by_pod()
-        return frozenset().union(*(ids for uid, ids in by_pod.items() if uid not in over))
+        return frozenset().union(*(ids for uid, ids in found.by_pod().items() if uid not in over))
 
     async def listed(self) -> frozenset[str] | None:
         """Return the IDs that PodResources lists; None if it does not answer."""

@@ -51,15 +51,6 @@ class RegistrationTimings:
     """Grace period for calls in flight when a server stops."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plugin:
-    """A resource and its servicer."""
-
-    resource: Resource
-    servicer: Callable[[], PluginServicer]
-    """Makes a new servicer for every registration."""
-
-
 @dataclass(slots=True)
 class _Outage:
     """How long the kubelet has not listened to a resource, in seconds."""
@@ -81,7 +72,7 @@ class _Outage:
 
 @dataclass(slots=True)
 class _Served:
-    plugin: Plugin
+    resource: Resource
     servicer: PluginServicer
     server: aio.Server
     socket: Path
@@ -112,38 +103,34 @@ class RegistrationLoop:
     def __init__(
         self,
         directory: Path,
-        plugins: Callable[[], Sequence[Plugin]],
+        resources: Callable[[], Sequence[Resource]],
+        servicer: Callable[[Resource], PluginServicer],
         prepare: Callable[[], Awaitable[None]],
         on_event: Callable[[RegistrationEvent, dict[str, object]], None],
+        *,
         timings: RegistrationTimings | None = None,
     ) -> None:
-        """Serve `plugins` in `directory`.
+        """Serve `resources` in `directory`, the kubelet's; more may come later, see `serve_more`, and none goes.
 
-        Args:
-            directory: the kubelet's device-plugin directory.
-            plugins: returns the resources to serve; more may come later, see `serve_more`, and none goes.
-            prepare: runs before every registration. No resource is registered then, so the kubelet cannot allocate
-                through us, and its records are complete.
-            on_event: called with every event and its details, for the log.
-            timings: intervals and timeouts.
+        `servicer` makes a new servicer of a resource for every registration. `prepare` runs before each: no resource
+        is registered then, so the kubelet cannot allocate through us, and its records are complete. `on_event` is
+        called with every event and its details, for the log.
         """
         self._directory = directory
-        self._wanted = plugins
-        self._plugins: Sequence[Plugin] = ()
+        self._wanted = resources
+        self._resources: Sequence[Resource] = ()
+        self._servicer = servicer
         self._more = asyncio.Event()
         self._prepare = prepare
         self._on_event = on_event
-        self.timings = RegistrationTimings() if timings is None else timings
+        self.timings = timings or RegistrationTimings()
         """May be replaced at any time."""
         self._served: list[_Served] = []
         self._rounds = 0
         self.registrations: dict[str, int] = {}
         """How often each resource was registered."""
         self._outages: dict[str, _Outage] = {}
-        self._take_over_plugins()
-
-    def __repr__(self) -> str:
-        return f"<RegistrationLoop in {self._directory}: {'; '.join(self.unmet()) or 'all registered'}>"
+        self._take_over_resources()
 
     def outages(self) -> dict[str, tuple[bool, float]]:
         """Return for each resource whether the kubelet listens, and the total seconds in which it did not."""
@@ -153,13 +140,13 @@ class RegistrationLoop:
         """Serve and register the resources that have come since, without a new registration of the others."""
         self._more.set()
 
-    def _take_over_plugins(self) -> Sequence[Plugin]:
+    def _take_over_resources(self) -> Sequence[Resource]:
         """Take over the resources to serve; return those that have come since."""
-        new = [plugin for plugin in self._wanted() if plugin.resource.name not in self.registrations]
-        for plugin in new:
-            self.registrations[plugin.resource.name] = 0
-            self._outages[plugin.resource.name] = _Outage(since=time.monotonic())
-        self._plugins = (*self._plugins, *new)
+        new = [resource for resource in self._wanted() if resource.name not in self.registrations]
+        for resource in new:
+            self.registrations[resource.name] = 0
+            self._outages[resource.name] = _Outage(since=time.monotonic())
+        self._resources = (*self._resources, *new)
         return new
 
     @property
@@ -173,14 +160,13 @@ class RegistrationLoop:
 
     def unmet(self) -> tuple[str, ...]:
         """Return the reasons why this node cannot serve pods yet, as sentences; empty if it can."""
-        served = {one.plugin.resource.name: one for one in self._served}
+        registered = {one.resource.name: one.servicer for one in self._served if one.registered}
         missing = []
-        for plugin in self._plugins:
-            one = served.get(plugin.resource.name)
-            if one is None or not one.registered:
-                missing.append(f"{plugin.resource.name} is not registered with the kubelet")
-            elif one.servicer.streams == 0:
-                missing.append(f"the kubelet does not listen to {plugin.resource.name}")
+        for name in (resource.name for resource in self._resources):
+            if name not in registered:
+                missing.append(f"{name} is not registered with the kubelet")
+            elif registered[name].streams == 0:
+                missing.append(f"the kubelet does not listen to {name}")
         return tuple(missing)
 
     async def answer_ourselves(self) -> bool:
@@ -212,11 +198,11 @@ class RegistrationLoop:
         over = asyncio.get_running_loop().create_future()
         try:
             with watching(self._directory, changed):
-                await self._prepared()
+                await self._prepare()
                 self._more.clear()
-                self._take_over_plugins()
-                for plugin in self._plugins:
-                    self._served.append(await self._serve(plugin))
+                self._take_over_resources()
+                for resource in self._resources:
+                    self._served.append(await self._serve(resource))
                 async with asyncio.TaskGroup() as tasks:
                     parts = [
                         tasks.create_task(_until(over, lambda: self._watch(changed, again)), name="watch the sockets"),
@@ -228,17 +214,13 @@ class RegistrationLoop:
                         part.cancel()
         except RegistrationOverError as error:
             return str(error)
-        finally:
-            await self._tear_down()
-        return reason
-
-    async def _prepared(self) -> None:
-        try:
-            await self._prepare()
         except sockets.DirectoryError as error:
             if sockets.links(self._directory) is not None:
                 raise
-            raise RegistrationOverError(f"the device-plugin directory was removed: {error}") from error
+            return f"the device-plugin directory was removed: {error}"
+        finally:
+            await self._tear_down()
+        return reason
 
     async def _directory_there(self) -> None:
         reported = False
@@ -252,11 +234,11 @@ class RegistrationLoop:
                 f"{self._directory} was deleted on the host, and this container sees only the old one; it restarts"
             )
 
-    async def _serve(self, plugin: Plugin) -> _Served:
-        kind, profile = plugin.resource.listing
+    async def _serve(self, resource: Resource) -> _Served:
+        kind, profile = resource.listing
         socket = sockets.new_socket(self._directory, f"{kind}-{profile}" if profile else kind)
-        servicer = plugin.servicer()
-        servicer.streams_changed = self._outages[plugin.resource.name].streams_changed
+        servicer = self._servicer(resource)
+        servicer.streams_changed = self._outages[resource.name].streams_changed
         server = aio.server(options=_SERVER_OPTIONS)
         deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(servicer, server)
         try:
@@ -269,16 +251,15 @@ class RegistrationLoop:
             if isinstance(error, RuntimeError):
                 raise RegistrationOverError(f"listening on {socket}: {error}") from error
             raise
-        return _Served(plugin, servicer, server, socket, sockets.identity(socket))
+        return _Served(resource, servicer, server, socket, sockets.identity(socket))
 
     async def _keep_registering(self, again: asyncio.Event) -> NoReturn:
-        """Register all resources, and those that come later."""
         while True:
             await self._register_all(again)
             await self._more.wait()
             self._more.clear()
-            for plugin in self._take_over_plugins():
-                self._served.append(await self._serve(plugin))
+            for resource in self._take_over_resources():
+                self._served.append(await self._serve(resource))
 
     async def _register_all(self, again: asyncio.Event) -> None:
         await self._check()  # kubelets before 1.25 accept a registration without dialing the plugin first
@@ -288,7 +269,7 @@ class RegistrationLoop:
             try:
                 for served in self._served:
                     if not served.registered:
-                        name = served.plugin.resource.name
+                        name = served.resource.name
                         await register(kubelet, served.socket, name, served.servicer.options)
                         served.registered = True
                         self.registrations[name] += 1
@@ -312,7 +293,7 @@ class RegistrationLoop:
             changed.clear()
             for served in self._served:
                 if sockets.identity(served.socket) != served.identity:
-                    raise RegistrationOverError(f"the socket of {served.plugin.resource.name} was removed")
+                    raise RegistrationOverError(f"the socket of {served.resource.name} was removed")
                 self._look_at_stream(served, time.monotonic())
             now = sockets.identity(kubelet)
             if now is not None and was is not None and now != was:
@@ -327,12 +308,12 @@ class RegistrationLoop:
         elif served.streamless_since is None:
             served.streamless_since = now
         elif now - served.streamless_since >= self.timings.stream_grace:
-            raise RegistrationOverError(f"the kubelet stopped listening to {served.plugin.resource.name}")
+            raise RegistrationOverError(f"the kubelet stopped listening to {served.resource.name}")
 
     async def _check(self) -> None:
         for served in self._served:
             if not await answers(served.socket):
-                raise RegistrationOverError(f"the socket of {served.plugin.resource.name} does not answer")
+                raise RegistrationOverError(f"the socket of {served.resource.name} does not answer")
 
     async def _keep_checking(self) -> NoReturn:
         while True:

@@ -53,9 +53,6 @@ class StateFile:
         self._longest = longest
         self._lasting = lasting
 
-    def __repr__(self) -> str:
-        return f"<StateFile {self._name}>"
-
     def read(self) -> str | None:
         """Return the value, which may be empty; None if the file is missing or unreadable."""
         try:
@@ -101,9 +98,6 @@ class SavedAllocations:
         self._boot_id = boot_id
         self._names = names
         self._saved: Remembered = Remembered()
-
-    def __repr__(self) -> str:
-        return f"<SavedAllocations of boot {self._boot_id or 'unknown'}>"
 
     def load(self) -> Remembered:
         """Return what was saved in this boot; nothing if there is no such file, or it is damaged."""

@@ -13,7 +13,7 @@ from gpu_device_plugin.core.model.resources import Kind, Names
 from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner, owner_of_process
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse, Mount
-from gpu_device_plugin.kubelet.cgroupfs import ROOT, CgroupTree, Leaves
+from gpu_device_plugin.kubelet.cgroupfs import ROOT, CgroupTree
 from gpu_device_plugin.testing.pod_specs import pod
 from tests.kubelet.kubelet_under_test import healthy
 from tests.kubelet.real_kubelet import RealKubelet
@@ -63,18 +63,18 @@ async def test_the_containers_of_a_real_kubelet_are_found() -> None:
             owners = {CgroupOwner(uid, made) for uid, containers in ids.items() for made in containers.values()}
             tree = CgroupTree()
             leaves = tree.leaves(owners)
-            assert leaves.seen
-            assert leaves.paths.keys() == owners
-            for owner, leaf in leaves.paths.items():
+            assert leaves is not None
+            assert leaves.keys() == owners
+            for owner, leaf in leaves.items():
                 assert Path(leaf).name == owner.container_id
                 pid = process_in(leaf)
                 assert owner_by_kernel(pid) == owner
                 inside = seen_by(pid).leaves(owners)
                 # Only with the node's cgroups mounted into it does a container find the others, by the same paths.
                 if owner.pod_uid == plain.uid:
-                    assert inside == Leaves({}, seen=False)
+                    assert inside is None
                 else:
-                    assert inside.paths == {each: f"/proc/{pid}/root{path}" for each, path in leaves.paths.items()}
+                    assert inside == {each: f"/proc/{pid}/root{path}" for each, path in leaves.items()}
 
             holds = checkpoint.read(kubelet.checkpoint, Names({RESOURCE: Kind.MEMORY})).holds
             told = {(hold.pod_uid, hold.container): hold.enforcement for hold in holds}
@@ -82,7 +82,7 @@ async def test_the_containers_of_a_real_kubelet_are_found() -> None:
 
             await kubelet.delete(given[0].uid)
             await eventually(
-                lambda: {owner.pod_uid for owner in tree.leaves(owners).paths} == {given[1].uid, plain.uid}
+                lambda: {owner.pod_uid for owner in tree.leaves(owners) or ()} == {given[1].uid, plain.uid}
             )
         finally:
             await plugin.stop()

@@ -22,7 +22,6 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginS
 from gpu_device_plugin.kubelet.calls import answers
 from gpu_device_plugin.kubelet.registration_loop import (
     DirectoryGoneError,
-    Plugin,
     RegistrationEvent,
     RegistrationLoop,
     RegistrationTimings,
@@ -100,18 +99,17 @@ class Node:
     task: asyncio.Task[NoReturn] | None = None
 
     def __post_init__(self) -> None:
-        self.registration = self.looping([self.plugin(MEM), self.plugin(COUNT)])
+        self.registration = self.looping([MEM, COUNT])
 
     def looping(
-        self, plugins: Sequence[Plugin], prepare: Callable[[], Awaitable[None]] | None = None
+        self, resources: Sequence[Resource], prepare: Callable[[], Awaitable[None]] | None = None
     ) -> RegistrationLoop:
-        """Make a loop for these plugins, which tells us all that happens."""
+        """Make a loop for these resources, which tells us all that happens."""
         # A kubelet on a busy machine is slow to listen, which is no reason to start over.
         timings = replace(QUICK, stream_grace=stretched(QUICK.stream_grace))
-        return RegistrationLoop(self.directory, lambda: plugins, prepare or self._prepare, self._on_event, timings)
-
-    def plugin(self, resource: Resource) -> Plugin:
-        return Plugin(resource, lambda: self._servicer(resource))
+        return RegistrationLoop(
+            self.directory, lambda: resources, self._servicer, prepare or self._prepare, self._on_event, timings=timings
+        )
 
     def _on_event(self, event: RegistrationEvent, details: dict[str, object]) -> None:
         self.events.append((event, details))
@@ -216,7 +214,7 @@ async def test_both_resources_are_registered_and_listened_to(version: tuple[int,
         ]
         assert one.registration.registrations == {MEM.name: 1, COUNT.name: 1}
         assert await one.registration.answer_ourselves()
-        assert repr(one.registration) == f"<RegistrationLoop in {one.directory}: all registered>"
+        assert one.registration.unmet() == ()
 
 
 async def test_the_books_are_read_before_anything_is_served() -> None:
@@ -475,7 +473,7 @@ async def test_a4_a_directory_that_vanishes_before_we_listen_costs_one_round() -
             if next(lost, False):
                 one.directory.rename(one.directory.with_name("away"))
 
-        one.registration = one.looping([one.plugin(MEM), one.plugin(COUNT)], lose)
+        one.registration = one.looping([MEM, COUNT], lose)
         one.launch()
         await eventually(lambda: bool(one.overs))
         assert str(one.overs[0]).startswith(f"listening on {one.directory}/gpushare-memory-")
@@ -535,7 +533,7 @@ async def test_a5_a_kubelet_that_refuses_for_a_while_is_asked_again() -> None:
 async def test_a5_a_resource_that_is_refused_does_not_have_the_other_registered_over_and_over() -> None:
     async with node() as one:
         bad = Resource(Kind.COUNT, "no-domain")
-        one.registration = one.looping([one.plugin(MEM), one.plugin(bad)])
+        one.registration = one.looping([MEM, bad])
         one.launch()
         await eventually(lambda: len(one.kubelet.registrations) >= 5)
         assert [made.resource for made in one.kubelet.registrations].count(MEM.name) == 1
@@ -597,12 +595,12 @@ MIG = Resource(Kind.INSTANCE, "nvidia.com/mig-1g.10gb", "1g.10gb")
 async def test_a_resource_that_comes_later_is_registered_and_the_others_are_left_alone() -> None:
     """After a restart of the kubelet all of them are registered again."""
     async with node() as one:
-        plugins = [one.plugin(MEM)]
-        one.registration = one.looping(plugins)
+        resources = [MEM]
+        one.registration = one.looping(resources)
         one.launch()
         await eventually(lambda: not one.registration.unmet())
         before = one.sockets
-        plugins += [one.plugin(COUNT), one.plugin(MIG)]
+        resources += [COUNT, MIG]
         one.registration.serve_more()
         await eventually(lambda: len(one.registration.registrations) == 3 and not one.registration.unmet())
         assert one.registration.registrations == {MEM.name: 1, COUNT.name: 1, MIG.name: 1}
@@ -617,11 +615,11 @@ async def test_a_resource_that_comes_later_is_registered_and_the_others_are_left
 
 async def test_a_resource_that_comes_while_no_kubelet_is_there_is_registered_with_the_others() -> None:
     async with node(kubelet=False) as one:
-        plugins = [one.plugin(MEM)]
-        one.registration = one.looping(plugins)
+        resources = [MEM]
+        one.registration = one.looping(resources)
         one.launch()
         await eventually(lambda: bool(one.complaints))
-        plugins.append(one.plugin(MIG))
+        resources.append(MIG)
         one.registration.serve_more()
         await one.kubelet.start()
         await eventually(lambda: one.registration.registrations == {MEM.name: 1, MIG.name: 1})

@@ -70,14 +70,6 @@ class MpsState:
     it no longer runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class MpsWanted:
-    """What the agent wants: a daemon for each of these GPUs, and for no other."""
-
-    gpus: Mapping[str, int] = field(default_factory=dict)
-    """By UUID: the most MiB that a container on it was granted, which becomes the daemon's limit for every client."""
-
-
 def write_state(state: MpsState) -> str:
     """Return the text of `STATE_FILE`."""
     gpus = {
@@ -121,19 +113,22 @@ def read_state(text: str) -> MpsState:
         raise MpsFileError(f"{STATE_FILE} cannot be parsed: {error!r}") from error
 
 
-def write_wanted(wanted: MpsWanted) -> str:
-    """Return the text of `WANTED_FILE`."""
-    return json.dumps({"version": VERSION, "gpus": dict(wanted.gpus)})
+def write_wanted(wanted: Mapping[str, int]) -> str:
+    """Return the text of `WANTED_FILE`: the agent wants a daemon for each of these GPUs (by UUID), and for no other.
+
+    Each with the most MiB that a container on it was granted, which becomes the daemon's limit for every client.
+    """
+    return json.dumps({"version": VERSION, "gpus": dict(wanted)})
 
 
-def read_wanted(text: str) -> MpsWanted:
+def read_wanted(text: str) -> Mapping[str, int]:
     """Parse `WANTED_FILE`.
 
     Raises:
         MpsFileError: it cannot be parsed.
     """
     try:
-        return MpsWanted({str(uuid): _number(mib) for uuid, mib in _versioned(text)["gpus"].items()})
+        return {str(uuid): _number(mib) for uuid, mib in _versioned(text)["gpus"].items()}
     except _FAULTS as error:
         raise MpsFileError(f"{WANTED_FILE} cannot be parsed: {error!r}") from error
 

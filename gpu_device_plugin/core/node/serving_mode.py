@@ -25,11 +25,6 @@ class ServingMode(StrEnum):
     DRA = "dra"
     """By ResourceClaims, which kube-scheduler allocates."""
 
-    @property
-    def other(self) -> ServingMode:
-        """The other mode."""
-        return ServingMode.DRA if self is ServingMode.DEVICE_PLUGIN else ServingMode.DEVICE_PLUGIN
-
 
 SERVING_MODES = (AUTO, *ServingMode)
 """The values of setting and label."""
@@ -63,7 +58,7 @@ def serving(wanted: ServingMode, before: ServingMode | None, holders: Mapping[Se
     `before` is the mode in force until now, None: the agent has just started; `holders` are the pods or claims that
     hold GPUs in each mode, by name.
     """
-    other = wanted.other
+    (other,) = (mode for mode in ServingMode if mode is not wanted)
     if before is None:
         before = other if holders[other] and not holders[wanted] else wanted
     if before is wanted or not holders[before]:

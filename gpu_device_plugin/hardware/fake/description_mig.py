@@ -46,10 +46,8 @@ def divided(gpu: Fields, wanted: Sequence[Fields], uuid_of: Callable[[str, str],
     A profile like ``1c.3g.40gb`` is a compute instance: it becomes a part of the GPU instance before it, if that is of
     the same profile and has room.
 
-    Args:
-        gpu: the GPU: `model`, `memory`, `uuid` and `minor` count.
-        wanted: each with `profile` and `count`, and possibly `gi`, `uuid`, `memory` and further fields.
-        uuid_of: makes a UUID of a prefix and a seed.
+    Of the GPU, `model`, `memory`, `uuid` and `minor` count. Those `wanted` have `profile`, `count` and possibly `gi`,
+    `uuid`, `memory` and further fields. `uuid_of` makes a UUID of a prefix and a seed.
 
     Raises:
         ValueError: the hardware cannot be divided like that; the message says why not.

@@ -34,13 +34,10 @@ class Fake:
         since_s: float = -1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open the hardware described by `source`.
+        """Open the hardware described by `source`, see `read`, whose timeline began at `origin_s` by `clock`.
 
-        Args:
-            source: see `read`.
-            origin_s: when the description's timeline began, by `clock`.
-            since_s: a time on the description's timeline; XIDs and crashes up to it are not reported.
-            clock: in seconds. The default is the same in every process of a machine.
+        XIDs and crashes up to the time `since_s` of the timeline are not reported. The default `clock` is the same in
+        every process of a machine.
 
         Raises:
             HardwareError: the description is invalid.

@@ -46,16 +46,10 @@ def memory(nvml: Any, handle: Any) -> tuple[Any, int]:
 
 
 def used_mib(nvml: Any, handle: Any, *, mig: bool | None = False) -> int | None:
-    """Return the memory in use on a GPU or MIG instance, in MiB.
+    """Return the memory in use on a GPU or MIG instance, in MiB; raise NVMLError if it cannot be read.
 
-    Args:
-        nvml: the module pynvml.
-        handle: the GPU, or instance.
-        mig: it is one in MIG mode, or an instance. The driver tells its memory to callers with privileges only; None is
-            returned to all others.
-
-    Raises:
-        nvml.NVMLError: it cannot be read.
+    With `mig` it is one in MIG mode, or an instance: the driver tells its memory to callers with privileges only, and
+    None is returned to all others.
     """
     try:
         found, _ = memory(nvml, handle)

@@ -81,15 +81,10 @@ class Nvml:
         own_cgroup: str = "/proc/self/cgroup",
         mig_minors: str = "/proc/driver/nvidia-caps/mig-minors",
     ) -> None:
-        """Load NVML through `nvml`, the module pynvml or a stand-in for it.
+        """Load NVML through `nvml`, the module pynvml or a stand-in for it; the others are files of kernel and driver.
 
-        Args:
-            nvml: the module.
-            pci_devices: the kernel's folder with the NUMA node of each PCI device.
-            cgroups: the mount point of control groups. In a container, runtimes mount the layout of its node: the
-                hierarchy of version 2, or a folder with those of version 1.
-            own_cgroup: the kernel's file that names the cgroup of this process.
-            mig_minors: the driver's file that names the device node of each part of a GPU in MIG mode.
+        At `cgroups` control groups are mounted. In a container, runtimes mount the layout of its node: the hierarchy of
+        version 2, or a folder with those of version 1. `mig_minors` names the device node of each part of a GPU.
         """
         self._nvml = nvml
         self._pci_devices = pci_devices
@@ -210,17 +205,13 @@ class Nvml:
         return records
 
     def _list_instances(self, gpu: Record, handle: Any) -> tuple[list[Record], list[str]]:
-        """Return the instances of a GPU in MIG mode, and a sentence on each that cannot be read.
-
-        Raises:
-            NVMLError: they cannot be listed.
-        """
+        """Return the instances of a GPU in MIG mode, and a sentence on each that cannot be read; or raise NVMLError."""
         from gpu_device_plugin.hardware.nvml.nvml_mig import Instances  # noqa: PLC0415 - the child saves memory without it
 
         instances = Instances(self._nvml, gpu, handle)
-        found = instances.inventory(self._mig_minors)
+        records, troubles = instances.inventory(self._mig_minors)
         self._divided[gpu["uuid"]] = instances
-        return found
+        return records, troubles
 
     def _read_instances(self, reading: Record) -> list[Record]:
         """Return a reading of each instance of a GPU, and add to the GPU's own reading which there are."""
@@ -358,7 +349,6 @@ class Nvml:
         return values[0].value.uiVal if values and values[0].nvmlReturn == 0 else None
 
     def _optional(self, function: str, *arguments: Any) -> Any:
-        """Call a function that a driver, GPU or pynvml may lack; None if it does. A lost GPU still raises NVMLError."""
         return nvml_calls.optional(self._nvml, function, *arguments)
 
     def _listen(self) -> None:

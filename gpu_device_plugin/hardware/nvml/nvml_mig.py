@@ -48,13 +48,9 @@ class Instances:
         """Those that could not be listed."""
 
     def inventory(self, minors: str) -> tuple[list[Record], list[str]]:
-        """List the instances, and say which cannot be read.
+        """List the instances, and say which cannot be read; raise NVMLError if they as a whole cannot be listed.
 
-        Args:
-            minors: the file in which the driver names the device node of each part of a GPU.
-
-        Raises:
-            nvml.NVMLError: the instances as a whole cannot be listed.
+        In the file `minors` the driver names the device node of each part of a GPU.
         """
         records, troubles = [], []
         for number, handle in self._handles():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from gpu_device_plugin.hardware.nvml.nvml_calls import MIB
+
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
     from typing import Any
@@ -22,7 +24,6 @@ _FUNCTION_NOT_FOUND = 13
 # Errors of a driver or GPU that has no such list: NVML_ERROR_NOT_SUPPORTED, _FUNCTION_NOT_FOUND.
 _HAS_NO_LIST = frozenset({3, _FUNCTION_NOT_FOUND})
 _UNLIMITED = (1 << 64) - 1  # NVML_DEVICE_MEMORY_LIMIT_MAX
-_MIB = 1 << 20
 _MOST_USED_MIB = 1 << 26  # as in hardware/messages.py, where a larger amount ends the process that tells it
 _MOST_PERCENT = 100
 
@@ -90,25 +91,21 @@ def limit(nvml: Any, handle: Any, uuid: str, path: str) -> Record:
     return {
         **of,
         "code": 0,
-        "hard_mib": None if query.hardLimit == _UNLIMITED else query.hardLimit // _MIB,
-        "soft_mib": query.softLimit // _MIB,
+        "hard_mib": None if query.hardLimit == _UNLIMITED else query.hardLimit // MIB,
+        "soft_mib": query.softLimit // MIB,
         "used_mib": _used_mib(query.currentUsed),
     }
 
 
 def _used_mib(used: int | None) -> int | None:
     """Return an amount of memory in MiB; None if it is unknown, or more than any GPU has."""
-    if used is None or used // _MIB > _MOST_USED_MIB:
+    if used is None or used // MIB > _MOST_USED_MIB:
         return None
-    return used // _MIB
+    return used // MIB
 
 
 def _first(nvml: Any, functions: tuple[str, ...], handle: Any) -> Any:
-    """Call the first of the functions that driver and pynvml have; None if they have none, or it is not supported.
-
-    Raises:
-        nvml.NVMLError: the list cannot be read now.
-    """
+    """Call the first of the functions that driver and pynvml have; None if they have none, or it is not supported."""
     for function in functions:
         call = getattr(nvml, function, None)
         if call is None:

@@ -16,7 +16,6 @@ from gpu_device_plugin.core.contract.mpsfiles import (
     MpsGpu,
     MpsState,
     MpsStatus,
-    MpsWanted,
     read_wanted,
     write_state,
 )
@@ -57,7 +56,7 @@ class Supervisor:
         self._before = dict(self._places.before)
         self._running: dict[str, GpuKeeper] = {}
         self._gpus: dict[str, MpsGpu] = {}
-        self._wanted: MpsWanted | None = None
+        self._wanted: Mapping[str, int] | None = None
         """None: not known yet."""
         self._finishing = False
         self._changed = asyncio.Event()
@@ -96,7 +95,7 @@ class Supervisor:
         self._finishing = True
         if self._wanted is None:
             return
-        self._wanted = MpsWanted()
+        self._wanted = {}
         for keeper in self._running.values():
             keeper.want(None)
         if not await within(_FINISH_S, self._all_done()):
@@ -120,10 +119,10 @@ class Supervisor:
         try:
             wanted = _sane(read_wanted(files.read_below(self._directory, WANTED_FILE, _LARGEST)[0].decode()))
         except FileNotFoundError:
-            if self._wanted is not None and self._wanted.gpus:
+            if self._wanted:
                 self._refuse(f"{path} is gone, and nothing changes until the agent writes it anew")
                 return
-            wanted = MpsWanted()  # no agent was here since the machine started
+            wanted = {}  # no agent was here since the machine started
         except (OSError, UnicodeDecodeError, MpsFileError) as error:
             # What runs goes on: clients need it. Where nothing is known yet, nothing is done.
             self._refuse(f"{path} cannot be used, and nothing changes until it can: {str(error)[:300]}")
@@ -143,7 +142,7 @@ class Supervisor:
         if self._wanted is None:
             return
         limits: dict[str, int | None] = {**dict.fromkeys(self._before), **dict.fromkeys(self._running)}
-        limits.update(self._wanted.gpus)
+        limits.update(self._wanted)
         for uuid, limit_mib in limits.items():
             if uuid not in self._running:
                 keeper = GpuKeeper(
@@ -197,11 +196,11 @@ class Supervisor:
             self._unwritten = ""
 
 
-def _sane(wanted: MpsWanted) -> MpsWanted:
+def _sane(wanted: Mapping[str, int]) -> Mapping[str, int]:
     """Return what is wanted if it can become paths and commands. Raises MpsFileError."""
-    strange = sorted(uuid for uuid in wanted.gpus if not is_uuid(uuid))
+    strange = sorted(uuid for uuid in wanted if not is_uuid(uuid))
     if strange:
         raise MpsFileError(f"{WANTED_FILE} names {strange[0][:40]!r}, which is no UUID of a GPU")
-    if len(wanted.gpus) > MOST_GPUS:
+    if len(wanted) > MOST_GPUS:
         raise MpsFileError(f"{WANTED_FILE} names more than {MOST_GPUS} GPUs")
     return wanted

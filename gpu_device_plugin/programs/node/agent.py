@@ -16,7 +16,6 @@ from gpu_device_plugin.core.model.gpus import NO_LINKS
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.shares import SHARES, Shares
 from gpu_device_plugin.core.node.kubelet.ended_pods import PodsInApi
-from gpu_device_plugin.core.node.ledger import Reading
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.report.gauges import NodeMetrics
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
@@ -25,7 +24,7 @@ from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet import cgroupfs, procfs
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from gpu_device_plugin.kubelet.records import KubeletRecords
-from gpu_device_plugin.kubelet.registration_loop import Plugin, RegistrationEvent, RegistrationLoop
+from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent, RegistrationLoop
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
 from gpu_device_plugin.node_state import NodeState
@@ -47,8 +46,6 @@ from gpu_device_plugin.programs.node.use.use_reader import UseReports, UseWatch
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.node_config import NodeConfig
@@ -105,7 +102,7 @@ class NodeAgent:
             self.metrics,
             self._forgotten,
             resend=self.advertiser.resend,
-            readings=self._readings,
+            readings=lambda: self.hardware.readings.value,
             read_again=self.hardware.read_again,
             interval_s=settings.reconcile_interval_s,
             process_wait_s=settings.process_wait_s,
@@ -162,7 +159,8 @@ class NodeAgent:
         )
         self.registration = RegistrationLoop(
             settings.device_plugin_dir,
-            lambda: [Plugin(resource, partial(self._servicer, resource)) for resource in config.value.resources],
+            lambda: config.value.resources,
+            self._servicer,
             self._prepare,
             self._registration_event,
         )
@@ -359,17 +357,13 @@ class NodeAgent:
     def _registration_event(self, event: RegistrationEvent, details: dict[str, object]) -> None:
         if event is RegistrationEvent.REGISTERED:
             self.reconciler.registered()
-            self.serving_switch.registered()
+            self.serving_switch.registered.set()
         self.reports.registration(event, details)
 
     def _round_over(self, _round: int) -> None:
         self._handover.keep_ended_pods()
         if self.cluster is not None and all(self.registration.registrations.values()):
             self.cluster.announce_ready()
-
-    def _readings(self) -> Mapping[str, Reading]:
-        load = self.hardware.load.value
-        return {uuid: Reading.of(count, load.used_mib[uuid], load.began) for uuid, count in load.processes.items()}
 
     def _holders_changed(self, _new: object) -> None:
         claims = () if self.dra is None else self.dra.entries.value

@@ -78,7 +78,7 @@ def _inputs(settings: NodeSettings, extra: ExtraGrant | None) -> NodeInputs:
     )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Configuration:
     """Derives the configuration anew whenever something that it follows from has changed, and publishes it."""
 
@@ -101,9 +101,6 @@ class Configuration:
         """The view of the hardware that was taken over last."""
         self._set_up_hardware()
 
-    def __repr__(self) -> str:
-        return f"<Configuration: {self._config.value.limits_summary or 'no GPU'}>"
-
     async def run(self) -> NoReturn:
         """Follow all that the configuration follows from, until cancelled.
 
@@ -115,16 +112,12 @@ class Configuration:
             tasks.create_task(self._follow_hardware(), name="follow the hardware")
             tasks.create_task(self.api.node.follow(self._take_node), name="follow our node")
             tasks.create_task(self.conflicting_plugins.others.follow(self.update), name="follow other plugins")
-            tasks.create_task(self.mps.states.follow(self.update), name="follow the MPS daemons")
+            tasks.create_task(self.mps.daemons.follow(self.update), name="follow the MPS daemons")
             tasks.create_task(self.serving.follow(self.update), name="follow the serving mode")
         raise AssertionError  # pragma: no cover (the tasks never return)
 
     def update(self, _new: object = None) -> None:
-        """Derive the configuration from the present state of all that, report what is new, and publish it.
-
-        Raises:
-            UsageError, ListFullError: as `run` says.
-        """
+        """Derive the configuration from the present state of all that, report what is new, and publish it."""
         self.mps.look()  # who asks for MPS only now does not hear that there was no supervisor before
         before, view, node = self._config.value, self._view, self.api.node.value
         inputs = replace(
@@ -135,7 +128,7 @@ class Configuration:
             started=view.state is not State.STARTING,
             watched=view.state is State.WATCHING,
             sentence=view.sentence,
-            mps=self.mps.daemons,
+            mps=self.mps.daemons.value,
             without_mps=self.mps.others,
             serving=self.serving.value,
             others=self.conflicting_plugins.others.value,

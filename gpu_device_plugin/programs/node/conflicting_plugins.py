@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ALLOW = "if each hands out other GPUs, allow it with --allow-other-plugins"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ConflictingPlugins:
     """Looks for other device plugins and DRA drivers that hand out GPUs; `others` are those found last."""
 
@@ -31,9 +31,6 @@ class ConflictingPlugins:
         """Seconds between two looks."""
         self._seen_at = -math.inf
         self.others: Observable[tuple[Detection, ...]] = Observable(())
-
-    def __repr__(self) -> str:
-        return f"<Coexistence with {[sighting.other.name for sighting in self.others.value]}>"
 
     def look(self) -> None:
         """Look at once, without waiting; sets `others` if the result differs from the last one.

@@ -188,7 +188,6 @@ class NodeCluster(NodeApi):
         return await evict(self.client, pod, most_grace_s=most_grace_s, timeout_s=self.evict_within_s)
 
     def _refused(self, pod: Pod, error: ApiError) -> None:
-        """Report a pod whose annotations could not be written."""
         note = (
             f"the annotations with the GPUs of pod {pod.namespace}/{pod.name} could not be written, and are retried: "
             f"{error}. Until they are written, schedulers may count the pod on every GPU of this node"

@@ -97,11 +97,7 @@ class NodeProgram:
         return f"<NodeProgram {self.agent or self.choice!r}>"
 
     async def run(self) -> NoReturn:
-        """Serve this node until cancelled.
-
-        Raises:
-            UsageError, HardwareContextLost, DirectoryGoneError: as NodeAgent.run says.
-        """
+        """Serve this node until cancelled; raises the same as `NodeAgent.run`."""
         if self.choice is not None:
             chosen = await self.choice.made()
             _log.info("the profile of settings is chosen", extra={"profile": chosen.label or DEFAULT_PROFILE})

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.node.node_events import Reports
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class OrphanedInstances:
     """Compares what containers hold with the instances that exist."""
 
@@ -29,9 +29,6 @@ class OrphanedInstances:
 
     def __post_init__(self) -> None:
         self._told: frozenset[tuple[str, str, str]] = frozenset()
-
-    def __repr__(self) -> str:
-        return f"<OrphanedInstances: {len(self._told)} containers>"
 
     @property
     def possible(self) -> bool:

@@ -91,7 +91,9 @@ class ProfileChoice:
             wait_s = self.look_s
             try:
                 async with asyncio.timeout(self.patience_s):
-                    label = await self._read_label()
+                    node = await self._self.read()
+                self.cleanup.saw(node.labels)
+                label = node.labels.get(CONFIG_LABEL, "")
                 backoff.reset()
             except (ApiError, TimeoutError) as error:
                 problem = str(error) or f"the API server did not answer within {self.patience_s:g} s"
@@ -106,11 +108,6 @@ class ProfileChoice:
                     self._wait(f"this node shares nothing until its settings can be used: {error}")
             await within(wait_s, self._again.wait())
             self._again.clear()
-
-    async def _read_label(self) -> str:
-        node = await self._self.read()
-        self.cleanup.saw(node.labels)
-        return node.labels.get(CONFIG_LABEL, "")
 
     def _remembered_label(self, problem: str) -> str | None:
         """Return the label that the last agent saw, None if none was saved."""

@@ -115,7 +115,8 @@ class DeviceManager:
         listed = self.listed[resource].values()
         self.healthy[resource] = {device.ID for device in listed if device.health == HEALTHY}
         self.unhealthy[resource] = {device.ID for device in listed if device.health != HEALTHY}
-        self._write_checkpoint_if_possible()
+        with suppress(OSError):  # the kubelet logs it and goes on
+            self.write_checkpoint()
 
     def disconnected(self, resource: str) -> None:
         """Mark all devices of `resource` as unhealthy, and stop its current endpoint."""
@@ -241,10 +242,6 @@ class DeviceManager:
             ],
             {resource: any_order(ids) for resource, ids in any_order(self.healthy.items())},
         )
-
-    def _write_checkpoint_if_possible(self) -> None:
-        with suppress(OSError):  # the kubelet logs it and goes on
-            self.write_checkpoint()
 
     def _in_map_order(self, items: Iterable[T], rng: random.Random | None = None) -> list[T]:
         # Sorted first, so that a seed gives one order regardless of Python's sets. Items are keys, or pairs with one.

@@ -277,7 +277,11 @@ class DraKubelet:
             for path, made in there.items():
                 if path not in seen and await self._register(path):
                     seen[path] = made
-            self._look_for_the_gone()
+            now = asyncio.get_running_loop().time()
+            for name, driver in self.drivers.items():
+                if driver.gone_since is not None and now - driver.gone_since >= self.wipe_s:
+                    driver.gone_since = None
+                    self._wipe(name)
             await asyncio.sleep(0.02)
 
     async def _register(self, path: str) -> bool:
@@ -323,13 +327,6 @@ class DraKubelet:
         for driver in self.drivers.values():
             if driver.endpoints.pop(path, None) and not driver.endpoints:
                 driver.gone_since = asyncio.get_running_loop().time()
-
-    def _look_for_the_gone(self) -> None:
-        now = asyncio.get_running_loop().time()
-        for name, driver in self.drivers.items():
-            if driver.gone_since is not None and now - driver.gone_since >= self.wipe_s:
-                driver.gone_since = None
-                self._wipe(name)
 
     def _wipe(self, driver: str) -> None:
         """Remove the slices of the node; of one driver, or of all."""

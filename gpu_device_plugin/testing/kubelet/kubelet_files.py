@@ -116,21 +116,20 @@ def read_checkpoint(path: Path) -> Checkpoint:
         if document["Checksum"] != _checksum(data):
             raise CorruptCheckpointError(f"{path}: checkpoint is corrupted")
         return Checkpoint(
-            entries=tuple(_entry(written) for written in data["PodDeviceEntries"] or ()),
+            entries=tuple(
+                CheckpointEntry(
+                    pod_uid=written["PodUID"],
+                    container=written["ContainerName"],
+                    resource=written["ResourceName"],
+                    devices={int(node): tuple(ids) for node, ids in written["DeviceIDs"].items()},
+                    response=ContainerAllocateResponse.FromString(base64.b64decode(written["AllocResp"])),
+                )
+                for written in data["PodDeviceEntries"] or ()
+            ),
             registered={resource: tuple(ids) for resource, ids in data["RegisteredDevices"].items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpointError(f"{path}: {error}") from error
-
-
-def _entry(written: Mapping[str, Any]) -> CheckpointEntry:
-    return CheckpointEntry(
-        pod_uid=written["PodUID"],
-        container=written["ContainerName"],
-        resource=written["ResourceName"],
-        devices={int(node): tuple(ids) for node, ids in written["DeviceIDs"].items()},
-        response=ContainerAllocateResponse.FromString(base64.b64decode(written["AllocResp"])),
-    )
 
 
 def _checksum(data: Mapping[str, Any]) -> int:

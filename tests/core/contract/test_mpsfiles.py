@@ -15,7 +15,6 @@ from gpu_device_plugin.core.contract.mpsfiles import (
     MpsGpu,
     MpsState,
     MpsStatus,
-    MpsWanted,
     read_state,
     read_wanted,
     write_state,
@@ -46,8 +45,8 @@ def test_a_state_is_read_as_it_was_written(state: MpsState) -> None:
     assert read_state(write_state(state)) == state
 
 
-@given(st.dictionaries(st.text(), COUNTS, max_size=8).map(MpsWanted))
-def test_what_is_wanted_is_read_as_it_was_written(wanted: MpsWanted) -> None:
+@given(st.dictionaries(st.text(), COUNTS, max_size=8))
+def test_what_is_wanted_is_read_as_it_was_written(wanted: dict[str, int]) -> None:
     assert read_wanted(write_wanted(wanted)) == wanted
 
 

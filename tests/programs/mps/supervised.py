@@ -16,7 +16,6 @@ from gpu_device_plugin.core.contract.mpsfiles import (
     MpsGpu,
     MpsState,
     MpsStatus,
-    MpsWanted,
     read_state,
     write_wanted,
 )
@@ -68,7 +67,7 @@ class Node:
 
     def want(self, **limits: int) -> None:
         """Say as the agent does which GPUs (``a``, ``b``) need a daemon, with which limit in MiB."""
-        self.write(write_wanted(MpsWanted({{"a": A, "b": B}[name]: mib for name, mib in limits.items()})))
+        self.write(write_wanted({{"a": A, "b": B}[name]: mib for name, mib in limits.items()}))
 
     def write(self, text: str) -> None:
         self.directory.mkdir(exist_ok=True)

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsStatus, MpsWanted, write_wanted
+from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsStatus, write_wanted
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
 from gpu_device_plugin.programs.mps.gpu import MpsTimings
 from gpu_device_plugin.programs.mps.nvidia import Nvidia
@@ -70,7 +70,7 @@ async def supervised(root: Path, gpus: Gpus, *wanted: str, errors: int = 0) -> A
 
 
 def want(root: Path, *uuids: str) -> None:
-    (root / WANTED_FILE).write_text(write_wanted(MpsWanted(dict.fromkeys(uuids, 1024))))
+    (root / WANTED_FILE).write_text(write_wanted(dict.fromkeys(uuids, 1024)))
 
 
 FAST = MpsTimings(look_s=0.001, ask_s=0, ask_soon_s=0, mode_s=0, mode_soon_s=0.001)

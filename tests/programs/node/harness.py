@@ -148,7 +148,7 @@ class NodeWorld:
     def processes(self) -> list[int | None]:
         """How many processes the agent has seen on each GPU."""
         assert self.agent is not None
-        return list(self.agent.hardware.load.value.processes.values())
+        return [reading.processes for reading in self.agent.hardware.readings.value.values()]
 
     @property
     def held(self) -> set[str]:

@@ -46,7 +46,7 @@ class Supervisor:
     def wanted(self) -> Mapping[str, int]:
         """What the agent has told it to run."""
         try:
-            return read_wanted((self.directory / WANTED_FILE).read_text()).gpus
+            return read_wanted((self.directory / WANTED_FILE).read_text())
         except (FileNotFoundError, IsADirectoryError):
             return {}
 

@@ -94,7 +94,6 @@ async def test_a_dra_driver_beside_the_pod_resources_socket_counts_too() -> None
             agent = node.agent
             await node.until(lambda: bool(agent.conflicting_plugins.others.value))
             assert "nvidia.com/gpu.deploy.dra-driver=false" in agent.conflicting_plugins.unmet()[0]
-            assert "DRA driver" in repr(agent.conflicting_plugins)
 
 
 async def test_who_allows_it_shares_beside_others_also_without_a_restart() -> None:

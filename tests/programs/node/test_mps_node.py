@@ -16,7 +16,6 @@ from gpu_device_plugin.core.contract.mpsfiles import (
     MpsGpu,
     MpsState,
     MpsStatus,
-    MpsWanted,
     write_state,
     write_wanted,
 )
@@ -134,7 +133,7 @@ async def test_an_administrator_who_prefers_pods_without_a_limit_gets_them_and_n
         assert envs_of(advisory)[LIMITS] == "advisory"
         assert "CUDA_MPS_PIPE_DIRECTORY" not in envs_of(advisory)
         supervisor.start()
-        await node.until(lambda: not isinstance(agent_of(node).mps.states.value, str))
+        await node.until(lambda: not isinstance(agent_of(node).mps.daemons.value, str))
         beside = await node.kubelet.admit(pod("q", mem=3))
         assert envs_of(beside)[LIMITS] == "advisory"
         assert supervisor.wanted == {}
@@ -205,7 +204,7 @@ async def test_a_supervisor_that_is_gone_is_reported_and_its_clients_wait_for_th
         agent.mps.grace_s, agent.mps.stop_s = 0.0, 0.1
         client = await node.kubelet.admit(pod("p", mem=3))
         await supervisor.vanish()
-        await node.until(lambda: "has not reported for more than 10 s" in str(agent.mps.states.value))
+        await node.until(lambda: "has not reported for more than 10 s" in str(agent.mps.daemons.value))
         waiting = (await node.kubelet.restart_container(client, "main")).only
         assert "has not reported for more than 10 s" in str(waiting.waiting)
         assert "has not reported" in (await node.kubelet.admit(pod("q", mem=3))).message
@@ -226,7 +225,7 @@ async def test_a_whole_gpu_starts_after_the_last_share_ended_and_mps_let_go_of_i
         await node.start_agent()
         client = await node.kubelet.admit(pod("p", mem=3))
         await node.confirmed()
-        await node.until(lambda: agent_of(node).hardware.load.value.used_mib[node.uuids[0]] == SERVER_MIB)
+        await node.until(lambda: agent_of(node).hardware.readings.value[node.uuids[0]].processes == 1)
         supervisor.held = True
         await ended(node, client)
         await node.until(lambda: supervisor.wanted == {})
@@ -268,7 +267,7 @@ async def test_a_whole_gpu_after_a_supervisor_that_was_killed_starts_as_the_admi
         client = await node.kubelet.admit(pod("p", mem=3))
         await node.confirmed()
         await supervisor.vanish()
-        await node.until(lambda: isinstance(agent.mps.states.value, str))
+        await node.until(lambda: isinstance(agent.mps.daemons.value, str))
         await ended(node, client)
         await node.healthy_is(COUNT, 1)
         whole = (await node.kubelet.admit(pod("w", count=1))).only
@@ -278,7 +277,7 @@ async def test_a_whole_gpu_after_a_supervisor_that_was_killed_starts_as_the_admi
         assert "may still be in the compute mode EXCLUSIVE_PROCESS" in str(whole.waiting)
         assert f"nvidia-smi -i {node.uuids[0]} -c DEFAULT` and remove {STATE_FILE}" in str(whole.waiting)
         (supervisor.directory / STATE_FILE).unlink()
-        await node.until(lambda: "does not run" in str(agent.mps.states.value))
+        await node.until(lambda: "does not run" in str(agent.mps.daemons.value))
         assert (await node.kubelet.restart_container(node.kubelet.pod("w"), "main")).only.running
 
 
@@ -459,7 +458,7 @@ async def test_a_file_that_somebody_removed_or_replaced_is_written_anew() -> Non
         file.unlink()
         await node.until(lambda: supervisor.wanted == wanted)
         other = supervisor.directory / "other"
-        other.write_text(write_wanted(MpsWanted({"GPU-x": 1})))
+        other.write_text(write_wanted({"GPU-x": 1}))
         other.replace(file)
         await node.until(lambda: supervisor.wanted == wanted)
 
@@ -472,7 +471,7 @@ async def test_a_container_beside_clients_is_one_too_while_the_supervisors_file_
         client = await node.kubelet.admit(pod("p", mem=3))
         await supervisor.stop()
         (supervisor.directory / STATE_FILE).unlink()
-        await node.until(lambda: "does not run" in str(agent.mps.states.value))
+        await node.until(lambda: "does not run" in str(agent.mps.daemons.value))
         beside = envs_of(await node.kubelet.admit(pod("q", mem=2)))
         assert beside["CUDA_MPS_PIPE_DIRECTORY"] == envs_of(client)["CUDA_MPS_PIPE_DIRECTORY"]
         assert beside[LIMITS] == "mps"
@@ -489,7 +488,7 @@ async def test_where_nobody_asks_for_mps_what_somebody_left_of_it_keeps_no_conta
         await node.stop_agent()
         left = MpsState({gpu: MpsGpu(status, "", "/run/gpushare/mps/a")}, beat_s=1.0)
         (supervisor.directory / STATE_FILE).write_text(write_state(left))
-        (supervisor.directory / WANTED_FILE).write_text(write_wanted(MpsWanted({gpu: 1024})))
+        (supervisor.directory / WANTED_FILE).write_text(write_wanted({gpu: 1024}))
         await node.start_agent()
         shares = await node.kubelet.admit(pod("p", mem=3))
         assert shares.only.running
@@ -534,7 +533,7 @@ async def test_a_container_with_parts_of_several_gpus_is_no_client(fallback: str
         supervisor = Supervisor(directory)
         supervisor.start()
         await there.start_agent(mps_dir=str(directory))
-        await there.node.until(lambda: not isinstance(agent_of(there.node).mps.states.value, str))
+        await there.node.until(lambda: not isinstance(agent_of(there.node).mps.daemons.value, str))
         made = await there.run(pod("p", mem=4), allocation({0: 2, 1: 2}))
         if fallback == "advisory":
             assert envs_of(made)[LIMITS] == "advisory"

@@ -128,8 +128,10 @@ class Node:
         if (agent := self.world.agent) is not None:
             shown = {one["uuid"]: one["processes"] for one in described if "error" not in one}
             broken = {GPUS[n]["uuid"] for n in self.failed}
-            load = agent.hardware.load
-            await self.world.until(lambda: shown.items() <= load.value.processes.items())
+            readings = agent.hardware.readings
+            await self.world.until(
+                lambda: shown.items() <= {uuid: each.processes for uuid, each in readings.value.items()}.items()
+            )
             await self.world.until(lambda: set(agent.state.node.unhealthy) == broken)
 
     def show_processes(self) -> None:

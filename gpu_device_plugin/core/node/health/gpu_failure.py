@@ -6,7 +6,7 @@ watched again. So does that of a GPU that was reset and is on its way back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.node.health.gpu_health import Cause
@@ -38,25 +38,20 @@ class Failed:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Failures:
-    """The GPUs of a node that fail."""
+def failures(
+    before: Mapping[str, Failed], healths: Mapping[str, GpuHealth], *, watched: bool, now: float
+) -> Mapping[str, Failed]:
+    """Return the GPUs (by UUID) that fail, after a look at the healths of all; `watched`: the driver answers."""
+    return {
+        uuid: Failed(min(before[uuid].since, now) if uuid in before else now, why)
+        for uuid, health in healths.items()
+        if watched and (why := failure(health))
+    }
 
-    gpus: Mapping[str, Failed] = field(default_factory=dict)
-    """By UUID."""
 
-    def after(self, healths: Mapping[str, GpuHealth], *, watched: bool, now: float) -> Failures:
-        """Return the failures after a look at the healths about all GPUs; `watched`: the driver answers."""
-        found = {}
-        for uuid, health in healths.items():
-            if watched and (why := failure(health)):
-                before = self.gpus.get(uuid)
-                found[uuid] = Failed(now if before is None else min(before.since, now), why)
-        return Failures(found)
-
-    def lasting(self, grace_s: float, now: float) -> Mapping[str, Failed]:
-        """Return the GPUs that have failed for the grace."""
-        return {uuid: failed for uuid, failed in self.gpus.items() if now - failed.since >= grace_s}
+def lasting(failing: Mapping[str, Failed], grace_s: float, now: float) -> Mapping[str, Failed]:
+    """Return the GPUs that have failed for the grace."""
+    return {uuid: failed for uuid, failed in failing.items() if now - failed.since >= grace_s}
 
 
 def on_failed(lasting: Mapping[str, Failed], holdings: Iterable[Holding]) -> tuple[Candidate, ...]:

@@ -117,13 +117,8 @@ def grant(
     ``NVIDIA_VISIBLE_DEVICES`` where a container asks for both, which admission policies have to prevent: the kubelet
     would pick either value at random.
 
-    Args:
-        placement: the GPUs of the container.
-        shares: the node's GPUs.
-        delivery: how containers of this node get their GPUs.
-        pod_shares: shares of the whole pod if they are known; otherwise the container's own, as with gpushare.
-        present: those of `OPTIONAL_NODES` that exist on this node; a container with a missing one would not start.
-        owner: the container, as far as it is known.
+    `pod_shares` are those of the whole pod if they are known; otherwise the container's own are told, as with gpushare.
+    `present` are those of `OPTIONAL_NODES` that exist on this node: a container with a missing one would not start.
     """
     gpus = [shares.gpus[position] for position in placement.positions]
     uuids = [shared.gpu.uuid for shared in gpus]

@@ -92,7 +92,7 @@ class ExtraGrant:
         known = {"pod_uid": owner.pod_uid, "container": owner.container}
         texts = (
             *(text for pair in self.envs for text in pair),
-            *(text for mount in self.mounts for text in _of(mount)),
+            *(text for mount in self.mounts for text in (mount.host_path, mount.container_path)),
         )
         used = {name for text in texts for name in placeholders(text)} & _OF_THE_POD
         return tuple(sorted(name for name in used if not _SAFE.fullmatch(known[name])))
@@ -101,11 +101,8 @@ class ExtraGrant:
         """Return the variables and mounts of one container, none of whose placeholders is unknown.
 
         A variable or mount with ``{ordinal}`` or ``{uuid}`` in its name or path is repeated for each GPU. If only the
-        value of a variable has one, the values for all GPUs are joined by commas.
-
-        Args:
-            parts: by the GPU's number in the container; not empty.
-            owner: the container.
+        value of a variable has one, the values for all GPUs are joined by commas. `parts` are by the GPU's number in
+        the container, at least one.
         """
         largest = max(part.mib for part in parts)
         common = {"pod_uid": owner.pod_uid, "container": owner.container, "limit_mib": str(largest)}
@@ -176,10 +173,6 @@ def wrong_mount(mount: Mount, others: Iterable[Mount] = ()) -> str:
 
 def _plain(path: str) -> tuple[str, ...]:
     return tuple(part for part in path.split("/") if part not in {"", "."})
-
-
-def _of(mount: Mount) -> tuple[str, str]:
-    return mount.host_path, mount.container_path
 
 
 def _per_gpu(text: str) -> bool:

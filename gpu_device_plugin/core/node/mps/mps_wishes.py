@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
-from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsGpu, MpsState, MpsStatus, MpsWanted
+from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsGpu, MpsState, MpsStatus
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.node.kubelet.admission import Refused, Why
@@ -83,8 +83,8 @@ def tenants(ledger: Ledger, given: Iterable[DeviceHold]) -> Mapping[str, Tenants
 
 
 def wanted(
-    ledger: Ledger, present: Mapping[str, Tenants], asked: Mapping[str, int], before: MpsWanted, share_mib: int
-) -> MpsWanted:
+    ledger: Ledger, present: Mapping[str, Tenants], asked: Mapping[str, int], before: Mapping[str, int], share_mib: int
+) -> Mapping[str, int]:
     """Return what the supervisor shall run: a daemon on each GPU with clients, or about to get its first.
 
     Args:
@@ -100,10 +100,10 @@ def wanted(
         limit = max(there.largest, asked.get(uuid, 0)) * share_mib
         # Clients that run are not left without their daemon, whatever else is wrong.
         if there.clients or (uuid in asked and not there.others and not ledger.use(uuid).whole):
-            gpus[uuid] = max(limit, before.gpus.get(uuid, 0)) if there.unknown else limit
-        elif there.unknown and not there.others and uuid in before.gpus and not ledger.use(uuid).whole:
-            gpus[uuid] = before.gpus[uuid]
-    return MpsWanted(gpus)
+            gpus[uuid] = max(limit, before.get(uuid, 0)) if there.unknown else limit
+        elif there.unknown and not there.others and uuid in before and not ledger.use(uuid).whole:
+            gpus[uuid] = before[uuid]
+    return gpus
 
 
 # --- What the supervisor reports --------------------------------------------------------------------------------------
@@ -117,21 +117,21 @@ def silent(state: MpsState, now_s: float) -> bool:
     return not now_s - BEAT_S <= state.beat_s <= now_s + BEAT_S
 
 
-def daemon(state: MpsState | str, uuid: str) -> MpsGpu | str:
+def daemon(daemons: Mapping[str, MpsGpu] | str, uuid: str) -> MpsGpu | str:
     """Return the daemon of one GPU, or why there is no supervisor. A GPU that the supervisor does not name has none."""
-    return state if isinstance(state, str) else state.gpus.get(uuid, _STOPPED)
+    return daemons if isinstance(daemons, str) else daemons.get(uuid, _STOPPED)
 
 
-def troubles(state: MpsState | str, needed: Collection[str]) -> Mapping[str, str]:
+def troubles(daemons: Mapping[str, MpsGpu] | str, needed: Collection[str]) -> Mapping[str, str]:
     """Return what keeps the GPUs (by UUID) that need a daemon from having it, with the reason for each.
 
     The reason of a supervisor that does not run has the empty string as its key. A daemon that starts is no trouble.
     """
     if not needed:
         return {}
-    if isinstance(state, str):
-        return {"": state}
-    found = {uuid: state.gpus[uuid] for uuid in sorted(needed) if uuid in state.gpus}
+    if isinstance(daemons, str):
+        return {"": daemons}
+    found = {uuid: daemons[uuid] for uuid in sorted(needed) if uuid in daemons}
     return {uuid: _state(gpu) for uuid, gpu in found.items() if gpu.status in _BROKEN}
 
 
@@ -226,7 +226,13 @@ def _lack(situation: Situation) -> Await | str:
 
 
 def why_not_start(
-    name: str, uuid: str, state: MpsState | str, written: MpsState | None, *, client: bool, refuse: bool
+    name: str,
+    uuid: str,
+    daemons: Mapping[str, MpsGpu] | str,
+    written: Mapping[str, MpsGpu],
+    *,
+    client: bool,
+    refuse: bool,
 ) -> str:
     """Return why a container with this GPU must not start now, as a sentence; empty if it may.
 
@@ -235,28 +241,24 @@ def why_not_start(
     which one process can use the GPU and a second one fails; a container with `refuse` does not start then, since a
     sentence that names the remedy is better than an error of CUDA in the middle of its work.
 
-    Args:
-        name: the GPU's for people.
-        uuid: the GPU's.
-        state: what the supervisor runs, or why there is none.
-        written: the last state that a supervisor wrote, even if it no longer runs; None: there is none.
-        client: the container was started as a client of MPS.
-        refuse: the container waits for a supervisor that does not run, or has failed to set the compute mode back;
-            otherwise it starts. Where nobody asks for MPS, files that somebody left behind keep no container waiting.
+    `name` is the GPU's for people; `daemons` are those that the supervisor runs, or why there is none, and `written`
+    those in the last state that a supervisor wrote, even if it no longer runs. A `client` was started as one of MPS.
+    With `refuse` a container waits for a supervisor that does not run, or has failed to set the compute mode back;
+    otherwise it starts. Where nobody asks for MPS, files that somebody left behind keep no container waiting.
     """
-    if isinstance(state, str) and not refuse:
+    if isinstance(daemons, str) and not refuse:
         return ""
     if client:
-        if isinstance(state, str):
-            return f"{name} needs MPS: {state}"
-        gpu = state.gpus.get(uuid, _STOPPED)
+        if isinstance(daemons, str):
+            return f"{name} needs MPS: {daemons}"
+        gpu = daemons.get(uuid, _STOPPED)
         return "" if gpu.status is MpsStatus.READY else f"the MPS daemon of {name} is not ready ({_state(gpu)})"
-    gpu = _STOPPED if written is None else written.gpus.get(uuid, _STOPPED)
+    gpu = written.get(uuid, _STOPPED)
     if gpu.status is MpsStatus.STOPPED or (gpu.status is MpsStatus.FAILED and not refuse):
         return ""
-    if isinstance(state, str):
+    if isinstance(daemons, str):
         return (
-            f"{name} was run by MPS and may still be in the compute mode EXCLUSIVE_PROCESS: {state}; "
+            f"{name} was run by MPS and may still be in the compute mode EXCLUSIVE_PROCESS: {daemons}; "
             f"or run `nvidia-smi -i {uuid} -c DEFAULT` and remove {STATE_FILE}"
         )
     return f"{name} is still run by MPS ({_state(gpu)})"

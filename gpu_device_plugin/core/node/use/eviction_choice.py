@@ -74,13 +74,9 @@ def next_victims(
     for each in candidates:
         wanted.setdefault(each.pod.uid, set()).add(each.uuid)
     victims: dict[str, tuple[Pod, frozenset[str]]] = {}
-    for each in sorted(candidates, key=_order):
+    for each in sorted(candidates, key=lambda one: (one.pod.priority, -one.weight, one.pod.uid, one.uuid)):
         if busy & wanted[each.pod.uid] or each.pod.uid in put_off or spared(each.pod) or each.pod.ended:
             continue
         busy |= wanted[each.pod.uid]
         victims[each.pod.uid] = (each.pod, frozenset(wanted[each.pod.uid]))
     return victims
-
-
-def _order(candidate: Candidate) -> tuple[int, int, str, str]:
-    return (candidate.pod.priority, -candidate.weight, candidate.pod.uid, candidate.uuid)

@@ -132,15 +132,14 @@ def attribute(
     holds the GPU; else to the pod, see `AttributedUse.container`.
 
     Args:
-        readings: the processes and the memory of each GPU.
-        owners: the pod and container of each process; processes that ended since then, and those of no pod, are absent
-            or None.
+        readings: those of all GPUs.
+        owners: by process; those that ended since then, and those of no pod, are absent or None.
         holdings: the GPUs of each container.
-        pods: the pods of this node in the API, for the names of pods that hold no GPU.
-        mps_servers: PIDs of MPS servers. Their memory is no container's own, whichever cgroup they run in.
+        pods: those of this node in the API, for the names of pods that hold no GPU.
+        mps_servers: their PIDs. Their memory is no container's own, whichever cgroup they run in.
         measured: what the driver itself says that containers use, in MiB (r615 counts by cgroup). It needs no PIDs.
         at: monotonic seconds of the readings.
-        blind: why the listed processes are not all of them, see `blindness`; empty if they are.
+        blind: see `blindness`.
         complete: no container holds more than `holdings` say. Otherwise nobody can be said to use what it was not
             given: that memory is left unattributed.
     """

@@ -77,17 +77,11 @@ def node_use(
 ) -> NodeUse:
     """Return who holds and who uses the GPUs, no container twice on one GPU.
 
-    Args:
-        holdings: what the containers hold now.
-        reading: who used what. It is older than `holdings`: containers that have ended since then are left out. So are
-            GPUs that are not shared: they have no position.
-        limits: whether the limit of each container holds.
-        over: the containers that use more than they were granted.
-        shares: the node's GPUs.
-        named: see `names`.
-        epoch: the time since the epoch at which monotonic time was 0, in seconds.
-        fresh: whether the figures of `reading` are reported.
-        there: UIDs, as the kubelet knows them, of the pods in the API that have not ended; None: there is no API.
+    The `reading` is older than `holdings`: containers that have ended since then are left out. So are GPUs that are not
+    shared: they have no position. Its figures are reported only if they are `fresh`. Pods are `named`, see `names`.
+
+    Monotonic time was 0 at `epoch`, in seconds since the epoch; `there` are the UIDs, as the kubelet knows them, of the
+    pods in the API that have not ended, None: there is no API.
     """
     uses = {(use.pod_uid, use.container, use.uuid): use for use in reading.containers} if fresh else {}
     granted = _granted(holdings)

@@ -23,7 +23,7 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.kubelet.admission import Refused, Why, refuse_without_nodes
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.kubelet.claim_store import ClaimStoreError
-from gpu_device_plugin.kubelet.dra_servicer import ClaimRef, NotPreparedError
+from gpu_device_plugin.kubelet.dra_servicer import NotPreparedError
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import device_nodes
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resource_claims import Claim
     from gpu_device_plugin.core.node.limits.container_grants import Delivery, Grant
+    from gpu_device_plugin.kubelet._proto import dra_v1_pb2
     from gpu_device_plugin.kubelet.claim_store import ClaimStore
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
@@ -46,7 +47,7 @@ _PASSING = frozenset({Why.NO_ROOM, Why.IN_WHOLE_USE, Why.OTHER_RESOURCE, Why.REC
 """Reasons that end by themselves: a container that has ended for the API server still runs, or a record is read."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class NodeClaims:
     """The prepared claims of a node. One call at a time changes them."""
 
@@ -74,9 +75,6 @@ class NodeClaims:
         self.prepared: Observable[Mapping[str, PreparedClaim]] = Observable({})
         """The prepared claims, by UID."""
 
-    def __repr__(self) -> str:
-        return f"<NodeClaims of {self.node_name}: {len(self.prepared.value)} prepared>"
-
     def recover(self) -> frozenset[str]:
         """Take over what earlier agents prepared; return the UIDs of claims whose files are damaged.
 
@@ -93,12 +91,8 @@ class NodeClaims:
         self.prepared.set(found)
         return damaged
 
-    async def prepare(self, claim: ClaimRef) -> PreparedClaim:
-        """Prepare a claim, or return what was prepared.
-
-        Raises:
-            NotPreparedError: it cannot be prepared now.
-        """
+    async def prepare(self, claim: dra_v1_pb2.Claim) -> PreparedClaim:
+        """Prepare a claim, or return what was prepared; see `ClaimHandler`."""
         until = time.monotonic() + self.wait_s
         while True:
             found = await self._found(claim, until)
@@ -157,11 +151,7 @@ class NodeClaims:
             await self._keep(_made(claim, found, made), None)
 
     async def unprepare(self, uid: str) -> None:
-        """Take back what the claim with this UID was given, if it was given anything.
-
-        Raises:
-            NotPreparedError: its files are still there.
-        """
+        """Take back what the claim with this UID was given, if it was given anything; see `ClaimHandler`."""
         async with self._lock:
             await self._done(self._store.remove, uid)
             claim = self.prepared.value.get(uid)
@@ -175,7 +165,7 @@ class NodeClaims:
         """Return a pod of our node once it is known; None: it is not known in time."""
         return await self._followed.wait_for(lambda pods: pods.get(uid), self.pod_within_s)
 
-    async def _found(self, ref: ClaimRef, until: float) -> Claim:
+    async def _found(self, ref: dra_v1_pb2.Claim, until: float) -> Claim:
         """Read a claim, again until `until` (monotonic seconds) while the API server fails."""
         name, backoff = f"{ref.namespace}/{ref.name}", Backoff(0.5)
         while True:

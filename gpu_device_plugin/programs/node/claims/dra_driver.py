@@ -49,12 +49,7 @@ _SETTLE_S = 0.02
 the kubelet gets its answers before we work out who holds what."""
 
 
-def _log_registration(sentence: str, details: dict[str, object]) -> None:
-    """Log that the registration of the driver succeeded, failed or has ended."""
-    _log.info("%s", sentence, extra=details)
-
-
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class DraDriver:
     """Offers GPUs to claims while it is told to, and prepares those that are allocated here at any time."""
 
@@ -77,7 +72,9 @@ class DraDriver:
         self.directories = DraDirectories(self._settings.kubelet_root)
         self.store = ClaimStore(self.directories.claims, self._settings.cdi_dir)
         self.api = ClaimsApi(self.cluster.client, self._settings.node_name)
-        self.loop = DraLoop(self.directories, self._servicer, _log_registration)
+        self.loop = DraLoop(
+            self.directories, self._servicer, lambda sentence, details: _log.info("%s", sentence, extra=details)
+        )
         self.offer = DeviceOffer(
             self._state, self.cluster.client, self._settings.node_name, self._reports, self.loop.reached
         )
@@ -113,9 +110,6 @@ class DraDriver:
         self._limits: Mapping[Place, LimitState] = {}
         self._allocated: frozenset[str] | None = frozenset()
         """The names of the claims that are allocated here; None: not known."""
-
-    def __repr__(self) -> str:
-        return f"<DraDriver of {self._settings.node_name}: {self.claims!r}>"
 
     def update(self, config: NodeConfig) -> None:
         """Take over what the devices say beside the GPUs and their health."""

@@ -56,9 +56,6 @@ class DeviceOffer:
         self._published: tuple[object, ...] = ()
         """What the slices that are wanted were made of."""
 
-    def __repr__(self) -> str:
-        return f"<DeviceOffer of {self._node_name}: {'offering' if self._offering else 'nothing'}>"
-
     def update(self, policy: str, facts: SliceInputs) -> None:
         """Take over what the devices say; the order within `facts` is ours to choose."""
         if (policy, facts) != (self._policy, self._facts):

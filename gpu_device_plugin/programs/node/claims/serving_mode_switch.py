@@ -34,7 +34,7 @@ _GPUS_S = 10.0
 """How long the kubelet of a node with claims waits for our GPUs, in seconds."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ServingModeSwitch:
     """Runs either the device plugin or the DRA driver."""
 
@@ -56,19 +56,13 @@ class ServingModeSwitch:
         self.deregistering = False
         """The plugin registers for the last time, and has the kubelet call nothing before containers start."""
         self._changed = asyncio.Event()
-        self._registered = asyncio.Event()
+        self.registered = asyncio.Event()
+        """To be set when the kubelet has registered a resource of the plugin."""
         self._reported = self.serving.value
-
-    def __repr__(self) -> str:
-        return f"<ServingModeSwitch: {self.serving.value!r}>"
 
     def look(self, _new: object = None) -> None:
         """Decide again soon: a setting, a label or a holder may have changed."""
         self._changed.set()
-
-    def registered(self) -> None:
-        """Learn that the kubelet has registered a resource of the plugin."""
-        self._registered.set()
 
     async def alive(self) -> tuple[str, ...]:
         """Return the faults that only a restart can resolve, as sentences."""
@@ -164,8 +158,8 @@ class ServingModeSwitch:
     async def _registered_since(self, before: Mapping[str, int]) -> None:
         registrations = self.registration.registrations
         while any(registrations[name] == count for name, count in before.items()):
-            self._registered.clear()
-            await self._registered.wait()
+            self.registered.clear()
+            await self.registered.wait()
 
     def _decide(self, before: ServingMode | None) -> Serving:
         if self.dra is None:
@@ -180,7 +174,6 @@ class ServingModeSwitch:
         return decision
 
     def _holders_of_plugin(self, dra: DraDriver) -> frozenset[str]:
-        """Return the names of the pods that hold devices of the plugin."""
         held = self._state.node.ledger.holds.keys() - dra.device_ids
         if not held:
             return frozenset()

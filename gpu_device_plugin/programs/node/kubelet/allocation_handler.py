@@ -74,10 +74,7 @@ class AllocationHandler:
     async def prefer(
         self, resource: Resource, available: Iterable[str], must: Iterable[str], amount: int, *, waits: bool = True
     ) -> Sequence[str]:
-        """Return the IDs that the kubelet should allocate; fewer than `amount` if there is no good choice.
-
-        With `waits` the answer may wait until the API shows the pod, for a second by default.
-        """
+        """See `Answers.prefer`; fewer IDs than `amount` if there is no good choice."""
         node = self._state.node
         if resource.kind is Kind.MEMORY:
             if barred := self._delivery.plan.barred:
@@ -99,11 +96,7 @@ class AllocationHandler:
         return ids
 
     async def allocate(self, resource: Resource, device_ids: Sequence[str]) -> Grant:
-        """Allocate these IDs to a container.
-
-        Raises:
-            RefusedError: the container cannot have them; the message says why.
-        """
+        """See `Answers.allocate`."""
         if self.mps.on and resource.kind is Kind.MEMORY:
             await self._mps_ready(resource, device_ids)
         ids, node, waiting, delivery = frozenset(device_ids), self._state.node, self._waiting, self._delivery
@@ -153,11 +146,7 @@ class AllocationHandler:
         return made
 
     async def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
-        """Let a container start only on GPUs that are in service, and that MPS runs if and only if it is a client.
-
-        Raises:
-            RefusedError: a GPU is out of service, or MPS is not ready or not gone; the kubelet tries again later.
-        """
+        """Let a container start only on GPUs that are in service, and that MPS runs if and only if it is a client."""
         if (startable := self.mps.until_startable(device_ids)) is not None:
             await startable
         node = self._state.node

@@ -42,7 +42,7 @@ _SLOWEST = 6
 and stay in the checkpoint as long as their pod; every round that asks for them has the kubelet write a file in vain."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ForgottenPods:
     """What the kubelet has shown of its allocations in this boot, and what it has lost of it.
 
@@ -65,9 +65,6 @@ class ForgottenPods:
         self._doubtful: frozenset[DeviceHold] = frozenset()
         """Allocations that another kubelet than before does not show in a checkpoint that can be read. It has lost
         them, or all of their pods have ended since."""
-
-    def __repr__(self) -> str:
-        return f"<ForgottenPods: {len(self.holds)} allocations forgotten, {len(self._remembered.recorded)} recorded>"
 
     @property
     def holds(self) -> Collection[DeviceHold]:

@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
-WAIT_S = 1.0
-"""By default, in seconds. On an idle node the watch is 7 to 14 ms ahead of the kubelet."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Written:
@@ -65,8 +62,8 @@ class WaitingPods:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self.wait_s = WAIT_S
-        """Longest wait for the pod of a call, in seconds."""
+        self.wait_s = 1.0
+        """Longest wait for the pod of a call, in seconds: on an idle node the watch is 10 ms ahead of the kubelet."""
         self.recorded: Mapping[Slot, frozenset[str]] = {}
         """The devices of each container according to the kubelet's checkpoint."""
         self._guesses: dict[Slot, tuple[frozenset[str], float]] = {}
@@ -83,7 +80,7 @@ class WaitingPods:
         return f"<WaitingPods: {len(self.recorded)} containers served, {guesses}>"
 
     async def find(self, call: Call) -> Matched:
-        """Return the container that a call is for; if none matches, wait up to `WAIT_S` for the watch.
+        """Return the container that a call is for; if none matches, wait up to `wait_s` for the watch.
 
         While the API server is unreachable only the first such call waits: the kubelet may reach it again before us.
         """

@@ -59,7 +59,7 @@ class _Verified:
     """Whether only the next round of all containers may show something else."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Verification:
     """Verifies every limit of the driver's soon after its container has started, and again at intervals.
 
@@ -87,9 +87,6 @@ class Verification:
         self._changed = asyncio.Event()
         self._everything = True
         self._failing = False
-
-    def __repr__(self) -> str:
-        return f"<Verification: {dict(self.counts)}>"
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -177,14 +174,14 @@ class Verification:
         self, due: Mapping[_Container, Holding], running: Iterable[Holding]
     ) -> Mapping[_Container, _Verified]:
         leaves = self._tree.leaves({_owner(each) for each in running})
-        paths = {key: leaves.paths.get(_owner(each)) for key, each in due.items()}
+        paths = {key: (leaves or {}).get(_owner(each)) for key, each in due.items()}
         limits = await self._ask([(uuid, path) for key, path in paths.items() if path for uuid in due[key].granted])
         found = {}
         for key, holding in due.items():
             path, old, used = paths[key], self._known(key, holding), {}
             if path is None:
-                unseen = verifying.unverified(verifying.NO_LEAF if leaves.seen else verifying.NO_CGROUPS)
-                states, final = dict.fromkeys(holding.granted, unseen), not leaves.seen
+                unseen = verifying.unverified(verifying.NO_CGROUPS if leaves is None else verifying.NO_LEAF)
+                states, final = dict.fromkeys(holding.granted, unseen), leaves is None
             else:
                 states = dict.fromkeys(holding.granted, verifying.unverified(verifying.NO_ANSWER))
                 states |= {} if old is None else old.states
@@ -233,7 +230,8 @@ class Verification:
             return
         gpus: dict[LimitState, list[str]] = {}
         for uuid, state in found.states.items():
-            gpus.setdefault(state, []).append(self._name_of(uuid))
+            shared = self._state.node.shares.by_uuid(uuid)
+            gpus.setdefault(state, []).append(uuid if shared is None else str(shared.position))
         faults = []
         for state, names in gpus.items():
             extra = {"pod": f"{pod.namespace}/{pod.name}", "container": holding.container, "gpus": sorted(names)}
@@ -246,10 +244,6 @@ class Verification:
             self._reported[key] = found.container_id
             note = f"The memory limit of container {printable(holding.container)} does not hold: {'; '.join(faults)}."
             self._api.pod_event(pod, "GPULimitNotHeld", note, "Verify")
-
-    def _name_of(self, uuid: str) -> str:
-        shared = self._state.node.shares.by_uuid(uuid)
-        return uuid if shared is None else str(shared.position)
 
 
 def _owner(holding: Holding) -> CgroupOwner:

@@ -17,7 +17,6 @@ from gpu_device_plugin.core.contract.mpsfiles import (
     WANTED_FILE,
     MpsFileError,
     MpsStatus,
-    MpsWanted,
     read_state,
     read_wanted,
     write_wanted,
@@ -53,7 +52,7 @@ _POLL_WAITED_FOR_S = 0.1
 """Seconds between two looks at the supervisor's file, and the same while a container waits for a change in it."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class MpsLink:
     """Keeps `WANTED_FILE` in step with our ledger, and follows `STATE_FILE`.
 
@@ -72,8 +71,8 @@ class MpsLink:
     """Returns the seconds since the machine started."""
 
     def __post_init__(self) -> None:
-        self.states: Observable[MpsState | str] = Observable(mps.NOT_THERE)
-        """What the supervisor runs, or why there is none. Set when something but the beat has changed."""
+        self.daemons: Observable[Mapping[str, MpsGpu] | str] = Observable(mps.NOT_THERE)
+        """The daemons of the supervisor, by the GPU's UUID, or why there is none."""
         self.refuse = True
         """The setting `limits_fallback` is `refuse`."""
         self.start_s, self.stop_s = mps.START_S, mps.STOP_S
@@ -85,7 +84,7 @@ class MpsLink:
         """Of the last state that was read: a GPU keeps its directory, also while its supervisor or the file is gone."""
         self._seen: _Stamp | None = None
         self._unreadable = ""
-        self._wanted = MpsWanted()
+        self._wanted: Mapping[str, int] = {}
         self._unwritten = False
         self._ours: _Stamp | None = None
         """Of `WANTED_FILE` as we read or wrote it; None: it was not there."""
@@ -100,13 +99,10 @@ class MpsLink:
         self._missing_since: float | None = None
         self._complaint = ""
 
-    def __repr__(self) -> str:
-        return f"<MpsLink {self._directory}: wants {len(self._wanted.gpus)} daemons, {self.states.value!r}>"
-
     @property
     def on(self) -> bool:
         """Whether MPS plays a part on this node: it is asked for, or somebody still has to be rid of it."""
-        return bool(self._asked_for or self._wanted.gpus or self._clients or self._unwritten or self._written)
+        return bool(self._asked_for or self._wanted or self._clients or self._unwritten or self._written)
 
     @property
     def _given(self) -> Sequence[DeviceHold]:
@@ -120,19 +116,12 @@ class MpsLink:
 
     @property
     def _tenants(self) -> Mapping[str, mps.Tenants]:
-        """The containers on each GPU in use, by UUID."""
         return mps.tenants(self._state.node.ledger, self._given)
-
-    @property
-    def daemons(self) -> Mapping[str, MpsGpu] | str:
-        """The daemons of the supervisor, by the GPU's UUID, or why there is none."""
-        state = self.states.value
-        return state if isinstance(state, str) else state.gpus
 
     @property
     def gpus(self) -> Mapping[str, MpsGpu]:
         """The daemons of a supervisor that runs, by the GPU's UUID."""
-        daemons = self.daemons
+        daemons = self.daemons.value
         return {} if isinstance(daemons, str) else daemons
 
     @property
@@ -149,7 +138,7 @@ class MpsLink:
     def ready(self) -> Mapping[str, bool]:
         """Whether each daemon that the supervisor was last told to run accepts clients, by the GPU's UUID."""
         gpus = self.gpus
-        return {uuid: uuid in gpus and gpus[uuid].status is MpsStatus.READY for uuid in self._wanted.gpus}
+        return {uuid: uuid in gpus and gpus[uuid].status is MpsStatus.READY for uuid in self._wanted}
 
     def ask_for(self, uuids: Iterable[str]) -> None:
         """Let MPS be the means that the administrator wants on these GPUs."""
@@ -257,8 +246,8 @@ class MpsLink:
             why = mps.why_not_start(
                 f"GPU {position}",
                 uuid,
-                self.states.value,
-                self._written,
+                self.daemons.value,
+                {} if self._written is None else self._written.gpus,
                 client=client,
                 refuse=self.refuse and (client or uuid in self._asked_for),
             )
@@ -273,7 +262,7 @@ class MpsLink:
                 f"GPU {shared.position}",
                 shared.gpu.uuid in self._asked_for,
                 tenants.get(shared.gpu.uuid, mps.NOBODY),
-                mps.daemon(self.states.value, shared.gpu.uuid),
+                mps.daemon(self.daemons.value, shared.gpu.uuid),
                 shares[shared.position] * self._state.node.shares.share_mib,
             )
             for shared in gpus
@@ -288,9 +277,9 @@ class MpsLink:
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    version = self.states.version
+                    version = self.daemons.version
                     while not there():
-                        version, _ = await self.states.after(version)
+                        version, _ = await self.daemons.after(version)
         except asyncio.CancelledError:
             if_cancelled()
             raise
@@ -339,7 +328,7 @@ class MpsLink:
         if wanted == self._wanted and not self._unwritten and not self._lost():
             return
         if wanted != self._wanted:
-            _log.info("the MPS supervisor is asked for daemons", extra={"gpus": dict(wanted.gpus)})
+            _log.info("the MPS supervisor is asked for daemons", extra={"gpus": dict(wanted)})
         self._wanted, self._unwritten = wanted, True
         try:
             files.replace_below(self._directory, WANTED_FILE, write_wanted(wanted).encode())
@@ -358,7 +347,7 @@ class MpsLink:
     def _lost(self) -> bool:
         """Return whether somebody removed the file with what we want, or replaced it."""
         found = self._stamp()
-        if found == self._ours or (found is None and not self._wanted.gpus):
+        if found == self._ours or (found is None and not self._wanted):
             return False
         _log.warning("%s was removed or replaced by somebody, and is written anew", self._directory / WANTED_FILE)
         return True
@@ -399,22 +388,20 @@ class MpsLink:
             self._seen, self._unreadable = None, f"{path} cannot be read: {error.strerror}"
         except MpsFileError as error:
             self._unreadable = str(error)
-        state: MpsState | str
-        if self._unreadable or self._written is None:
-            state = self._unreadable
-        else:
-            state = mps.SILENT if mps.silent(self._written, self.clock()) else self._written
-        if _gist(state) != _gist(self.states.value):
-            self.states.set(state)
+        daemons: Mapping[str, MpsGpu] | str = self._unreadable
+        if self._written is not None and not self._unreadable:
+            daemons = mps.SILENT if mps.silent(self._written, self.clock()) else self._written.gpus
+        if daemons != self.daemons.value:
+            self.daemons.set(daemons)
         runs = self._written is not None and any(
             gpu.status is not MpsStatus.STOPPED for gpu in self._written.gpus.values()
         )
-        if not (self._asked_for or self._wanted.gpus or runs):
+        if not (self._asked_for or self._wanted or runs):
             self._written, self._seen = None, None  # nobody needs to know more of it
 
     def _report(self) -> None:
-        needed = self._asked_for | self._wanted.gpus.keys()
-        now, found = time.monotonic(), dict(mps.troubles(self.states.value, needed))
+        needed = self._asked_for | self._wanted.keys()
+        now, found = time.monotonic(), dict(mps.troubles(self.daemons.value, needed))
         if self._complaint and needed:
             found.setdefault("", self._complaint)
         if "" not in found:
@@ -434,8 +421,3 @@ class MpsLink:
 
 def _stamp(found: os.stat_result) -> _Stamp:
     return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def _gist(state: MpsState | str) -> object:
-    """Return a state without its beat, which changes all the time."""
-    return state if isinstance(state, str) else state.gpus

@@ -13,7 +13,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome
-from gpu_device_plugin.core.node.health.gpu_failure import Failures, on_failed
+from gpu_device_plugin.core.node.health.gpu_failure import failures, lasting, on_failed
 from gpu_device_plugin.core.node.health.gpu_health import with_cards
 from gpu_device_plugin.core.node.use.eviction_choice import leaving, next_victims
 from gpu_device_plugin.core.report.text.use_texts import duration
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.cluster.writers.evictions import Eviction
     from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.node.health.gpu_failure import Failed
     from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.use.eviction_choice import Candidate
     from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView
@@ -35,9 +36,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-FIRST_RETRY_S = 5.0
-MOST_RETRY_S = 300.0
-CLEANUP_S = 30.0
+_MOST_RETRY_S = 300.0
+_CLEANUP_S = 30.0
 """A pod that is still there so many seconds after its containers should have been killed is overdue. Until then its
 kubelet may be busy with volumes and networks."""
 
@@ -70,7 +70,7 @@ class Evictor:
     _metrics: m.Metrics
     _settings: Observable[NodeSettings]
     _: KW_ONLY
-    first_retry_s: float = FIRST_RETRY_S
+    first_retry_s: float = 5.0
     """After the first refusal of a pod; after the next one twice that, and so on."""
     clock: Callable[[], float] = time.monotonic
 
@@ -108,7 +108,7 @@ class Evictor:
         """UIDs of the pods that should be gone: nothing that this agent could ask for ends them sooner."""
         pods, now, most_s = self._cluster.pods, self.clock(), self._most_grace_s
         due = {uid: at for uid, at in self._due.items() if uid in pods and (uid in self._going or pods[uid].deleting)}
-        new = {uid: now + pod.grace_s + CLEANUP_S for uid, pod in pods.items() if leaving(pod, most_s)}
+        new = {uid: now + pod.grace_s + _CLEANUP_S for uid, pod in pods.items() if leaving(pod, most_s)}
         self._due = new | due
         return frozenset(uid for uid, at in self._due.items() if at <= now)
 
@@ -157,7 +157,7 @@ class Evictor:
             self._refused.pop(pod.uid, None)
         if answer.outcome is EvictionOutcome.EVICTED:
             self._going[pod.uid] = order.uuids
-            self._due[pod.uid] = self.clock() + min(pod.grace_s, self._most_grace_s) + CLEANUP_S
+            self._due[pod.uid] = self.clock() + min(pod.grace_s, self._most_grace_s) + _CLEANUP_S
             _log.warning("pod %s is evicted: %s", name, order.why)
             self._cluster.pod_event(pod, order.reason, f"evicted: {order.why}", "Evict")
         elif answer.outcome is not EvictionOutcome.GONE:
@@ -166,7 +166,7 @@ class Evictor:
     def _put_off(self, order: _Order, answer: Eviction) -> None:
         pod, name = order.pod, f"{order.pod.namespace}/{order.pod.name}"
         before = self._refused.get(pod.uid)
-        backoff = Backoff(self.first_retry_s, MOST_RETRY_S) if before is None else before.backoff
+        backoff = Backoff(self.first_retry_s, _MOST_RETRY_S) if before is None else before.backoff
         not_before = self.clock() + backoff.next_s(answer.retry_after_s)
         self._refused[pod.uid] = _Refused(backoff, not_before, answer.outcome)
         if before is not None and before.outcome is answer.outcome:
@@ -180,7 +180,7 @@ class Evictor:
             self._cluster.event("GPUEvictionForbidden", note, "Evict")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class GpuFailures:
     """Follows the health of the GPUs, and has the evictor take the pods off those that failed."""
 
@@ -195,10 +195,7 @@ class GpuFailures:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._failures = Failures()
-
-    def __repr__(self) -> str:
-        return f"<GpuFailures: {len(self._failures.gpus)} GPUs fail>"
+        self._failing: Mapping[str, Failed] = {}
 
     async def run(self) -> NoReturn:
         """Look at every new view. Ends only by cancellation."""
@@ -206,21 +203,20 @@ class GpuFailures:
             version, view = self._view.version, self._view.value
             watched = view.state is State.WATCHING
             healths = with_cards(view.beliefs, view.inventory.gpus)
-            self._failures = self._failures.after(healths, watched=watched, now=self.clock())
+            self._failing = failures(self._failing, healths, watched=watched, now=self.clock())
             if self._settings.value.on_gpu_failure == "evict":
                 self._evict()
-            await within(self.again_s if self._failures.gpus else None, self._view.after(version))
+            await within(self.again_s if self._failing else None, self._view.after(version))
 
     def _evict(self) -> None:
         now = self.clock()
-        lasting = self._failures.lasting(self._settings.value.gpu_failure_grace_s, now)
-        if not lasting:
+        failed = lasting(self._failing, self._settings.value.gpu_failure_grace_s, now)
+        if not failed:
             return
-        candidates = on_failed(lasting, self._holdings())
-        victims = self._evictor.next_victims(candidates)
+        victims = self._evictor.next_victims(on_failed(failed, self._holdings()))
         for pod, uuids in victims.values():
             why = "; ".join(
-                f"{self._gpu(uuid)} has failed, for {duration(now - lasting[uuid].since)}: {lasting[uuid].why}"
+                f"{self._gpu(uuid)} has failed, for {duration(now - failed[uuid].since)}: {failed[uuid].why}"
                 for uuid in sorted(uuids)
             )
             self._evictor.order(pod, uuids, "GPUFailureEvicted", why, m.GPU_FAILURE_EVICTIONS)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class OverUse:
     """Follows the readings of use, and publishes the containers that exceed.
 
@@ -50,9 +50,6 @@ class OverUse:
         """What was last told about each container."""
         self.excesses: Observable[Mapping[Place, Excess]] = Observable({})
         """The containers that exceed; set when one begins or ends, or uses another amount."""
-
-    def __repr__(self) -> str:
-        return f"<OverUse: {len(self.excesses.value)} of {len(self._watch.evidence)} suspects exceed>"
 
     @property
     def seen(self) -> float:

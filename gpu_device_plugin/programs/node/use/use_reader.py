@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class UseWatch:
     """Reads at intervals who uses what; nothing is read before `run`."""
 
@@ -67,9 +67,6 @@ class UseWatch:
         self.reading: Observable[UseReading] = Observable(UseReading())
         """Who uses what, as last read; not set before the first reading. While the use is not read, it lists the
         containers only, whenever the kubelet's checkpoint was read."""
-
-    def __repr__(self) -> str:
-        return f"<UseWatch every {self.interval_s:g} s: {self.reading!r}>"
 
     def every(self, seconds: float) -> None:
         """Change the interval, at once."""
@@ -144,7 +141,7 @@ class UseWatch:
         )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class UseReports:
     """Reports who holds and who uses the GPUs now, with the state of each container's limit.
 
@@ -167,9 +164,6 @@ class UseReports:
         self._written: NodeUse | None = None
         self._written_at = 0.0
         self._answering = asyncio.Lock()
-
-    def __repr__(self) -> str:
-        return f"<UseReports: {self._written}>"
 
     def now(self) -> NodeUse:
         """Return the report of this moment: without figures while they are not read."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from gpu_device_plugin.core.model.pods import Pod
@@ -9,15 +11,19 @@ from gpu_device_plugin.core.node.health.gpu_failure import (
     MOST_MESSAGE,
     OWN_CAUSES,
     Failed,
-    Failures,
     GpuCondition,
     failure,
+    failures,
     gpu_condition,
+    lasting,
     on_failed,
 )
 from gpu_device_plugin.core.node.health.gpu_health import Cause, GpuHealth, Problem
 from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.use.eviction_choice import Candidate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def belief(*causes: Cause) -> GpuHealth:
@@ -36,21 +42,21 @@ def test_what_an_unwatched_gpu_had_is_not_known_to_last() -> None:
     assert failure(GpuHealth()) == ""
 
 
-def after(*looks: tuple[float, dict[str, GpuHealth], bool]) -> Failures:
-    failures = Failures()
+def after(*looks: tuple[float, dict[str, GpuHealth], bool]) -> Mapping[str, Failed]:
+    failing: Mapping[str, Failed] = {}
     for now, beliefs, watched in looks:
-        failures = failures.after(beliefs, watched=watched, now=now)
-    return failures
+        failing = failures(failing, beliefs, watched=watched, now=now)
+    return failing
 
 
 XID = {"a": belief(Cause.FATAL_XID), "b": GpuHealth()}
 
 
 def test_a_gpu_has_failed_once_the_grace_is_over() -> None:
-    failures = after((10, XID, True), (50, XID, True))
-    assert failures.gpus == {"a": Failed(10, "it is fatal XID")}
-    assert failures.lasting(60, 69) == {}
-    assert list(failures.lasting(60, 70)) == ["a"]
+    failing = after((10, XID, True), (50, XID, True))
+    assert failing == {"a": Failed(10, "it is fatal XID")}
+    assert lasting(failing, 60, 69) == {}
+    assert list(lasting(failing, 60, 70)) == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -64,16 +70,15 @@ def test_a_gpu_has_failed_once_the_grace_is_over() -> None:
     ],
 )
 def test_whatever_interrupts_a_failure_begins_the_grace_anew(between: tuple[float, dict[str, GpuHealth], bool]) -> None:
-    failures = after((10, XID, True), between, (30, XID, True))
-    assert failures.gpus["a"].since == 30
+    assert after((10, XID, True), between, (30, XID, True))["a"].since == 30
 
 
 def test_a_clock_that_goes_back_shortens_no_grace() -> None:
-    assert after((10, XID, True), (5, XID, True)).lasting(60, 64) == {}
+    assert lasting(after((10, XID, True), (5, XID, True)), 60, 64) == {}
 
 
 def test_the_newest_reason_is_told() -> None:
-    assert after((1, XID, True), (2, {"a": belief(Cause.LOST)}, True)).gpus["a"] == Failed(1, "it is lost")
+    assert after((1, XID, True), (2, {"a": belief(Cause.LOST)}, True))["a"] == Failed(1, "it is lost")
 
 
 def test_the_pods_on_it_go_whether_they_have_parts_or_all_of_it() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsState, MpsStatus, MpsWanted
+from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsState, MpsStatus
 from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.resources import Kind
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 READY = MpsGpu(MpsStatus.READY, "", "/run/gpushare/mps/a")
-NOTHING = MpsWanted()
+NOTHING: Mapping[str, int] = {}
 
 
 def given(position: int, *numbers: int, mps: bool = True) -> DeviceHold:
@@ -51,9 +51,9 @@ def holding(*each: DeviceHold) -> Ledger:
 
 
 def wants(
-    ledger: Ledger, *each: DeviceHold, asked: Mapping[str, int] | None = None, before: MpsWanted = NOTHING
+    ledger: Ledger, *each: DeviceHold, asked: Mapping[str, int] | None = None, before: Mapping[str, int] = NOTHING
 ) -> object:
-    return dict(wanted(ledger, tenants(ledger, each), asked or {}, before, 1024).gpus)
+    return dict(wanted(ledger, tenants(ledger, each), asked or {}, before, 1024))
 
 
 # --- Who is on a GPU, and what is wanted ------------------------------------------------------------------------------
@@ -102,8 +102,8 @@ def test_a_daemon_is_never_put_under_a_container_that_is_no_client() -> None:
     other, whole = given(0, 0, mps=False), given(0, mps=False)
     for one in (other, whole):
         assert wants(holding(one), one, asked={uuid(0): 3}) == {}
-        assert wants(holding(one), one, before=MpsWanted({uuid(0): 1024})) == {}
-    assert wants(holding(whole), asked={uuid(0): 3}, before=MpsWanted({uuid(0): 1024})) == {}
+        assert wants(holding(one), one, before={uuid(0): 1024}) == {}
+    assert wants(holding(whole), asked={uuid(0): 3}, before={uuid(0): 1024}) == {}
 
 
 def test_clients_that_run_keep_their_daemon_whoever_else_is_there() -> None:
@@ -114,7 +114,7 @@ def test_clients_that_run_keep_their_daemon_whoever_else_is_there() -> None:
 def test_a_daemon_stays_as_it_is_under_containers_of_which_nothing_is_known() -> None:
     """A kubelet that lists a container which its checkpoint lacks."""
     client, unknown = given(0, 0), given(0, 1, 2)
-    before = MpsWanted({uuid(0): 5 * 1024, uuid(1): 1024})
+    before = {uuid(0): 5 * 1024, uuid(1): 1024}
     assert wants(holding(unknown), before=before) == {uuid(0): 5 * 1024}
     assert wants(holding(unknown)) == {}
     assert wants(holding(client, unknown), client, before=before) == {uuid(0): 5 * 1024}
@@ -134,10 +134,10 @@ def test_clients_always_have_a_daemon_that_lets_the_largest_have_its_part_and_ot
     result = wanted(ledger, present, {uuid(position): n for position, n in asked.items()}, NOTHING, 1024)
     for name, there in present.items():
         if there.clients:
-            assert result.gpus[name] >= there.largest * 1024
+            assert result[name] >= there.largest * 1024
         elif there.others or ledger.use(name).whole:
-            assert name not in result.gpus
-    assert result.gpus.keys() <= {*present, *(uuid(position) for position in asked)}
+            assert name not in result
+    assert result.keys() <= {*present, *(uuid(position) for position in asked)}
 
 
 # --- What the supervisor reports --------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_a_supervisor_without_a_beat_no_longer_runs(beat_s: float, *, expected: 
 
 
 def test_a_gpu_that_the_supervisor_does_not_name_has_no_daemon() -> None:
-    state = MpsState({uuid(0): READY})
+    state = {uuid(0): READY}
     assert daemon(state, uuid(0)) is READY
     assert daemon(state, uuid(1)) == MpsGpu(MpsStatus.STOPPED)
     assert daemon(NOT_THERE, uuid(0)) == NOT_THERE
@@ -158,9 +158,7 @@ def test_a_gpu_that_the_supervisor_does_not_name_has_no_daemon() -> None:
 
 def test_only_what_a_needed_daemon_lacks_is_a_trouble() -> None:
     failed, fault = MpsGpu(MpsStatus.FAILED, "exit code 1"), MpsGpu(MpsStatus.FAULT)
-    state = MpsState(
-        {uuid(0): READY, uuid(1): failed, uuid(2): fault, uuid(3): failed, uuid(4): MpsGpu(MpsStatus.STARTING)}
-    )
+    state = {uuid(0): READY, uuid(1): failed, uuid(2): fault, uuid(3): failed, uuid(4): MpsGpu(MpsStatus.STARTING)}
     needed = [uuid(position) for position in (0, 1, 2, 4, 5)]
     assert troubles(state, needed) == {uuid(1): "failed: exit code 1", uuid(2): "fault"}
     assert troubles(SILENT, needed) == {"": SILENT}
@@ -259,13 +257,15 @@ def test_after_waiting_in_vain_the_setting_decides(situation: Situation, expecte
 # --- PreStartContainer ------------------------------------------------------------------------------------------------
 
 
-def start(state: MpsState | str, written: MpsState | None, *, client: bool, refuse: bool = True) -> str:
+def start(
+    state: Mapping[str, MpsGpu] | str, written: Mapping[str, MpsGpu], *, client: bool, refuse: bool = True
+) -> str:
     return why_not_start("GPU 0", uuid(0), state, written, client=client, refuse=refuse)
 
 
 @pytest.mark.parametrize("status", MpsStatus)
 def test_a_client_starts_with_its_daemon_and_any_other_container_without(status: MpsStatus) -> None:
-    state = MpsState({uuid(0): MpsGpu(status, "so it is")})
+    state = {uuid(0): MpsGpu(status, "so it is")}
     as_client, as_other = start(state, state, client=True), start(state, state, client=False)
     not_ready = f"the MPS daemon of GPU 0 is not ready ({status}: so it is)"
     assert as_client == ("" if status is MpsStatus.READY else not_ready)
@@ -275,29 +275,29 @@ def test_a_client_starts_with_its_daemon_and_any_other_container_without(status:
 
 def test_a_compute_mode_that_cannot_be_set_back_keeps_a_container_waiting_only_if_the_administrator_says_so() -> None:
     """The daemon is gone, and in EXCLUSIVE_PROCESS one process can use the GPU."""
-    state = MpsState({uuid(0): MpsGpu(MpsStatus.FAILED, "nvidia-smi -c DEFAULT failed")})
+    state = {uuid(0): MpsGpu(MpsStatus.FAILED, "nvidia-smi -c DEFAULT failed")}
     assert start(state, state, client=False, refuse=False) == ""
     assert "nvidia-smi -c DEFAULT failed" in start(state, state, client=False)
     assert "nvidia-smi -c DEFAULT failed" in start(state, state, client=True, refuse=False)
 
 
 def test_a_gpu_that_the_supervisor_does_not_name_is_free_of_mps() -> None:
-    state = MpsState({uuid(1): READY})
+    state = {uuid(1): READY}
     assert start(state, state, client=False) == ""
     assert start(state, state, client=True) == "the MPS daemon of GPU 0 is not ready (stopped)"
 
 
 def test_a_supervisor_that_was_killed_leaves_a_compute_mode_that_a_person_can_set_back() -> None:
-    written = MpsState({uuid(0): READY})
+    written = {uuid(0): READY}
     why = start(SILENT, written, client=False)
     assert "GPU 0 was run by MPS and may still be in the compute mode EXCLUSIVE_PROCESS" in why
     assert why.endswith("or run `nvidia-smi -i GPU-0 -c DEFAULT` and remove state.json")
-    assert start(SILENT, MpsState({uuid(0): MpsGpu(MpsStatus.STOPPED)}), client=False) == ""
-    assert start(NOT_THERE, None, client=False) == ""
+    assert start(SILENT, {uuid(0): MpsGpu(MpsStatus.STOPPED)}, client=False) == ""
+    assert start(NOT_THERE, {}, client=False) == ""
 
 
 def test_without_a_supervisor_a_client_waits_unless_the_administrator_prefers_it_without_a_limit() -> None:
-    written = MpsState({uuid(0): READY})
+    written = {uuid(0): READY}
     assert start(SILENT, written, client=True) == f"GPU 0 needs MPS: {SILENT}"
     assert start(SILENT, written, client=True, refuse=False) == ""
     assert start(SILENT, written, client=False, refuse=False) == ""

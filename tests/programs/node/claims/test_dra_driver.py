@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.kubelet.dra_servicer import ClaimRef
+from gpu_device_plugin.kubelet._proto import dra_v1_pb2
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 from gpu_device_plugin.testing.cluster.dra_scheduler import Wish
 from tests.programs.node.cluster_harness import NODE, RIGHTS
@@ -230,7 +230,7 @@ async def test_a_call_that_is_given_up_while_it_writes_leaves_nothing_to_the_nex
             write(claim)
 
         monkeypatch.setattr(here.dra.store, "write", slowly)
-        call = asyncio.create_task(here.dra.claims.prepare(ClaimRef(uid, "default", "c1")))
+        call = asyncio.create_task(here.dra.claims.prepare(dra_v1_pb2.Claim(uid=uid, namespace="default", name="c1")))
         await here.node.until(writing.is_set)
         call.cancel()
         end = asyncio.create_task(here.dra.claims.unprepare(uid))

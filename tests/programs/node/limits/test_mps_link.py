@@ -14,7 +14,6 @@ from gpu_device_plugin.core.contract.mpsfiles import (
     MpsGpu,
     MpsState,
     MpsStatus,
-    MpsWanted,
     read_wanted,
     write_state,
     write_wanted,
@@ -30,7 +29,7 @@ from tests.nodes import ids, node, uuid
 from tests.patience import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
     import pytest
@@ -68,7 +67,7 @@ class Desk:
         self.entries.set((*self.entries.value, hold(*numbers, enforcement=enforcement)))
 
     @property
-    def wanted(self) -> MpsWanted:
+    def wanted(self) -> Mapping[str, int]:
         return read_wanted((self.directory / WANTED_FILE).read_text())
 
     @asynccontextmanager
@@ -85,7 +84,7 @@ class Desk:
 
 async def test_what_the_former_agent_wanted_stays_until_the_kubelets_records_are_read(tmp_path: Path) -> None:
     """Also while a part of them is: an empty ledger, and one without the container that only PodResources lists."""
-    before = write_wanted(MpsWanted({uuid(0): 3072}))
+    before = write_wanted({uuid(0): 3072})
     (tmp_path / WANTED_FILE).write_text(before)
     desk = Desk(tmp_path)
     desk.put(MpsState({uuid(0): READY}, NOW_S))
@@ -98,8 +97,7 @@ async def test_what_the_former_agent_wanted_stays_until_the_kubelets_records_are
         desk.state.update(Ledger.seen, ids(0, range(2)))
         desk.record(0, 1)
         desk.link.ledger_complete()
-        assert desk.wanted == MpsWanted({uuid(0): 2048})
-        assert "1 daemons" in repr(desk.link)
+        assert desk.wanted == {uuid(0): 2048}
 
 
 async def test_damaged_files_are_told_and_replaced_by_the_next_ones(
@@ -111,9 +109,9 @@ async def test_damaged_files_are_told_and_replaced_by_the_next_ones(
     desk.link.ask_for([uuid(0)])
     async with desk.running():
         assert "what the MPS supervisor was told to run is not known" in caplog.text
-        assert str(desk.link.states.value).startswith("state.json cannot be parsed: ")
+        assert str(desk.link.daemons.value).startswith("state.json cannot be parsed: ")
         desk.put(MpsState({uuid(0): READY}, NOW_S))
-        await eventually(lambda: desk.link.daemons == {uuid(0): READY})
+        await eventually(lambda: desk.link.daemons.value == {uuid(0): READY})
 
 
 async def test_the_reason_why_there_is_no_supervisor_is_the_one_that_helps(tmp_path: Path) -> None:
@@ -121,14 +119,14 @@ async def test_the_reason_why_there_is_no_supervisor_is_the_one_that_helps(tmp_p
     desk.link.grace_s = 0.0
     desk.link.ask_for([uuid(0)])
     async with desk.running():
-        assert desk.link.states.value == NOT_MOUNTED
+        assert desk.link.daemons.value == NOT_MOUNTED
         desk.directory.mkdir()
-        await eventually(lambda: desk.link.states.value == NOT_THERE)
+        await eventually(lambda: desk.link.daemons.value == NOT_THERE)
         (desk.directory / STATE_FILE).mkdir()
-        await eventually(lambda: "state.json cannot be read: " in str(desk.link.states.value))
+        await eventually(lambda: "state.json cannot be read: " in str(desk.link.daemons.value))
         (desk.directory / STATE_FILE).rmdir()
         desk.put(MpsState({uuid(0): READY}, NOW_S - 60))
-        await eventually(lambda: desk.link.states.value == SILENT)
+        await eventually(lambda: desk.link.daemons.value == SILENT)
         assert desk.link.gpus == {}
         await eventually(lambda: desk.told[-1:] == [("", SILENT)])
         desk.put(MpsState({}, NOW_S))
@@ -157,7 +155,7 @@ async def test_clients_are_noticed_by_whichever_record_tells_of_them_last(tmp_pa
         desk.state.update(Ledger.seen, ids(0, range(2)), certain=True)
         await eventually(lambda: desk.link.on)
         desk.link.ledger_complete()
-        assert desk.wanted == MpsWanted({uuid(0): 2048})
+        assert desk.wanted == {uuid(0): 2048}
 
 
 async def test_a_call_that_ends_late_does_not_take_away_the_daemon_for_a_later_call(tmp_path: Path) -> None:
@@ -175,7 +173,7 @@ async def test_a_call_that_ends_late_does_not_take_away_the_daemon_for_a_later_c
             assert until is not None
             calls.append(asyncio.ensure_future(until))
             await asyncio.sleep(0)
-        for call, left in zip(calls, (MpsWanted({uuid(1): 2048}), MpsWanted()), strict=True):
+        for call, left in zip(calls, ({uuid(1): 2048}, {}), strict=True):
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
             assert desk.wanted == left

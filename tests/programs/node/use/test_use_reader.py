@@ -181,7 +181,6 @@ async def test_the_interval_may_change_and_0_switches_off(tmp_path: Path) -> Non
         watch.every(0.0)
         await eventually(lambda: watch.reading.value.blind == NOT_READ)
         assert watch.interval_s == 0.0
-        assert repr(watch).startswith("<UseWatch every 0 s: ")
 
 
 # --- Reports ----------------------------------------------------------------------------------------------------------
@@ -243,7 +242,6 @@ async def test_nothing_is_written_before_the_first_reading() -> None:
         node.read()
         await settled()
         assert [part.pod for said in node.said for part in said.parts] == ["web-0"]
-        assert "web-0" in repr(node.reports)
 
 
 async def test_figures_are_written_after_their_minute_and_states_after_seconds() -> None:
