@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.kubelet.dra_servicer import DraServicer
 
-_TYPE = "DRAPlugin"
 _OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1))
 _LONGEST_PATH = 107
 
@@ -231,7 +230,7 @@ class DraLoop(pluginregistration_pb2_grpc.RegistrationServicer):
         self, request: pb.InfoRequest, context: aio.ServicerContext[pb.InfoRequest, pb.PluginInfo]
     ) -> pb.PluginInfo:
         endpoint = str(self._endpoint.absolute())
-        return pb.PluginInfo(type=_TYPE, name=DRIVER, endpoint=endpoint, supported_versions=SERVICES)
+        return pb.PluginInfo(type="DRAPlugin", name=DRIVER, endpoint=endpoint, supported_versions=SERVICES)
 
     async def NotifyRegistrationStatus(
         self,

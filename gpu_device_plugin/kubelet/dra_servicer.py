@@ -56,11 +56,9 @@ class ClaimHandler(Protocol):
 
     async def prepare(self, claim: dra_v1_pb2.Claim) -> PreparedClaim:
         """Prepare a claim. Raises NotPreparedError; the kubelet tries again."""
-        ...
 
     async def unprepare(self, uid: str) -> None:
         """Undo it for the claim with this UID, which needs nothing if it was not prepared. Raises NotPreparedError."""
-        ...
 
 
 class DraServicer(dra_health_pb2_grpc.DRAResourceHealthServicer):

@@ -41,15 +41,12 @@ class Answers(Protocol):
         self, resource: Resource, available: Iterable[str], must: Iterable[str], amount: int, *, waits: bool
     ) -> Sequence[str]:
         """Return the preferred IDs; never raises. Only with `waits` it may wait until the API shows the pod."""
-        ...
 
     async def allocate(self, resource: Resource, device_ids: Sequence[str]) -> Grant:
         """Allocate these IDs to a container. Raises RefusedError."""
-        ...
 
     async def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
         """Check the devices of a container that is about to start. Raises RefusedError."""
-        ...
 
 
 def device_list(resource: Resource, offers: Iterable[Offer]) -> pb.ListAndWatchResponse:

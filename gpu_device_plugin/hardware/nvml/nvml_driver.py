@@ -224,7 +224,9 @@ class Nvml:
     def _describe(self, index: int, handle: Any) -> Record:
         mig = bool(self._mig(handle))
         total_mib, reserved_mib = self._size(index, handle, mig=mig)
-        pci = self._pci(handle)
+        info = self._optional("nvmlDeviceGetPciInfo", handle)
+        # As Linux writes it: NVML's domain has eight digits.
+        pci = info and f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
         return {
             "uuid": self._nvml.nvmlDeviceGetUUID(handle),
             "index": index,
@@ -286,11 +288,6 @@ class Nvml:
         path = f"{self._cgroups}{own}".rstrip("/")
         # The path of a cgroup outside of our namespace contains `..`; the mounted folder is our own cgroup then.
         return path if os.path.isdir(path) and ".." not in own else self._cgroups  # noqa: PTH112 - as above
-
-    def _pci(self, handle: Any) -> str | None:
-        """Return the address the way Linux writes it: NVML's domain has eight digits."""
-        pci = self._optional("nvmlDeviceGetPciInfo", handle)
-        return pci and f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
 
     def _numa_node(self, pci: str) -> int | None:
         # Not nvmlDeviceGetNumaNodeId: that is the node of the GPU's own memory (Grace), not that of the CPUs near it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsGpu, MpsState, MpsStatus
 from gpu_device_plugin.core.model.limits import Enforcement
@@ -157,21 +157,16 @@ class Situation:
     """The container's part of this GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class Await:
-    """The daemon of the container's GPU has to be started first."""
-
-    sentence: str
-    """The state of the daemon now."""
+def waits(situations: Sequence[Situation]) -> bool:
+    """Return whether the daemon that a container with shares of these GPUs needs has to be started first."""
+    return _concerns_mps(situations) and len(situations) == 1 and _lack(situations[0])[1]
 
 
-@overload
-def choose(situations: Sequence[Situation], *, refuse: bool) -> Enforcement | Refused | Await | None: ...
-@overload
-def choose(situations: Sequence[Situation], *, refuse: bool, waited: str) -> Enforcement | Refused | None: ...
-def choose(
-    situations: Sequence[Situation], *, refuse: bool, waited: str | None = None
-) -> Enforcement | Refused | Await | None:
+def _concerns_mps(situations: Sequence[Situation]) -> bool:
+    return any(situation.asked or situation.tenants.clients for situation in situations)
+
+
+def choose(situations: Sequence[Situation], *, refuse: bool, waited: str = "") -> Enforcement | Refused | None:
     """Return the enforcement for a container with shares of these GPUs; None: MPS has no say in it.
 
     A GPU with clients of MPS stays with MPS, whatever is wanted meanwhile: its compute mode lets no other process use
@@ -180,11 +175,11 @@ def choose(
     Args:
         situations: the GPUs, at least one.
         refuse: a container that cannot have what is wanted is refused; otherwise its limit is advisory.
-        waited: the end of a sentence on the wait for a daemon that is over; None: the container may wait.
+        waited: the end of a sentence on a daemon that was waited for in vain.
     """
-    clients = any(situation.tenants.clients for situation in situations)
-    if not clients and not any(situation.asked for situation in situations):
+    if not _concerns_mps(situations):
         return None
+    clients = any(situation.tenants.clients for situation in situations)
     if len(situations) > 1:
         names = ", ".join(situation.name for situation in situations)
         refused = Refused(
@@ -193,33 +188,29 @@ def choose(
             "ask for memory of one GPU, or for whole GPUs",
         )
         return refused if refuse or clients else Enforcement.ADVISORY
-    lack = _lack(situations[0])
-    if isinstance(lack, Await):
-        if waited is None:
-            return lack
-        lack = lack.sentence + waited
+    lack, passes = _lack(situations[0])
     if not lack:
         return Enforcement.MPS
     if refuse:
-        return Refused(Why.MPS_NOT_READY, lack)
+        return Refused(Why.MPS_NOT_READY, lack + waited if passes else lack)
     # Beside clients of MPS it has to be one too. It starts when the daemon is ready, see `why_not_start`.
     return Enforcement.MPS if clients else Enforcement.ADVISORY
 
 
-def _lack(situation: Situation) -> Await | str:
-    """Return what a GPU lacks for a client of MPS, in a sentence; empty: nothing."""
+def _lack(situation: Situation) -> tuple[str, bool]:
+    """Return what a GPU lacks for a client of MPS, in a sentence (empty: nothing), and whether waiting may help."""
     name, gpu = situation.name, situation.daemon
     if situation.tenants.others:
-        return f"{name} has containers that were started without MPS, and gets MPS when they have ended"
+        return f"{name} has containers that were started without MPS, and gets MPS when they have ended", False
     if isinstance(gpu, str):
-        return f"{name} needs MPS: {gpu}"
+        return f"{name} needs MPS: {gpu}", False
     if gpu.status in _BROKEN:
-        return f"the MPS daemon of {name} does not serve new clients ({_state(gpu)})"
+        return f"the MPS daemon of {name} does not serve new clients ({_state(gpu)})", False
     if gpu.status is not MpsStatus.READY:
-        return Await(f"the MPS daemon of {name} is not ready ({_state(gpu)})")
+        return f"the MPS daemon of {name} is not ready ({_state(gpu)})", True
     if 0 < gpu.limit_mib < situation.part_mib:
-        return Await(f"the MPS daemon of {name} lets a process have {gpu.limit_mib} MiB only")
-    return ""
+        return f"the MPS daemon of {name} lets a process have {gpu.limit_mib} MiB only", True
+    return "", False
 
 
 # --- PreStartContainer ------------------------------------------------------------------------------------------------

@@ -333,11 +333,8 @@ class DraDriver:
     async def look_for_orphans(self) -> None:
         """Drop the claims that two looks in a row have found neither in the API nor on the kubelet's list.
 
-        A kubelet that lost its own state never asks for their end.
-
-        Raises:
-            ApiError, PodResourcesUnavailableError: it is not known which are.
-            NotPreparedError: one could not be dropped.
+        A kubelet that lost its own state never asks for their end. Errors say that it is not known which these are, or
+        that one could not be dropped.
         """
         if not self.claims.prepared.value:
             self._vain = frozenset()

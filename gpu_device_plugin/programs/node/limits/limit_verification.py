@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-ReadLimits: TypeAlias = "Callable[[Sequence[tuple[str, str]]], Awaitable[tuple[CgroupLimit, ...] | None]]"
-"""Reads limits back: of each pair of a GPU's UUID and the path of a cgroup; None: no driver answers now."""
-
 _Container: TypeAlias = tuple[str, str]
 """Pod UID as the kubelet knows it, container name."""
 
@@ -69,7 +66,8 @@ class Verification:
 
     _holdings: Callable[[], Iterable[Holding]]
     """Returns what the containers of this node hold now."""
-    _read_limits: ReadLimits
+    _read_limits: Callable[[Sequence[tuple[str, str]]], Awaitable[tuple[CgroupLimit, ...] | None]]
+    """Reads limits back: of each pair of a GPU's UUID and the path of a cgroup; None: no driver answers now."""
     _tree: CgroupTree
     _state: NodeState
     _api: NodeApi

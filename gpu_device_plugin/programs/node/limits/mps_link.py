@@ -177,7 +177,7 @@ class MpsLink:
         """
 
         def waits() -> bool:
-            return isinstance(mps.choose(self._situations(gpus, shares), refuse=self.refuse), mps.Await)
+            return mps.waits(self._situations(gpus, shares))
 
         self.look()
         if not self._matters or not waits():

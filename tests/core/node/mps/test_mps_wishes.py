@@ -20,7 +20,6 @@ from gpu_device_plugin.core.node.mps.mps_wishes import (
     NOBODY,
     NOT_THERE,
     SILENT,
-    Await,
     Situation,
     Tenants,
     choose,
@@ -28,6 +27,7 @@ from gpu_device_plugin.core.node.mps.mps_wishes import (
     silent,
     tenants,
     troubles,
+    waits,
     wanted,
     why_not_start,
 )
@@ -178,9 +178,9 @@ def test_a_container_waits_for_the_limit_of_a_daemon_that_has_smaller_clients() 
     """The daemon's limit binds all its clients, the largest too."""
     lets = replace(READY, limit_mib=2048)
     assert choose([replace(on(lets, CLIENTS), part_mib=2048)], refuse=True) is Enforcement.MPS
-    assert choose([replace(on(lets, CLIENTS), part_mib=2049)], refuse=True) == Await(
-        "the MPS daemon of GPU 0 lets a process have 2048 MiB only"
-    )
+    larger = [replace(on(lets, CLIENTS), part_mib=2049)]
+    assert waits(larger)
+    assert choose(larger, refuse=True) == refused("the MPS daemon of GPU 0 lets a process have 2048 MiB only")
     assert choose([replace(on(READY, CLIENTS), part_mib=2049)], refuse=True) is Enforcement.MPS, (
         "it has no limit of its own"
     )
@@ -216,7 +216,7 @@ def refused(sentence: str, why: Why = Why.MPS_NOT_READY) -> Refused:
             Enforcement.ADVISORY,
         ),
         *(
-            (on(status), Await(f"the MPS daemon of GPU 0 is not ready ({status})"), None)
+            (on(status), refused(f"the MPS daemon of GPU 0 is not ready ({status})"), Enforcement.ADVISORY)
             for status in (MpsStatus.STOPPED, MpsStatus.STARTING, MpsStatus.STOPPING)
         ),
     ],
@@ -225,7 +225,16 @@ def test_the_means_of_a_container_depend_on_its_gpus_daemon_and_on_who_is_there(
     situation: Situation, strict: object, lenient: object
 ) -> None:
     assert choose([situation], refuse=True) == strict
-    assert choose([situation], refuse=False) == (strict if isinstance(strict, Await) else lenient)
+    assert choose([situation], refuse=False) == lenient
+
+
+@pytest.mark.parametrize("status", MpsStatus)
+def test_only_a_daemon_that_may_become_ready_is_waited_for(status: MpsStatus) -> None:
+    passing = {MpsStatus.STOPPED, MpsStatus.STARTING, MpsStatus.STOPPING}
+    assert waits([on(status)]) is (status in passing)
+    assert not waits([on(status, OTHERS)])
+    assert not waits([on(status, asked=False)])
+    assert not waits([on(status), on(status, position=1)])
 
 
 def test_a_container_with_parts_of_several_gpus_is_refused_or_has_no_limit() -> None:
