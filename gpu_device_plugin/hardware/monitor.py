@@ -85,10 +85,8 @@ class Relisting:
     def due_s(self, now_s: float, from_s: float, to_s: float) -> float:
         """Return when the GPUs are to be listed again, after a reading at `now_s` that found the inventory outdated.
 
-        Args:
-            now_s: monotonic seconds.
-            from_s: how long the second listing in a row waits; the first does not. The wait doubles each time.
-            to_s: the longest wait. After as long without a reading like that, the next listing is a first one.
+        The first listing in a row does not wait, the second waits `from_s`, and each further one twice as long, up to
+        `to_s`; after as long without a reading like that, the next listing is a first one.
         """
         if self._due_s is None:
             if now_s - self._seen_s > to_s:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.kubelet.dra_servicer import DraServicer
 
 _OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1))
-_LONGEST_PATH = 107
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +93,10 @@ class DraDirectories:
         instance = f"{DRIVER}-{os.getpid()}-{os.urandom(3).hex()}"
         found = self.registry / f"{instance}-reg.sock", self.plugin / f"{instance}.sock"
         for path in found:
-            if len(os.fsencode(path)) > _LONGEST_PATH:
-                raise sockets.DirectoryError(f"{path} is too long for a socket, of which the path has {_LONGEST_PATH}")
+            if len(os.fsencode(path)) > sockets.LONGEST_PATH:
+                raise sockets.DirectoryError(
+                    f"{path} is too long for a socket, of which the path has {sockets.LONGEST_PATH}"
+                )
         return found
 
 

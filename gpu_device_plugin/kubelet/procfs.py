@@ -43,10 +43,8 @@ class ProcessOwners:
         Blocks for 0.1 ms for each process that is not known, and less for the others. To be called from one thread at
         a time.
 
-        Args:
-            pids: in the PID namespace of `proc`.
-            named_at: when the PIDs were read, in seconds since the boot (`boot_time`): a process that started later has
-                got the PID of one that ended. None: at this moment.
+        The PIDs are those in the namespace of `proc`, and were read `named_at` seconds after the boot (`boot_time`), or
+        at this moment: a process that started later has got the PID of one that ended.
         """
         found: dict[int, CgroupOwner | None] = {}
         latest = None if named_at is None else int(named_at * self._ticks) + 1

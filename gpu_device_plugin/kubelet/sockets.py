@@ -22,7 +22,7 @@ OURS = "gpushare"
 """Our folder in it. Kubelets up to 1.20 remove every file beside their sockets, but no folder."""
 
 _PREFIX = "gpushare-"
-_LONGEST_PATH = 107  # sockaddr_un.sun_path without its final NUL
+LONGEST_PATH = 107  # sockaddr_un.sun_path without its final NUL
 
 Identity: TypeAlias = tuple[int, int]
 """Distinguishes files at the same path: inode and change time in ns."""
@@ -59,10 +59,10 @@ def check_directory(directory: Path) -> None:
             else f"{directory} is not writable for uid {os.geteuid()}; the agent has to run as root (uid 0)"
         )
     longest = str(new_socket(directory, "memory"))
-    if len(os.fsencode(longest)) > _LONGEST_PATH:
+    if len(os.fsencode(longest)) > LONGEST_PATH:
         raise DirectoryError(
             f"{directory} is too long a path: a socket in it would have {len(os.fsencode(longest))} bytes, and "
-            f"{_LONGEST_PATH} is the maximum; give a shorter one with --device-plugin-dir"
+            f"{LONGEST_PATH} is the maximum; give a shorter one with --device-plugin-dir"
         )
 
 

@@ -170,10 +170,8 @@ def _listed(positions: list[int]) -> str:
     return ", ".join(map(str, positions))
 
 
-# --- What an enforcement lacks on a GPU, as a clause; empty: it is there ----------------------------------------------
-
-
 def _lack(enforcement: Enforcement, gpu: Gpu, abilities: Abilities) -> str:
+    """Return what an enforcement lacks on a GPU, as a clause; empty: it is there."""
     if enforcement is Enforcement.DRIVER:
         return _lack_of_driver(gpu, abilities.cgroup)
     if enforcement is Enforcement.MPS:

@@ -135,9 +135,9 @@ class Ledger:
         """Return the ledger without the IDs that are proven free.
 
         An ID is free when no record shows it for a pod that may not have ended, and the kubelet has not forgotten it.
-        When that would leave a GPU empty, its
-        IDs stay until the driver, queried after that proof, shows no process on it, for up to `process_wait_s`: the
-        kubelet frees the IDs of a force-deleted pod at once, its processes end later. A hold never ends by time alone.
+        When that would leave a GPU empty, its IDs stay until the driver, queried after that proof, shows no process on
+        it, for up to `process_wait_s`: the kubelet frees the IDs of a force-deleted pod at once, its processes end
+        later. A hold never ends by time alone.
 
         Args:
             evidence: the two records, read in the right order, both before `now`.

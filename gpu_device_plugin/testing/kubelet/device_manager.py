@@ -85,6 +85,7 @@ class DeviceManager:
     """Whether the container runtime reported this container of this pod as running when the kubelet started."""
     sources_ready: bool = False
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
+    """Where the calls for each resource go."""
     healthy: dict[str, set[str]] = field(default_factory=dict)
     unhealthy: dict[str, set[str]] = field(default_factory=dict)
     listed: dict[str, dict[str, Device]] = field(default_factory=dict)
@@ -104,10 +105,6 @@ class DeviceManager:
         return f"<DeviceManager {amounts or 'of nothing'}>"
 
     # Reports of plugins
-
-    def connected(self, resource: str, plugin: PluginClient, options: DevicePluginOptions) -> None:
-        """Send the calls for `resource` to `plugin` from now on."""
-        self.endpoints[resource] = Endpoint(plugin, options)
 
     def update(self, resource: str, devices: Iterable[Device]) -> None:
         """Apply a plugin's list, and write the checkpoint. IDs missing from the list are forgotten."""

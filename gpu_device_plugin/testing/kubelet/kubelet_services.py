@@ -15,7 +15,7 @@ from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import DevicePluginOptions, Empty
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import RegistrationServicer
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerServicer
-from gpu_device_plugin.testing.kubelet.device_manager import NO_NUMA_NODE
+from gpu_device_plugin.testing.kubelet.device_manager import NO_NUMA_NODE, Endpoint
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError, DeviceStream, PluginClient
 from gpu_device_plugin.testing.pod_specs import ContainerType
 
@@ -199,7 +199,7 @@ class PluginRegistry(RegistrationServicer):
         self._clients[resource] = client
         try:
             await client.dial(self.dial_timeout_s)
-            self.manager.connected(resource, client, await client.options() if options is None else options)
+            self.manager.endpoints[resource] = Endpoint(client, await client.options() if options is None else options)
         except BaseException:
             # By name, so the client of a working plugin is forgotten too, and the end of its stream goes unnoticed.
             self._clients.pop(resource, None)

@@ -87,12 +87,9 @@ def wanted(
 ) -> Mapping[str, int]:
     """Return what the supervisor shall run: a daemon on each GPU with clients, or about to get its first.
 
-    Args:
-        ledger: the devices in use, which must be certain: a daemon that is not wanted ends, and its clients with it.
-        present: the containers on each GPU.
-        asked: GPUs for a container that is being allocated, with its shares.
-        before: what was wanted until now, which stays for a GPU as long as its containers are not known.
-        share_mib: memory of one share.
+    The `ledger` must be certain: a daemon that is not wanted ends, and its clients with it. `present` are the
+    containers on each GPU, `asked` the GPUs for a container that is being allocated, with its shares. What was wanted
+    `before` stays for a GPU as long as its containers are not known.
     """
     gpus: dict[str, int] = {}
     for uuid in sorted({*present, *asked}):
@@ -172,10 +169,8 @@ def choose(situations: Sequence[Situation], *, refuse: bool, waited: str = "") -
     A GPU with clients of MPS stays with MPS, whatever is wanted meanwhile: its compute mode lets no other process use
     it. A GPU with other containers gets no daemon, which would shut them out.
 
-    Args:
-        situations: the GPUs, at least one.
-        refuse: a container that cannot have what is wanted is refused; otherwise its limit is advisory.
-        waited: the end of a sentence on a daemon that was waited for in vain.
+    With `refuse` a container that cannot have what is wanted is refused; otherwise its limit is advisory. `waited` is
+    the end of a sentence on a daemon that was waited for in vain.
     """
     if not _concerns_mps(situations):
         return None
