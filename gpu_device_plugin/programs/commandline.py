@@ -7,11 +7,14 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.programs.terminal import say
-from gpu_device_plugin.settings.knobs import UsageError, flag, nearest
+from gpu_device_plugin.settings.common import ResourceSettings
+from gpu_device_plugin.settings.knobs import UsageError, flag, knobs_of, nearest
+from gpu_device_plugin.settings.sources import Sources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.settings.knobs import Knob
 
 OK, FAILED, MISUSED = 0, 1, 2
@@ -77,3 +80,10 @@ def flags_in(arguments: argparse.Namespace, knobs: Iterable[Knob]) -> dict[str, 
     """Return the texts of the settings given as flags, and of ``config``, by the name that the user wrote."""
     names = {"config", *(name for knob in knobs for name in (*knob.formerly, knob.name))}
     return {name: text for name, text in vars(arguments).items() if name in names and text is not None}
+
+
+def resources_in(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sequence[Resource]:
+    """Return the resources by the names in flags and environment; no other setting of the environment is read."""
+    knobs = knobs_of(ResourceSettings)
+    named = {knob.variable: environ[knob.variable] for knob in knobs if knob.variable in environ}
+    return Sources(ResourceSettings, flags_in(arguments, knobs), named).read().offered

@@ -10,7 +10,7 @@ from gpu_device_plugin.cluster.objects.decoding import ObjectKind
 from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, GROUP, SLICES
 from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.core.report.findings.symptoms import SliceSeen
-from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, unread
+from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
 from gpu_device_plugin.view.objects import ApiObject, Named, decoded
 from gpu_device_plugin.view.reading import ABSENT, readable_claims, unseen
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpu_device_plugin.core.model.resource_claims import Claim
-    from gpu_device_plugin.programs.inspect.kubectl import Kubectl
+    from gpu_device_plugin.programs.kubectl import Kubectl
     from gpu_device_plugin.view.following import FollowedCluster
 
 _CLASSES = ObjectKind("deviceclasses", group=GROUP)

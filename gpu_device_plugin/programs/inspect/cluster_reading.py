@@ -34,7 +34,7 @@ from gpu_device_plugin.core.report.finding import Unknown, examine
 from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS, examine_partly
 from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
 from gpu_device_plugin.programs.inspect.claim_reading import device_classes, slices
-from gpu_device_plugin.programs.inspect.kubectl import GRANT, ClusterUnreadableError, items, unread
+from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, items, unread
 from gpu_device_plugin.view.objects import ApiObject, Condition, ConfigMap, Container, Named, Node, PodSpec, decoded
 from gpu_device_plugin.view.reading import gpu_pods, readable_claims
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.finding import Finding
-    from gpu_device_plugin.programs.inspect.kubectl import Kubectl
+    from gpu_device_plugin.programs.kubectl import Kubectl
 
 T = TypeVar("T")
 

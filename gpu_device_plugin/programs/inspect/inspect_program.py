@@ -32,17 +32,15 @@ from gpu_device_plugin.core.report.text.columns import Line, columns
 from gpu_device_plugin.core.report.text.prices import price_document, price_lines
 from gpu_device_plugin.core.report.text.use_texts import at_a_glance
 from gpu_device_plugin.core.report.why.explanations import explain, explain_briefly
-from gpu_device_plugin.programs.commandline import FAILED, OK, ending, flags_in
+from gpu_device_plugin.programs.commandline import FAILED, OK, ending, resources_in
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS, INTERVAL_S, MOST_EXPLAINED, REALLY, parse, passed_on
 from gpu_device_plugin.programs.inspect.claim_reading import add_claims, claims_of_pod, raw_claims
 from gpu_device_plugin.programs.inspect.cluster_reading import findings
-from gpu_device_plugin.programs.inspect.kubectl import GRANT, ClusterUnreadableError, Kubectl, items, unread
 from gpu_device_plugin.programs.inspect.top_screen import top
 from gpu_device_plugin.programs.inspect.uninstall import uninstall
+from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, Kubectl, items, unread
 from gpu_device_plugin.programs.terminal import discard_output, say, show
-from gpu_device_plugin.settings.common import ResourceSettings
-from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
-from gpu_device_plugin.settings.sources import Sources
+from gpu_device_plugin.settings.knobs import UsageError, nearest
 from gpu_device_plugin.view.learned_mix import lesson_of
 from gpu_device_plugin.view.objects import ConfigMap
 from gpu_device_plugin.view.poddetails import events, pod_and_status
@@ -99,7 +97,7 @@ def main(
     def run() -> int:
         try:
             arguments = parse(prog, argv)
-            resources = _resources(arguments, environ)
+            resources = resources_in(arguments, environ)
             if arguments.command == "web":
                 return _web(web, arguments, resources, prog=prog, kubectl=kubectl)
             access = Kubectl(passed_on(arguments), kubectl)
@@ -406,10 +404,3 @@ def _value(text: str) -> str:
 _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource]], _Output]] = MappingProxyType(
     {"overview": _overview, "why": _why, "prices": _prices, "doctor": _doctor, "uninstall": _uninstall}
 )
-
-
-def _resources(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sequence[Resource]:
-    """Return the resources with their configured names."""
-    knobs = knobs_of(ResourceSettings)
-    named = {knob.variable: environ[knob.variable] for knob in knobs if knob.variable in environ}
-    return Sources(ResourceSettings, flags_in(arguments, knobs), named).read().offered

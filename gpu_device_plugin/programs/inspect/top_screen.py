@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.core.report.tables.pod_table import Picture, frame
-from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError
+from gpu_device_plugin.programs.kubectl import ClusterUnreadableError
 from gpu_device_plugin.programs.terminal import coloured, painted
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.report.text.columns import Line
-from gpu_device_plugin.programs.commandline import FAILED, OK, flags_in
+from gpu_device_plugin.programs.commandline import FAILED, OK, resources_in
+from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, Kubectl
 from gpu_device_plugin.programs.simulate.arguments import (
     as_json,
     load_in,
@@ -16,20 +17,16 @@ from gpu_device_plugin.programs.simulate.arguments import (
     until_in,
 )
 from gpu_device_plugin.programs.simulate.experiment import Plan, nodes_needed, simulate
-from gpu_device_plugin.programs.simulate.inputs.sources import MOST_BYTES, ClusterInputError, InputSources, listed
+from gpu_device_plugin.programs.simulate.inputs.sources import InputSources
 from gpu_device_plugin.programs.simulate.results import document, heading, needed_document, policy_document, table
 from gpu_device_plugin.programs.simulate.run import POLICIES
 from gpu_device_plugin.programs.terminal import discard_output, say, show
-from gpu_device_plugin.settings.common import ResourceSettings
-from gpu_device_plugin.settings.knobs import knobs_of
-from gpu_device_plugin.settings.sources import Sources
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
     from typing import TextIO
 
-    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.programs.simulate.inputs.sources import Inputs
 
 _PROG = "gpu-device-plugin simulate"
@@ -75,7 +72,7 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
         else:
             show([heading(inputs, plan), Line(""), *table(policies, plan)], environ)
         sys.stdout.flush()
-    except ClusterInputError as error:
+    except ClusterUnreadableError as error:
         bar.clear()
         say(sys.stderr, f"{_PROG}: {error}")
         return FAILED
@@ -89,11 +86,8 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
 
 def _inputs(arguments: argparse.Namespace, environ: Mapping[str, str], kubectl: str) -> Inputs:
     flags = [f"--{name}={getattr(arguments, name)}" for name in ("context", "kubeconfig") if getattr(arguments, name)]
-    sources = InputSources(
-        _resources(arguments, environ),
-        lambda: listed(flags, MOST_BYTES, kubectl),
-        from_empty=arguments.from_empty,
-    )
+    resources = resources_in(arguments, environ)
+    sources = InputSources(resources, Kubectl(flags, kubectl), from_empty=arguments.from_empty)
     return sources.inputs(
         arguments.nodes, arguments.pods, arguments.nodes_needed or "", skip_misfits=arguments.skip_misfits
     )
@@ -102,12 +96,6 @@ def _inputs(arguments: argparse.Namespace, environ: Mapping[str, str], kubectl: 
 def _few(notes: Sequence[str]) -> Sequence[str]:
     more = len(notes) - _MOST_NOTES
     return notes if more <= 0 else (*notes[:_MOST_NOTES], f"{more} more notes like these; -o json has them all")
-
-
-def _resources(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sequence[Resource]:
-    knobs = knobs_of(ResourceSettings)
-    named = {knob.variable: environ[knob.variable] for knob in knobs if knob.variable in environ}
-    return Sources(ResourceSettings, flags_in(arguments, knobs), named).read().offered
 
 
 _CELLS = 30

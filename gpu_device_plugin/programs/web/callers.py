@@ -1,4 +1,4 @@
-"""Who calls: the holder of a local page's token, or a user whose token the API server has reviewed."""
+"""Who calls (the holder of a local page's token, or a user whom the API server has reviewed), and what he may see."""
 
 from __future__ import annotations
 
@@ -9,49 +9,34 @@ import secrets
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
 from gpu_device_plugin.aio.turns import Turns
+from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.cluster.client.errors import Call, UnavailableError
 from gpu_device_plugin.cluster.objects.decoding import ObjectKind
+from gpu_device_plugin.core.report.overview_document import redacted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.core.cluster.node_report import NodeView
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class KubeconfigUser:
-    """The user of the kubeconfig. The API server decides what is read for this user; all of that may be seen."""
-
-    user: str
-
-    async def may_see(self, _namespace: str) -> bool:
-        """Return true."""
-        return True
-
-    async def may_see_nodes(self) -> bool:
-        """Return true."""
-        return True
 
 
 class LocalCallers:
     """Knows one random token."""
 
     def __init__(self, user: str) -> None:
-        self._owner = KubeconfigUser(user)
+        self._owner = Caller(user)
         self.token = secrets.token_urlsafe(32)
         """For the address that the browser is given; it is never logged."""
 
-    def __repr__(self) -> str:
-        return f"<LocalCallers of {self._owner.user!r}>"
-
-    async def caller(self, token: str) -> KubeconfigUser | None:
+    async def caller(self, token: str) -> Caller | None:
         """Return the owner for the right token."""
         return self._owner if hmac.compare_digest(token.encode(), self.token.encode()) else None
 
@@ -86,12 +71,15 @@ class User(msgspec.Struct):
         return msgspec.json.encode(User(self.username, self.uid, self.groups, extra), order="sorted")
 
 
-class _Verdict(msgspec.Struct):
+class _Status(msgspec.Struct):
     allowed: bool = False
+    """Of a SubjectAccessReview; the others are of a TokenReview."""
+    authenticated: bool = False
+    user: User = msgspec.field(default_factory=User)
 
 
-class _AccessReview(msgspec.Struct):
-    status: _Verdict = msgspec.field(default_factory=_Verdict)
+class _Review(msgspec.Struct):
+    status: _Status = msgspec.field(default_factory=_Status)
 
 
 class AccessReviews:
@@ -147,9 +135,9 @@ class AccessReviews:
             "resourceAttributes": {"verb": verb, "resource": resource, "namespace": namespace},
         }
         async with self._turns.turn(user.username, urgent=urgent):
-            review = await reviewed(self._client, _ACCESS, "SubjectAccessReview", spec, _AccessReview)
-        self._remember(identity, question, review.status.allowed)
-        return review.status.allowed
+            status = await _reviewed(self._client, _ACCESS, "SubjectAccessReview", spec)
+        self._remember(identity, question, status.allowed)
+        return status.allowed
 
     def _answered(self, identity: bytes, question: Question, task: asyncio.Task[bool]) -> None:
         del self._asked[identity, question]
@@ -168,15 +156,10 @@ class AccessReviews:
             self._size -= 1
 
 
-async def reviewed(client: Client, kind: ObjectKind, name: str, spec: Mapping[str, Any], answer: type[T]) -> T:
-    """Have the API server review something.
-
-    Raises:
-        ApiError: it did not.
-    """
+async def _reviewed(client: Client, kind: ObjectKind, name: str, spec: Mapping[str, Any]) -> _Status:
     body = {"apiVersion": f"{kind.group}/{kind.version}", "kind": name, "spec": spec}
     try:
-        return msgspec.json.decode(await client.create(kind, body), type=answer)
+        return msgspec.json.decode(await client.create(kind, body), type=_Review).status
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise UnavailableError(Call("create", kind.plural, kind.group), "the answer is not a review") from None
 
@@ -190,37 +173,34 @@ _TOKENS_AT_ONCE = 4
 _NOBODY = frozenset({"", "system:anonymous"})
 
 
-class _Identity(msgspec.Struct):
-    authenticated: bool = False
-    user: User = msgspec.field(default_factory=User)
-
-
-class _TokenReview(msgspec.Struct):
-    status: _Identity = msgspec.field(default_factory=_Identity)
-
-
 @dataclass(frozen=True, slots=True)
-class ReviewedCaller:
-    """A user of the cluster, who may see the pods of a namespace where he may get pods; see `Caller`."""
+class Caller:
+    """Somebody whose token is valid: a user who may see the pods of a namespace where he may get pods.
+
+    What he may see is asked again and again, so answers are remembered for a while. Questions raise ApiError if the API
+    server did not say.
+    """
 
     user: str
-    identity: bytes = field(repr=False)
-    reviews: AccessReviews
+    """The user's name, for the page."""
+    identity: bytes = field(default=b"", repr=False)
+    reviews: AccessReviews | None = None
+    """None: for the user of the kubeconfig the API server decides what is read, and all of that may be seen."""
 
     async def may_see(self, namespace: str) -> bool:
-        """Return whether the user may get the pods of a namespace, or of all if it is empty."""
-        return await self.reviews.allowed(self.identity, ("get", "pods", namespace))
+        """Return whether the user may get the pods of a namespace, or of `ALL_NAMESPACES`."""
+        return self.reviews is None or await self.reviews.allowed(self.identity, ("get", "pods", namespace))
 
     async def may_see_nodes(self) -> bool:
-        """Return whether the user may list nodes."""
-        return await self.reviews.allowed(self.identity, ("list", "nodes", ""))
+        """Return whether the user may list nodes, and with them see the GPUs."""
+        return self.reviews is None or await self.reviews.allowed(self.identity, ("list", "nodes", ""))
 
 
 @dataclass(eq=False, slots=True)
 class _Asked:
     """A question about a token."""
 
-    review: asyncio.Task[ReviewedCaller | None]
+    review: asyncio.Task[Caller | None]
     waiting: int = 0
     """Callers that wait for the answer."""
     sent: bool = False
@@ -235,15 +215,12 @@ class ReviewedCallers:
         self._clock = clock
         self._reviews = AccessReviews(client, clock)
         # By the digest of the token; tokens are not kept. Invented ones push out no others.
-        self._known: OrderedDict[bytes, tuple[float, ReviewedCaller]] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[float, Caller]] = OrderedDict()
         self._refused: OrderedDict[bytes, tuple[float, None]] = OrderedDict()
         self._asked: dict[bytes, _Asked] = {}
         self._turns = asyncio.Semaphore(_TOKENS_AT_ONCE)
 
-    def __repr__(self) -> str:
-        return f"<ReviewedCallers: {len(self._known)} tokens, and {len(self._refused)} that are not valid>"
-
-    async def caller(self, token: str) -> ReviewedCaller | None:
+    async def caller(self, token: str) -> Caller | None:
         """Return the user of a token; None: it is not valid, or nobody's.
 
         Raises:
@@ -268,7 +245,7 @@ class ReviewedCallers:
                 asked.review.cancel()
 
     def _ask(self, token: str, digest: bytes) -> _Asked:
-        async def review() -> ReviewedCaller | None:
+        async def review() -> Caller | None:
             async with self._turns:
                 asked.sent = True
                 return await self._review(token, digest)
@@ -286,16 +263,16 @@ class ReviewedCallers:
         if self._asked.get(digest) is asked:
             del self._asked[digest]
 
-    async def _review(self, token: str, digest: bytes) -> ReviewedCaller | None:
-        review = await reviewed(self._client, _TOKENS, "TokenReview", {"token": token}, _TokenReview)
-        user = review.status.user
+    async def _review(self, token: str, digest: bytes) -> Caller | None:
+        status = await _reviewed(self._client, _TOKENS, "TokenReview", {"token": token})
+        user = status.user
         now_s = self._clock()
-        if not review.status.authenticated or user.username in _NOBODY:
+        if not status.authenticated or user.username in _NOBODY:
             self._known.pop(digest, None)
             _remember(self._refused, digest, (now_s, None))
             return None
         self._refused.pop(digest, None)
-        caller = ReviewedCaller(user.username, user.identity(), self._reviews)
+        caller = Caller(user.username, user.identity(), self._reviews)
         _remember(self._known, digest, (now_s, caller))
         return caller
 
@@ -305,3 +282,105 @@ def _remember(known: OrderedDict[bytes, T], digest: bytes, answer: T) -> None:
     known.move_to_end(digest)
     if len(known) > _MOST_TOKENS:
         known.popitem(last=False)
+
+
+Callers: TypeAlias = LocalCallers | ReviewedCallers
+"""Tell from a token who calls, also now and then while a stream is open."""
+
+
+# --- The part of the cluster that one caller may see: nodes or none, and the pods of some namespaces ------------------
+
+ALL_NAMESPACES = ""
+"""In place of a namespace: all of them, as in the Kubernetes API."""
+_AT_ONCE = 16
+"""Questions to the API server at a time."""
+
+
+def everyone(_namespace: str) -> bool:
+    """Return true: the pods of every namespace may be seen."""
+    return True
+
+
+class CallerScope:
+    """What one caller may see; it learns of namespaces as they come. What the API server has not said is not seen."""
+
+    def __init__(self, caller: Caller) -> None:
+        """Begin without rights; see `learn`."""
+        self._caller = caller
+        self._nodes: bool | None = None
+        self._seen: set[str] = set()
+        self._unseen: set[str] = set()
+        self._again: set[str] = set()
+        """The namespaces among `_unseen` whose pods may be seen by now."""
+
+    @property
+    def everything(self) -> bool:
+        """Whether the pods of all namespaces may be seen."""
+        return ALL_NAMESPACES in self._seen
+
+    @property
+    def seen(self) -> frozenset[str]:
+        """The namespaces whose pods may be seen, if not all."""
+        return frozenset(self._seen)
+
+    @property
+    def nodes(self) -> bool:
+        """Whether nodes may be seen; false before `learn` has asked."""
+        return bool(self._nodes)
+
+    def may_see(self, namespace: str) -> bool:
+        """Return whether the pods of a namespace may be seen; false before `learn` has asked about it."""
+        return self.everything or namespace in self._seen
+
+    def of(self, node: NodeView) -> NodeView:
+        """Return a node without the names that may not be seen."""
+        return node if self.everything else redacted(node, self.may_see)
+
+    def knows(self, namespaces: Collection[str]) -> bool:
+        """Return whether the API server has said which of these namespaces' pods may be seen."""
+        return self.everything or all(each in self._seen or each in self._unseen for each in namespaces)
+
+    def current(self, namespaces: Collection[str]) -> bool:
+        """Return whether there is nothing to `learn` of these namespaces."""
+        return self.everything or (self.knows(namespaces) and self._again.isdisjoint(namespaces))
+
+    def still_granted(self, now: CallerScope) -> bool:
+        """Return whether `now`, which may know fewer namespaces, takes nothing of this away."""
+        if self.nodes and not now.nodes:
+            return False
+        return all(now.may_see(each) for each in self._seen if each in now._seen or each in now._unseen)
+
+    async def learn(self, namespaces: Iterable[str] = ()) -> None:
+        """Ask what is not known yet; each answer counts as soon as it is there.
+
+        Raises:
+            ApiError: the API server did not say.
+        """
+        if self._nodes is None:
+            self._nodes, _ = await asyncio.gather(self._caller.may_see_nodes(), self._ask(ALL_NAMESPACES))
+        wanted = set() if self.everything else {*namespaces}
+        for some in (sorted(wanted - self._seen - self._unseen), sorted(wanted & self._again)):
+            for first in range(0, len(some), _AT_ONCE):
+                await asyncio.gather(*map(self._ask, some[first : first + _AT_ONCE]))
+
+    async def renewed(self, caller: Caller, namespaces: Iterable[str], within_s: float) -> CallerScope:
+        """Return what the same user, asked anew, may see now of what this one sees; it can `learn` the rest.
+
+        What is not confirmed within `within_s` is not seen.
+
+        Raises:
+            ApiError: the API server did not say.
+        """
+        wanted = {*namespaces}
+        now = CallerScope(caller)
+        await now.learn()
+        await within(within_s, now.learn(wanted & self._seen))
+        now._unseen |= wanted & (self._seen | self._unseen) - now._seen
+        now._again |= now._unseen - {ALL_NAMESPACES}
+        return now
+
+    async def _ask(self, namespace: str) -> None:
+        allowed = await self._caller.may_see(namespace)
+        self._again.discard(namespace)
+        self._unseen.discard(namespace)
+        (self._seen if allowed else self._unseen).add(namespace)

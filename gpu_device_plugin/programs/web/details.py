@@ -15,7 +15,8 @@ from gpu_device_plugin.core.report.pod_document import containers_of
 from gpu_device_plugin.core.report.why.explanations import explain
 from gpu_device_plugin.view.objects import ConfigMap, decoded
 from gpu_device_plugin.view.poddetails import event_documents, events, pod_and_status
-from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, policy_in, why
+from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, policy_in
+from gpu_device_plugin.view.why_pod import why as explained
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
-    from gpu_device_plugin.programs.web.caller_scope import CallerScope
+    from gpu_device_plugin.programs.web.callers import CallerScope
     from gpu_device_plugin.programs.web.page_state import PageState
     from gpu_device_plugin.programs.web.watched import Watched
     from gpu_device_plugin.view.why_pod import Policy
@@ -58,15 +59,12 @@ class Details:
             UnreadableObjectError: it is no pod.
         """
         async with self.turns.turn(user):
-            return await self._pod(namespace, name, scope)
-
-    async def _pod(self, namespace: str, name: str, scope: CallerScope) -> Fields:
-        raw = msgspec.Raw(await self.client.get(PODS, name, namespace=namespace))
-        pod, status = pod_and_status(raw, self.resources)
-        raw_events, notes = await self._events(namespace, pod.uid)
-        status = replace(status, events=events(raw_events, status))
-        views = self.page_state.views(scope)
-        policy = await self._policy(views)
+            raw = msgspec.Raw(await self.client.get(PODS, name, namespace=namespace))
+            pod, status = pod_and_status(raw, self.resources)
+            raw_events, notes = await self._events(namespace, pod.uid)
+            status = replace(status, events=events(raw_events, status))
+            views = self.page_state.views(scope)
+            why = await self._why(pod, status, views)
         shown = self.page_state.node(pod.node_name) if scope.nodes else None
         fields = {
             "node": pod.node_name,
@@ -82,20 +80,19 @@ class Details:
             "uid": pod.uid,
             **{key: value for key, value in fields.items() if value},
             "containers": containers_of(pod, self.resources, None if shown is None else shown.view),
-            "why": await self._why(pod, status, views, policy),
+            "why": why,
             "events": event_documents(raw_events),
             **({"notes": notes} if notes else {}),
         }
 
-    async def _why(
-        self, pod: Pod, status: SchedulingStatus, views: Sequence[NodeView] | None, policy: Policy
-    ) -> list[str]:
+    async def _why(self, pod: Pod, status: SchedulingStatus, views: Sequence[NodeView] | None) -> list[str]:
         """Return what `kubectl inspect gpushare why` prints."""
+        policy = await self._policy(views)
         around = self.watched.cluster.around()
         claims = self.watched.claims_of(pod.namespace)
 
         def lines() -> list[str]:
-            said = why(
+            said = explained(
                 pod, status, self.resources, views, around, most=_MOST_EXPLAINED, policy=lambda: policy, claims=claims
             )
             waits = [f"{pod.namespace}/{pod.name} waits for {said.asks}."] if said.asks else []

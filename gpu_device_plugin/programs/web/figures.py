@@ -106,9 +106,6 @@ class AgentFigures:
         """Why a node's agent cannot be read."""
         self._wanted = 0
 
-    def __repr__(self) -> str:
-        return f"<AgentFigures of {len(self._read_s)} nodes, {len(self._problems)} silent>"
-
     @property
     def state(self) -> FiguresState:
         """Where the figures come from at present."""

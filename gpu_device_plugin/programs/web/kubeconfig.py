@@ -21,6 +21,7 @@ from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.programs.commandline import FAILED
+from gpu_device_plugin.programs.kubectl import how_it_ended, not_run
 from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.terminal import discard_output, say
 from gpu_device_plugin.programs.web.callers import LocalCallers
@@ -42,7 +43,10 @@ _RESTART_S = 2.0
 
 
 class ProxyError(Exception):
-    """`kubectl proxy` does not run. The message is a sentence for the user, with the last of what kubectl said."""
+    """There is no page, mostly as `kubectl proxy` does not run; the message is a sentence for the user.
+
+    It is no OSError, which a program under a supervisor is restarted after.
+    """
 
 
 class _Output:
@@ -100,9 +104,6 @@ class KubectlProxy:
         self._outputs: tuple[_Output, ...] = ()
         self._serving = asyncio.Event()
 
-    def __repr__(self) -> str:
-        return f"<KubectlProxy in {self._folder}: {self._process!r}>"
-
     @property
     def config(self) -> ClusterConfig:
         """Where the API server is for our client."""
@@ -122,11 +123,7 @@ class KubectlProxy:
         try:
             process = await asyncio.create_subprocess_exec(*self._command, stdout=out.other_end, stderr=err.other_end)
         except OSError as error:
-            why = "is not on the PATH" if isinstance(error, FileNotFoundError) else os.strerror(error.errno or 0)
-            raise ProxyError(
-                f"{self._program}: {why}; the cluster is read through it: install it "
-                "(https://kubernetes.io/docs/tasks/tools/)"
-            ) from error
+            raise ProxyError(not_run(self._program, error)) from error
         finally:
             for each in self._outputs:
                 os.close(each.other_end)
@@ -143,7 +140,8 @@ class KubectlProxy:
         in_time = await within(within_s, self._serving.wait())
         if process.returncode is not None or not in_time or not (self._folder / "socket").exists():
             await self.stop()
-            why = f"it did not serve within {within_s:g} s" if not in_time else self._how_it_ended()
+            ended = how_it_ended(self._said, process.returncode)
+            why = ended if in_time else f"it did not serve within {within_s:g} s"
             raise ProxyError(f"{self._program} proxy: {why}")
 
     async def keep(self) -> NoReturn:
@@ -177,14 +175,6 @@ class KubectlProxy:
         with contextlib.suppress(OSError):  # nobody reads it any more, but kubectl must not wait for a reader
             sys.stderr.write(chunk.decode(errors="replace"))
             sys.stderr.flush()
-
-    def _how_it_ended(self) -> str:
-        if lines := self._said.decode(errors="replace").strip().splitlines():
-            return lines[-1]
-        code = None if self._process is None else self._process.returncode
-        if code is None or code >= 0:
-            return f"it ended with exit code {code}"
-        return f"it was ended by {signal.Signals(-code).name}"
 
 
 @contextlib.asynccontextmanager
@@ -250,7 +240,7 @@ def main(
             sys.stdout.flush()
         except BrokenPipeError as error:
             discard_output(sys.stdout)
-            raise _EndedError("the page ends, since nobody reads its address: the output is closed") from error
+            raise ProxyError("the page ends, since nobody reads its address: the output is closed") from error
         # Without a graphical display a browser would take the terminal.
         displays = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
         if browser and (sys.platform == "darwin" or any(os.environ.get(name) for name in displays)):
@@ -261,16 +251,9 @@ def main(
     try:
         # The terminal is closed: SIGHUP ends us, too.
         return asyncio.run(until_stopped(work, "page", {signal.SIGHUP: lambda: signal.raise_signal(signal.SIGTERM)}))
-    except (ProxyError, _EndedError) as error:
+    except ProxyError as error:
         say(sys.stderr, f"{prog}: {error}")
         return FAILED
-
-
-class _EndedError(Exception):
-    """There is no page; the message is a sentence for the user.
-
-    It is no OSError, which a program under a supervisor is restarted after.
-    """
 
 
 async def _serve(
@@ -283,7 +266,15 @@ async def _serve(
 ) -> NoReturn:
     async with running(flags, kubectl) as proxy:
         async with Client(proxy.config, timing=Timing(request_s=_LOGIN_S)) as first:
-            await _log_in(first)
+            try:
+                await first.server()
+            except (ForbiddenError, NotFoundError):
+                pass  # it has answered
+            except ApiError as error:
+                raise ProxyError(
+                    f"the cluster cannot be read ({error}); kubectl's message, if any, stands above. See whether "
+                    "kubectl get nodes works with the same flags"
+                ) from error
         context, user, namespace = await _chosen(flags, kubectl)
         callers = LocalCallers(user)
         async with Client(proxy.config, timing=DEFAULT_TIMINGS.api) as client:
@@ -300,21 +291,8 @@ async def _serve(
                     ready(f"http://{_HOST}:{bound}/#token={callers.token}")
                     await proxy.keep()
             except ListenError as error:
-                raise _EndedError(str(error)) from error
+                raise ProxyError(str(error)) from error
     raise AssertionError  # pragma: no cover (the proxy is kept until we are cancelled)
-
-
-async def _log_in(client: Client) -> None:
-    """Wait until the API server answers, after a login if it needs one."""
-    try:
-        await client.server()
-    except (ForbiddenError, NotFoundError):
-        return  # it has answered
-    except ApiError as error:
-        raise _EndedError(
-            f"the cluster cannot be read ({error}); kubectl's message, if any, stands above. See whether kubectl get "
-            "nodes works with the same flags"
-        ) from error
 
 
 async def _chosen(flags: Sequence[str], kubectl: str) -> tuple[str, str, str]:

@@ -14,7 +14,7 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.contract.nodereport import NodeReport
 from gpu_device_plugin.core.model.changes import ChangeLog
 from gpu_device_plugin.core.report.overview_document import node_document
-from gpu_device_plugin.programs.web.caller_scope import everyone
+from gpu_device_plugin.programs.web.callers import everyone
 from gpu_device_plugin.programs.web.waiting_page import WaitingPage
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.contract.nodereport import NodeUse
-    from gpu_device_plugin.programs.web.caller_scope import CallerScope
+    from gpu_device_plugin.programs.web.callers import CallerScope
     from gpu_device_plugin.programs.web.figures import FiguresState
     from gpu_device_plugin.programs.web.watched import Watched
 
@@ -80,9 +80,6 @@ class PageState:
         self.waiting = WaitingPage(watched.cluster, self._all_views, self.changed)
         self._dirty = asyncio.Event()
         self._writing = False
-
-    def __repr__(self) -> str:
-        return f"<PageState: {len(self._shown)} nodes, change {self.mark.value}>"
 
     # --- Changes ------------------------------------------------------------------------------------------------------
 

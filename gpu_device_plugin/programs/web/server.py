@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from gpu_device_plugin.core.model.resources import Resource
-    from gpu_device_plugin.programs.web.caller_scope import Callers
+    from gpu_device_plugin.programs.web.callers import Callers
     from gpu_device_plugin.programs.web.figures import AgentFigures
     from gpu_device_plugin.programs.web.web_routes import AboutPage
     from gpu_device_plugin.settings.forms import Address
@@ -85,9 +85,6 @@ class PageServer:
         details = Details(client, self.watched, self.page_state, resources)
         self.routes = PageRoutes(callers, self.page_state, self.streams, details, self.views, about, timings.answer_s)
 
-    def __repr__(self) -> str:
-        return f"<PageServer: {self.page_state!r}, {self.streams!r}>"
-
     def _changed(self) -> None:
         self.page_state.changed()
 
@@ -136,13 +133,13 @@ class PageServer:
             hearing = self.watched.keep_hearing(lambda: bool(self.streams.readers), self._timings.hear_s)
             tasks.create_task(hearing, name="hear the API server")
             if self._figures is not None:
-                following = self._figures.follow(self._wanted, self.page_state.use, lambda: self.views.nodes)
+                following = self._figures.follow(
+                    lambda: self.page_state.names if self.streams.readers else (),  # all while somebody looks
+                    self.page_state.use,
+                    lambda: self.views.nodes,
+                )
                 tasks.create_task(following, name="read figures of agents")
         raise AssertionError  # pragma: no cover (no task ends)
-
-    def _wanted(self) -> Sequence[str]:
-        """Return the nodes whose figures are wanted: all while somebody looks."""
-        return self.page_state.names if self.streams.readers else ()
 
     async def _refresh(self) -> NoReturn:
         while True:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
@@ -16,13 +15,13 @@ from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.cluster.client.errors import ApiError
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.report.overview_document import VERSION
-from gpu_device_plugin.programs.web.caller_scope import CallerScope
+from gpu_device_plugin.programs.web.callers import CallerScope
 from gpu_device_plugin.programs.web.page_state import PARTS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 
-    from gpu_device_plugin.programs.web.caller_scope import Caller
+    from gpu_device_plugin.programs.web.callers import Caller
     from gpu_device_plugin.programs.web.page_state import PageState
     from gpu_device_plugin.programs.web.watched import Watched
 
@@ -37,9 +36,6 @@ class Views:
         self._users: dict[str, str] = {}
         self._nodes: dict[str, tuple[str, ...]] = {}
         self._order: tuple[str, ...] | None = ()
-
-    def __repr__(self) -> str:
-        return f"<Views of {len(self._nodes)} of {len(self._users)} streams>"
 
     def open(self, user: str) -> str:
         """Return a name for a new stream of a user. No two replicas give the same."""
@@ -96,9 +92,6 @@ class StreamTiming:
     confirm_s: float = 8.0
     """How long that may take. A right that was taken away lasts for both times and the one for which answers are
     remembered, which together are less than a minute and a half."""
-
-
-DEFAULT_TIMING = StreamTiming()
 
 
 class _EndedError(Exception):
@@ -193,7 +186,7 @@ class Streams:
         page_state: PageState,
         watched: Watched,
         views: Views,
-        timing: StreamTiming = DEFAULT_TIMING,
+        timing: StreamTiming,
         *,
         chunk: int = _CHUNK,
     ) -> None:
@@ -207,9 +200,6 @@ class Streams:
         self.readers = 0
         """The number of open streams."""
         self._told: dict[str, int] = {}
-
-    def __repr__(self) -> str:
-        return f"<Streams: {self.readers} readers>"
 
     @property
     def told(self) -> int:
@@ -232,25 +222,12 @@ class Streams:
     async def _open(
         self, caller: Caller, scope: CallerScope, again: Callable[[], Awaitable[Caller | None]]
     ) -> AsyncGenerator[bytes, None]:
+        page_state, timing = self._board, self._timing
         self.readers += 1
         stream = self._views.open(caller.user)
-        try:
-            with suppress(_EndedError):
-                async with aclosing(self._events(scope, again, stream)) as parts:
-                    async for part in parts:
-                        yield part
-        finally:
-            self._views.close(stream)
-            self._told.pop(stream, None)
-            self.readers -= 1
-
-    async def _events(
-        self, scope: CallerScope, again: Callable[[], Awaitable[Caller | None]], stream: str
-    ) -> AsyncGenerator[bytes, None]:
-        page_state, timing = self._board, self._timing
-        await within(timing.first_s, self._until_complete())
         rights = _Rights(scope, again, page_state, timing)
         try:
+            await within(timing.first_s, self._until_complete())
             if (learning := rights.learn()) is not None:
                 await asyncio.wait({learning}, timeout=timing.learn_s)
             mark, seen, known = page_state.mark.value, scope.seen, rights.known
@@ -280,8 +257,13 @@ class Streams:
                 if time.monotonic() >= pulse_at:
                     pulse_at = time.monotonic() + timing.pulse_s
                     yield b'event: pulse\ndata: {"read":%b}\n\n' % self._read()
+        except _EndedError:
+            return
         finally:
             rights.stop_learning()
+            self._views.close(stream)
+            self._told.pop(stream, None)
+            self.readers -= 1
 
     async def _one_by_one(self, chunks: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
         """Yield the chunks of an event. Of all streams one writes at a time, and between two chunks others have a turn.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.core.report.why.explanations import asked_amounts, what_makes_room, why_waits
-from gpu_device_plugin.programs.web.caller_scope import everyone
+from gpu_device_plugin.programs.web.callers import everyone
 from gpu_device_plugin.view.why_pod import why
 
 if TYPE_CHECKING:
@@ -60,9 +60,6 @@ class WaitingPage:
         self.version = 0
         """Grows with every change of the reasons."""
 
-    def __repr__(self) -> str:
-        return f"<Waiting: {len(self._reasons)} pods explained>"
-
     def changed(self) -> None:
         """Learn that nodes or waiting pods have changed."""
         self._stale.set()
@@ -86,9 +83,9 @@ class WaitingPage:
     def notes(self, may_see: Callable[[str], bool] = everyone) -> Sequence[str]:
         """Return a sentence if not all waiting pods that the reader may see are shown."""
         more = sum(may_see(each.pod.namespace) for each in self._cluster.waiting) - MOST_WAITING
-        return [f"{counted(more, 'more pod waits', 'more pods wait')}; the oldest {MOST_WAITING} are shown."] * (
-            more > 0
-        )
+        if more <= 0:
+            return []
+        return [f"{counted(more, 'more pod waits', 'more pods wait')}; the oldest {MOST_WAITING} are shown."]
 
     async def run(self) -> NoReturn:
         """Explain again whenever something has changed. Ends only by cancellation."""

@@ -61,9 +61,6 @@ class Watched:
         self._unasked: ApiError | None = None
         self._heard_at = -math.inf
 
-    def __repr__(self) -> str:
-        return f"<Watched: {self.nodes!r}, {self.pods!r}>"
-
     async def run(self) -> NoReturn:
         """Keep the cluster current. Ends only by cancellation."""
         async with asyncio.TaskGroup() as tasks:

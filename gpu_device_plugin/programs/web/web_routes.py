@@ -6,7 +6,6 @@ import asyncio
 import re
 from dataclasses import dataclass, field
 from importlib import resources
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -18,18 +17,18 @@ from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.core.report.overview_document import node_document
-from gpu_device_plugin.programs.web.caller_scope import CallerScope
+from gpu_device_plugin.programs.web.callers import CallerScope
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from gpu_device_plugin.aio.http import Request
-    from gpu_device_plugin.programs.web.caller_scope import Caller, Callers
+    from gpu_device_plugin.programs.web.callers import Caller, Callers
     from gpu_device_plugin.programs.web.details import Details
     from gpu_device_plugin.programs.web.page_state import PageState
     from gpu_device_plugin.programs.web.streams import Streams, Views
 
-_TYPES = MappingProxyType({"html": "text/html", "css": "text/css", "js": "text/javascript"})
+_TYPES: Mapping[str, str] = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 """The files that are served, by the end of their names."""
 
 
@@ -45,16 +44,14 @@ def static_files() -> Mapping[str, Page]:
     return files | {"": files["index.html"]}
 
 
-HEADERS: Mapping[str, str] = MappingProxyType(
-    {
-        "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        "Cross-Origin-Resource-Policy": "same-origin",
-        "Cache-Control": "no-store",
-    }
-)
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
 """Of every answer."""
 
 _API = "/api/v1/"

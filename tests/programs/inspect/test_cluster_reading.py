@@ -18,7 +18,7 @@ from gpu_device_plugin.core.report.findings.cluster_checks import ADMISSION_POLI
 from gpu_device_plugin.core.report.findings.symptoms import Lease
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.inspect_program import main
-from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, Kubectl
+from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, Kubectl
 from tests.claim_values import claim_json, part_json
 from tests.names import MEM
 from tests.reports import SINCE, written

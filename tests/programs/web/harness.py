@@ -23,7 +23,7 @@ from tests.patience import QUIET_S, stretched
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from gpu_device_plugin.programs.web.caller_scope import Callers
+    from gpu_device_plugin.programs.web.callers import Callers
     from gpu_device_plugin.programs.web.figures import AgentFigures
     from gpu_device_plugin.testing.cluster.api_server import ApiServer
 

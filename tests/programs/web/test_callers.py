@@ -11,8 +11,7 @@ import pytest
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ApiError, UnavailableError
-from gpu_device_plugin.programs.web.caller_scope import CallerScope
-from gpu_device_plugin.programs.web.callers import AccessReviews, ReviewedCaller, ReviewedCallers, User
+from gpu_device_plugin.programs.web.callers import AccessReviews, Caller, CallerScope, ReviewedCallers, User
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang, Slow
 from gpu_device_plugin.testing.cluster.cluster_reviews import Account
@@ -229,7 +228,7 @@ async def test_many_namespaces_of_one_user_hold_up_no_other(world: World) -> Non
     assert newcomer is not None
     answered: list[str] = []
 
-    async def ask(caller: ReviewedCaller, namespace: str) -> None:
+    async def ask(caller: Caller, namespace: str) -> None:
         await caller.may_see(namespace)
         answered.append(f"{caller.user} {namespace}")
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,7 +19,7 @@ from gpu_device_plugin.cluster.client.errors import Call, UnavailableError
 from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_GPUS
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodereport import GpuUse, NodeUse
-from gpu_device_plugin.programs.web.callers import ReviewedCallers
+from gpu_device_plugin.programs.web.callers import Caller, LocalCallers, ReviewedCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresState
 from gpu_device_plugin.programs.web.server import CONNECTIONS
 from gpu_device_plugin.programs.web.streams import Streams, StreamTiming, Views
@@ -50,29 +50,29 @@ def bound(name: str, shares: int, at: str = "gpu-1", position: int = 0, **more: 
     return pod(name, container(mem=shares), node=at, phase="Running", annotations=annotations, **more)
 
 
-class Users:
+class Users(LocalCallers):
     """Callers by token, with the namespaces that each may see."""
 
     def __init__(self, **namespaces: set[str]) -> None:
+        super().__init__("")
         self.namespaces = namespaces
         self.broken = False
 
     async def caller(self, token: str) -> User | None:
         if self.broken:
             raise UnavailableError(Call("create", "tokenreviews"), "no answer in time")
-        return User(token, self.namespaces) if token in self.namespaces else None
+        return User(token, namespaces=self.namespaces) if token in self.namespaces else None
 
 
-class User:
-    def __init__(self, name: str, namespaces: dict[str, set[str]]) -> None:
-        self.user = name
-        self._namespaces = namespaces
+@dataclass(frozen=True)
+class User(Caller):
+    namespaces: dict[str, set[str]] = field(default_factory=dict)
 
     async def may_see_nodes(self) -> bool:
         return True
 
     async def may_see(self, namespace: str) -> bool:
-        return namespace in self._namespaces[self.user]
+        return namespace in self.namespaces[self.user]
 
 
 class NoNodes(User):
@@ -84,7 +84,7 @@ class WithoutNodes(Users):
     """Callers none of whom may see nodes."""
 
     async def caller(self, token: str) -> User | None:
-        return NoNodes(token, self.namespaces) if await super().caller(token) else None
+        return NoNodes(token, namespaces=self.namespaces) if await super().caller(token) else None
 
 
 def bearer(name: str) -> str:
@@ -107,7 +107,7 @@ class SlowUser(User):
 
 class SlowUsers(Users):
     async def caller(self, token: str) -> User | None:
-        return SlowUser(token, self.namespaces) if await super().caller(token) else None
+        return SlowUser(token, namespaces=self.namespaces) if await super().caller(token) else None
 
 
 # --- The stream -------------------------------------------------------------------------------------------------------
@@ -840,7 +840,7 @@ async def test_of_many_streams_that_begin_at_once_one_writes_at_a_time(api: ApiS
         await eventually(lambda: page.server.page_state.complete)
         caller = await users.caller("ann")
         assert caller is not None
-        streams = Streams(page.server.page_state, page.server.watched, Views())
+        streams = Streams(page.server.page_state, page.server.watched, Views(), StreamTiming())
         events = [await streams.events(caller, lambda: users.caller("ann")) for _ in range(20)]
         turn = 0
         written: list[int] = []

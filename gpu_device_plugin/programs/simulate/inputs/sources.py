@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.core.value.marginal_value import Left
+from gpu_device_plugin.programs.kubectl import ClusterUnreadableError
 from gpu_device_plugin.programs.simulate.inputs.clusterlist import read_cluster
 from gpu_device_plugin.programs.simulate.inputs.entries import (
     TRACE_SHARES,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.programs.kubectl import Kubectl
 
 CLUSTER = "cluster"
 """The word for the cluster that kubectl reads."""
@@ -74,16 +74,10 @@ class _Source:
 class InputSources:
     """Reads what the arguments name; each file, and the cluster, once."""
 
-    def __init__(self, resources: Sequence[Resource], cluster: Callable[[], bytes], *, from_empty: bool) -> None:
-        """Read nodes and pods.
-
-        Args:
-            resources: the managed resources.
-            cluster: returns the cluster's nodes and pods as kubectl prints them.
-            from_empty: the running pods with GPUs are taken away, and come again before the waiting ones.
-        """
+    def __init__(self, resources: Sequence[Resource], kubectl: Kubectl, *, from_empty: bool) -> None:
+        """Read nodes and pods; `from_empty`: the running pods with GPUs come again, before the waiting ones."""
         self._resources = resources
-        self._cluster = cluster
+        self._kubectl = kubectl
         self._from_empty = from_empty
         self._sources: dict[str, _Source] = {}
 
@@ -147,7 +141,7 @@ class InputSources:
     def _opened(self, text: str, otherwise: str) -> _Source:
         if text != CLUSTER and _in_words(text):
             return _Source(lambda: nodes_in(text), lambda: Workload.of(pods_in(text)))
-        content = self._cluster() if text == CLUSTER else _read(text, otherwise)
+        content = self._of_cluster() if text == CLUSTER else _read(text, otherwise)
         if not _is_json(content):
             lines = _lines(content)
             return _Source(lambda: nodes_in_trace(lines), lambda: pods_in_trace(lines), ordered=True, hundredths=True)
@@ -155,6 +149,15 @@ class InputSources:
         nodes = cluster.empty if self._from_empty else cluster.nodes
         pods = (*(cluster.running if self._from_empty else ()), *cluster.waiting)
         return _Source(lambda: nodes, lambda: Workload.of(pods), ordered=True, notes=cluster.notes)
+
+    def _of_cluster(self) -> bytes:
+        content = self._kubectl.nodes_and_pods()
+        if len(content) > MOST_BYTES:
+            raise ClusterUnreadableError(
+                f"the cluster's nodes and pods are more than {MOST_BYTES >> 20} MiB of JSON; write those that matter "
+                "into a file and give it as --nodes"
+            )
+        return content
 
 
 @contextmanager
@@ -268,49 +271,3 @@ def _misfits(nodes: Sequence[Start], workload: Workload, *, skip: bool) -> tuple
         return workload, [f"{fits}; {'it ' if one else ''}{asks}"]
     kept = Workload.of((workload.name(pod), workload.kinds[pod]) for pod in workload.pods if hosted[pod])
     return kept, [f"{fits}, and {'is' if one else 'are'} left out; {'it ' if one else ''}{asks}"]
-
-
-# --- The cluster, by one command of kubectl with the rights of the person who runs it --------------------------------
-
-
-class ClusterInputError(Exception):
-    """The cluster could not be read. The message is for the user and says what to do."""
-
-
-def listed(flags: Sequence[str], most: int, program: str = "kubectl") -> bytes:
-    """Return all nodes and pods as JSON. kubectl's messages, and a login's questions, go to our stderr.
-
-    Args:
-        flags: of kubectl, which select the cluster.
-        most: the most bytes that are read.
-        program: the command that is run.
-
-    Raises:
-        ClusterUnreadableError: there is no kubectl, it failed, or it printed more.
-    """
-    words = ["get", "nodes,pods", "--all-namespaces", "--output=json"]
-    try:
-        # The program is what the user calls kubectl, and no shell reads the words.
-        with subprocess.Popen([program, *flags, *words], stdout=subprocess.PIPE) as running:  # noqa: S603
-            if running.stdout is None:  # pragma: no cover - it is a pipe
-                return b""
-            found = running.stdout.read(most + 1)
-            if len(found) > most:
-                running.kill()
-    except OSError as error:
-        why = "is not on the PATH" if isinstance(error, FileNotFoundError) else os.strerror(error.errno or 0)
-        raise ClusterInputError(
-            f"{program}: {why}; the cluster is read through it: install it (https://kubernetes.io/docs/tasks/tools/), "
-            "or give --nodes and --pods as files"
-        ) from error
-    if len(found) > most:
-        raise ClusterInputError(
-            f"the cluster's nodes and pods are more than {most >> 20} MiB of JSON; write those that matter into a file "
-            "and give it as --nodes"
-        )
-    if running.returncode:
-        raise ClusterInputError(
-            f"kubectl could not list nodes and pods (exit code {running.returncode}); its message stands above. See "
-            "whether kubectl get nodes,pods -A works; you need the right to list both in the whole cluster"
-        )
-    return found

@@ -38,6 +38,19 @@ class ClusterUnreadableError(Exception):
     """The cluster could not be read. The message is for the user and says what to do."""
 
 
+def not_run(program: str, error: OSError) -> str:
+    """Return why kubectl cannot be started, and what to do."""
+    why = "is not on the PATH" if isinstance(error, FileNotFoundError) else os.strerror(error.errno or 0)
+    return f"{program}: {why}; the cluster is read through it: install it (https://kubernetes.io/docs/tasks/tools/)"
+
+
+def how_it_ended(said: bytes, code: int | None) -> str:
+    """Return the last line of what kubectl said, if it was read; else its exit code, or the signal that ended it."""
+    if lines := said.decode(errors="replace").strip().splitlines():
+        return lines[-1]
+    return f"exit code {code}" if code is None or code >= 0 else f"ended by {signal.Signals(-code).name}"
+
+
 class Kubectl:
     """kubectl, with the flags that select a cluster. Its stderr goes to ours.
 
@@ -66,6 +79,21 @@ class Kubectl:
         # It fails without a kubeconfig, as in a pod; its error would not help the user.
         done = self._run(*words, stderr=subprocess.DEVNULL)
         return done.stdout.decode(errors="replace").strip() or "default" if not done.returncode else "default"
+
+    def nodes_and_pods(self) -> bytes:
+        """Return all nodes and pods as one list in JSON.
+
+        Raises:
+            ClusterUnreadableError: they cannot be read; kubectl's message is already on stderr.
+        """
+        done = self._run("get", "nodes,pods", "--all-namespaces", "--output=json")
+        if done.returncode:
+            raise ClusterUnreadableError(
+                f"kubectl could not list nodes and pods ({how_it_ended(b'', done.returncode)}); its message stands "
+                "above. See whether kubectl get nodes,pods -A works; you need the right to list both in the whole "
+                "cluster"
+            )
+        return done.stdout
 
     def one(self, path: str) -> msgspec.Raw:
         """Return one object; needs the right to get it, not to list.
@@ -134,7 +162,7 @@ class Kubectl:
         words = ["patch", resource, name, *beneath, f"--type={how}", "-p", written]
         done = self._run(*words, stderr=subprocess.PIPE, within_s=self._answer_within_s)
         if done.returncode:
-            raise ClusterUnreadableError(f"{resource} {name}: {_why(done)}")
+            raise ClusterUnreadableError(f"{resource} {name}: {how_it_ended(done.stderr, done.returncode)}")
 
     def _page(self, path: str, query: Mapping[str, object], *, optional: bool) -> Page:
         page = self._get(path, f"?{urlencode(query)}" if query else "", silent=optional)
@@ -152,10 +180,11 @@ class Kubectl:
         done = self._run("get", "--raw", f"{path}{query}", stderr=stderr, within_s=within_s)
         if not done.returncode:
             return done.stdout
+        why = how_it_ended(done.stderr or b"", done.returncode)
         if silent:
-            raise ClusterUnreadableError(f"{path}: {_why(done)}")
+            raise ClusterUnreadableError(f"{path}: {why}")
         raise ClusterUnreadableError(
-            f"kubectl could not read {path} ({_why(done)}); its message stands above. See whether "
+            f"kubectl could not read {path} ({why}); its message stands above. See whether "
             f"kubectl get {path.rpartition('/')[2]} works with the same flags"
         )
 
@@ -178,11 +207,7 @@ class Kubectl:
         except subprocess.TimeoutExpired as error:
             raise ClusterUnreadableError(f"{' '.join(words[:3])}: no answer within {within_s:g} s") from error
         except OSError as error:
-            why = "is not on the PATH" if isinstance(error, FileNotFoundError) else os.strerror(error.errno or 0)
-            raise ClusterUnreadableError(
-                f"{self._program}: {why}; the cluster is read through it: install it "
-                "(https://kubernetes.io/docs/tasks/tools/)"
-            ) from error
+            raise ClusterUnreadableError(not_run(self._program, error)) from error
 
 
 def items(kubectl: Kubectl, path: str, kind: type[T]) -> list[T]:
@@ -209,11 +234,3 @@ def unread(error: Exception) -> Unknown:
         "ask an administrator of the cluster for it; docs/doctor.md has the commands that grant all rights needed here",
         problem=Call(verb, resource, group, namespace or "").missing_right,
     )
-
-
-def _why(done: subprocess.CompletedProcess[bytes]) -> str:
-    """Return the last line of kubectl's stderr, if that was read; else how kubectl ended."""
-    if lines := (done.stderr or b"").decode(errors="replace").strip().splitlines():
-        return lines[-1]
-    code = done.returncode
-    return f"exit code {code}" if code > 0 else f"ended by {signal.Signals(-code).name}"
