@@ -54,7 +54,8 @@ def how_it_ended(said: bytes, code: int | None) -> str:
 class Kubectl:
     """kubectl, with the flags that select a cluster. Its stderr goes to ours.
 
-    Login plugins ask for a password or show an address there, and wait.
+    Login plugins ask for a password or show an address there, and wait. Without kubectl every method raises
+    ClusterUnreadableError.
     """
 
     def __init__(self, flags: Sequence[str], program: str = "kubectl", *, answer_within_s: float = 20.0) -> None:
@@ -70,11 +71,7 @@ class Kubectl:
             running.kill()
 
     def namespace(self) -> str:
-        """Return the namespace that kubectl uses by default: that of the context, else `default`.
-
-        Raises:
-            ClusterUnreadableError: there is no kubectl.
-        """
+        """Return the namespace that kubectl uses by default: that of the context, else `default`."""
         words = ("config", "view", "--minify", "--output", "jsonpath={..namespace}")
         # It fails without a kubeconfig, as in a pod; its error would not help the user.
         done = self._run(*words, stderr=subprocess.DEVNULL)
@@ -104,11 +101,7 @@ class Kubectl:
         return msgspec.Raw(self._get(path))
 
     def denied(self, resource: str) -> str:
-        """Return the missing right to list a resource of the core group in the whole cluster; empty: it is there.
-
-        Raises:
-            ClusterUnreadableError: there is no kubectl.
-        """
+        """Return the missing right to list a resource of the core group in the whole cluster; empty: it is there."""
         try:
             self.raw(f"/api/v1/{resource}?limit=1")
         except ClusterUnreadableError as error:

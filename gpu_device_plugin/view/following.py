@@ -131,9 +131,6 @@ class FollowedCluster:
         self.pods: Store[FollowedPod] = _Applied(self.replace_pods, self.put_pod, self.remove_pod)
         self.claims: Store[Claim] = _Applied(self.replace_claims, self.put_claim, self.remove_claim)
 
-    def __repr__(self) -> str:
-        return f"<FollowedCluster: {len(self._nodes)} nodes, {len(self._waiting)} waiting pods>"
-
     # --- Objects of the API ------------------------------------------------------------------------------------------
 
     def read_node(self, raw: msgspec.Raw) -> FollowedNode:
@@ -394,15 +391,12 @@ def _shares(candidate: Candidate) -> bool:
 
 
 def _waits_for(each: FollowedPod, claims: Container[tuple[str, str]]) -> bool:
-    """Return whether a pod names one of these claims, which are given by namespace and name."""
     named = () if each.status is None else each.status.claims
     return any((each.pod.namespace, claim.claim) in claims for claim in named)
 
 
 @dataclass(frozen=True, slots=True)
 class _Applied(Store[T_contra]):
-    """Applies watched objects of one kind to a cluster."""
-
     cluster_replace: Callable[[Sequence[T_contra]], None]
     cluster_put: Callable[[T_contra], None]
     cluster_remove: Callable[[T_contra], None]

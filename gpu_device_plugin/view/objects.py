@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, Page, UnreadableObjectError
+from gpu_device_plugin.cluster.objects import decoding
+from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, Page
 from gpu_device_plugin.cluster.objects.quantity import whole_quantity
 from gpu_device_plugin.core.report.why.scheduler_checks import Taint  # noqa: TC001 - msgspec reads the annotation
 
@@ -156,8 +157,5 @@ def decoded(raw: bytes | msgspec.Raw, kind: type[T]) -> T:
     Raises:
         UnreadableObjectError: `raw` is no such object.
     """
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        noun = "list" if kind is Page else kind.__name__.strip("_").lower()
-        raise UnreadableObjectError(f"not a {noun}: {error}") from None
+    noun = "list" if kind is Page else kind.__name__.strip("_").lower()
+    return decoding.decoded(msgspec.json.Decoder(kind), raw, noun)

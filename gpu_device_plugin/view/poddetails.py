@@ -30,7 +30,6 @@ _WARNINGS = 3
 """The number of a pod's Events among the reasons why it waits."""
 _LONGEST_WARNING = 500
 """Characters; the API allows 1,024."""
-_MOST_EVENTS = 50
 _MOST_KEPT = 100
 """Terms, gates, resources and claims of a waiting pod. Its owner can write some ten thousand of each."""
 
@@ -107,13 +106,8 @@ def pod_and_status(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod
     refused = next((one for one in conditions if one.type == "PodScheduled" and one.status != "True"), Condition())
     of_node = None if spec.affinity is None else spec.affinity.node_affinity
     required = None if of_node is None else of_node.required
-    alternatives = (
-        None
-        if required is None
-        else tuple(
-            Alternative(term.match_expressions, term.match_fields) for term in required.node_selector_terms or ()
-        )
-    )
+    terms = () if required is None else required.node_selector_terms or ()
+    alternatives = tuple(Alternative(term.match_expressions, term.match_fields) for term in terms)
     return pod, SchedulingStatus(
         scheduler=spec.scheduler_name or DEFAULT_SCHEDULER,
         reason=status.reason or "",
@@ -121,7 +115,7 @@ def pod_and_status(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod
         condition_reason=refused.reason or "",
         condition=refused.message or "",
         gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
-        terms=Terms(spec.tolerations, spec.node_selector or {}, alternatives),
+        terms=Terms(spec.tolerations, spec.node_selector or {}, None if required is None else alternatives),
         ignored=(*ignored, *_misspelt(more.metadata)),
         limits=tuple(
             name
@@ -235,4 +229,4 @@ def event_documents(raw_events: Iterable[msgspec.Raw]) -> list[dict[str, Any]]:
             "last": event.last,
         }
         documents.append({key: value for key, value in fields.items() if value})
-    return sorted(documents, key=lambda document: str(document.get("last", "")), reverse=True)[:_MOST_EVENTS]
+    return sorted(documents, key=lambda document: str(document.get("last", "")), reverse=True)[:50]

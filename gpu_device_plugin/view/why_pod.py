@@ -91,20 +91,14 @@ def why(
 ) -> Why:
     """Return why a pod waits.
 
-    Args:
-        pod: the pod.
-        status: its status from schedulers and kubelets.
-        resources: the managed resources.
-        nodes: every node that shares GPUs; None: they could not be read.
-        around: taints and labels of the nodes, by name.
-        most: the nodes that will be shown one by one; see `answers`.
-        policy: reads the extender's policy; called only where neither the pod nor every node names one.
-        claims: the ResourceClaims of its namespace, and maybe others; None: they could not be read.
+    `nodes` are all that share GPUs, `around` has taints and labels by node, and `claims` are the ResourceClaims of its
+    namespace, and maybe others; None: they could not be read. Of `most` nodes more is told; see `answers`. `policy`
+    reads the extender's policy, and is called only where neither the pod nor every node names one.
     """
     by_name = None if nodes is None else {node.name: node for node in nodes}
 
     def excluded(node: NodeView) -> tuple[Finding, ...]:
-        return exclusions(node, around.get(node.name, Surroundings()), status.terms)
+        return tuple(exclusions(node, around.get(node.name, Surroundings()), status.terms))
 
     asked = ask(pod, resources)
     limitless = isinstance(asked, Ask) and not asked.parts
@@ -147,8 +141,5 @@ def _why_by_claims(
         return Why(asks, tuple(facts))
     serving = [for_claims(node) for node in nodes]
     kept = {node.name: Kept(excluded(node), refusals(node.report)) for node in serving}
-
-    def ask_of(node: NodeView) -> Ask:
-        return ask_of_claims(waiting, node.candidate.gpus.share_mib)
-
-    return Why(asks, tuple(facts), asked, tuple(answers(asked, serving, kept, assumed().name, most, ask_of=ask_of)))
+    own = {node.name: ask_of_claims(waiting, node.candidate.gpus.share_mib) for node in serving}
+    return Why(asks, tuple(facts), asked, tuple(answers(asked, serving, kept, assumed().name, most, own=own)))

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PROGRAM = "gpu_device_plugin.programs.demo.demo_agent"
-_SOON_S = 0.2
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,7 +47,7 @@ def _run(argv: Sequence[str]) -> int:
 
 def _agent(proc: Path, settings: NodeSettings) -> NodeAgent:
     agent = NodeAgent(settings, proc=proc)
-    agent.use_reports.soon_s = agent.use_reports.seldom_s = _SOON_S
+    agent.use_reports.soon_s = agent.use_reports.seldom_s = 0.2
     return agent
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.testing.cluster.api_server import ApiServer
 
 _HOST = "127.0.0.1"
-_LOOK_S = 0.05
 _OFTEN = FiguresTiming(every_s=0.3, longest_s=1.0, round_s=0.3, pods_s=1.0, idle_s=0.1)
 """As often as the demo's agents read who uses what. A page asks its two agents alone, and not those of a cluster."""
 
@@ -41,9 +40,6 @@ class DemoPage:
         self._server = server
         self.url = url
 
-    def __repr__(self) -> str:
-        return f"<DemoPage: {self._server!r}>"
-
     @property
     def read(self) -> bool:
         """Whether it is open in a browser."""
@@ -52,7 +48,7 @@ class DemoPage:
     async def opened(self) -> None:
         """Return once it is open in a browser."""
         while not self.read:  # noqa: ASYNC110 - streams count their readers and tell nobody
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(0.05)
 
     def shows(self, worlds: Iterable[World]) -> bool:
         """Return whether all readers were told the newest, and this is how the nodes and the waiting pods are."""
@@ -101,12 +97,7 @@ def _expected(world: World, shared: SharedGpu) -> set[_Part]:
 
 @asynccontextmanager
 async def page_of(api: ApiServer, resources: Sequence[Resource], *, used: bool) -> AsyncIterator[DemoPage]:
-    """Serve the page on this machine while the block runs.
-
-    Args:
-        api: the API server.
-        resources: those that the agents offer.
-        used: the agents know who uses what.
+    """Serve the page on this machine while the block runs; `used`: the agents know who uses what.
 
     Raises:
         ListenError: no port is free.

@@ -9,7 +9,6 @@ import shutil
 import socket
 from functools import partial
 from itertools import count
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -29,18 +28,14 @@ if TYPE_CHECKING:
     from gpu_device_plugin.testing.pod_specs import Pod
 
 _NAMESPACE, _CONTAINER = "default", "main"
-_AGENTS = "gpushare"
 _HTTP = 9445
 """The port of an agent, as in our manifests."""
-_SCHEDULER = "gpushare-scheduler"
-_PUBLISH_S = 0.2
 
 
 class Pods:
     """Starts pods and ends them, each of one container."""
 
     def __init__(self, api: ApiServer, kubelet: Kubelet) -> None:
-        """Put the node of `kubelet` into `api`."""
         self._api = api
         self._kubelet = kubelet
         self.on_end: Callable[[Pod], None] = lambda _pod: None
@@ -48,9 +43,6 @@ class Pods:
         self.grace: Callable[[], Awaitable[None]] = partial(asyncio.sleep, 0)
         """Waits until a pod that somebody deletes in the API server has ended its work."""
         api.add(builders.node(kubelet.node))
-
-    def __repr__(self) -> str:
-        return f"<Pods: {len(self._kubelet.pods)} on {self._kubelet.node}>"
 
     def add_agent(self) -> str:
         """Add the pod of the node's agent; return the address at which the agent has to serve HTTP."""
@@ -63,7 +55,7 @@ class Pods:
         pod = builders.pod(
             f"gpushare-node-{self._kubelet.node}",
             container,
-            namespace=_AGENTS,
+            namespace="gpushare",
             node=self._kubelet.node,
             phase="Running",
             labels={"app.kubernetes.io/name": "gpushare", "app.kubernetes.io/component": "node"},
@@ -76,7 +68,7 @@ class Pods:
         """Add a pod that requests `amount` of a resource and has no node, until `admit` is called with its name."""
         container = builders.container(_CONTAINER, limits={resource: str(amount)})
         pod = builders.pod(name, container, namespace=namespace)
-        pod["spec"]["schedulerName"] = _SCHEDULER
+        pod["spec"]["schedulerName"] = "gpushare-scheduler"
         self._api.add(pod)
 
     @property
@@ -150,18 +142,12 @@ class Pods:
                     for field in ("capacity", "allocatable")
                 }
                 self._api.patch("nodes", self._kubelet.node, {"status": status}, subresource="status")
-            await asyncio.sleep(_PUBLISH_S)
+            await asyncio.sleep(0.2)
 
     def annotations(self, name: str) -> Mapping[str, str]:
         """Return the annotations of a pod, none if it has ended."""
-        return next(
-            (
-                pod["metadata"].get("annotations", {})
-                for pod in self._api.all("pods")
-                if pod["metadata"]["name"] == name
-            ),
-            {},
-        )
+        named = (meta for pod in self._api.all("pods") if (meta := pod["metadata"])["name"] == name)
+        return next(named, {}).get("annotations", {})
 
     def event(self, pod: Pod, reason: str) -> str | None:
         """Return the note of the newest Event about a pod for this reason, None if there is none."""
@@ -180,7 +166,6 @@ class Pods:
 
 # --- The fake processes of pods on fake GPUs, with a folder that tells whose they are as /proc does -------------------
 
-_FIRST_PID = 10_001
 _NODES_NAMESPACE = "pid:[4026531836]"
 """The PID namespace that the kernel starts with; an agent in it sees the processes of all pods."""
 
@@ -194,17 +179,13 @@ class FakeProcesses:
     """At most one process for each pod, on all of its GPUs."""
 
     def __init__(self, proc: Path) -> None:
-        """Make the folder `proc`, without any process."""
         self.proc = proc
         self._pids: dict[str, int] = {}
         """By UID of the pod."""
-        self._free = count(_FIRST_PID)
+        self._free = count(10_001)
         namespaces = proc / "self" / "ns"
         namespaces.mkdir(parents=True)
         (namespaces / "pid").symlink_to(_NODES_NAMESPACE)
-
-    def __repr__(self) -> str:
-        return f"<Processes below {self.proc}: {len(self._pids)}>"
 
     def keep(self, pods: Mapping[str, Pod]) -> None:
         """Start a process for each of these pods (by UID) that has none, and end those of all other pods."""
@@ -214,14 +195,10 @@ class FakeProcesses:
             if uid not in self._pids:
                 self._pids[uid] = self._start(pod)
 
-    def events(
-        self, used: Mapping[tuple[str, str], int], parents: Mapping[str, str] = MappingProxyType({})
-    ) -> list[dict[str, object]]:
+    def events(self, used: Mapping[tuple[str, str], int], parents: Mapping[str, str]) -> list[dict[str, object]]:
         """Return the events of a description of GPUs that put the processes on them.
 
-        Args:
-            used: MiB by UID of the pod and UUID of the GPU or the MIG instance.
-            parents: the UUID of the GPU of each instance.
+        `used` has MiB by UID of the pod and UUID of the GPU or MIG instance, `parents` the GPU of each instance.
         """
         by_gpu: dict[str, list[dict[str, object]]] = {}
         for (uid, uuid), mib in used.items():

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import sys
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from textwrap import wrap
 from typing import TYPE_CHECKING, TextIO
 
@@ -28,17 +28,13 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.demo.world import World
 
 _NARROWEST, _WIDEST = 80, 120
-_REDRAW_S = 0.1
-_READING_S = 3.0
 
 
 def main(gpus: str | None, *, once: bool, page: bool = False) -> int:
-    """Play the demo.
+    """Play the demo on GPUs as in the agent's settings, None: fake ones.
 
-    Args:
-        gpus: the source of the GPUs, as in the agent's settings; None: fake ones.
-        once: print every scene at its end, without pauses and without colour.
-        page: serve the page of the cluster too, from before the first scene until a signal.
+    With `once` every scene is printed at its end, without pauses and without colour. With `page` the cluster's page is
+    served too, from before the first scene until a signal.
 
     Returns:
         0 if every check held; 1 if not, if there are no GPUs, or if the demo was stopped.
@@ -93,7 +89,12 @@ async def play(gpus: str, stage: DemoStage, scenes: Scenes | None = None, *, pag
 
         made = await visit("node-1", gpus)
         stage.introduce(gpus)
-        async with _served(api, made) if page else nullcontext() as served:
+        serving: AbstractAsyncContextManager[DemoPage | None] = nullcontext()
+        if page:
+            from gpu_device_plugin.programs.demo.demo_page import page_of  # noqa: PLC0415 - a tenth of a second
+
+            serving = page_of(api, made.resources, used=made.scripted)
+        async with serving as served:
             if served is not None:
                 stage.point_to(served.url)
                 await served.opened()
@@ -101,21 +102,13 @@ async def play(gpus: str, stage: DemoStage, scenes: Scenes | None = None, *, pag
             for number, (title, scene) in enumerate(scenes.items(), 1):
                 async with stage.showing(f"{number}/{len(scenes)}", story):
                     shown = await story.play(title, scene)
-                    await stage.pause(_READING_S)
+                    await stage.pause(3.0)
                 if not shown.passed:
                     failed.append(str(number))
             stage.conclude(failed)
             if served is not None:
                 await stage.stay(served.url)
     return 1 if failed else 0
-
-
-@asynccontextmanager
-async def _served(api: ApiServer, world: World) -> AsyncIterator[DemoPage]:
-    from gpu_device_plugin.programs.demo.demo_page import page_of  # noqa: PLC0415 - a tenth of a second
-
-    async with page_of(api, world.resources, used=world.scripted) as served:
-        yield served
 
 
 async def no_pause(_seconds: float) -> None:
@@ -133,13 +126,9 @@ class DemoStage:
         colour: bool,
         pause: Callable[[float], Awaitable[None]] = no_pause,
     ) -> None:
-        """Show on `stream`.
+        """Show on `stream`; if it is a terminal and `live`, every change, and in colour if wanted.
 
-        Args:
-            stream: the stream to write to.
-            live: it is a terminal: draw every change.
-            colour: use colours if `live`.
-            pause: waits so many seconds for a reader.
+        `pause` waits so many seconds for a reader.
         """
         self.pause = pause
         self._stream = stream
@@ -199,7 +188,7 @@ class DemoStage:
             # A terminal wraps wider lines, and its cursor cannot move up into lines that have scrolled away.
             if size.columns >= _NARROWEST and len(lines) < size.lines:
                 self._draw(lines)
-            await asyncio.sleep(_REDRAW_S)
+            await asyncio.sleep(0.1)
 
     def _draw(self, lines: list[str]) -> None:
         if lines == self._drawn:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from textwrap import wrap
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
@@ -24,7 +23,6 @@ _LONGEST_BAR, _SHORTEST_BAR = 14, len(_HEADINGS[_BAR])
 _LONGEST_MODEL = 18
 _ROOMY_HOLDERS, _ROOMY_USERS, _NARROWEST_HOLDERS = 20, 28, 16
 _GAP = "  "
-_RESET = "\x1b[0m"
 
 
 class ShareTone(StrEnum):
@@ -51,24 +49,21 @@ class Look:
 
     def paint(self, text: str, tone: ShareTone) -> str:
         """Return `text` in the colour of `tone`, if colours are on; escape sequences take no columns."""
-        return f"{tone}{text}{_RESET}" if self.colour and tone else text
+        return f"{tone}{text}\x1b[0m" if self.colour and tone else text
 
 
 def table(
     node: Node,
     holders: Mapping[str, frozenset[str]],
     look: Look,
-    used: Mapping[tuple[str, str], int] = MappingProxyType({}),
+    used: Mapping[tuple[str, str], int] | None = None,
     unknown: frozenset[str] = frozenset(),
 ) -> list[str]:
     """Draw the GPUs of a node as lines of text, each with the reason below it if it is out of service.
 
-    Args:
-        node: the node. Shares in its ledger that no holder has are in use by an unknown pod.
-        holders: the device IDs of pods, by pod name.
-        look: the style.
-        used: the MiB that pods use, by name of the pod and UUID of a GPU that it holds shares of.
-        unknown: the UUIDs of the GPUs whose health nobody has told yet, whatever the node says of it.
+    `holders` has the device IDs of pods by name; shares in the ledger that no holder has are in use by an unknown pod.
+    `used` has the MiB that pods use, by name of the pod and UUID of a GPU that it holds shares of; `unknown` the
+    UUIDs of the GPUs whose health nobody has told yet, whatever the node says of it.
     """
     node = replace(node, unhealthy={uuid: why for uuid, why in node.unhealthy.items() if uuid not in unknown})
     gpus = node.shares.gpus
@@ -94,7 +89,7 @@ def table(
         start = _GAP.join(
             look.paint(put(text, width), tone) for put, (text, tone), width in zip(_ALIGN, cells, widths, strict=True)
         )
-        first, *rest = _held_by(node, shared, holders, used, max(_NARROWEST_HOLDERS, look.width - indent)) or [""]
+        first, *rest = _held_by(node, shared, holders, used or {}, max(_NARROWEST_HOLDERS, look.width - indent)) or [""]
         lines += [f"{start}{_GAP}{first}".rstrip(), *(" " * indent + more for more in rest)]
         below = " " * (widths[0] + len(_GAP))
         why = wrap(node.unhealthy.get(shared.gpu.uuid, ""), look.width, initial_indent=below, subsequent_indent=below)
@@ -113,7 +108,6 @@ def _used(node: Node, shared: SharedGpu) -> int:
 
 
 def _cells(node: Node, shared: SharedGpu, bar: str, unknown: frozenset[str]) -> list[tuple[str, ShareTone]]:
-    """Return the columns before the holders."""
     used, whole, unhealthy = _used(node, shared), node.use(shared).whole, shared.gpu.uuid in node.unhealthy
     tone = ShareTone.BAD if unhealthy else ShareTone.WHOLE if whole else ShareTone.SHARED if used else ShareTone.FAINT
     return [

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 DEFAULT_GPUS = "fake:1xP4,3xT4"
 """A card of 7 GiB (the part of a P4 that containers can use) and three larger ones."""
 
-_SERVICES = 7
 _RESEARCH = "research"
 _XID, _XID_MEANING = 48, "a memory error of two bits, which ECC cannot correct"
 
@@ -44,7 +43,7 @@ async def _begin(story: Story) -> None:
 async def _share(story: Story) -> None:
     world = story.world
     smallest = min((room.total for room in story.open()), default=0)
-    number = min(_SERVICES, smallest)
+    number = min(7, smallest)
     if not number:
         story.check("There is a healthy GPU.", held=False)
         return
@@ -72,8 +71,6 @@ async def _share(story: Story) -> None:
 
 
 # --- A service takes more than it was given, is named, and goes when its GPU runs short -------------------------------
-
-_NO_PROCESSES = "the demo has processes only on fake GPUs whose description has no events of its own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +103,6 @@ class _Neighbours:
 
 
 async def _exceed(story: Story) -> None:
-    """A service takes what nobody was given; nobody is hurt, and nobody is evicted."""
     if (neighbours := _neighbours(story)) is None:
         return
     world = story.world
@@ -141,7 +137,6 @@ async def _exceeds(story: Story, neighbours: _Neighbours, taken_mib: int) -> Non
 
 
 async def _run_short(story: Story) -> None:
-    """The service takes what its neighbours were given, and is evicted; their parts are free again."""
     if (neighbours := _neighbours(story)) is None:
         return
     world = story.world
@@ -176,7 +171,11 @@ def _neighbours(story: Story) -> _Neighbours | None:
     """Return the newest pod that shares a GPU, with the others there; None, and the scene is left out, if none does."""
     neighbours = _neighbours_on(story) if story.world.scripted else None
     if neighbours is None:
-        story.leave_out("no two services share a GPU" if story.world.scripted else _NO_PROCESSES)
+        story.leave_out(
+            "no two services share a GPU"
+            if story.world.scripted
+            else "the demo has processes only on fake GPUs whose description has no events of its own"
+        )
     return neighbours
 
 
@@ -238,11 +237,7 @@ async def _refuse(story: Story) -> None:
 
 
 async def _begin_notebooks(story: Story) -> str:
-    """Start a notebook on every free GPU of the largest size; two notebooks do not fit on one GPU.
-
-    Returns:
-        The beginning of the next sentence.
-    """
+    """Start a notebook, too large for two on one GPU, on every free GPU; return the beginning of the next sentence."""
     largest = max((room.total for room in story.open()), default=0)
     size = largest * 9 // 14
     if not size:
@@ -335,7 +330,6 @@ async def _end(story: Story) -> None:
     )
 
 
-_LAST_XID = 95
 _XID_ASKS = 154
 """The XID with which drivers report that a GPU needs a recovery action."""
 _GPUS_ASKED = 2
@@ -359,7 +353,6 @@ async def _strike(story: Story, broken: SharedGpu, xid: int) -> None:
 
 
 async def _stay(story: Story) -> None:
-    """Fill the cluster, and leave it with a service that takes too much, a failed GPU and a pod that waits."""
     world = story.world = story.home
     also = "one takes more than it was given, a GPU fails, " if world.scripted else ""
     story.say(
@@ -379,18 +372,15 @@ async def _stay(story: Story) -> None:
         await _exceeds(story, crowded, crowded.spare_mib)
     broken = [shared for shared in story.gpus_of(*world.kubelet.running) if not greedy or shared != greedy.shared]
     if broken and world.scripted:
-        await _strike(story, broken[-1], _LAST_XID)
+        await _strike(story, broken[-1], 95)
 
 
 # --- A GPU in MIG mode on a node of its own: its instances are shared, and it is divided anew -------------------------
 
 _GPUS, _ANEW = "fake:1xA30:mig=2g.12gb/1g.6gb*2", "2g.12gb*2"
-_SMALL = 2
-"""Shares of each of the pods that share an instance."""
 
 
 async def _divide(story: Story) -> None:
-    """Share the instances of a GPU, have one to itself, and divide the GPU anew."""
     await story.visit("node-2", _GPUS, mig=MigMode.SHARE)
     there = story.world
     story.say(
@@ -401,7 +391,7 @@ async def _divide(story: Story) -> None:
     await story.expect("The kubelet knows the shares of every instance.", there.complete)
     largest = max(there.shares.gpus, key=lambda shared: len(shared.shares))
     tuning = await story.admit("tuning", there.memory, len(largest.shares), "training", busy=0.8)
-    chats = [await story.admit(f"chat-{number}", there.memory, _SMALL, "serving", busy=0.7) for number in (1, 2)]
+    chats = [await story.admit(f"chat-{number}", there.memory, 2, "serving", busy=0.7) for number in (1, 2)]
     envs = tuning.only.received.envs
     story.check(
         "tuning has an instance to itself: its limit is held by the hardware.",

@@ -10,7 +10,6 @@ from gpu_device_plugin.core.model.shares import parse_id
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
-    from typing import Protocol
 
     from gpu_device_plugin.core.model.placing import Room
     from gpu_device_plugin.core.model.shares import SharedGpu
@@ -18,12 +17,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.demo.demo_page import DemoPage
     from gpu_device_plugin.programs.demo.world import World
     from gpu_device_plugin.testing.pod_specs import Pod
-
-    class Visit(Protocol):
-        """Makes a further node, which lives to the end of the demo."""
-
-        async def __call__(self, node: str, gpus: str, **settings: str) -> World:
-            """Make it with this name, these GPUs and these settings of its agent."""
 
 
 @dataclass(slots=True)
@@ -61,8 +54,8 @@ class Story:
     """The first node."""
     pause: Callable[[float], Awaitable[None]]
     """Waits the given seconds for a reader, if there is one."""
-    _visit: Visit
-    """Makes a further node."""
+    _visit: Callable[..., Awaitable[World]]
+    """Makes a further node, with its name, its GPUs and the settings of its agent; it lives to the end of the demo."""
     page: DemoPage | None = None
     """The page of the cluster, if it is served; each scene stays until it shows the scene."""
     offered_at_first: Mapping[str, frozenset[str]] = field(default_factory=dict, init=False)

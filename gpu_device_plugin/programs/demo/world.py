@@ -57,10 +57,8 @@ _WITH_PROCESSES = {
     "over_use_grace": "1s",
     "over_use_slack": "256MiB",
 }
-_AGENT = "gpu_device_plugin.programs.demo.demo_agent"
 _UNHEALTHY = " is unhealthy: "
 """The words between a GPU and the reason in the agent's log."""
-_LOOK_S = 0.02
 _PATIENCE_S = 60.0
 """Only what never comes about is waited for so long."""
 
@@ -94,7 +92,7 @@ class Agent:
         with self._log.open("wb") as log:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", _AGENT, str(self._proc), *self._flags),
+                *("-m", "gpu_device_plugin.programs.demo.demo_agent", str(self._proc), *self._flags),
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=log,
                 env=environ,
@@ -313,21 +311,17 @@ class World:
             async with asyncio.timeout(_PATIENCE_S):
                 while not condition():
                     self.agent.require()
-                    await asyncio.sleep(_LOOK_S)
+                    await asyncio.sleep(0.02)
                 return True
         return False
 
 
 @asynccontextmanager
 async def world(api: ApiServer, node: str, gpus: str, *, metrics: bool = False, **more: str) -> AsyncIterator[World]:
-    """Make a node with these GPUs and a running kubelet; its agent is prepared and not started.
+    """Make a node with GPUs, as in the agent's settings, and a running kubelet; its agent is prepared and not started.
 
-    Args:
-        api: the API server of its cluster, which is stopped before the agent ends.
-        node: its name.
-        gpus: their source, as in the agent's settings.
-        metrics: have the agent serve HTTP, to those who ask through the API server.
-        more: further settings of the agent.
+    The API server is stopped before the agent ends. With `metrics` the agent serves HTTP, to those who ask through the
+    API server; `more` are further settings of it.
 
     Raises:
         UsageError: `gpus` names no GPUs.
@@ -390,7 +384,6 @@ async def world(api: ApiServer, node: str, gpus: str, *, metrics: bool = False, 
 
 
 async def _look(gpus: str) -> HardwareView:
-    """Look at the GPUs once, as the agent will."""
     try:
         hardware = Hardware(gpus)
     except DescriptionError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import __version__
@@ -63,13 +62,11 @@ def parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-_OF_ALL_NODES: Mapping[str, str] = MappingProxyType(
-    {
-        "doctor": "it examines the whole cluster; for one node run gpu-device-plugin doctor there",
-        "web": "it shows the whole cluster; the page itself has filters",
-        "prices": "it learns from the pods of the whole cluster; leave the name out",
-    }
-)
+_OF_ALL_NODES: Mapping[str, str] = {
+    "doctor": "it examines the whole cluster; for one node run gpu-device-plugin doctor there",
+    "web": "it shows the whole cluster; the page itself has filters",
+    "prices": "it learns from the pods of the whole cluster; leave the name out",
+}
 
 
 def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
@@ -81,14 +78,12 @@ def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
             return "why", "", pod
         case ["why", kind, pod] if kind in _PODS_OF_KUBECTL:
             return "why", "", pod
-        case ["top", *nodes] if len(nodes) < 2:
-            return "top", "".join(nodes), ""
+        case ["top" | "uninstall" as command, *nodes] if len(nodes) < 2:
+            return command, "".join(nodes), ""
         case ["doctor" | "web" | "prices" as command]:
             return command, "", ""
         case ["doctor" | "web" | "prices" as command, _]:
             raise UsageError(f"{command}: {_OF_ALL_NODES[command]}")
-        case ["uninstall", *nodes] if len(nodes) < 2:
-            return "uninstall", "".join(nodes), ""
         case [word, other]:
             meant = nearest(word, ["why", "top", "uninstall", "web", "prices"], "")
             hint = f"there is no such command; {meant}" if meant else f"name one node, {prog} NODE, or why POD"
@@ -99,27 +94,24 @@ def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
             return "overview", "".join(words), ""
 
 
-_GOES_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "output": ("-d or -o", ("overview", "prices")),
-        "namespace": ("-n", ("overview", "top", "why")),
-        "selector": ("-l", ("overview", "top")),
-        "watch": ("-w", ("overview", "top")),
-        "sort_by": ("--sort-by", ("top",)),
-        "interval": ("--interval", ("top",)),
-        "all_nodes": ("--all-nodes", ("why",)),
-        "json": ("--json", ("doctor",)),
-        "port": ("--port", ("web",)),
-        "no_browser": ("--no-browser", ("web",)),
-        "all": ("--all", ("uninstall",)),
-        "dry_run": ("--dry-run", ("uninstall",)),
-    }
-)
+_GOES_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "output": ("-d or -o", ("overview", "prices")),
+    "namespace": ("-n", ("overview", "top", "why")),
+    "selector": ("-l", ("overview", "top")),
+    "watch": ("-w", ("overview", "top")),
+    "sort_by": ("--sort-by", ("top",)),
+    "interval": ("--interval", ("top",)),
+    "all_nodes": ("--all-nodes", ("why",)),
+    "json": ("--json", ("doctor",)),
+    "port": ("--port", ("web",)),
+    "no_browser": ("--no-browser", ("web",)),
+    "all": ("--all", ("uninstall",)),
+    "dry_run": ("--dry-run", ("uninstall",)),
+}
 """The commands of each flag that not all of them have."""
 
 
 def _refuse_what_belongs_elsewhere(parser: Parser, arguments: argparse.Namespace) -> None:
-    """Refuse flags of other commands, and what does not go together."""
     command = arguments.command
     for name, (flag, commands) in _GOES_WITH.items():
         if command not in commands and getattr(arguments, name) not in {parser.get_default(name), ""}:

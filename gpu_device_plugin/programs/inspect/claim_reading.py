@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.kubectl import Kubectl
     from gpu_device_plugin.view.following import FollowedCluster
 
-_CLASSES = ObjectKind("deviceclasses", group=GROUP)
 _NO_API = "the server could not find the requested resource"
 """As kubectl says that the API server does not know a path (404)."""
 
@@ -92,12 +91,7 @@ class _Class(Named):
 
 
 def slices(kubectl: Kubectl) -> tuple[SliceSeen, ...]:
-    """Return the ResourceSlices of our driver.
-
-    Raises:
-        ClusterUnreadableError: they cannot be read; the message is kubectl's.
-        UnreadableObjectError: one of them is no ResourceSlice.
-    """
+    """Return the ResourceSlices of our driver; raises as `kubectl.items`."""
     raw = kubectl.items(SLICES.path(), [f"spec.driver={DRIVER}"], optional=True)
     return tuple(
         SliceSeen(
@@ -113,11 +107,8 @@ def slices(kubectl: Kubectl) -> tuple[SliceSeen, ...]:
 
 
 def device_classes(kubectl: Kubectl) -> dict[str, str]:
-    """Return the extended resource of each DeviceClass by the name of the class; empty: none.
-
-    Raises:
-        ClusterUnreadableError: they cannot be read; the message is kubectl's.
-        UnreadableObjectError: one of them is no DeviceClass.
-    """
-    found = [decoded(each, _Class) for each in kubectl.items(_CLASSES.path(), optional=True)]
+    """Return the extended resource of each DeviceClass by the name of the class, empty: none; raises as `slices`."""
+    found = [
+        decoded(each, _Class) for each in kubectl.items(ObjectKind("deviceclasses", group=GROUP).path(), optional=True)
+    ]
     return {each.metadata.name: each.spec.extended_resource_name or "" for each in found}

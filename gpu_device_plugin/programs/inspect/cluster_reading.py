@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
@@ -61,11 +62,8 @@ _AGENTS_SETTINGS = "gpushare-node"
 """The ConfigMap with the settings of the agents."""
 _CONFIGURATION = "gpushare-scheduler"
 """The ConfigMap with the configuration of our own kube-scheduler."""
-_LABELS = (SET_LIMITS_LABEL, SCHEDULE_LABEL, SERVE_LABEL)
 _WRITER = "gpu-device-plugin"
 """The manager in managedFields of fields that our agent wrote; fields from a Binding have no manager."""
-_METRICS_PORT = 9402
-_HARMLESS = frozenset({"void", "none"})
 _CAUSES = frozenset({"OOMKilled", "StartError"})
 """Reasons of a container that did not end by itself."""
 _KUBE_SCHEDULER = "kube-scheduler"
@@ -177,7 +175,7 @@ def _node(raw: msgspec.Raw, names: frozenset[str]) -> NodeSeen:
         others=sightings((), (), node.allocatable, ours),
         report=report,
         report_problems=problems,
-        labels={key: node.labels[key] for key in _LABELS if key in node.labels},
+        labels={key: node.labels[key] for key in (SET_LIMITS_LABEL, SCHEDULE_LABEL, SERVE_LABEL) if key in node.labels},
         runtime=node.runtime,
     )
 
@@ -284,7 +282,7 @@ def _promised(pod: _Pod, read: Pod, resources: Sequence[Resource]) -> bool:
 
 def _meddles(pod: _Pod) -> bool:
     return any(
-        env.name == VISIBLE_DEVICES and env.value not in _HARMLESS
+        env.name == VISIBLE_DEVICES and env.value not in frozenset({"void", "none"})
         for container in pod.containers
         for env in container.env or ()
     )
@@ -321,7 +319,7 @@ def _tag(container: Container) -> str:
 def _filter_calls(kubectl: Kubectl, pod: _Pod) -> int | None:
     """Return the number of filter calls of schedulers, by an extender's own metrics; None if those are unreadable."""
     ports = (port.container_port for each in pod.spec.containers for port in each.ports or () if port.name == "http")
-    port = next(ports, _METRICS_PORT)
+    port = next(ports, 9402)
     meta = pod.metadata
     try:
         page = kubectl.raw(f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}:{port}/proxy/metrics").decode()
@@ -382,8 +380,7 @@ def _configurations(kubectl: Kubectl, places: Iterable[str]) -> dict[str, str]:
     """Return the API versions of our own kube-scheduler's configurations; those of other schedulers are not visible."""
     found = {}
     for place in places:
-        named = f"/api/v1/namespaces/{place}/configmaps?fieldSelector=metadata.name%3D{_CONFIGURATION}"
-        for config in items(kubectl, named, ConfigMap):
+        for config in _config_maps(kubectl, place, _CONFIGURATION):
             for key, text in (config.data or {}).items():
                 version = re.search(r"^apiVersion:\s*[\"']?([^\s\"']+)", text, re.MULTILINE)
                 if "KubeSchedulerConfiguration" in text:
@@ -395,10 +392,14 @@ def _limits_by_profile(kubectl: Kubectl, places: Iterable[str]) -> dict[str, str
     """Return the setting `limits` by settings profile; a ConfigMap that cannot be read has none."""
     found = {}
     for place in places:
-        named = f"/api/v1/namespaces/{place}/configmaps?fieldSelector=metadata.name%3D{_AGENTS_SETTINGS}"
-        configs = _known(lambda named=named: items(kubectl, named, ConfigMap))  # type: ignore[misc]
-        for config in () if isinstance(configs, Unknown) else configs:
-            for key, text in (config.data or {}).items() if config.metadata.name == _AGENTS_SETTINGS else ():
-                if limits := re.search(r"^limits:\s*[\"']?(\w+)", text, re.MULTILINE):
-                    found[key.removesuffix(".yaml")] = limits[1]
+        with suppress(ClusterUnreadableError, UnreadableObjectError):
+            for config in _config_maps(kubectl, place, _AGENTS_SETTINGS):
+                for key, text in (config.data or {}).items():
+                    if limits := re.search(r"^limits:\s*[\"']?(\w+)", text, re.MULTILINE):
+                        found[key.removesuffix(".yaml")] = limits[1]
     return found
+
+
+def _config_maps(kubectl: Kubectl, place: str, name: str) -> list[ConfigMap]:
+    path = f"/api/v1/namespaces/{place}/configmaps?fieldSelector=metadata.name%3D{name}"
+    return [config for config in items(kubectl, path, ConfigMap) if config.metadata.name == name]

@@ -8,7 +8,6 @@ import shutil
 import sys
 import time
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -67,7 +66,6 @@ _COUNTING = ("spec.nodeName!=", "status.phase!=Succeeded", "status.phase!=Failed
 _VIEWER = "an administrator gives the rights by binding the ClusterRole gpushare-viewer"
 _UNBOUNDED = 10_000
 """Columns, where the output goes to no terminal."""
-_MOST_WARNINGS = 3
 _RIGHTS = "docs/inspect.md has the commands by which an administrator grants all rights that this command needs"
 
 
@@ -79,15 +77,9 @@ def main(
     environ: Mapping[str, str] = os.environ,
     web: Callable[..., int] | None = None,
 ) -> int:
-    """Run the command in `argv`.
+    """Run the command in `argv`, which the user typed as `prog`.
 
-    Args:
-        argv: the arguments, without the name of the program.
-        prog: the command that the user typed, for messages.
-        kubectl: the program through which the cluster is read.
-        environ: the environment, which may hold settings.
-        web: serves the page, with kubectl's flags, the resources, `port`, `browser`, `prog` and `kubectl`, and returns
-            the exit code; None: this build has no page.
+    `web` serves the page, see `kubeconfig.main`, and returns the exit code; None: this build has no page.
 
     Returns:
         0 on success; 1 if the cluster, the node or the pod cannot be read; 2 for a usage error; the doctor returns one
@@ -255,7 +247,7 @@ def _top(
             raise ClusterUnreadableError(f'nodes "{arguments.node}" not found')
         found, warnings = cluster(raw_nodes, raw_pods, resources)
         warnings += add_claims(found, kubectl)
-        at, notes = time.strftime("%H:%M:%S"), warnings[:_MOST_WARNINGS]
+        at, notes = time.strftime("%H:%M:%S"), warnings[:3]
         sort, namespace = arguments.sort_by or "name", arguments.namespace or ""
         return Picture(found.views, len(found.waiting), at, notes, sort, namespace)
 
@@ -273,26 +265,29 @@ def _as_yaml(nodes: Sequence[NodeView]) -> list[str]:
     return text.splitlines()
 
 
-_LAYOUTS: Mapping[str, Callable[[Sequence[NodeView]], list[str]]] = MappingProxyType(
-    {
-        "summary": summary,
-        "gpushare": summary,
-        "details": details,
-        "wide": wide,
-        "json": lambda nodes: json.dumps(document(nodes), indent=2).splitlines(),
-        "yaml": _as_yaml,
-    }
-)
+_LAYOUTS: Mapping[str, Callable[[Sequence[NodeView]], list[str]]] = {
+    "summary": summary,
+    "gpushare": summary,
+    "details": details,
+    "wide": wide,
+    "json": lambda nodes: json.dumps(document(nodes), indent=2).splitlines(),
+    "yaml": _as_yaml,
+}
 
-_FOLDED: Mapping[str, Callable[[Sequence[NodeView], int], list[Line]]] = MappingProxyType(
-    {"summary": folded, "details": folded_details}
-)
+_FOLDED: Mapping[str, Callable[[Sequence[NodeView], int], list[Line]]] = {"summary": folded, "details": folded_details}
 """The layouts that take another form where a terminal is too narrow for them."""
 
 
 def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
     namespace = arguments.namespace or kubectl.namespace()
-    pod, status = pod_and_status(_pod(kubectl, namespace, arguments.pod), resources)
+    named = f"{_pods_in(namespace)}/{quote(arguments.pod, safe='')}"
+    try:
+        pod, status = pod_and_status(kubectl.one(named), resources)
+    except ClusterUnreadableError as error:
+        raise ClusterUnreadableError(
+            f"pod {namespace}/{arguments.pod} cannot be read, and kubectl's message stands above; if it is in another "
+            "namespace, name that with -n"
+        ) from error
     missing: list[str] = []
     of_pod = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
     raw_events = _optional_items(kubectl, of_pod, [f"involvedObject.uid={_value(pod.uid)}"], missing)
@@ -385,22 +380,15 @@ def _uninstall(arguments: argparse.Namespace, kubectl: Kubectl, resources: Seque
     return lines, OK if complete else FAILED
 
 
-def _pod(kubectl: Kubectl, namespace: str, name: str) -> msgspec.Raw:
-    """Return one pod as JSON."""
-    try:
-        return kubectl.one(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}")
-    except ClusterUnreadableError as error:
-        raise ClusterUnreadableError(
-            f"pod {namespace}/{name} cannot be read, and kubectl's message stands above; if it is in another "
-            "namespace, name that with -n"
-        ) from error
-
-
 def _value(text: str) -> str:
     """Escape a text for a field selector."""
     return "".join(f"\\{char}" if char in "\\,=" else char for char in text)
 
 
-_COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource]], _Output]] = MappingProxyType(
-    {"overview": _overview, "why": _why, "prices": _prices, "doctor": _doctor, "uninstall": _uninstall}
-)
+_COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource]], _Output]] = {
+    "overview": _overview,
+    "why": _why,
+    "prices": _prices,
+    "doctor": _doctor,
+    "uninstall": _uninstall,
+}

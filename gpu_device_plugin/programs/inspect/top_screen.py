@@ -84,7 +84,6 @@ class _Screen:
         self._wake = wake
 
     def draw(self, lines: Iterable[Line]) -> None:
-        """Draw from the top left corner, each line over the one before."""
         text = "\x1b[K\n".join(painted(line, self._output, colour=self._colour) for line in lines)
         self._output.write(f"\x1b[H{text}\x1b[J")
         self._output.flush()

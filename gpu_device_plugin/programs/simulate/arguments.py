@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--from-empty", action="store_true", help="the pods that run with GPUs come again, too")
     parser.add_argument("--cold", action="store_true", help="fit and fgd learn only from the pods that have come")
-    parser.add_argument("-o", "--output", default="table", metavar="table|json", help="the form of the result [table]")
+    parser.add_argument("-o", "--output", default="table", choices=("table", "json"), help="the form of the result")
     for name in ("context", "kubeconfig"):
         parser.add_argument(f"--{name}", metavar="VALUE", help="passed on to kubectl")
     add_settings(parser, knobs_of(ResourceSettings))
@@ -95,11 +95,6 @@ def until_in(text: str | None) -> float | str | None:
 def load_in(text: str | None) -> float | None:
     """Return a load as a part of the GPUs. Raises UsageError."""
     return None if text is None else _part("--departures", text, 200, "")
-
-
-def as_json(text: str) -> bool:
-    """Return whether the result is printed as JSON. Raises UsageError."""
-    return _read("--output", one_of("table", "json"), text) == "json"
 
 
 def _read(flag: str, form: Form[T], text: str) -> T:

@@ -131,8 +131,6 @@ def nodes_needed(plan: Plan, inputs: Inputs, progress: Callable[[str, float], No
 
 
 class _Search:
-    """Looks for the fewest nodes."""
-
     def __init__(self, plan: Plan, inputs: Inputs) -> None:
         self._plan, self._inputs, workload = plan, inputs, inputs.workload
         self._there = inputs.nodes if inputs.added is not None else ()
@@ -147,7 +145,6 @@ class _Search:
         self._most = min(MOST_NODES, max(self.least, len(workload.pods)))
 
     def fewest(self, policy: str, seed: int) -> int:
-        """Return the fewest nodes for one order of pods and nodes."""
         number = fewest(lambda number: self._enough(self._run(policy, seed, number)), self.least, self._most)
         if number is None and self._misfits:
             raise _misfit("finds no room on the nodes that are there, and fits on none that is added", self._misfits)
@@ -156,7 +153,6 @@ class _Search:
         return number
 
     def runs(self, policy: str, number: int) -> int:
-        """Return how many pods run on so many nodes, with the first seed."""
         return int(self._run(policy, 0, number).accepted.sum())
 
     def _enough(self, outcome: SimulationOutcome) -> bool:

@@ -15,7 +15,7 @@ from gpu_device_plugin.core.value.price_learning import mean_gpu
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.value.node_types import NodeType
     from gpu_device_plugin.core.value.workload_mix import PodKind
@@ -60,7 +60,10 @@ class Workload:
             order.append(kind)
             names.setdefault(kind, {})[name] = None
         places = {kind: at for at, kind in enumerate(names)}
-        return cls(tuple(places), tuple([places[kind] for kind in order]), tuple(map(_joined, names.values())))
+        joined = [
+            next(iter(each)) + (f" and {len(each) - 1:,} more" if len(each) > 1 else "") for each in names.values()
+        ]
+        return cls(tuple(places), tuple([places[kind] for kind in order]), tuple(joined))
 
     def name(self, kind: int) -> str:
         """Return what people call one of the kinds."""
@@ -154,11 +157,6 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _joined(names: Collection[str]) -> str:
-    first = next(iter(names))
-    return first if len(names) == 1 else f"{first} and {len(names) - 1:,} more"
-
-
 # --- Classes of pods by the size of their demand, so that no policy looks good by turning large ones away ------------
 
 _TENTHS = 10
@@ -167,9 +165,7 @@ _TENTHS = 10
 def class_of(kind: PodKind, unit: float) -> str:
     """Return the class of a kind: ``no GPU``, ``0.3 GPU`` (rounded up to tenths of a mean GPU), ``1 GPU``, ``8 GPUs``.
 
-    Args:
-        kind: the kind.
-        unit: shares of the mean GPU.
+    `unit` is the shares of the mean GPU.
     """
     if not kind.gpus:
         return "no GPU"
@@ -223,12 +219,8 @@ def until(workload: Workload, nodes: Sequence[Start], seed: int, over: float = 1
 def departing(workload: Workload, nodes: Sequence[Start], seed: int, load: float, lifetimes: float = 5.0) -> Arrivals:
     """Return arrivals of pods that leave again: the list in ever new orders, evenly spaced, from empty nodes on.
 
-    Args:
-        workload: the pods.
-        nodes: the nodes.
-        seed: of orders and lifetimes.
-        load: what the running pods ask for on average, as a part of the GPUs of the nodes.
-        lifetimes: for how long pods come, in mean lifetimes; a lifetime is exponentially distributed.
+    `load` is what the running pods ask for on average, as a part of the GPUs of the nodes; pods come for `lifetimes`
+    mean lifetimes, and a lifetime is exponentially distributed.
 
     Raises:
         UsageError: the pods ask for too little.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,16 +17,21 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.simulate.rooms import Rooms
 
 
-class Policy(Protocol):
+class Policy(ABC):
     """Scores nodes for one kind of pod, and chooses GPUs."""
 
+    def __init__(self, rooms: Rooms) -> None:
+        self.rooms = rooms
+
+    @abstractmethod
     def scores(self, kind: PodKind, rows: Ints) -> Floats:
         """Return the scores of rows, the best being the highest; `NEVER` where the pod does not fit."""
 
-    def gpus(self, kind: PodKind, row: int) -> Sequence[int]:
+    def gpus(self, kind: PodKind, row: int) -> Sequence[int]:  # noqa: ARG002 - of those that place GPUs
         """Return the GPUs of a row that a pod with GPUs gets, by position; it fits there."""
+        return ()
 
-    def refresh(self, rows: Ints) -> None:
+    def refresh(self, rows: Ints) -> None:  # noqa: B027 - some remember nothing of rows
         """Take note of rows that have changed."""
 
 
@@ -35,14 +41,7 @@ class Placer:
     def __init__(
         self, rooms: Rooms, kinds: Sequence[PodKind], policy: Policy, without_gpus: Policy | None = None
     ) -> None:
-        """Place pods of these kinds.
-
-        Args:
-            rooms: the nodes; they change with every pod.
-            kinds: of the pods.
-            policy: for pods with GPUs.
-            without_gpus: for the others; None: the same.
-        """
+        """Place pods of these kinds on `rooms`, those without GPUs by `without_gpus`; None: by `policy`, too."""
         self.rooms = rooms
         self.policy = policy
         self.kinds = kinds

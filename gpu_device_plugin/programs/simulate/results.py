@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpu_device_plugin.core.report.text.columns import Line, Tone, columns, fitted, padded
+from gpu_device_plugin.core.report.text import columns
+from gpu_device_plugin.core.report.text.columns import Line, Tone, fitted
 from gpu_device_plugin.core.report.text.printing import printable
 from gpu_device_plugin.programs.simulate.experiment import REJECTED
 from gpu_device_plugin.programs.simulate.model import class_of, counted, order, unit_of
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
 VERSION = 1
 """Of the JSON document."""
 _MOST_ROWS = 24
-_MOST_NAME = 48
-"""Characters of a row's name."""
 _MOST_MODELS = 3
 
 
@@ -142,7 +142,6 @@ def _sizes(nodes: Iterable[Start]) -> str:
 
 
 def _hardware(nodes: Sequence[Start]) -> tuple[int, int]:
-    """Return the number of GPUs, and that of MIG instances."""
     gpus = sum(node.shape.whole for node in nodes)
     return gpus, sum(len(node.shape.sizes) for node in nodes) - gpus
 
@@ -158,15 +157,14 @@ def table(policies: Sequence[Json], plan: Plan) -> list[Line]:
 
 
 def _rows(policies: Sequence[Json]) -> list[Line]:
-    """Return a row for each of the user's entries, in their order, or by size."""
-    rows = [("PODS", "CAME", *(each["policy"] for each in policies))]
+    rows = []
     counts = [{pods["name"]: pods for pods in each["pods"]} for each in policies]
     for name in dict.fromkeys(name for each in counts for name in each):
         # Where the first rejected pod ends a run, policies see different numbers of pods.
         pods = [each.get(name, {"came": 0, "accepted": 0}) for each in counts]
         came = max(each["came"] for each in pods)
-        rows.append((fitted(printable(name), _MOST_NAME), f"{came:,}", *(f"{each['accepted']:,}" for each in pods)))
-    return _aligned(rows)
+        rows.append((fitted(printable(name), 48), f"{came:,}", *(f"{each['accepted']:,}" for each in pods)))
+    return _aligned(("PODS", "CAME", *(each["policy"] for each in policies)), rows)
 
 
 def _means(policies: Sequence[Json], plan: Plan) -> list[Line]:
@@ -175,27 +173,19 @@ def _means(policies: Sequence[Json], plan: Plan) -> list[Line]:
         return []
     keys = {"AT 100 %": "allocatedAt100", "AT END": "allocatedAtEnd"} if plan.departures is None else {}
     keys["REJECTED"] = "rejected"
-    rows = [
-        ("POLICY", *keys),
-        *((each["policy"], *(_percent(each[key]) for key in keys.values())) for each in policies),
-    ]
+    rows = [(each["policy"], *(_percent(each[key]) for key in keys.values())) for each in policies]
     about = "rejected: of the GPU that pods asked for, in %; means of all seeds"
     if plan.departures is None:
         about = f"at 100 %, at end: GPU allocated, in % of what was free at first; {about}"
-    return [*_aligned(rows), Line(about, Tone.FAINT), Line("")]
+    return [*_aligned(("POLICY", *keys), rows), Line(about, Tone.FAINT), Line("")]
 
 
 def _percent(part: float | None) -> str:
     return "-" if part is None else f"{100 * part:.1f}"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[Line]:
-    widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for at, row in enumerate(rows):
-        cells = [padded(cell, width, right=n > 0) for n, (cell, width) in enumerate(zip(row, widths, strict=True))]
-        lines.append(Line("  ".join(cells).rstrip(), Tone.PLAIN if at else Tone.HEADING))
-    return lines
+def _aligned(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[Line]:
+    return columns.table(columns.Layout(heading, frozenset(heading[1:])), list(map(columns.Row, rows)), sys.maxsize)
 
 
 # --- The answer in words, a line for each policy ---------------------------------------------------------------------
@@ -211,7 +201,6 @@ def answer(outcomes: Sequence[SimulationOutcome], workload: Workload) -> str:
 
 
 def _answer_of_first_rejected(outcomes: Sequence[SimulationOutcome], workload: Workload) -> str:
-    """Return the answer where the first pod that finds no room ends a run."""
     first = outcomes[0]
     if first.accepted.all():
         return answer(outcomes, workload)
@@ -223,7 +212,6 @@ def _answer_of_first_rejected(outcomes: Sequence[SimulationOutcome], workload: W
 
 
 def _answer_of_departures(outcomes: Sequence[SimulationOutcome]) -> str:
-    """Return the answer where pods leave again."""
     first = outcomes[0]
     came, ran = len(first.pods), int(first.accepted.sum())
     found = (
@@ -280,7 +268,6 @@ def _spread(outcomes: Sequence[SimulationOutcome]) -> str:
 
 
 def _reasons(refused: Mapping[int, int], workload: Workload, nodes: Sequence[Start]) -> str:
-    """Return how many pods wait for what, the most first."""
     rooms = Rooms(nodes)
     shapes = list({node.shape: None for node in nodes})
     reasons: Counter[str] = Counter()

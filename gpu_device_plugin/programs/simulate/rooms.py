@@ -22,7 +22,6 @@ class Rooms:
     """A row for each node. A column of GPUs has a row of numbers for each node, by position."""
 
     def __init__(self, nodes: Sequence[Start]) -> None:
-        """Give each of the nodes a row, in their order."""
         self.node_types = [node.shape for node in nodes]
         gpus = [node_type.gpus for node_type in self.node_types]
         self._models = list(dict.fromkeys(gpu.model for each in gpus for gpu in each))

@@ -44,15 +44,10 @@ def run(
 ) -> SimulationOutcome:
     """Let pods come, and return which of them found room; a pod that finds none does not come again.
 
-    Args:
-        policy: a name in `POLICIES`.
-        nodes: the nodes as they are at first.
-        workload: the kinds of pods.
-        arrivals: when which of them comes.
-        seed: of the order of nodes: of equal ones the first is chosen.
-        cold: `fit` and `fgd` do not know the workload and learn from the pods that come; until then they are `bestfit`.
-        others_apart: the policy places pods with GPUs only, and kube-scheduler the others (`LeastAllocated`).
-        progress: called now and then with how many pods have come.
+    `policy` is a name in `POLICIES`. `seed` is that of the order of nodes: of equal ones the first is chosen. With
+    `cold`, `fit` and `fgd` do not know the workload and learn from the pods that come; until then they are `bestfit`.
+    With `others_apart` the policy places pods with GPUs only, and kube-scheduler the others (`LeastAllocated`).
+    `progress` is called now and then with how many pods have come.
     """
     order = np.random.default_rng(seed).permutation(len(nodes))
     ordered = [nodes[at] for at in order]
@@ -90,7 +85,7 @@ def _accepted(placer: Placer, arrivals: Arrivals, progress: Callable[[int], None
 
 def _placer(policy: str, rooms: Rooms, workload: Workload, *, cold: bool, without_gpus: Policy | None) -> Placer:
     if cold and policy in {"fit", "fgd"}:
-        return _LearningPlacer(rooms, workload.kinds, _fit if policy == "fit" else _fgd, without_gpus)
+        return _LearningPlacer(rooms, workload.kinds, policy, without_gpus)
     chosen: Policy
     match policy:
         case "fit":
@@ -109,27 +104,12 @@ def _node_types(rooms: Rooms) -> Mapping[NodeType, int]:
     return Counter(node_type for node_type in rooms.node_types if node_type.sizes)
 
 
-def _fit(rooms: Rooms, mix: WorkloadMix) -> Policy:
-    usable = studied(mix, _node_types(rooms)).usable
-    return BestFit(rooms) if usable is None else ByValue(rooms, usable)
-
-
-def _fgd(rooms: Rooms, mix: WorkloadMix) -> Policy:
-    return Fgd(rooms, mix.parts())
-
-
 class _LearningPlacer(Placer):
     """Learns from the pods that found room so far, at the same times as the scheduler extender."""
 
-    def __init__(
-        self,
-        rooms: Rooms,
-        kinds: Sequence[PodKind],
-        learned: Callable[[Rooms, WorkloadMix], Policy],
-        without_gpus: Policy | None,
-    ) -> None:
+    def __init__(self, rooms: Rooms, kinds: Sequence[PodKind], policy: str, without_gpus: Policy | None) -> None:
         super().__init__(rooms, kinds, BestFit(rooms), without_gpus)
-        self._learned = learned
+        self._name = policy
         self._mix = WorkloadMix()
         self._learned_from = 0
 
@@ -138,8 +118,14 @@ class _LearningPlacer(Placer):
             return super().place(kind)
         if due(self._mix.arrivals, self._learned_from, 0.0, outdated=False):
             self._learned_from = self._mix.arrivals
-            self.follow(self._learned(self.rooms, self._mix))
+            self.follow(self._learned())
         found = super().place(kind)
         if found is not None:
             self._mix.add([self.kinds[kind]], 0.0)
         return found
+
+    def _learned(self) -> Policy:
+        if self._name == "fgd":
+            return Fgd(self.rooms, self._mix.parts())
+        usable = studied(self._mix, _node_types(self.rooms)).usable
+        return BestFit(self.rooms) if usable is None else ByValue(self.rooms, usable)

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.report.text.columns import Line
 from gpu_device_plugin.programs.commandline import FAILED, OK, resources_in
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, Kubectl
-from gpu_device_plugin.programs.simulate.arguments import (
-    as_json,
-    load_in,
-    policies_in,
-    seeds_in,
-    until_in,
-)
+from gpu_device_plugin.programs.simulate.arguments import load_in, policies_in, seeds_in, until_in
 from gpu_device_plugin.programs.simulate.experiment import Plan, nodes_needed, simulate
 from gpu_device_plugin.programs.simulate.inputs.sources import InputSources
 from gpu_device_plugin.programs.simulate.results import document, heading, needed_document, policy_document, table
@@ -27,29 +21,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import TextIO
 
-    from gpu_device_plugin.programs.simulate.inputs.sources import Inputs
 
 _PROG = "gpu-device-plugin simulate"
 _MOST_NOTES = 5
 
 
 def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: str = "kubectl") -> int:
-    """Simulate, and print the result.
-
-    Args:
-        arguments: see `add_arguments`.
-        environ: the environment, which may hold the names of the resources.
-        kubectl: the program through which the cluster is read.
-
-    Returns:
-        0 on success, 1 if the cluster cannot be read.
+    """Simulate, and print the result; return 0, or 1 if the cluster cannot be read.
 
     Raises:
         UsageError: the arguments, or what they name, cannot be used.
     """
     bar = Bar(sys.stderr)
     try:
-        in_json = as_json(arguments.output)
         plan = Plan(
             policies_in(arguments.policy, POLICIES),
             seeds_in(arguments.seeds),
@@ -58,7 +42,13 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
             cold=arguments.cold,
             skip_misfits=arguments.skip_misfits,
         )
-        inputs = _inputs(arguments, environ, kubectl)
+        flags = [f"--{name}={text}" for name in ("context", "kubeconfig") if (text := getattr(arguments, name))]
+        sources = InputSources(
+            resources_in(arguments, environ), Kubectl(flags, kubectl), from_empty=arguments.from_empty
+        )
+        inputs = sources.inputs(
+            arguments.nodes, arguments.pods, arguments.nodes_needed or "", skip_misfits=arguments.skip_misfits
+        )
         for note in _few(inputs.notes):
             say(sys.stderr, f"{_PROG}: {note}")
         if arguments.nodes_needed is not None:
@@ -67,7 +57,7 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
             outcomes = simulate(plan, inputs, bar.show)
             policies = [policy_document(each, inputs, plan) for each in outcomes.values()]
         bar.clear()
-        if in_json:
+        if arguments.output == "json":
             sys.stdout.write(json.dumps(document(inputs, plan, policies), indent=2) + "\n")
         else:
             show([heading(inputs, plan), Line(""), *table(policies, plan)], environ)
@@ -84,15 +74,6 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
     return OK
 
 
-def _inputs(arguments: argparse.Namespace, environ: Mapping[str, str], kubectl: str) -> Inputs:
-    flags = [f"--{name}={getattr(arguments, name)}" for name in ("context", "kubeconfig") if getattr(arguments, name)]
-    resources = resources_in(arguments, environ)
-    sources = InputSources(resources, Kubectl(flags, kubectl), from_empty=arguments.from_empty)
-    return sources.inputs(
-        arguments.nodes, arguments.pods, arguments.nodes_needed or "", skip_misfits=arguments.skip_misfits
-    )
-
-
 def _few(notes: Sequence[str]) -> Sequence[str]:
     more = len(notes) - _MOST_NOTES
     return notes if more <= 0 else (*notes[:_MOST_NOTES], f"{more} more notes like these; -o json has them all")
@@ -105,7 +86,6 @@ class Bar:
     """Draws how much is done; nothing on a stream that is no terminal."""
 
     def __init__(self, stream: TextIO) -> None:
-        """Draw on `stream`."""
         self._stream = stream
         self._live = stream.isatty()
         self._drawn = ""

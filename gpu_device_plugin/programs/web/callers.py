@@ -169,8 +169,6 @@ _REFUSED_S = 5.0
 """How long a token is remembered that is not valid: an account may just have been made."""
 _MOST_TOKENS = 1024
 """Valid ones that are remembered, and as many others: whoever reaches the port can send any number of invented ones."""
-_TOKENS_AT_ONCE = 4
-_NOBODY = frozenset({"", "system:anonymous"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +208,6 @@ class ReviewedCallers:
     """Tells by TokenReview who calls."""
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
-        """Ask through `client`; `clock` returns seconds."""
         self._client = client
         self._clock = clock
         self._reviews = AccessReviews(client, clock)
@@ -218,7 +215,7 @@ class ReviewedCallers:
         self._known: OrderedDict[bytes, tuple[float, Caller]] = OrderedDict()
         self._refused: OrderedDict[bytes, tuple[float, None]] = OrderedDict()
         self._asked: dict[bytes, _Asked] = {}
-        self._turns = asyncio.Semaphore(_TOKENS_AT_ONCE)
+        self._turns = asyncio.Semaphore(4)
 
     async def caller(self, token: str) -> Caller | None:
         """Return the user of a token; None: it is not valid, or nobody's.
@@ -267,7 +264,7 @@ class ReviewedCallers:
         status = await _reviewed(self._client, _TOKENS, "TokenReview", {"token": token})
         user = status.user
         now_s = self._clock()
-        if not status.authenticated or user.username in _NOBODY:
+        if not status.authenticated or user.username in {"", "system:anonymous"}:
             self._known.pop(digest, None)
             _remember(self._refused, digest, (now_s, None))
             return None

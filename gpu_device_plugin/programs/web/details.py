@@ -32,13 +32,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.view.why_pod import Policy
 
 _EVENTS, _CONFIGMAPS = ObjectKind("events"), ObjectKind("configmaps")
-_MOST_READ = 200
-"""Events of one pod that are read."""
 _MOST_EXPLAINED = 10
-_AT_ONCE = 16
-"""Pods that are read at a time."""
-
-Fields = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +43,9 @@ class Details:
     watched: Watched
     page_state: PageState
     resources: Sequence[Resource]
-    turns: Turns = field(default_factory=lambda: Turns(_AT_ONCE))
+    turns: Turns = field(default_factory=lambda: Turns(16))
 
-    async def pod(self, namespace: str, name: str, scope: CallerScope, user: str) -> Fields:
+    async def pod(self, namespace: str, name: str, scope: CallerScope, user: str) -> dict[str, Any]:
         """Return a pod of a namespace that the caller may see. Users take turns.
 
         Raises:
@@ -105,7 +99,7 @@ class Details:
         escaped = "".join(f"\\{char}" if char in "\\,=" else char for char in uid)
         try:
             async for page in self.client.pages(
-                _EVENTS, namespace=namespace, fields=f"involvedObject.uid={escaped}", limit=_MOST_READ
+                _EVENTS, namespace=namespace, fields=f"involvedObject.uid={escaped}", limit=200
             ):
                 return page.items or (), []
         except ForbiddenError:
@@ -115,7 +109,6 @@ class Details:
         return (), []
 
     async def _policy(self, views: Sequence[NodeView] | None) -> Policy:
-        """Return the extender's policy, where some node publishes none."""
         if all(view.candidate.gpus.policy is not None for view in views or ()):
             return assumed()
         found: list[ConfigMap] = []

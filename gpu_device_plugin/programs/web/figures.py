@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 _LABELS = "app.kubernetes.io/name=gpushare,app.kubernetes.io/component=node"
 """Of an agent's pod, in our manifests."""
-_PORT = "http"
-"""The name of the port where it tells its use."""
 _MOST_BYTES = 2 << 20
 """Of one agent. It writes at most `SERVED`, and a node with 1,000 containers has 200 KiB."""
 _MOST_PODS = 20_000
@@ -154,7 +152,6 @@ class AgentFigures:
             await asyncio.sleep(max(timing.round_s - took_s, 0) if names else timing.idle_s)
 
     async def _round(self, names: Collection[str], in_view: Collection[str], deliver: Deliver) -> None:
-        """Read the agents whose turn it is."""
         timing = self._timing
         self._wanted = len(names)
         try:
@@ -241,11 +238,7 @@ class AgentFigures:
                     del known[name]
 
     async def _find_agents(self) -> None:
-        """List the agents' pods, unless that was done a moment ago.
-
-        Raises:
-            ApiError: they cannot be listed.
-        """
+        """List the agents' pods, unless that was done a moment ago."""
         if time.monotonic() - self._listed_s < self._timing.pods_s:
             return
         try:
@@ -279,7 +272,7 @@ def _agent(pod: Pod) -> AgentPod:
         meta.namespace,
         meta.name,
         pod.spec.node_name,
-        next((port.container_port for port in ports if port.name == _PORT), None),
+        next((port.container_port for port in ports if port.name == "http"), None),
         pod.status.phase == "Running" and meta.deletion_timestamp is None,
         meta.creation_timestamp or "",
     )

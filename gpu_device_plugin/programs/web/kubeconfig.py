@@ -39,7 +39,6 @@ _GUARD = 'read -r line; kill "$1"; rm -f "$2/socket"; rmdir "$2"'
 """Reads from a pipe of which only we have the other end, so that it goes on when we have ended, however that was."""
 _MOST_SAID = 4096
 """Bytes of kubectl's messages that are kept."""
-_RESTART_S = 2.0
 
 
 class ProxyError(Exception):
@@ -75,7 +74,6 @@ class _Output:
         return bool(chunk)
 
     def close(self) -> None:
-        """Take what has come, and read no more."""
         if self._read():
             self._read()
         asyncio.get_running_loop().remove_reader(self._end)
@@ -86,7 +84,6 @@ class KubectlProxy:
     """`kubectl proxy`, started again whenever it ends."""
 
     def __init__(self, flags: Sequence[str], program: str, folder: Path) -> None:
-        """Prepare; see `running`."""
         self._command = (
             program,
             *flags,
@@ -150,7 +147,7 @@ class KubectlProxy:
             if self._process is not None:
                 await self._process.wait()
             await self.stop()
-            await asyncio.sleep(_RESTART_S)
+            await asyncio.sleep(2.0)
             with contextlib.suppress(ProxyError):  # the client's next request says that nobody answers
                 await self.start()
 
@@ -205,8 +202,6 @@ async def running(flags: Sequence[str], program: str = "kubectl") -> AsyncIterat
 _HOST = "127.0.0.1"
 _LOGIN_S = 300.0
 """How long the first request may take: a login plugin may wait for a person."""
-_CHOSEN_S = 10.0
-"""How long kubectl may take to read the kubeconfig."""
 _SELECTED = r'{.contexts[0].name}{"\n"}{.contexts[0].context.user}{"\n"}{.contexts[0].context.namespace}'
 
 
@@ -219,15 +214,10 @@ def main(
     prog: str,
     kubectl: str = "kubectl",
 ) -> int:
-    """Serve until SIGINT, SIGTERM or SIGHUP.
+    """Serve on the loopback address until SIGINT, SIGTERM or SIGHUP; `port` 0: a free one.
 
-    Args:
-        flags: kubectl's flags that select the cluster and the user.
-        resources: the managed resources.
-        port: on the loopback address; 0: a free one.
-        browser: open the page in the user's browser, where there is a graphical one.
-        prog: the command that the user typed, for messages.
-        kubectl: the program through which the cluster is read.
+    kubectl's `flags` select the cluster and the user, who typed `prog`. With `browser` the page is opened in the user's
+    browser, where there is a graphical one.
 
     Returns:
         0 once stopped; 1 if the cluster cannot be read, or the port cannot be listened on.
@@ -305,7 +295,7 @@ async def _chosen(flags: Sequence[str], kubectl: str) -> tuple[str, str, str]:
     )
     text = b""
     try:
-        async with asyncio.timeout(_CHOSEN_S):
+        async with asyncio.timeout(10.0):
             text, _ = await process.communicate()
     except TimeoutError:
         pass  # only names for the page are missing

@@ -58,13 +58,13 @@ class PageState:
     """What the page shows."""
 
     def __init__(self, watched: Watched, figures: Callable[[], FiguresState]) -> None:
-        """Show nothing before `refresh`."""
         self._watched = watched
         self._figures = figures
         self._looked_s = time.time()
         self._use: dict[str, NodeUse] = {}
         self._used: set[str] = set()
-        self._namespaces: frozenset[str] = frozenset()
+        self.namespaces: frozenset[str] = frozenset()
+        """The namespaces of all pods with GPUs, as of the last `refresh`."""
         self._shown: dict[str, ShownNode] = {}
         self._changes: ChangeLog[str] = ChangeLog()
         self._begun = 0
@@ -78,14 +78,15 @@ class PageState:
         self.mark: Observable[int] = Observable(0)
         """The number of the last change."""
         self.waiting = WaitingPage(watched.cluster, self._all_views, self.changed)
-        self._dirty = asyncio.Event()
+        self.dirty = asyncio.Event()
+        """Something has changed since the last `refresh`."""
         self._writing = False
 
     # --- Changes ------------------------------------------------------------------------------------------------------
 
     def changed(self) -> None:
         """Learn that the cluster has changed."""
-        self._dirty.set()
+        self.dirty.set()
 
     def use(self, name: str, use: NodeUse | None) -> None:
         """Take the use of a node as its agent gives it now; None: only the node's annotation is known."""
@@ -97,27 +98,17 @@ class PageState:
         else:
             self._use[name] = use
         self._used.add(name)
-        self._dirty.set()
-
-    async def dirty(self) -> None:
-        """Return when something has changed since the last `refresh`."""
-        await self._dirty.wait()
+        self.dirty.set()
 
     @property
     def current(self) -> bool:
         """Whether all that is known is written and announced."""
-        return not self._writing and not self._dirty.is_set()
+        return not self._writing and not self.dirty.is_set()
 
     async def refresh(self) -> None:
         """Write what has changed, in slices, and announce it."""
         self._writing = True
-        try:
-            await self._refresh()
-        finally:
-            self._writing = False
-
-    async def _refresh(self) -> None:
-        self._dirty.clear()
+        self.dirty.clear()
         cluster, known = self._watched.cluster, self._watched.known
         names = cluster.changed()
         used, self._used = self._used, set()
@@ -143,7 +134,7 @@ class PageState:
         changed = [part for part in PARTS if self._seen.get(part) != parts[part]]
         self._seen.update(parts)
         self._marks.update(dict.fromkeys(changed, number))
-        self._namespaces = frozenset[str]().union(
+        self.namespaces = frozenset[str]().union(
             *(shown.namespaces for shown in self._shown.values()),
             (entry.namespace for entry in cluster.fleet.entries.values()),
             (pod.namespace for _, pod in cluster.instance_pods),
@@ -153,6 +144,7 @@ class PageState:
             self.complete, self._begun = True, number
         if any_node or changed or completed:
             self.mark.set(number)
+        self._writing = False
 
     def _write(self, name: str, number: int) -> bool:
         """Write one node; return whether it has changed."""
@@ -218,11 +210,6 @@ class PageState:
             return None
         return [scope.of(self._shown[name].view) for name in sorted(self._shown)]
 
-    @property
-    def namespaces(self) -> frozenset[str]:
-        """The namespaces of all pods with GPUs, as of the last `refresh`."""
-        return self._namespaces
-
     def with_pods_of(self, namespaces: Collection[str]) -> Sequence[str]:
         """Return the names of the nodes with pods of any of these namespaces."""
         return [name for name, shown in self._shown.items() if not shown.namespaces.isdisjoint(namespaces)]
@@ -236,7 +223,7 @@ class PageState:
         if name == "alone":
             return self._alone(scope.may_see, anyway=not scope.nodes)
         if name == "notes":
-            asking = [] if scope.knows(self._namespaces) else [ASKING]
+            asking = [] if scope.knows(self.namespaces) else [ASKING]
             return [*asking, *(self.notes(scope.may_see) if scope.nodes else [NO_NODES])]
         state = self._figures()
         if not scope.nodes:

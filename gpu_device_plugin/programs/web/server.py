@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.web.web_routes import AboutPage
     from gpu_device_plugin.settings.forms import Address
 
-_MOST_HEADERS = 48
-_LONGEST_HEADER = 32 << 10
-_BODY_WITHIN_S = 10.0
 CONNECTIONS = 64
 """To the API server. Reviews take 12 at most, details 16, figures 8, and what follows the cluster 8, so none waits."""
 _SOON_S = 0.02
@@ -95,10 +92,7 @@ class PageServer:
 
     @asynccontextmanager
     async def serving(self, address: Address, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-        """Serve for as long as the block runs.
-
-        Yields:
-            The port.
+        """Serve for as long as the block runs; yield the port.
 
         Raises:
             ListenError: the address cannot be listened on.
@@ -111,10 +105,10 @@ class PageServer:
                 tls=tls,
                 limits=BROWSERS,
                 headers=HEADERS,
-                most_headers=_MOST_HEADERS,
-                longest_header=_LONGEST_HEADER,
+                most_headers=48,
+                longest_header=32 << 10,
                 largest_body=LARGEST_VIEW,
-                body_within_s=_BODY_WITHIN_S,
+                body_within_s=10.0,
             ) as port,
             asyncio.TaskGroup() as tasks,
         ):
@@ -143,7 +137,7 @@ class PageServer:
 
     async def _refresh(self) -> NoReturn:
         while True:
-            await within(self._timings.look_s if self.page_state.complete else _SOON_S, self.page_state.dirty())
+            await within(self._timings.look_s if self.page_state.complete else _SOON_S, self.page_state.dirty.wait())
             await self.page_state.refresh()
             await asyncio.sleep(self._timings.refresh_s if self.page_state.complete else _SOON_S)
 

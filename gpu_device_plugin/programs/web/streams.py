@@ -99,8 +99,6 @@ class _EndedError(Exception):
 
 
 class _Rights:
-    """The rights of one reader, looked at again and again."""
-
     def __init__(
         self,
         scope: CallerScope,
@@ -136,17 +134,12 @@ class _Rights:
         return self._learning
 
     def stop_learning(self) -> None:
-        """Ask no further."""
         if self._learning is not None:
             self._learning.cancel()
             self._learning = None
 
     async def look(self) -> None:
-        """Learn what the reader may see now, if it is time for that.
-
-        Raises:
-            _EndedError: its token is not valid any more, or nobody has said for long what it may see.
-        """
+        """Learn what the reader may see now, if it is time; its token may be invalid, or nobody have said for long."""
         if time.monotonic() < self._looked_at + self._timing.rights_s:
             return
         self._looked_at = time.monotonic()
@@ -166,12 +159,9 @@ class _Rights:
         self.scope = fresh
 
     async def hold(self, scope: CallerScope) -> None:
-        """Look again if it is time, while an event is written that was begun for `scope`.
+        """Look again if it is time, while an event is written that was begun for `scope`; it may have to end.
 
         A reader may take its time for each chunk of it, and for all of them longer than rights last.
-
-        Raises:
-            _EndedError: the event must not go on.
         """
         await self.look()
         if self.scope is not scope and not scope.still_granted(self.scope):

@@ -65,8 +65,17 @@ class Watched:
         """Keep the cluster current. Ends only by cancellation."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.nodes.run(), name="watch nodes")
-            tasks.create_task(self._follow_pods(), name="watch pods and claims")
-        raise AssertionError  # pragma: no cover (neither task ends)
+            self.only = await self._where_pods_are_read()
+            self.pods = Reflector(
+                self._client, PODS, self.cluster.read_pod, self.cluster.pods, namespace=self.only, timing=self._timing
+            )
+            tasks.create_task(self.pods.run(), name="watch pods")
+            await self._serving.wait()
+            self.claims = Reflector(
+                self._client, CLAIMS, read_claim, self.cluster.claims, namespace=self.only, timing=self._timing
+            )
+            await self.claims.run()
+        raise AssertionError  # pragma: no cover (no reflector ends)
 
     async def keep_hearing(self, wanted: Callable[[], bool], every_s: float) -> NoReturn:
         """While `wanted` returns true, ask the API server for its version, since watches of a quiet cluster are silent.
@@ -84,23 +93,6 @@ class Watched:
                 if answered:
                     self._heard_at = time.monotonic()
             await asyncio.sleep(every_s)
-
-    async def _follow_pods(self) -> NoReturn:
-        self.only = await self._where_pods_are_read()
-        self.pods = Reflector(
-            self._client, PODS, self.cluster.read_pod, self.cluster.pods, namespace=self.only, timing=self._timing
-        )
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.pods.run(), name="watch pods")
-            tasks.create_task(self._follow_claims(), name="watch claims")
-        raise AssertionError  # pragma: no cover (neither task ends)
-
-    async def _follow_claims(self) -> NoReturn:
-        await self._serving.wait()
-        self.claims = Reflector(
-            self._client, CLAIMS, read_claim, self.cluster.claims, namespace=self.only, timing=self._timing
-        )
-        await self.claims.run()
 
     def _changed(self) -> None:
         if self.cluster.serves_claims:

@@ -66,8 +66,6 @@ _LEARN_S = 0.3
 
 
 class _View(msgspec.Struct):
-    """What a reader looks at."""
-
     stream: str
     nodes: list[str]
 

@@ -396,7 +396,7 @@ def test_a_pod_that_fits_on_no_empty_node_is_pointed_out(capsys: pytest.CaptureF
         ((*NODES, *PODS, "--until", "0.9"), "--until: '0.9' is not rejected, or a percentage from 5 to 1000; write 95"),
         ((*NODES, *PODS, "--departures", "x"), "--departures: 'x' is not a percentage from 5 to 200; write 95"),
         ((*NODES, *PODS, "--until", "90", "--nodes-needed"), "--nodes-needed: not allowed with argument --until"),
-        ((*NODES, *PODS, "-o", "yaml"), "--output: 'yaml' is unknown; write table or json"),
+        ((*NODES, *PODS, "-o", "yaml"), "--output: invalid choice: 'yaml'"),
         ((*NODES, "--pods", "cpu=1", "--until", "100"), "--pods: no pod asks for a GPU; add pods that do"),
         (
             ("--nodes", "9x gpus=64 mem=1048576", "--pods", "mem=1", "--until", "100"),

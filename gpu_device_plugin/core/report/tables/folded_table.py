@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from itertools import groupby
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.node_report import sums_of
 from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
 from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, Tone, columns, fitted, table
-from gpu_device_plugin.core.report.text.printing import ranges
+from gpu_device_plugin.core.report.text.printing import counted, ranges
 from gpu_device_plugin.core.report.text.use_texts import age
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ CLAIMS = "claims"
 _LAYOUT = Layout(
     ("NODE", "GPU", "MODEL", "GIVEN", "USED", "FREE", "LIMITS", "STATE"),
     right=frozenset({"USED", "FREE"}),
-    shrink=MappingProxyType({"STATE": 9, "MODEL": 8, "NODE": 8}),
+    shrink={"STATE": 9, "MODEL": 8, "NODE": 8},
 )
 
 
@@ -79,13 +78,9 @@ def _alike(node: NodeView, view: GpuView) -> tuple[object, ...]:
 
 def _enforcement(node: NodeView, view: GpuView) -> str:
     enforcement = node.report.enforcement(view.gpu.position)
-    return (
-        _NOTHING
-        if enforcement is None
-        else f"{enforcement.enforcement}, refused"
-        if enforcement.refusal
-        else enforcement.enforcement.value
-    )
+    if enforcement is None:
+        return _NOTHING
+    return enforcement.enforcement.value + (", refused" if enforcement.refusal else "")
 
 
 def _trouble(node: NodeView, view: GpuView) -> str:
@@ -93,12 +88,8 @@ def _trouble(node: NodeView, view: GpuView) -> str:
     parts = [] if node.report.stale else node.report.parts(view.gpu.position)
     over = sum(exceeds(part) and not trespasses(part) for part in parts)
     strangers, usage_outside_grants = sum(map(trespasses, parts)), sum(map(not_held, parts))
-    words = [
-        *([f"{over} over"] if over else []),
-        *([f"{strangers} not given"] if strangers else []),
-        *([f"{usage_outside_grants} not held"] if usage_outside_grants else []),
-    ]
-    return ", ".join(words)
+    words = ((over, "over"), (strangers, "not given"), (usage_outside_grants, "not held"))
+    return ", ".join(f"{number} {word}" for number, word in words if number)
 
 
 def _group_row(node: NodeView, name: str, state: str, group: Sequence[GpuView]) -> Row:
@@ -129,7 +120,6 @@ def _group_row(node: NodeView, name: str, state: str, group: Sequence[GpuView]) 
 
 
 def _offer_row(node: NodeView, name: str, state: str, offer: Instances) -> Row:
-    """Return the row of all whole MIG instances of one resource."""
     ill = f"{len(offer.ill)} unhealthy: {offer.ill[0].unhealthy}" if offer.ill else ""
     used = [node.report.used(gpu.position).used_mib for gpu in offer.instances]
     known = [amount for amount in used if amount is not None] if not node.report.stale else []
@@ -165,7 +155,7 @@ def totals(nodes: Iterable[NodeView], width: int) -> list[Line]:
 
     percent = f" ({int(sums.part * 100)}%)" if sums.total else ""
     facts = [
-        f"{sums.nodes} {'node' if sums.nodes == 1 else 'nodes'}, {sums.gpus} {'GPU' if sums.gpus == 1 else 'GPUs'}",
+        f"{counted(sums.nodes, 'node')}, {counted(sums.gpus, 'GPU')}",
         f"given {amount(sums.given)} of {amount(sums.total)}{percent}",
         *([] if sums.used_mib is None else [f"used {gib(sums.used_mib)}"]),
         f"free {amount(sums.free)}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.claimed_gpus import label, taken, waits_for_ours
@@ -32,7 +31,7 @@ _NOTHING = "-"
 _LAYOUT = Layout(
     ("POD", "NODE", "GPU", "GIVEN", "USED", "%", "LIMIT", "STATE"),
     right=frozenset({"GIVEN", "USED", "%"}),
-    shrink=MappingProxyType({"STATE": 8, "LIMIT": 8, "NODE": 8, "POD": 16}),
+    shrink={"STATE": 8, "LIMIT": 8, "NODE": 8, "POD": 16},
 )
 
 
@@ -64,19 +63,17 @@ def by_name(row: PodRow) -> tuple[object, ...]:
     return row.pod, row.node, row.gpu
 
 
-SORTS: Mapping[str, tuple[Callable[[NodeView], float], Callable[[PodRow], tuple[object, ...]]]] = MappingProxyType(
-    {
-        "name": (lambda _: 0, by_name),
-        "given": (lambda node: -sums_of([node]).given, lambda row: (-row.given_mib,)),
-        "free": (lambda node: -sums_of([node]).free, by_name),
-        "used": (lambda node: -(sums_of([node]).used_mib or 0), lambda row: (-(row.used_mib or 0),)),
-        "percent": (lambda node: -sums_of([node]).part, lambda row: (-(row.percent or 0),)),
-        "over": (
-            lambda node: -sum(exceeds(part) or trespasses(part) for part in node.report.current),
-            lambda row: (not row.bad, -(row.percent or 0)),
-        ),
-    }
-)
+SORTS: Mapping[str, tuple[Callable[[NodeView], float], Callable[[PodRow], tuple[object, ...]]]] = {
+    "name": (lambda _: 0, by_name),
+    "given": (lambda node: -sums_of([node]).given, lambda row: (-row.given_mib,)),
+    "free": (lambda node: -sums_of([node]).free, by_name),
+    "used": (lambda node: -(sums_of([node]).used_mib or 0), lambda row: (-(row.used_mib or 0),)),
+    "percent": (lambda node: -sums_of([node]).part, lambda row: (-(row.percent or 0),)),
+    "over": (
+        lambda node: -sum(exceeds(part) or trespasses(part) for part in node.report.current),
+        lambda row: (not row.bad, -(row.percent or 0)),
+    ),
+}
 """How nodes and pods are sorted, by the words of ``--sort-by``: the largest first, and equal ones by name."""
 
 
@@ -134,9 +131,10 @@ def rows_alone(pods: Iterable[tuple[Pod, Usage]]) -> list[PodRow]:
     for pod, usage in pods:
         name, over = f"{pod.namespace}/{pod.name}", bool(pod.annotations.get(OVER_USE))
         state = "over" if over else pod.phase
-        places = [(str(at), _units(shares)) for at, shares in usage.shares] + [(str(at), "whole") for at in usage.whole]
+        places = [(str(at), counted(shares, "unit")) for at, shares in usage.shares]
+        places += [(str(at), "whole") for at in usage.whole]
         if usage.unplaced_shares:
-            places.append(("?", _units(usage.unplaced_shares)))
+            places.append(("?", counted(usage.unplaced_shares, "unit")))
         if usage.unplaced_gpus:
             places.append(("?", f"{usage.unplaced_gpus} whole"))
         places += [
@@ -177,10 +175,6 @@ def rows_waiting(pods: Iterable[Pod], resources: Iterable[Resource]) -> list[Pod
     return [
         PodRow(f"{pod.namespace}/{pod.name}", "", _NOTHING, asked_amounts(pod, names), 0, state="waits") for pod in pods
     ]
-
-
-def _units(shares: int) -> str:
-    return f"{shares} {'unit' if shares == 1 else 'units'}"
 
 
 def pod_table(rows: Iterable[PodRow], width: int) -> list[Line]:

@@ -48,8 +48,6 @@ _WORDS = {
     Obstacle.OTHER_KIND: "only a MIG instance",
 }
 
-_BY_KUBE_SCHEDULER = "kube-scheduler gives out its GPUs, by a ResourceClaim (DRA)"
-
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -61,7 +59,6 @@ class Kept:
     """The other reasons."""
 
     def __str__(self) -> str:
-        """Return all reasons; empty: there are none."""
         return "; ".join(map(str, (*self.excluded, *self.besides)))
 
 
@@ -88,24 +85,21 @@ def answers(
     policy: str,
     most: int,
     *,
-    ask_of: Callable[[NodeView], Ask] | None = None,
+    own: Mapping[str, Ask] | None = None,
 ) -> list[NodeAnswer]:
     """Return an answer for every node, the nearest to having room first; excluded nodes last, even with room.
 
-    Args:
-        ask: the demand of the pod, which is not empty.
-        nodes: every node that shares GPUs, or advertises that it does.
-        kept_away: by node the reasons other than GPUs that keep the pod away.
-        policy: which GPU is preferred where neither pod nor node says, a name in `POLICIES`.
-        most: how many of them will be explained; for the others the pods that would have to end are not computed.
-        ask_of: returns the demand in shares of a node, where that depends on their size; None: it is `ask` everywhere.
+    `ask` is not empty; `own` has the demand in shares of each node, by name, where that depends on their size.
+    `kept_away` has by node the reasons other than GPUs that keep the pod away. `policy`, a name in `POLICIES`, says
+    which GPU is preferred where neither pod nor node does. Only of `most` nodes, those that will be explained, are the
+    pods computed that would have to end.
     """
     weigh = max(most, _WEIGHED)
     first: list[NodeAnswer] = []
     for node in sorted(nodes, key=lambda node: node.name):
-        own = None if ask_of is None else ask_of(node)
-        found = fit(own or ask, node.candidate, policy)
-        first.append(NodeAnswer(node, found, kept_away.get(node.name, _BY_NOTHING), ask=own))
+        in_shares = (own or {}).get(node.name)
+        found = fit(in_shares or ask, node.candidate, policy)
+        first.append(NodeAnswer(node, found, kept_away.get(node.name, _BY_NOTHING), ask=in_shares))
     first.sort(key=lambda answer: (*_rank(answer), _lacking(answer.ask or ask, answer.node)))
     weighed = [replace(answer, ends=ends_needed(answer.ask or ask, answer.node)) for answer in first[:weigh]]
 
@@ -184,7 +178,7 @@ def explain_briefly(ask: Ask, found: Sequence[NodeAnswer], height: int) -> list[
         lines += block
         told += 1
     if left := len(found) - told:
-        lines += ["", f"{left} more {'node' if left == 1 else 'nodes'}: --all-nodes shows each, GPU by GPU."]
+        lines += ["", f"{counted(left, 'more node')}: --all-nodes shows each, GPU by GPU."]
     return lines
 
 
@@ -201,7 +195,11 @@ def headline(answer: NodeAnswer) -> str:
     """Return whether the GPUs of a node have room, or why not, and what else keeps the pod away."""
     if isinstance(answer.found, Unfit):
         return "; ".join((*map(str, answer.kept.excluded), answer.found.sentence))
-    room = _BY_KUBE_SCHEDULER if answer.node.candidate.gpus.claims else "its GPUs have room"
+    room = (
+        "kube-scheduler gives out its GPUs, by a ResourceClaim (DRA)"
+        if answer.node.candidate.gpus.claims
+        else "its GPUs have room"
+    )
     why = str(answer.kept)
     return room + (f", but {why}" if why else "")
 
@@ -220,7 +218,6 @@ def _block(answer: NodeAnswer, gpus: Sequence[str]) -> Iterator[str]:
 
 
 def _gpus_briefly(ask: Ask, answer: NodeAnswer) -> list[str]:
-    """Return a line for each kind of GPU of a node."""
     kinds: dict[tuple[str, str, str], list[int]] = {}
     for view in answer.node.gpus():
         model, free, verdict = _gpu_facts(ask, answer, view)
@@ -229,7 +226,6 @@ def _gpus_briefly(ask: Ask, answer: NodeAnswer) -> list[str]:
 
 
 def _gpus(ask: Ask, answer: NodeAnswer) -> list[str]:
-    """Return a table of the GPUs of a node."""
     rows = [
         (
             f"  {place_of(view.gpu)}",
@@ -243,7 +239,6 @@ def _gpus(ask: Ask, answer: NodeAnswer) -> list[str]:
 
 
 def _gpu_facts(ask: Ask, answer: NodeAnswer, view: GpuView) -> tuple[str, str, str]:
-    """Return a GPU's model, its free memory, and what it is to the pod."""
     node = answer.node
     free = f"{node.amount(view.free) if view.free else 'none'} of {node.amount(view.gpu.shares)}"
     return view.gpu.model.removeprefix("NVIDIA ") or "-", free, _verdict(ask, answer, view)

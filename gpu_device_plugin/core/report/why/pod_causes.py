@@ -173,7 +173,6 @@ def scheduler_silent(status: SchedulingStatus) -> Finding:
 
 
 def _with_instances(pod: Pod, status: SchedulingStatus, nodes: Mapping[str, NodeView] | None) -> Iterator[Finding]:
-    """Yield the node of a pod with MIG instances, or that it is on none."""
     if pod.node_name:
         yield _on_node(pod)
         yield from held_instances(_name(pod), pod.uid, (nodes or {}).get(pod.node_name))
@@ -185,7 +184,6 @@ def _with_instances(pod: Pod, status: SchedulingStatus, nodes: Mapping[str, Node
 
 
 def _nothing(pod: Pod, resources: tuple[Resource, ...]) -> list[Finding]:
-    """Return a finding for each container with a limit of 0."""
     text = (
         "Container {container} of {pod} asks for 0 of {resource}, which is nothing, so it is not waiting for GPUs. "
         "Write how much it needs, or remove the line."
@@ -207,7 +205,6 @@ def _no_gpu(pod: Pod, resources: tuple[Resource, ...], instead: Sequence[Finding
 def _waiting(
     status: SchedulingStatus, resources: tuple[Resource, ...], nodes: Mapping[str, NodeView] | None
 ) -> Iterator[Finding]:
-    """Yield the reasons for which an unbound pod waits on any node."""
     yield from waiting_facts(status)
     if status.scheduler == DEFAULT_SCHEDULER:
         yield note(
@@ -226,7 +223,6 @@ def _waiting(
 def _location(
     pod: Pod, status: SchedulingStatus, resources: tuple[Resource, ...], nodes: Mapping[str, NodeView] | None
 ) -> Iterable[Finding]:
-    """Yield the node and the GPUs of a bound pod."""
     usage = usage_of(pod, resources)
     yield _on_node(pod)
     node = None if nodes is None else nodes.get(pod.node_name)
@@ -311,7 +307,6 @@ def claim_causes(
 def _claim(
     each: PodClaim, namespace: str, claims: Mapping[str, Claim] | None, nodes: Mapping[str, NodeView] | None
 ) -> Iterator[Finding]:
-    """Yield the state of one claim of a pod."""
     if not each.claim and each.template:
         text = (
             "No ResourceClaim exists yet for its entry {entry}: kube-controller-manager makes it from the template "

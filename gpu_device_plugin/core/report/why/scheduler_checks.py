@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.resources import Kind
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 CORDON = "node.kubernetes.io/unschedulable"
 _NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-_KEEP_AWAY = ("NoSchedule", "NoExecute")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 
 
@@ -89,16 +87,14 @@ def _difference(label: str | None, values: Sequence[str]) -> int:
     return 0
 
 
-_OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = MappingProxyType(
-    {
-        "In": lambda label, values: label in values,
-        "NotIn": lambda label, values: label not in values,
-        "Exists": lambda label, _: label is not None,
-        "DoesNotExist": lambda label, _: label is None,
-        "Gt": lambda label, values: _difference(label, values) > 0,
-        "Lt": lambda label, values: _difference(label, values) < 0,
-    }
-)
+_OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
+    "In": lambda label, values: label in values,
+    "NotIn": lambda label, values: label not in values,
+    "Exists": lambda label, _: label is not None,
+    "DoesNotExist": lambda label, _: label is None,
+    "Gt": lambda label, values: _difference(label, values) > 0,
+    "Lt": lambda label, values: _difference(label, values) < 0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +136,9 @@ class Terms:
 NO_TERMS = Terms()
 
 
-def exclusions(node: NodeView, around: Surroundings, pod: Terms) -> tuple[Finding, ...]:
-    """Return why kube-scheduler does not consider a node for a pod at all, as clauses about the node."""
-    return tuple(_exclusions(node, around, pod))
+def exclusions(node: NodeView, around: Surroundings, pod: Terms) -> Iterator[Finding]:
+    """Yield why kube-scheduler does not consider a node for a pod at all, as clauses about the node."""
 
-
-def _exclusions(node: NodeView, around: Surroundings, pod: Terms) -> Iterator[Finding]:
     def tolerated(taint: Taint) -> bool:
         return any(toleration.covers(taint) for toleration in pod.tolerations)
 
@@ -155,7 +148,7 @@ def _exclusions(node: NodeView, around: Surroundings, pod: Terms) -> Iterator[Fi
     if not node.ready:
         yield note("not-ready", "it is not ready")
     for taint in around.taints:
-        if taint.effect in _KEEP_AWAY and taint.key not in named_otherwise and not tolerated(taint):
+        if taint.effect in {"NoSchedule", "NoExecute"} and taint.key not in named_otherwise and not tolerated(taint):
             yield note("taint", "the pod does not tolerate its taint {taint}", taint=str(taint))
     for key, value in sorted(pod.selector.items()):
         if around.labels.get(key) != value:

@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.value.workload_mix import PodKind
 
 
-class _Typed(msgspec.Struct, gc=False):
-    kind: str = ""
-
-
 class _List(msgspec.Struct, gc=False):
     kind: str = ""
     items: list[msgspec.Raw] | None = None
@@ -75,7 +71,6 @@ def read_cluster(text: bytes, resources: Sequence[Resource]) -> ClusterList:
 
 
 def _objects(text: bytes) -> Iterator[tuple[str, msgspec.Raw]]:
-    """Yield the kind and the JSON of each object."""
     try:
         listed = msgspec.json.decode(text, type=_List)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -87,7 +82,7 @@ def _objects(text: bytes) -> Iterator[tuple[str, msgspec.Raw]]:
         yield listed.kind, msgspec.Raw(text)
     for raw in listed.items or ():
         try:
-            kind = msgspec.json.decode(raw, type=_Typed).kind
+            kind = msgspec.json.decode(raw, type=_List).kind
         except msgspec.DecodeError:
             kind = ""
         yield kind or listed.kind.removesuffix("List"), raw
@@ -160,7 +155,6 @@ class _Reader:
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
     def read_pods(self, objects: Sequence[msgspec.Raw]) -> None:
-        """Read all pods, of the cluster and of manifests."""
         found: list[tuple[Pod, str]] = []
         for raw in objects:
             try:
@@ -199,7 +193,6 @@ class _Reader:
         return [(name if len(kinds) == 1 else f"{name}, part {at}", kind) for at, kind in enumerate(kinds, 1)]
 
     def read_manifests(self, objects: Sequence[tuple[str, msgspec.Raw]]) -> None:
-        """Read the objects that make pods; those whose pods were read are left out."""
         found: list[tuple[_Manifest, tuple[str, str, str]]] = []
         for kind, raw in objects:
             try:
@@ -229,7 +222,6 @@ class _Reader:
     # --- All together -------------------------------------------------------------------------------------------------
 
     def found(self) -> ClusterList:
-        """Return everything that was read."""
         names = []
         for name, node in self._now.candidates.items():
             if node.gpus.problem:
@@ -332,22 +324,14 @@ _MANIFESTS = msgspec.json.Decoder(_Manifest)
 
 
 def _manifest(raw: bytes | msgspec.Raw, kind: str) -> _Manifest:
-    """Read an object of one of the `_MAKERS`, or a pod; the items of a typed list do not name their kind themselves.
-
-    Raises:
-        UnreadableObjectError: it is none.
-    """
+    """Read an object of one of the `_MAKERS`, or a pod; the items of a typed list do not name their kind themselves."""
     found = decoded(_MANIFESTS, raw, kind)
     found.kind = kind
     return found
 
 
 def _template_of(found: _Manifest) -> tuple[bytes, int]:
-    """Return one of the pods of a workload, as JSON of the API and as if it waited, and how many there are.
-
-    Raises:
-        UnreadableObjectError: it has no template, or the number is negative.
-    """
+    """Return one of the pods of a workload, as JSON of the API and as if it waited, and how many there are."""
     spec = found.spec
     if found.kind == "CronJob" and spec.job_template is not None:
         spec = decoded(_SPECS, spec.job_template.spec or b"{}", "CronJob")
@@ -360,11 +344,7 @@ def _template_of(found: _Manifest) -> tuple[bytes, int]:
 
 
 def _unbound(raw: bytes | msgspec.Raw, found: _Manifest) -> bytes:
-    """Return a pod that no cluster has yet as one that waits.
-
-    Raises:
-        UnreadableObjectError: it is none.
-    """
+    """Return a pod that no cluster has yet as one that waits."""
     pod = decoded(_OBJECTS, raw, "Pod")
     return _waiting(pod["metadata"], pod.get("spec") or {}, found)
 

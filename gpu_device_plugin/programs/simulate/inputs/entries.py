@@ -50,10 +50,6 @@ _WRONG_WORDS = {
 """What people write of a node or a pod, and which word says it; only where that is not a word itself."""
 
 
-_Entry = tuple[str, int, "Mapping[str, str]"]
-"""Nodes or pods that are alike: how they were written, how many they are, and what is said of them."""
-
-
 class EntryError(ValueError):
     """A node or a pod cannot be read; the message names the entry and says what is wrong."""
 
@@ -145,14 +141,15 @@ def _shape(mem: int, model: str, whole: int, divided: Iterable[Iterable[tuple[st
     )
 
 
-def _entries(text: str, known: tuple[str, ...]) -> Iterator[_Entry]:
+def _entries(text: str, known: tuple[str, ...]) -> Iterator[tuple[str, int, Mapping[str, str]]]:
+    """Yield nodes or pods that are alike: how they were written, how many they are, and what is said of them."""
     for entry in filter(None, map(str.strip, text.split(";"))):
         words: dict[str, str] = {}
         parts = entry.replace(",", " ").split()
         number = 1
         if parts and (times := _TIMES.fullmatch(parts[0])) and not times[2]:
             number, parts = int(times[1]), parts[1:]
-            if "gpus" in known and _names_model(parts[:1]) and not _TIMES.fullmatch(parts[0]):
+            if "gpus" in known and parts and "=" not in parts[0] and not _TIMES.fullmatch(parts[0]):
                 # 4x H100 is a node with four of them, as it is in a shop.
                 if any(part.startswith("gpus=") for part in parts):
                     raise EntryError(
@@ -187,16 +184,8 @@ def _named(entry: str, parts: Sequence[str], known: Sequence[str]) -> Iterator[t
             raise EntryError(f"{entry!r}: {part!r} is not like {known[0]}=8; write NUMBERx WORD=VALUE ...")
 
 
-def _names_model(parts: Sequence[str]) -> bool:
-    return bool(parts) and "=" not in parts[0]
-
-
 def _model(entry: str, word: str) -> str:
-    """Return the name of a model that stands for itself, without ``model=``.
-
-    Raises:
-        EntryError: no such model is known.
-    """
+    """Return the name of a known model that stands for itself, without ``model=``."""
     if known_model(word) is None:
         hint = nearest(word, MODELS, f"write gpus=8 mem=80, or one of {', '.join(MODELS)}")
         raise EntryError(f"{entry!r}: {word[:40]!r} is no GPU that is known here; {hint}")

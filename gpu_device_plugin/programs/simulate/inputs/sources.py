@@ -26,7 +26,7 @@ from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Start, Work
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.programs.kubectl import Kubectl
@@ -82,13 +82,10 @@ class InputSources:
         self._sources: dict[str, _Source] = {}
 
     def inputs(self, nodes: str, pods: str | None, added: str = "", *, skip_misfits: bool = False) -> Inputs:
-        """Return nodes and pods.
+        """Return nodes and pods by their sources; `pods` None: the same.
 
-        Args:
-            nodes: the source of the nodes.
-            pods: that of the pods; None: the same.
-            added: the kind of node that may be added, in words; empty: none.
-            skip_misfits: pods that fit on no node, not even on an empty one, are left out.
+        `added` is the kind of node that may be added, in words; `skip_misfits`: pods that fit on no node, not even on
+        an empty one, are left out.
 
         Raises:
             UsageError: one of them cannot be read, or is empty; the message says which and why.
@@ -201,8 +198,9 @@ def _json_of(content: bytes) -> bytes:
     try:
         found = [each for each in yaml.load_all(content, Loader=loader) if each is not None]
         if len(found) > 1:
-            lists = [each["items"] if isinstance(each, dict) and _has_items(each) else [each] for each in found]
-            found = [{"kind": "List", "items": [item for items in lists for item in items]}]
+            lists = (each.get("items") if isinstance(each, dict) else None for each in found)
+            several = [items if isinstance(items, list) else [each] for items, each in zip(lists, found, strict=True)]
+            found = [{"kind": "List", "items": [item for items in several for item in items]}]
         return _joined(json.JSONEncoder(default=str).iterencode(found[0] if found else {}))
     # Besides its own errors PyYAML lets some of its parts through; a list that contains itself is a ValueError.
     except (yaml.YAMLError, ValueError, OverflowError, TypeError, RecursionError) as error:
@@ -212,10 +210,6 @@ def _json_of(content: bytes) -> bytes:
         line = f"line {mark.line + 1}: " if mark else ""
         why = getattr(error, "problem", None) or "it cannot be parsed"
         raise EntryError(f"{line}this is not valid YAML: {why}; correct it there") from None
-
-
-def _has_items(document: Mapping[str, object]) -> bool:
-    return isinstance(document.get("items"), list)
 
 
 def _joined(texts: Iterable[str]) -> bytes:
@@ -248,11 +242,7 @@ def _in_hundredths(node: Start) -> Start:
 
 
 def _misfits(nodes: Sequence[Start], workload: Workload, *, skip: bool) -> tuple[Workload, Sequence[str]]:
-    """Return the workload, and a sentence about the pods that fit on no node, were it empty; `skip`: without these.
-
-    Raises:
-        UsageError: these are all.
-    """
+    """Return the workload, and a sentence about the pods that fit on no node, were it empty; `skip`: without these."""
     shapes = {node.shape for node in nodes}
     hosted = [any(shape.hosts(kind) for shape in shapes) for kind in workload.kinds]
     misfits = [pod for pod in workload.pods if not hosted[pod]]

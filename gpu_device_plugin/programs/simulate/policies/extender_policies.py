@@ -15,6 +15,7 @@ from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, 
 from gpu_device_plugin.core.model.placing import Demand, Room
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.value.marginal_value import NEVER, Appraiser
+from gpu_device_plugin.programs.simulate.placer import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,12 +31,11 @@ _MOST_STEPS = 1_000_000
 """Of the core for the scores of one kind of pod: none runs out of them."""
 
 
-class ByValue:
+class ByValue(Policy):
     """The policy `fit`, by tables that were learned."""
 
     def __init__(self, rooms: Rooms, tables: Tables) -> None:
-        """Appraise all nodes."""
-        self._rooms = rooms
+        super().__init__(rooms)
         self._appraiser = Appraiser(tables)
         self._appraisals: dict[int, Appraisal | None] = {}
         self.refresh(np.arange(len(rooms)))
@@ -43,7 +43,7 @@ class ByValue:
     def refresh(self, rows: Ints) -> None:
         """Appraise rows again that have changed."""
         for row in rows.tolist():
-            self._appraisals[row] = self._appraiser.appraise(self._rooms.node_types[row], self._rooms.left(row))
+            self._appraisals[row] = self._appraiser.appraise(self.rooms.node_types[row], self.rooms.left(row))
 
     def scores(self, kind: PodKind, rows: Ints) -> Floats:
         """Return the scores of rows, the best being the highest; `NEVER` where the pod does not fit."""
@@ -58,12 +58,11 @@ class ByValue:
         return () if room is None else self._appraiser.gpus(kind, room)
 
 
-class ByFullness:
+class ByFullness(Policy):
     """The policies `binpack` and `spread`."""
 
     def __init__(self, rooms: Rooms, policy: str) -> None:
-        """Score nodes, and choose GPUs, by the policy of this name."""
-        self._rooms = rooms
+        super().__init__(rooms)
         self._policy = policy
         self._gpus = [_listed(node_type) for node_type in rooms.node_types]
         self._candidates: dict[int, Candidate] = {}
@@ -73,7 +72,7 @@ class ByFullness:
         """Look again at rows that have changed."""
         for row in rows.tolist():
             gpus = self._gpus[row]
-            frees = self._rooms.left(row).frees
+            frees = self.rooms.left(row).frees
             rooms = tuple(
                 Room(
                     gpu.position,
@@ -91,7 +90,7 @@ class ByFullness:
         """Return the scores of rows, the best being the highest; `NEVER` where the pod does not fit."""
         ask = asked(kind)
         scorer = Scorer(ask, self._policy, self._policy, Effort(_MOST_STEPS))
-        cpu, memory = self._rooms.spare(kind, rows)
+        cpu, memory = self.rooms.spare(kind, rows)
         # kube-scheduler itself checks CPU and memory, before it asks the extender.
         enough = ((cpu >= 0) & (memory >= 0)).tolist()
         nodes = [self._candidates[row] for row in rows.tolist()]

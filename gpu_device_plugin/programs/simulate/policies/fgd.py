@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpu_device_plugin.core.value.marginal_value import NEVER
+from gpu_device_plugin.programs.simulate.placer import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from gpu_device_plugin.core.value.workload_mix import PodKind
     from gpu_device_plugin.programs.simulate.model import Bools, Floats, Ints
@@ -28,12 +29,11 @@ _BLOCK = 256
 """Rows that are computed together: as many as the processor's cache holds the states of."""
 
 
-class Fgd:
+class Fgd(Policy):
     """Scores nodes by how much a pod fragments them."""
 
     def __init__(self, rooms: Rooms, mix: Mapping[PodKind, float]) -> None:
-        """Look at the typical kinds of a mix."""
-        self.rooms = rooms
+        super().__init__(rooms)
         total, seen = sum(mix.values()), 0.0
         typical: list[tuple[PodKind, float]] = []
         for kind, part in sorted(mix.items(), key=lambda item: -item[1]):
@@ -102,7 +102,9 @@ class Fgd:
         """Return the fragments of states, rows x states, given their free shares (rows x states x GPUs)."""
         rooms = self.rooms
         whole, free = rooms.whole[rows][:, None, :], np.maximum(free, 0)
-        parts = self._parts * self._fits(rows, cpu, memory)
+        # Rows x kinds: whether the node hosts a pod as far as models, CPU and memory decide.
+        hosted = self._hosts[rows] & (cpu[:, None] >= self._cpu) & (memory[:, None] >= self._memory)
+        parts = self._parts * hosted
         row = np.arange(len(rows))[:, None]
         of_shares = (parts @ self._usable)[row[:, :, None], free]
         idle = (free == whole) & (free > 0)
@@ -118,23 +120,14 @@ class Fgd:
         fragments: Floats = free.sum(2) - usable
         return fragments
 
-    def _fits(self, rows: Ints, cpu: Ints, memory: Ints) -> Bools:
-        """Return rows x kinds: whether the node hosts a pod as far as models, CPU and memory decide."""
-        fits: Bools = self._hosts[rows] & (cpu[:, None] >= self._cpu) & (memory[:, None] >= self._memory)
-        return fits
 
-
-class BestFit:
+class BestFit(Policy):
     """Scores nodes by what they have left of CPU and GPUs, each as a part of the largest node's."""
 
     def __init__(self, rooms: Rooms) -> None:
-        """Score `rooms`."""
-        self.rooms = rooms
+        super().__init__(rooms)
         self._most_cpu = max([1, *(node_type.cpu_milli for node_type in rooms.node_types)])
         self._most_shares = max(1, int(np.maximum(rooms.size, 0).sum(1).max(initial=1)))
-
-    def refresh(self, rows: Ints) -> None:
-        """Nothing is remembered of rows."""
 
     def scores(self, kind: PodKind, rows: Ints) -> Floats:
         """Return the scores of rows, the best being the highest; `NEVER` where the pod does not fit."""
@@ -157,27 +150,19 @@ class BestFit:
         return [int(at) for at in np.nonzero(taken[int(kept.argmin())])[0]]
 
 
-class LeastAllocated:
+class LeastAllocated(Policy):
     """Scores nodes for pods without GPUs by what they have left of CPU and memory, which spreads these pods.
 
     It is the default score of kube-scheduler's plugin NodeResourcesFit, for pods about which it asks no extender.
     """
 
     def __init__(self, rooms: Rooms) -> None:
-        """Score `rooms`."""
-        self._rooms = rooms
+        super().__init__(rooms)
         every = [(max(1, each.cpu_milli), max(1, each.memory_mib)) for each in rooms.node_types]
         self._all = np.array(every, float).reshape(-1, 2)
 
-    def refresh(self, rows: Ints) -> None:
-        """Nothing is remembered of rows."""
-
     def scores(self, kind: PodKind, rows: Ints) -> Floats:
         """Return the scores of rows, the best being the highest; `NEVER` where the pod does not fit."""
-        spare = np.stack(self._rooms.spare(kind, rows), 1)
+        spare = np.stack(self.rooms.spare(kind, rows), 1)
         found: Floats = np.where((spare >= 0).all(1), (spare / self._all[rows]).sum(1), NEVER)
         return found
-
-    def gpus(self, _kind: PodKind, _row: int) -> Sequence[int]:
-        """Return no GPU."""
-        return ()
