@@ -147,7 +147,7 @@ class Pods:
     def annotations(self, name: str) -> Mapping[str, str]:
         """Return the annotations of a pod, none if it has ended."""
         named = (meta for pod in self._api.all("pods") if (meta := pod["metadata"])["name"] == name)
-        return next(named, {}).get("annotations", {})
+        return next((meta.get("annotations", {}) for meta in named), {})
 
     def event(self, pod: Pod, reason: str) -> str | None:
         """Return the note of the newest Event about a pod for this reason, None if there is none."""

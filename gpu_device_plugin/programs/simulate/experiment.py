@@ -145,7 +145,11 @@ class _Search:
         self._most = min(MOST_NODES, max(self.least, len(workload.pods)))
 
     def fewest(self, policy: str, seed: int) -> int:
-        number = fewest(lambda number: self._enough(self._run(policy, seed, number)), self.least, self._most)
+        def enough(number: int) -> bool:
+            outcome = self._run(policy, seed, number)
+            return bool((outcome.accepted | self._may_fail[np.array(outcome.pods, np.int64)]).all())
+
+        number = fewest(enough, self.least, self._most)
         if number is None and self._misfits:
             raise _misfit("finds no room on the nodes that are there, and fits on none that is added", self._misfits)
         if number is None:
@@ -154,9 +158,6 @@ class _Search:
 
     def runs(self, policy: str, number: int) -> int:
         return int(self._run(policy, 0, number).accepted.sum())
-
-    def _enough(self, outcome: SimulationOutcome) -> bool:
-        return bool((outcome.accepted | self._may_fail[np.array(outcome.pods, np.int64)]).all())
 
     def _run(self, policy: str, seed: int, number: int) -> SimulationOutcome:
         workload = self._inputs.workload

@@ -173,15 +173,14 @@ def _means(policies: Sequence[Json], plan: Plan) -> list[Line]:
         return []
     keys = {"AT 100 %": "allocatedAt100", "AT END": "allocatedAtEnd"} if plan.departures is None else {}
     keys["REJECTED"] = "rejected"
-    rows = [(each["policy"], *(_percent(each[key]) for key in keys.values())) for each in policies]
+    rows = [
+        (each["policy"], *("-" if each[key] is None else f"{100 * each[key]:.1f}" for key in keys.values()))
+        for each in policies
+    ]
     about = "rejected: of the GPU that pods asked for, in %; means of all seeds"
     if plan.departures is None:
         about = f"at 100 %, at end: GPU allocated, in % of what was free at first; {about}"
     return [*_aligned(("POLICY", *keys), rows), Line(about, Tone.FAINT), Line("")]
-
-
-def _percent(part: float | None) -> str:
-    return "-" if part is None else f"{100 * part:.1f}"
 
 
 def _aligned(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[Line]:

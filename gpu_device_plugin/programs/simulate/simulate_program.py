@@ -18,7 +18,7 @@ from gpu_device_plugin.programs.terminal import discard_output, say, show
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from typing import TextIO
 
 
@@ -49,8 +49,10 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
         inputs = sources.inputs(
             arguments.nodes, arguments.pods, arguments.nodes_needed or "", skip_misfits=arguments.skip_misfits
         )
-        for note in _few(inputs.notes):
+        for note in inputs.notes[:_MOST_NOTES]:
             say(sys.stderr, f"{_PROG}: {note}")
+        if (more := len(inputs.notes) - _MOST_NOTES) > 0:
+            say(sys.stderr, f"{_PROG}: {more} more notes like these; -o json has them all")
         if arguments.nodes_needed is not None:
             policies = [needed_document(each, inputs) for each in nodes_needed(plan, inputs, bar.show)]
         else:
@@ -72,11 +74,6 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
     finally:
         bar.clear()
     return OK
-
-
-def _few(notes: Sequence[str]) -> Sequence[str]:
-    more = len(notes) - _MOST_NOTES
-    return notes if more <= 0 else (*notes[:_MOST_NOTES], f"{more} more notes like these; -o json has them all")
 
 
 _CELLS = 30

@@ -136,10 +136,8 @@ class AgentFigures:
     ) -> NoReturn:
         """Read the use of nodes again and again. Ends only by cancellation.
 
-        Args:
-            nodes: returns the names of the nodes whose use is wanted now; none while nobody looks.
-            deliver: takes the use of a node; None: its agent's figures cannot be read any more.
-            in_view: returns the names of those that come first, as far as they are among `nodes`.
+        `nodes` returns the names of the nodes whose use is wanted now, none while nobody looks, and `in_view` those
+        that come first among them. `deliver` takes the use of a node; None: its agent cannot be read any more.
         """
         timing = self._timing
         while True:

@@ -77,7 +77,9 @@ class PageState:
         """By node and the namespaces there that are seen: the JSON with all names, and with theirs alone."""
         self.mark: Observable[int] = Observable(0)
         """The number of the last change."""
-        self.waiting = WaitingPage(watched.cluster, self._all_views, self.changed)
+        self.waiting = WaitingPage(
+            watched.cluster, lambda: self._views if watched.nodes_readable else None, self.changed
+        )
         self.dirty = asyncio.Event()
         """Something has changed since the last `refresh`."""
         self._writing = False
@@ -165,8 +167,9 @@ class PageState:
         self._changes.add(name, number)
         return True
 
-    def _all_views(self) -> Sequence[NodeView] | None:
-        return [self._shown[name].view for name in sorted(self._shown)] if self._watched.nodes_readable else None
+    @property
+    def _views(self) -> Sequence[NodeView]:
+        return [self._shown[name].view for name in sorted(self._shown)]
 
     # --- Reading ------------------------------------------------------------------------------------------------------
 
@@ -206,9 +209,7 @@ class PageState:
 
     def views(self, scope: CallerScope) -> Sequence[NodeView] | None:
         """Return all nodes for a reader; None: they cannot be read."""
-        if not self.shows_nodes(scope):
-            return None
-        return [scope.of(self._shown[name].view) for name in sorted(self._shown)]
+        return [*map(scope.of, self._views)] if self.shows_nodes(scope) else None
 
     def with_pods_of(self, namespaces: Collection[str]) -> Sequence[str]:
         """Return the names of the nodes with pods of any of these namespaces."""

@@ -52,8 +52,7 @@ class Views:
     def show(self, stream: str, user: str, nodes: Collection[str]) -> bool:
         """Learn which nodes a reader looks at, those first that matter most to it; the rest of many is left out.
 
-        Returns:
-            Whether there is such a stream of this user.
+        Return whether there is such a stream of this user.
         """
         if self._users.get(stream) != user:
             return False

@@ -6,6 +6,7 @@ A pod gets its GPUs by its limits, or through ResourceClaims.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.claimed_gpus import (
@@ -229,7 +230,8 @@ def _location(
     if node is None and nodes is not None:
         yield note("node-shares-none", "That node does not exist, or shares no GPUs.")
     listed = {} if node is None else {gpu.position: gpu for gpu in node.candidate.gpus.all}
-    places = [(at, _amount(node, shares)) for at, shares in usage.shares] + [(at, "all") for at in usage.whole]
+    amount_of = partial(counted, one="unit") if node is None else node.amount
+    places = [(at, amount_of(shares)) for at, shares in usage.shares] + [(at, "all") for at in usage.whole]
     for position, amount in sorted(places):
         gpu = listed.get(position)
         unlisted = "" if nodes is None else "not listed by its node"
@@ -264,10 +266,6 @@ def _why_unplaced(pod: Pod, status: SchedulingStatus, resources: tuple[Resource,
         else "{scheduler} did not call the extender, or the pod's nodeName was set by hand."
     )
     return note("not-promised", f"Its annotations name no GPU: {why}", scheduler=status.scheduler)
-
-
-def _amount(node: NodeView | None, shares: int) -> str:
-    return counted(shares, "unit") if node is None else node.amount(shares)
 
 
 def _moment(nanoseconds: str) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+    from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.value.workload_mix import PodKind
@@ -95,8 +96,8 @@ class _Reader:
         self._now, self._empty = Fleet(resources, vanished_grace_s=0), Fleet(resources, vanished_grace_s=0)
         self._pods = self._pod_reader()
         self._others = OtherPodReader()
-        self._nvidia: dict[str, nvidia.Labelled] = {}
-        """The nodes without an agent of ours, where no node has one."""
+        self._nvidia: dict[str, tuple[NodeGpus, int]] = {}
+        """The nodes without an agent of ours, where no node has one; see `gpus_by_labels`."""
         self._held: dict[str, int] = {}
         """How many of the resource of NVIDIA's device plugin pods hold, by node."""
         self._waiting: list[tuple[str, PodKind]] = []
@@ -130,7 +131,7 @@ class _Reader:
             elif offered and not self._ours(node):
                 self._leave_out(f"node {node.name}", f"its GPUs are given as {nvidia.WHOLE.name}, by no agent of ours")
             self._put(node)
-        if any(labelled.gpus.gpus for labelled in self._nvidia.values()):
+        if any(gpus.gpus for gpus, _ in self._nvidia.values()):
             self.notes.append(
                 "no node has an agent of ours, so that its GPUs are those of the labels of GPU feature discovery, in "
                 f"shares of 1 GiB, and {nvidia.WHOLE.name} of a pod counts as whole GPUs"
@@ -141,7 +142,7 @@ class _Reader:
 
     def _put(self, node: NodeRecord) -> None:
         if node.name in self._nvidia:
-            gpus = self._nvidia[node.name].gpus
+            gpus, _ = self._nvidia[node.name]
         else:
             memory, count = (node.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
             gpus = gpus_of_node(node.annotations, node.labels, memory, count)
@@ -243,7 +244,8 @@ class _Reader:
         """Return a node without GPUs that pods hold through NVIDIA's device plugin: without the first ones."""
         if not (held := self._held.get(node.name)):
             return node
-        taken = -(-held // self._nvidia[node.name].each) if node.name in self._nvidia else 0
+        _, each = self._nvidia.get(node.name, (None, 0))
+        taken = -(-held // each) if each else 0
         frees = (*[0] * min(taken, len(node.left.frees)), *node.left.frees[taken:])
         return replace(node, left=replace(node.left, frees=frees))
 

@@ -42,36 +42,27 @@ def known_model(name: str) -> Model | None:
     return Model(product, (total_mib - reserved_mib) // _SHARE_MIB)
 
 
-class Labelled(NamedTuple):
-    """The GPUs of a node that has no agent of ours yet."""
+def gpus_by_labels(labels: Mapping[str, str], offered: int) -> tuple[NodeGpus, int]:
+    """Return the GPUs as an agent of ours would list them, and how often NVIDIA's device plugin hands out each.
 
-    gpus: NodeGpus
-    """As an agent of ours would list them, as far as the labels tell."""
-    each: int = 1
-    """How often NVIDIA's device plugin hands out each GPU."""
-
-
-def gpus_by_labels(labels: Mapping[str, str], offered: int) -> Labelled:
-    """Return the GPUs of a node; `offered`: its capacity of `WHOLE`.
-
-    Where they cannot be known, there are none, and `NodeGpus.problem` says why.
+    `offered` is the node's capacity of `WHOLE`. Where GPUs cannot be known, there are none, and `problem` says why.
     """
     product = labels.get(_PRODUCT, "").replace(" ", "-")
     if _DIVIDED in product:
-        return Labelled(NodeGpus(problem="its GPUs are divided into MIG instances; name it in words, with mig="))
+        return NodeGpus(problem="its GPUs are divided into MIG instances; name it in words, with mig="), 1
     memory_mib, replicas = _number(labels, _MEMORY), max(1, _number(labels, _REPLICAS))
     number = _number(labels, _COUNT) or offered // replicas
     if not memory_mib:
         why = f"no label {_MEMORY} says how much memory its GPUs have; deploy NVIDIA's GPU feature discovery"
-        return Labelled(NodeGpus(problem=f"{why}, or name it in words"))
+        return NodeGpus(problem=f"{why}, or name it in words"), 1
     if not 0 < number <= MOST_GPUS:
-        return Labelled(NodeGpus(problem=f"its label {_COUNT} is no number of GPUs"))
+        return NodeGpus(problem=f"its label {_COUNT} is no number of GPUs"), 1
     product = product.removesuffix(_SHARED)
     reserved_mib = next((known[2] for known in MODELS.values() if known[0].replace(" ", "-") == product), _RESERVED_MIB)
     shares = max(0, memory_mib - reserved_mib) // _SHARE_MIB
     model = product.replace("-", " ")
     gpus = [ListedGpu(at, shares, model=model, memory_mib=memory_mib) for at in range(number)]
-    return Labelled(NodeGpus(tuple(gpus), share_mib=_SHARE_MIB), replicas)
+    return NodeGpus(tuple(gpus), share_mib=_SHARE_MIB), replicas
 
 
 def _number(labels: Mapping[str, str], key: str) -> int:

@@ -111,14 +111,15 @@ class ByFullness(Policy):
 
 def _listed(node_type: NodeType) -> NodeGpus:
     listed = (
-        ListedGpu(at, gpu.size, model=gpu.model, instance=None if card is None else _instance(card, at))
+        ListedGpu(
+            at,
+            gpu.size,
+            model=gpu.model,
+            instance=None if card is None else ListedInstance(str(card), card, at - card, profile="", gi=at - card),
+        )
         for at, (gpu, card) in enumerate(zip(node_type.gpus, node_type.cards, strict=True))
     )
     return NodeGpus(tuple(listed), share_mib=1024)
-
-
-def _instance(card: int, at: int) -> ListedInstance:
-    return ListedInstance(parent=str(card), gpu=card, number=at - card, profile="", gi=at - card)
 
 
 def asked(kind: PodKind) -> Ask:
