@@ -118,6 +118,8 @@ def _refuse_what_belongs_elsewhere(parser: Parser, arguments: argparse.Namespace
             raise UsageError(f"{flag} goes with {', '.join(commands)}, and not with {command}; leave it out")
     if arguments.interval is not None and not _SHORTEST_S <= arguments.interval <= _LONGEST_S:
         raise UsageError(f"--interval: {arguments.interval:g} s; choose {_SHORTEST_S:g} to {_LONGEST_S:g} seconds")
+    if not 0 <= (port := arguments.port or 0) < 1 << 16:
+        raise UsageError(f"--port: {port} is no port; choose one from 1024 to 65535, or leave it out")
     if command == "prices" and arguments.output not in {"summary", "json"}:
         raise UsageError(f"-o {arguments.output}: prices are a table or -o json; write one of them")
     if command == "overview" and arguments.namespace and (arguments.node or arguments.selector):

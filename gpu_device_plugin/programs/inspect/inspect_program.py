@@ -91,7 +91,10 @@ def main(
             arguments = parse(prog, argv)
             resources = resources_in(arguments, environ)
             if arguments.command == "web":
-                return _web(web, arguments, resources, prog=prog, kubectl=kubectl)
+                if web is None:
+                    raise UsageError("web: this build has no page; install the package gpu-device-plugin")
+                flags, port, browser = passed_on(arguments), arguments.port or 0, not arguments.no_browser
+                return web(flags, resources, port=port, browser=browser, prog=prog, kubectl=kubectl)
             access = Kubectl(passed_on(arguments), kubectl)
             if arguments.command == "top":
                 return _top(arguments, access, resources, environ)
@@ -351,22 +354,6 @@ def _prices(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence
 def _doctor(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
     found = findings(kubectl, resources)
     return report(found, as_json=arguments.json), exit_code(found)
-
-
-def _web(
-    serve: Callable[..., int] | None,
-    arguments: argparse.Namespace,
-    resources: Sequence[Resource],
-    *,
-    prog: str,
-    kubectl: str,
-) -> int:
-    if not 0 <= (port := arguments.port or 0) < 1 << 16:
-        raise UsageError(f"--port: {port} is no port; choose one from 1024 to 65535, or leave it out")
-    if serve is None:
-        raise UsageError("web: this build has no page; install the package gpu-device-plugin")
-    flags = passed_on(arguments)
-    return serve(flags, resources, port=port, browser=not arguments.no_browser, prog=prog, kubectl=kubectl)
 
 
 def _uninstall(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:

@@ -134,7 +134,13 @@ class _Search:
     def __init__(self, plan: Plan, inputs: Inputs) -> None:
         self._plan, self._inputs, workload = plan, inputs, inputs.workload
         self._there = inputs.nodes if inputs.added is not None else ()
-        self._shape = inputs.added.shape if inputs.added is not None else _only_shape(inputs)
+        shapes = {node.shape for node in (inputs.nodes if inputs.added is None else (inputs.added,))}
+        if len(shapes) > 1:
+            raise UsageError(
+                f"--nodes-needed: the nodes are of {len(shapes)} kinds; name the kind that you would add to them, "
+                "as in --nodes-needed '4x H100 cpu=64'"
+            )
+        (self._shape,) = shapes
         fits = np.array([self._shape.hosts(kind) for kind in workload.kinds], np.bool_)
         self._misfits = [kind for kind, fit in zip(workload.kinds, fits, strict=True) if not fit]
         if self._misfits and not self._there:
@@ -185,16 +191,6 @@ def fewest(enough: Callable[[int], bool], least: int, most: int = MOST_NODES) ->
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
-
-
-def _only_shape(inputs: Inputs) -> NodeType:
-    shapes = {node.shape for node in inputs.nodes}
-    if len(shapes) > 1:
-        raise UsageError(
-            f"--nodes-needed: the nodes are of {len(shapes)} kinds; name the kind that you would add to them, "
-            "as in --nodes-needed '4x H100 cpu=64'"
-        )
-    return next(iter(shapes))
 
 
 def _least(shape: NodeType, there: Sequence[Start], kinds: Sequence[PodKind]) -> int:

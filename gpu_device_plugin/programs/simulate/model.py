@@ -204,7 +204,7 @@ def until(workload: Workload, nodes: Sequence[Start], seed: int, over: float = 1
         UsageError: the pods ask for too little.
     """
     rng = np.random.default_rng(seed)
-    listed, demand = np.array(workload.pods), _demand(workload, nodes)
+    listed, demand = np.array(workload.pods), demand_of(workload, nodes)
     wanted = over * capacity_of(nodes)
     _check(demand[listed], wanted)
     found = rng.permutation(listed)
@@ -226,7 +226,7 @@ def departing(workload: Workload, nodes: Sequence[Start], seed: int, load: float
         UsageError: the pods ask for too little.
     """
     rng = np.random.default_rng(seed)
-    listed, demand = np.array(workload.pods), _demand(workload, nodes)
+    listed, demand = np.array(workload.pods), demand_of(workload, nodes)
     wanted = load * capacity_of(nodes)
     _check(demand[listed], wanted * lifetimes)
     rate = wanted / demand[listed].mean()
@@ -236,7 +236,8 @@ def departing(workload: Workload, nodes: Sequence[Start], seed: int, load: float
     return Arrivals(pods.tolist(), (np.arange(number) / rate).tolist(), rng.exponential(1.0, number).tolist())
 
 
-def _demand(workload: Workload, nodes: Sequence[Start]) -> Floats:
+def demand_of(workload: Workload, nodes: Sequence[Start]) -> Floats:
+    """Return what each kind asks of all its GPUs together; a whole one counts as the mean GPU of the nodes."""
     unit = unit_of(nodes)
     return np.array([shares_of(kind, unit) for kind in workload.kinds])
 

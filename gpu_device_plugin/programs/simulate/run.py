@@ -13,7 +13,7 @@ import numpy as np
 from gpu_device_plugin.core.value.fair_learning import due, studied
 from gpu_device_plugin.core.value.price_learning import learn
 from gpu_device_plugin.core.value.workload_mix import WorkloadMix
-from gpu_device_plugin.programs.simulate.model import SimulationOutcome, capacity_of, shares_of, unit_of
+from gpu_device_plugin.programs.simulate.model import SimulationOutcome, capacity_of, demand_of
 from gpu_device_plugin.programs.simulate.placer import Placer
 from gpu_device_plugin.programs.simulate.policies.extender_policies import ByFullness, ByValue
 from gpu_device_plugin.programs.simulate.policies.fgd import BestFit, Fgd, LeastAllocated
@@ -56,9 +56,7 @@ def run(
     without_gpus = LeastAllocated(rooms) if others_apart else None
     placer = _placer(policy, rooms, workload, cold=cold, without_gpus=without_gpus)
     accepted = _accepted(placer, arrivals, progress)
-    unit = unit_of(nodes)
-    demand = np.array([shares_of(kind, unit) for kind in workload.kinds])
-    shares = demand[np.array(arrivals.pods, np.int64)]
+    shares = demand_of(workload, nodes)[np.array(arrivals.pods, np.int64)]
     cpu_s = time.process_time() - began
     after = tuple([replace(node, left=rooms.left(row)) for row, node in enumerate(ordered)])
     return SimulationOutcome(policy, arrivals.pods, accepted, shares, capacity_of(nodes), cpu_s, after)

@@ -118,7 +118,11 @@ class PageRoutes:
             try:
                 async with asyncio.timeout(self.within_s):
                     caller = await self.callers.caller(_token(request))
-                    return self._unknown() if caller is None else await answer(request, caller)
+                    if caller is not None:
+                        return await answer(request, caller)
+                    if self.about.mode == "cluster":
+                        return _error(401, "Give the token of an account of this cluster.", login="token")
+                    return _error(401, "Open the page by the address that the command printed; it ends in a token.")
             except TimeoutError:
                 return _error(502, f"The API server did not answer within {self.within_s:g} s; try again.")
             except (ApiError, UnreadableObjectError) as error:
@@ -131,11 +135,6 @@ class PageRoutes:
         if not self.about.hosts or host in self.about.hosts:
             return None
         return _error(403, "This page is served under another address; open the one that the command printed.")
-
-    def _unknown(self) -> Page:
-        if self.about.mode == "cluster":
-            return _error(401, "Give the token of an account of this cluster.", login="token")
-        return _error(401, "Open the page by the address that the command printed; it ends in a token.")
 
     def _unread(self, error: ApiError | UnreadableObjectError) -> Page:
         match error:
