@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import Page
@@ -107,13 +107,6 @@ EXTENDER_DURATIONS = (VERBS,)
 # --- Counting, and the page ------------------------------------------------------------------------------------------
 
 
-class StateMetrics(Protocol):
-    """The state of a program at one moment, like `core.report.gauges.NodeMetrics`."""
-
-    def gauges(self) -> Gauges:
-        """Return its gauges with their values; values may be read as they are written, some lines at a time."""
-
-
 class Metrics:
     """The counters and histograms to which the rest of the program adds.
 
@@ -132,14 +125,14 @@ class PrometheusMetrics(Metrics):
 
     def __init__(
         self,
-        state: Callable[[], StateMetrics],
+        gauges: Callable[[], Gauges],
         counts: Iterable[Count] = COUNTS,
         durations: Iterable[Duration] = DURATIONS,
     ) -> None:
         """Begin at zero.
 
         Args:
-            state: returns the current state of the program.
+            gauges: returns the program's gauges with their values, which are read as they are written.
             counts: the counters of the program.
             durations: its histograms.
         """
@@ -159,7 +152,7 @@ class PrometheusMetrics(Metrics):
         }
         # Memory, CPU time and open files of this process: the first metrics to check when an agent misbehaves.
         prometheus.ProcessCollector(registry=self._registry)
-        self._state = state
+        self._gauges = gauges
         self._writing = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -186,7 +179,7 @@ class PrometheusMetrics(Metrics):
         async with self._writing:
             text = [generate_latest(self._registry).decode()]
             await asyncio.sleep(0)
-            for gauge, values in chain(_BUILD, self._state().gauges()):
+            for gauge, values in chain(_BUILD, self._gauges()):
                 for piece in family(gauge, values):
                     text.append(piece)
                     if len(piece) >= _LONG:

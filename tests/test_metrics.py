@@ -33,7 +33,7 @@ def lines(page: Page) -> set[str]:
 
 async def test_nothing_is_said_of_when_counting_began() -> None:
     """prometheus_client would add a series `_created` for each counter and histogram."""
-    seen = metrics.PrometheusMetrics(lambda: IDLE)
+    seen = metrics.PrometheusMetrics(IDLE.gauges)
     seen.count(metrics.ALLOCATIONS, "aliyun.com/gpu-mem")
     seen.took(metrics.RPCS, 0.1, "Allocate")
     assert "_created" not in str((await seen.page()).body)
@@ -60,7 +60,7 @@ async def test_others_run_while_a_long_page_is_written() -> None:
 
 
 async def test_what_happened_is_counted_by_label() -> None:
-    seen = metrics.PrometheusMetrics(lambda: IDLE)
+    seen = metrics.PrometheusMetrics(IDLE.gauges)
     seen.count(metrics.ALLOCATIONS, "aliyun.com/gpu-mem")
     seen.count(metrics.ALLOCATIONS, "aliyun.com/gpu-mem")
     seen.count(metrics.REFUSALS, "aliyun.com/gpu-count", "too little room")
@@ -74,7 +74,7 @@ async def test_what_happened_is_counted_by_label() -> None:
 
 async def test_how_long_answers_took_falls_into_buckets() -> None:
     """0.3 ms and 7 ms: one is within 0.5 ms, both within 10 ms."""
-    seen = metrics.PrometheusMetrics(lambda: IDLE)
+    seen = metrics.PrometheusMetrics(IDLE.gauges)
     for seconds in (0.0003, 0.007):
         seen.took(metrics.RPCS, seconds, "Allocate")
     assert lines(await seen.page()) >= {
@@ -85,18 +85,17 @@ async def test_how_long_answers_took_falls_into_buckets() -> None:
 
 
 async def test_the_state_is_the_one_at_the_moment_of_the_question() -> None:
-    state = IDLE
-    seen = metrics.PrometheusMetrics(lambda: state)
+    states = [IDLE, replace(IDLE, containers_over=2)]
+    seen = metrics.PrometheusMetrics(lambda: states.pop(0).gauges())
     assert lines(await seen.page()) >= {
         f'gpushare_build_info{{version="{__version__}"}} 1.0',
         "gpushare_containers_over 0.0",
     }
-    state = replace(IDLE, containers_over=2)
     assert "gpushare_containers_over 2.0" in lines(await seen.page())
 
 
 async def test_the_process_shows_its_memory_and_open_files() -> None:
-    body = (await metrics.PrometheusMetrics(lambda: IDLE).page()).body
+    body = (await metrics.PrometheusMetrics(IDLE.gauges).page()).body
     assert "process_resident_memory_bytes" in body
     assert "process_open_fds" in body
 
@@ -105,7 +104,7 @@ async def test_the_process_shows_its_memory_and_open_files() -> None:
 
 
 def extender(state: Callable[[], ExtenderMetrics]) -> metrics.PrometheusMetrics:
-    return metrics.PrometheusMetrics(state, metrics.EXTENDER_COUNTS, metrics.EXTENDER_DURATIONS)
+    return metrics.PrometheusMetrics(lambda: state().gauges(), metrics.EXTENDER_COUNTS, metrics.EXTENDER_DURATIONS)
 
 
 # --- Every name ------------------------------------------------------------------------------------------------------
@@ -118,7 +117,7 @@ async def explained(seen: metrics.PrometheusMetrics) -> dict[str, str]:
 
 
 async def test_every_metric_explains_itself_and_stands_in_the_documentation() -> None:
-    agent = await explained(metrics.PrometheusMetrics(lambda: IDLE))
+    agent = await explained(metrics.PrometheusMetrics(IDLE.gauges))
     other = await explained(extender(ExtenderMetrics))
     assert [name for name, text in (agent | other).items() if not text[0].isalnum() or not text.endswith(".")] == []
     page = Path(__file__).parents[1] / "docs" / "operations.md"
@@ -127,7 +126,7 @@ async def test_every_metric_explains_itself_and_stands_in_the_documentation() ->
 
 
 async def test_each_program_shows_its_own_and_no_others() -> None:
-    agent = await explained(metrics.PrometheusMetrics(lambda: IDLE))
+    agent = await explained(metrics.PrometheusMetrics(IDLE.gauges))
     other = await explained(extender(ExtenderMetrics))
     assert agent.keys() & other.keys() == {
         *("gpushare_build_info", "gpushare_api_errors_total", "gpushare_malformed_annotations_total")
@@ -180,7 +179,7 @@ async def test_a_probe_says_what_is_missing(http: aiohttp.ClientSession) -> None
 
 
 async def test_metrics_are_served_in_prometheus_format(http: aiohttp.ClientSession) -> None:
-    seen = metrics.PrometheusMetrics(lambda: IDLE)
+    seen = metrics.PrometheusMetrics(IDLE.gauges)
     async with serving("127.0.0.1", 0, {"/metrics": seen.page}) as port:
         answer = await http.get(f"http://127.0.0.1:{port}/metrics")
         assert answer.status == 200

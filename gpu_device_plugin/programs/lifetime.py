@@ -1,16 +1,151 @@
-"""Run a program until it fails or a signal stops it; its exit code says whether it needs a restart."""
+"""Run a program until it fails or a signal stops it, and reload its settings when their files change."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import signal
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
+
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.settings.common import ProgramSettings
+from gpu_device_plugin.settings.knobs import Settings, UsageError, reload
+from gpu_device_plugin.settings.mps import MpsSettings
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
+    from gpu_device_plugin.settings.sources import Sources, Texts
+
+S = TypeVar("S", bound=Settings)
+P = TypeVar("P", bound=ProgramSettings | MpsSettings)
+
 _log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, repr=False)
+class Rereading(Generic[S]):
+    """Watches the files of settings, and passes each change on."""
+
+    _sources: Sources[S]
+    seen: Texts | str
+    """The last content of the files, at first that when the program started; or why they could not be read."""
+    _: KW_ONLY
+    take: Callable[[S], None]
+    """Called with changed settings."""
+    refuse: Callable[[str], None]
+    """Called with a sentence that says why the files are unusable."""
+    read: Callable[[Texts], S] | None = None
+    """Parses the content of the files, or raises UsageError; None: they are parsed without a profile."""
+    look_s: float = 10.0
+    """Seconds between two looks without a notification."""
+    settle_s: float = 0.2
+    """Seconds from a notification to the look: a writer takes a moment to finish."""
+
+    @property
+    def _folder(self) -> Path:
+        path = Path(self._sources.config)
+        return path if path.is_dir() else path.parent
+
+    def look(self, *, anyway: bool = False) -> None:
+        """Read the files now; if they changed, or `anyway`, pass their settings to `take` or the error to `refuse`."""
+        try:
+            found = self._sources.texts()
+        except UsageError as error:
+            if str(error) != self.seen or anyway:
+                self.seen = str(error)
+                self.refuse(self.seen)
+            return
+        if found == self.seen and not anyway:
+            return
+        self.seen = found
+        try:
+            settings = self._sources.read(texts=found) if self.read is None else self.read(found)
+        except UsageError as error:
+            self.refuse(str(error))
+        else:
+            for warning in self._sources.renamed(found):
+                _log.warning("%s", warning)
+            self.take(settings)
+
+    async def run(self) -> NoReturn:
+        """Look at each change notification, and at least every `look_s` seconds. Ends only by cancellation."""
+        changed = asyncio.Event()
+        if not self._sources.config:
+            await changed.wait()
+        from gpu_device_plugin.aio.directory_watch import CONTENTS, watching  # noqa: PLC0415 - only needed with a file
+
+        # A mounted ConfigMap is a directory of links through one link, ..data; an update renames a new one over it.
+        with watching(self._folder, changed, CONTENTS):
+            while True:
+                self.look()
+                if await within(self.look_s, changed.wait()):
+                    await asyncio.sleep(self.settle_s)
+                changed.clear()
+
+    async def beside(self, work: Coroutine[None, None, NoReturn]) -> NoReturn:
+        """Run together with `work`, until it fails or this task is cancelled. Raises its error, in a group."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(work, name="the program itself")
+            tasks.create_task(self.run(), name="follow the settings")
+        raise AssertionError  # pragma: no cover (the tasks never return)
+
+
+# --- A program --------------------------------------------------------------------------------------------------------
+
+
+class Program(Generic[P]):
+    """A program that runs permanently, with settings that can change meanwhile."""
+
+    def __init__(self, settings: P) -> None:
+        self.settings = settings
+
+    def reload(self, wanted: P) -> None:
+        """Apply the settings that can change at run time."""
+        outcome = reload(self.settings, wanted)
+        self.settings = outcome.settings
+        logging.getLogger("gpu_device_plugin").setLevel(outcome.settings.log_level.upper())
+        _log.info("%s", outcome.sentence, extra=outcome.changes)
+
+    def keep_settings(self, why: str) -> None:
+        """Log that new settings are invalid, and that the present ones stay in force."""
+        _log.error("the configuration stays as it was", extra={"why": why})
+
+    async def follow_settings(
+        self,
+        sources: Sources[P],
+        texts: Texts,
+        work: Coroutine[None, None, NoReturn],
+        name: str,
+        **ends: Callable[[], Awaitable[None]],
+    ) -> int:
+        """Run `work` as `until_stopped` does, which also describes `name` and `ends`, and apply changed settings.
+
+        `texts` are the contents of the files among `sources` from which the present settings were read.
+        """
+        rereading = Rereading(sources, texts, take=self.reload, refuse=self.keep_settings)
+        look = partial(rereading.look, anyway=True)
+        return await until_stopped(rereading.beside(work), name, {signal.SIGHUP: look}, **ends)
+
+
+def tls_of(cert: Path | None, key: Path | None, client_ca: Path | None = None) -> ssl.SSLContext | None:
+    """Return the context of a TLS server, None without certificate and key.
+
+    Raises:
+        UsageError: a file cannot be used.
+    """
+    if cert is None or key is None:
+        return None
+    from gpu_device_plugin.aio.tls import server_tls  # noqa: PLC0415 - 5 MB of OpenSSL that not every agent needs
+
+    try:
+        return server_tls(cert, key, client_ca)
+    except OSError as error:
+        raise UsageError(str(error)) from error
 
 
 async def _nothing() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.programs.rereading import Rereading
+from gpu_device_plugin.programs.lifetime import Rereading
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import time
 import uuid
 from contextlib import AsyncExitStack
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import STRANGERS, ListenError, serving_routes, written
-from gpu_device_plugin.aio.tls import server_tls
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT, ClusterConfig, ClusterConfigError, config_for
 from gpu_device_plugin.cluster.lease import Lease, LeaseTiming
@@ -34,12 +32,11 @@ from gpu_device_plugin.programs.extender.extender_routes import ExtenderRoutes, 
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
 from gpu_device_plugin.programs.extender.verbs import Verbs
 from gpu_device_plugin.programs.extender.workload_learning import Learner
-from gpu_device_plugin.programs.lifetime import until_stopped
-from gpu_device_plugin.programs.rereading import Rereading
-from gpu_device_plugin.settings.knobs import UsageError, reload
+from gpu_device_plugin.programs.lifetime import Program, tls_of
+from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable, Iterable
 
     import msgspec
@@ -50,7 +47,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.other_pods import OtherPod
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.programs.extender.extender_routes import Watches
-    from gpu_device_plugin.settings.extender import ExtenderSettings
     from gpu_device_plugin.settings.forms import Address
     from gpu_device_plugin.settings.sources import Sources, Texts
 
@@ -97,9 +93,7 @@ def main(sources: Sources[ExtenderSettings], texts: Texts, settings: ExtenderSet
     except ClusterConfigError as error:
         raise UsageError(f"api: {error}") from error
     extender = Extender(settings, config, when_read=collect_rarely())
-    rereading = Rereading(sources, texts, take=extender.reload, refuse=extender.keep_settings)
-    reload = partial(rereading.look, anyway=True)
-    return asyncio.run(until_stopped(rereading.beside(extender.run()), "extender", {signal.SIGHUP: reload}))
+    return asyncio.run(extender.follow_settings(sources, texts, extender.run(), "extender"))
 
 
 def collect_rarely() -> Callable[[], None]:
@@ -121,7 +115,7 @@ def freeze_objects() -> None:
     gc.freeze()
 
 
-class Extender:
+class Extender(Program[ExtenderSettings]):
     """Wires the parts of an extender together. Makes no decision itself."""
 
     def __init__(
@@ -133,13 +127,13 @@ class Extender:
         when_read: Callable[[], None] = freeze_objects,
     ) -> None:
         """Prepare; nothing is sent before `run`. `when_read` is called once, when the cluster has been read."""
-        self.settings = settings
+        super().__init__(settings)
         self._timings = timings
         self._when_read = when_read
         self._resources = resources = settings.offered
         names = tuple(resource.name for resource in resources)
         self._metrics: m.Metrics = (
-            m.PrometheusMetrics(self.state, m.EXTENDER_COUNTS, m.EXTENDER_DURATIONS)
+            m.PrometheusMetrics(lambda: self.state().gauges(), m.EXTENDER_COUNTS, m.EXTENDER_DURATIONS)
             if settings.http is not None
             else m.Metrics()
         )
@@ -223,15 +217,8 @@ class Extender:
 
     def reload(self, wanted: ExtenderSettings) -> None:
         """Apply the settings that can change at run time."""
-        outcome = reload(self.settings, wanted)
-        self.settings = outcome.settings
-        self.fleet.vanished_grace_s = outcome.settings.vanished_grace_s
-        logging.getLogger("gpu_device_plugin").setLevel(outcome.settings.log_level.upper())
-        _log.info("%s", outcome.sentence, extra=outcome.changes)
-
-    def keep_settings(self, why: str) -> None:
-        """Log that new settings are invalid, and that the present ones stay in force."""
-        _log.error("the configuration stays as it was", extra={"why": why})
+        super().reload(wanted)
+        self.fleet.vanished_grace_s = self.settings.vanished_grace_s
 
     async def run(self) -> NoReturn:
         """Run all parts until cancelled. Owns the listening sockets and the connections.
@@ -247,7 +234,7 @@ class Extender:
                 "give tls_cert, tls_key and client_ca",
                 extra={"listen": written(*settings.listen)},
             )
-        tls = _tls(settings)
+        tls = tls_of(settings.tls_cert, settings.tls_key, settings.client_ca)
         async with self._client, AsyncExitStack() as servers:
             if settings.http is not None:
                 await self._serve(servers, "http", settings.http, self.routes.for_monitoring(), limits=STRANGERS)
@@ -375,12 +362,3 @@ class Extender:
             # Of GPUs that kube-scheduler allocates we do not know which are in use.
             nodes=[node for node in self.fleet.candidates.values() if not node.gpus.claims],
         )
-
-
-def _tls(settings: ExtenderSettings) -> ssl.SSLContext | None:
-    if settings.tls_cert is None or settings.tls_key is None:
-        return None
-    try:
-        return server_tls(settings.tls_cert, settings.tls_key, settings.client_ca)
-    except OSError as error:
-        raise UsageError(str(error)) from error

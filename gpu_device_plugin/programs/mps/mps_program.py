@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__
@@ -16,12 +13,11 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import ListenError, serving
 from gpu_device_plugin.core.contract.mpsfiles import SHM_DIRECTORY, MpsGpu, MpsStatus
 from gpu_device_plugin.core.report.exposition import Gauge
-from gpu_device_plugin.programs.lifetime import until_stopped
+from gpu_device_plugin.programs.lifetime import Program
 from gpu_device_plugin.programs.mps.nvidia import Nvidia
 from gpu_device_plugin.programs.mps.places import share
 from gpu_device_plugin.programs.mps.supervisor import Supervisor
-from gpu_device_plugin.programs.rereading import Rereading
-from gpu_device_plugin.settings.knobs import UsageError, reload
+from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,16 +32,10 @@ UP = Gauge("gpushare_mps_up", "1 while the MPS daemon of the GPU takes clients."
 CLIENTS = Gauge("gpushare_mps_clients", "Processes that are clients of the GPU's MPS daemon.", ("gpu",))
 
 
-@dataclass(frozen=True, slots=True)
-class StateMetrics:
-    """The daemons at one moment, for the metrics."""
-
-    gpus: Mapping[str, MpsGpu]
-
-    def gauges(self) -> Gauges:
-        """Return the gauges with their values."""
-        yield UP, [((uuid,), gpu.status is MpsStatus.READY) for uuid, gpu in self.gpus.items()]
-        yield CLIENTS, [((uuid,), gpu.clients) for uuid, gpu in self.gpus.items()]
+def gauges(gpus: Mapping[str, MpsGpu]) -> Gauges:
+    """Return the gauges of the daemons with their values."""
+    yield UP, [((uuid,), gpu.status is MpsStatus.READY) for uuid, gpu in gpus.items()]
+    yield CLIENTS, [((uuid,), gpu.clients) for uuid, gpu in gpus.items()]
 
 
 def main(sources: Sources[MpsSettings], texts: Texts, settings: MpsSettings) -> int:
@@ -65,37 +55,22 @@ def main(sources: Sources[MpsSettings], texts: Texts, settings: MpsSettings) -> 
         ) from error
     for why in driver.missing():
         _log.warning("no GPU can be limited by MPS here", extra={"why": why})
-    return asyncio.run(_run(sources, texts, settings, supervisor))
-
-
-async def _run(sources: Sources[MpsSettings], texts: Texts, settings: MpsSettings, supervisor: Supervisor) -> int:
-    current = settings
-
-    def take(wanted: MpsSettings) -> None:
-        nonlocal current
-        outcome = reload(current, wanted)
-        current = outcome.settings
-        logging.getLogger("gpu_device_plugin").setLevel(current.log_level.upper())
-        _log.info("%s", outcome.sentence, extra=outcome.changes)
-
-    def refuse(why: str) -> None:
-        _log.error("the configuration stays as it was", extra={"why": why})
-
-    rereading = Rereading(sources, texts, take=take, refuse=refuse)
-    return await until_stopped(
-        rereading.beside(_serve(settings, supervisor)),
+    life = Program(settings).follow_settings(
+        sources,
+        texts,
+        _serve(settings, supervisor),
         "MPS supervisor",
-        {signal.SIGHUP: partial(rereading.look, anyway=True)},
         announce_shutdown=supervisor.finish,
         cleanup=supervisor.write_last,
     )
+    return asyncio.run(life)
 
 
 async def _serve(settings: MpsSettings, supervisor: Supervisor) -> NoReturn:
     _log.info("the MPS supervisor starts", extra={"version": __version__, "mps_dir": str(settings.mps_dir)})
     async with AsyncExitStack() as servers:
         if settings.http is not None:
-            metrics = m.PrometheusMetrics(lambda: StateMetrics(supervisor.gpus), (), ())
+            metrics = m.PrometheusMetrics(lambda: gauges(supervisor.gpus), (), ())
             pages = {
                 "/metrics": metrics.page,
                 # It answers as long as the event loop turns. A restart would end the daemons, and their clients.

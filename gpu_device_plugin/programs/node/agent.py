@@ -77,7 +77,7 @@ class NodeAgent:
         self.state = NodeState(Node(config.value.shares))
         self.metrics = m.Metrics()
         if settings.http is not None:
-            self.metrics = m.PrometheusMetrics(self.metrics_state)
+            self.metrics = m.PrometheusMetrics(lambda: self.metrics_state().gauges())
         self.cluster = cluster = self._reach_cluster()
         self.api = api = NodeApi() if cluster is None else cluster
         self.reports = Reports(self.state, self.metrics, api)

@@ -12,11 +12,10 @@ from gpu_device_plugin.hardware.monitor import HardwareContextLost
 from gpu_device_plugin.kubelet.registration_loop import DirectoryGoneError
 from gpu_device_plugin.kubelet.sockets import DirectoryError
 from gpu_device_plugin.kubelet.statefile import PROFILE, StateFile
-from gpu_device_plugin.programs.lifetime import until_stopped
+from gpu_device_plugin.programs.lifetime import Rereading, until_stopped
 from gpu_device_plugin.programs.node.agent import NodeAgent
 from gpu_device_plugin.programs.node.configuration import ListFullError
 from gpu_device_plugin.programs.node.node_api import reach_api
-from gpu_device_plugin.programs.rereading import Rereading
 from gpu_device_plugin.settings.node import NodeSettings, settings_for
 
 if TYPE_CHECKING:

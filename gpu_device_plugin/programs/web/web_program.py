@@ -5,30 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import ListenError, written
-from gpu_device_plugin.aio.tls import server_tls
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT, ClusterConfigError, config_for
-from gpu_device_plugin.programs.lifetime import until_stopped
-from gpu_device_plugin.programs.rereading import Rereading
+from gpu_device_plugin.programs.lifetime import Program, tls_of
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.programs.web.figures import DEFAULT_TIMING, AgentFigures, FiguresTiming
 from gpu_device_plugin.programs.web.server import CONNECTIONS, DEFAULT_TIMINGS, PageServer, PageTimings
 from gpu_device_plugin.programs.web.web_routes import AboutPage
-from gpu_device_plugin.settings.knobs import UsageError, reload
+from gpu_device_plugin.settings.knobs import UsageError
+from gpu_device_plugin.settings.web import WebSettings
 
 if TYPE_CHECKING:
-    import ssl
-
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.settings.sources import Sources, Texts
-    from gpu_device_plugin.settings.web import WebSettings
 
 _log = logging.getLogger(__name__)
 
@@ -44,13 +38,11 @@ def main(sources: Sources[WebSettings], texts: Texts, settings: WebSettings) -> 
     except ClusterConfigError as error:
         raise UsageError(f"api: {error}") from error
     page = ClusterPage(settings, config, agents_in=settings.home(SERVICE_ACCOUNT))
-    rereading = Rereading(sources, texts, take=page.reload, refuse=page.keep_settings)
-    look = partial(rereading.look, anyway=True)
-    return asyncio.run(until_stopped(rereading.beside(page.run()), "page", {signal.SIGHUP: look}))
+    return asyncio.run(page.follow_settings(sources, texts, page.run(), "page"))
 
 
-@dataclass(slots=True)
-class ClusterPage:
+@dataclass(eq=False, repr=False)
+class ClusterPage(Program[WebSettings]):
     """The page's server with its settings."""
 
     settings: WebSettings
@@ -61,17 +53,6 @@ class ClusterPage:
     figures_timing: FiguresTiming = DEFAULT_TIMING
     port: int = 0
     """The listening port, once open."""
-
-    def reload(self, wanted: WebSettings) -> None:
-        """Apply the settings that can change at run time."""
-        outcome = reload(self.settings, wanted)
-        self.settings = outcome.settings
-        logging.getLogger("gpu_device_plugin").setLevel(outcome.settings.log_level.upper())
-        _log.info("%s", outcome.sentence, extra=outcome.changes)
-
-    def keep_settings(self, why: str) -> None:
-        """Log that new settings are invalid, and that the present ones stay in force."""
-        _log.error("the configuration stays as it was", extra={"why": why})
 
     async def run(self) -> NoReturn:
         """Serve until cancelled. Owns the listening socket and the connections.
@@ -87,7 +68,7 @@ class ClusterPage:
                 "give tls_cert and tls_key",
                 extra={"http": written(*settings.http)},
             )
-        tls = _tls(settings)
+        tls = tls_of(settings.tls_cert, settings.tls_key)
         async with Client(self.config, timing=self.timings.api, connections=CONNECTIONS) as client:
             server = PageServer(
                 client,
@@ -103,12 +84,3 @@ class ClusterPage:
             except ListenError as error:
                 raise UsageError(f"http: {error}") from error
         raise AssertionError  # pragma: no cover (nobody sets the event)
-
-
-def _tls(settings: WebSettings) -> ssl.SSLContext | None:
-    if settings.tls_cert is None or settings.tls_key is None:
-        return None
-    try:
-        return server_tls(settings.tls_cert, settings.tls_key)
-    except OSError as error:
-        raise UsageError(str(error)) from error
