@@ -35,8 +35,7 @@ def painted(line: Line, stream: TextIO, *, colour: bool) -> str:
 
 def say(stream: TextIO, line: str) -> None:
     """Write a line. Control characters are escaped; characters that the stream cannot encode become question marks."""
-    encoding = stream.encoding or "utf-8"
-    stream.write(printable(line).encode(encoding, "replace").decode(encoding) + "\n")
+    stream.write(painted(Line(line), stream, colour=False) + "\n")
 
 
 def show(lines: Iterable[Line], environ: Mapping[str, str]) -> None:

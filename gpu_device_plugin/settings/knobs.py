@@ -148,16 +148,8 @@ def knob(
     formerly: tuple[str, ...] = (),
 ) -> T:
     """Declare a setting as a field of a dataclass; `Knob` describes the arguments."""
-    metadata = {
-        "default": default,
-        "form": form,
-        "help": description,
-        "live": live,
-        "also": also,
-        "in_profile": in_profile,
-        "formerly": formerly,
-    }
-    made: T = field(default=form.read(default), metadata=metadata)
+    described = Knob("", default, form, description, live, also, in_profile, formerly)
+    made: T = field(default=form.read(default), metadata={"knob": described})
     return made
 
 
@@ -176,7 +168,7 @@ def knobs_of(settings: Settings | type[Settings]) -> tuple[Knob, ...]:
     """Return every setting in the order of the help texts: the program's own, then those shared with others."""
     make = settings if isinstance(settings, type) else type(settings)
     own = sorted(fields(make), key=lambda each: each.name not in make.__annotations__)
-    return tuple(Knob(field=each.name, **each.metadata) for each in own)
+    return tuple(replace(each.metadata["knob"], field=each.name) for each in own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ def sentence(text: str, parameters: Mapping[str, Parameter]) -> str:
 
 
 S = TypeVar("S")
+K = TypeVar("K")
 
 
 def examine(checks: Mapping[str, Callable[[S], Iterable[Finding]]], symptoms: S) -> tuple[Finding, ...]:
@@ -116,6 +117,14 @@ def examine(checks: Mapping[str, Callable[[S], Iterable[Finding]]], symptoms: S)
         for name, check in checks.items()
         for finding in check(symptoms)
     )
+
+
+def names_by(pairs: Iterable[tuple[K, str]]) -> dict[K, tuple[str, ...]]:
+    """Return the names by what they have in common."""
+    names: dict[K, tuple[str, ...]] = {}
+    for common, name in pairs:
+        names[common] = (*names.get(common, ()), name)
+    return names
 
 
 def worst(findings: Iterable[Finding]) -> Severity:

@@ -33,7 +33,7 @@ from gpu_device_plugin.core.node.node_config import mig_mode
 from gpu_device_plugin.core.node.serving_mode import ServingMode
 from gpu_device_plugin.core.report.finding import Unknown, examine, exit_code, report
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
-from gpu_device_plugin.core.report.findings.symptoms import NO_PROFILES, ApiSeen, NodeSymptoms, Profiles
+from gpu_device_plugin.core.report.findings.symptoms import NO_PROFILES, ApiSeen, NodeSeen, NodeSymptoms, Profiles
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.hardware.monitor import Hardware, MonitorTimings
@@ -220,7 +220,7 @@ async def examined(
     mps, mps_left = node_files.mps_state(mps_dir)
     device_nodes, unlinked = ({}, ()) if invented else _device_nodes(where, view.inventory)
     names = {resource.kind: resource.name for resource in settings.managed}
-    labels = {} if isinstance(seen, Unknown) else seen.labels
+    labels = {} if isinstance(seen, Unknown) else seen.node.labels
     resources = (*settings.offered, *_of_profiles(settings, view.inventory, labels))
     return NodeSymptoms(
         resources=resources,
@@ -266,7 +266,7 @@ async def examined(
         others=sightings(
             listened_to(folder, PLUGIN_SOCKETS),
             listened_to(settings.plugins_registry, DRIVER_SOCKETS),
-            {} if isinstance(seen, Unknown) else seen.allocatable,
+            {} if isinstance(seen, Unknown) else seen.node.allocatable,
             {resource.name for resource in resources},
         ),
         agent=agent.result(),
@@ -384,15 +384,16 @@ async def _with_node(seen: ApiSeen, client: Client, name: str) -> ApiSeen:
     except ApiError as problem:
         return replace(seen, node_problem=str(problem))
     report, problems = node_report(node.annotations, time.time())
-    return replace(
-        seen,
+    ours = NodeSeen(
+        name=name,
+        gpus=gpus_of_node(node.annotations, node.labels, 0, 0),
+        capacity=node.capacity,
+        allocatable=node.allocatable,
         report=report,
         report_problems=problems,
         labels=node.labels,
-        allocatable=node.allocatable,
-        capacity=node.capacity,
-        gpus=gpus_of_node(node.annotations, node.labels, 0, 0),
     )
+    return replace(seen, node=ours)
 
 
 async def _may(client: Client, right: Call) -> bool | None:

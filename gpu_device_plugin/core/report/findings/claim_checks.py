@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.claimed_gpus import pools
 from gpu_device_plugin.core.contract.dra import DRIVER, MIG_CLASS, SHARED_CLASS, WHOLE_CLASS
 from gpu_device_plugin.core.contract.keys import SERVE_LABEL
-from gpu_device_plugin.core.report.finding import Unknown, error, note, ok, warning
+from gpu_device_plugin.core.report.finding import Unknown, error, names_by, note, ok, warning
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -148,19 +148,16 @@ def _classes(cluster: ClusterSymptoms, serving: Iterable[NodeSeen]) -> Iterator[
 
 
 def _runtimes(serving: Iterable[NodeSeen]) -> Iterator[Finding]:
-    by_runtime: dict[str, list[str]] = defaultdict(list)
-    for node in serving:
-        by_runtime[node.runtime].append(node.name)
-    for runtime, names in sorted(by_runtime.items()):
+    for runtime, names in sorted(names_by((node.runtime, node.name) for node in serving).items()):
         release = _CONTAINERD.match(runtime)
         version = tuple(map(int, release.groups())) if release else _FIRST_WITH_CDI_ON
         if version < _FIRST_WITH_CDI:
             text = "{nodes}: {runtime} knows no CDI, so containers with claims get neither GPU nor variables"
             advice = "upgrade containerd to 1.7.2 with enable_cdi = true, or to 2.0"
-            yield error("runtime-without-cdi", text, advice, nodes=tuple(names), runtime=runtime)
+            yield error("runtime-without-cdi", text, advice, nodes=names, runtime=runtime)
         elif version < _FIRST_WITH_CDI_ON:
             text = "{nodes}: {runtime} has CDI only with enable_cdi = true in its configuration"
-            yield note("runtime-cdi-optional", text, nodes=tuple(names), runtime=runtime)
+            yield note("runtime-cdi-optional", text, nodes=names, runtime=runtime)
 
 
 def _remembered(cluster: ClusterSymptoms, serving: Iterable[NodeSeen]) -> Iterator[Finding]:
@@ -203,11 +200,8 @@ def _orphans(cluster: ClusterSymptoms, serving: set[str]) -> Iterator[Finding]:
         if serving:
             yield cluster.claims
         return
-    left: dict[str, list[str]] = defaultdict(list)
-    for claim in cluster.claims:
-        for node in pools(claim) - serving:
-            left[node].append(str(claim))
+    left = names_by((node, str(claim)) for claim in cluster.claims for node in pools(claim) - serving)
     for node, names in sorted(left.items()):
         text = "{claims:ResourceClaim has|ResourceClaims have} GPUs of {node}, which serves no claims: {claims}"
         advice = "no other agent there can prepare or release them: end their pods, and delete claims that stay"
-        yield error("claims-orphaned", text, advice, claims=tuple(names), node=node)
+        yield error("claims-orphaned", text, advice, claims=names, node=node)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.keys import DEFAULT_PROFILE, SWITCHED_ON
 from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.report.finding import Finding, Unknown, error, examine, note, ok, warning
+from gpu_device_plugin.core.report.finding import Finding, Unknown, error, examine, names_by, note, ok, warning
 from gpu_device_plugin.core.report.findings.claim_checks import claims
 from gpu_device_plugin.core.report.findings.component_checks import (
     agents,
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.contract.nodegpus import ListedGpu
     from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.node.kubelet.conflicting_plugins import Other
     from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, PodSeen
 
 _UNSEEN_S = 30.0
@@ -82,16 +81,15 @@ def _installed(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield error("no-agent-on-node", "no agent runs on {nodes}, labelled gpushare=true", advice, nodes=deserted)
     if labelled and not silent and not deserted:
         yield ok("nodes", "{nodes:labelled node} with an agent", nodes=len(labelled))
-    mistyped: dict[str, list[str]] = {}
-    for node in cluster.nodes:
-        if node.switch is not None and node.switch not in {SWITCHED_ON, _SWITCHED_OFF}:
-            mistyped.setdefault(node.switch, []).append(node.name)
-    for value, names in sorted(mistyped.items()):
+    switches = [(node.switch, node.name) for node in cluster.nodes if node.switch is not None]
+    for value, names in sorted(names_by(switches).items()):
+        if value in {SWITCHED_ON, _SWITCHED_OFF}:
+            continue
         text = "gpushare={value} on {nodes} switches nothing on: only true does, in small letters"
         advice = (
             "kubectl label node -l gpushare={value} --overwrite gpushare=true, or =false where no GPUs are to be shared"
         )
-        yield warning("switch-mistyped", text, advice, value=value, nodes=tuple(names))
+        yield warning("switch-mistyped", text, advice, value=value, nodes=names)
 
 
 def _runtime_class(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -177,17 +175,15 @@ def _capacity(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 
 def _share_sizes(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    sizes: dict[int, list[str]] = {}
-    by_profile: dict[str, set[int]] = {}
-    for node in cluster.nodes:
-        if node.gpus.share_mib is not None and not node.gpus.claims:
-            sizes.setdefault(node.gpus.share_mib, []).append(node.name)
-            profile = "" if node.profile == DEFAULT_PROFILE else node.profile
-            by_profile.setdefault(profile, set()).add(node.gpus.share_mib)
+    sized = [
+        (size, node) for node in cluster.nodes if (size := node.gpus.share_mib) is not None and not node.gpus.claims
+    ]
+    sizes = names_by((size, node.name) for size, node in sized)
+    of_profiles = {(size, "" if node.profile == DEFAULT_PROFILE else node.profile) for size, node in sized}
     where = "; ".join(f"{format_mib(size)} on {listed(names)}" for size, names in sorted(sizes.items()))
     differ = "{resource}: 1 is not the same memory on every node: {sizes}"
     choose = "have pods choose nodes by the label gpu-device-plugin/share-mib"
-    if any(len(each) > 1 for each in by_profile.values()):
+    if len(of_profiles) > len({profile for _, profile in of_profiles}):
         advice = (
             "give all nodes one share_size, which an agent applies when it restarts; if the sizes differ on purpose, "
             "give these nodes a settings profile of their own (label gpu-device-plugin/config, docs/settings.md), and "
@@ -202,14 +198,12 @@ def _share_sizes(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 
 def _others(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    found: dict[Other, list[str]] = {}
-    for node in cluster.nodes:
-        for sighting in node.others if node.labelled else ():
-            found.setdefault(sighting.other, []).append(node.name)
-    for other, nodes in found.items():
+    labelled = [node for node in cluster.nodes if node.labelled]
+    others = names_by((sighting.other, node.name) for node in labelled for sighting in node.others)
+    for other, nodes in others.items():
         text = "{other} hands out GPUs too, on {nodes}"
-        yield error("other-plugin", text, other.off, other=other.name, nodes=tuple(nodes))
-    if not found:
+        yield error("other-plugin", text, other.off, other=other.name, nodes=nodes)
+    if not others:
         yield ok("no-other-plugin", "no other plugin hands out GPUs of labelled nodes")
 
 
@@ -276,11 +270,7 @@ def _placement(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 
 def _by_scheduler(pods: Iterable[PodSeen]) -> Mapping[str, tuple[str, ...]]:
-    """Return the names of pods by the name of their scheduler, sorted."""
-    names: dict[str, tuple[str, ...]] = {}
-    for pod in sorted(pods, key=lambda pod: pod.scheduler):
-        names[pod.scheduler] = (*names.get(pod.scheduler, ()), pod.name)
-    return names
+    return names_by((pod.scheduler, pod.name) for pod in sorted(pods, key=lambda pod: pod.scheduler))
 
 
 def _pending(cluster: ClusterSymptoms) -> Iterator[Finding]:

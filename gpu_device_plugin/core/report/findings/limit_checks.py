@@ -13,7 +13,7 @@ from gpu_device_plugin.core.model.limits import Enforcement, LimitStatus
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.node.enforcement import AUTO, REFUSE, Abilities, enforcements, summary, wanted_enforcement
 from gpu_device_plugin.core.node.node_config import ignored_labels
-from gpu_device_plugin.core.report.finding import Finding, Unknown, error, note, ok, warning
+from gpu_device_plugin.core.report.finding import Finding, Unknown, error, names_by, note, ok, warning
 from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.core.report.text.use_texts import age, container, does_not_hold, uses
 from gpu_device_plugin.core.report.why.pod_use import refusals
@@ -53,7 +53,7 @@ def _asked_of(node: NodeSeen, cluster: ClusterSymptoms) -> Enforcement | None:
 
 def limits(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Check which means of limiting each node has, and whether a node is to have a stronger one."""
-    present: dict[tuple[Enforcement, str], list[str]] = {}
+    present: list[tuple[tuple[Enforcement, str], str]] = []
     for node in cluster.nodes:
         reported = node.report.limits
         if reported is None or not node.labelled:
@@ -69,10 +69,10 @@ def limits(cluster: ClusterSymptoms) -> Iterator[Finding]:
                 "limits-too-weak", text, _GUIDE, node=node.name, limits=reported.enforcement, why=reported.why
             )
         elif not refused:
-            present.setdefault((reported.enforcement, reported.why), []).append(node.name)
-    for (enforcement, why), names in sorted(present.items()):
+            present.append(((reported.enforcement, reported.why), node.name))
+    for (enforcement, why), nodes in sorted(names_by(present).items()):
         firm = enforcement in {Enforcement.PARTITION, Enforcement.DRIVER, Enforcement.MPS}
-        text, nodes = "{limits} on {nodes}: {why}", tuple(names)
+        text = "{limits} on {nodes}: {why}"
         yield (
             ok("limits", text, limits=enforcement, nodes=nodes, why=why)
             if firm
@@ -267,15 +267,13 @@ def _held(node: str, report: NodeReport) -> Iterator[Finding]:
 
 def use(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Check that the use of GPU memory is known, and that no container uses more than it was granted."""
-    blind: dict[str, list[str]] = {}
     for node in cluster.nodes:
-        yield from _unreadable(node.name, node.report_problems)
-        if node.report.use is not None and node.report.use.blind:
-            blind.setdefault(node.report.use.blind, []).append(node.name)
-    for why, names in sorted(blind.items()):
-        yield _blind(tuple(names), why)
+        yield from _unreadable(node.name, node)
+    reading = [(use, node) for node in cluster.nodes if (use := node.report.use) is not None]
+    for why, names in sorted(names_by((use.blind, node.name) for use, node in reading if use.blind).items()):
+        yield _blind(names, why)
     ready = {agent.node for agent in cluster.agents if agent.ready}
-    seeing = [node for node in cluster.nodes if node.report.use is not None and not node.report.use.blind]
+    seeing = [node for use, node in reading if not use.blind]
     findings = [finding for node in seeing for finding in _used(node.name, node.report, agent_ready=node.name in ready)]
     yield from findings
     current = sum(not node.report.stale for node in seeing)
@@ -287,8 +285,8 @@ def use_here(node: NodeSymptoms) -> Iterator[Finding]:
     """Check the same on one node, whose agent is not down; and that its limits hold."""
     if isinstance(node.api, Unknown):
         return
-    report = node.api.report
-    yield from _unreadable(node.node_name, node.api.report_problems)
+    report = node.api.node.report
+    yield from _unreadable(node.node_name, node.api.node)
     if report.use is None:
         return
     if report.use.blind:
@@ -299,10 +297,10 @@ def use_here(node: NodeSymptoms) -> Iterator[Finding]:
         yield ok("use", "{containers:container} on GPUs, each within its part", containers=len(report.use.parts))
 
 
-def _unreadable(node: str, problems: tuple[str, ...]) -> Iterator[Finding]:
-    for problem in problems:
+def _unreadable(name: str, node: NodeSeen) -> Iterator[Finding]:
+    for problem in node.report_problems:
         advice = "upgrade the older of agent and reader"
-        yield warning("report-unreadable", "{node}: {problem}", advice, node=node, problem=problem)
+        yield warning("report-unreadable", "{node}: {problem}", advice, node=name, problem=problem)
 
 
 def _blind(nodes: tuple[str, ...], why: str) -> Finding:

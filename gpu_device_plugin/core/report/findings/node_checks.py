@@ -147,7 +147,7 @@ def _settings(node: NodeSymptoms) -> Iterator[Finding]:
             "profile-unknown", f"which profile this node has: its label {CONFIG_LABEL} cannot be read from here"
         )
         return
-    label = (profiles.last or "") if api is None else api.labels.get(CONFIG_LABEL, "")
+    label = (profiles.last or "") if api is None else api.node.labels.get(CONFIG_LABEL, "")
     file = f"{profiles.folder}/{label or DEFAULT_PROFILE}.yaml"
     if label not in {"", DEFAULT_PROFILE, *profiles.names}:
         yield error(
@@ -245,7 +245,7 @@ def _node(node: NodeSymptoms) -> Iterator[Finding]:
     if api.node_problem:
         advice = "see whether NODE_NAME, or --node-name, is the name of this node"
         yield error("node-unreadable", "{problem}", advice, problem=api.node_problem)
-    elif switched_on(api.labels):
+    elif switched_on(api.node.labels):
         yield ok("node-labelled", "{node} is labelled gpushare=true", node=node.node_name)
     else:
         text = "{node} is not labelled gpushare=true, by which the DaemonSet selects nodes"
@@ -257,7 +257,7 @@ def _offered(node: NodeSymptoms) -> Iterator[Finding]:
     if api is None or api.node_problem:
         return
     for resource in node.resources:
-        amount = api.allocatable.get(resource.name)
+        amount = api.node.allocatable.get(resource.name)
         if amount:
             yield ok("offered", "{amount} {resource} can be allocated", amount=amount, resource=resource.name)
         elif amount == 0:
@@ -271,14 +271,13 @@ def _offered(node: NodeSymptoms) -> Iterator[Finding]:
 def _capacity(node: NodeSymptoms) -> Iterator[Finding]:
     if isinstance(node.api, Unknown) or not isinstance(node.agent, AgentSeen) or node.agent.missing:
         return
-    listed, count = node.api.gpus, node.count_resource
+    seen, listed, count = node.api.node, node.api.node.gpus, node.count_resource
     offered = count in {resource.name for resource in node.resources}
     findings: list[Finding] = []
     if listed.all:
-        amounts = node.api.capacity, node.memory_resource, count
-        findings += mismatches(node.node_name, listed, *amounts, counted_on=offered)
+        findings += mismatches(node.node_name, listed, seen.capacity, node.memory_resource, count, counted_on=offered)
     if not findings and not offered:
-        findings += unoffered(node.node_name, node.api.capacity, count)
+        findings += unoffered(node.node_name, seen.capacity, count)
     yield from findings
     if listed.all and not findings:
         yield ok("capacity", "matches the GPUs")

@@ -206,15 +206,8 @@ class ApiSeen:
     """By right (``patch nodes``), whether the agent has it; None: unknown."""
     node_problem: str = ""
     """Why our node could not be read."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    allocatable: Mapping[str, int] = field(default_factory=dict)
-    capacity: Mapping[str, int] = field(default_factory=dict)
-    gpus: NodeGpus = NO_GPUS
-    """The GPUs that the agent has written on our node."""
-    report: NodeReport = NO_REPORT
-    """What it has written there of limits and of real use."""
-    report_problems: tuple[str, ...] = ()
-    """Why a part of that cannot be read."""
+    node: NodeSeen = NodeSeen(name="")
+    """Our node, with all of its labels and amounts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +305,7 @@ class NodeSymptoms:
     @property
     def labels(self) -> Mapping[str, str]:
         """The labels of the node; empty if they could not be read."""
-        return {} if isinstance(self.api, Unknown) else self.api.labels
+        return {} if isinstance(self.api, Unknown) else self.api.node.labels
 
     @property
     def mig_in_force(self) -> MigMode:

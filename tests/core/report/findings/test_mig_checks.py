@@ -12,7 +12,7 @@ from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
-from gpu_device_plugin.core.report.findings.symptoms import AgentSeen, ApiSeen, NodeSymptoms
+from gpu_device_plugin.core.report.findings.symptoms import AgentSeen, ApiSeen, NodeSeen, NodeSymptoms
 from tests.findings import told
 from tests.mig_gpus import LARGE, MIDDLE, SMALL, in_mig_mode
 from tests.names import COUNT, MEM
@@ -37,7 +37,7 @@ def node(inventory: Inventory, labels: Mapping[str, str] | None = None, **change
         "count_resource": COUNT,
         "toolkit": "1.20.1",
         "node_name": "a",
-        "api": ApiSeen("https://10.96.0.1:443", labels=labels or {}),
+        "api": ApiSeen("https://10.96.0.1:443", node=NodeSeen(name="node-a", labels=labels or {})),
     }
     return NodeSymptoms(share_mib=1024, inventory=inventory, **{**known, **changes})
 
@@ -140,7 +140,7 @@ def test_instances_and_how_pods_get_them(seen: NodeSymptoms, expected: list[str]
                 BOTH,
                 mig="whole",
                 resources=(replace(RESOURCES[0], name=SMALL_ONES, kind=Kind.INSTANCE, profile="1g.10gb"),),
-                api=ApiSeen("https://10.96.0.1:443", allocatable={SMALL_ONES: 0}),
+                api=ApiSeen("https://10.96.0.1:443", node=NodeSeen(name="node-a", allocatable={SMALL_ONES: 0})),
             ),
             [f"note all-in-use resource={SMALL_ONES}"],
         ),
@@ -179,5 +179,7 @@ CHANGED = NodeGpus((ListedGpu(0, 15),), instances=(listed(1, 0, 9, SMALL_ONES),)
 def test_the_kubelets_amounts_of_a_node_with_instances(
     gpus: NodeGpus, capacity: Mapping[str, int], expected: str
 ) -> None:
-    seen = node(BOTH, api=ApiSeen("here", capacity=capacity, gpus=gpus), agent=AgentSeen("here"))
+    seen = node(
+        BOTH, api=ApiSeen("here", node=NodeSeen(name="node-a", capacity=capacity, gpus=gpus)), agent=AgentSeen("here")
+    )
     assert told(CHECKS["capacity"](seen), "resource kubelet agent") == [expected]

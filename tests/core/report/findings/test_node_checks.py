@@ -16,7 +16,14 @@ from gpu_device_plugin.core.node.kubelet.conflicting_plugins import sightings
 from gpu_device_plugin.core.report.finding import Unknown, examine, worst
 from gpu_device_plugin.core.report.findings.node_amounts import set_count
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
-from gpu_device_plugin.core.report.findings.symptoms import AgentSeen, ApiSeen, NodeSymptoms, Profiles, Runtime
+from gpu_device_plugin.core.report.findings.symptoms import (
+    AgentSeen,
+    ApiSeen,
+    NodeSeen,
+    NodeSymptoms,
+    Profiles,
+    Runtime,
+)
 from tests.core.report.findings.test_limit_checks import HELD, HOG, MISSING
 from tests.findings import case, told
 from tests.names import COUNT, MEM
@@ -48,10 +55,13 @@ WELL = NodeSymptoms(
         version="v1.36.2",
         skew_s=0.4,
         rights={"get nodes": True, "patch nodes": True},
-        labels={"gpushare": "true"},
-        allocatable={MEM: 30, COUNT: 2},
-        capacity={MEM: 30, COUNT: 2},
-        gpus=NodeGpus((ListedGpu(0, 15), ListedGpu(1, 15)), share_mib=1024),
+        node=NodeSeen(
+            name="node-a",
+            labels={"gpushare": "true"},
+            allocatable={MEM: 30, COUNT: 2},
+            capacity={MEM: 30, COUNT: 2},
+            gpus=NodeGpus((ListedGpu(0, 15), ListedGpu(1, 15)), share_mib=1024),
+        ),
     ),
     node_name="node-a",
 )
@@ -65,7 +75,8 @@ def of(check: str, show: str = "", **changes: Any) -> list[str]:
 
 def api(**changes: Any) -> ApiSeen:
     assert isinstance(WELL.api, ApiSeen)
-    return replace(WELL.api, **changes)
+    of_node = {name: changes.pop(name) for name in [*changes] if name in NodeSeen.__dataclass_fields__}
+    return replace(WELL.api, node=replace(WELL.api.node, **of_node), **changes)
 
 
 def agent(**changes: Any) -> AgentSeen:
