@@ -225,7 +225,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _misplaced(word: str, command: str, commands: Mapping[str, Parser], argv: Sequence[str]) -> UsageError:
-    """Return the error for an argument that `command` does not accept."""
     flags = commands[command].flags
     elsewhere = [other for other, parser in commands.items() if word in parser.flags]
     if word in flags and list(argv).index(command) > 0:

@@ -140,17 +140,16 @@ class Fleet:
 
     def __post_init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
-        self._entries: dict[str, FleetEntry] = {}
-        self._pending: dict[str, Pod] = {}
+        self.entries: dict[str, FleetEntry] = {}
+        """Every pod that counts, by uid."""
+        self.pending: dict[str, Pod] = {}
+        """Every unbound pod that asks for GPUs, by uid."""
         self._expiring: set[str] = set()
         self._stale: set[str] = set()
         self._others = OtherPods()
         self.now = View(self._refresh)
         self.without_terminating = View(self._refresh)
         """Nodes on which time alone makes room, as they will be: without the pods that count temporarily."""
-
-    def __repr__(self) -> str:
-        return f"<Fleet: {len(self.candidates)} nodes, {len(self._entries)} pods, {len(self._pending)} pending>"
 
     # --- Reading ------------------------------------------------------------------------------------------------------
 
@@ -183,11 +182,6 @@ class Fleet:
         usages = () if gpus.claims else [entry.usage for entry in entries]
         return candidate(name, gpus, usages, node.allocatable, requested)
 
-    @property
-    def entries(self) -> Mapping[str, FleetEntry]:
-        """Every pod that counts, by uid."""
-        return self._entries
-
     def settling(self, name: str) -> tuple[Candidate, float] | None:
         """Return a node without its settling GPUs, and when these become available; None if none is settling."""
         there, node = self.candidates.get(name), self._nodes.get(name)
@@ -200,11 +194,6 @@ class Fleet:
         """Return the pods that count on one node, by namespace and name."""
         node = self._nodes.get(name)
         return sorted(node.entries.values(), key=lambda e: (e.namespace, e.name, e.uid)) if node is not None else ()
-
-    @property
-    def pending(self) -> Mapping[str, Pod]:
-        """Every unbound pod that asks for GPUs, by uid."""
-        return self._pending
 
     # --- Nodes --------------------------------------------------------------------------------------------------------
 
@@ -234,12 +223,12 @@ class Fleet:
 
     def put_pod(self, pod: Pod, now: float = 0.0) -> None:
         """Add or update a pod at `now` (monotonic seconds)."""
-        before = self._entries.get(pod.uid)
-        self._pending.pop(pod.uid, None)
+        before = self.entries.get(pod.uid)
+        self.pending.pop(pod.uid, None)
         if not pod.node_name:
             # The claim or the known binding is newer than this state, which shows the pod unbound.
             if pod.containers and not pod.deleting and (before is None or before.claimed):
-                self._pending[pod.uid] = pod
+                self.pending[pod.uid] = pod
             return
         usage = NOTHING if pod.ended else usage_of(pod, self._resources)
         if usage == NOTHING:
@@ -254,8 +243,8 @@ class Fleet:
 
     def remove_pod(self, pod: Pod, now: float) -> None:
         """Remove a deleted pod, given its last state, at `now` (monotonic seconds)."""
-        self._pending.pop(pod.uid, None)
-        entry = self._entries.get(pod.uid)
+        self.pending.pop(pod.uid, None)
+        entry = self.entries.get(pod.uid)
         if entry is None or (entry.claimed and not pod.node_name):
             return  # the API server will refuse the binding, which gives the claim back
         # A Pending pod, which its kubelet has not reported on yet, may be about to start.
@@ -267,11 +256,11 @@ class Fleet:
     def replace_pods(self, pods: Sequence[Pod], now: float) -> None:
         """Replace all pods by `pods` at `now` (monotonic seconds). All others count as vanished."""
         there = {pod.uid for pod in pods}
-        self._pending = {uid: pod for uid, pod in self._pending.items() if uid in there}
-        for entry in [entry for uid, entry in self._entries.items() if uid not in there]:
+        self.pending = {uid: pod for uid, pod in self.pending.items() if uid in there}
+        for entry in [entry for uid, entry in self.entries.items() if uid not in there]:
             self._vanish(entry, now)
         for pod in pods:
-            known = self._entries.get(pod.uid)
+            known = self.entries.get(pod.uid)
             if known is not None and known.seen and not pod.node_name:
                 self._drop(pod.uid)  # etcd was restored to a state before the binding
             self.put_pod(pod, now)
@@ -298,7 +287,7 @@ class Fleet:
 
     def expire(self, now: float) -> None:
         """Drop the pods whose time ran out before `now` (monotonic seconds)."""
-        for entry in [self._entries[uid] for uid in self._expiring]:
+        for entry in [self.entries[uid] for uid in self._expiring]:
             # A claim never expires: the binding confirms it or gives it back.
             if entry.until is not None and entry.until <= now and not entry.claimed:
                 self._drop(entry.uid)
@@ -310,7 +299,7 @@ class Fleet:
 
         Has no effect on a pod that is known to be bound.
         """
-        before = self._entries.get(pod.uid)
+        before = self.entries.get(pod.uid)
         usage = usage_of(pod, self._resources)
         if usage != NOTHING and (before is None or before.claimed):
             in_doubt = before is not None and before.in_doubt
@@ -318,32 +307,32 @@ class Fleet:
 
     def doubt(self, uid: str) -> None:
         """Mark a claimed pod as in doubt: it is unknown whether it is bound."""
-        entry = self._entries.get(uid)
+        entry = self.entries.get(uid)
         if entry is not None and entry.claimed:
             self._enter(replace(entry, in_doubt=True))
 
     def confirm(self, uid: str) -> None:
         """Mark a claimed pod as bound, before the watch has shown it."""
-        entry = self._entries.get(uid)
+        entry = self.entries.get(uid)
         if entry is not None and entry.claimed:
-            self._pending.pop(uid, None)
+            self.pending.pop(uid, None)
             self._enter(replace(entry, claimed=False, until=None, in_doubt=False))
 
     def release(self, uid: str) -> None:
         """Give a claim back. Has no effect on a pod that has been seen bound since."""
-        entry = self._entries.get(uid)
+        entry = self.entries.get(uid)
         if entry is not None and entry.claimed:
             self._drop(uid)
 
     # --- Entries ------------------------------------------------------------------------------------------------------
 
     def _enter(self, entry: FleetEntry) -> None:
-        before = self._entries.get(entry.uid)
+        before = self.entries.get(entry.uid)
         if before == entry:
             return
         if before is not None and before.node != entry.node:
             self._drop(entry.uid)
-        self._entries[entry.uid] = entry
+        self.entries[entry.uid] = entry
         self._nodes.setdefault(entry.node, _Node()).entries[entry.uid] = entry
         if entry.until is None:
             self._expiring.discard(entry.uid)
@@ -365,12 +354,11 @@ class Fleet:
             self._changed(name)
 
     def _vanish(self, entry: FleetEntry, now: float) -> None:
-        """Count a vanished pod until its grace period is over."""
         self._enter(replace(entry, until=now + self.vanished_grace_s if entry.until is None else entry.until))
 
     def _end(self, uid: str, now: float) -> None:
         """Drop a pod that has ended, except for its settling usage."""
-        entry = self._entries.get(uid)
+        entry = self.entries.get(uid)
         if entry is None or entry.settling:
             return  # its end was seen before
         left = entry.usage.settling
@@ -380,7 +368,7 @@ class Fleet:
             self._drop(uid)
 
     def _drop(self, uid: str) -> None:
-        entry = self._entries.pop(uid, None)
+        entry = self.entries.pop(uid, None)
         if entry is not None:
             self._expiring.discard(uid)
             del self._nodes[entry.node].entries[uid]

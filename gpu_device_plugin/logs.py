@@ -29,13 +29,10 @@ _COLOURS = {logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m", logging.CRIT
 
 
 def configure(level: str, style: str, stream: TextIO, *, colour: bool = True) -> None:
-    """Send every line to `stream`, in place of any earlier choice.
+    """Send every line to `stream`, in place of any earlier choice; `colour` is for human lines on a terminal.
 
-    Args:
-        level: ``debug``, ``info``, ``warning`` or ``error``. Libraries log from warnings on.
-        style: ``human``, ``json``, or ``auto``: human if the stream is a terminal.
-        stream: the stream to write to.
-        colour: colour human lines on a terminal.
+    `level` is ``debug``, ``info``, ``warning`` or ``error``; libraries log from warnings on. `style` is ``human``,
+    ``json``, or ``auto``: human if the stream is a terminal.
     """
     terminal = stream.isatty()
     human = style == "human" or (style == "auto" and terminal)

@@ -129,13 +129,7 @@ class PrometheusMetrics(Metrics):
         counts: Iterable[Count] = COUNTS,
         durations: Iterable[Duration] = DURATIONS,
     ) -> None:
-        """Begin at zero.
-
-        Args:
-            gauges: returns the program's gauges with their values, which are read as they are written.
-            counts: the counters of the program.
-            durations: its histograms.
-        """
+        """Begin at zero; `gauges` returns those of the program with their values, read as they are written."""
         import prometheus_client as prometheus  # noqa: PLC0415 - 5 MB that an agent without /metrics does not pay
 
         # Else each counter had a series more, of the time at which it began.
@@ -154,9 +148,6 @@ class PrometheusMetrics(Metrics):
         prometheus.ProcessCollector(registry=self._registry)
         self._gauges = gauges
         self._writing = asyncio.Lock()
-
-    def __repr__(self) -> str:
-        return f"<PrometheusMetrics: {len(self._counters)} counts, {len(self._histograms)} durations>"
 
     def count(self, what: Count, *labels: str, times: int = 1) -> None:
         """Add to a counter; `labels` in the order of ``what.labels``."""
@@ -200,6 +191,11 @@ _BUILD: Gauges = (
 
 Check = Callable[[], Awaitable[Sequence[str]]]
 """Returns a sentence for every unmet condition; none: the check passes."""
+
+
+async def alive() -> Sequence[str]:
+    """Pass whenever the event loop turns, which is all that the liveness of a program needs."""
+    return ()
 
 
 def probe(check: Check, notes: Callable[[], Iterable[str]] = tuple) -> Callable[[], Awaitable[Page]]:

@@ -323,7 +323,7 @@ class World(RuleBasedStateMachine):
         self.untold.extend(("remove", replace(pod, phase="Failed")) for pod in self.there.values())
         self.there.clear()
         self.things_are_told(len(self.untold))
-        assert repr(self.fleet) == f"<Fleet: {len(self.nodes)} nodes, 0 pods, 0 pending>"
+        assert (self.fleet.candidates.keys(), self.fleet.entries, self.fleet.pending) == (self.nodes.keys(), {}, {})
         self.fleet.replace_nodes({})
         assert (self.fleet._nodes, self.fleet._expiring) == ({}, set())
 

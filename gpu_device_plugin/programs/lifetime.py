@@ -161,15 +161,10 @@ async def until_stopped(
     cleanup: Callable[[], Awaitable[None]] = _nothing,
     restart_after: tuple[type[Exception], ...] = (),
 ) -> int:
-    """Run `work` until SIGTERM, SIGINT or its own failure, and return the exit code once `work` has ended.
+    """Run `work` as a task until SIGTERM, SIGINT or its own failure, and return the exit code once it has ended.
 
-    Args:
-        work: the program.
-        name: the name of its task.
-        handlers: the callbacks of further signals.
-        announce_shutdown: awaited after SIGTERM or SIGINT, while `work` still runs.
-        cleanup: awaited after SIGTERM or SIGINT, once `work` has ended.
-        restart_after: errors that a new process or container may resolve, besides OSError.
+    After SIGTERM or SIGINT `announce_shutdown` is awaited while `work` still runs, and `cleanup` once it has ended.
+    `restart_after` are the errors that a new process or container may resolve, besides OSError.
 
     Returns:
         0 if a signal stopped the program, 1 if it needs a restart. A UsageError is raised, and leads to 2.

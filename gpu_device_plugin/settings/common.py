@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.core.model.resources import Kind, Resource
-from gpu_device_plugin.settings.forms import DOMAIN, RESOURCE_NAME, one_of
+from gpu_device_plugin.settings.forms import DOMAIN, RESOURCE_NAME, api_server, one_of
 from gpu_device_plugin.settings.knobs import SettingsError, knob, refuse
 
 if TYPE_CHECKING:
@@ -67,6 +67,16 @@ class ProgramSettings(ResourceSettings):
         one_of("auto", "human", "json"),
         "Form of the log: human, json (one object per line), or auto (human on a terminal, else json).",
         in_profile=False,
+    )
+
+
+def in_cluster_api() -> str:
+    """Declare the setting `api` of a program that runs in the cluster."""
+    return knob(
+        "auto",
+        api_server("auto", "in-cluster"),
+        "How to reach the Kubernetes API: in-cluster (the pod's service account), the path of a kubeconfig, an "
+        "http:// address, or auto (in-cluster).",
     )
 
 

@@ -7,14 +7,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.core.model.policy import POLICIES
-from gpu_device_plugin.settings.common import ProgramSettings, incomplete_pair, on_loopback, own_namespace
+from gpu_device_plugin.settings.common import (
+    ProgramSettings,
+    in_cluster_api,
+    incomplete_pair,
+    on_loopback,
+    own_namespace,
+)
 from gpu_device_plugin.settings.forms import (
     ADDRESS,
     OPTIONAL_ADDRESS,
     OPTIONAL_PATH,
     SWITCH,
     Address,
-    api_server,
     duration,
     object_name,
     one_of,
@@ -66,12 +71,7 @@ class ExtenderSettings(ProgramSettings):
         "Address of /metrics, /healthz and /readyz, such as 0.0.0.0:9402, or :9402 for all addresses. Empty or off: "
         "none.",
     )
-    api: str = knob(
-        "auto",
-        api_server("auto", "in-cluster"),
-        "How to reach the Kubernetes API: in-cluster (the pod's service account), the path of a kubeconfig, an "
-        "http:// address, or auto (in-cluster).",
-    )
+    api: str = in_cluster_api()
     node_policy: str = knob(
         "fit",
         one_of(*POLICIES),

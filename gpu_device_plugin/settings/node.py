@@ -366,10 +366,6 @@ class NodeSettings(ProgramSettings):
         """The full names of our resources, those of MIG profiles that the node may have later included."""
         return Names({resource.name: resource.kind for resource in self.offered}, self.domain_of_mig)
 
-    def of_profile(self, profile: str) -> Resource:
-        """Return the resource of a MIG profile."""
-        return Resource.of_profile(profile, self.domain_of_mig)
-
     @property
     def kubelet_root(self) -> Path:
         """The kubelet's root directory, below which the PodResources socket is."""

@@ -118,11 +118,7 @@ class Sources(Generic[S]):
         return Texts(profiles.pop(DEFAULT_PROFILE, None), self.config, profiles)
 
     def read(self, profile: str = "", texts: Texts | None = None) -> S:
-        """Read every source.
-
-        Args:
-            profile: a profile of the directory; empty: none.
-            texts: the content of the files; None: their current content.
+        """Read every source, with a profile of the directory, if any; without `texts` the current content of the files.
 
         Raises:
             SettingsError: a setting cannot be used; the message lists all of these.
@@ -323,7 +319,6 @@ def composed(where: str, content: bytes) -> Any:
 
 
 def _lines(file: Text) -> list[tuple[Any, Any]]:
-    """Return the keys and values of a file, as nodes of YAML."""
     path = file.path
     # Tabs are JSON and not YAML; inside a JSON string they are forbidden.
     root = composed(path, file.content.replace(b"\t", b" ") if path.endswith(".json") else file.content)

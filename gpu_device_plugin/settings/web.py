@@ -6,8 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
-from gpu_device_plugin.settings.common import ProgramSettings, incomplete_pair, on_loopback, own_namespace
-from gpu_device_plugin.settings.forms import ADDRESS, OPTIONAL_PATH, Address, api_server, object_name
+from gpu_device_plugin.settings.common import (
+    ProgramSettings,
+    in_cluster_api,
+    incomplete_pair,
+    on_loopback,
+    own_namespace,
+)
+from gpu_device_plugin.settings.forms import ADDRESS, OPTIONAL_PATH, Address, object_name
 from gpu_device_plugin.settings.knobs import SettingsError, knob
 
 if TYPE_CHECKING:
@@ -37,12 +43,7 @@ class WebSettings(ProgramSettings):
         "callers send their tokens.",
     )
     tls_key: Path | None = knob("", OPTIONAL_PATH, "PEM file with the key of tls_cert.")
-    api: str = knob(
-        "auto",
-        api_server("auto", "in-cluster"),
-        "How to reach the Kubernetes API: in-cluster (the pod's service account), the path of a kubeconfig, an "
-        "http:// address, or auto (in-cluster).",
-    )
+    api: str = in_cluster_api()
 
     agents_namespace: str = knob(
         "",

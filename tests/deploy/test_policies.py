@@ -21,7 +21,7 @@ from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.placing import Demand, Placement
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.limits.container_grants import DELIVERIES, VARIABLES, Delivery, EnforcementPlan, grant
 from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner
@@ -110,7 +110,7 @@ def test_every_policy_has_one_binding_of_its_name_that_denies() -> None:
         }
 
 
-INSTANCES = NodeSettings().of_profile("1g.10gb").name.removesuffix("1g.10gb")
+INSTANCES = Resource.of_profile("1g.10gb", NodeSettings().domain_of_mig).name.removesuffix("1g.10gb")
 """How the names of the resources of MIG profiles begin."""
 OF_INSTANCES = {f"gpushare-{name}" for name in ("variables", "size", "devices", "one-resource", "placement")}
 """The policies on what a pod sees, and on who says which instances it has. The others are on amounts and places, which

@@ -31,7 +31,6 @@ def _columns(gauges: Iterable[Gauge], rows: Sequence[Row]) -> Gauges:
 
 
 def _mib(amount: int | None) -> int | None:
-    """Return MiB in bytes."""
     return None if amount is None else amount << 20
 
 
@@ -152,7 +151,6 @@ class NodeMetrics:
         )
 
     def _gpu(self, shared: SharedGpu) -> Sequence[float | None]:
-        """Return the values of `_GPU`."""
         node, uuid, shares, total_mib = self.node, shared.gpu.uuid, len(shared.shares), shared.gpu.total_mib
         use, used = node.use(shared), self.use.gpus.get(shared.position, GpuUse())
         # With a former, larger share size, the shares in use may be more than the GPU has.
@@ -174,7 +172,6 @@ class NodeMetrics:
 
 
 def _container(part: ContainerUse) -> Sequence[float | None]:
-    """Return the values of `_CONTAINER`."""
     # What processes of a container that is not known may use is shown with the pod's containers already.
     given_mib = part.granted_mib if part.container or not part.granted_mib else None
     return _mib(given_mib), _mib(part.used_mib), None if part.sm_percent is None else part.sm_percent / 100

@@ -143,7 +143,10 @@ def _gpu(view: GpuView, report: NodeReport, *, brief: bool) -> Fields:
         "healthy": not gpu.unhealthy,
         "whole": view.room.whole,
         "limitsReason": None if enforcement is None else enforcement.why,
-        "containers": [_container(part) for part in report.parts(gpu.position)],
+        "containers": [
+            _named(part.namespace, pod=part.pod, container=part.container or "") | container_use(part)
+            for part in report.parts(gpu.position)
+        ],
     }
 
 
@@ -225,13 +228,6 @@ def _sum(parts: Sequence[ContainerUse]) -> Fields:
         "overSince": min((part.over_since for part in parts if part.over_since), default=None),
         "enforcement": next((enforcement.value for enforcement in _WEAKEST_FIRST if enforcement in enforcements), None),
         "held": None if worst is None else worst.value,
-    }
-
-
-def _container(part: ContainerUse) -> Fields:
-    return {
-        **_named(part.namespace, pod=part.pod, container=part.container or ""),
-        **container_use(part),
     }
 
 

@@ -12,7 +12,7 @@ from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, PROGRAM
 from gpu_device_plugin.settings.node import NodeSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from pathlib import Path
 
     from gpu_device_plugin.settings.forms import Address
@@ -97,17 +97,14 @@ async def ask(http: Address | None, within_s: float) -> AgentSeen | Unknown:
 def _seen(where: str, missing: Iterable[str], text: str) -> AgentSeen:
     from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - 5 MB, for the doctor alone
 
-    samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     except ValueError:
-        samples = {}
+        samples = []
     return AgentSeen(
         where,
         tuple(missing),
-        streams={labels["resource"]: value > 0 for labels, value in samples.get("gpushare_stream_up", ())},
-        version="".join(labels["version"] for labels, _ in samples.get("gpushare_build_info", ())),
-        api_errors=int(sum(value for _, value in samples.get("gpushare_api_errors_total", ()))),
+        streams={each.labels["resource"]: each.value > 0 for each in samples if each.name == "gpushare_stream_up"},
+        version="".join(each.labels["version"] for each in samples if each.name == "gpushare_build_info"),
+        api_errors=int(sum(each.value for each in samples if each.name == "gpushare_api_errors_total")),
     )

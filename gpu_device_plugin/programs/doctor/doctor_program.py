@@ -26,7 +26,7 @@ from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.contract.nodereport import node_report
 from gpu_device_plugin.core.model.mig import MigMode
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.kubelet.conflicting_plugins import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
 from gpu_device_plugin.core.node.limits.container_grants import CONTROL_NODES
 from gpu_device_plugin.core.node.node_config import mig_mode
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gpu_device_plugin.core.model.gpus import Inventory
-    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.settings.node import NodeSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
 
@@ -178,7 +177,6 @@ def settings_of(sources: Sources[NodeSettings], texts: Texts, where: DoctorPlace
 
 
 def _problem(look: Callable[[], object], *errors: type[Exception]) -> str:
-    """Return the message of the first error of these kinds, empty if there is none."""
     try:
         look()
     except errors as problem:
@@ -332,8 +330,9 @@ def _of_profiles(settings: NodeSettings, inventory: Inventory, labels: Mapping[s
     """Return the resources of the MIG profiles whose instances are given one by one."""
     if mig_mode(settings.mig, labels.get(MIG_LABEL, "")) is not MigMode.WHOLE:
         return ()
-    places = [gpu.instance for gpu in inventory.gpus if gpu.instance is not None and gpu.instance.alone]
-    return tuple(settings.of_profile(profile) for profile in sorted({place.profile for place in places}))
+    instances = [gpu.instance for gpu in inventory.gpus if gpu.instance is not None and gpu.instance.alone]
+    profiles = sorted({instance.profile for instance in instances})
+    return tuple(Resource.of_profile(profile, settings.domain_of_mig) for profile in profiles)
 
 
 # --- The kubelet ------------------------------------------------------------------------------------------------------

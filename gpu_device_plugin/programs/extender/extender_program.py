@@ -192,7 +192,11 @@ class Extender(Program[ExtenderSettings]):
         self._fresh = Freshness(partial(self._pods.caught_up, timings.catch_up_s), time.monotonic)
         self.binding = Binding(
             self.fleet,
-            Binder(self._client, self._pod_reader, timing=self._bind_timing),
+            Binder(
+                self._client,
+                self._pod_reader,
+                timing=lambda: timings.bind or BinderTiming.within(self.settings.bind_timeout_s),
+            ),
             resources,
             current=self._fresh,
             gpu_policy=lambda: self.settings.gpu_policy,
@@ -211,9 +215,6 @@ class Extender(Program[ExtenderSettings]):
         )
         self.ports: dict[str, int] = {}
         """The listening ports by setting, once open."""
-
-    def __repr__(self) -> str:
-        return f"<Extender: {self.fleet!r}, {self.binding!r}>"
 
     def reload(self, wanted: ExtenderSettings) -> None:
         """Apply the settings that can change at run time."""
@@ -288,9 +289,6 @@ class Extender(Program[ExtenderSettings]):
             promises(pod, self._resources)
         except MalformedAnnotationError:
             self._metrics.count(m.MALFORMED_ANNOTATIONS)
-
-    def _bind_timing(self) -> BinderTiming:
-        return self._timings.bind or BinderTiming.within(self.settings.bind_timeout_s)
 
     async def _follow_pods(self) -> NoReturn:
         # A pod without GPUs says something of what comes to nodes with GPUs if its node is known to be one.

@@ -112,7 +112,7 @@ class ExtenderRoutes:
         return self._verbs.inspect(request.rest.strip("/"))
 
     def _probes(self) -> Mapping[str, Callable[[], Awaitable[Page]]]:
-        return {"/healthz": m.probe(_alive), "/readyz": m.probe(self._ready), "/livez": m.probe(_alive)}
+        return {"/healthz": m.probe(m.alive), "/readyz": m.probe(self._ready), "/livez": m.probe(m.alive)}
 
     async def _ready(self) -> tuple[str, ...]:
         return self._readiness.unready()
@@ -124,10 +124,6 @@ class ExtenderRoutes:
         """
         quiet = await within(self.quiet_within_s(), self.quiet.wait())
         return Page("quiet\n" if quiet else "this extender has not been asked to stop\n")
-
-
-async def _alive() -> tuple[str, ...]:
-    return ()
 
 
 async def _version() -> Page:

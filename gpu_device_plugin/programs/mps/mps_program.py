@@ -20,7 +20,7 @@ from gpu_device_plugin.programs.mps.supervisor import Supervisor
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from gpu_device_plugin.core.report.exposition import Gauges
     from gpu_device_plugin.settings.mps import MpsSettings
@@ -73,8 +73,7 @@ async def _serve(settings: MpsSettings, supervisor: Supervisor) -> NoReturn:
             metrics = m.PrometheusMetrics(lambda: gauges(supervisor.gpus), (), ())
             pages = {
                 "/metrics": metrics.page,
-                # It answers as long as the event loop turns. A restart would end the daemons, and their clients.
-                "/healthz": m.probe(_nothing_missing),
+                "/healthz": m.probe(m.alive),  # a restart would end the daemons, and their clients
                 "/readyz": m.probe(supervisor.unready, lambda: _told(supervisor.gpus)),
             }
             try:
@@ -83,10 +82,6 @@ async def _serve(settings: MpsSettings, supervisor: Supervisor) -> NoReturn:
                 raise UsageError(f"http: {error}") from error
         await supervisor.run()
     raise AssertionError  # pragma: no cover (the supervisor never returns)
-
-
-async def _nothing_missing() -> Sequence[str]:
-    return ()
 
 
 def _told(gpus: Mapping[str, MpsGpu]) -> list[str]:

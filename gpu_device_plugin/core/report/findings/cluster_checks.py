@@ -365,13 +365,8 @@ def examine_partly(
 ) -> tuple[Finding, ...]:
     """Return what was not examined, and the findings of the checks whose objects could be read.
 
-    Args:
-        symptoms: without the objects that could not be read.
-        pods: the pods that ask for GPUs.
-        missing: the rights that are missing, one clause each.
-        advice: how to get them.
-        nodes: whether nodes could be read.
-        namespace: only its pods could be read; empty: all.
+    `pods` are those that ask for GPUs, in `namespace` or, where that is empty, in all. `missing` has a clause for each
+    missing right, and `advice` tells how to get them. `nodes`: nodes could be read.
     """
     chosen = _ALWAYS | _BY_PODS | (_BY_NODES if nodes else frozenset()) | (frozenset() if namespace else _BY_ALL_PODS)
     left_out = ", ".join(name for name in CHECKS if name not in chosen)
