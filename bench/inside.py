@@ -86,7 +86,8 @@ async def measure(api: str, nodes: int, calls: int) -> dict[str, Any]:
     found["hostile"] = [took for what in hostile.PODS for took in _hostile(extender, what, names)]
     await asyncio.sleep(0.1)
     found["bind"] = [took async for took in _binds(extender, names, calls)]
-    found["page"] = [took for _ in range(20) for took in pieces(PrometheusMetrics(extender.state).page())]
+    metrics = PrometheusMetrics(lambda: extender.state().gauges())
+    found["page"] = [took for _ in range(20) for took in pieces(metrics.page())]
     running.cancel()
     return {**found, "pods": len(fleet.entries)}
 

@@ -98,7 +98,11 @@ class Rereading(Generic[S]):
 # --- A program --------------------------------------------------------------------------------------------------------
 
 
-class Program(Generic[P]):
+async def _nothing() -> None:
+    pass
+
+
+class ReloadingProgram(Generic[P]):
     """A program that runs permanently, with settings that can change meanwhile."""
 
     def __init__(self, settings: P) -> None:
@@ -121,15 +125,22 @@ class Program(Generic[P]):
         texts: Texts,
         work: Coroutine[None, None, NoReturn],
         name: str,
-        **ends: Callable[[], Awaitable[None]],
+        *,
+        announce_shutdown: Callable[[], Awaitable[None]] = _nothing,
+        cleanup: Callable[[], Awaitable[None]] = _nothing,
     ) -> int:
-        """Run `work` as `until_stopped` does, which also describes `name` and `ends`, and apply changed settings.
+        """Run `work` as `until_stopped` does, and apply changed settings meanwhile.
 
         `texts` are the contents of the files among `sources` from which the present settings were read.
         """
         rereading = Rereading(sources, texts, take=self.reload, refuse=self.keep_settings)
-        look = partial(rereading.look, anyway=True)
-        return await until_stopped(rereading.beside(work), name, {signal.SIGHUP: look}, **ends)
+        return await until_stopped(
+            rereading.beside(work),
+            name,
+            {signal.SIGHUP: partial(rereading.look, anyway=True)},
+            announce_shutdown=announce_shutdown,
+            cleanup=cleanup,
+        )
 
 
 def tls_of(cert: Path | None, key: Path | None, client_ca: Path | None = None) -> ssl.SSLContext | None:
@@ -146,10 +157,6 @@ def tls_of(cert: Path | None, key: Path | None, client_ca: Path | None = None) -
         return server_tls(cert, key, client_ca)
     except OSError as error:
         raise UsageError(str(error)) from error
-
-
-async def _nothing() -> None:
-    pass
 
 
 async def until_stopped(

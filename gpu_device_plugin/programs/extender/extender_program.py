@@ -32,7 +32,7 @@ from gpu_device_plugin.programs.extender.extender_routes import ExtenderRoutes, 
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
 from gpu_device_plugin.programs.extender.verbs import Verbs
 from gpu_device_plugin.programs.extender.workload_learning import Learner
-from gpu_device_plugin.programs.lifetime import Program, tls_of
+from gpu_device_plugin.programs.lifetime import ReloadingProgram, tls_of
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import UsageError
 
@@ -115,7 +115,7 @@ def freeze_objects() -> None:
     gc.freeze()
 
 
-class Extender(Program[ExtenderSettings]):
+class Extender(ReloadingProgram[ExtenderSettings]):
     """Wires the parts of an extender together. Makes no decision itself."""
 
     def __init__(

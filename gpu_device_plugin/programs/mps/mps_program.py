@@ -13,7 +13,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import ListenError, serving
 from gpu_device_plugin.core.contract.mpsfiles import SHM_DIRECTORY, MpsGpu, MpsStatus
 from gpu_device_plugin.core.report.exposition import Gauge
-from gpu_device_plugin.programs.lifetime import Program
+from gpu_device_plugin.programs.lifetime import ReloadingProgram
 from gpu_device_plugin.programs.mps.nvidia import Nvidia
 from gpu_device_plugin.programs.mps.places import share
 from gpu_device_plugin.programs.mps.supervisor import Supervisor
@@ -55,7 +55,7 @@ def main(sources: Sources[MpsSettings], texts: Texts, settings: MpsSettings) -> 
         ) from error
     for why in driver.missing():
         _log.warning("no GPU can be limited by MPS here", extra={"why": why})
-    life = Program(settings).follow_settings(
+    life = ReloadingProgram(settings).follow_settings(
         sources,
         texts,
         _serve(settings, supervisor),

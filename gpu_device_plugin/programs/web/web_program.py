@@ -12,7 +12,7 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import ListenError, written
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT, ClusterConfigError, config_for
-from gpu_device_plugin.programs.lifetime import Program, tls_of
+from gpu_device_plugin.programs.lifetime import ReloadingProgram, tls_of
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.programs.web.figures import DEFAULT_TIMING, AgentFigures, FiguresTiming
 from gpu_device_plugin.programs.web.server import CONNECTIONS, DEFAULT_TIMINGS, PageServer, PageTimings
@@ -42,7 +42,7 @@ def main(sources: Sources[WebSettings], texts: Texts, settings: WebSettings) -> 
 
 
 @dataclass(eq=False, repr=False)
-class ClusterPage(Program[WebSettings]):
+class ClusterPage(ReloadingProgram[WebSettings]):
     """The page's server with its settings."""
 
     settings: WebSettings
