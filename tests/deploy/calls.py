@@ -73,7 +73,7 @@ def rights_needed(*modules: str) -> set[Right]:
     trees = sources(*modules)
     followed, reviewed = (
         {kind for module, tree in trees.items() for kind in _given_to(name, module, tree)}
-        for name in ("Reflector", "reviewed")
+        for name in ("Reflector", "_reviewed")
     )
     calls = {right for module, tree in trees.items() for right in _calls(module, tree, followed, reviewed)}
     return calls - WITHOUT_A_ROLE

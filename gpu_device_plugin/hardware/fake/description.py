@@ -271,31 +271,25 @@ def _uuid(prefix: str, seed: str) -> str:
 
 def _links(where: Where, value: object, gpus: Sequence[Fields]) -> list[Record]:
     """Return how each two GPUs are connected: as described, the others as their models usually are."""
-    described: dict[frozenset[str], Fields] = {}
+    uuids = [gpu["uuid"] for gpu in gpus]
+    links = {frozenset((one["uuid"], other["uuid"])): _usual_link(one, other) for one, other in combinations(gpus, 2)}
     for n, entry in enumerate(where.list(value)):
         inside = where.item(n)
         fields = inside.fields(entry, _LINK)
-        uuids = [gpu["uuid"] for gpu in gpus]
-        ends = {_position(inside.inside("gpus"), end, uuids) for end in fields.get("gpus", [])}
-        if len(ends) != 2:
+        ends = frozenset(uuids[_position(inside.inside("gpus"), end, uuids)] for end in fields.get("gpus", []))
+        if ends not in links:
             raise inside.error("gpus must name two different GPUs, as in gpus: [0, 1]")
         nvlinks = fields.get("nvlinks", 0)
         closeness = fields.get("closeness", _NVLINK if nvlinks else 0)
-        described[frozenset(uuids[end] for end in ends)] = {
-            "closeness": closeness,
-            "nvlinks": nvlinks or int(closeness == _NVLINK),
-        }
-    return [
-        {"a": a, "b": b, **described.get(frozenset((a, b)), _usual_link(one, other))}
-        for one, other in combinations(gpus, 2)
-        for a, b in (sorted((one["uuid"], other["uuid"])),)
-    ]
+        links[ends] = closeness, nvlinks or int(closeness == _NVLINK)
+    pairs = ((*sorted(ends), *link) for ends, link in links.items())
+    return [{"a": a, "b": b, "closeness": closeness, "nvlinks": nvlinks} for a, b, closeness, nvlinks in pairs]
 
 
-def _usual_link(one: Fields, other: Fields) -> Fields:
-    nvlinks = one["nvlinks"] if one["product"] == other["product"] else 0
-    closeness = _NVLINK if nvlinks else CLOSENESS.index("node" if one["numa"] == other["numa"] else "system")
-    return {"closeness": closeness, "nvlinks": nvlinks}
+def _usual_link(one: Fields, other: Fields) -> tuple[int, int]:
+    if one["product"] == other["product"] and one["nvlinks"]:
+        return _NVLINK, one["nvlinks"]
+    return CLOSENESS.index("node" if one["numa"] == other["numa"] else "system"), 0
 
 
 def _event(where: Where, entry: object, uuids: Sequence[str]) -> Fields:
