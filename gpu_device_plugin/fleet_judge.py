@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from itertools import repeat
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from gpu_device_plugin.core.cluster.fitting import Unfit, unfit
+from gpu_device_plugin.core.cluster.fitting import Unfit, reason_of_one, room_decides, unfit
 from gpu_device_plugin.core.cluster.packing import CachingPacker, Effort, TooLongError
 from gpu_device_plugin.core.cluster.scoring import MIDDLE, MOST, Scorer, connected
 from gpu_device_plugin.core.model.changes import ChangeLog
@@ -177,6 +177,8 @@ class _Rows:
         self.index: dict[str, int] = {}
         """The row of each node by its name."""
         self.nodes: list[Candidate | None] = [None]
+        self.by_room: list[bool] = [False]
+        """Whether `room_decides` on each node."""
         self.shape_at: list[NodeType | None] = [None]
         """The shape of each node that has GPUs."""
         self.node_types: Counter[NodeType] = Counter()
@@ -202,6 +204,7 @@ class _Rows:
                 if not self._vacant:
                     self._vacant.append(len(self.nodes))
                     self.nodes.append(None)
+                    self.by_room.append(False)
                     self.shape_at.append(None)
                 row = self.index[name] = self._vacant.pop()
             self._write(row, node)
@@ -214,6 +217,7 @@ class _Rows:
     def _write(self, row: int, node: Candidate | None) -> None:
         before, node_type = self.shape_at[row], None if node is None else shape_of(node)
         self.nodes[row] = node
+        self.by_room[row] = node is not None and room_decides(node)
         self.shape_at[row] = node_type = node_type if node_type is not None and node_type.sizes else None
         if before != node_type:
             self.node_types.update({} if node_type is None else {node_type: 1})
@@ -298,11 +302,29 @@ class _Pod:
         packer = CachingPacker([part.demand for part in ask.parts], effort)
         sentences: dict[Unfit, Unfit] = {}
 
+        several, choosy = len(ask.parts) > 1, ask.wishes.choosy or not ask.parts
+        reasons: dict[tuple[object, ...], Unfit | None] = {}
+
         def verdict(row: int) -> Unfit | None:
+            """Return `unfit`, which takes several times as long as what is tried here first on most nodes."""
             node = rows.nodes[row]
-            why = UNKNOWN if node is None else unfit(ask, node, packer)
+            if node is None:
+                return UNKNOWN
+            alike = None
+            if not choosy and rows.by_room[row]:
+                if packer.surely_fits(node.summary):
+                    return None
+                alike = None if several else reason_of_one(node)
+                if alike in reasons:
+                    return reasons[alike]
+            if several:
+                effort.check()
+            why = unfit(ask, node, packer)
             # Many nodes have equal reasons: each is kept once.
-            return None if why is None else sentences.setdefault(why, why)
+            why = None if why is None else sentences.setdefault(why, why)
+            if alike is not None:
+                reasons[alike] = why
+            return why
 
         self.verdicts: _Remembered[Unfit | None] = _Remembered(
             rows, verdict, [], effort=effort, estimate=lambda _row: UNTRIED

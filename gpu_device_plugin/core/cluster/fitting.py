@@ -155,6 +155,23 @@ def _packed(
     return why
 
 
+def room_decides(node: Candidate) -> bool:
+    """Return whether the room of a node's GPUs decides alone if a pod without wishes for GPUs fits there."""
+    gpus = node.gpus
+    return bool(node.rooms) and not (gpus.problem or gpus.claims or gpus.divided)
+
+
+def reason_of_one(node: Candidate) -> tuple[object, ...] | None:
+    """Return what decides the reason against a pod of one part that has no room on a node where `room_decides`.
+
+    Two nodes with equal ones have the same reason. None: there are MIG instances, where more decides.
+    """
+    numbers = node.summary
+    if numbers.of_gpus is not None:
+        return None
+    return numbers.sizes, numbers.failed, not numbers.frees, node.gpus.share_mib
+
+
 def unfit_by_kind(ask: Ask, node: Candidate) -> Unfit | None:
     """Return why a pod fits on no node of this kind, whatever the models and free room of its GPUs; None if it may."""
     if node.gpus.problem:

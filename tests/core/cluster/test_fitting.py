@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
-from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit, unfit
+from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit, reason_of_one, room_decides, unfit
 from gpu_device_plugin.core.cluster.packing import Packer, Packing, groups
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Usage
@@ -501,6 +503,47 @@ def test_wishes_that_kube_scheduler_would_not_keep_exclude_a_node_that_serves_cl
 
 def test_wishes_that_every_gpu_of_a_node_meets_are_kept_by_any_choice() -> None:
     assert unfit(asking(whole(1), wishes=Wishes(use_models=("T4",))), by_claims("T4", "T4")) is None
+
+
+# --- What many nodes have in common
+
+
+def test_where_more_than_room_decides_is_told() -> None:
+    assert room_decides(node(8, 8, used={0: 8}))
+    assert not any(map(room_decides, (node(), divided(30, 2), Candidate("n", NodeGpus(problem=AWAY)))))
+
+
+def test_instances_have_reasons_of_their_own() -> None:
+    assert reason_of_one(node(1, 1, cards={0: "GPU-8", 1: "GPU-8"})) is None
+
+
+@given(
+    asked=st.builds(whole, st.integers(1, 3)) | st.builds(mem, st.sampled_from([2, 4, 6, 12])),
+    gpus=st.integers(1, 2),
+    nodes=st.lists(
+        st.builds(
+            lambda sizes, used, unhealthy, share_mib: node(
+                *sizes,
+                used={n: min(size, used) for n, size in enumerate(sizes)},
+                unhealthy=tuple(n for n in unhealthy if n < len(sizes)),
+                share_mib=share_mib,
+            ),
+            st.lists(st.sampled_from([3, 4]), min_size=1, max_size=3),
+            st.integers(0, 4),
+            st.sets(st.integers(0, 2)),
+            st.sampled_from([1024, 512]),
+        ),
+        min_size=2,
+        max_size=12,
+    ),
+)
+def test_what_is_alike_has_the_same_reason(asked: Demand, gpus: int, nodes: list[Candidate]) -> None:
+    ask = asking(asked if asked.kind is Kind.COUNT else mem(asked.amount, gpus))
+    reasons: dict[object, Unfit] = {}
+    for one in nodes:
+        found = unfit(ask, one)
+        if found is not None:
+            assert reasons.setdefault(reason_of_one(one), found) == found
 
 
 # --- MIG instances
