@@ -606,7 +606,7 @@ async def test_a_resource_that_comes_later_is_registered_and_the_others_are_left
         assert one.registration.registrations == {MEM.name: 1, COUNT.name: 1, MIG.name: 1}
         assert before < one.sockets
         assert any(name.startswith("gpushare-instance-1g.10gb-") for name in one.sockets)
-        assert {MEM.name, COUNT.name, MIG.name} <= one.kubelet.amounts.keys()
+        await eventually(lambda: {MEM.name, COUNT.name, MIG.name} <= one.kubelet.amounts.keys())
         assert one.overs == []
         await one.kubelet.restart()
         await eventually(lambda: one.registration.registrations == {MEM.name: 2, COUNT.name: 2, MIG.name: 2})
