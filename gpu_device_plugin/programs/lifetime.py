@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.waiting import within
-from gpu_device_plugin.settings.common import ProgramSettings
 from gpu_device_plugin.settings.knobs import Settings, UsageError, reload
-from gpu_device_plugin.settings.mps import MpsSettings
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
+    from gpu_device_plugin.settings.common import ProgramSettings
+    from gpu_device_plugin.settings.mps import MpsSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
 
 S = TypeVar("S", bound=Settings)
-P = TypeVar("P", bound=ProgramSettings | MpsSettings)
+P = TypeVar("P", bound="ProgramSettings | MpsSettings")
 
 _log = logging.getLogger(__name__)
 
