@@ -155,6 +155,11 @@ _EMPTY = _Status()
 _NO_DETAILS = _Details()
 
 
+def _answer(status: int, reason: str = "") -> str:
+    """Return a status with its reason; 0 and codes that HTTP does not know have no phrase."""
+    return f"{status} {reason or _PHRASES.get(status, '')}".strip()
+
+
 def error_from(
     call: Call, body: bytes | msgspec.Raw, *, status: int = 0, retry_after: str = "", starting: bool = False
 ) -> ApiError:
@@ -180,9 +185,7 @@ def error_from(
     why = _why(call, kind, status, parsed)
     if starting and kind is ForbiddenError and _lacks_right(call, parsed.message):
         kind = UnavailableError
-        why = (
-            f"{status} {_PHRASES[status]}; the API server is starting, and may not know the rights of its accounts yet"
-        )
+        why = f"{_answer(status)}; the API server is starting, and may not know the rights of its accounts yet"
     return kind(
         call,
         why,
@@ -194,7 +197,7 @@ def error_from(
 
 
 def _why(call: Call, kind: type[ApiError], status: int, parsed: _Status) -> str:
-    answer = f"{status} {parsed.reason or _PHRASES.get(status, '')}".strip()
+    answer = _answer(status, parsed.reason)
     message = " ".join(parsed.message.split())
     if kind is ForbiddenError and _lacks_right(call, message):
         group = f" of the API group {call.group}" if call.group else ""
