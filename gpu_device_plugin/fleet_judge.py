@@ -1,7 +1,7 @@
 """Verdicts and scores of thousands of nodes for one pod, within the time that a scheduler waits.
 
 The core decides node by node; here each of its results is cached until the node changes. The searches of one
-request have a limit of steps; the first look at each node has none. See docs/decisions/0021.
+request have a limit of steps, after which it looks at no further node that may need one. See docs/decisions/0021.
 """
 
 from __future__ import annotations
@@ -301,9 +301,9 @@ class _Pod:
         effort = Effort(_MOST_STEPS)
         packer = CachingPacker([part.demand for part in ask.parts], effort)
         sentences: dict[Unfit, Unfit] = {}
-
-        several, choosy = len(ask.parts) > 1, ask.wishes.choosy or not ask.parts
+        several, choosy = len(ask.parts) > 1, ask.wishes.choosy
         reasons: dict[tuple[object, ...], Unfit | None] = {}
+        """By `reason_of_one`, where that decides."""
 
         def verdict(row: int) -> Unfit | None:
             """Return `unfit`, which takes several times as long as what is tried here first on most nodes."""
