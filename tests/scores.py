@@ -1,15 +1,20 @@
-"""The score of one node by itself, for tests."""
+"""One node by itself, and its score."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.packing import Effort
 from gpu_device_plugin.core.cluster.scoring import Scorer
+from gpu_device_plugin.core.cluster.usage import Usage
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
+from gpu_device_plugin.core.model.resources import Amounts
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from collections.abc import Sequence
+
     from gpu_device_plugin.core.cluster.pod_demand import Ask
 
 
@@ -17,3 +22,23 @@ def score(ask: Ask, node: Candidate, node_policy: str, gpu_policy: str) -> int:
     """Return how well a node suits a pod, as long as it may take; 0 where the pod does not fit."""
     scorer = Scorer(ask, node_policy, gpu_policy, Effort(10**6))
     return 0 if unfit(ask, node) is not None else scorer.score(node)
+
+
+def partly_used(gpus: Sequence[tuple[str | None, int, int]], *, broken: bool = False) -> Candidate:
+    """Return a node of GPUs, and of MIG instances of the GPUs named first, with so many shares, so many of them used.
+
+    The first is out of service where `broken`.
+    """
+    listed = tuple(
+        ListedGpu(
+            at,
+            size,
+            f"u{at}",
+            "H100",
+            unhealthy="hot" if broken and not at else "",
+            instance=None if parent is None else ListedInstance(parent, 0, at, "", at),
+        )
+        for at, (parent, size, _) in enumerate(gpus)
+    )
+    used = tuple((at, min(size, shares)) for at, (_, size, shares) in enumerate(gpus) if shares)
+    return candidate("n", NodeGpus(listed, share_mib=1024), [Usage(used)], Amounts(32_000, 131_072))

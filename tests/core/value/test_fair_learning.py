@@ -8,20 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resources import Amounts, Kind
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.value.fair_learning import LITTLE, Trial, binpack, scales_of, studied, trying
 from gpu_device_plugin.core.value.marginal_value import Left, left_on, shape_of
 from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.price_learning import learn
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
-from tests.scores import score
+from tests.scores import partly_used, score
 from tests.work import counted
 
 if TYPE_CHECKING:
@@ -193,21 +190,7 @@ pods = st.builds(
 )
 def test_binpack_is_what_the_extender_does(kind: PodKind, gpus: list[tuple[str | None, int, int]]) -> None:
     """The score of a node, and the GPUs that a pod gets there, for any room on GPUs and MIG instances."""
-    listed = NodeGpus(
-        tuple(
-            ListedGpu(
-                at,
-                size,
-                f"u{at}",
-                "H100",
-                instance=None if parent is None else ListedInstance(parent, ord(parent), at, "", at),
-            )
-            for at, (parent, size, _) in enumerate(gpus)
-        ),
-        share_mib=1024,
-    )
-    used = tuple((at, min(size, shares)) for at, (_, size, shares) in enumerate(gpus) if shares)
-    node = candidate("n", listed, [Usage(used)], Amounts(32_000, 131_072))
+    node = partly_used(gpus)
     demand = Demand(Kind.MEMORY, kind.shares * kind.gpus, kind.gpus) if kind.shares else Demand(Kind.COUNT, kind.gpus)
     asked = Ask((Part(demand),), kind.wishes)
     found = fit(asked, node, "binpack")

@@ -39,6 +39,7 @@ from gpu_device_plugin.core.value.price_learning import (
     learning,
 )
 from gpu_device_plugin.core.value.workload_mix import PodKind
+from tests.scores import partly_used
 from tests.work import counted
 
 if TYPE_CHECKING:
@@ -315,22 +316,7 @@ def test_the_extender_binds_to_the_gpus_that_cost_least(
     broken: bool,  # noqa: FBT001
 ) -> None:
     """What places a pod on one node and what appraises the node choose the same GPUs for memory."""
-    listed = NodeGpus(
-        tuple(
-            ListedGpu(
-                at,
-                size,
-                f"u{at}",
-                "H100",
-                unhealthy="hot" if broken and not at else "",
-                instance=None if parent is None else ListedInstance(parent, 0, at, "", at),
-            )
-            for at, (parent, size, _) in enumerate(gpus)
-        ),
-        share_mib=1024,
-    )
-    used = tuple((at, min(size, shares)) for at, (_, size, shares) in enumerate(gpus) if shares)
-    node = candidate("n", listed, [Usage(used)], Amounts(32_000, 131_072))
+    node = partly_used(gpus, broken=broken)
     node_type, room = shape_of(node), left_on(node)
     assume(kind.shares)
     there = appraiser(mix, node_type)
