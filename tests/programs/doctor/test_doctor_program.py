@@ -17,6 +17,7 @@ from gpu_device_plugin.core.node.mps.mps_wishes import NOT_THERE
 from gpu_device_plugin.core.report.finding import Severity, Unknown, examine
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.core.report.findings.symptoms import ApiSeen, NodeSymptoms, Profiles
+from gpu_device_plugin.programs.doctor import agent_probe
 from gpu_device_plugin.programs.doctor.agent_probe import Running
 from gpu_device_plugin.programs.doctor.doctor_program import (
     CLAIMS,
@@ -365,8 +366,9 @@ def test_files_that_cannot_be_used_keep_the_doctor_from_nothing(tmp_path: Path) 
         seen()
 
 
-def test_the_command_line_reaches_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """On this machine, whatever there is; only the agents of other tests may differ from run to run."""
+def test_the_command_line_reaches_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On this machine, whatever there is, but for the agents of other tests, whose settings may be wrong on purpose."""
+    monkeypatch.setattr(agent_probe, "agents", lambda _proc: [])
     code = cli.main(["doctor", "--gpus=fake:1xT4", "--api=off", "--json", "--http=off", f"--host-root={Path('/')}"])
     document = json.loads(capsys.readouterr().out)
     assert code == {"error": 4, "warning": 3}.get(document["severity"], 0)

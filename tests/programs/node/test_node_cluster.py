@@ -263,6 +263,8 @@ async def test_no_pod_is_to_come_before_it_is_known_what_ended_meanwhile() -> No
     async with cluster([T4]) as there:
         await there.start_agent()
         made = await there.run(pod("p", mem=3))
+        # An agent that ends before it has seen the kubelet's record of a grant leaves it to its successor as lost.
+        await there.node.rounds(2)
         await there.node.stop_agent()
         await there.node.kubelet.delete(made)
         # Nothing that the former agent has published, or did not get to, is taken for what this one says.
