@@ -70,8 +70,7 @@ class Judge:
 
     def verdicts(self, ask: Ask, names: Sequence[str]) -> Sequence[Unfit | None]:
         """Return `fitting.unfit` of one pod for each named node; `UNKNOWN` where no node has the name."""
-        verdicts = self._pod(ask).verdicts.now()
-        return [verdicts[row] for row in self._rows.named(names)]
+        return list(map(self._pod(ask).verdicts.now().__getitem__, self._rows.named(names)))
 
     def scores(
         self, ask: Ask, names: Sequence[str], node_policy: str, gpu_policy: str, amounts: Amounts = NO_AMOUNTS
@@ -86,8 +85,7 @@ class Judge:
         rows = self._rows.named(names)
         if self._appraised is not None and (ask.wishes.node_policy or node_policy) == FIT:
             return self._scores_by_gain(ask, rows, pod.verdicts.now(), pod.marginal_values(self._appraised, amounts))
-        scores = pod.scores(node_policy, gpu_policy)
-        return [scores[row] for row in rows]
+        return list(map(pod.scores(node_policy, gpu_policy).__getitem__, rows))
 
     def learned(self, tables: Tables | None) -> Generator[None, None, None]:
         """Score by these tables, where the policy is `fit`, from the end of these steps on; None: as without any."""
@@ -127,28 +125,22 @@ class Judge:
     def _scores_by_gain(
         self, ask: Ask, rows: Sequence[int], verdicts: Sequence[Unfit | None], marginal_values: Sequence[float]
     ) -> list[int]:
-        # We do not know what room nodes have that serve claims: they get `MIDDLE`, and do not count for the scale.
-        claims = self._rows.claims
-        named = [marginal_values[row] if verdicts[row] is None else NEVER for row in rows]
-        if claims:
-            named = [NEVER if row in claims else gain for row, gain in zip(rows, named, strict=True)]
-        best = max(named, default=NEVER)
-        worst = min([gain for gain in named if gain > NEVER], default=NEVER)
-        span = max(best - worst, _EQUAL)
-        scores = [
-            0 if gain == NEVER else MOST if gain >= best - _EQUAL else int((MOST - 1) * (gain - worst) / span)
-            for gain in named
-        ]
+        named = list(map(marginal_values.__getitem__, rows))
+        best, worst = max(named, default=NEVER), min(named, default=NEVER)
+        if worst == NEVER:
+            worst = min([gain for gain in named if gain > NEVER], default=NEVER)
+        first, scale = best - _EQUAL, (MOST - 1) / max(best - worst, _EQUAL)
+        scores = [0 if gain == NEVER else MOST if gain >= first else int((gain - worst) * scale) for gain in named]
         amount = max((part.demand.amount for part in ask.parts if part.demand.kind is Kind.COUNT), default=1)
         if amount > 1:
             # Of the nodes that gain most, those are preferred whose unused GPUs are best connected.
             best_rows = [row for row, score in zip(rows, scores, strict=True) if score == MOST]
             spoilt = set(best_rows) - self._best_connected(best_rows, amount)
             scores = [MOST - 1 if row in spoilt else score for row, score in zip(rows, scores, strict=True)]
-        if not claims:
+        if not self._rows.claims:
             return scores
         return [
-            MIDDLE if row in claims and verdicts[row] is None else score
+            MIDDLE if row in self._rows.claims and verdicts[row] is None else score
             for row, score in zip(rows, scores, strict=True)
         ]
 
@@ -333,10 +325,12 @@ class _Pod:
         self.gains: OrderedDict[Amounts, _Remembered[float]] = OrderedDict()
 
     def marginal_values(self, appraised: _Appraised, amounts: Amounts) -> Sequence[float]:
-        """Return what each row gains by a pod that requests these amounts, `NEVER` where it has no room for itself.
+        """Return what each row gains by a pod that requests these amounts, `NEVER` where it does not fit.
 
-        Appraised is the largest of the pod's parts, with all CPU and memory.
+        Appraised is the largest of the pod's parts, with all CPU and memory. What room nodes have that serve claims is
+        not known: they gain `NEVER` too.
         """
+        verdicts = self.verdicts.now()
         marginal_values = self.gains.pop(amounts, None)
         if marginal_values is None:
             rooms, kind, gain_of = appraised.rooms.now(), largest_kind(self._ask, amounts), appraised.appraiser.gain
@@ -344,12 +338,16 @@ class _Pod:
             elsewhere = NEVER if self._ask.parts else 0.0
 
             def gain(row: int) -> float:
+                if verdicts[row] is UNTRIED:
+                    raise TooLongError
+                if verdicts[row] is not None or row in self._rows.claims:
+                    return NEVER
                 room = rooms[row]
                 if room is not None:
                     return gain_of(kind, room)
                 return elsewhere if self._rows.shape_at[row] is None else NEVER
 
-            marginal_values = _Remembered(self._rows, gain, array("d"))
+            marginal_values = _Remembered(self._rows, gain, array("d"), estimate=lambda _row: NEVER)
         self.gains[amounts] = marginal_values
         if len(self.gains) > _MOST_AMOUNTS:
             self.gains.popitem(last=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpu_device_plugin.core.model.placing import TOGETHER
 from gpu_device_plugin.core.model.resources import Amounts, Kind
 from gpu_device_plugin.core.value.node_types import NodeType, rounded
-from gpu_device_plugin.core.value.price_learning import SCARCITY, STRANDED, cell
+from gpu_device_plugin.core.value.price_learning import SCARCITY, STRANDED, cell, cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -58,6 +58,7 @@ class Group(NamedTuple):
     free: int
     cell: int
     """That of `free`, see `cells`."""
+    cells: int
     unused: bool
     """They may be taken whole."""
     number: int
@@ -84,6 +85,10 @@ class Appraisal:
     wanted: float
     """`Tables.wanted` and `Tables.together` of its shape."""
     together: tuple[tuple[float, ...], ...]
+    level: int
+    """That of the CPU left, in `Tables.levels`."""
+    packed: float
+    """What could be packed into the GPUs as they are, at this level."""
     placement_value: float
     """In shares."""
 
@@ -127,6 +132,7 @@ class Appraiser:
                     gpu,
                     free,
                     cell(free, gpu.size),
+                    cells(gpu.size),
                     free == gpu.size and not gpu.instance,
                     group_at.count(at),
                     tables.packed[gpu],
@@ -137,10 +143,22 @@ class Appraiser:
         unused_at = tuple([at for at, group in enumerate(group_at) if group >= 0 and groups[group].unused])
         shares, unused = left.shares, len(unused_at)
         wanted, together, level = tables.wanted[node_type], tables.together[node_type], self._level(left.cpu_milli)
-        placement_value = _packed(groups, level) + wanted * shares + together[level][unused]
+        packed = _packed(groups, level)
+        placement_value = packed + wanted * shares + together[level][unused]
         placement_value += self._amounts(level, left.cpu_milli, left.memory_mib, shares)
         return Appraisal(
-            left, groups, group_at, unused_at, node_type.cards, shares, unused, wanted, together, placement_value
+            left,
+            groups,
+            group_at,
+            unused_at,
+            node_type.cards,
+            shares,
+            unused,
+            wanted,
+            together,
+            level,
+            packed,
+            placement_value,
         )
 
     def gain(self, kind: PodKind, room: Appraisal) -> float:
@@ -158,7 +176,8 @@ class Appraiser:
             unused -= number * group.unused
         if lacking:
             return NEVER
-        placement_value = _packed(room.groups, level) + changes + room.wanted * shares + room.together[level][unused]
+        packed = room.packed if level == room.level else _packed(room.groups, level)
+        placement_value = packed + changes + room.wanted * shares + room.together[level][unused]
         placement_value += self._amounts(level, cpu, memory, shares)
         return placement_value - room.placement_value - self.tables.idle_cpu * cpu - self.tables.idle_share * shares
 
@@ -209,11 +228,11 @@ class Appraiser:
         opened = _opened(room.together[level], room.unused)
         shares, choosy, only_gpus = kind.shares, kind.wishes.choosy, kind.gpus > 1
         options = []
-        for at, (gpu, free, now, unused, _, packed) in enumerate(room.groups):
+        for at, (gpu, free, now, cells_of, unused, _, packed) in enumerate(room.groups):
             if free < shares or (only_gpus and gpu.instance) or (choosy and not kind.wishes.allow_model(gpu.model)):
                 continue
             values = packed[level]
-            change = values[cell(free - shares, gpu.size)] - values[now]
+            change = values[(free - shares) * cells_of // gpu.size] - values[now]
             options.append((change + opened if unused else change, change, at))
         return options
 

@@ -90,7 +90,6 @@ class Verbs:
         except _NO_ANSWER as error:
             return wire.filter_error(str(error))
         claim = self._fleet.entries.get(pod.uid)
-        unknown = 0
         passed: list[str] = []
         failed: dict[str, str] = {}
         unresolvable: dict[str, str] = {}
@@ -104,11 +103,11 @@ class Verbs:
             failed = {name: _ELSEWHERE for name in args.names if name != claim.node}
         else:
             verdicts = self.judge.verdicts(asked, args.names)
-            reasons = {name: why for name, why in zip(args.names, verdicts, strict=True) if why is not None}
-            passed = [name for name in args.names if name not in reasons]
-            for name, why in reasons.items():
+            passed = [name for name, why in zip(args.names, verdicts, strict=True) if why is None]
+            reasons = [(name, why) for name, why in zip(args.names, verdicts, strict=True) if why is not None]
+            for name, why in reasons:
                 (unresolvable if why.unresolvable else failed)[name] = why.sentence
-                unknown += why is UNKNOWN
+        unknown = list(failed.values()).count(UNKNOWN.sentence)
         counts = {
             "fits": len(passed),
             "full": len(failed) - unknown,
