@@ -148,11 +148,15 @@ class Checkout:
 
     @classmethod
     def begun(cls, folder: Path) -> Self:
-        """Make one of one commit, of all that is here."""
+        """Make one of one commit, of all that is here, which a release can tell of."""
         for name in sources():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
         made = cls(folder)
+        log = made.read(CHANGELOG)
+        if "not yet released" not in log:
+            log = log.replace("\n## ", "\n## Next, not yet released\n\nAll.\n\n## ", 1)
+            (folder / CHANGELOG).write_text(log, encoding="utf-8")
         made.git("init", "--quiet")
         made.commit("begun")
         return made
@@ -190,11 +194,6 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
         recorded = checkout.root / "tests/data/recorded"
         if not (recorded / "unreleased").exists():
             shutil.copytree(recorded / __version__, recorded / "unreleased")
-        log = checkout.root / CHANGELOG
-        if "not yet released" not in checkout.read(CHANGELOG):
-            log.write_text(
-                log.read_text("utf-8").replace("\n## ", "\n## Next, not yet released\n\nAll.\n\n## ", 1), "utf-8"
-            )
         checkout.commit("something to release")
         done = checkout.release(VERSION)
         assert done.returncode == 0, done.stderr
