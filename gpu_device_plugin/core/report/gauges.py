@@ -205,12 +205,12 @@ _NODES = (
     Gauge("gpushare_extender_memory_bytes", "GPU memory of all nodes."),
     Gauge("gpushare_extender_memory_taken_bytes", "Allocated GPU memory, with all memory of whole GPUs."),
 )
-_WATCH = {
-    "live": Gauge("gpushare_extender_watch_live", "1 while the API server sends changes.", ("kind",)),
-    "silent_s": Gauge("gpushare_extender_watch_silent_seconds", "Time since the API server last sent data.", ("kind",)),
-    "lists": Gauge("gpushare_extender_lists", "Lists of all objects of a kind.", ("kind",), grows=True),
-    "unreadable": Gauge("gpushare_extender_unreadable", "Objects that could not be parsed.", ("kind",), grows=True),
-}
+_WATCH = (
+    Gauge("gpushare_extender_watch_live", "1 while the API server sends changes.", ("kind",)),
+    Gauge("gpushare_extender_watch_silent_seconds", "Time since the API server last sent data.", ("kind",)),
+    Gauge("gpushare_extender_lists", "Lists of all objects of a kind.", ("kind",), grows=True),
+    Gauge("gpushare_extender_unreadable", "Objects that could not be parsed.", ("kind",), grows=True),
+)
 _WAITING = Gauge(
     "gpushare_extender_pods_waiting",
     "Pods that wait for a GPU, by what the scheduler was last told; a follower is asked nothing.",
@@ -222,16 +222,6 @@ _ALLOCATED = Gauge(
     "Allocated GPU memory of the node, with all memory of whole GPUs.",
     ("node",),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class WatchMetrics:
-    """The watch of one kind of object."""
-
-    live: bool
-    silent_s: float
-    lists: int
-    unreadable: int
 
 
 class WaitingReason(StrEnum):
@@ -259,8 +249,8 @@ class ExtenderMetrics:
     in_doubt: int = 0
     learned: bool = False
     distrusted: int = 0
-    watches: Mapping[str, WatchMetrics] = field(default_factory=dict)
-    """By kind, for example ``pods``."""
+    watches: Mapping[str, tuple[bool, float, int, int]] = field(default_factory=dict)
+    """By kind, for example ``pods``: the values of the gauges of a watch."""
     waiting: Mapping[WaitingReason, int] = field(default_factory=dict)
     """The number of pods that wait, by reason."""
     nodes: Sequence[Candidate] = ()
@@ -269,9 +259,7 @@ class ExtenderMetrics:
     def gauges(self) -> Gauges:
         """Return its gauges with their values; those of nodes are made one by one."""
         yield from _columns(_EXTENDER.values(), [((), attrgetter(*_EXTENDER)(self))])
-        yield from _columns(
-            _WATCH.values(), [((kind,), attrgetter(*_WATCH)(one)) for kind, one in self.watches.items()]
-        )
+        yield from _columns(_WATCH, [((kind,), watch) for kind, watch in self.watches.items()])
         yield _WAITING, [((reason.value,), self.waiting.get(reason, 0)) for reason in WaitingReason]
         with_gpus = [node for node in self.nodes if node.rooms]
         # Added up while the nodes are written, in slices: adding up thousands of them at once would hold up a decision.

@@ -25,7 +25,7 @@ from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.writers.binder import Binder, BinderTiming
 from gpu_device_plugin.core.contract.keys import READ_ON_NODES, READ_ON_PODS, MalformedAnnotationError
 from gpu_device_plugin.core.contract.promises import promises
-from gpu_device_plugin.core.report.gauges import ExtenderMetrics, WatchMetrics
+from gpu_device_plugin.core.report.gauges import ExtenderMetrics
 from gpu_device_plugin.fleet import Fleet, FleetEntry
 from gpu_device_plugin.programs.extender.binding import Binding, Freshness
 from gpu_device_plugin.programs.extender.extender_routes import ExtenderRoutes, Readiness
@@ -353,7 +353,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             learned=self._learner.in_force,
             distrusted=len(self._learner.distrusted),
             watches={
-                kind: WatchMetrics(watch.live, watch.silent_s, watch.lists, watch.unreadable)
+                kind: (watch.live, watch.silent_s, watch.lists, watch.unreadable)
                 for kind, watch in self.watches.items()
             },
             waiting=self.verbs.waiting.counts(),

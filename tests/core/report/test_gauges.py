@@ -17,7 +17,7 @@ from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares, share_id
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.report.exposition import family, number
-from gpu_device_plugin.core.report.gauges import ExtenderMetrics, NodeMetrics, WaitingReason, WatchMetrics
+from gpu_device_plugin.core.report.gauges import ExtenderMetrics, NodeMetrics, WaitingReason
 from tests.mig_gpus import MIDDLE, SMALL, in_mig_mode
 from tests.nodes import node, uuid
 
@@ -200,7 +200,7 @@ def test_a_node_shows_its_memory_and_what_of_it_is_allocated() -> None:
 
 
 def test_the_cluster_is_shown_as_it_stands() -> None:
-    watches = {"pods": WatchMetrics(live=True, silent_s=0.5, lists=2, unreadable=1)}
+    watches = {"pods": (True, 0.5, 2, 1)}
     shown = ExtenderMetrics(
         leader=True,
         pods=7,
