@@ -77,18 +77,14 @@ class PageState:
         """By node and the namespaces there that are seen: the JSON with all names, and with theirs alone."""
         self.mark: Observable[int] = Observable(0)
         """The number of the last change."""
+        self.dirty = watched.changed
+        """Something has changed since the last `refresh`: of the cluster, of the use of nodes, or why pods wait."""
         self.waiting = WaitingPage(
-            watched.cluster, lambda: self._views if watched.nodes_readable else None, self.changed
+            watched.cluster, lambda: self._views if watched.nodes_readable else None, self.dirty.set
         )
-        self.dirty = asyncio.Event()
-        """Something has changed since the last `refresh`."""
         self._writing = False
 
     # --- Changes ------------------------------------------------------------------------------------------------------
-
-    def changed(self) -> None:
-        """Learn that the cluster has changed."""
-        self.dirty.set()
 
     def use(self, name: str, use: NodeUse | None) -> None:
         """Take the use of a node as its agent gives it now; None: only the node's annotation is known."""

@@ -14,7 +14,7 @@ from gpu_device_plugin.cluster.reflector import ReflectorTiming
 from gpu_device_plugin.programs.web.details import Details
 from gpu_device_plugin.programs.web.figures import FiguresState
 from gpu_device_plugin.programs.web.page_state import PageState
-from gpu_device_plugin.programs.web.streams import Streams, StreamTiming, Views
+from gpu_device_plugin.programs.web.streams import Streams, StreamTiming
 from gpu_device_plugin.programs.web.watched import Watched
 from gpu_device_plugin.programs.web.web_routes import HEADERS, LARGEST_VIEW, PageRoutes
 
@@ -75,15 +75,11 @@ class PageServer:
         """
         self._timings = timings
         self._figures = figures
-        self.watched = Watched(client, resources, namespace=namespace, on_change=self._changed, timing=timings.follow)
+        self.watched = Watched(client, resources, namespace=namespace, timing=timings.follow)
         self.page_state = PageState(self.watched, self._figures_state)
-        self.views = Views()
-        self.streams = Streams(self.page_state, self.watched, self.views, timings.stream)
+        self.streams = Streams(self.page_state, self.watched, timings.stream)
         details = Details(client, self.watched, self.page_state, resources)
-        self.routes = PageRoutes(callers, self.page_state, self.streams, details, self.views, about, timings.answer_s)
-
-    def _changed(self) -> None:
-        self.page_state.changed()
+        self.routes = PageRoutes(callers, self.page_state, self.streams, details, about, timings.answer_s)
 
     def _figures_state(self) -> FiguresState:
         if not self.watched.nodes_readable:
@@ -130,7 +126,7 @@ class PageServer:
                 following = self._figures.follow(
                     lambda: self.page_state.names if self.streams.readers else (),  # all while somebody looks
                     self.page_state.use,
-                    lambda: self.views.nodes,
+                    lambda: self.streams.views.nodes,
                 )
                 tasks.create_task(following, name="read figures of agents")
         raise AssertionError  # pragma: no cover (no task ends)

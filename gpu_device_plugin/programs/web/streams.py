@@ -174,13 +174,12 @@ class Streams:
         self,
         page_state: PageState,
         watched: Watched,
-        views: Views,
         timing: StreamTiming,
         *,
         chunk: int = _CHUNK,
     ) -> None:
         """Write `chunk` bytes or a node more at once; a reader has to take each chunk within a time."""
-        self._views = views
+        self.views = Views()
         self._chunk = chunk
         self._board = page_state
         self._watched = watched
@@ -213,7 +212,7 @@ class Streams:
     ) -> AsyncGenerator[bytes, None]:
         page_state, timing = self._board, self._timing
         self.readers += 1
-        stream = self._views.open(caller.user)
+        stream = self.views.open(caller.user)
         rights = _Rights(scope, again, page_state, timing)
         try:
             await within(timing.first_s, self._until_complete())
@@ -250,7 +249,7 @@ class Streams:
             return
         finally:
             rights.stop_learning()
-            self._views.close(stream)
+            self.views.close(stream)
             self._told.pop(stream, None)
             self.readers -= 1
 

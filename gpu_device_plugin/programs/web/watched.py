@@ -36,7 +36,6 @@ class Watched:
         resources: Sequence[Resource],
         *,
         namespace: str = "",
-        on_change: Callable[[], None] = lambda: None,
         timing: ReflectorTiming = DEFAULT_TIMING,
     ) -> None:
         """Follow nothing before `run`.
@@ -46,7 +45,8 @@ class Watched:
         self._client = client
         self._namespace = namespace
         self._timing = timing
-        self._on_change = on_change
+        self.changed = asyncio.Event()
+        """Something may have changed; whoever looks at it clears it."""
         self.cluster = FollowedCluster(resources, on_change=self._changed)
         self._serving = asyncio.Event()
         self.nodes: Reflector[FollowedNode] = Reflector(
@@ -97,7 +97,7 @@ class Watched:
     def _changed(self) -> None:
         if self.cluster.serves_claims:
             self._serving.set()
-        self._on_change()
+        self.changed.set()
 
     async def _where_pods_are_read(self) -> str:
         """Return the namespace to follow, empty for all."""

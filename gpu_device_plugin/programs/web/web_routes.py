@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.web.callers import Caller, Callers
     from gpu_device_plugin.programs.web.details import Details
     from gpu_device_plugin.programs.web.page_state import PageState
-    from gpu_device_plugin.programs.web.streams import Streams, Views
+    from gpu_device_plugin.programs.web.streams import Streams
 
 _TYPES: Mapping[str, str] = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 """The files that are served, by the end of their names."""
@@ -91,7 +91,6 @@ class PageRoutes:
     page_state: PageState
     streams: Streams
     details: Details
-    views: Views
     about: AboutPage
     within_s: float
     """How long a request waits for the API server."""
@@ -105,7 +104,6 @@ class PageRoutes:
             self._data("nodes/", self._node),
             self._data("pods/", self._pod),
             self._data("view", self._view, method="POST"),
-            Route("GET", "/api/", self._nothing, headers=_READ),
             Route("GET", "/", self._file, headers=_READ),
         )
 
@@ -194,14 +192,9 @@ class PageRoutes:
         if not await caller.may_see_nodes():
             return _error(403, "Nodes are not shown: the right to list nodes in the whole cluster is missing.")
         known = [name for name in view.nodes if self.page_state.node(name) is not None]
-        if not self.views.show(view.stream, caller.user, known):
+        if not self.streams.views.show(view.stream, caller.user, known):
             return _error(404, "No such stream is open here; it has ended, or is another replica's.")
         return _json({})
-
-    # --- The rest -----------------------------------------------------------------------------------------------------
-
-    async def _nothing(self, request: Request) -> Page:
-        return self._wrong_host(request) or _error(404, "There is nothing at this address.")
 
     async def _file(self, request: Request) -> Page:
         found = self.files.get(request.rest)

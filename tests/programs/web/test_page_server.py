@@ -22,7 +22,7 @@ from gpu_device_plugin.core.contract.nodereport import GpuUse, NodeUse
 from gpu_device_plugin.programs.web.callers import Caller, LocalCallers, ReviewedCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresState
 from gpu_device_plugin.programs.web.server import CONNECTIONS
-from gpu_device_plugin.programs.web.streams import Streams, StreamTiming, Views
+from gpu_device_plugin.programs.web.streams import Streams, StreamTiming
 from gpu_device_plugin.programs.web.waiting_page import MOST_WAITING
 from gpu_device_plugin.programs.web.web_routes import HEADERS
 from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
@@ -162,7 +162,7 @@ async def test_the_server_knows_which_change_all_its_readers_were_told(api: ApiS
             )
             for reader in (stream, other):
                 await reader.until(lambda page: page["nodes"]["gpu-1"]["gpus"][0].get("pods"))
-            page_state.changed()
+            page_state.dirty.set()
             assert not page_state.current
         await eventually(lambda: streams.told == -1)
 
@@ -704,7 +704,7 @@ async def test_a_right_that_ends_ends_the_stream_of_a_reader_who_is_slow(api: Ap
         await eventually(lambda: page.server.page_state.complete)
         caller = await users.caller("ann")
         assert caller is not None
-        events = await Streams(page.server.page_state, page.server.watched, Views(), timing, chunk=1).events(
+        events = await Streams(page.server.page_state, page.server.watched, timing, chunk=1).events(
             caller, lambda: users.caller("ann")
         )
         assert (await anext(events)).startswith(b"event: cluster")
@@ -840,7 +840,7 @@ async def test_of_many_streams_that_begin_at_once_one_writes_at_a_time(api: ApiS
         await eventually(lambda: page.server.page_state.complete)
         caller = await users.caller("ann")
         assert caller is not None
-        streams = Streams(page.server.page_state, page.server.watched, Views(), StreamTiming())
+        streams = Streams(page.server.page_state, page.server.watched, StreamTiming())
         events = [await streams.events(caller, lambda: users.caller("ann")) for _ in range(20)]
         turn = 0
         written: list[int] = []
