@@ -72,10 +72,8 @@ class Why:
     """The demand of a pod that waits, as the end of a sentence; empty: it does not wait for GPUs."""
     facts: tuple[Finding, ...] = ()
     """About the pod itself."""
-    ask: Ask | None = None
-    """The demand by which `answers` were found; None: there is nothing to say about nodes."""
     answers: tuple[NodeAnswer, ...] = ()
-    """Every node that shares GPUs, the nearest to having room first."""
+    """Every node that shares GPUs, the nearest to having room first; none: there is nothing to say about nodes."""
 
 
 def why(
@@ -124,7 +122,7 @@ def why(
         text = "Nodes that publish no policy are assumed to have the policy {policy}: {why}."
         facts.append(note("policy-assumed", text, policy=chosen.name, why=chosen.assumed))
     kept = {node.name: Kept(excluded(node), besides(node, demand, resources)) for node in nodes}
-    return Why(asks, tuple(facts), demand, tuple(answers(demand, nodes, kept, chosen.name, most)))
+    return Why(asks, tuple(facts), tuple(answers(demand, nodes, kept, chosen.name, most)))
 
 
 def _why_by_claims(
@@ -142,4 +140,4 @@ def _why_by_claims(
     serving = [for_claims(node) for node in nodes]
     kept = {node.name: Kept(excluded(node), refusals(node.report)) for node in serving}
     own = {node.name: ask_of_claims(waiting, node.candidate.gpus.share_mib) for node in serving}
-    return Why(asks, tuple(facts), asked, tuple(answers(asked, serving, kept, assumed().name, most, own=own)))
+    return Why(asks, tuple(facts), tuple(answers(asked, serving, kept, assumed().name, most, own=own)))

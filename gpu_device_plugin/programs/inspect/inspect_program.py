@@ -313,12 +313,12 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
     unknown = [f"The explanation is incomplete: {'; '.join(missing)} ({_RIGHTS})."] if missing else []
     waits = [f"{namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
     told = [*waits, *map(str, said.facts), *unknown]
-    if said.ask is None:
+    if not said.answers:
         return told, OK
     if (width := _columns()) and not arguments.all_nodes:
         rows = sum(1 + max(0, columns(line) - 1) // width for line in told)
-        return [*told, *explain_briefly(said.ask, said.answers, shutil.get_terminal_size().lines - rows - 1)], OK
-    return [*told, *explain(said.ask, said.answers, most)], OK
+        return [*told, *explain_briefly(said.answers, shutil.get_terminal_size().lines - rows - 1)], OK
+    return [*told, *explain(said.answers, most)], OK
 
 
 def _policy(kubectl: Kubectl) -> Policy:

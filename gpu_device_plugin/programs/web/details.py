@@ -90,8 +90,7 @@ class Details:
                 pod, status, self.resources, views, around, most=_MOST_EXPLAINED, policy=lambda: policy, claims=claims
             )
             waits = [f"{pod.namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
-            by_node = [] if said.ask is None else explain(said.ask, said.answers, _MOST_EXPLAINED)
-            return [*waits, *map(str, said.facts), *by_node]
+            return [*waits, *map(str, said.facts), *explain(said.answers, _MOST_EXPLAINED)]
 
         return await asyncio.to_thread(lines)
 

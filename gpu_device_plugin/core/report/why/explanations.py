@@ -70,12 +70,12 @@ class NodeAnswer:
     """One node, and whether the pod fits there."""
 
     node: NodeView
+    ask: Ask
+    """The demand in shares of this node."""
     found: Fit | Unfit
     kept: Kept
     ends: Ends | None = None
     """The pods that would have to end for its GPUs to have room; None: even the end of all makes none."""
-    ask: Ask | None = None
-    """The demand in shares of this node; None: it is the same on all nodes."""
 
 
 def answers(
@@ -97,11 +97,10 @@ def answers(
     weigh = max(most, _WEIGHED)
     first: list[NodeAnswer] = []
     for node in sorted(nodes, key=lambda node: node.name):
-        in_shares = (own or {}).get(node.name)
-        found = fit(in_shares or ask, node.candidate, policy)
-        first.append(NodeAnswer(node, found, kept_away.get(node.name, _BY_NOTHING), ask=in_shares))
-    first.sort(key=lambda answer: (*_rank(answer), _lacking(answer.ask or ask, answer.node)))
-    weighed = [replace(answer, ends=ends_needed(answer.ask or ask, answer.node)) for answer in first[:weigh]]
+        here = (own or {}).get(node.name, ask)
+        first.append(NodeAnswer(node, here, fit(here, node.candidate, policy), kept_away.get(node.name, _BY_NOTHING)))
+    first.sort(key=lambda answer: (*_rank(answer), _lacking(answer.ask, answer.node)))
+    weighed = [replace(answer, ends=ends_needed(answer.ask, answer.node)) for answer in first[:weigh]]
 
     def loss(answer: NodeAnswer) -> tuple[float, ...]:
         return (inf,) if answer.ends is None else (len(answer.ends.pods), answer.ends.shares)
@@ -147,18 +146,18 @@ def _part(part: Part, names: Mapping[Kind, str], share_mib: int | None) -> str:
     return f"{memory} {'of one GPU' if demand.gpus == 1 else f'in equal parts of {demand.gpus} GPUs'}"
 
 
-def explain(ask: Ask, found: Sequence[NodeAnswer], most: int) -> list[str]:
+def explain(found: Sequence[NodeAnswer], most: int) -> list[str]:
     """Return the number of nodes for each reason, then explain the `most` nearest of `answers` one by one."""
     lines: list[str] = []
     if len(found) > most:
         rows = [(f"  {number}", kind) for kind, number in _kinds(map(headline, found))]
         lines += ["", f"{len(found)} nodes share GPUs:", *aligned(rows), "", f"The nearest {most} of them:"]
     for answer in found[:most]:
-        lines += ["", *_block(answer, _gpus(ask, answer))]
+        lines += ["", *_block(answer, _gpus(answer))]
     return lines
 
 
-def explain_briefly(ask: Ask, found: Sequence[NodeAnswer], height: int) -> list[str]:
+def explain_briefly(found: Sequence[NodeAnswer], height: int) -> list[str]:
     """Return the explanation in about `height` lines: the number of nodes for each reason, then the nearest nodes.
 
     Of each node only that is told which differs between its GPUs: equal verdicts share a line. At least one node and
@@ -172,7 +171,7 @@ def explain_briefly(ask: Ask, found: Sequence[NodeAnswer], height: int) -> list[
     lines = [] if len(found) == 1 else ["", f"{len(found)} nodes share GPUs:", *aligned(rows)]
     told = 0
     for answer in found:
-        block = ["", *_block(answer, _gpus_briefly(ask, answer))]
+        block = ["", *_block(answer, _gpus_briefly(answer))]
         if told and len(lines) + len(block) + 2 > height:
             break
         lines += block
@@ -217,20 +216,20 @@ def _block(answer: NodeAnswer, gpus: Sequence[str]) -> Iterator[str]:
         yield f"  {_what_would_help(answer)}"
 
 
-def _gpus_briefly(ask: Ask, answer: NodeAnswer) -> list[str]:
+def _gpus_briefly(answer: NodeAnswer) -> list[str]:
     kinds: dict[tuple[str, str, str], list[int]] = {}
     for view in answer.node.gpus():
-        model, free, verdict = _gpu_facts(ask, answer, view)
+        model, free, verdict = _gpu_facts(answer, view)
         kinds.setdefault((model, f"{free} free", verdict), []).append(view.gpu.position)
     return aligned([(f"  GPU {ranges(positions)}", *kind) for kind, positions in kinds.items()])
 
 
-def _gpus(ask: Ask, answer: NodeAnswer) -> list[str]:
+def _gpus(answer: NodeAnswer) -> list[str]:
     rows = [
         (
             f"  {place_of(view.gpu)}",
             short_uuid(view.gpu.uuid),
-            *_gpu_facts(ask, answer, view),
+            *_gpu_facts(answer, view),
             ", ".join(_held(answer.node, held) for held in view.held) or "-",
         )
         for view in answer.node.gpus()
@@ -238,10 +237,10 @@ def _gpus(ask: Ask, answer: NodeAnswer) -> list[str]:
     return aligned([("  GPU", "UUID", "MODEL", "FREE", "FOR THIS POD", "HELD BY"), *rows]) if rows else []
 
 
-def _gpu_facts(ask: Ask, answer: NodeAnswer, view: GpuView) -> tuple[str, str, str]:
+def _gpu_facts(answer: NodeAnswer, view: GpuView) -> tuple[str, str, str]:
     node = answer.node
     free = f"{node.amount(view.free) if view.free else 'none'} of {node.amount(view.gpu.shares)}"
-    return view.gpu.model.removeprefix("NVIDIA ") or "-", free, _verdict(ask, answer, view)
+    return view.gpu.model.removeprefix("NVIDIA ") or "-", free, _verdict(answer, view)
 
 
 def _held(node: NodeView, held: PodShare) -> str:
@@ -249,9 +248,9 @@ def _held(node: NodeView, held: PodShare) -> str:
     return f"{held.pod} ({'whole' if held.whole else node.amount(held.shares)}{ending})"
 
 
-def _verdict(ask: Ask, answer: NodeAnswer, view: GpuView) -> str:
+def _verdict(answer: NodeAnswer, view: GpuView) -> str:
     """Return why one GPU cannot serve even the smallest part of the pod, or that it can."""
-    ask = answer.ask or ask
+    ask = answer.ask
     placements = answer.found.placements if isinstance(answer.found, Fit) else ()
     if any(view.gpu.position in placement.positions for placement in placements):
         return "would be chosen"

@@ -136,7 +136,7 @@ def test_a_pod_that_fits_nowhere_even_on_empty_nodes_says_so() -> None:
 
 def test_nodes_that_were_not_compared_are_left_to_the_reader() -> None:
     (answer,) = found(8, [full("a")])
-    unweighed = NodeAnswer(answer.node, answer.found, answer.kept)
+    unweighed = NodeAnswer(answer.node, answer.ask, answer.found, answer.kept)
     assert what_makes_room([unweighed], everyone) == "Pods would have to end; see the node's GPUs."
 
 
