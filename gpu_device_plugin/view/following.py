@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord, PodReader
 from gpu_device_plugin.cluster.store import Store, Versioned
 from gpu_device_plugin.core.cluster.claimed_gpus import pools, waits_for_ours, with_claims
@@ -16,15 +18,13 @@ from gpu_device_plugin.core.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.contract.nodereport import STALE_S, NodeReport, node_report
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.report.why.scheduler_checks import Surroundings
+from gpu_device_plugin.core.report.why.scheduler_checks import Surroundings, Taint
 from gpu_device_plugin.fleet import Fleet
-from gpu_device_plugin.view.objects import Node, decoded
+from gpu_device_plugin.view.objects import ApiObject, Named, decoded
 from gpu_device_plugin.view.poddetails import bounded, pod_and_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-
-    import msgspec
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.held_instances import InstancePod
@@ -39,6 +39,14 @@ _NAMES_CLAIMS = b'"resourceClaims"'
 """In the JSON of a pod that names ResourceClaims."""
 _OF_MIG = b"/mig-"
 """In the JSON of a pod that asks for MIG instances."""
+
+
+class _NodeSpec(ApiObject):
+    taints: tuple[Taint, ...] = ()
+
+
+class _Node(Named):
+    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +148,11 @@ class FollowedCluster:
             UnreadableObjectError: it is none.
         """
         record = self._node_reader.read(raw)
-        more = decoded(raw, Node)
+        more = decoded(raw, _Node)
+        around = Surroundings(more.spec.taints, more.metadata.labels or {})
         now_s = self._wall_s()
         report, problems = node_report(record.annotations, now_s)
-        return FollowedNode(record, Surroundings(more.spec.taints, more.labels), now_s, report, problems)
+        return FollowedNode(record, around, now_s, report, problems)
 
     def read_pod(self, raw: msgspec.Raw) -> FollowedPod | None:
         """Read a pod from its JSON; None for one that asks for no GPU and names no claim by which it could.

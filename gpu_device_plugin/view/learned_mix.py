@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader, UnreadableObjectError
+from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader
 from gpu_device_plugin.cluster.objects.other_pods import OtherPodReader
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
@@ -18,6 +18,7 @@ from gpu_device_plugin.core.value.fair_learning import studied
 from gpu_device_plugin.core.value.marginal_value import shape_of
 from gpu_device_plugin.core.value.price_learning import mean_gpu
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, kinds_of
+from gpu_device_plugin.view.objects import readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     import msgspec
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.cluster.other_pods import OtherPod
+    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
 
 
@@ -35,11 +38,7 @@ def lesson_of(
     names = {resource.kind: resource.name for resource in resources}
     node_reader = NodeReader(names.values(), READ_ON_NODES.__contains__)
     nodes: dict[str, Candidate] = {}
-    for raw in raw_nodes:
-        try:
-            node = node_reader.read(raw)
-        except UnreadableObjectError:
-            continue
+    for node in readable(raw_nodes, node_reader.read):
         memory, count = (node.capacity.get(names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
         gpus = gpus_of_node(node.annotations, node.labels, memory, count)
         if gpus.gpus:
@@ -63,12 +62,12 @@ def _came(
     """Yield when each bound pod was created, its namespace and its kinds: it has GPUs, or is on a node with some."""
     reader = PodReader([resource.name for resource in resources], READ_ON_PODS.__contains__, sums=True)
     others = OtherPodReader()
-    for raw in raw_pods:
-        try:
-            pod, _ = reader.read(raw)
-            other = None if pod.containers else others.read(raw)
-        except UnreadableObjectError:
-            continue
+
+    def read(raw: msgspec.Raw) -> tuple[Pod, OtherPod | None]:
+        pod, _ = reader.read(raw)
+        return pod, None if pod.containers else others.read(raw)
+
+    for pod, other in readable(raw_pods, read):
         if other is not None:
             if not other.ended and not other.bound_to_node and other.node_name in nodes:
                 amounts = other.amounts

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from gpu_device_plugin.cluster.objects import decoding
-from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, Page
-from gpu_device_plugin.cluster.objects.quantity import whole_quantity
-from gpu_device_plugin.core.report.why.scheduler_checks import Taint  # noqa: TC001 - msgspec reads the annotation
+from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, Page, UnreadableObjectError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
 T = TypeVar("T")
 
@@ -41,58 +39,6 @@ class Resources(ApiObject):
 
     limits: dict[str, Any] | None = None
     requests: dict[str, Any] | None = None
-
-
-class _NodeSpec(ApiObject):
-    taints: tuple[Taint, ...] = ()
-
-
-class _NodeInfo(ApiObject):
-    container_runtime_version: str = ""
-
-
-class _NodeStatus(ApiObject):
-    node_info: _NodeInfo | None = None
-    capacity: dict[str, str] | None = None
-    allocatable: dict[str, str] | None = None
-    conditions: tuple[Condition, ...] | None = None
-
-
-class Node(Named):
-    """A node."""
-
-    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
-    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """Return its labels."""
-        return self.metadata.labels or {}
-
-    @property
-    def annotations(self) -> Mapping[str, str]:
-        """Return its annotations."""
-        return self.metadata.annotations or {}
-
-    @property
-    def capacity(self) -> Mapping[str, int]:
-        """Return its capacity in those resources that are whole numbers."""
-        return _amounts(self.status.capacity)
-
-    @property
-    def runtime(self) -> str:
-        """Return its container runtime with the version."""
-        return "" if self.status.node_info is None else self.status.node_info.container_runtime_version
-
-    @property
-    def conditions(self) -> tuple[str, ...]:
-        """Return the types of its conditions."""
-        return tuple(each.type for each in self.status.conditions or ())
-
-    @property
-    def allocatable(self) -> Mapping[str, int]:
-        """Return its allocatable resources that are whole numbers."""
-        return _amounts(self.status.allocatable)
 
 
 class Env(ApiObject):
@@ -146,9 +92,19 @@ class ConfigMap(Named):
     data: dict[str, str] | None = None
 
 
-def _amounts(quantities: Mapping[str, str] | None) -> dict[str, int]:
-    amounts = ((name, whole_quantity(text)) for name, text in (quantities or {}).items())
-    return {name: amount for name, amount in amounts if amount is not None}
+def readable(
+    raw_objects: Iterable[msgspec.Raw],
+    read: Callable[[msgspec.Raw], T],
+    kind: str = "",
+    warnings: list[str] | None = None,
+) -> Iterator[T]:
+    """Yield objects as they are read, without those that cannot be; for each of these add a sentence to `warnings`."""
+    for raw in raw_objects:
+        try:
+            yield read(raw)
+        except UnreadableObjectError as error:
+            if warnings is not None:
+                warnings.append(f"a {kind} is left out: {error}")
 
 
 def decoded(raw: bytes | msgspec.Raw, kind: type[T]) -> T:

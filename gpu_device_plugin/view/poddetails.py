@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpu_device_plugin.cluster.objects.decoding import PodReader, UnreadableObjectError
+from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.core.contract.keys import FRAMEWORKS, NODE_LABELS, READ_BY_AGENT, WISHES
 from gpu_device_plugin.core.model.resource_claims import PodClaim
 from gpu_device_plugin.core.report.text.printing import shortened
 from gpu_device_plugin.core.report.why.pod_causes import DEFAULT_SCHEDULER, SchedulingStatus
 from gpu_device_plugin.core.report.why.scheduler_checks import NO_TERMS, Alternative, Requirement, Terms, Toleration
 from gpu_device_plugin.settings.knobs import nearest
-from gpu_device_plugin.view.objects import ApiObject, Condition, Named, Resources, decoded
+from gpu_device_plugin.view.objects import ApiObject, Condition, Named, Resources, decoded, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -76,13 +77,9 @@ class _PodSpec(ApiObject):
     affinity: _Affinity | None = None
 
 
-class _Made(ApiObject):
-    resource_claim_name: str | None = None
-
-
 class _PodStatus(ApiObject):
     resource_claim_statuses: list[_PodClaim] | None = None
-    extended_resource_claim_status: _Made | None = None
+    extended_resource_claim_status: _PodClaim | None = None
     reason: str | None = None
     message: str | None = None
     conditions: list[Condition] | None = None
@@ -194,11 +191,7 @@ class _Event(ApiObject):
 
 def _events(raw_events: Iterable[msgspec.Raw]) -> Iterator[_Event]:
     """Yield those that can be read, each message on one line. Events are optional."""
-    for raw in raw_events:
-        try:
-            event = decoded(raw, _Event)
-        except UnreadableObjectError:
-            continue
+    for event in readable(raw_events, partial(decoded, kind=_Event)):
         event.message = " ".join((event.message or "").split())
         yield event
 

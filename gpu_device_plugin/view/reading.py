@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.objects.decoding import PodReader, UnreadableObjectError
+from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.cluster.objects.resource_claims import GROUP, read_claim
 from gpu_device_plugin.core.cluster.held_instances import instance_pod
 from gpu_device_plugin.core.cluster.usage import NOTHING, usage_of
 from gpu_device_plugin.core.contract.keys import READ_BY_AGENT
 from gpu_device_plugin.view.following import FollowedCluster
+from gpu_device_plugin.view.objects import readable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     import msgspec
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resource_claims import Claim
     from gpu_device_plugin.core.model.resources import Resource
-
-T = TypeVar("T")
 
 ABSENT = f"this cluster has none ({GROUP}/v1 comes with Kubernetes 1.34)"
 """Why ResourceClaims cannot be read where the API server does not know them."""
@@ -33,9 +32,9 @@ def cluster(
     """Return nodes with the pods that hold GPUs by limits, and a sentence for each object that could not be read."""
     state = FollowedCluster(resources)
     warnings: list[str] = []
-    for node in _readable(raw_nodes, state.read_node, "node", warnings):
+    for node in readable(raw_nodes, state.read_node, "node", warnings):
         state.put_node(node)
-    for each in _readable(raw_pods, state.read_pod, "pod", warnings):
+    for each in readable(raw_pods, state.read_pod, "pod", warnings):
         if each is not None:
             warnings += [f"pod {each.pod.namespace}/{each.pod.name}: {why}, and it is ignored" for why in each.problems]
             state.put_pod(each)
@@ -47,18 +46,7 @@ def cluster(
 def readable_claims(raw_claims: Iterable[msgspec.Raw]) -> tuple[list[Claim], list[str]]:
     """Return claims, and a sentence for each that cannot be read."""
     warnings: list[str] = []
-    return list(_readable(raw_claims, read_claim, "ResourceClaim", warnings)), warnings
-
-
-def _readable(
-    raw_objects: Iterable[msgspec.Raw], read: Callable[[msgspec.Raw], T], kind: str, warnings: list[str]
-) -> Iterator[T]:
-    """Yield objects as they are read; for each that cannot be read add a sentence to `warnings`."""
-    for raw in raw_objects:
-        try:
-            yield read(raw)
-        except UnreadableObjectError as error:
-            warnings.append(f"a {kind} is left out: {error}")
+    return list(readable(raw_claims, read_claim, "ResourceClaim", warnings)), warnings
 
 
 def unseen(why: str) -> str:
@@ -73,11 +61,7 @@ def gpu_pods(raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> 
     """
     reader = PodReader([resource.name for resource in resources], READ_BY_AGENT.__contains__, mig=True)
     found = []
-    for raw in raw_pods:
-        try:
-            pod, _ = reader.read(raw)
-        except UnreadableObjectError:
-            continue
+    for pod, _ in readable(raw_pods, reader.read):
         usage = usage_of(pod, resources) if pod.node_name and not pod.ended else NOTHING
         if usage != NOTHING or instance_pod(pod) is not None:
             found.append((pod, usage))

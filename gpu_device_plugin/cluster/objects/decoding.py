@@ -278,6 +278,8 @@ class NodeRecord:
     """As the kubelet reports it, like ``v1.31.14+k3s1``; empty before its first report."""
     gpu_condition: str = ""
     """The status of its condition `GPU_CONDITION`; empty: it has none."""
+    runtime: str = ""
+    """Its container runtime with the version, as the kubelet reports it: ``containerd://2.1.4``."""
 
 
 class _NodeSpec(msgspec.Struct, gc=False):
@@ -296,6 +298,10 @@ class _Address(msgspec.Struct, gc=False):
 
 class _NodeInfo(msgspec.Struct, gc=False, rename="camel"):
     kubelet_version: str = ""
+    container_runtime_version: str = ""
+
+
+_NO_INFO = _NodeInfo()
 
 
 class _NodeStatus(msgspec.Struct, gc=False, rename="camel"):
@@ -328,6 +334,7 @@ class NodeReader:
         """
         node = decoded(self._decoder, raw, "node")
         meta, status = named(node.metadata, "node"), node.status
+        info = status.node_info or _NO_INFO
         return NodeRecord(
             meta.name,
             meta.uid,
@@ -340,8 +347,9 @@ class NodeReader:
             ready=any(one.type == "Ready" and one.status == "True" for one in status.conditions or ()),
             unschedulable=bool(node.spec.unschedulable),
             address=next((one.address for one in status.addresses or () if one.type == "InternalIP"), ""),
-            kubelet_version=status.node_info.kubelet_version if status.node_info is not None else "",
+            kubelet_version=info.kubelet_version,
             gpu_condition=next((one.status for one in status.conditions or () if one.type == GPU_CONDITION), ""),
+            runtime=sys.intern(info.container_runtime_version),
         )
 
     def _kept(self, values: Mapping[str, str] | None) -> Mapping[str, str]:

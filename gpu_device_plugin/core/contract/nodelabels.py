@@ -157,9 +157,9 @@ def leftovers(
     capacity: Mapping[str, int],
     resources: Iterable[str],
     *,
-    conditions: Iterable[str] = (),
+    condition: bool = False,
 ) -> Leftovers:
-    """Return the leftovers among what a node has; `resources` are the names of ours, `conditions` the types of all."""
+    """Return the leftovers of a node; `resources` are the names of ours, and `condition`: it has `GPU_CONDITION`."""
     ours = {name: capacity[name] for name in resources if name in capacity}
-    kept = tuple(each for each in conditions if each == GPU_CONDITION)
+    kept = (GPU_CONDITION,) if condition else ()
     return Leftovers(node, switched_on(labels), our_labels(labels), our_annotations(annotations), ours, kept)

@@ -151,14 +151,8 @@ def _gpu(view: GpuView, report: NodeReport, *, brief: bool) -> Fields:
 
 
 def mig_place(instance: ListedInstance) -> Fields:
-    """Return the place of a MIG instance."""
-    return {
-        "parent": instance.parent,
-        "gpu": instance.gpu,
-        "number": instance.number,
-        "profile": instance.profile,
-        "gi": instance.gi,
-    }
+    """Return the place of a MIG instance, whose fields have the names of the keys."""
+    return {key: getattr(instance, key) for key in ("parent", "gpu", "number", "profile", "gi")}
 
 
 def _offer(node: NodeView, offer: Instances, *, brief: bool) -> Fields:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, PodReader, UnreadableObjectError
+from gpu_device_plugin.cluster.objects.decoding import NodeReader, ObjectMeta, PodReader, UnreadableObjectError
 from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS
 from gpu_device_plugin.core.contract.keys import (
     ASSUME_TIME,
@@ -36,7 +36,7 @@ from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS, examin
 from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
 from gpu_device_plugin.programs.inspect.claim_reading import device_classes, slices
 from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, items, unread
-from gpu_device_plugin.view.objects import ApiObject, Condition, ConfigMap, Container, Named, Node, PodSpec, decoded
+from gpu_device_plugin.view.objects import ApiObject, Condition, ConfigMap, Container, Named, PodSpec, decoded
 from gpu_device_plugin.view.reading import gpu_pods, readable_claims
 
 if TYPE_CHECKING:
@@ -161,11 +161,11 @@ def _names(kubectl: Kubectl, path: str) -> frozenset[str]:
 
 
 def _node(raw: msgspec.Raw, names: frozenset[str]) -> NodeSeen:
-    node = decoded(raw, Node)
+    node = NodeReader().read(raw)
     ours = names | mig_resources(node.annotations, node.capacity, names)
     report, problems = node_report(node.annotations, time.time())
     return NodeSeen(
-        name=node.metadata.name,
+        name=node.name,
         switch=node.labels.get(SWITCH_LABEL),
         profile=node.labels.get(CONFIG_LABEL, ""),
         annotated=bool(our_annotations(node.annotations) or our_labels(node.labels)),

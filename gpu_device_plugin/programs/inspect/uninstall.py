@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.cluster.objects.decoding import NodeReader
 from gpu_device_plugin.core.contract.keys import SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.core.contract.nodelabels import leftovers, mig_resources
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, items
-from gpu_device_plugin.view.objects import Node, Pod, decoded
+from gpu_device_plugin.view.objects import Pod
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -45,11 +46,10 @@ def uninstall(
     complete = True
     names = [resource.name for resource in resources]
     for raw in raw_nodes:
-        node = decoded(raw, Node)
+        node = NodeReader().read(raw)
         ours = [*names, *sorted(mig_resources(node.annotations, node.capacity, names))]
-        left = leftovers(
-            node.metadata.name, node.labels, node.annotations, node.capacity, ours, conditions=node.conditions
-        )
+        condition = bool(node.gpu_condition)
+        left = leftovers(node.name, node.labels, node.annotations, node.capacity, ours, condition=condition)
         if not left:
             continue
         if left.labelled and not labelled_too:

@@ -97,14 +97,13 @@ def test_the_switch_is_removed_where_it_still_enables_sharing() -> None:
 
 def test_the_condition_is_removed_by_its_type() -> None:
     """A strategic merge patch leaves the conditions of others, which a merge patch would replace."""
-    left = leftovers("node-a", {}, {}, {"aliyun.com/gpu-mem": 0}, RESOURCES, conditions=["Ready", "GPUHealthy"])
+    left = leftovers("node-a", {}, {}, {"aliyun.com/gpu-mem": 0}, RESOURCES, condition=True)
     assert str(left) == "capacity aliyun.com/gpu-mem; conditions GPUHealthy"
     nulls = {"aliyun.com/gpu-mem": None}
     gone = [{"type": "GPUHealthy", "$patch": "delete"}]
     assert left.status_patch == {"status": {"capacity": nulls, "allocatable": nulls, "conditions": gone}}
-    alone = leftovers("node-a", {}, {}, {}, RESOURCES, conditions=["GPUHealthy"])
+    alone = leftovers("node-a", {}, {}, {}, RESOURCES, condition=True)
     assert (bool(alone), alone.metadata_patch, alone.status_patch) == (True, {}, {"status": {"conditions": gone}})
-    assert not leftovers("node-a", {}, {}, {}, RESOURCES, conditions=["Ready"])
 
 
 def test_resources_of_mig_profiles_are_ours_in_our_domain_or_where_the_agent_lists_them() -> None:

@@ -64,6 +64,7 @@ def node(
     return {
         "metadata": {
             "name": name,
+            "uid": name,
             "labels": labels or {},
             "annotations": {} if said is None else {"gpu-device-plugin/gpus": json.dumps(said)},
         },
