@@ -25,8 +25,8 @@ from bench.node_agent import Row, add_only, machine, percentiles, show
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.programs.web.callers import LocalCallers, ReviewedCallers
-from gpu_device_plugin.programs.web.server import CONNECTIONS, PageServer
-from gpu_device_plugin.programs.web.waiting_page import MOST_WAITING
+from gpu_device_plugin.programs.web.page_state import MOST_WAITING
+from gpu_device_plugin.programs.web.web_program import CONNECTIONS, PageServer
 from gpu_device_plugin.programs.web.web_routes import AboutPage
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.forms import Address

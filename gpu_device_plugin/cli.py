@@ -27,7 +27,7 @@ from gpu_device_plugin.settings.web import WebSettings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpu_device_plugin.programs.doctor.agent_probe import Running
+    from gpu_device_plugin.programs.doctor.node_reading import Running
 
 _log = logging.getLogger(__name__)
 
@@ -123,10 +123,10 @@ def _doctor(arguments: argparse.Namespace) -> int:
     logs.quiet_grpc(os.environ)
     logs.configure("critical", "text", sys.stderr, colour=False)
     # A second that --help need not take.
-    from gpu_device_plugin.programs.doctor import agent_probe  # noqa: PLC0415
     from gpu_device_plugin.programs.doctor import doctor_program as program  # noqa: PLC0415
+    from gpu_device_plugin.programs.doctor import node_reading  # noqa: PLC0415
 
-    running = agent_probe.agents(Path("/proc"))
+    running = node_reading.agents(Path("/proc"))
     where = program.place(arguments.host_root or "", os.environ)
     sources, texts = sources_of_the_agent(arguments, running or [])
     settings, profiles = program.settings_of(sources, texts, where)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.held_instances import InstancePod
 from gpu_device_plugin.core.cluster.node_report import NodeView
-from gpu_device_plugin.core.cluster.usage import Occupant, Usage
+from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, Usage
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.core.contract.nodereport import NO_REPORT, NodeReport
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
@@ -148,7 +148,7 @@ def mig_view(
         for n in range(shared, shared + whole)
     ]
     found = NodeGpus((*cards, *parts), share_mib=1024, driver="580.95", policy="binpack", instances=tuple(rest))
-    occupants = tuple(each for each in pods if isinstance(each, Occupant))
+    occupants = tuple(each for each in pods if not isinstance(each, InstancePod))
     return NodeView(
         candidate(name, found, [pod.usage for pod in occupants]),
         occupants,
@@ -163,4 +163,17 @@ def mig_view(
 def with_instances(name: str, *numbers: int, asks: int = 0, deleting: bool = False) -> InstancePod:
     """Return a pod of `default` with the whole instances of these numbers; `asks` is how many it has in all."""
     held = frozenset(f"MIG-{number}" for number in numbers)
-    return InstancePod(f"uid-{name}", "default", name, {WHOLE: asks or len(numbers)}, held, deleting)
+    return holder(f"uid-{name}", "default", name, {WHOLE: asks or len(numbers)}, held, deleting=deleting)
+
+
+def holder(
+    uid: str,
+    namespace: str,
+    name: str,
+    asked: Mapping[str, int],
+    held: frozenset[str] = frozenset(),
+    *,
+    deleting: bool = False,
+) -> InstancePod:
+    """Return a pod that asks for whole MIG instances, and has some."""
+    return InstancePod(uid, NOTHING, 0, deleting, None, namespace, name, asked=asked, held=held)

@@ -12,13 +12,12 @@ from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord, P
 from gpu_device_plugin.cluster.store import Store, Versioned
 from gpu_device_plugin.core.cluster.claimed_gpus import pools, waits_for_ours, with_claims
 from gpu_device_plugin.core.cluster.held_instances import instance_pod
-from gpu_device_plugin.core.cluster.node_report import NodeView
+from gpu_device_plugin.core.cluster.node_report import NodeView, Taint
 from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.contract.nodereport import STALE_S, NodeReport, node_report
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.report.why.scheduler_checks import Surroundings, Taint
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.view.objects import ApiObject, Named, decoded
 from gpu_device_plugin.view.poddetails import bounded, pod_and_status
@@ -54,8 +53,8 @@ class FollowedNode:
     """A node as the API shows it."""
 
     record: NodeRecord
-    around: Surroundings
-    """Its taints and labels."""
+    taints: tuple[Taint, ...]
+    labels: Mapping[str, str]
     read_s: float
     """When it was read, seconds since the epoch."""
     report: NodeReport
@@ -149,10 +148,9 @@ class FollowedCluster:
         """
         record = self._node_reader.read(raw)
         more = decoded(raw, _Node)
-        around = Surroundings(more.spec.taints, more.metadata.labels or {})
         now_s = self._wall_s()
         report, problems = node_report(record.annotations, now_s)
-        return FollowedNode(record, around, now_s, report, problems)
+        return FollowedNode(record, more.spec.taints, more.metadata.labels or {}, now_s, report, problems)
 
     def read_pod(self, raw: msgspec.Raw) -> FollowedPod | None:
         """Read a pod from its JSON; None for one that asks for no GPU and names no claim by which it could.
@@ -206,6 +204,8 @@ class FollowedCluster:
             allocatable=record.allocatable,
             report=self._aged(node) if report is None else report,
             instance_pods=tuple(sorted(holders, key=lambda pod: (pod.namespace, pod.name, pod.uid))),
+            taints=node.taints,
+            labels=node.labels,
         )
         return with_claims(view, self._claims_on.get(name, {}).values())
 
@@ -229,10 +229,6 @@ class FollowedCluster:
         if read.use_age_s is None:
             return read
         return NodeReport(read.limits, read.use, read.use_age_s + max(0.0, self._wall_s() - node.read_s))
-
-    def around(self) -> Mapping[str, Surroundings]:
-        """Return taints and labels of all nodes, by name."""
-        return {name: node.around for name, node in self._nodes.items()}
 
     @property
     def waiting(self) -> Sequence[FollowedPod]:
@@ -282,7 +278,8 @@ class FollowedCluster:
         self.fleet.put_node(record.name, gpus)
         (self._serving.add if gpus.claims else self._serving.discard)(record.name)
         # A heartbeat changes nothing.
-        if before is None or (before.record, before.around) != (record, node.around):
+        now = record, node.taints, node.labels
+        if before is None or (before.record, before.taints, before.labels) != now:
             self._touched.add(record.name)
             self._on_change()
 

@@ -13,13 +13,13 @@ from gpu_device_plugin.core.report.why.explanations import Kept, NodeAnswer, ans
 from gpu_device_plugin.core.report.why.mig_explanations import asked_by_profile, instance_facts
 from gpu_device_plugin.core.report.why.pod_causes import asked_by_claims, by_claim_instead, causes, claim_causes
 from gpu_device_plugin.core.report.why.pod_use import refusals
-from gpu_device_plugin.core.report.why.scheduler_checks import Surroundings, besides, exclusions
+from gpu_device_plugin.core.report.why.scheduler_checks import besides, exclusions
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import SettingsError
 from gpu_device_plugin.settings.sources import Sources, Text, Texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.model.pods import Pod
@@ -81,7 +81,6 @@ def why(
     status: SchedulingStatus,
     resources: Sequence[Resource],
     nodes: Sequence[NodeView] | None,
-    around: Mapping[str, Surroundings],
     *,
     most: int,
     policy: Callable[[], Policy] = assumed,
@@ -89,14 +88,14 @@ def why(
 ) -> Why:
     """Return why a pod waits.
 
-    `nodes` are all that share GPUs, `around` has taints and labels by node, and `claims` are the ResourceClaims of its
+    `nodes` are all that share GPUs; None: they could not be read. `claims` are the ResourceClaims of its
     namespace, and maybe others; None: they could not be read. Of `most` nodes more is told; see `answers`. `policy`
     reads the extender's policy, and is called only where neither the pod nor every node names one.
     """
     by_name = None if nodes is None else {node.name: node for node in nodes}
 
     def excluded(node: NodeView) -> tuple[Finding, ...]:
-        return tuple(exclusions(node, around.get(node.name, Surroundings()), status.terms))
+        return tuple(exclusions(node, status.terms))
 
     asked = ask(pod, resources)
     limitless = isinstance(asked, Ask) and not asked.parts
@@ -121,8 +120,8 @@ def why(
     if chosen.assumed:
         text = "Nodes that publish no policy are assumed to have the policy {policy}: {why}."
         facts.append(note("policy-assumed", text, policy=chosen.name, why=chosen.assumed))
-    kept = {node.name: Kept(excluded(node), besides(node, demand, resources)) for node in nodes}
-    return Why(asks, tuple(facts), tuple(answers(demand, nodes, kept, chosen.name, most)))
+    asked_of = [(node, demand, Kept(excluded(node), besides(node, demand, resources))) for node in nodes]
+    return Why(asks, tuple(facts), tuple(answers(asked_of, chosen.name, most)))
 
 
 def _why_by_claims(
@@ -134,10 +133,10 @@ def _why_by_claims(
 ) -> Why:
     """Return why a pod waits that gets its GPUs through claims, by the rules for pods with limits."""
     asks = asked_by_claims(waiting)
-    asked = ask_of_claims(waiting, None)
-    if not nodes or not asked.parts:
+    if not nodes or not ask_of_claims(waiting, None).parts:
         return Why(asks, tuple(facts))
-    serving = [for_claims(node) for node in nodes]
-    kept = {node.name: Kept(excluded(node), refusals(node.report)) for node in serving}
-    own = {node.name: ask_of_claims(waiting, node.candidate.gpus.share_mib) for node in serving}
-    return Why(asks, tuple(facts), tuple(answers(asked, serving, kept, assumed().name, most, own=own)))
+    asked_of = [
+        (node, ask_of_claims(waiting, node.candidate.gpus.share_mib), Kept(excluded(node), refusals(node.report)))
+        for node in map(for_claims, nodes)
+    ]
+    return Why(asks, tuple(facts), tuple(answers(asked_of, assumed().name, most)))

@@ -35,7 +35,7 @@ POLICY = the("MutatingAdmissionPolicy", "optional/dra-mutating-policy")
             {"extendedResourceName": next(each.name for each in NodeSettings().offered if each.kind is Kind.COUNT)},
         ),
         (dra.MIG_CLASS, dra.MIG, {}),
-        (dra.MONITOR_CLASS, dra.MONITOR, {}),
+        ("gpushare-monitor", dra.MONITOR, {}),
     ],
 )
 def test_a_device_class_selects_the_devices_of_our_driver_by_their_type(name: str, type_: str, other: Json) -> None:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.nodereport import GpuUse
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
-from gpu_device_plugin.core.report.tables.folded_table import folded
-from gpu_device_plugin.core.report.tables.pod_table import SORTS
+from gpu_device_plugin.core.report.tables.terminal_tables import SORTS, folded
 from gpu_device_plugin.programs.inspect.arguments import parse
 from tests.docs.pages import DOCS, blocks, text_of
 from tests.programs.inspect.test_inspect_program import World, asking_mig, gpu, node, parted, pod

@@ -203,9 +203,9 @@ def test_taints_and_labels_of_nodes_are_known(world: World) -> None:
     body = node("gpu-1", mem=15, count=1, labels={"zone": "a"})
     body["spec"]["taints"] = [{"key": "gpu", "effect": "NoSchedule"}]
     world.put(body)
-    around = world.followed.around()["gpu-1"]
-    assert around.labels["zone"] == "a"
-    assert [taint.key for taint in around.taints] == ["gpu"]
+    shown = world.followed.view("gpu-1")
+    assert shown is not None
+    assert (shown.labels["zone"], [taint.key for taint in shown.taints]) == ("a", ["gpu"])
 
 
 # --- ResourceClaims ---------------------------------------------------------------------------------------------------

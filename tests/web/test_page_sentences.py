@@ -37,7 +37,7 @@ def found(mem: int, *mibs: int, count: int = 0, kept: Kept | None = None) -> lis
     asked = ask(pod, RESOURCES)
     assert isinstance(asked, Ask)
     nodes = [node_view(f"n{number}", (size,), pod_on(f"p{number}", {0: size // 2})) for number, size in enumerate(mibs)]
-    return answers(asked, nodes, {} if kept is None else {"n0": kept}, "binpack", 1)
+    return answers([(node, asked, kept if kept and node.name == "n0" else Kept()) for node in nodes], "binpack", 1)
 
 
 def everybody(_namespace: str) -> bool:
@@ -50,7 +50,7 @@ def sentences() -> list[str]:
     pod = Pod("u", "default", "w", containers=(Container("main", ContainerKind.APP, 0, {RESOURCES[0].name: 16}),))
     asked = ask(pod, RESOURCES)
     assert isinstance(asked, Ask)
-    crowd = answers(asked, [many], {}, "binpack", 1)
+    crowd = answers([(many, asked, Kept())], "binpack", 1)
     cordoned = Kept(excluded=(note("cordoned", "it is cordoned"),))
     waits = [
         why_waits(STATUS, (), ()),

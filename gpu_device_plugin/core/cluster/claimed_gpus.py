@@ -132,7 +132,8 @@ def instance_claimants(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> tu
             asked = Counter(resource for _, resource in held)
             uuids, first = frozenset(uuid for uuid, _ in held), group[0]
             ending = all(claim.deleting for claim in group)
-            found.append(InstancePod(_uid(first), first.namespace, label(first), asked, uuids, ending))
+            space, name = first.namespace, label(first)
+            found.append(InstancePod(_uid(first), NOTHING, 0, ending, None, space, name, asked=asked, held=uuids))
     return tuple(found)
 
 

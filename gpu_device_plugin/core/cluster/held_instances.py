@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.pod_demand import amount_of
+from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant
 from gpu_device_plugin.core.contract.keys import INSTANCES, MalformedAnnotationError
 from gpu_device_plugin.core.contract.promises import read_instances
 from gpu_device_plugin.core.model.mig import is_mig_resource
@@ -23,22 +24,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class InstancePod:
-    """A pod on a node that asks for whole MIG instances."""
+class InstancePod(Occupant):
+    """A pod on a node that asks for whole MIG instances, which are no `usage`. Compared by its fields."""
 
-    uid: str
-    namespace: str
-    name: str
     asked: Mapping[str, int] = field(default_factory=dict, hash=False)
     """The number of instances by resource."""
     held: frozenset[str] = frozenset()
     """The UUIDs of its instances, as far as its node's agent has written them on it."""
-    terminating: bool = False
-    priority: int = 0
-
-    def __str__(self) -> str:
-        """Return ``namespace/name``."""
-        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +88,8 @@ def instance_pod(pod: Pod) -> InstancePod | None:
     if not asked:
         return None
     held = frozenset(uuid for uuids in readable_instances(pod).values() for uuid in uuids)
-    return InstancePod(pod.uid, pod.namespace, pod.name, asked, held, pod.deleting, pod.priority)
+    who = pod.uid, NOTHING, pod.priority, pod.deleting, None, pod.namespace, pod.name
+    return InstancePod(*who, asked=asked, held=held)
 
 
 def readable_instances(pod: Pod) -> Mapping[str, tuple[str, ...]]:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.held_instances import whole_instances
-from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, Usage
+from gpu_device_plugin.core.cluster.usage import Occupant, Usage
 from gpu_device_plugin.core.contract.nodereport import NO_REPORT, trespasses
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.placing import Room
@@ -63,6 +63,19 @@ class GpuView:
 
 
 @dataclass(frozen=True, slots=True)
+class Taint:
+    """A taint of a node."""
+
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+    def __str__(self) -> str:
+        """Return the taint in kubectl's notation."""
+        return f"{self.key}{'=' if self.value else ''}{self.value}:{self.effect}"
+
+
+@dataclass(frozen=True, slots=True)
 class NodeView:
     """One node that shares its GPUs, or advertises that it does."""
 
@@ -80,6 +93,8 @@ class NodeView:
     """What its agent reports of limits and of real use."""
     instance_pods: tuple[InstancePod, ...] = ()
     """The pods on it that ask for whole MIG instances, by namespace and name."""
+    taints: tuple[Taint, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -133,14 +148,7 @@ class NodeView:
         views = []
         for gpu in offer.instances:
             shares, healthy = max(1, gpu.shares), not gpu.unhealthy
-            held = [
-                PodShare(
-                    Occupant(pod.uid, NOTHING, pod.priority, pod.terminating, {}, pod.namespace, pod.name),
-                    shares,
-                    whole=True,
-                )
-                for pod in offer.holders.get(gpu.uuid, ())
-            ]
+            held = [PodShare(pod, shares, whole=True) for pod in offer.holders.get(gpu.uuid, ())]
             room = Room(gpu.position, shares, 0 if held else shares, healthy, whole=bool(held))
             views.append(_with_use(gpu, room, held, use.get(gpu.position, ())))
         return tuple(views)

@@ -60,8 +60,6 @@ WHOLE_CLASS = "gpushare-whole"
 """The DeviceClass of whole GPUs that our manifests define, which serves the extended resource gpu-count too."""
 MIG_CLASS = "gpushare-mig"
 """The DeviceClass of whole MIG instances that our manifests define."""
-MONITOR_CLASS = "gpushare-monitor"
-"""The DeviceClass of monitors that our manifests define."""
 
 _UUID = re.compile(r"(gpu|mig)(-[0-9a-f]{4,12}){5}", re.ASCII)
 _INSTANCE = "mig-"

@@ -254,13 +254,10 @@ def _held_at_once(pod: Pod, actual: Mapping[tuple[str, Kind], Mapping[int, int]]
     held: Counter[str] = Counter()
     for (name, _), gpus in actual.items():
         held[name] += sum(gpus.values())
-    most = kept = 0
+    kept = reusable = 0
     for container in pod.containers:
-        now = kept + held[container.name]
-        most = max(most, now)
-        if not container.hands_on:
-            kept = now
-    return most
+        kept, reusable = container.allocated(kept, reusable, held[container.name])
+    return kept + reusable
 
 
 def _kept(

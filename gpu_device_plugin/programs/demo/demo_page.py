@@ -12,7 +12,7 @@ from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.programs.web.callers import LocalCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresTiming
-from gpu_device_plugin.programs.web.server import PageServer
+from gpu_device_plugin.programs.web.web_program import PageServer
 from gpu_device_plugin.programs.web.web_routes import AboutPage
 from gpu_device_plugin.settings.forms import Address
 

@@ -47,8 +47,7 @@ from gpu_device_plugin.kubelet.sockets import (
     listened_to,
 )
 from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, StateFile
-from gpu_device_plugin.programs.doctor import node_files
-from gpu_device_plugin.programs.doctor.agent_probe import ask
+from gpu_device_plugin.programs.doctor import node_reading
 from gpu_device_plugin.programs.terminal import show
 from gpu_device_plugin.settings.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.knobs import UsageError
@@ -211,11 +210,11 @@ async def examined(
     async with asyncio.TaskGroup() as tasks:
         driver = tasks.create_task(_driver(settings, where, deadlines), name="driver")
         held = tasks.create_task(_pod_resources(settings, deadlines), name="PodResources")
-        agent = tasks.create_task(ask(settings.http, deadlines.answer_s), name="agent")
+        agent = tasks.create_task(node_reading.ask(settings.http, deadlines.answer_s), name="agent")
         api = tasks.create_task(_api(settings, deadlines), name="API server")
     view, seen, folder, root = driver.result(), api.result(), settings.device_plugin_dir, where.host_root
     invented, mps_dir = settings.gpus != "nvml", (root or Path("/")) / settings.mps_dir.relative_to("/")
-    mps, mps_left = node_files.mps_state(mps_dir)
+    mps, mps_left = node_reading.mps_state(mps_dir)
     device_nodes, unlinked = ({}, ()) if invented else _device_nodes(where, view.inventory)
     names = {resource.kind: resource.name for resource in settings.managed}
     labels = {} if isinstance(seen, Unknown) else seen.node.labels
@@ -248,11 +247,11 @@ async def examined(
         unhealthy={uuid: "; ".join(belief.reasons) for uuid, belief in view.beliefs.items() if not belief.healthy},
         device_nodes=device_nodes,
         unlinked_nodes=unlinked,
-        runtimes=_HIDDEN if root is None else node_files.runtimes(root),
-        cdi_devices=_HIDDEN if root is None else node_files.cdi_devices(root),
-        toolkit=_HIDDEN if root is None else node_files.toolkit(root, run=root == Path("/")),
-        obeys_images=_HIDDEN if root is None else node_files.obeys_images(root),
-        cgroup=node_files.cgroup(root or Path("/")),
+        runtimes=_HIDDEN if root is None else node_reading.runtimes(root),
+        cdi_devices=_HIDDEN if root is None else node_reading.cdi_devices(root),
+        toolkit=_HIDDEN if root is None else node_reading.toolkit(root, run=root == Path("/")),
+        obeys_images=_HIDDEN if root is None else node_reading.obeys_images(root),
+        cgroup=node_reading.cgroup(root or Path("/")),
         directory=str(folder),
         directory_problem=_problem(partial(check_directory, folder), DirectoryError),
         kubelet_listens=is_listened_to(folder / KUBELET_SOCKET),
@@ -260,7 +259,7 @@ async def examined(
         checkpoint_problem=_problem(
             partial(checkpoint.read, folder / checkpoint.NAME, settings.names), checkpoint.CheckpointUnreadableError
         ),
-        with_driver_limits=node_files.with_driver_limits(folder / checkpoint.NAME, names[Kind.MEMORY]),
+        with_driver_limits=node_reading.with_driver_limits(folder / checkpoint.NAME, names[Kind.MEMORY]),
         others=sightings(
             listened_to(folder, PLUGIN_SOCKETS),
             listened_to(settings.plugins_registry, DRIVER_SOCKETS),

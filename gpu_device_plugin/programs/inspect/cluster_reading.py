@@ -1,24 +1,26 @@
-"""`kubectl inspect gpushare doctor`: read the symptoms of a cluster as far as the user may, and examine it."""
+"""Read the symptoms of a cluster for `kubectl inspect gpushare doctor`, as far as the user may."""
 
 from __future__ import annotations
 
 import re
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from gpu_device_plugin.cluster.objects.decoding import NodeReader, ObjectMeta, PodReader, UnreadableObjectError
-from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS
+from gpu_device_plugin.cluster.objects.decoding import (
+    NodeReader,
+    ObjectKind,
+    ObjectMeta,
+    PodReader,
+    UnreadableObjectError,
+)
+from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, GROUP, SLICES
+from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.core.contract.keys import (
     ASSUME_TIME,
-    CONFIG_LABEL,
     POD_ANNOTATIONS,
-    SCHEDULE_LABEL,
-    SERVE_LABEL,
-    SET_LIMITS_LABEL,
     SWITCH_LABEL,
     MalformedAnnotationError,
 )
@@ -31,26 +33,27 @@ from gpu_device_plugin.core.model.mig import is_mig_resource
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.core.node.kubelet.conflicting_plugins import sightings
-from gpu_device_plugin.core.report.finding import Unknown, examine
-from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS, examine_partly
-from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
-from gpu_device_plugin.programs.inspect.claim_reading import device_classes, slices
-from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, items, unread
+from gpu_device_plugin.core.report.findings.symptoms import (
+    ClusterSymptoms,
+    Lease,
+    NodeSeen,
+    PartSeen,
+    PodSeen,
+    SliceSeen,
+)
+from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, items, unread
 from gpu_device_plugin.view.objects import ApiObject, Condition, ConfigMap, Container, Named, PodSpec, decoded
-from gpu_device_plugin.view.reading import gpu_pods, readable_claims
+from gpu_device_plugin.view.reading import readable_claims
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
-    from gpu_device_plugin.core.report.finding import Finding
+    from gpu_device_plugin.core.report.finding import Unknown
     from gpu_device_plugin.programs.kubectl import Kubectl
 
 T = TypeVar("T")
-
-_NODES, _PODS = "/api/v1/nodes", "/api/v1/pods"
-_UNFINISHED = ("status.phase!=Succeeded", "status.phase!=Failed")
 
 _AGENT, _SCHEDULER, _EXTENDER, _SUPERVISOR = "node", "scheduler", "extender", "mps"
 _COMPONENTS = (_AGENT, _SCHEDULER, _EXTENDER, _SUPERVISOR)
@@ -70,40 +73,6 @@ _KUBE_SCHEDULER = "kube-scheduler"
 """The container beside the extender in our own scheduler's pods."""
 
 
-def findings(kubectl: Kubectl, resources: Sequence[Resource]) -> tuple[Finding, ...]:
-    """Examine the cluster, as far as the rights of the user reach.
-
-    Raises:
-        ClusterUnreadableError: nodes or pods cannot be read for another reason than a missing right, or not even the
-            pods of the user's namespace can.
-    """
-    missing: list[str] = []
-    raw_nodes = _if_allowed(kubectl, "nodes", _NODES, (), missing)
-    raw_pods = _if_allowed(kubectl, "pods", _PODS, _UNFINISHED, missing)
-    namespace = ""
-    if raw_pods is None:
-        namespace = kubectl.namespace()
-        raw_pods = kubectl.items(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods", _UNFINISHED)
-    symptoms = symptoms_in(kubectl, resources, raw_nodes or (), raw_pods)
-    if not missing:
-        return examine(CHECKS, symptoms)
-    pods = [pod for pod, _ in gpu_pods(raw_pods, resources)]
-    return examine_partly(symptoms, pods, missing, GRANT, nodes=raw_nodes is not None, namespace=namespace)
-
-
-def _if_allowed(
-    kubectl: Kubectl, kind: str, path: str, fields: Sequence[str], missing: list[str]
-) -> list[msgspec.Raw] | None:
-    """Return all objects of a kind, or None without the right to list them, which is added to `missing`."""
-    try:
-        return kubectl.items(path, fields)
-    except ClusterUnreadableError:
-        if not (right := kubectl.denied(kind)):
-            raise
-        missing.append(right)
-        return None
-
-
 def symptoms_in(
     kubectl: Kubectl, resources: Sequence[Resource], raw_nodes: Iterable[msgspec.Raw], raw_pods: Iterable[msgspec.Raw]
 ) -> ClusterSymptoms:
@@ -116,12 +85,11 @@ def symptoms_in(
     places = sorted({name.partition("/")[0] for name in parts}) or ["gpushare"]
     sharing = {node.name for node in nodes if node.labelled}
     reader = PodReader((resource.name for resource in resources), POD_ANNOTATIONS.__contains__)
-    daemonset = _known(lambda: _daemonset(kubectl))
     return ClusterSymptoms(
         memory_resource=names[Kind.MEMORY],
         count_resource=names[Kind.COUNT],
         version=_known(lambda: decoded(kubectl.raw("/version"), _Version).git_version),
-        nodes=tuple(node for node in nodes if node.switch is not None or node.annotated or node.capacity),
+        nodes=tuple(node for node in nodes if SWITCH_LABEL in node.labels or node.annotated or node.capacity),
         agents=tuple(_seen(pod) for pod in pods if pod.part and pod.part[0] == _AGENT),
         extenders=tuple(
             _seen(pod, _filter_calls(kubectl, pod))
@@ -129,8 +97,7 @@ def symptoms_in(
             if pod.part and pod.part[0] in {_SCHEDULER, _EXTENDER}
         ),
         own_scheduler=(_SCHEDULER, False) in parts.values(),
-        daemonset=daemonset if isinstance(daemonset, Unknown) else daemonset is not None,
-        runtime_class=daemonset if isinstance(daemonset, str) else "",
+        daemonset=_known(lambda: _daemonset(kubectl)),
         runtime_classes=_known(lambda: _names(kubectl, "/apis/node.k8s.io/v1/runtimeclasses")),
         pods=tuple(_asking(pod, raw, reader, resources) for pod, raw in every if _asks(pod, resources)),
         meddling=tuple(pod.name for pod in pods if pod.spec.node_name in sharing and not pod.part and _meddles(pod)),
@@ -140,8 +107,8 @@ def symptoms_in(
         supervisors=tuple(_seen(pod) for pod in pods if pod.part and pod.part[0] == _SUPERVISOR),
         limits_by_profile=_limits_by_profile(kubectl, places),
         claims=_known(lambda: tuple(readable_claims(kubectl.items(CLAIMS.path(), optional=True))[0])),
-        slices=_known(lambda: slices(kubectl)),
-        device_classes=_known(lambda: device_classes(kubectl)),
+        slices=_known(lambda: _slices(kubectl)),
+        device_classes=_known(lambda: _device_classes(kubectl)),
     )
 
 
@@ -166,8 +133,6 @@ def _node(raw: msgspec.Raw, names: frozenset[str]) -> NodeSeen:
     report, problems = node_report(node.annotations, time.time())
     return NodeSeen(
         name=node.name,
-        switch=node.labels.get(SWITCH_LABEL),
-        profile=node.labels.get(CONFIG_LABEL, ""),
         annotated=bool(our_annotations(node.annotations) or our_labels(node.labels)),
         gpus=gpus_of_node(node.annotations, node.labels, 0, 0),
         capacity={name: amount for name, amount in node.capacity.items() if name in ours},
@@ -175,7 +140,7 @@ def _node(raw: msgspec.Raw, names: frozenset[str]) -> NodeSeen:
         others=sightings((), (), node.allocatable, ours),
         report=report,
         report_problems=problems,
-        labels={key: node.labels[key] for key in (SET_LIMITS_LABEL, SCHEDULE_LABEL, SERVE_LABEL) if key in node.labels},
+        labels=node.labels,
         runtime=node.runtime,
     )
 
@@ -380,11 +345,10 @@ def _configurations(kubectl: Kubectl, places: Iterable[str]) -> dict[str, str]:
     """Return the API versions of our own kube-scheduler's configurations; those of other schedulers are not visible."""
     found = {}
     for place in places:
-        for config in _config_maps(kubectl, place, _CONFIGURATION):
-            for key, text in (config.data or {}).items():
-                version = re.search(r"^apiVersion:\s*[\"']?([^\s\"']+)", text, re.MULTILINE)
-                if "KubeSchedulerConfiguration" in text:
-                    found[f"{place}/{config.metadata.name}, {key}"] = version[1] if version else ""
+        for key, text in _texts(kubectl, place, _CONFIGURATION):
+            version = re.search(r"^apiVersion:\s*[\"']?([^\s\"']+)", text, re.MULTILINE)
+            if "KubeSchedulerConfiguration" in text:
+                found[f"{place}/{_CONFIGURATION}, {key}"] = version[1] if version else ""
     return found
 
 
@@ -393,13 +357,62 @@ def _limits_by_profile(kubectl: Kubectl, places: Iterable[str]) -> dict[str, str
     found = {}
     for place in places:
         with suppress(ClusterUnreadableError, UnreadableObjectError):
-            for config in _config_maps(kubectl, place, _AGENTS_SETTINGS):
-                for key, text in (config.data or {}).items():
-                    if limits := re.search(r"^limits:\s*[\"']?(\w+)", text, re.MULTILINE):
-                        found[key.removesuffix(".yaml")] = limits[1]
+            for key, text in _texts(kubectl, place, _AGENTS_SETTINGS):
+                if limits := re.search(r"^limits:\s*[\"']?(\w+)", text, re.MULTILINE):
+                    found[key.removesuffix(".yaml")] = limits[1]
     return found
 
 
-def _config_maps(kubectl: Kubectl, place: str, name: str) -> list[ConfigMap]:
+def _texts(kubectl: Kubectl, place: str, name: str) -> list[tuple[str, str]]:
+    """Return the files of a ConfigMap; none if it does not exist."""
     path = f"/api/v1/namespaces/{place}/configmaps?fieldSelector=metadata.name%3D{name}"
-    return [config for config in items(kubectl, path, ConfigMap) if config.metadata.name == name]
+    found = (config for config in items(kubectl, path, ConfigMap) if config.metadata.name == name)
+    return [file for config in found for file in (config.data or {}).items()]
+
+
+class _Pool(ApiObject):
+    name: str = ""
+    generation: int = 0
+    resource_slice_count: int = 0
+
+
+class _SliceSpec(ApiObject):
+    pool: _Pool = msgspec.field(default_factory=_Pool)
+    devices: list[dict[str, Any]] | None = None
+    shared_counters: list[msgspec.Raw] | None = None
+
+
+class _Slice(Named):
+    spec: _SliceSpec = msgspec.field(default_factory=_SliceSpec)
+
+
+class _ClassSpec(ApiObject):
+    extended_resource_name: str | None = None
+
+
+class _Class(Named):
+    spec: _ClassSpec = msgspec.field(default_factory=_ClassSpec)
+
+
+def _slices(kubectl: Kubectl) -> tuple[SliceSeen, ...]:
+    """Return the ResourceSlices of our driver; raises as `kubectl.items`."""
+    raw = kubectl.items(SLICES.path(), [f"spec.driver={DRIVER}"], optional=True)
+    return tuple(
+        SliceSeen(
+            pool=spec.pool.name,
+            generation=spec.pool.generation,
+            of=spec.pool.resource_slice_count,
+            devices=len(spec.devices or ()),
+            shared=any(device.get("allowMultipleAllocations") for device in spec.devices or ()),
+            counters=bool(spec.shared_counters),
+        )
+        for spec in (decoded(each, _Slice).spec for each in raw)
+    )
+
+
+def _device_classes(kubectl: Kubectl) -> dict[str, str]:
+    """Return the extended resource of each DeviceClass by the name of the class, empty: none; raises as `slices`."""
+    found = [
+        decoded(each, _Class) for each in kubectl.items(ObjectKind("deviceclasses", group=GROUP).path(), optional=True)
+    ]
+    return {each.metadata.name: each.spec.extended_resource_name or "" for each in found}

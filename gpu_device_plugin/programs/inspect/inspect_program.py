@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
-from gpu_device_plugin.core.report.finding import exit_code, report
+from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS
+from gpu_device_plugin.core.report.finding import examine, exit_code, report
+from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS, examine_partly
 from gpu_device_plugin.core.report.overview_document import document
-from gpu_device_plugin.core.report.tables.folded_table import folded
 from gpu_device_plugin.core.report.tables.overview import details, summary, wide
-from gpu_device_plugin.core.report.tables.pod_table import (
+from gpu_device_plugin.core.report.tables.terminal_tables import (
     Picture,
     by_name,
+    folded,
     folded_details,
     pod_rows,
     pod_table,
@@ -33,8 +35,7 @@ from gpu_device_plugin.core.report.text.use_texts import at_a_glance
 from gpu_device_plugin.core.report.why.explanations import explain, explain_briefly
 from gpu_device_plugin.programs.commandline import FAILED, OK, ending, resources_in
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS, INTERVAL_S, MOST_EXPLAINED, REALLY, parse, passed_on
-from gpu_device_plugin.programs.inspect.claim_reading import add_claims, claims_of_pod, raw_claims
-from gpu_device_plugin.programs.inspect.cluster_reading import findings
+from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.top_screen import top
 from gpu_device_plugin.programs.inspect.uninstall import uninstall
 from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, Kubectl, items, unread
@@ -43,7 +44,7 @@ from gpu_device_plugin.settings.knobs import UsageError, nearest
 from gpu_device_plugin.view.learned_mix import lesson_of
 from gpu_device_plugin.view.objects import ConfigMap
 from gpu_device_plugin.view.poddetails import events, pod_and_status
-from gpu_device_plugin.view.reading import cluster, gpu_pods, readable_claims
+from gpu_device_plugin.view.reading import ABSENT, cluster, gpu_pods, readable_claims, unseen
 from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, policy_in, why
 
 if TYPE_CHECKING:
@@ -53,8 +54,9 @@ if TYPE_CHECKING:
     import msgspec
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.core.model.resource_claims import Claim
     from gpu_device_plugin.core.model.resources import Resource
-    from gpu_device_plugin.core.report.tables.pod_table import PodRow
+    from gpu_device_plugin.core.report.tables.terminal_tables import PodRow
     from gpu_device_plugin.view.following import FollowedCluster
     from gpu_device_plugin.view.why_pod import Policy
 
@@ -63,6 +65,8 @@ _CONFIGMAPS = f"/api/v1/configmaps?fieldSelector=metadata.name%3D{CONFIGURATION}
 _COUNTING = ("spec.nodeName!=", "status.phase!=Succeeded", "status.phase!=Failed")
 """Selects the pods that may hold a GPU or part of one."""
 
+_NO_API = "the server could not find the requested resource"
+"""As kubectl says that the API server does not know a path (404)."""
 _VIEWER = "an administrator gives the rights by binding the ClusterRole gpushare-viewer"
 _UNBOUNDED = 10_000
 """Columns, where the output goes to no terminal."""
@@ -170,9 +174,43 @@ def _cluster(
 ) -> FollowedCluster:
     """Return the cluster with its claims, of one namespace or all, and warn of objects that cannot be read."""
     found, warnings = cluster(raw_nodes, raw_pods, resources)
-    for warning in (*warnings, *add_claims(found, kubectl, namespace)):
+    for warning in (*warnings, *_add_claims(found, kubectl, namespace)):
         say(sys.stderr, f"warning: {warning}")
     return found
+
+
+def _raw_claims(kubectl: Kubectl, namespace: str = "") -> tuple[list[msgspec.Raw], str]:
+    """Return all claims as JSON, or those of one namespace; and why they cannot be read, empty if they were.
+
+    Only after a call that may log in: kubectl's stderr is not shown.
+    """
+    try:
+        return kubectl.items(CLAIMS.path(namespace=namespace), optional=True), ""
+    except ClusterUnreadableError as error:
+        return [], ABSENT if _NO_API in str(error) else str(unread(error))
+
+
+def _add_claims(cluster: FollowedCluster, kubectl: Kubectl, namespace: str = "") -> list[str]:
+    """Add the claims of a namespace, or of all, if a node serves claims; return a sentence for each unreadable one."""
+    if not cluster.serves_claims:
+        return []
+    raw, why = _raw_claims(kubectl, namespace)
+    claims, warnings = readable_claims(raw)
+    cluster.replace_claims(claims)
+    return [unseen(why)] if why else warnings
+
+
+def _claims_of_pod(
+    kubectl: Kubectl, namespace: str, cluster: FollowedCluster | None, missing: list[str]
+) -> Sequence[Claim] | None:
+    """Return the claims of a pod's namespace; None if they cannot be read, and why is added to `missing`."""
+    if cluster is not None and (claims := cluster.claims_of()):
+        return claims
+    raw, why = _raw_claims(kubectl, namespace)
+    if why:
+        missing.append(why)
+        return None
+    return readable_claims(raw)[0]
 
 
 def _columns() -> int:
@@ -203,7 +241,7 @@ def _alone(
     raw_pods: Sequence[msgspec.Raw], resources: Sequence[Resource], kubectl: Kubectl, namespace: str
 ) -> list[PodRow]:
     """Return the pods of a namespace by their limits and claims, where nodes cannot be read."""
-    claims, _ = readable_claims(raw_claims(kubectl, namespace)[0])
+    claims, _ = readable_claims(_raw_claims(kubectl, namespace)[0])
     return [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims)]
 
 
@@ -249,7 +287,7 @@ def _top(
         if arguments.node and not raw_nodes:
             raise ClusterUnreadableError(f'nodes "{arguments.node}" not found')
         found, warnings = cluster(raw_nodes, raw_pods, resources)
-        warnings += add_claims(found, kubectl)
+        warnings += _add_claims(found, kubectl)
         at, notes = time.strftime("%H:%M:%S"), warnings[:3]
         sort, namespace = arguments.sort_by or "name", arguments.namespace or ""
         return Picture(found.views, len(found.waiting), at, notes, sort, namespace)
@@ -299,13 +337,12 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
     status = replace(status, events=events(raw_events or (), status))
     found = None if raw_nodes is None or raw_pods is None else _cluster(raw_nodes, raw_pods, resources, kubectl)
     most = MOST_EXPLAINED if not arguments.all_nodes else sys.maxsize
-    claims = claims_of_pod(kubectl, namespace, found, missing) if status.claims else ()
+    claims = _claims_of_pod(kubectl, namespace, found, missing) if status.claims else ()
     said = why(
         pod,
         status,
         resources,
         None if found is None else found.views,
-        {} if found is None else found.around(),
         most=most,
         policy=lambda: _policy(kubectl),
         claims=claims,
@@ -352,8 +389,37 @@ def _prices(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence
 
 
 def _doctor(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
-    found = findings(kubectl, resources)
+    """Examine the cluster, as far as the rights of the user reach.
+
+    Raises:
+        ClusterUnreadableError: nodes or pods cannot be read for another reason than a missing right, or not even the
+            pods of the user's namespace can.
+    """
+    missing: list[str] = []
+    raw_nodes = _if_allowed(kubectl, "nodes", (), missing)
+    raw_pods = _if_allowed(kubectl, "pods", _COUNTING[1:], missing)
+    namespace = ""
+    if raw_pods is None:
+        namespace = kubectl.namespace()
+        raw_pods = kubectl.items(_pods_in(namespace), _COUNTING[1:])
+    symptoms = symptoms_in(kubectl, resources, raw_nodes or (), raw_pods)
+    if missing:
+        pods = [pod for pod, _ in gpu_pods(raw_pods, resources)]
+        found = examine_partly(symptoms, pods, missing, GRANT, nodes=raw_nodes is not None, namespace=namespace)
+    else:
+        found = examine(CHECKS, symptoms)
     return report(found, as_json=arguments.json), exit_code(found)
+
+
+def _if_allowed(kubectl: Kubectl, kind: str, fields: Sequence[str], missing: list[str]) -> list[msgspec.Raw] | None:
+    """Return all objects of a kind, or None without the right to list them, which is added to `missing`."""
+    try:
+        return kubectl.items(f"/api/v1/{kind}", fields)
+    except ClusterUnreadableError:
+        if not (right := kubectl.denied(kind)):
+            raise
+        missing.append(right)
+        return None
 
 
 def _uninstall(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:

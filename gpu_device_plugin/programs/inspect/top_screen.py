@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
-from gpu_device_plugin.core.report.tables.pod_table import Picture, frame
+from gpu_device_plugin.core.report.tables.terminal_tables import Picture, frame
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError
 from gpu_device_plugin.programs.terminal import coloured, painted
 

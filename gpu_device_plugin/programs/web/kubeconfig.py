@@ -26,7 +26,7 @@ from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.terminal import discard_output, say
 from gpu_device_plugin.programs.web.callers import LocalCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures
-from gpu_device_plugin.programs.web.server import DEFAULT_TIMINGS, PageServer
+from gpu_device_plugin.programs.web.web_program import DEFAULT_TIMINGS, PageServer
 from gpu_device_plugin.programs.web.web_routes import AboutPage
 from gpu_device_plugin.settings.forms import Address
 

@@ -1,30 +1,159 @@
-"""Serve the page in a cluster, to callers with tokens of its accounts."""
+"""The page's server, which follows the cluster and answers browsers; and the program that serves it in a cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__
-from gpu_device_plugin.aio.http import ListenError, written
-from gpu_device_plugin.cluster.client.api_client import Client
+from gpu_device_plugin.aio.http import BROWSERS, ListenError, Page, page_at, serving_routes, written
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT, ClusterConfigError, config_for
+from gpu_device_plugin.cluster.reflector import ReflectorTiming
 from gpu_device_plugin.programs.lifetime import ReloadingProgram, tls_of
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
-from gpu_device_plugin.programs.web.figures import DEFAULT_TIMING, AgentFigures, FiguresTiming
-from gpu_device_plugin.programs.web.server import CONNECTIONS, DEFAULT_TIMINGS, PageServer, PageTimings
-from gpu_device_plugin.programs.web.web_routes import AboutPage
+from gpu_device_plugin.programs.web.figures import DEFAULT_TIMING, AgentFigures, FiguresState, FiguresTiming
+from gpu_device_plugin.programs.web.page_state import PageState
+from gpu_device_plugin.programs.web.streams import Streams, StreamTiming
+from gpu_device_plugin.programs.web.watched import Watched
+from gpu_device_plugin.programs.web.web_routes import HEADERS, LARGEST_VIEW, AboutPage, PageRoutes
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.web import WebSettings
 
 if TYPE_CHECKING:
+    import ssl
+    from collections.abc import AsyncIterator, Sequence
+
     from gpu_device_plugin.cluster.client.config import ClusterConfig
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.programs.web.callers import Callers
+    from gpu_device_plugin.settings.forms import Address
     from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
+
+CONNECTIONS = 64
+"""To the API server. Reviews take 12 at most, details 16, figures 8, and what follows the cluster 8, so none waits."""
+_SOON_S = 0.02
+"""Until the cluster has been read the page shows nothing, and waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageTimings:
+    """The timeouts and intervals of a server's parts, in seconds."""
+
+    api: Timing = field(default_factory=Timing)
+    follow: ReflectorTiming = field(default_factory=ReflectorTiming)
+    stream: StreamTiming = field(default_factory=StreamTiming)
+    refresh_s: float = 0.5
+    """Changes are batched for this long."""
+    hear_s: float = 4.0
+    """How often the API server is asked for its version while somebody looks."""
+    answer_s: float = 20.0
+    """How long a request may wait for the API server. A stream begins by then."""
+    look_s: float = 1.0
+    """How often what changes by time alone is looked at."""
+
+
+DEFAULT_TIMINGS = PageTimings()
+
+
+class PageServer:
+    """Wires the parts of the page's server together."""
+
+    def __init__(
+        self,
+        client: Client,
+        resources: Sequence[Resource],
+        callers: Callers,
+        *,
+        about: AboutPage,
+        figures: AgentFigures | None = None,
+        namespace: str = "",
+        timings: PageTimings = DEFAULT_TIMINGS,
+    ) -> None:
+        """Prepare; nothing is sent before `serving`.
+
+        Pods are read in `namespace` if they cannot be read in all namespaces. Without `figures` the use of nodes is
+        known only by their annotations.
+        """
+        self._timings = timings
+        self._figures = figures
+        self.watched = Watched(client, resources, namespace=namespace, timing=timings.follow)
+        self.page_state = PageState(self.watched, self._figures_state)
+        self.streams = Streams(self.page_state, self.watched, timings.stream)
+        self.routes = PageRoutes(callers, self.page_state, self.streams, client, self.watched, about, timings.answer_s)
+
+    def _figures_state(self) -> FiguresState:
+        if not self.watched.nodes_readable:
+            return FiguresState("none", "nodes cannot be read")
+        return FiguresState("nodes") if self._figures is None else self._figures.state
+
+    @asynccontextmanager
+    async def serving(self, address: Address, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+        """Serve for as long as the block runs; yield the port.
+
+        Raises:
+            ListenError: the address cannot be listened on.
+        """
+        routes = [*self.routes.all(), page_at("/healthz", _healthy), page_at("/readyz", self._ready)]
+        async with (
+            serving_routes(
+                *address,
+                routes,
+                tls=tls,
+                limits=BROWSERS,
+                headers=HEADERS,
+                most_headers=48,
+                longest_header=32 << 10,
+                largest_body=LARGEST_VIEW,
+                body_within_s=10.0,
+            ) as port,
+            asyncio.TaskGroup() as tasks,
+        ):
+            working = tasks.create_task(self.run(), name="follow the cluster")
+            try:
+                yield port
+            finally:
+                working.cancel()
+
+    async def run(self) -> NoReturn:
+        """Keep what is shown current. Ends only by cancellation."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.watched.run(), name="watch the cluster")
+            tasks.create_task(self.page_state.waiting.run(), name="explain waiting pods")
+            tasks.create_task(self._refresh(), name="write changes")
+            hearing = self.watched.keep_hearing(lambda: bool(self.streams.readers), self._timings.hear_s)
+            tasks.create_task(hearing, name="hear the API server")
+            if self._figures is not None:
+                following = self._figures.follow(
+                    lambda: self.page_state.names if self.streams.readers else (),  # all while somebody looks
+                    self.page_state.use,
+                    lambda: self.streams.views.nodes,
+                )
+                tasks.create_task(following, name="read figures of agents")
+        raise AssertionError  # pragma: no cover (no task ends)
+
+    async def _refresh(self) -> NoReturn:
+        while True:
+            await within(self._timings.look_s if self.page_state.complete else _SOON_S, self.page_state.dirty.wait())
+            await self.page_state.refresh()
+            await asyncio.sleep(self._timings.refresh_s if self.page_state.complete else _SOON_S)
+
+    async def _ready(self) -> Page:
+        return Page("ok\n") if self.page_state.complete else Page("the cluster is being read\n", status=503)
+
+
+async def _healthy() -> Page:
+    return Page("ok\n")
+
+
+# --- In a cluster -----------------------------------------------------------------------------------------------------
 
 
 def main(sources: Sources[WebSettings], texts: Texts, settings: WebSettings) -> int:

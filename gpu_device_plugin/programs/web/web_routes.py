@@ -1,10 +1,10 @@
-"""The routes of the page: static files for everybody, data for callers with a valid token."""
+"""The routes of the page: static files for everybody, data for callers with a valid token, read when they ask."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -13,20 +13,30 @@ import msgspec
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import JSON, Page, Route, Stream
+from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
-from gpu_device_plugin.core.report.overview_document import node_document
+from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, UnreadableObjectError
+from gpu_device_plugin.core.report.overview_document import containers_of, node_document
+from gpu_device_plugin.core.report.why.explanations import explain
 from gpu_device_plugin.programs.web.callers import CallerScope
+from gpu_device_plugin.view.objects import ConfigMap, decoded
+from gpu_device_plugin.view.poddetails import event_documents, events, pod_and_status
+from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, policy_in, why
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from gpu_device_plugin.aio.http import Request
+    from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
     from gpu_device_plugin.programs.web.callers import Caller, Callers
-    from gpu_device_plugin.programs.web.details import Details
     from gpu_device_plugin.programs.web.page_state import PageState
     from gpu_device_plugin.programs.web.streams import Streams
+    from gpu_device_plugin.programs.web.watched import Watched
+    from gpu_device_plugin.view.why_pod import Policy
 
 _TYPES: Mapping[str, str] = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 """The files that are served, by the end of their names."""
@@ -61,6 +71,8 @@ LARGEST_VIEW = 64 << 10
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 """A name of Kubernetes: nothing else is sent to the API server."""
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_EVENTS, _CONFIGMAPS = ObjectKind("events"), ObjectKind("configmaps")
+_MOST_EXPLAINED = 10
 _LEARN_S = 0.3
 """How long details wait to be told whose pods the caller may see. Names that are not known by then are left out."""
 
@@ -90,11 +102,13 @@ class PageRoutes:
     callers: Callers
     page_state: PageState
     streams: Streams
-    details: Details
+    client: Client
+    watched: Watched
     about: AboutPage
     within_s: float
     """How long a request waits for the API server."""
     files: Mapping[str, Page] = field(default_factory=static_files, repr=False)
+    turns: Turns = field(default_factory=lambda: Turns(16))
 
     def all(self) -> tuple[Route, ...]:
         """Return the routes. None changes anything in the cluster."""
@@ -182,7 +196,7 @@ class PageRoutes:
         if not scope.may_see(namespace):
             return _error(403, f"You have no right to get pods in the namespace {namespace}.")
         await within(_LEARN_S, scope.learn(self.page_state.namespaces))  # why it waits names pods on nodes
-        return _json(await self.details.pod(namespace, name, scope, caller.user))
+        return _json(await self._details(namespace, name, scope, caller.user))
 
     async def _view(self, request: Request, caller: Caller) -> Page:
         try:
@@ -199,6 +213,78 @@ class PageRoutes:
     async def _file(self, request: Request) -> Page:
         found = self.files.get(request.rest)
         return self._wrong_host(request) or found or _error(404, "There is nothing at this address.")
+
+    # --- One pod in full ----------------------------------------------------------------------------------------------
+
+    async def _details(self, namespace: str, name: str, scope: CallerScope, user: str) -> dict[str, Any]:
+        """Return a pod of a namespace that the caller may see, read with our own account. Users take turns.
+
+        Raises:
+            ApiError: it cannot be read.
+            UnreadableObjectError: it is no pod.
+        """
+        async with self.turns.turn(user):
+            raw = msgspec.Raw(await self.client.get(PODS, name, namespace=namespace))
+            pod, status = pod_and_status(raw, self.watched.cluster.resources)
+            raw_events, notes = await self._events(namespace, pod.uid)
+            status = replace(status, events=events(raw_events, status))
+            views = self.page_state.views(scope)
+            explained = await self._why(pod, status, views)
+        shown = self.page_state.node(pod.node_name) if scope.nodes else None
+        fields = {
+            "node": pod.node_name,
+            "phase": pod.phase,
+            "created": pod.created,
+            "priority": pod.priority,
+            "deleting": pod.deleting,
+            "scheduler": status.scheduler,
+        }
+        return {
+            "namespace": pod.namespace,
+            "name": pod.name,
+            "uid": pod.uid,
+            **{key: value for key, value in fields.items() if value},
+            "containers": containers_of(pod, self.watched.cluster.resources, None if shown is None else shown.view),
+            "why": explained,
+            "events": event_documents(raw_events),
+            **({"notes": notes} if notes else {}),
+        }
+
+    async def _why(self, pod: Pod, status: SchedulingStatus, views: Sequence[NodeView] | None) -> list[str]:
+        """Return what `kubectl inspect gpushare why` prints."""
+        policy = await self._policy(views)
+        claims, resources = self.watched.claims_of(pod.namespace), self.watched.cluster.resources
+
+        def lines() -> list[str]:
+            said = why(pod, status, resources, views, most=_MOST_EXPLAINED, policy=lambda: policy, claims=claims)
+            waits = [f"{pod.namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
+            return [*waits, *map(str, said.facts), *explain(said.answers, _MOST_EXPLAINED)]
+
+        return await asyncio.to_thread(lines)
+
+    async def _events(self, namespace: str, uid: str) -> tuple[Sequence[msgspec.Raw], list[str]]:
+        escaped = "".join(f"\\{char}" if char in "\\,=" else char for char in uid)
+        try:
+            async for page in self.client.pages(
+                _EVENTS, namespace=namespace, fields=f"involvedObject.uid={escaped}", limit=200
+            ):
+                return page.items or (), []
+        except ForbiddenError:
+            return (), [f"The right to list events in the namespace {namespace} is missing."]
+        except ApiError as error:
+            return (), [f"Events cannot be read: {error}."]
+        return (), []
+
+    async def _policy(self, views: Sequence[NodeView] | None) -> Policy:
+        if all(view.candidate.gpus.policy is not None for view in views or ()):
+            return assumed()
+        found: list[ConfigMap] = []
+        try:
+            async for page in self.client.pages(_CONFIGMAPS, fields=f"metadata.name={CONFIGURATION}"):
+                found += [decoded(raw, ConfigMap) for raw in page.items or ()]
+        except (ApiError, UnreadableObjectError) as error:
+            return assumed(f"the ConfigMap {CONFIGURATION} cannot be read ({error})")
+        return policy_in(found)
 
 
 def _token(request: Request) -> str:

@@ -18,7 +18,6 @@ from gpu_device_plugin.core.cluster.claimed_gpus import (
     with_claims,
 )
 from gpu_device_plugin.core.cluster.fitting import unfit
-from gpu_device_plugin.core.cluster.held_instances import InstancePod
 from gpu_device_plugin.core.cluster.pod_demand import Part
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage
 from gpu_device_plugin.core.contract.dra import DRIVER
@@ -36,7 +35,7 @@ from tests.claim_values import (
     whole_instance,
     with_instances,
 )
-from tests.views import node_view, pod_on
+from tests.views import holder, node_view, pod_on
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.node_report import NodeView
@@ -255,7 +254,7 @@ def test_the_instances_that_a_claim_could_have_are_healthy_and_in_nobodys_use() 
 
 def test_whole_instances_are_held_by_the_pods_of_claims() -> None:
     gpus = with_instances(serving(8), "1g.10gb", "1g.10gb", "2g.20gb")
-    limits = InstancePod("uid-x", "default", "x", {"aliyun.com/mig-1g.10gb": 1})
+    limits = holder("uid-x", "default", "x", {"aliyun.com/mig-1g.10gb": 1})
     before = replace(serving_view("n1", gpus), instance_pods=(limits, replace(limits, uid="uid-web", name="web")))
     seen = with_claims(
         before,

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_device_plugin.core.cluster.held_instances import InstancePod, asked_instances, instance_pod, whole_instances
+from gpu_device_plugin.core.cluster.held_instances import asked_instances, instance_pod, whole_instances
 from gpu_device_plugin.core.contract.keys import INSTANCES
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from tests.views import WHOLE, listed_instance, mig_view, with_instances
+from tests.views import WHOLE, holder, listed_instance, mig_view, with_instances
 
 LARGE = "nvidia.com/mig-3g.40gb"
 
@@ -36,7 +36,7 @@ def test_an_init_container_hands_its_instances_on() -> None:
 
 def test_a_pod_on_a_node_has_the_instances_that_its_agent_wrote_on_it() -> None:
     found = instance_pod(pod({WHOLE: 1}, {WHOLE: 1}, annotation='{"c0":["MIG-1"],"c1":["MIG-0"]}'))
-    assert found == InstancePod("uid", "shop", "web", {WHOLE: 2}, frozenset({"MIG-0", "MIG-1"}))
+    assert found == holder("uid", "shop", "web", {WHOLE: 2}, frozenset({"MIG-0", "MIG-1"}))
     assert str(found) == "shop/web"
     ending = instance_pod(replace(pod({WHOLE: 1}), deleting=True))
     assert ending is not None
@@ -56,7 +56,7 @@ def test_a_pod_that_names_more_instances_than_it_asked_for_is_not_believed(annot
     """Its owner wrote that: a pod with one instance would show as holding all seven."""
     asking = pod({WHOLE: 1}, annotation=annotation)
     plain = Container("plain", ContainerKind.APP, 1, {"aliyun.com/gpu-mem": 3})
-    assert instance_pod(replace(asking, containers=(*asking.containers, plain))) == InstancePod(
+    assert instance_pod(replace(asking, containers=(*asking.containers, plain))) == holder(
         "uid", "shop", "web", {WHOLE: 1}
     )
 
@@ -64,15 +64,15 @@ def test_a_pod_that_names_more_instances_than_it_asked_for_is_not_believed(annot
 def test_a_pod_that_names_instances_of_another_profile_than_it_asked_for_is_not_believed() -> None:
     view = mig_view("a", with_instances("one", 0), with_instances("two", asks=1), whole=5)
     (gpus,) = (each.instances for each in view.instances())
-    liar = InstancePod("liar", "shop", "liar", {LARGE: 3}, frozenset({"MIG-2", "MIG-3"}))
-    doubtful = InstancePod("doubtful", "shop", "doubtful", {WHOLE: 1, LARGE: 3}, frozenset({"MIG-2", "MIG-3"}))
+    liar = holder("liar", "shop", "liar", {LARGE: 3}, frozenset({"MIG-2", "MIG-3"}))
+    doubtful = holder("doubtful", "shop", "doubtful", {WHOLE: 1, LARGE: 3}, frozenset({"MIG-2", "MIG-3"}))
     (found,) = whole_instances(gpus, [liar, doubtful])
     assert (found.holders, found.usage_outside_grants) == ({}, ((doubtful, 1),))
 
 
 @pytest.mark.parametrize("annotation", ["", "{", '{"c0":["GPU-1"]}'])
 def test_without_a_readable_annotation_its_instances_are_not_known(annotation: str) -> None:
-    assert instance_pod(pod({WHOLE: 1}, annotation=annotation)) == InstancePod("uid", "shop", "web", {WHOLE: 1})
+    assert instance_pod(pod({WHOLE: 1}, annotation=annotation)) == holder("uid", "shop", "web", {WHOLE: 1})
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from gpu_device_plugin.core.contract.keys import ALLOCATION, FRAMEWORKS, IDX, IN
 from gpu_device_plugin.core.contract.nodereport import ContainerUse
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.report.pod_document import containers_of
+from gpu_device_plugin.core.report.overview_document import containers_of
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.reports import SINCE, part, report
 from tests.views import WHOLE, mig_view, node_view

@@ -10,7 +10,7 @@ import pytest
 from gpu_device_plugin.aio.http import Page, serving
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.symptoms import AgentSeen
-from gpu_device_plugin.programs.doctor.agent_probe import agents, ask
+from gpu_device_plugin.programs.doctor.node_reading import agents, ask
 from gpu_device_plugin.settings.forms import Address
 from tests.names import COUNT, MEM
 from tests.patience import stretched

@@ -17,8 +17,7 @@ from gpu_device_plugin.core.node.mps.mps_wishes import NOT_THERE
 from gpu_device_plugin.core.report.finding import Severity, Unknown, examine
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.core.report.findings.symptoms import ApiSeen, NodeSymptoms, Profiles
-from gpu_device_plugin.programs.doctor import agent_probe
-from gpu_device_plugin.programs.doctor.agent_probe import Running
+from gpu_device_plugin.programs.doctor import node_reading
 from gpu_device_plugin.programs.doctor.doctor_program import (
     CLAIMS,
     CONDITION,
@@ -34,6 +33,7 @@ from gpu_device_plugin.programs.doctor.doctor_program import (
     rights_of,
     settings_of,
 )
+from gpu_device_plugin.programs.doctor.node_reading import Running
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
@@ -368,7 +368,7 @@ def test_files_that_cannot_be_used_keep_the_doctor_from_nothing(tmp_path: Path) 
 
 def test_the_command_line_reaches_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """On this machine, whatever there is, but for the agents of other tests, whose settings may be wrong on purpose."""
-    monkeypatch.setattr(agent_probe, "agents", lambda _proc: [])
+    monkeypatch.setattr(node_reading, "agents", lambda _proc: [])
     code = cli.main(["doctor", "--gpus=fake:1xT4", "--api=off", "--json", "--http=off", f"--host-root={Path('/')}"])
     document = json.loads(capsys.readouterr().out)
     assert code == {"error": 4, "warning": 3}.get(document["severity"], 0)

@@ -13,7 +13,7 @@ from gpu_device_plugin.core.node.mps.mps_wishes import NOT_THERE, SILENT
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.symptoms import Runtime
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
-from gpu_device_plugin.programs.doctor.node_files import (
+from gpu_device_plugin.programs.doctor.node_reading import (
     cdi_devices,
     cgroup,
     mps_state,

@@ -217,7 +217,6 @@ def test_pages_that_cannot_be_read_are_unknown_in_kubectls_words(tmp_path: Path)
     assert str(seen.runtime_classes) == f"{path}: Error from server (NotFound): {path}"
     for fact in (seen.daemonset, seen.leases, seen.configurations, seen.policies):
         assert isinstance(fact, Unknown)
-    assert seen.runtime_class == "", "that the DaemonSet is unknown is told once"
 
 
 def test_a_right_that_is_missing_is_named(tmp_path: Path) -> None:
@@ -271,8 +270,8 @@ def test_nodes_are_read_with_all_that_concerns_us(tmp_path: Path) -> None:
     assert (b.labelled, b.annotated) == (True, False)
     assert [sighting.signs for sighting in b.others] == [("the node offers 8 nvidia.com/gpu",)]
     assert (c.labelled, c.capacity, c.allocatable) == (False, {MEM: 0}, {MEM: 0})
-    assert (d.annotated, d.capacity, d.switch, d.profile) == (True, {}, None, "")
-    assert (e.labelled, e.annotated, e.switch, e.profile) == (False, False, "", "large")
+    assert (d.annotated, d.capacity, d.labels.get("gpushare")) == (True, {}, None)
+    assert (e.labelled, e.annotated, e.labels) == (False, False, {"gpushare": "", "gpu-device-plugin/config": "large"})
 
 
 def test_parts_are_told_from_each_other_and_from_the_originals(tmp_path: Path) -> None:
@@ -416,7 +415,7 @@ def test_leases_and_configurations_are_those_of_the_parts_that_run(tmp_path: Pat
     pages["/api/v1/pods"] = listed()
     pages["/apis/apps/v1/daemonsets"] = listed()
     nothing = read(tmp_path, pages)
-    assert (nothing.leases, nothing.daemonset, nothing.runtime_class) == ({}, False, "")
+    assert (nothing.leases, nothing.daemonset) == ({}, None)
 
 
 def test_a_page_that_hangs_is_given_up(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import aiohttp
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.programs.web.callers import LocalCallers
-from gpu_device_plugin.programs.web.server import PageServer, PageTimings
 from gpu_device_plugin.programs.web.streams import StreamTiming
+from gpu_device_plugin.programs.web.web_program import PageServer, PageTimings
 from gpu_device_plugin.programs.web.web_routes import AboutPage
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.forms import Address

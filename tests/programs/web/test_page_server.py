@@ -21,9 +21,9 @@ from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, write_
 from gpu_device_plugin.core.contract.nodereport import GpuUse, NodeUse
 from gpu_device_plugin.programs.web.callers import Caller, LocalCallers, ReviewedCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresState
-from gpu_device_plugin.programs.web.server import CONNECTIONS
+from gpu_device_plugin.programs.web.page_state import MOST_WAITING
 from gpu_device_plugin.programs.web.streams import Streams, StreamTiming
-from gpu_device_plugin.programs.web.waiting_page import MOST_WAITING
+from gpu_device_plugin.programs.web.web_program import CONNECTIONS
 from gpu_device_plugin.programs.web.web_routes import HEADERS
 from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
 from gpu_device_plugin.testing.cluster.api_server import ApiServer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import DEFAULT_PROFILE, SWITCHED_ON
+from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.report.finding import Finding, Unknown, error, examine, names_by, note, ok, warning
 from gpu_device_plugin.core.report.findings.claim_checks import claims
@@ -58,7 +58,7 @@ _SWITCHED_OFF = "false"
 
 
 def _installed(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    absent = not cluster.daemonset and not cluster.agents
+    absent = cluster.daemonset is None and not cluster.agents
     if isinstance(cluster.daemonset, Unknown):
         yield cluster.daemonset
     elif absent:
@@ -81,7 +81,7 @@ def _installed(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield error("no-agent-on-node", "no agent runs on {nodes}, labelled gpushare=true", advice, nodes=deserted)
     if labelled and not silent and not deserted:
         yield ok("nodes", "{nodes:labelled node} with an agent", nodes=len(labelled))
-    switches = [(node.switch, node.name) for node in cluster.nodes if node.switch is not None]
+    switches = [(node.labels[SWITCH_LABEL], node.name) for node in cluster.nodes if SWITCH_LABEL in node.labels]
     for value, names in sorted(names_by(switches).items()):
         if value in {SWITCHED_ON, _SWITCHED_OFF}:
             continue
@@ -93,8 +93,8 @@ def _installed(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 
 def _runtime_class(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    wanted, known = cluster.runtime_class, cluster.runtime_classes
-    if not wanted:
+    wanted, known = cluster.daemonset, cluster.runtime_classes
+    if not wanted or isinstance(wanted, Unknown):
         return
     if isinstance(known, Unknown):
         yield known
@@ -179,7 +179,8 @@ def _share_sizes(cluster: ClusterSymptoms) -> Iterator[Finding]:
         (size, node) for node in cluster.nodes if (size := node.gpus.share_mib) is not None and not node.gpus.claims
     ]
     sizes = names_by((size, node.name) for size, node in sized)
-    of_profiles = {(size, "" if node.profile == DEFAULT_PROFILE else node.profile) for size, node in sized}
+    profiles = [(size, node.labels.get(CONFIG_LABEL, "")) for size, node in sized]
+    of_profiles = {(size, "" if profile == DEFAULT_PROFILE else profile) for size, profile in profiles}
     where = "; ".join(f"{format_mib(size)} on {listed(names)}" for size, names in sorted(sizes.items()))
     differ = "{resource}: 1 is not the same memory on every node: {sizes}"
     choose = "have pods choose nodes by the label gpu-device-plugin/share-mib"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import DEFAULT_PROFILE, SET_LIMITS_LABEL
+from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SET_LIMITS_LABEL
 from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
 from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
 from gpu_device_plugin.core.contract.variables import DRIVER_LIMIT
@@ -47,8 +47,8 @@ def asked_enforcement(labels: Mapping[str, str], setting: str) -> Enforcement | 
 
 def _asked_of(node: NodeSeen, cluster: ClusterSymptoms) -> Enforcement | None:
     """Return the same for a node of the cluster, by its settings profile."""
-    by_profile = cluster.limits_by_profile
-    return asked_enforcement(node.labels, by_profile.get(node.profile, by_profile.get(DEFAULT_PROFILE, "")))
+    by_profile, profile = cluster.limits_by_profile, node.labels.get(CONFIG_LABEL, "")
+    return asked_enforcement(node.labels, by_profile.get(profile, by_profile.get(DEFAULT_PROFILE, "")))
 
 
 def limits(cluster: ClusterSymptoms) -> Iterator[Finding]:

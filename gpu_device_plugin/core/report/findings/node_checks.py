@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
-from gpu_device_plugin.core.contract.nodelabels import switched_on
 from gpu_device_plugin.core.model.memory import MAX_DEVICE_IDS, format_mib
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import SHARES, Shares, TooManySharesError, unknown_exclusions
@@ -245,7 +244,7 @@ def _node(node: NodeSymptoms) -> Iterator[Finding]:
     if api.node_problem:
         advice = "see whether NODE_NAME, or --node-name, is the name of this node"
         yield error("node-unreadable", "{problem}", advice, problem=api.node_problem)
-    elif switched_on(api.node.labels):
+    elif api.node.labelled:
         yield ok("node-labelled", "{node} is labelled gpushare=true", node=node.node_name)
     else:
         text = "{node} is not labelled gpushare=true, by which the DaemonSet selects nodes"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import MIG_LABEL, SWITCHED_ON
+from gpu_device_plugin.core.contract.keys import MIG_LABEL
 from gpu_device_plugin.core.contract.nodegpus import NO_GPUS
+from gpu_device_plugin.core.contract.nodelabels import switched_on
 from gpu_device_plugin.core.contract.nodereport import NO_REPORT
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.node.node_config import mig_mode
@@ -34,10 +35,6 @@ class NodeSeen:
     """One node that shares GPUs, shared them before, or has the label that switches sharing on and off."""
 
     name: str
-    switch: str | None = None
-    """The value of the label that switches sharing on; None: the node has no such label."""
-    profile: str = ""
-    """The settings profile that its label names; empty: it has no such label."""
     annotated: bool = False
     """Whether an agent has annotated it with its GPUs."""
     gpus: NodeGpus = NO_GPUS
@@ -56,7 +53,7 @@ class NodeSeen:
     @property
     def labelled(self) -> bool:
         """Whether its label switches sharing on."""
-        return self.switch == SWITCHED_ON
+        return switched_on(self.labels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +134,8 @@ class ClusterSymptoms:
     extenders: tuple[PartSeen, ...] = ()
     own_scheduler: bool = False
     """Whether a kube-scheduler of its own runs beside the extender."""
-    runtime_class: str = ""
-    """The runtime class of the DaemonSet's pods; empty: none is known."""
-    daemonset: bool | Unknown = True
+    daemonset: str | Unknown | None = ""
+    """The runtime class of the DaemonSet's pods, empty if they have none; None: there is no DaemonSet."""
     runtime_classes: frozenset[str] | Unknown = frozenset()
     pods: tuple[PodSeen, ...] = ()
     meddling: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.nodereport import not_held
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
-from gpu_device_plugin.core.report.tables.folded_table import CLAIMS
+from gpu_device_plugin.core.report.tables.terminal_tables import CLAIMS
 from gpu_device_plugin.core.report.text.columns import aligned
 from gpu_device_plugin.core.report.text.printing import place, short_uuid
 from gpu_device_plugin.core.report.text.use_texts import age, at_a_glance, memory_in_use, mib

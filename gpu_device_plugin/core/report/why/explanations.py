@@ -62,9 +62,6 @@ class Kept:
         return "; ".join(map(str, (*self.excluded, *self.besides)))
 
 
-_BY_NOTHING = Kept()
-
-
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
     """One node, and whether the pod fits there."""
@@ -78,28 +75,16 @@ class NodeAnswer:
     """The pods that would have to end for its GPUs to have room; None: even the end of all makes none."""
 
 
-def answers(
-    ask: Ask,
-    nodes: Iterable[NodeView],
-    kept_away: Mapping[str, Kept],
-    policy: str,
-    most: int,
-    *,
-    own: Mapping[str, Ask] | None = None,
-) -> list[NodeAnswer]:
+def answers(asked: Iterable[tuple[NodeView, Ask, Kept]], policy: str, most: int) -> list[NodeAnswer]:
     """Return an answer for every node, the nearest to having room first; excluded nodes last, even with room.
 
-    `ask` is not empty; `own` has the demand in shares of each node, by name, where that depends on their size.
-    `kept_away` has by node the reasons other than GPUs that keep the pod away. `policy`, a name in `POLICIES`, says
-    which GPU is preferred where neither pod nor node does. Only of `most` nodes, those that will be explained, are the
-    pods computed that would have to end.
+    `asked` has with each node the demand, not empty and in shares of that node, and the reasons other than GPUs that
+    keep the pod away. `policy`, a name in `POLICIES`, says which GPU is preferred where neither pod nor node does. Only
+    of `most` nodes, those that will be explained, are the pods computed that would have to end.
     """
     weigh = max(most, _WEIGHED)
-    first: list[NodeAnswer] = []
-    for node in sorted(nodes, key=lambda node: node.name):
-        here = (own or {}).get(node.name, ask)
-        first.append(NodeAnswer(node, here, fit(here, node.candidate, policy), kept_away.get(node.name, _BY_NOTHING)))
-    first.sort(key=lambda answer: (*_rank(answer), _lacking(answer.ask, answer.node)))
+    found = [NodeAnswer(node, ask, fit(ask, node.candidate, policy), kept) for node, ask, kept in asked]
+    first = sorted(found, key=lambda answer: (*_rank(answer), _lacking(answer.ask, answer.node), answer.node.name))
     weighed = [replace(answer, ends=ends_needed(answer.ask, answer.node)) for answer in first[:weigh]]
 
     def loss(answer: NodeAnswer) -> tuple[float, ...]:
@@ -328,7 +313,7 @@ def why_waits(status: SchedulingStatus, facts: Sequence[Finding], found: Sequenc
 
 
 def _takes(answer: NodeAnswer) -> bool:
-    return isinstance(answer.found, Fit) and answer.kept == _BY_NOTHING
+    return isinstance(answer.found, Fit) and answer.kept == Kept()
 
 
 def what_makes_room(found: Sequence[NodeAnswer], may_see: Callable[[str], bool]) -> str:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.cluster.node_report import Taint
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.report.finding import Finding, note
 from gpu_device_plugin.core.report.why.pod_use import refusals
@@ -20,19 +21,6 @@ if TYPE_CHECKING:
 CORDON = "node.kubernetes.io/unschedulable"
 _NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Taint:
-    """A taint of a node."""
-
-    key: str
-    value: str = ""
-    effect: str = "NoSchedule"
-
-    def __str__(self) -> str:
-        """Return the taint in kubectl's notation."""
-        return f"{self.key}{'=' if self.value else ''}{self.value}:{self.effect}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +39,6 @@ class Toleration:
             and self.key in {"", taint.key}
             and (self.operator == "Exists" or (self.operator == "Equal" and self.value == taint.value))
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """The taints and labels of a node."""
-
-    taints: tuple[Taint, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +85,9 @@ class Alternative:
     fields: tuple[Requirement, ...] = ()
     """Conditions on fields of the node; Kubernetes supports ``metadata.name``."""
 
-    def failing(self, node: NodeView, labels: Mapping[str, str]) -> Requirement | None:
+    def failing(self, node: NodeView) -> Requirement | None:
         """Return the first condition that a node does not meet; None if it meets all."""
-        for requirements, facts in ((self.labels, labels), (self.fields, {"metadata.name": node.name})):
+        for requirements, facts in ((self.labels, node.labels), (self.fields, {"metadata.name": node.name})):
             for requirement in requirements:
                 if not requirement.holds(facts):
                     return requirement
@@ -136,7 +116,7 @@ class Terms:
 NO_TERMS = Terms()
 
 
-def exclusions(node: NodeView, around: Surroundings, pod: Terms) -> Iterator[Finding]:
+def exclusions(node: NodeView, pod: Terms) -> Iterator[Finding]:
     """Yield why kube-scheduler does not consider a node for a pod at all, as clauses about the node."""
 
     def tolerated(taint: Taint) -> bool:
@@ -147,19 +127,19 @@ def exclusions(node: NodeView, around: Surroundings, pod: Terms) -> Iterator[Fin
         yield note("cordoned", "it is cordoned")
     if not node.ready:
         yield note("not-ready", "it is not ready")
-    for taint in around.taints:
+    for taint in node.taints:
         if taint.effect in {"NoSchedule", "NoExecute"} and taint.key not in named_otherwise and not tolerated(taint):
             yield note("taint", "the pod does not tolerate its taint {taint}", taint=str(taint))
     for key, value in sorted(pod.selector.items()):
-        if around.labels.get(key) != value:
+        if node.labels.get(key) != value:
             yield note("label", "the pod requires the node label {label}", label=f"{key}={value}")
     if pod.affinity is not None:
-        yield from _by_affinity(node, around, pod.affinity)
+        yield from _by_affinity(node, pod.affinity)
 
 
-def _by_affinity(node: NodeView, around: Surroundings, wanted: Iterable[Alternative]) -> Iterator[Finding]:
+def _by_affinity(node: NodeView, wanted: Iterable[Alternative]) -> Iterator[Finding]:
     # An empty term matches no node.
-    failing = [term.failing(node, around.labels) for term in wanted if term.labels or term.fields]
+    failing = [term.failing(node) for term in wanted if term.labels or term.fields]
     if len(failing) == 1 and failing[0] is not None:
         yield note("affinity", "the pod's node affinity requires {condition}", condition=str(failing[0]))
     elif all(failing):

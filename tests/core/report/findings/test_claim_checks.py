@@ -20,11 +20,12 @@ WITH_MIG = CLASSES | {"gpushare-mig": ""}
 SHARED = SliceSeen(pool="n1", generation=3, of=2, devices=4, shared=True)
 COUNTERS = SliceSeen(pool="n1", generation=3, of=2, counters=True)
 SLICES = (COUNTERS, SHARED)
+SWITCHED_ON = {"gpushare": "true"}
 SERVE = {"gpu-device-plugin/serve": "dra"}
 
 
 def node(name: str = "n1", **changes: Any) -> NodeSeen:
-    seen = NodeSeen(name=name, switch="true", annotated=True, gpus=serving(8, 8), runtime="containerd://2.1.9")
+    seen = NodeSeen(name=name, labels=SWITCHED_ON, annotated=True, gpus=serving(8, 8), runtime="containerd://2.1.9")
     return replace(seen, **changes)
 
 
@@ -37,7 +38,7 @@ WELL = ClusterSymptoms(
     slices=SLICES,
     device_classes=CLASSES,
 )
-PLUGIN = replace(WELL, nodes=(NodeSeen(name="n1", switch="true", annotated=True),), claims=())
+PLUGIN = replace(WELL, nodes=(NodeSeen(name="n1", labels=SWITCHED_ON, annotated=True),), claims=())
 NEVER = Unknown("right-missing", "the right to list it is missing")
 FINE = ["ok claims"]
 
@@ -62,7 +63,7 @@ def test_where_no_node_serves_claims_nothing_is_said() -> None:
 
 def test_a_node_that_does_not_serve_claims_although_it_shall_says_so() -> None:
     """The label asks for claims, and a pod still holds a GPU by its limits."""
-    waits = NodeSeen(name="n1", switch="true", annotated=True, labels=SERVE)
+    waits = NodeSeen(name="n1", labels=SERVE, annotated=True)
     assert of(PLUGIN, show="nodes", nodes=(waits,)) == ["warning not-serving-yet nodes=n1"]
     assert of(nodes=(node(labels=SERVE),)) == FINE
 

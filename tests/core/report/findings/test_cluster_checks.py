@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpu_device_plugin.core.contract.keys import OVER_USE
+from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, OVER_USE, SWITCH_LABEL
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.kubelet.conflicting_plugins import sightings
@@ -25,11 +25,11 @@ TWO = NodeGpus((ListedGpu(0, 15), ListedGpu(1, 15)), share_mib=1024)
 HIDDEN = Unknown("hidden", "forbidden")
 
 
-def node(name: str, **changes: Any) -> NodeSeen:
-    amounts = {MEM: 30, COUNT: 2}
-    return replace(
-        NodeSeen(name=name, switch="true", annotated=True, gpus=TWO, capacity=amounts, allocatable=amounts), **changes
-    )
+def node(name: str, switch: str | None = "true", profile: str | None = None, **changes: Any) -> NodeSeen:
+    amounts, named = {MEM: 30, COUNT: 2}, {SWITCH_LABEL: switch, CONFIG_LABEL: profile}
+    labels = changes.pop("labels", {}) | {key: value for key, value in named.items() if value is not None}
+    seen = NodeSeen(name=name, labels=labels, annotated=True, gpus=TWO, capacity=amounts, allocatable=amounts)
+    return replace(seen, **changes)
 
 
 def agent(on: str, **changes: Any) -> PartSeen:
@@ -46,7 +46,7 @@ WELL = ClusterSymptoms(
     agents=(agent("node-a"), agent("node-b")),
     extenders=(EXTENDER,),
     own_scheduler=True,
-    runtime_class="nvidia",
+    daemonset="nvidia",
     runtime_classes=frozenset({"nvidia", "runc"}),
     pods=(POD,),
     leases={"gpushare/gpushare-scheduler": Lease("scheduler-0", 2.0, 15.0)},
@@ -86,7 +86,7 @@ def test_the_sentences_of_a_cluster_that_is_well() -> None:
 
 
 def test_a_cluster_in_which_nothing_is_installed() -> None:
-    bare = ClusterSymptoms(memory_resource=MEM, count_resource=COUNT, version="v1.36.2", daemonset=False)
+    bare = ClusterSymptoms(memory_resource=MEM, count_resource=COUNT, version="v1.36.2", daemonset=None)
     findings = examine(CHECKS, bare)
     assert [finding.code for finding in findings if finding.severity == "error"] == [
         "not-installed",
@@ -103,8 +103,9 @@ def test_what_could_not_be_read_is_told_and_no_more() -> None:
         "scheduler configuration": "configurations",
         "policies": "policies",
     }
-    dark = replace(WELL, **dict.fromkeys(checks.values(), HIDDEN))  # type: ignore[arg-type]
-    assert [finding.check for finding in examine(CHECKS, dark) if finding.code == "hidden"] == list(checks)
+    for check, symptom in checks.items():
+        dark = replace(WELL, **{symptom: HIDDEN})  # type: ignore[arg-type]
+        assert [finding.check for finding in examine(CHECKS, dark) if finding.code == "hidden"] == [check]
 
 
 # --- Nodes and agents -------------------------------------------------------------------------------------------------
@@ -138,7 +139,7 @@ WRONG = node("node-b", capacity={MEM: 30, COUNT: 1})
     ("check", "changes", "expected"),
     [
         # Where no agent is installed nothing more is to be said of the nodes.
-        case("nodes", "error not-installed", daemonset=False, agents=(), nodes=(SILENT,)),
+        case("nodes", "error not-installed", daemonset=None, agents=(), nodes=(SILENT,)),
         case("nodes", "error no-gpus-listed nodes=node-a", nodes=(SILENT, node("node-b"))),
         case("nodes", "error no-agent-on-node nodes=node-a, node-b", agents=()),
         case(
@@ -161,7 +162,7 @@ WRONG = node("node-b", capacity={MEM: 30, COUNT: 1})
         # Its DaemonSet chooses nodes otherwise.
         case("leftovers", nodes=(node("node-c", switch=None),), agents=(agent("node-c"),)),
         case("runtime class", "error no-runtime-class", runtime_classes=frozenset()),
-        case("runtime class", runtime_class=""),
+        case("runtime class", daemonset=""),
         case(
             "GPUs",
             "warning gpu-unhealthy node=node-a gpus=GPU 1",

@@ -35,7 +35,7 @@ def test_each_means_is_told_with_its_nodes() -> None:
         reporting("b", enforcements=DRIVER),
         reporting("d", enforcements=CUSTOM),
         node("older"),
-        replace(reporting("off", enforcements=ADVISORY), switch="false"),
+        replace(reporting("off", enforcements=ADVISORY), labels={"gpushare": "false"}),
     )
     assert of("memory limits", "limits nodes", nodes=nodes) == [
         "note limits-soft limits=advisory nodes=c",

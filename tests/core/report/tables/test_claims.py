@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from gpu_device_plugin.core.contract.nodegpus import AWAY
 from gpu_device_plugin.core.model.resource_claims import DeviceRequest
-from gpu_device_plugin.core.report.tables.folded_table import folded
 from gpu_device_plugin.core.report.tables.overview import wide
-from gpu_device_plugin.core.report.tables.pod_table import pod_rows, rows_claimed, rows_unallocated
+from gpu_device_plugin.core.report.tables.terminal_tables import folded, pod_rows, rows_claimed, rows_unallocated
 from gpu_device_plugin.core.report.text.columns import Tone
 from tests.claim_values import claim, part, serving, serving_view, whole
 from tests.reports import part as used

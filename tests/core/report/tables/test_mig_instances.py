@@ -10,10 +10,10 @@ from gpu_device_plugin.core.contract.nodereport import GpuUse
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.report.tables.folded_table import folded
 from gpu_device_plugin.core.report.tables.overview import summary, wide
-from gpu_device_plugin.core.report.tables.pod_table import (
+from gpu_device_plugin.core.report.tables.terminal_tables import (
     Picture,
+    folded,
     folded_details,
     frame,
     pod_rows,
@@ -21,7 +21,7 @@ from gpu_device_plugin.core.report.tables.pod_table import (
     rows_alone,
 )
 from gpu_device_plugin.core.report.text.printing import gpu_names, place
-from gpu_device_plugin.core.report.why.explanations import answers, explain
+from gpu_device_plugin.core.report.why.explanations import Kept, answers, explain
 from tests.reports import part, report
 from tests.views import WHOLE, mig_view, pod_on, with_instances
 
@@ -130,6 +130,6 @@ def test_an_instance_is_no_whole_gpu() -> None:
     rooms = tuple(replace(room, card=1 if room.position == 1 else None) for room in node.candidate.rooms)
     node = replace(node, candidate=replace(node.candidate, rooms=rooms))
     ask = Ask((Part(Demand(Kind.COUNT, 1)),))
-    text = explain(answers(ask, [node], {}, "binpack", 1), 1)
+    text = explain(answers([(node, ask, Kept())], "binpack", 1), 1)
     assert [line.split()[0] for line in text if "would be chosen" in line] == ["0"]
     assert ["(0:0)" in line for line in text if "only a MIG instance" in line] == [True]

@@ -10,7 +10,7 @@ from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.model.limits import Enforcement, LimitStatus
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.report.tables.pod_table import (
+from gpu_device_plugin.core.report.tables.terminal_tables import (
     SORTS,
     PodRow,
     folded_details,

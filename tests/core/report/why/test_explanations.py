@@ -17,6 +17,8 @@ from tests.resources import RESOURCES
 from tests.views import node_view, pod_on
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.report.finding import Finding
 
@@ -38,16 +40,20 @@ def clauses(*words: str) -> tuple[Finding, ...]:
     return tuple(note("clause", each) for each in words)
 
 
+def all_asked(ask: Ask, nodes: Iterable[NodeView], kept: Mapping[str, Kept]) -> Iterable[tuple[NodeView, Ask, Kept]]:
+    return [(node, ask, kept.get(node.name, Kept())) for node in nodes]
+
+
 def told(ask: Ask, *nodes: NodeView, most: int = 10, **besides: tuple[str, ...]) -> list[str]:
     kept = {name: Kept(besides=clauses(*why)) for name, why in besides.items()}
-    return explain(answers(ask, nodes, kept, "binpack", most), most)
+    return explain(answers(all_asked(ask, nodes, kept), "binpack", most), most)
 
 
 def order(ask: Ask, *nodes: NodeView, excluded: str = "", **besides: tuple[str, ...]) -> list[str]:
     kept = {name: Kept(besides=clauses(*why)) for name, why in besides.items()} | {
         excluded: Kept(clauses("the pod wants another"))
     }
-    return [answer.node.name for answer in answers(ask, nodes, kept, "binpack", 10)]
+    return [answer.node.name for answer in answers(all_asked(ask, nodes, kept), "binpack", 10)]
 
 
 def test_a_node_that_the_pod_excludes_comes_last_and_says_so() -> None:
@@ -56,7 +62,7 @@ def test_a_node_that_the_pod_excludes_comes_last_and_says_so() -> None:
     assert order(wanting(mem(4)), *nodes, excluded="a") == ["c", "b", "a"]
     assert order(wanting(mem(4)), *nodes, excluded="b") == ["a", "c", "b"]
     kept = {"a": Kept(clauses("the pod requires the label")), "b": Kept(clauses("it is cordoned"), clauses("one more"))}
-    lines = explain(answers(wanting(mem(4)), nodes, kept, "binpack", 10), 10)
+    lines = explain(answers(all_asked(wanting(mem(4)), nodes, kept), "binpack", 10), 10)
     assert [line for line in lines if line[:3] in {"a: ", "b: ", "c: "} or "Besides" in line] == [
         "c: no GPU has 4 GiB free",
         "a: its GPUs have room, but the pod requires the label",
@@ -246,7 +252,7 @@ def test_what_a_pod_asks_is_said_in_memory_where_shares_are_of_one_size() -> Non
 
 def briefly(ask: Ask, *nodes: NodeView, height: int = 22, **besides: tuple[str, ...]) -> list[str]:
     kept = {name: Kept(besides=clauses(*why)) for name, why in besides.items()}
-    return explain_briefly(answers(ask, nodes, kept, "binpack", 10), height)
+    return explain_briefly(answers(all_asked(ask, nodes, kept), "binpack", 10), height)
 
 
 def test_of_one_node_gpus_with_equal_verdicts_share_a_line() -> None:

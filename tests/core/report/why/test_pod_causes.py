@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.cluster.held_instances import InstancePod
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.contract.keys import ALLOCATION, ASSIGNED, ASSUME_TIME, IDX, USE_MODEL
 from gpu_device_plugin.core.model.placing import Demand
@@ -18,7 +17,7 @@ from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus, cause
 from tests.findings import facts
 from tests.names import COUNT, MEM
 from tests.resources import RESOURCES
-from tests.views import WHOLE, mig_view, node_view
+from tests.views import WHOLE, holder, mig_view, node_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -236,7 +235,7 @@ def test_who_did_not_ask_the_extender_is_told_by_the_scheduler() -> None:
 
 # --- MIG instances ----------------------------------------------------------------------------------------------------
 
-PARTED = {"n": mig_view("n", InstancePod("uid", "default", "web", {WHOLE: 1}, frozenset({"MIG-0"})), gpus=1, whole=1)}
+PARTED = {"n": mig_view("n", holder("uid", "default", "web", {WHOLE: 1}, frozenset({"MIG-0"})), gpus=1, whole=1)}
 HAS = "has-instance gpu=1 instance=MIG 0:0 1g.10gb"
 REFUSED = SchedulingStatus(reason="UnexpectedAdmissionError", message="Allocate failed")
 

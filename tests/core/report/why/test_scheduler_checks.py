@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.core.cluster.node_report import Taint
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
@@ -14,8 +16,6 @@ from gpu_device_plugin.core.report.why.scheduler_checks import (
     NO_TERMS,
     Alternative,
     Requirement,
-    Surroundings,
-    Taint,
     Terms,
     Toleration,
     besides,
@@ -29,23 +29,26 @@ from tests.views import mig_view, node_view, pod_on
 if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.node_report import NodeView
 
+    Around = dict[str, Any]
+    """Taints and labels."""
+
 FOUR = Ask((Part(Demand(Kind.MEMORY, 4)),))
 ONE_GPU = Ask((Part(Demand(Kind.COUNT, 1)),))
 DEDICATED = Taint("dedicated", "ml")
 
 
-def told(node: NodeView, around: Surroundings | None = None, terms: Terms = NO_TERMS, ask: Ask = FOUR) -> list[str]:
-    findings = (*exclusions(node, around or Surroundings(), terms), *besides(node, ask, RESOURCES))
+def told(node: NodeView, around: Around | None = None, terms: Terms = NO_TERMS, ask: Ask = FOUR) -> list[str]:
+    findings = (*exclusions(replace(node, **(around or {})), terms), *besides(node, ask, RESOURCES))
     return facts(findings, "taint label condition terms taken offered resource")
 
 
 def excluded(terms: Terms) -> list[str]:
     """Return what keeps a pod from a node with these labels."""
-    return told(node_view("n", (8,), amounts=({MEM: 8}, {MEM: 8})), Surroundings(labels=LABELS), terms)
+    return told(node_view("n", (8,), amounts=({MEM: 8}, {MEM: 8})), {"labels": LABELS}, terms)
 
 
-def tainted(*taints: Taint) -> Surroundings:
-    return Surroundings(taints)
+def tainted(*taints: Taint) -> Around:
+    return {"taints": taints}
 
 
 def tolerating(*tolerations: Toleration) -> Terms:
@@ -95,7 +98,7 @@ def test_taints_that_are_not_tolerated_are_named(toleration: Toleration, tolerat
 
 def test_labels_that_the_pod_wants_are_named_where_the_node_has_them_not() -> None:
     wants = Terms(selector={"zone": "a", "gpu": "yes", "arch": "arm64"})
-    around = Surroundings(labels={"zone": "a", "arch": "amd64"})
+    around = {"labels": {"zone": "a", "arch": "amd64"}}
     assert told(node_view("n", (8,)), around, wants) == ["label label=arch=arm64", "label label=gpu=yes"]
 
 
@@ -193,7 +196,7 @@ def test_what_says_nothing_allows_no_node() -> None:
 
 def test_the_sentences_say_what_the_pod_requires_of_the_node() -> None:
     labels = Terms(selector={"gpu": "yes"}, affinity=(Alternative((Requirement("none", "Exists"),)),))
-    assert list(map(str, exclusions(node_view("n", (8,)), tainted(DEDICATED), labels))) == [
+    assert list(map(str, exclusions(replace(node_view("n", (8,)), taints=(DEDICATED,)), labels))) == [
         "the pod does not tolerate its taint dedicated=ml:NoSchedule",
         "the pod requires the node label gpu=yes",
         "the pod's node affinity requires none Exists",

@@ -40,7 +40,7 @@ def wanting(mem: int = 0, count: int = 0) -> Pod:
 def found(mem: int, nodes: Sequence[NodeView], kept: Mapping[str, Kept] | None = None) -> list[NodeAnswer]:
     asked = ask(wanting(mem), RESOURCES)
     assert isinstance(asked, Ask)
-    return answers(asked, nodes, kept or {}, "binpack", 1)
+    return answers([(node, asked, (kept or {}).get(node.name, Kept())) for node in nodes], "binpack", 1)
 
 
 def everyone(_namespace: str) -> bool:

@@ -1,4 +1,7 @@
-"""The files on this node that tell of runtimes, NVIDIA's toolkit, the kubelet's records and the MPS supervisor."""
+"""Read on this node what the doctor examines: files of runtimes, NVIDIA's toolkit, the kubelet and MPS; and the agent.
+
+Of the running agent these are its command line, and the answers of its HTTP endpoints.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ import re
 import subprocess
 import time
 import tomllib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import aiohttp
 from google.protobuf.message import DecodeError
 
 from gpu_device_plugin import files
@@ -17,14 +21,17 @@ from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsFileError, M
 from gpu_device_plugin.core.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.core.node.mps.mps_wishes import NOT_THERE, SILENT, silent
 from gpu_device_plugin.core.report.finding import Unknown
-from gpu_device_plugin.core.report.findings.symptoms import Runtime
+from gpu_device_plugin.core.report.findings.symptoms import AgentSeen, Runtime
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
+from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, PROGRAM
+from gpu_device_plugin.settings.node import NodeSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
+    from gpu_device_plugin.settings.forms import Address
 
 _CONTAINERD = (
     "etc/containerd/config.toml",
@@ -49,6 +56,7 @@ _HEEDS = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _ANSWER_WITHIN_S = 5.0
 _LARGEST_STATE = 1 << 20
 _LARGEST_CHECKPOINT = 64 << 20
+_MODULE = PROGRAM.replace("-", "_")
 
 
 # --- Container runtimes and the toolkit -------------------------------------------------------------------------------
@@ -219,3 +227,96 @@ def _carrying(entries: Any, resource: str) -> Iterator[str]:
             answer = ContainerAllocateResponse.FromString(base64.b64decode(entry["AllocResp"] or ""))
             if DRIVER_LIMIT in answer.envs:
                 yield f"{entry['PodUID']}/{entry['ContainerName']}"
+
+
+# --- The running agent ------------------------------------------------------------------------------------------------
+
+
+class Running(NamedTuple):
+    """A running agent."""
+
+    arguments: list[str]
+    environ: dict[str, str]
+    """Its environment variables that are settings."""
+    root: Path
+    """Its root directory, as seen from here."""
+
+
+def agents(proc: Path) -> list[Running] | None:
+    """Return the running agents, None if processes are not visible here."""
+    try:
+        folders = sorted((path for path in proc.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+    except OSError:
+        return None
+    found = []
+    for folder in folders:
+        words = _zero_separated(folder / "cmdline")
+        arguments = _arguments(words)
+        if arguments is not None:
+            pairs = (each.partition("=") for each in _zero_separated(folder / "environ"))
+            environ = {
+                name: value for name, _, value in pairs if name == "NODE_NAME" or name.startswith(ENVIRONMENT_PREFIX)
+            }
+            found.append(Running(arguments, environ, folder / "root"))
+    return found if folders else None
+
+
+def _arguments(words: list[str]) -> list[str] | None:
+    """Return the arguments of a `node` command line, from the command on; None for any other command line."""
+    for at, word in enumerate(words[:4]):
+        program = word.rpartition("/")[2] == PROGRAM or (word == _MODULE and words[at - 1] == "-m")
+        if program and words[at + 1 : at + 2] == [NodeSettings.COMMAND]:
+            return words[at + 1 :]
+    return None
+
+
+def _zero_separated(path: Path) -> list[str]:
+    try:
+        return [each.decode(errors="replace") for each in path.read_bytes().rstrip(b"\0").split(b"\0")]
+    except OSError:
+        return []
+
+
+async def ask(http: Address | None, within_s: float) -> AgentSeen | Unknown:
+    """Return the readiness and the metrics that the agent serves; each request may take `within_s` seconds."""
+    if http is None:
+        text = "the agent serves no HTTP endpoints, so its state is not visible"
+        return Unknown("agent-without-http", text, "start it with --http=:9445")
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(http.host, http.host)  # noqa: S104 - read, not bound
+    where = f"http://{host}:{http.port}"
+    try:
+        timeout = aiohttp.ClientTimeout(total=within_s)
+        async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
+            async with session.get(f"{where}/readyz") as answer:
+                said = await answer.text()
+                missing = () if answer.status == 200 else tuple(said.splitlines())
+            async with session.get(f"{where}/metrics") as answer:
+                metrics = await answer.text()
+    except TimeoutError:
+        return AgentSeen(
+            where, (f"{where} does not answer within {within_s:g} s; see the agent's log, and restart it",)
+        )
+    except (aiohttp.ClientError, OSError, UnicodeDecodeError) as problem:
+        text = "no agent answers at {address}: {problem}"
+        advice = (
+            "it answers inside its own pod: kubectl -n gpushare exec POD -- gpu-device-plugin doctor; or name the "
+            "address with --http"
+        )
+        return Unknown("agent-unreachable", text, advice, address=where, problem=str(problem))
+    return _seen(where, missing, metrics)
+
+
+def _seen(where: str, missing: Iterable[str], text: str) -> AgentSeen:
+    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - 5 MB, for the doctor alone
+
+    try:
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    except ValueError:
+        samples = []
+    return AgentSeen(
+        where,
+        tuple(missing),
+        streams={each.labels["resource"]: each.value > 0 for each in samples if each.name == "gpushare_stream_up"},
+        version="".join(each.labels["version"] for each in samples if each.name == "gpushare_build_info"),
+        api_errors=int(sum(each.value for each in samples if each.name == "gpushare_api_errors_total")),
+    )
