@@ -26,7 +26,6 @@ from gpu_device_plugin.core.report.tables.terminal_tables import (
     pod_table,
     rows_alone,
     rows_claimed,
-    rows_unallocated,
     rows_waiting,
 )
 from gpu_device_plugin.core.report.text.columns import Line, columns
@@ -255,9 +254,8 @@ def _pods_of(namespace: str, kubectl: Kubectl, resources: Sequence[Resource]) ->
         waiting = rows_waiting(cluster((), raw_pods, resources)[0].waiting_pods, resources)
         return _table_of([*_alone(raw_pods, resources, kubectl, namespace), *waiting], namespace), OK
     found = _cluster(raw_nodes, raw_pods, resources, kubectl, namespace)
-    waiting = rows_waiting(found.waiting_pods, resources)
-    rows = [*pod_rows(found.views, namespace), *waiting, *rows_unallocated(found.claims_of())]
-    return _table_of(rows, namespace), OK
+    waiting = rows_waiting(found.waiting_pods, resources, found.claims_of())
+    return _table_of([*pod_rows(found.views, namespace), *waiting], namespace), OK
 
 
 def _table_of(rows: Sequence[PodRow], namespace: str) -> Sequence[Line]:

@@ -329,21 +329,15 @@ def rows_claimed(claims: Iterable[Claim]) -> list[PodRow]:
     ]
 
 
-def rows_unallocated(claims: Iterable[Claim]) -> list[PodRow]:
-    """Return the claims that wait for GPUs, with what they ask for; kube-scheduler names their pods only afterwards."""
-    return [
-        PodRow(f"{claim.namespace}/{label(claim)}", "", _NOTHING, asked_amount(claim), 0, state="waits")
-        for claim in claims
-        if waits_for_ours(claim)
-    ]
+def rows_waiting(pods: Iterable[Pod], resources: Iterable[Resource], claims: Iterable[Claim] = ()) -> list[PodRow]:
+    """Return pods without a node, and claims that wait for GPUs, with what they ask for.
 
-
-def rows_waiting(pods: Iterable[Pod], resources: Iterable[Resource]) -> list[PodRow]:
-    """Return pods without a node, with what they ask for."""
+    Kube-scheduler names the pods of a claim only afterwards.
+    """
     names = tuple(resources)
-    return [
-        PodRow(f"{pod.namespace}/{pod.name}", "", _NOTHING, asked_amounts(pod, names), 0, state="waits") for pod in pods
-    ]
+    asking = [(f"{pod.namespace}/{pod.name}", asked_amounts(pod, names)) for pod in pods]
+    asking += [(f"{each.namespace}/{label(each)}", asked_amount(each)) for each in claims if waits_for_ours(each)]
+    return [PodRow(name, "", _NOTHING, asked, 0, state="waits") for name, asked in asking]
 
 
 def pod_table(rows: Iterable[PodRow], width: int) -> list[Line]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpu_device_plugin.core.contract.nodegpus import AWAY
 from gpu_device_plugin.core.model.resource_claims import DeviceRequest
 from gpu_device_plugin.core.report.tables.overview import wide
-from gpu_device_plugin.core.report.tables.terminal_tables import folded, pod_rows, rows_claimed, rows_unallocated
+from gpu_device_plugin.core.report.tables.terminal_tables import folded, pod_rows, rows_claimed, rows_waiting
 from gpu_device_plugin.core.report.text.columns import Tone
 from tests.claim_values import claim, part, serving, serving_view, whole
 from tests.reports import part as used
@@ -62,7 +62,7 @@ def test_claims_that_wait_have_what_they_ask_for() -> None:
         DeviceRequest("whole", "gpushare-whole"),
         DeviceRequest("nic", "nic"),
     )
-    rows = rows_unallocated([claim("c", requests=wants), claim("d", requests=wants[2:]), claim("e", part(0, GIB))])
+    rows = rows_waiting((), (), [claim("c", requests=wants), claim("d", requests=wants[2:]), claim("e", part(0, GIB))])
     assert [(row.pod, row.node, row.gpu, row.given, row.state) for row in rows] == [
         ("default/claim:c", "", "-", "8 GiB of one GPU and one whole GPU", "waits")
     ]
