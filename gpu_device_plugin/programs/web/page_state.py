@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.web.callers import CallerScope
     from gpu_device_plugin.programs.web.figures import FiguresState
     from gpu_device_plugin.programs.web.watched import Watched
-    from gpu_device_plugin.view.following import FollowedCluster, FollowedPod
+    from gpu_device_plugin.view.following import FollowedPod
 
 _SLICE_S = 0.01
 """After this time of uninterrupted work the event loop gets a turn."""
@@ -74,13 +74,10 @@ class Reasons:
 class WaitingPage:
     """The pods without a node that ask for GPUs."""
 
-    def __init__(
-        self, cluster: FollowedCluster, nodes: Callable[[], Sequence[NodeView] | None], on_change: Callable[[], None]
-    ) -> None:
-        """Explain the pods of `cluster` by `nodes` (None: unreadable); `on_change` is called with each new reason."""
-        self._cluster = cluster
-        self._nodes = nodes
-        self._on_change = on_change
+    def __init__(self, page: PageState) -> None:
+        """Explain the pods of a page by its nodes; with each new reason it is `dirty`."""
+        self._page = page
+        self._cluster = page.watched.cluster
         self._reasons: dict[str, Reasons] = {}
         self._stale = asyncio.Event()
         self._stop = threading.Event()
@@ -138,7 +135,7 @@ class WaitingPage:
         namespaces = {each.pod.namespace for each in pods if each.status is not None and each.status.claims}
         claims = {namespace: self._cluster.claims_of(namespace) for namespace in namespaces}
         found = await asyncio.to_thread(
-            _explained, pods, self._nodes(), claims, self._cluster.resources, stop=self._stop
+            _explained, pods, self._page.readable, claims, self._cluster.resources, stop=self._stop
         )
         if len(found) < len(pods):
             self._stale.set()
@@ -147,7 +144,7 @@ class WaitingPage:
         for uid, reasons in found.items():
             self._reasons.pop(uid, None)
             self._reasons[uid] = reasons
-        self._on_change()
+        self._page.dirty.set()
 
 
 def _explained(
@@ -201,7 +198,7 @@ class PageState:
     """What the page shows."""
 
     def __init__(self, watched: Watched, figures: Callable[[], FiguresState]) -> None:
-        self._watched = watched
+        self.watched = watched
         self._figures = figures
         self._looked_s = time.time()
         self._use: dict[str, NodeUse] = {}
@@ -222,9 +219,7 @@ class PageState:
         """The number of the last change."""
         self.dirty = watched.changed
         """Something has changed since the last `refresh`: of the cluster, of the use of nodes, or why pods wait."""
-        self.waiting = WaitingPage(
-            watched.cluster, lambda: self._views if watched.nodes_readable else None, self.dirty.set
-        )
+        self.waiting = WaitingPage(self)
         self._writing = False
 
     # --- Changes ------------------------------------------------------------------------------------------------------
@@ -250,7 +245,7 @@ class PageState:
         """Write what has changed, in slices, and announce it."""
         self._writing = True
         self.dirty.clear()
-        cluster, known = self._watched.cluster, self._watched.known
+        cluster, known = self.watched.cluster, self.watched.known
         names = cluster.changed()
         used, self._used = self._used, set()
         now_s = time.time()
@@ -289,7 +284,7 @@ class PageState:
 
     def _write(self, name: str, number: int) -> bool:
         """Write one node; return whether it has changed."""
-        view, use = self._watched.cluster.view(name), self._use.get(name)
+        view, use = self.watched.cluster.view(name), self._use.get(name)
         before = self._shown.get(name)
         if view is None:
             if self._shown.pop(name, None) is None:
@@ -307,8 +302,9 @@ class PageState:
         return True
 
     @property
-    def _views(self) -> Sequence[NodeView]:
-        return [self._shown[name].view for name in sorted(self._shown)]
+    def readable(self) -> Sequence[NodeView] | None:
+        """All nodes, with all names; None: they cannot be read."""
+        return [self._shown[name].view for name in self.names] if self.watched.nodes_readable else None
 
     # --- Reading ------------------------------------------------------------------------------------------------------
 
@@ -344,11 +340,11 @@ class PageState:
 
     def shows_nodes(self, scope: CallerScope) -> bool:
         """Return whether nodes are read, and the reader may see them."""
-        return self._watched.nodes_readable and scope.nodes
+        return self.watched.nodes_readable and scope.nodes
 
     def views(self, scope: CallerScope) -> Sequence[NodeView] | None:
         """Return all nodes for a reader; None: they cannot be read."""
-        return [*map(scope.of, self._views)] if self.shows_nodes(scope) else None
+        return [*map(scope.of, self.readable or ())] if self.shows_nodes(scope) else None
 
     def with_pods_of(self, namespaces: Collection[str]) -> Sequence[str]:
         """Return the names of the nodes with pods of any of these namespaces."""
@@ -374,14 +370,14 @@ class PageState:
 
     def notes(self, may_see: Callable[[str], bool] = everyone) -> Sequence[str]:
         """Return what is not shown, and why, in sentences."""
-        found = [*self._watched.notes(), *self.waiting.notes(may_see)]
+        found = [*self.watched.notes(), *self.waiting.notes(may_see)]
         return [f"{each[:1].upper()}{each[1:]}" for each in found]
 
     def _alone(self, may_see: Callable[[str], bool] = everyone, *, anyway: bool = False) -> Sequence[Mapping[str, Any]]:
-        if self._watched.nodes_readable and not anyway:
+        if self.watched.nodes_readable and not anyway:
             return []
-        entries, phases = self._watched.cluster.fleet.entries, self._watched.cluster.phases
-        holders = {pod.uid: (node, pod) for node, pod in self._watched.cluster.instance_pods}
+        entries, phases = self.watched.cluster.fleet.entries, self.watched.cluster.phases
+        holders = {pod.uid: (node, pod) for node, pod in self.watched.cluster.instance_pods}
         names = {(each.namespace, each.name, each.uid) for each in entries.values()}
         names |= {(pod.namespace, pod.name, pod.uid) for _, pod in holders.values()}
         found = []

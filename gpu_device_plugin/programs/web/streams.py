@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.programs.web.callers import Caller
     from gpu_device_plugin.programs.web.page_state import PageState
-    from gpu_device_plugin.programs.web.watched import Watched
 
 MOST_NODES = 1000
 """The most nodes of one reader, and of all together."""
@@ -173,7 +172,6 @@ class Streams:
     def __init__(
         self,
         page_state: PageState,
-        watched: Watched,
         timing: StreamTiming,
         *,
         chunk: int = _CHUNK,
@@ -182,7 +180,6 @@ class Streams:
         self.views = Views()
         self._chunk = chunk
         self._board = page_state
-        self._watched = watched
         self._timing = timing
         self._writing = asyncio.Semaphore(1)
         self.readers = 0
@@ -287,7 +284,7 @@ class Streams:
             await self._board.mark.after(self._board.mark.value)
 
     def _read(self) -> bytes:
-        return msgspec.json.encode({**self._watched.reading, "now": rfc3339(time.time())})
+        return msgspec.json.encode({**self._board.watched.reading, "now": rfc3339(time.time())})
 
     def _whole(self, scope: CallerScope, stream: str) -> Iterator[bytes]:
         head = b'event: cluster\ndata: {"version":%d,' % VERSION

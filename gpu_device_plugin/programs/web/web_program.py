@@ -86,8 +86,8 @@ class PageServer:
         self._figures = figures
         self.watched = Watched(client, resources, namespace=namespace, timing=timings.follow)
         self.page_state = PageState(self.watched, self._figures_state)
-        self.streams = Streams(self.page_state, self.watched, timings.stream)
-        self.routes = PageRoutes(callers, self.page_state, self.streams, client, self.watched, about, timings.answer_s)
+        self.streams = Streams(self.page_state, timings.stream)
+        self.routes = PageRoutes(callers, self.page_state, self.streams, client, about, timings.answer_s)
 
     def _figures_state(self) -> FiguresState:
         if not self.watched.nodes_readable:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.web.callers import Caller, Callers
     from gpu_device_plugin.programs.web.page_state import PageState
     from gpu_device_plugin.programs.web.streams import Streams
-    from gpu_device_plugin.programs.web.watched import Watched
     from gpu_device_plugin.view.why_pod import Policy
 
 _TYPES: Mapping[str, str] = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
@@ -103,7 +102,6 @@ class PageRoutes:
     page_state: PageState
     streams: Streams
     client: Client
-    watched: Watched
     about: AboutPage
     within_s: float
     """How long a request waits for the API server."""
@@ -223,9 +221,10 @@ class PageRoutes:
             ApiError: it cannot be read.
             UnreadableObjectError: it is no pod.
         """
+        ours = self.page_state.watched.cluster.resources
         async with self.turns.turn(user):
             raw = msgspec.Raw(await self.client.get(PODS, name, namespace=namespace))
-            pod, status = pod_and_status(raw, self.watched.cluster.resources)
+            pod, status = pod_and_status(raw, ours)
             raw_events, notes = await self._events(namespace, pod.uid)
             status = replace(status, events=events(raw_events, status))
             views = self.page_state.views(scope)
@@ -244,7 +243,7 @@ class PageRoutes:
             "name": pod.name,
             "uid": pod.uid,
             **{key: value for key, value in fields.items() if value},
-            "containers": containers_of(pod, self.watched.cluster.resources, None if shown is None else shown.view),
+            "containers": containers_of(pod, ours, None if shown is None else shown.view),
             "why": explained,
             "events": event_documents(raw_events),
             **({"notes": notes} if notes else {}),
@@ -253,10 +252,11 @@ class PageRoutes:
     async def _why(self, pod: Pod, status: SchedulingStatus, views: Sequence[NodeView] | None) -> list[str]:
         """Return what `kubectl inspect gpushare why` prints."""
         policy = await self._policy(views)
-        claims, resources = self.watched.claims_of(pod.namespace), self.watched.cluster.resources
+        watched = self.page_state.watched
+        claims, ours = watched.claims_of(pod.namespace), watched.cluster.resources
 
         def lines() -> list[str]:
-            said = why(pod, status, resources, views, most=_MOST_EXPLAINED, policy=lambda: policy, claims=claims)
+            said = why(pod, status, ours, views, most=_MOST_EXPLAINED, policy=lambda: policy, claims=claims)
             waits = [f"{pod.namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
             return [*waits, *map(str, said.facts), *explain(said.answers, _MOST_EXPLAINED)]
 

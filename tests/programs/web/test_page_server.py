@@ -704,9 +704,7 @@ async def test_a_right_that_ends_ends_the_stream_of_a_reader_who_is_slow(api: Ap
         await eventually(lambda: page.server.page_state.complete)
         caller = await users.caller("ann")
         assert caller is not None
-        events = await Streams(page.server.page_state, page.server.watched, timing, chunk=1).events(
-            caller, lambda: users.caller("ann")
-        )
+        events = await Streams(page.server.page_state, timing, chunk=1).events(caller, lambda: users.caller("ann"))
         assert (await anext(events)).startswith(b"event: cluster")
         assert b"gpu-1" in await anext(events)
         del users.namespaces["ann"]
@@ -840,7 +838,7 @@ async def test_of_many_streams_that_begin_at_once_one_writes_at_a_time(api: ApiS
         await eventually(lambda: page.server.page_state.complete)
         caller = await users.caller("ann")
         assert caller is not None
-        streams = Streams(page.server.page_state, page.server.watched, StreamTiming())
+        streams = Streams(page.server.page_state, StreamTiming())
         events = [await streams.events(caller, lambda: users.caller("ann")) for _ in range(20)]
         turn = 0
         written: list[int] = []
