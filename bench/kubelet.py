@@ -69,7 +69,7 @@ class Kubelet:
         self.registered: queue.SimpleQueue[tuple[float, str]] = queue.SimpleQueue()
         """(monotonic seconds, resource) for every registration that was answered."""
         self.plugins: dict[str, Plugin] = {}
-        self._held: dict[str, kubelet_files.CheckpointEntry] = {}
+        self._held: dict[str, kubelet_files.Grant] = {}
         shutil.rmtree(root, ignore_errors=True)
         self.directory.mkdir(parents=True)
         self._server = grpc.server(futures.ThreadPoolExecutor(2), options=_OPTIONS)
@@ -92,7 +92,7 @@ class Kubelet:
     def hold(self, pod_uid: str, resource: str, device_ids: Sequence[str], enforcement: str = "") -> None:
         """Let PodResources show that a pod has these devices, and that the answer named this means of limits."""
         answer = pb.ContainerAllocateResponse(envs={LIMITS: enforcement} if enforcement else {})
-        self._held[pod_uid] = kubelet_files.CheckpointEntry(pod_uid, "main", resource, {-1: tuple(device_ids)}, answer)
+        self._held[pod_uid] = kubelet_files.Grant(pod_uid, "main", resource, {-1: tuple(device_ids)}, answer)
 
     def write_checkpoint(self, resources: Sequence[str]) -> None:
         """Write down who has what, as the kubelet does after an allocation."""

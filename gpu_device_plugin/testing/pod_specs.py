@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -44,43 +46,14 @@ class PodSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
-    """A host path that a plugin mounts into a container."""
-
-    container_path: str
-    host_path: str
-    read_only: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
-    """A device node that a plugin adds to a container."""
-
-    container_path: str
-    host_path: str
-    permissions: str
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """The merged answers of all plugins for one start of a container."""
-
-    envs: Mapping[str, str] = field(default_factory=dict)
-    mounts: tuple[Mount, ...] = ()
-    devices: tuple[DeviceNode, ...] = ()
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    cdi_devices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Container:
     """One container of an admitted pod."""
 
     spec: ContainerSpec
     devices: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The device IDs that the kubelet allocated to it, by resource."""
-    received: Received = field(default_factory=Received)
-    """The plugins' answers for its latest start."""
+    received: ContainerAllocateResponse = field(default_factory=ContainerAllocateResponse)
+    """The merged answers of all plugins for its latest start."""
     started: bool = False
     """It was started; an init container has also succeeded."""
     running: bool = False

@@ -17,8 +17,9 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse, DeviceSpec, Mount
 from gpu_device_plugin.testing.kubelet.kubelet_versions import Version
-from gpu_device_plugin.testing.pod_specs import Container, ContainerType, DeviceNode, Mount, Pod, PodSpec, Received
+from gpu_device_plugin.testing.pod_specs import Container, ContainerType, Pod, PodSpec
 from tests.e2e.archives import write_image
 from tests.patience import eventually, stretched
 from tests.ports import free_port
@@ -338,20 +339,20 @@ def _manifest(spec: PodSpec, uid: str) -> dict[str, Any]:
     }
 
 
-def _received(told: Sequence[str]) -> Received:
+def _received(told: Sequence[str]) -> ContainerAllocateResponse:
     envs: dict[str, str] = {}
     mounts: list[Mount] = []
-    devices: list[DeviceNode] = []
+    devices: list[DeviceSpec] = []
     for line in told:
         match line.split(" "):
             case ["mount", path, options]:
-                mounts.append(Mount(path, "", read_only="ro" in options.split(",")))
+                mounts.append(Mount(container_path=path, read_only="ro" in options.split(",")))
             case ["device", path]:
-                devices.append(DeviceNode(path, "", ""))
+                devices.append(DeviceSpec(container_path=path))
             case _ if "=" in line:
                 name, _, value = line.partition("=")
                 envs[name] = value
-    return Received(envs, tuple(mounts), tuple(devices))
+    return ContainerAllocateResponse(envs=envs, mounts=mounts, devices=devices)
 
 
 def _write_image(path: Path) -> None:

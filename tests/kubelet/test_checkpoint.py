@@ -51,7 +51,7 @@ def test_what_the_double_writes_is_read(tmp_path: Path) -> None:
     path = tmp_path / "c"
     kubelet_files.write_checkpoint(path, [], {MEM: []})
     assert read(path, OURS).holds == ()
-    held = kubelet_files.CheckpointEntry("p", "c", MEM, {-1: ("a",)}, ContainerAllocateResponse())
+    held = kubelet_files.Grant("p", "c", MEM, {-1: ("a",)}, ContainerAllocateResponse())
     kubelet_files.write_checkpoint(path, [held], {MEM: ["a"]})
     assert read(path, OURS).by_pod() == {"p": {"a"}}
 
@@ -99,7 +99,7 @@ def test_the_means_of_limiting_is_read_from_the_answer(
     """Wherever it stands among the variables; an older agent does not name it. Nothing else of the answer is kept."""
     around = {"A": "x" * 200, **envs, "Z": "secret" * 300}
     response = ContainerAllocateResponse(envs=around, mounts=[Mount(container_path="/a", host_path="/b")])
-    held = kubelet_files.CheckpointEntry("p", "c", MEM, {-1: ("a",)}, response)
+    held = kubelet_files.Grant("p", "c", MEM, {-1: ("a",)}, response)
     kubelet_files.write_checkpoint(tmp_path / "c", [held], {MEM: ["a"]})
     (found,) = read(tmp_path / "c", OURS).holds
     assert found.enforcement == enforcement

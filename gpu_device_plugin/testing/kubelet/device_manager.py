@@ -10,20 +10,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 from gpu_device_plugin.testing.kubelet import kubelet_files
+from gpu_device_plugin.testing.kubelet.kubelet_files import Grant
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError, PluginClient
-from gpu_device_plugin.testing.pod_specs import ContainerType, DeviceNode, Mount, Received
+from gpu_device_plugin.testing.pod_specs import ContainerType
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
-        ContainerAllocateResponse,
-        Device,
-        DevicePluginOptions,
-    )
+    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import Device, DevicePluginOptions
     from gpu_device_plugin.testing.kubelet.kubelet_versions import Version
     from gpu_device_plugin.testing.pod_specs import ContainerSpec
 
@@ -53,20 +51,6 @@ class Amount:
 
     capacity: int
     allocatable: int
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """Devices of one resource that a container holds, and the plugin's answer for them."""
-
-    devices: Mapping[int, tuple[str, ...]]
-    """By NUMA node; -1 for devices without one."""
-    response: ContainerAllocateResponse
-
-    @property
-    def ids(self) -> frozenset[str]:
-        """The device IDs on all NUMA nodes."""
-        return frozenset[str]().union(*self.devices.values())
 
 
 @dataclass
@@ -167,26 +151,18 @@ class DeviceManager:
         if missing:
             await self.allocate(pod_uid, container)
 
-    def received(self, pod_uid: str, container: str) -> Received:
+    def received(self, pod_uid: str, container: str) -> ContainerAllocateResponse:
         """Merge the answers for all resources of a container. The order of a Go map resolves conflicts."""
-        envs: dict[str, str] = {}
-        annotations: dict[str, str] = {}
-        mounts: dict[str, Mount] = {}
-        devices: dict[str, DeviceNode] = {}
-        cdi_devices: dict[str, None] = {}
-        for _, grant in self._in_map_order(self.held(pod_uid, container).items()):
-            answer = grant.response
-            envs = dict(answer.envs) | envs
-            annotations = dict(answer.annotations) | annotations
-            for mount in answer.mounts:
-                mounts.setdefault(mount.container_path, Mount(mount.container_path, mount.host_path, mount.read_only))
-            for node in answer.devices:
-                devices.setdefault(
-                    node.container_path, DeviceNode(node.container_path, node.host_path, node.permissions)
-                )
-            if self.version.passes_cdi_devices:
-                cdi_devices |= dict.fromkeys(device.name for device in answer.cdi_devices)
-        return Received(envs, tuple(mounts.values()), tuple(devices.values()), annotations, tuple(cdi_devices))
+        answers = [grant.response for _, grant in self._in_map_order(self.held(pod_uid, container).items())]
+        passed = answers if self.version.passes_cdi_devices else ()
+        answers.reverse()  # the first one of a key, a path or a name wins
+        return ContainerAllocateResponse(
+            envs={name: value for answer in answers for name, value in answer.envs.items()},
+            annotations={name: value for answer in answers for name, value in answer.annotations.items()},
+            mounts={mount.container_path: mount for answer in answers for mount in answer.mounts}.values(),
+            devices={node.container_path: node for answer in answers for node in answer.devices}.values(),
+            cdi_devices={device.name: device for answer in passed for device in answer.cdi_devices}.values(),
+        )
 
     def held(self, pod_uid: str, container: str) -> Mapping[str, Grant]:
         """Return the grants of a container by resource."""
@@ -211,15 +187,11 @@ class DeviceManager:
 
     def read_checkpoint(self) -> None:
         """Restore the state of the previous process. A missing file counts as empty; a corrupt one is ignored."""
-        try:
-            found = kubelet_files.read_checkpoint(self.checkpoint)
-        except (FileNotFoundError, kubelet_files.CorruptCheckpointError):
-            return
-        for entry in found.entries:
-            containers = self.grants.setdefault(entry.pod_uid, {})
-            containers.setdefault(entry.container, {})[entry.resource] = Grant(entry.devices, entry.response)
+        grants, registered = kubelet_files.read_checkpoint(self.checkpoint)
+        for grant in grants:
+            self._keep(grant)
         self._recount()
-        for resource in found.registered or ():
+        for resource in registered:
             self.healthy[resource], self.unhealthy[resource] = set(), set()
             self.endpoints[resource] = Endpoint(None, None, stopped=True)
 
@@ -232,10 +204,10 @@ class DeviceManager:
         kubelet_files.write_checkpoint(
             self.checkpoint,
             [
-                kubelet_files.CheckpointEntry(pod_uid, container, resource, grant.devices, grant.response)
-                for pod_uid, containers in any_order(self.grants.items())
-                for container, resources in any_order(containers.items())
-                for resource, grant in any_order(resources.items())
+                grant
+                for _, containers in any_order(self.grants.items())
+                for _, resources in any_order(containers.items())
+                for _, grant in any_order(resources.items())
             ],
             {resource: any_order(ids) for resource, ids in any_order(self.healthy.items())},
         )
@@ -245,6 +217,9 @@ class DeviceManager:
         ordered = sorted(items, key=lambda item: item if isinstance(item, str) else item[0])  # type: ignore[index]
         (rng or self.choices).shuffle(ordered)
         return ordered
+
+    def _keep(self, grant: Grant) -> None:
+        self.grants.setdefault(grant.pod_uid, {}).setdefault(grant.container, {})[grant.resource] = grant
 
     def _recount(self) -> None:
         self.allocated = {}
@@ -277,10 +252,10 @@ class DeviceManager:
                 raise
             if not answer.container_responses:
                 raise AdmissionError(f"no containers return in allocation response {answer}")
-            grant = Grant(self._by_numa_node(resource, ids), answer.container_responses[0])
+            devices = self._by_numa_node(resource, ids)
             # The IDs are not added to `allocated` again, where the choice put them: if a List freed another pod during
             # the call, it recounted without them, and they can be allocated twice. The real kubelet has this fault too.
-            self.grants.setdefault(pod_uid, {}).setdefault(container.name, {})[resource] = grant
+            self._keep(Grant(pod_uid, container.name, resource, devices, answer.container_responses[0]))
         if changed:
             try:
                 self.write_checkpoint()

@@ -57,13 +57,9 @@ def _link(socket: Path, name: Path) -> None:
 CHECKPOINT = "kubelet_internal_checkpoint"
 
 
-class CorruptCheckpointError(Exception):
-    """The file exists, but it is damaged."""
-
-
 @dataclass(frozen=True, slots=True)
-class CheckpointEntry:
-    """The devices of one resource that one container holds."""
+class Grant:
+    """The devices of one resource that one container holds, as an entry of the file has them."""
 
     pod_uid: str
     container: str
@@ -73,29 +69,27 @@ class CheckpointEntry:
     response: ContainerAllocateResponse
     """The plugin's answer to Allocate, replayed at every start of the container."""
 
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """The content of the file. `registered` has the healthy IDs of every resource, in no order."""
-
-    entries: tuple[CheckpointEntry, ...] = ()
-    registered: Mapping[str, tuple[str, ...]] | None = None
+    @property
+    def ids(self) -> frozenset[str]:
+        """The device IDs on all NUMA nodes."""
+        return frozenset[str]().union(*self.devices.values())
 
 
-def write_checkpoint(path: Path, entries: Iterable[CheckpointEntry], registered: Mapping[str, Iterable[str]]) -> None:
+def write_checkpoint(path: Path, grants: Iterable[Grant], registered: Mapping[str, Iterable[str]]) -> None:
     """Replace the file atomically, mode 0600. OSError: the directory does not exist, or the disk is full.
 
-    The kubelet also syncs the file to disk, which matters only in a power failure.
+    `registered` has the healthy IDs of every resource, in no order. The kubelet also syncs the file to
+    disk, which matters only in a power failure.
     """
     written = [
         {
-            "PodUID": entry.pod_uid,
-            "ContainerName": entry.container,
-            "ResourceName": entry.resource,
-            "DeviceIDs": {str(node): list(ids) for node, ids in entry.devices.items()},
-            "AllocResp": base64.b64encode(entry.response.SerializeToString()).decode(),
+            "PodUID": grant.pod_uid,
+            "ContainerName": grant.container,
+            "ResourceName": grant.resource,
+            "DeviceIDs": {str(node): list(ids) for node, ids in grant.devices.items()},
+            "AllocResp": base64.b64encode(grant.response.SerializeToString()).decode(),
         }
-        for entry in entries
+        for grant in grants
     ]
     # Go encodes a nil slice as null.
     data = {
@@ -108,28 +102,26 @@ def write_checkpoint(path: Path, entries: Iterable[CheckpointEntry], registered:
     os.replace(temporary, path)  # noqa: PTH105  (names the system call that makes it atomic)
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Read such a file. FileNotFoundError: there is none. CorruptCheckpointError: damaged or edited by hand."""
+def read_checkpoint(path: Path) -> tuple[list[Grant], list[str]]:
+    """Return the grants and the registered resources; none of a file that is missing, damaged or edited by hand."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         data = document["Data"]
         if document["Checksum"] != _checksum(data):
-            raise CorruptCheckpointError(f"{path}: checkpoint is corrupted")
-        return Checkpoint(
-            entries=tuple(
-                CheckpointEntry(
-                    pod_uid=written["PodUID"],
-                    container=written["ContainerName"],
-                    resource=written["ResourceName"],
-                    devices={int(node): tuple(ids) for node, ids in written["DeviceIDs"].items()},
-                    response=ContainerAllocateResponse.FromString(base64.b64decode(written["AllocResp"])),
-                )
-                for written in data["PodDeviceEntries"] or ()
-            ),
-            registered={resource: tuple(ids) for resource, ids in data["RegisteredDevices"].items()},
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptCheckpointError(f"{path}: {error}") from error
+            return [], []
+        grants = [
+            Grant(
+                written["PodUID"],
+                written["ContainerName"],
+                written["ResourceName"],
+                {int(node): tuple(ids) for node, ids in written["DeviceIDs"].items()},
+                ContainerAllocateResponse.FromString(base64.b64decode(written["AllocResp"])),
+            )
+            for written in data["PodDeviceEntries"] or ()
+        ]
+        return grants, list(data["RegisteredDevices"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return [], []
 
 
 def _checksum(data: Mapping[str, Any]) -> int:

@@ -23,10 +23,10 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable
     from pathlib import Path
 
-    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import Device
+    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import Device, ListAndWatchResponse
 
 T = TypeVar("T")
 
@@ -40,15 +40,6 @@ _RECEIVE_LIMIT = 4 * 1024 * 1024
 _PRE_START_TIMEOUT_S = 30
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceList:
-    """One message of a ListAndWatch stream."""
-
-    health: Mapping[str, str]
-    """The health of every device, by ID, in the order of the list."""
-    size_bytes: int
-
-
 @dataclass(slots=True)
 class DeviceStream:
     """One ListAndWatch call, from its start to its end."""
@@ -56,7 +47,7 @@ class DeviceStream:
     resource: str
     endpoint: str
     """The socket's file name."""
-    lists: list[DeviceList] = field(default_factory=list)
+    lists: list[ListAndWatchResponse] = field(default_factory=list)
     open: bool = True
     error: str | None = None
     """The error that ended it, in the words of Go's gRPC. None while it is open, or if the kubelet closed it."""
@@ -103,9 +94,7 @@ class PluginClient:
         self._lists = self._stub.ListAndWatch(Empty())
         try:
             async for answer in self._lists:
-                stream.lists.append(
-                    DeviceList({device.ID: device.health for device in answer.devices}, answer.ByteSize())
-                )
+                stream.lists.append(answer)
                 believe(answer.devices)
             stream.error = "EOF"
         except grpc.aio.AioRpcError as error:

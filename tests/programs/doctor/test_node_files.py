@@ -22,7 +22,7 @@ from gpu_device_plugin.programs.doctor.node_reading import (
     toolkit,
     with_driver_limits,
 )
-from gpu_device_plugin.testing.kubelet.kubelet_files import CheckpointEntry, write_checkpoint
+from gpu_device_plugin.testing.kubelet.kubelet_files import Grant, write_checkpoint
 from tests.names import COUNT, MEM
 
 if TYPE_CHECKING:
@@ -183,10 +183,8 @@ def test_a_node_without_a_supervisor_or_with_a_damaged_file_says_so(tmp_path: Pa
     assert str(mps_state(tmp_path)[0]).startswith(f"{tmp_path / STATE_FILE}: ")
 
 
-def entry(pod: str, container: str, resource: str, **envs: str) -> CheckpointEntry:
-    return CheckpointEntry(
-        pod, container, resource, {-1: (f"{pod}-{container}",)}, ContainerAllocateResponse(envs=envs)
-    )
+def entry(pod: str, container: str, resource: str, **envs: str) -> Grant:
+    return Grant(pod, container, resource, {-1: (f"{pod}-{container}",)}, ContainerAllocateResponse(envs=envs))
 
 
 def test_containers_that_carry_the_pair_are_those_of_the_kubelets_record(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ class NodeWorld:
     def lists(self, resource: str) -> list[dict[str, str]]:
         """Return every list of a resource that the kubelet got over its newest stream: health by ID."""
         newest = [stream for stream in self.kubelet.streams if stream.resource == resource][-1]
-        return [dict(each.health) for each in newest.lists]
+        return [{device.ID: device.health for device in each.devices} for each in newest.lists]
 
     def healthy(self, resource: str) -> int:
         """Return how many IDs of a resource the kubelet sees healthy."""
