@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
-    from gpu_device_plugin.testing.kubelet.kubelet_versions import Version
     from gpu_device_plugin.testing.pod_specs import Pod, PodSpec
 
 T = TypeVar("T")
@@ -28,7 +27,7 @@ class KubeletUnderTest(Protocol):
     """A running kubelet."""
 
     @property
-    def version(self) -> Version:
+    def minor(self) -> int:
         """By which of the rules it goes that changed between 1.25 and 1.36."""
 
     @property
@@ -73,7 +72,7 @@ class TheDouble:
 
     def __init__(self, kubelet: Kubelet) -> None:
         self.kubelet = kubelet
-        self.version = kubelet.version
+        self.minor = kubelet.minor
         self.device_plugin_dir = kubelet.device_plugin_dir
         self.registration_socket = kubelet.registration_socket
         self.pod_resources_socket = kubelet.pod_resources_socket

@@ -18,7 +18,6 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse, DeviceSpec, Mount
-from gpu_device_plugin.testing.kubelet.kubelet_versions import Version
 from gpu_device_plugin.testing.pod_specs import Container, ContainerType, Pod, PodSpec
 from tests.e2e.archives import write_image
 from tests.patience import eventually, stretched
@@ -69,11 +68,11 @@ class RealKubelet:
         return ""
 
     @functools.cached_property
-    def version(self) -> Version:
+    def minor(self) -> int:
         said = subprocess.run([_kubelet(), "--version"], capture_output=True, text=True, check=True).stdout
-        found = re.fullmatch(r"Kubernetes v(\d+)\.(\d+)\..*\s*", said)
+        found = re.fullmatch(r"Kubernetes v1\.(\d+)\..*\s*", said)
         assert found is not None, f"{_kubelet()} --version says {said!r}"
-        return Version(int(found[1]), int(found[2]))
+        return int(found[1])
 
     @property
     def device_plugin_dir(self) -> Path:

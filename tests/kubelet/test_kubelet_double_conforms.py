@@ -27,6 +27,7 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     Mount,
 )
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerStub
+from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
 from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
 from gpu_device_plugin.testing.kubelet.kubelet_services import RpcStatusError
 from gpu_device_plugin.testing.pod_specs import pod
@@ -538,7 +539,7 @@ async def test_withdrawing_a_device_during_its_allocate_kills_the_kubelet_since_
     plugin.list({"a": True})
     await world.believed(plugin)
     plugin.allocate_gate.release()
-    if world.kubelet.version.panics_of_a_device_withdrawn:
+    if world.kubelet.minor in versions.PANICS_OF_A_DEVICE_WITHDRAWN:
         assert await world.kubelet.died()
     else:
         assert await world.held(await world.becomes(waiting, "Running")) == {"c0": {world.resource: {"a", "b"}}}
@@ -633,7 +634,7 @@ async def test_the_devices_of_a_finished_pod_are_given_again(world: World) -> No
     await world.start(world.plugin())
     first = await world.admit(8)
     await world.kubelet.finish(first.uid)
-    if world.kubelet.version.keeps_pod_admitted_last:
+    if world.kubelet.minor in versions.KEEPS_POD_ADMITTED_LAST:
         await world.admit_plain()
     await eventually(lambda: _holds_nothing(world, first))
     assert (await world.admit(8)).phase == "Running"
@@ -665,7 +666,7 @@ async def test_from_1_23_to_1_31_the_pod_admitted_last_stays_in_every_checkpoint
     await world.kubelet.delete(last.uid)
     assert await world.held(last) == {}
     await world.write_checkpoint(plugin)
-    kept = world.kubelet.version.keeps_pod_admitted_last
+    kept = world.kubelet.minor in versions.KEEPS_POD_ADMITTED_LAST
     assert len(list(entries(world.kubelet, last.uid))) == kept
     await world.admit_plain()
     assert await world.held(last) == {}
@@ -743,7 +744,7 @@ async def test_a_starting_kubelet_wipes_sockets_and_up_to_1_32_other_files_too(w
     after = world.kubelet.registration_socket.stat().st_ino, world.kubelet.registration_socket.stat().st_ctime_ns
     assert not plugin.socket.exists()
     assert before != after
-    assert mine.exists() is not world.kubelet.version.wipes_every_file
+    assert mine.exists() is (world.kubelet.minor not in versions.WIPES_EVERY_FILE)
     assert (folder / "mine").read_text() == "mine"
     mine.unlink(missing_ok=True)
     (folder / "mine").unlink()
@@ -851,7 +852,7 @@ async def test_pod_resources_describes_one_pod_since_1_34_or_says_that_there_is_
     running = await world.admit(2)
     async with pod_resources(world.kubelet) as channel:
         stub: PodResourcesListerStub[Any, Any, Any] = PodResourcesListerStub(channel)
-        there = world.kubelet.version.describes_one_pod
+        there = world.kubelet.minor in versions.DESCRIBES_ONE_POD
         if there:
             found = await stub.Get(v1.GetPodResourcesRequest(pod_name=running.name, pod_namespace="default"))
             assert len(found.pod_resources.containers[0].devices) == 2

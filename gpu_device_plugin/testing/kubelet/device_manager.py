@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 from gpu_device_plugin.testing.kubelet import kubelet_files
+from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
 from gpu_device_plugin.testing.kubelet.kubelet_files import Grant
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError, PluginClient
 from gpu_device_plugin.testing.pod_specs import ContainerType
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import Device, DevicePluginOptions
-    from gpu_device_plugin.testing.kubelet.kubelet_versions import Version
     from gpu_device_plugin.testing.pod_specs import ContainerSpec
 
 HEALTHY = "Healthy"
@@ -58,7 +58,8 @@ class DeviceManager:
     """The device state of one kubelet process. Belongs to one event loop; suspends only where it calls a plugin."""
 
     checkpoint: Path
-    version: Version
+    minor: int
+    """The minor version of Kubernetes."""
     choices: random.Random
     """For every order of a Go map that determines an allocation."""
     orders: random.Random
@@ -154,7 +155,7 @@ class DeviceManager:
     def received(self, pod_uid: str, container: str) -> ContainerAllocateResponse:
         """Merge the answers for all resources of a container. The order of a Go map resolves conflicts."""
         answers = [grant.response for _, grant in self._in_map_order(self.held(pod_uid, container).items())]
-        passed = answers if self.version.passes_cdi_devices else ()
+        passed = answers if self.minor in versions.PASSES_CDI_DEVICES else ()
         answers.reverse()  # the first one of a key, a path or a name wins
         return ContainerAllocateResponse(
             envs={name: value for answer in answers for name, value in answer.envs.items()},
@@ -176,7 +177,7 @@ class DeviceManager:
         """Free the devices of pods that are no longer active; no other method frees devices."""
         if not self.sources_ready:
             return
-        kept = {self._admitted_last} if self.version.keeps_pod_admitted_last else set[str | None]()
+        kept = {self._admitted_last} if self.minor in versions.KEEPS_POD_ADMITTED_LAST else set[str | None]()
         ended = self.grants.keys() - set(self.active_pods()) - kept
         for pod_uid in ended:
             del self.grants[pod_uid]
@@ -271,9 +272,13 @@ class DeviceManager:
                 f'pod "{pod_uid}" container "{container}" changed request for resource "{resource}" '
                 f"from {len(held.ids)} to {required}"
             )
-        if held is not None and not self.version.checks_devices_held:
+        if held is not None and self.minor not in versions.CHECKS_DEVICES_HELD:
             return False
-        if self.version.spares_running_containers and not self.sources_ready and self.is_running(pod_uid, container):
+        if (
+            self.minor in versions.SPARES_RUNNING_CONTAINERS
+            and not self.sources_ready
+            and self.is_running(pod_uid, container)
+        ):
             return False
         if resource not in self.healthy:
             raise AdmissionError(f"cannot allocate unregistered device {resource}")
@@ -314,7 +319,7 @@ class DeviceManager:
         devices: dict[int, list[str]] = {}
         for device in self._in_map_order(ids):
             gone = device not in self.listed[resource]
-            if gone and self.version.panics_of_a_device_withdrawn:
+            if gone and self.minor in versions.PANICS_OF_A_DEVICE_WITHDRAWN:
                 raise KubeletPanic(
                     f"invalid memory address or nil pointer dereference: {resource} listed {device} no more when the "
                     f"Allocate for it was answered"

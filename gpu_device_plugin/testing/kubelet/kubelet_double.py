@@ -18,11 +18,11 @@ import grpc.aio
 
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import add_RegistrationServicer_to_server
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import add_PodResourcesListerServicer_to_server
+from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
 from gpu_device_plugin.testing.kubelet.device_manager import Amount, DeviceManager, KubeletPanic
 from gpu_device_plugin.testing.kubelet.kubelet_files import CHECKPOINT, serve, wipe
 from gpu_device_plugin.testing.kubelet.kubelet_process import KubeletProcess
 from gpu_device_plugin.testing.kubelet.kubelet_services import Gate, PluginRegistry, PodResources
-from gpu_device_plugin.testing.kubelet.kubelet_versions import Version
 from gpu_device_plugin.testing.pod_specs import Container, ContainerType, NodePods, Pod, stopped
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Kubelet:
         dial_timeout_s: float = 10,
     ) -> None:
         self.node = node
-        self.version = Version(*version)
+        _, self.minor = version
         self.device_plugin_dir = root / "device-plugins"
         self.registration_socket = self.device_plugin_dir / "kubelet.sock"
         self.checkpoint = self.device_plugin_dir / CHECKPOINT
@@ -91,7 +91,7 @@ class Kubelet:
 
     def __repr__(self) -> str:
         state = repr(self._process.manager) if self._process else "down"
-        return f"<Kubelet {self.version} {self.node}: {len(self._pods.in_api)} pods, {state}>"
+        return f"<Kubelet 1.{self.minor} {self.node}: {len(self._pods.in_api)} pods, {state}>"
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -131,14 +131,14 @@ class Kubelet:
             self.node_status = dict.fromkeys(self.node_status, Amount(0, 0))
         manager = DeviceManager(
             self.checkpoint,
-            self.version,
+            self.minor,
             choices=self._choices,
             orders=self._orders,
             active_pods=lambda: {pod.uid for pod in self._seen(active_only=True)},
             is_running=lambda uid, container: (uid, container) in running,
         )
         manager.read_checkpoint()
-        wipe(self.device_plugin_dir, self.checkpoint, self.version)
+        wipe(self.device_plugin_dir, self.checkpoint, self.minor)
         registry = PluginRegistry(
             self.device_plugin_dir,
             manager,
@@ -347,5 +347,5 @@ class Kubelet:
 
     def _as_known(self, spec: ContainerSpec) -> ContainerSpec:
         # A field that a kubelet does not know is not there for it.
-        lost = spec.kind is ContainerType.SIDECAR and not self.version.knows_sidecars
+        lost = spec.kind is ContainerType.SIDECAR and self.minor not in versions.KNOWS_SIDECARS
         return replace(spec, kind=ContainerType.INIT) if lost else spec

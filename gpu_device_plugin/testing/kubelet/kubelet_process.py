@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
 from gpu_device_plugin.testing.kubelet.device_manager import KubeletPanic
 from gpu_device_plugin.testing.kubelet.kubelet_services import is_extended_resource_name
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError
@@ -65,12 +66,13 @@ class KubeletProcess:
             pod = self.pods.in_api[pod.uid]
             if rejected:
                 reason, message = rejected
+                says_so = self.manager.minor in versions.SAYS_WAS_REJECTED
                 return self.pods.put(
                     replace(
                         stopped(pod),
                         phase="Failed",
                         reason=reason,
-                        message=self.manager.version.rejection_prefix + message,
+                        message=f"{'Pod was rejected: ' if says_so else 'Pod '}{message}",
                     )
                 )
             for container in pod.containers:

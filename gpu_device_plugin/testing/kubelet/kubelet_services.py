@@ -15,6 +15,7 @@ from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import DevicePluginOptions, Empty
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import RegistrationServicer
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerServicer
+from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
 from gpu_device_plugin.testing.kubelet.device_manager import NO_NUMA_NODE, Endpoint
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError, DeviceStream, PluginClient
 from gpu_device_plugin.testing.pod_specs import ContainerType
@@ -148,7 +149,7 @@ class PluginRegistry(RegistrationServicer):
         try:
             await self.gate.passed()
             self._validate(request)
-            if self.manager.version.asks_options:
+            if self.manager.minor in versions.ASKS_OPTIONS:
                 await self._connect(request.resource_name, request.endpoint)
             else:
                 self._spawn(self._connect_later(request, registration), f"dialling {request.endpoint}")
@@ -194,7 +195,7 @@ class PluginRegistry(RegistrationServicer):
 
     async def _connect(self, resource: str, endpoint: str, options: DevicePluginOptions | None = None) -> None:
         socket = self.directory / endpoint
-        authority = "localhost" if self.manager.version.dials_as_localhost else str(socket)
+        authority = "localhost" if self.manager.minor in versions.DIALS_AS_LOCALHOST else str(socket)
         client = PluginClient(resource, socket, authority)
         self._clients[resource] = client
         try:
@@ -213,7 +214,7 @@ class PluginRegistry(RegistrationServicer):
         self.streams.append(stream)
         await client.follow(stream, partial(self.manager.update, client.resource))
         current = self._clients.get(client.resource)
-        if current is client or (current is not None and self.manager.version.old_stream_ends_new_plugin):
+        if current is client or (current is not None and self.manager.minor in versions.OLD_STREAM_ENDS_NEW_PLUGIN):
             del self._clients[client.resource]
             self.manager.disconnected(client.resource)
             self._connections.discard(current)
@@ -275,7 +276,7 @@ class PodResources(PodResourcesListerServicer):
     ) -> v1.ListPodResourcesResponse:
         """List the pods, and free the devices of ended pods."""
         await _pass(self.gate, context)
-        pods = tuple(self.pods(active_only=not self.manager.version.lists_terminal_pods))
+        pods = tuple(self.pods(active_only=self.manager.minor not in versions.LISTS_TERMINAL_PODS))
         self.manager.collect()
         return v1.ListPodResourcesResponse(pod_resources=[_describe(self.manager, pod) for pod in pods])
 
@@ -286,7 +287,7 @@ class PodResources(PodResourcesListerServicer):
     ) -> v1.GetPodResourcesResponse:
         """Describe one active pod. Frees nothing."""
         await _pass(self.gate, context)
-        if not self.manager.version.describes_one_pod:
+        if self.manager.minor not in versions.DESCRIBES_ONE_POD:
             await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
         for pod in self.pods(active_only=True):
             if (pod.spec.namespace, pod.name) == (request.pod_namespace, request.pod_name):

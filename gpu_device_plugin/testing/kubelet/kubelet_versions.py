@@ -1,90 +1,53 @@
-"""Differences of kubelets towards a device plugin, from the oldest supported version (decision 20) to 1.37."""
+"""Differences of kubelets towards a device plugin, from the oldest supported version (decision 20) to 1.37.
 
-from __future__ import annotations
+Each difference is the minor versions of Kubernetes 1 whose kubelets have it. A backported change counts from the minor
+version in which it first was the default.
+"""
 
-from dataclasses import dataclass
+_NEWER = 1000
+"""No version after 1.37 is known to end a difference."""
 
+WIPES_EVERY_FILE = range(33)
+"""At start it removes every file but the checkpoint from the plugin folder; later kubelets remove sockets."""
 
-@dataclass(frozen=True, order=True, slots=True)
-class Version:
-    """A Kubernetes minor version, and the behavior of its kubelet.
+ASKS_OPTIONS = range(25, _NEWER)
+"""Register dials back and calls GetDevicePluginOptions before it answers.
 
-    A backported change counts from the minor version in which it first was the default.
-    """
+Older kubelets answer at once, dial afterwards, and use the options in the Register request.
+"""
 
-    major: int
-    minor: int
+OLD_STREAM_ENDS_NEW_PLUGIN = range(25, 37)
+"""The end of any stream disconnects the plugin that is then registered under the name."""
 
-    def __str__(self) -> str:
-        return f"{self.major}.{self.minor}"
+KEEPS_POD_ADMITTED_LAST = range(23, 32)
+"""The pod admitted last counts as active until another pod is admitted, or the process ends."""
 
-    @property
-    def wipes_every_file(self) -> bool:
-        """At start it removes every file but the checkpoint from the plugin folder; later kubelets remove sockets."""
-        return self < Version(1, 33)
+PANICS_OF_A_DEVICE_WITHDRAWN = range(34, _NEWER)
+"""A device that is no longer listed when its Allocate is answered kills the process.
 
-    @property
-    def asks_options(self) -> bool:
-        """Register dials back and calls GetDevicePluginOptions before it answers.
+Older kubelets allocate it, without a NUMA node.
+"""
 
-        Older kubelets answer at once, dial afterwards, and use the options in the Register request.
-        """
-        return self >= Version(1, 25)
+CHECKS_DEVICES_HELD = range(25, _NEWER)
+"""A readmitted pod with allocated devices is refused until they are listed as healthy again (#109595)."""
 
-    @property
-    def old_stream_ends_new_plugin(self) -> bool:
-        """The end of any stream disconnects the plugin that is then registered under the name."""
-        return Version(1, 25) <= self < Version(1, 37)
+SPARES_RUNNING_CONTAINERS = range(28, _NEWER)
+"""After a kubelet restart, a container that never stopped is readmitted without its plugin (#118559)."""
 
-    @property
-    def keeps_pod_admitted_last(self) -> bool:
-        """The pod admitted last counts as active until another pod is admitted, or the process ends."""
-        return Version(1, 23) <= self < Version(1, 32)
+KNOWS_SIDECARS = range(28, _NEWER)
+"""Init containers may be restartable; older kubelets have no `restartPolicy` of a container."""
 
-    @property
-    def panics_of_a_device_withdrawn(self) -> bool:
-        """A device that is no longer listed when its Allocate is answered kills the process.
+PASSES_CDI_DEVICES = range(29, _NEWER)
+"""The field cdi_devices of an allocation is read by default; older kubelets drop it silently."""
 
-        Older kubelets allocate it, without a NUMA node.
-        """
-        return self >= Version(1, 34)
+DIALS_AS_LOCALHOST = range(26, _NEWER)
+"""The :authority of calls to the plugin is localhost; in older kubelets it is the socket's path."""
 
-    @property
-    def checks_devices_held(self) -> bool:
-        """A readmitted pod with allocated devices is refused until they are listed as healthy again (#109595)."""
-        return self >= Version(1, 25)
+LISTS_TERMINAL_PODS = range(34)
+"""PodResources v1 List includes ended pods, with the devices that the device manager still keeps for them."""
 
-    @property
-    def spares_running_containers(self) -> bool:
-        """After a kubelet restart, a container that never stopped is readmitted without its plugin (#118559)."""
-        return self >= Version(1, 28)
+DESCRIBES_ONE_POD = range(34, _NEWER)
+"""PodResources v1 has Get by default."""
 
-    @property
-    def knows_sidecars(self) -> bool:
-        """Init containers may be restartable; older kubelets have no `restartPolicy` of a container."""
-        return self >= Version(1, 28)
-
-    @property
-    def passes_cdi_devices(self) -> bool:
-        """The field cdi_devices of an allocation is read by default; older kubelets drop it silently."""
-        return self >= Version(1, 29)
-
-    @property
-    def dials_as_localhost(self) -> bool:
-        """The :authority of calls to the plugin is localhost; in older kubelets it is the socket's path."""
-        return self >= Version(1, 26)
-
-    @property
-    def lists_terminal_pods(self) -> bool:
-        """PodResources v1 List includes ended pods, with the devices that the device manager still keeps for them."""
-        return self < Version(1, 34)
-
-    @property
-    def describes_one_pod(self) -> bool:
-        """PodResources v1 has Get by default."""
-        return self >= Version(1, 34)
-
-    @property
-    def rejection_prefix(self) -> str:
-        """The prefix of a refused pod's status message."""
-        return "Pod was rejected: " if self >= Version(1, 26) else "Pod "
+SAYS_WAS_REJECTED = range(26, _NEWER)
+"""A refused pod's status message begins with "Pod was rejected: "; with "Pod " in older kubelets."""

@@ -16,6 +16,7 @@ import pytest
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
+from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
 from gpu_device_plugin.testing.pod_specs import ContainerType
 from tests.kubelet.scripted_plugin import ScriptedPlugin
 from tests.names import COUNT, MEM
@@ -386,7 +387,7 @@ async def test_a18_every_kubelet_from_1_20_on_is_served(version: tuple[int, int]
         assert cdi == ([f"nvidia.com/gpu={node.uuids[0]}"] if version >= (1, 29) else [])
         await node.kubelet.restart(ready=True)
         await node.ready()
-        if node.kubelet.version.keeps_pod_admitted_last:
+        if node.kubelet.minor in versions.KEEPS_POD_ADMITTED_LAST:
             await node.listed(made)
         await node.kubelet.delete(node.kubelet.pod("p"))
         await node.until(lambda: not node.held)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
 from gpu_device_plugin.testing.pod_specs import ContainerType, Pod, PodSpec
 from tests.happenings import CHANCE, Happenings, Life, live, lives
 from tests.names import COUNT, MEM
@@ -157,7 +158,7 @@ class Node:
 
         def is_settled() -> bool:
             all_ids = set().union(*kubelet.allocated.values())
-            needed = self._of_pods() if kubelet.version.keeps_pod_admitted_last else all_ids
+            needed = self._of_pods() if kubelet.minor in versions.KEEPS_POD_ADMITTED_LAST else all_ids
             return needed <= self._confirmed() <= all_ids
 
         await self.world.until(is_settled)
