@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.programs.commandline import add_settings
 from gpu_device_plugin.settings.common import ResourceSettings
-from gpu_device_plugin.settings.forms import number, one_of, several
-from gpu_device_plugin.settings.knobs import Form, UsageError, knobs_of
+from gpu_device_plugin.settings.knobs import knobs_of
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
 USAGE = """%(prog)s [--nodes NODES] [--pods PODS] [--policy NAMES] [--seeds N] [--cold] [--from-empty] [--skip-misfits]
        [--until rejected|PERCENT | --departures PERCENT | --nodes-needed [NODE]] [-o table|json]"""
@@ -26,9 +23,6 @@ EPILOG = (
     "'10x 8x H100' and '40x mem=8 cpu=4; 5x count=2'. "
     "Exit code 0: simulated; 1: the cluster cannot be read; 2: the input cannot be used."
 )
-_LEAST_PERCENT = 5
-
-T = TypeVar("T")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,46 +62,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in ("context", "kubeconfig"):
         parser.add_argument(f"--{name}", metavar="VALUE", help="passed on to kubectl")
     add_settings(parser, knobs_of(ResourceSettings))
-
-
-def policies_in(text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the policies of a list, each once.
-
-    Raises:
-        UsageError: there is no such policy.
-    """
-    names = _read("--policy", several("", one_of(*known).read), text)
-    if not names:
-        raise UsageError(f"--policy: no policy is named; there are {', '.join(known)}")
-    return names
-
-
-def seeds_in(text: str) -> int:
-    """Return a number of seeds. Raises UsageError."""
-    return _read("--seeds", number(1, 100), text)
-
-
-def until_in(text: str | None) -> float | str | None:
-    """Return a part of the GPUs, 1.0 being all, or the word ``rejected``. Raises UsageError."""
-    return text if text is None or text == "rejected" else _part("--until", text, 1000, "rejected, or ")
-
-
-def load_in(text: str | None) -> float | None:
-    """Return a load as a part of the GPUs. Raises UsageError."""
-    return None if text is None else _part("--departures", text, 200, "")
-
-
-def _read(flag: str, form: Form[T], text: str) -> T:
-    try:
-        return form.read(text)
-    except ValueError as error:
-        raise UsageError(f"{flag}: {error}") from None
-
-
-def _part(flag: str, text: str, most: float, other: str) -> float:
-    number = text.removesuffix("%").strip()
-    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", number) or not _LEAST_PERCENT <= float(number) <= most:
-        raise UsageError(
-            f"{flag}: {text[:40]!r} is not {other}a percentage from {_LEAST_PERCENT} to {most}; write 95 for 95 %"
-        )
-    return float(number) / 100

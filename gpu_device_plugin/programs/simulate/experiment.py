@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpu_device_plugin.core.value.node_types import needs_gpus
-from gpu_device_plugin.programs.simulate.model import Arrivals, Start, as_listed, departing, shares_of, told, until
+from gpu_device_plugin.programs.simulate.model import Arrivals, Start, departing, shares_of, told, until
 from gpu_device_plugin.programs.simulate.run import run
 from gpu_device_plugin.settings.knobs import UsageError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.value.node_types import NodeType
     from gpu_device_plugin.core.value.workload_mix import PodKind
     from gpu_device_plugin.programs.simulate.inputs.sources import Inputs
-    from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Workload
+    from gpu_device_plugin.programs.simulate.model import SimulationOutcome
 
 REJECTED = "rejected"
 _BEYOND = 1.01
@@ -75,13 +75,9 @@ def _arrivals(plan: Plan, inputs: Inputs, seed: int) -> Arrivals:
     if plan.until is not None:
         over = _BEYOND if isinstance(plan.until, str) else plan.until
         return until(workload, nodes, seed, over)
-    return as_listed(workload) if inputs.ordered else shuffled(workload, seed)
-
-
-def shuffled(workload: Workload, seed: int) -> Arrivals:
-    """Return each pod of the list once, in an order by the seed."""
-    pods: list[int] = np.random.default_rng(seed).permutation(np.array(workload.pods, np.int64)).tolist()
-    return Arrivals(pods)
+    if inputs.ordered:
+        return Arrivals(workload.pods)
+    return Arrivals(np.random.default_rng(seed).permutation(np.array(workload.pods, np.int64)).tolist())
 
 
 def _to_first_rejected(outcome: SimulationOutcome) -> SimulationOutcome:
@@ -166,10 +162,9 @@ class _Search:
         return int(self._run(policy, 0, number).accepted.sum())
 
     def _run(self, policy: str, seed: int, number: int) -> SimulationOutcome:
-        workload = self._inputs.workload
         nodes = [*self._there, *[Start.empty(f"node-{at + 1}", self._shape) for at in range(number)]]
-        arrivals = as_listed(workload) if self._inputs.ordered else shuffled(workload, seed)
-        return run(policy, nodes, workload, arrivals, seed, cold=self._plan.cold)
+        arrivals = _arrivals(self._plan, self._inputs, seed)
+        return run(policy, nodes, self._inputs.workload, arrivals, seed, cold=self._plan.cold)
 
 
 def _misfit(why: str, kinds: Sequence[PodKind]) -> UsageError:

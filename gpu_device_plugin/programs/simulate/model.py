@@ -190,11 +190,6 @@ MOST_ARRIVALS = 1_000_000
 """A simulation of more would take hours."""
 
 
-def as_listed(workload: Workload) -> Arrivals:
-    """Return the pods in the order of their list."""
-    return Arrivals(workload.pods)
-
-
 def until(workload: Workload, nodes: Sequence[Start], seed: int, over: float = 1.3) -> Arrivals:
     """Return arrivals that ask for `over` times the GPUs of the nodes: the list shuffled, then pods of it at random.
 

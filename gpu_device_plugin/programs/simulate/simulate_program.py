@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.core.report.text.columns import Line
 from gpu_device_plugin.programs.commandline import FAILED, OK, resources_in
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, Kubectl
-from gpu_device_plugin.programs.simulate.arguments import load_in, policies_in, seeds_in, until_in
-from gpu_device_plugin.programs.simulate.experiment import Plan, nodes_needed, simulate
-from gpu_device_plugin.programs.simulate.inputs.sources import InputSources
+from gpu_device_plugin.programs.simulate.experiment import REJECTED, Plan, nodes_needed, simulate
+from gpu_device_plugin.programs.simulate.inputs.sources import inputs_of
 from gpu_device_plugin.programs.simulate.results import document, heading, needed_document, policy_document, table
 from gpu_device_plugin.programs.simulate.run import POLICIES
 from gpu_device_plugin.programs.terminal import discard_output, say, show
+from gpu_device_plugin.settings.forms import number, one_of, several
+from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
     from typing import TextIO
 
+    from gpu_device_plugin.settings.knobs import Form
+
+T = TypeVar("T")
 
 _PROG = "gpu-device-plugin simulate"
 _MOST_NOTES = 5
+_LEAST_PERCENT = 5
 
 
 def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: str = "kubectl") -> int:
@@ -34,20 +40,16 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
     """
     bar = Bar(sys.stderr)
     try:
-        plan = Plan(
-            policies_in(arguments.policy, POLICIES),
-            seeds_in(arguments.seeds),
-            until_in(arguments.until),
-            load_in(arguments.departures),
-            cold=arguments.cold,
-            skip_misfits=arguments.skip_misfits,
-        )
+        plan = _plan(arguments)
         flags = [f"--{name}={text}" for name in ("context", "kubeconfig") if (text := getattr(arguments, name))]
-        sources = InputSources(
-            resources_in(arguments, environ), Kubectl(flags, kubectl), from_empty=arguments.from_empty
-        )
-        inputs = sources.inputs(
-            arguments.nodes, arguments.pods, arguments.nodes_needed or "", skip_misfits=arguments.skip_misfits
+        inputs = inputs_of(
+            arguments.nodes,
+            arguments.pods,
+            arguments.nodes_needed or "",
+            resources=resources_in(arguments, environ),
+            kubectl=Kubectl(flags, kubectl),
+            from_empty=arguments.from_empty,
+            skip_misfits=arguments.skip_misfits,
         )
         for note in inputs.notes[:_MOST_NOTES]:
             say(sys.stderr, f"{_PROG}: {note}")
@@ -74,6 +76,37 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
     finally:
         bar.clear()
     return OK
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    policies = _read("--policy", several("", one_of(*POLICIES).read), arguments.policy)
+    if not policies:
+        raise UsageError(f"--policy: no policy is named; there are {', '.join(POLICIES)}")
+    until, load = arguments.until, arguments.departures
+    return Plan(
+        policies,
+        _read("--seeds", number(1, 100), arguments.seeds),
+        until if until in {None, REJECTED} else _part("--until", until, 1000, f"{REJECTED}, or "),
+        None if load is None else _part("--departures", load, 200, ""),
+        cold=arguments.cold,
+        skip_misfits=arguments.skip_misfits,
+    )
+
+
+def _read(flag: str, form: Form[T], text: str) -> T:
+    try:
+        return form.read(text)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
+
+
+def _part(flag: str, text: str, most: float, other: str) -> float:
+    percent = text.removesuffix("%").strip()
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", percent) or not _LEAST_PERCENT <= float(percent) <= most:
+        raise UsageError(
+            f"{flag}: {text[:40]!r} is not {other}a percentage from {_LEAST_PERCENT} to {most}; write 95 for 95 %"
+        )
+    return float(percent) / 100
 
 
 _CELLS = 30

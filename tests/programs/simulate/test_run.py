@@ -21,7 +21,6 @@ from gpu_device_plugin.programs.simulate.model import (
     Arrivals,
     Start,
     Workload,
-    as_listed,
     capacity_of,
     departing,
     until,
@@ -112,7 +111,7 @@ def test_a_policy_fills_a_node_to_the_last_share(policy: str) -> None:
     assert halves.allocated == 1.0
     assert halves.rejected == pytest.approx(0.2)
     both = Workload((PodKind(3, 1), PodKind(0, 1)), (0, 1, 1))
-    assert run(policy, only, both, as_listed(both), 0).accepted.tolist() == [True, True, False]
+    assert run(policy, only, both, Arrivals(both.pods), 0).accepted.tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -120,7 +119,7 @@ def test_no_policy_gives_an_instance_as_a_gpu_or_memory_of_two(policy: str) -> N
     """One GPU and three instances: of two pods for a whole GPU one fits, of those for two GPUs none."""
     only = [start("m0", MIG)]
     pods = Workload((PodKind(0, 1), PodKind(0, 2), PodKind(4, 2), PodKind(8, 1)), (1, 2, 0, 0, 3, 3, 3))
-    assert run(policy, only, pods, as_listed(pods), 0).accepted.tolist() == [
+    assert run(policy, only, pods, Arrivals(pods.pods), 0).accepted.tolist() == [
         False,
         False,
         True,
@@ -146,13 +145,13 @@ def test_a_pod_takes_what_its_models_cpu_and_memory_allow() -> None:
         (PodKind(20, 1, wishes=Wishes(("A10",))), PodKind(1, 1, 32_001), PodKind(1, 1, 0, 131_073)), (0, 0, 0, 1, 2)
     )
     for policy in POLICIES:
-        assert run(policy, NODES, picky, as_listed(picky), 0).accepted.tolist() == [True, True, False, False, False]
+        assert run(policy, NODES, picky, Arrivals(picky.pods), 0).accepted.tolist() == [True, True, False, False, False]
 
 
 def test_the_figure_is_what_is_allocated_when_so_much_has_been_asked_for() -> None:
     """112 + 32 shares there; the pods of 16 fit six times, whatever comes after."""
     pods = Workload((PodKind(16, 1),), (0,) * 12)
-    outcome = run("bestfit", NODES, pods, as_listed(pods), 0)
+    outcome = run("bestfit", NODES, pods, Arrivals(pods.pods), 0)
     assert capacity_of(NODES) == 144
     assert outcome.allocated == pytest.approx(8 * 16 / 144)
     assert outcome.allocated_at(0.5) == pytest.approx(5 * 16 / 144)
@@ -170,14 +169,14 @@ def test_pods_without_gpus_go_where_most_is_left_where_the_extender_is_not_asked
     assert rooms.cpu.tolist() == [28_000, 8000]
     assert rooms.free.tolist() == [[16, 16], [16, 16]]
     hopeless = Workload((PodKind(0, 0, 99_000), *kinds), (0, 1, 2))
-    apart = run("binpack", nodes, hopeless, as_listed(hopeless), 0, others_apart=True)
+    apart = run("binpack", nodes, hopeless, Arrivals(hopeless.pods), 0, others_apart=True)
     assert apart.accepted.tolist() == [False, True, True]
 
 
 def test_without_nodes_nothing_fits() -> None:
     pods = Workload((PodKind(1, 1), PodKind(0, 0)), (0, 1))
     for policy in POLICIES:
-        outcome = run(policy, [], pods, as_listed(pods), 0)
+        outcome = run(policy, [], pods, Arrivals(pods.pods), 0)
         assert not outcome.accepted.any()
         assert (outcome.allocated, outcome.allocated_at(1.0)) == (0.0, 0.0)
 

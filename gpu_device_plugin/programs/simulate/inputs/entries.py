@@ -295,15 +295,13 @@ def _traced(row: Mapping[str, str], number: int) -> PodKind:
 
 def _rows(lines: Iterable[str], columns: Iterable[str]) -> Iterable[tuple[int, Mapping[str, str]]]:
     reader = csv.DictReader(lines)
+    number = 0
     try:
         there = reader.fieldnames or ()
-    except csv.Error as error:
-        raise EntryError(f"line 1 is no CSV: {error}") from None
-    missing = [name for name in columns if name not in there]
-    if missing:
-        raise EntryError(f"its first line has no column {missing[0]}; a trace of openb has {', '.join(columns)}")
-    number = 1
-    try:
+        missing = [name for name in columns if name not in there]
+        if missing:
+            raise EntryError(f"its first line has no column {missing[0]}; a trace of openb has {', '.join(columns)}")
+        number = 1
         for row in reader:
             number += 1
             if any(row[name] is None for name in columns):

@@ -6,6 +6,7 @@ import json
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,90 +72,87 @@ class _Source:
     notes: tuple[str, ...] = ()
 
 
-class InputSources:
-    """Reads what the arguments name; each file, and the cluster, once."""
+def inputs_of(
+    nodes: str,
+    pods: str | None,
+    added: str,
+    *,
+    resources: Sequence[Resource],
+    kubectl: Kubectl,
+    from_empty: bool,
+    skip_misfits: bool,
+) -> Inputs:
+    """Return nodes and pods by their sources, of which each file, and the cluster, is read once; `pods` None: the same.
 
-    def __init__(self, resources: Sequence[Resource], kubectl: Kubectl, *, from_empty: bool) -> None:
-        """Read nodes and pods; `from_empty`: the running pods with GPUs come again, before the waiting ones."""
-        self._resources = resources
-        self._kubectl = kubectl
-        self._from_empty = from_empty
-        self._sources: dict[str, _Source] = {}
+    `added` is the kind of node that may be added, in words; `from_empty`: the running pods with GPUs come again, before
+    the waiting ones; `skip_misfits`: pods that fit on no node, not even on an empty one, are left out.
 
-    def inputs(self, nodes: str, pods: str | None, added: str = "", *, skip_misfits: bool = False) -> Inputs:
-        """Return nodes and pods by their sources; `pods` None: the same.
+    Raises:
+        UsageError: one of them cannot be read, or is empty; the message says which and why.
+    """
+    opened = partial(_opened, resources=resources, kubectl=kubectl, from_empty=from_empty)
+    if pods is None and nodes != CLUSTER and _in_words(nodes):
+        raise UsageError(f"--pods is missing: nodes in words have no pods; give some, as --pods {_POD_EXAMPLE!r}")
+    with _explained("--nodes", nodes):
+        of_nodes = opened(nodes, f"nodes such as {_NODE_EXAMPLE!r}")
+        found = of_nodes.nodes()
+    with _explained("--pods" if pods else "--nodes", pods or nodes):
+        of_pods = of_nodes if not pods or pods == nodes else opened(pods, f"pods such as {_POD_EXAMPLE!r}")
+        workload = of_pods.workload()
+    notes = tuple(dict.fromkeys((*of_nodes.notes, *of_pods.notes)))
+    if not any(node.shape.sizes for node in found):
+        raise UsageError(
+            f"--nodes: {nodes[:80]}: none of {len(found):,} nodes has a GPU that is shared; give nodes "
+            f"with GPUs, as in --nodes {_NODE_EXAMPLE!r}"
+        )
+    if len(found) > _MOST_NODES:
+        raise UsageError(f"--nodes: {len(found):,} nodes are more than {_MOST_NODES:,}; give fewer")
+    if not workload.pods:
+        raise UsageError(
+            f"--pods: {(pods or nodes)[:80]}: there is no pod to place; give some, as in --pods {_POD_EXAMPLE!r}"
+            + ("" if from_empty else ", or take the running ones with --from-empty")
+        )
+    if len(workload.pods) > MOST_ARRIVALS:
+        raise UsageError(f"--pods: {len(workload.pods):,} pods are more than {MOST_ARRIVALS:,}; give fewer")
+    with _explained("--nodes-needed", added):
+        more = nodes_in(added)
+    if added and len({node.shape for node in more}) != 1:
+        raise UsageError(f"--nodes-needed: {added[:80]}: name one kind of node, such as '8x H100 cpu=96'")
+    if of_pods.hundredths and any(node.shape.whole < len(node.shape.sizes) for node in (*found, *more)):
+        raise UsageError(
+            "--pods: the pods of a trace ask for hundredths of GPUs, and --nodes has MIG instances; name pods in "
+            f"words, as in --pods {_POD_EXAMPLE!r}, or nodes without MIG"
+        )
+    if of_pods.hundredths and not of_nodes.hundredths:
+        found, more = tuple(map(_in_hundredths, found)), tuple(map(_in_hundredths, more))
+        notes = (*notes, f"each GPU counts as {TRACE_SHARES} shares, as the pods of a trace ask for parts of a GPU")
+    elif of_nodes.hundredths and not of_pods.hundredths:
+        notes = (*notes, f"a GPU of a trace has {TRACE_SHARES} shares: mem counts hundredths of a GPU")
+    workload, misfits = _misfits((*found, *more), workload, skip=skip_misfits)
+    return Inputs(found, workload, of_pods.ordered, (*notes, *misfits), more[0] if more else None)
 
-        `added` is the kind of node that may be added, in words; `skip_misfits`: pods that fit on no node, not even on
-        an empty one, are left out.
 
-        Raises:
-            UsageError: one of them cannot be read, or is empty; the message says which and why.
-        """
-        if pods is None and nodes != CLUSTER and _in_words(nodes):
-            raise UsageError(f"--pods is missing: nodes in words have no pods; give some, as --pods {_POD_EXAMPLE!r}")
-        with _explained("--nodes", nodes):
-            of_nodes = self._source(nodes, f"nodes such as {_NODE_EXAMPLE!r}")
-            found = of_nodes.nodes()
-        with _explained("--pods" if pods else "--nodes", pods or nodes):
-            of_pods = self._source(pods or nodes, f"pods such as {_POD_EXAMPLE!r}")
-            workload = of_pods.workload()
-        notes = tuple(dict.fromkeys((*of_nodes.notes, *of_pods.notes)))
-        if not any(node.shape.sizes for node in found):
-            raise UsageError(
-                f"--nodes: {nodes[:80]}: none of {len(found):,} nodes has a GPU that is shared; give nodes "
-                f"with GPUs, as in --nodes {_NODE_EXAMPLE!r}"
-            )
-        if len(found) > _MOST_NODES:
-            raise UsageError(f"--nodes: {len(found):,} nodes are more than {_MOST_NODES:,}; give fewer")
-        if not workload.pods:
-            raise UsageError(
-                f"--pods: {(pods or nodes)[:80]}: there is no pod to place; give some, as in --pods {_POD_EXAMPLE!r}"
-                + ("" if self._from_empty else ", or take the running ones with --from-empty")
-            )
-        if len(workload.pods) > MOST_ARRIVALS:
-            raise UsageError(f"--pods: {len(workload.pods):,} pods are more than {MOST_ARRIVALS:,}; give fewer")
-        with _explained("--nodes-needed", added):
-            more = nodes_in(added)
-        if added and len({node.shape for node in more}) != 1:
-            raise UsageError(f"--nodes-needed: {added[:80]}: name one kind of node, such as '8x H100 cpu=96'")
-        if of_pods.hundredths and any(node.shape.whole < len(node.shape.sizes) for node in (*found, *more)):
-            raise UsageError(
-                "--pods: the pods of a trace ask for hundredths of GPUs, and --nodes has MIG instances; name pods in "
-                f"words, as in --pods {_POD_EXAMPLE!r}, or nodes without MIG"
-            )
-        if of_pods.hundredths and not of_nodes.hundredths:
-            found, more = tuple(map(_in_hundredths, found)), tuple(map(_in_hundredths, more))
-            notes = (*notes, f"each GPU counts as {TRACE_SHARES} shares, as the pods of a trace ask for parts of a GPU")
-        elif of_nodes.hundredths and not of_pods.hundredths:
-            notes = (*notes, f"a GPU of a trace has {TRACE_SHARES} shares: mem counts hundredths of a GPU")
-        workload, misfits = _misfits((*found, *more), workload, skip=skip_misfits)
-        return Inputs(found, workload, of_pods.ordered, (*notes, *misfits), more[0] if more else None)
+def _opened(text: str, otherwise: str, *, resources: Sequence[Resource], kubectl: Kubectl, from_empty: bool) -> _Source:
+    if text != CLUSTER and _in_words(text):
+        return _Source(lambda: nodes_in(text), lambda: Workload.of(pods_in(text)))
+    content = _of_cluster(kubectl) if text == CLUSTER else _read(text, otherwise)
+    if not _is_json(content):
+        lines = _lines(content)
+        return _Source(lambda: nodes_in_trace(lines), lambda: pods_in_trace(lines), ordered=True, hundredths=True)
+    cluster = read_cluster(content, resources)
+    nodes = cluster.empty if from_empty else cluster.nodes
+    pods = (*(cluster.running if from_empty else ()), *cluster.waiting)
+    return _Source(lambda: nodes, lambda: Workload.of(pods), ordered=True, notes=cluster.notes)
 
-    def _source(self, text: str, otherwise: str) -> _Source:
-        if text not in self._sources:
-            self._sources[text] = self._opened(text, otherwise)
-        return self._sources[text]
 
-    def _opened(self, text: str, otherwise: str) -> _Source:
-        if text != CLUSTER and _in_words(text):
-            return _Source(lambda: nodes_in(text), lambda: Workload.of(pods_in(text)))
-        content = self._of_cluster() if text == CLUSTER else _read(text, otherwise)
-        if not _is_json(content):
-            lines = _lines(content)
-            return _Source(lambda: nodes_in_trace(lines), lambda: pods_in_trace(lines), ordered=True, hundredths=True)
-        cluster = read_cluster(content, self._resources)
-        nodes = cluster.empty if self._from_empty else cluster.nodes
-        pods = (*(cluster.running if self._from_empty else ()), *cluster.waiting)
-        return _Source(lambda: nodes, lambda: Workload.of(pods), ordered=True, notes=cluster.notes)
-
-    def _of_cluster(self) -> bytes:
-        content = self._kubectl.nodes_and_pods()
-        if len(content) > MOST_BYTES:
-            raise ClusterUnreadableError(
-                f"the cluster's nodes and pods are more than {MOST_BYTES >> 20} MiB of JSON; write those that matter "
-                "into a file and give it as --nodes"
-            )
-        return content
+def _of_cluster(kubectl: Kubectl) -> bytes:
+    content = kubectl.nodes_and_pods()
+    if len(content) > MOST_BYTES:
+        raise ClusterUnreadableError(
+            f"the cluster's nodes and pods are more than {MOST_BYTES >> 20} MiB of JSON; write those that matter "
+            "into a file and give it as --nodes"
+        )
+    return content
 
 
 @contextmanager
