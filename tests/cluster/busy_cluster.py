@@ -38,7 +38,7 @@ class BusyCluster:
         troubles: list[Trouble] = [Answer(500), Answer(429, retry_after_s=0), Hang(), Reset(), Slow(0.02), Garbage()]
         actions: list[Callable[[], object]] = [
             lambda: server.fail(self.random.choice(troubles), times=self.random.randint(1, 3)),
-            server.close_watches,
+            server.reads.close,
             server.reset_connections,
             server.black_hole,
             server.heal,

@@ -73,7 +73,7 @@ async def test_the_pods_of_a_node_end_up_as_they_are(
         for _ in range(300):
             world.happen()
             if world.random.random() < 0.15:
-                world.disturb(*([server.hold_cache, server.release_cache] if forgetful else []))
+                world.disturb(*([server.reads.hold, server.reads.release] if forgetful else []))
             if forgetful and world.random.random() < 0.05:
                 server.store.compact()
             if world.random.random() < 0.3:

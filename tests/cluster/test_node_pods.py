@@ -74,7 +74,7 @@ async def test_the_order_outlives_a_new_list(server: ApiServer, eventually: Any)
     async with following(server) as there:
         await bind_the_young_one_first(server, there, eventually)
         fault = server.fail(Answer(503))
-        server.close_watches()
+        server.reads.close()
         await eventually(lambda: fault.happened)
         server.bind("oldest", "n")
         server.store.compact()
@@ -150,7 +150,7 @@ async def test_a_server_that_lost_our_future_is_listed_anew(server: ApiServer, e
         await eventually(lambda: there.reflector.live)
         fault: Fault = server.fail(Answer(410, reason="Expired"), verbs={"watch"}, times=1)
         later = server.fail(Answer(504, reason="Timeout"), verbs={"list"}, times=1)
-        server.close_watches()
+        server.reads.close()
         await eventually(lambda: fault.happened and later.happened and there.reflector.live)
         assert [request.params.get("resourceVersion", "") for request in server.requests if request.verb == "list"] == [
             "0",
@@ -182,7 +182,7 @@ async def test_a_server_that_lags_costs_no_order(server: ApiServer, eventually: 
     server.add(pod("young", created="2026-01-01T00:00:02Z"))
     async with following(server, timing=ReflectorTiming(0.01, 0.05, check_s=0.05, patience_s=0)) as there:
         await eventually(lambda: there.reflector.live)
-        server.hold_cache()
+        server.reads.hold()
         server.bind("young", "n")
         server.bind("old", "n")
         too_new = Answer(504, reason="Timeout", causes=("ResourceVersionTooLarge",))
@@ -190,7 +190,7 @@ async def test_a_server_that_lags_costs_no_order(server: ApiServer, eventually: 
         lists = there.reflector.lists
         await eventually(lambda: refused.happened and there.reflector.lists > lists)
         assert names(there) == []
-        server.release_cache()
+        server.reads.release()
         await eventually(lambda: names(there) == ["young", "old"])
     assert server.count("watch", "pods") == 1
     assert there.missed == 0
@@ -198,13 +198,13 @@ async def test_a_server_that_lags_costs_no_order(server: ApiServer, eventually: 
 
 async def test_e3_a_stale_first_list_is_followed_by_what_happened_since(server: ApiServer, eventually: Any) -> None:
     server.add(pod("a", node="n"))
-    server.hold_cache()
+    server.reads.hold()
     server.delete("pods", "a")
     server.add(pod("b", node="n"))
     async with following(server) as there:
         await eventually(lambda: there.reflector.live)
         assert names(there) == ["a"]
-        server.release_cache()
+        server.reads.release()
         await eventually(lambda: names(there) == ["b"])
 
 
@@ -219,11 +219,11 @@ async def test_e3_a_new_list_never_goes_back_in_time(server: ApiServer, eventual
         await eventually(lambda: not there.pods)
         server.add(pod("b", node="n"))
         await eventually(lambda: names(there) == ["b"])
-        server.hold_cache()
+        server.reads.hold()
         server.add(pod("c", node="n"))
         server.patch("pods", "b", {"metadata": {"annotations": {"x": "y"}}})
         seen = server.count("list", "pods")
         await eventually(lambda: server.count("list", "pods") > seen)
         assert names(there) == ["b"]
-        server.release_cache()
+        server.reads.release()
         await eventually(lambda: names(there) == ["b", "c"])

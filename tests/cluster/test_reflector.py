@@ -298,7 +298,7 @@ async def test_a_server_that_does_not_know_our_version_yet_is_listed_anew(server
     async with reflecting(server, held) as reflector:
         await eventually(lambda: reflector.live)
         server.fail(Answer(504, causes=("ResourceVersionTooLarge",)), verbs={"watch"}, times=1)
-        server.close_watches()
+        server.reads.close()
         await eventually(lambda: reflector.lists == 2 and reflector.live)
 
 
@@ -329,11 +329,11 @@ async def test_a_deletion_that_the_watch_is_about_to_tell_is_seen_as_one(server:
     timing = ReflectorTiming(0.01, 0.05, check_s=0.05, patience_s=20)
     async with reflecting(server, held, timing=timing) as reflector:
         await eventually(lambda: reflector.live)
-        server.hold_cache()
+        server.reads.hold()
         server.delete("pods", "a")
         seen = server.count("list", "pods")
         await eventually(lambda: server.count("list", "pods") > seen)
-        server.release_cache()
+        server.reads.release()
         await eventually(lambda: not held.names)
     assert held.story[-1].startswith(("remove a Succeeded", "replace"))
     assert "remove a Succeeded" in held.story
@@ -345,14 +345,14 @@ async def test_what_a_list_has_told_is_not_told_again(server: ApiServer, eventua
     held = Held()
     async with reflecting(server, held) as reflector:
         await eventually(lambda: reflector.live)
-        server.hold_cache()
+        server.reads.hold()
         server.patch("pods", "a", {"metadata": {"annotations": {"a": "1"}}})
         server.patch("pods", "a", {"metadata": {"annotations": {"a": "2"}}})
         server.delete("pods", "a")
         server.add(gpu_pod("b"))
         await reflector.caught_up()
         assert held.names == {"b"}
-        server.release_cache()
+        server.reads.release()
         server.add(gpu_pod("c"))
         await eventually(lambda: held.names == {"b", "c"})
     assert held.story == ["replace a", "replace b", "put c"]
@@ -366,11 +366,11 @@ async def test_what_happens_during_a_list_outlives_it(server: ApiServer, eventua
     async with reflecting(server, held, request_s=20) as reflector:
         await eventually(lambda: reflector.live)
         server.fail(Slow(0.2), verbs={"list"}, times=3)  # the question for the newest version, and two pages
-        server.hold_cache()
+        server.reads.hold()
         server.add(gpu_pod("unknown to the watch"))
         asked = asyncio.create_task(reflector.caught_up())
         await eventually(lambda: server.count("list", "pods") == 2 + 3)
-        server.release_cache()
+        server.reads.release()
         server.add(gpu_pod("new"))
         server.delete("pods", "p7")
         server.patch("pods", "p8", {"metadata": {"annotations": {"a": "new"}}})
@@ -390,12 +390,12 @@ async def test_catching_up_on_a_busy_kind_is_left_to_the_watch(server: ApiServer
     timing = ReflectorTiming(0.01, 0.05, patience_s=20, long_list_s=20)
     async with reflecting(server, held, request_s=20, timing=timing) as reflector:
         await eventually(lambda: reflector.live)
-        server.hold_cache()
+        server.reads.hold()
         server.add(gpu_pod("a"))
         asked = asyncio.create_task(reflector.caught_up())
         await eventually(lambda: server.count("list", "pods") == 2)
         assert not asked.done()
-        server.release_cache()
+        server.reads.release()
         await asked
         assert held.names == {"a"}
     assert reflector.lists == 1
@@ -439,13 +439,13 @@ async def test_where_short_watches_tell_nothing_lists_are_asked(server: ApiServe
     timing = ReflectorTiming(0.01, 0.05, check_s=stretched(4), patience_s=0.01, long_list_s=0)
     async with reflecting(server, held, timing=timing) as reflector:
         await eventually(lambda: reflector.live)
-        server.hold_cache()
+        server.reads.hold()
         for name in "ab":
             server.add(gpu_pod(name))
             await reflector.caught_up()
             assert name in held.names
         assert (reflector.lists, short_watches(server)) == (3, 1)
-        server.release_cache()
+        server.reads.release()
         await eventually(lambda: reflector.lists == 4)
         await eventually(lambda: reflector.live)
         server.add(node("n"))
@@ -460,7 +460,7 @@ async def test_a_bookmark_is_as_good_as_an_event(eventually: Any) -> None:
         server.add(node("n"))
         await eventually(lambda: reflector.version == server.store.version)
         server.store.compact()
-        server.close_watches()
+        server.reads.close()
         await eventually(lambda: server.count("watch", "pods") >= 2)
         server.add(gpu_pod("a"))
         await eventually(lambda: held.names == {"a"})
@@ -488,12 +488,12 @@ async def test_catching_up_fails_while_the_api_server_is_away(server: ApiServer,
         server.fail(Answer(403), verbs={"list"}, times=1)
         with pytest.raises(ForbiddenError):
             await reflector.caught_up()
-        server.hold_cache()
+        server.reads.hold()
         server.add(gpu_pod("a"))
         fault = server.fail(Answer(500), verbs={"list"})
         fault.times, fault.happened = math.inf, 0
         server.heal()
-        server.hold_cache()
+        server.reads.hold()
         server.fail(Hang(), verbs={"list"})
         with pytest.raises(TimeoutError, match=r"not all pods are known as of now, after 0.05 s"):
             await reflector.caught_up(0.05)
@@ -528,7 +528,7 @@ async def test_a_watch_that_ends_at_once_is_not_hammered(server: ApiServer, even
     async with reflecting(server, held) as reflector:
         await eventually(lambda: reflector.live)
         server.fail(Garbage(b""), verbs={"watch"})
-        server.close_watches()
+        server.reads.close()
         await eventually(lambda: isinstance(reflector.problem, UnavailableError))
         assert "ended the watch at once" in str(reflector.problem)
 
@@ -556,7 +556,7 @@ async def test_an_event_of_something_that_is_no_object_is_skipped(server: ApiSer
         await eventually(lambda: reflector.live)
         version = reflector.version
         server.fail(Garbage(b'{"type":"ADDED","object":[]}\n{"type":"NEWS","object":{"metadata":{}}}\n'), times=1)
-        server.close_watches()
+        server.reads.close()
         await eventually(lambda: reflector.unreadable == 1)
         assert reflector.version == version
         server.add(gpu_pod("a"))
@@ -585,7 +585,7 @@ async def test_the_store_ends_up_with_the_truth(chance_seed: int, eventually: An
         for _ in range(300):
             world.happen()
             if world.random.random() < 0.15:
-                world.disturb(server.hold_cache, server.release_cache, server.store.compact)
+                world.disturb(server.reads.hold, server.reads.release, server.store.compact)
             if world.random.random() < 0.05:
                 with contextlib.suppress(ApiError, TimeoutError):
                     await reflector.caught_up(0.05)

@@ -106,7 +106,8 @@ class ApiServer:
         """API groups that the server does not have."""
         self.network: dict[str, str] = {}
         """The addresses of pods, like ``10.0.0.1:9445``, with the base URLs of the servers that stand for them."""
-        self._reads = Reads(lambda: self.store, bookmark_s, patience_s)
+        self.reads = Reads(lambda: self.store, bookmark_s, patience_s)
+        """The lists and watches, and the watch cache, which can lag."""
         self._tls = tls
         self._faults: list[Fault] = []
         self._policies: dict[str, tuple[Callable[[Json, Json], str], int]] = {}
@@ -117,7 +118,7 @@ class ApiServer:
         self._port = 0
 
     def __repr__(self) -> str:
-        return f"<ApiServer {self.url}: {self.store!r}, {self.watches} watches>"
+        return f"<ApiServer {self.url}: {self.store!r}, {self.reads.watches} watches>"
 
     # Lifecycle
 
@@ -211,7 +212,7 @@ class ApiServer:
     def black_hole(self) -> None:
         """Lose every packet from now on: no request is answered, open watches stay silent, no connection is closed."""
         self._hole = self._hole or asyncio.Event()
-        self._reads.lose_peers()
+        self.reads.lose_peers()
 
     def deny(self, policy: str, against: Callable[[Json, Json], str], *, code: int = 422) -> None:
         """Add an admission policy that can deny changes of pods over HTTP, with code 403 if it has `reason: Forbidden`.
@@ -227,14 +228,10 @@ class ApiServer:
     def heal(self) -> None:
         """End every fault. Watches from before a black hole stay silent: their connections are lost."""
         self._faults.clear()
-        self.release_cache()
+        self.reads.release()
         if self._hole is not None:
             self._hole.set()
             self._hole = None
-
-    def close_watches(self) -> None:
-        """End every open watch, like a server after its timeout."""
-        self._reads.close()
 
     def reset_connections(self) -> None:
         """Reset every connection with a pending request or a watch, by TCP RST."""
@@ -250,22 +247,9 @@ class ApiServer:
         finally:
             self.store.hide_changes = False
 
-    def hold_cache(self) -> None:
-        """Let the watch cache lag: watches, and lists that may use the cache, do not see later changes."""
-        self._reads.hold()
-
-    def release_cache(self) -> None:
-        """Let the watch cache catch up."""
-        self._reads.release()
-
     def count(self, verb: str, resource: str) -> int:
         """Return the number of requests with this verb and resource."""
         return sum((request.verb, request.resource) == (verb, resource) for request in self.requests)
-
-    @property
-    def watches(self) -> int:
-        """The number of open watches, including half-open ones."""
-        return self._reads.watches
 
     # HTTP
 
@@ -430,7 +414,7 @@ class ApiServer:
         return web.json_response(deleted)
 
     async def _do_list(self, _http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
-        return web.json_response(await self._reads.list(served, request))
+        return web.json_response(await self.reads.list(served, request))
 
     async def _do_watch(self, http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
-        return await self._reads.watch(http, served, request)
+        return await self.reads.watch(http, served, request)

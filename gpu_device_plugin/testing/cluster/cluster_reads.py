@@ -91,7 +91,7 @@ class Reads:
             watch.half_open = True
 
     def close(self) -> None:
-        """End every open watch."""
+        """End every open watch, like a server after its timeout."""
         for watch in self._open:
             watch.ended = True
         self._wake()

@@ -85,7 +85,7 @@ async def test_one_object_is_read_however_large_it_is(server: ApiServer, client:
 async def test_the_newest_version_is_the_clusters_and_not_the_caches(server: ApiServer, client: Client) -> None:
     for name in "abc":
         server.add(pod(name))
-    server.hold_cache()
+    server.reads.hold()
     server.add(node("n"))
     assert await client.newest(PODS) == server.store.version
     assert [dict(request.params) for request in server.requests] == [{"limit": "1"}]

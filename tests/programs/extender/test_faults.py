@@ -113,14 +113,14 @@ async def test_what_was_bound_counts_before_the_watch_tells_of_it() -> None:
         await w.start()
         pods = [w.pod(f"p{n}", mem=5) for n in range(3)]
         await w.seen()
-        w.api.hold_cache()
+        w.api.reads.hold()
         assert [await w.bind(pod["metadata"]["name"], "a") for pod in pods] == [
             "",
             "",
             "node a: no GPU has 5 GiB free",
         ]
         w.check()
-        w.api.release_cache()
+        w.api.reads.release()
         await w.seen()
         assert w.only.free("a") == [3, 3]
 
@@ -247,7 +247,7 @@ async def test_a_restart_between_binding_and_watch_forgets_nothing() -> None:
         await w.start()
         pods = [w.pod(name, mem=8) for name in "pq"]
         await w.seen()
-        w.api.hold_cache()
+        w.api.reads.hold()
         assert await w.bind("p", "a") == ""
         await w.restart()
         assert w.only.free("a") == [0]
@@ -413,7 +413,7 @@ async def test_beside_a_scheduler_each_a_standby_that_takes_over_knows_what_the_
         for name in "pq":
             w.pod(name, mem=8)
         await w.seen()
-        w.api.hold_cache()
+        w.api.reads.hold()
         assert await w.bind("p", "a", first) == ""
         assert second.free("a") == [8, 8]
         assert await w.bind("q", "a", second) == ""
@@ -507,7 +507,7 @@ async def test_when_the_leader_ends_another_leads_at_once_and_knows_all() -> Non
         for name in "pqr":
             w.pod(name, mem=8)
         await w.seen()
-        w.api.hold_cache()
+        w.api.reads.hold()
         assert [await w.bind(name, "a", first) for name in "pq"] == ["", ""]
         await w.stop(first)
         second = await leader(w)

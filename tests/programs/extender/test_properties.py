@@ -168,17 +168,17 @@ class Cluster:
         match how:
             case "410":
                 self.w.api.store.compact()
-                self.w.api.close_watches()
+                self.w.api.reads.close()
             case "reset":
                 self.w.api.reset_connections()
             case "closed":
-                self.w.api.close_watches()
+                self.w.api.reads.close()
 
     async def watches_lag(self) -> None:
         if self.lagging:
-            self.w.api.release_cache()
+            self.w.api.reads.release()
         else:
-            self.w.api.hold_cache()
+            self.w.api.reads.hold()
         self.lagging = not self.lagging
 
     async def the_api_server_restarts(self) -> None:

@@ -329,7 +329,7 @@ async def test_e1_pods_get_their_devices_whatever_the_api_server_answers(trouble
         await there.start_agent()
         known = await there.schedule(pod("known", mem=3), promise(1, 3))
         there.api.fail(trouble)
-        there.api.close_watches()
+        there.api.reads.close()
         assert there.positions(await there.node.kubelet.admit(known)) == {1: 3}
         there.create(pod("unknown", mem=3))
         there.api.bind("unknown", NODE, promise(1, 3))
@@ -377,7 +377,7 @@ async def test_e1_a_pod_that_the_kubelet_knows_before_us_makes_us_look_at_once()
     async with cluster() as there:
         await there.start_agent()
         there.api.fail(Answer(503, retry_after_s=60), resources=["pods"])
-        there.api.close_watches()
+        there.api.reads.close()
         await there.node.until(lambda: there.cluster.followed.reflector.problem is not None)
         there.api.heal()
         there.create(pod("a", mem=3))

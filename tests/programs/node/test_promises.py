@@ -137,12 +137,12 @@ async def test_a_pod_that_the_watch_shows_after_the_kubelet_asks_is_waited_for()
         await there.start_agent()
         there.cluster.waiting.wait_s = stretched()
         there.create(pod("a", mem=4))
-        there.api.hold_cache()
+        there.api.reads.hold()
         there.api.bind("a", "node", promise(1, 4))
         admission = asyncio.create_task(there.admit(there.known(pod("a", mem=4))))
         await asyncio.sleep(0.1)  # for the question to come in, which nothing tells; on a slow machine it comes later
         assert not admission.done()
-        there.api.release_cache()
+        there.api.reads.release()
         assert there.positions(await admission) == {1: 4}
 
 
