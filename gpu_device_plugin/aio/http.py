@@ -77,8 +77,6 @@ class Page:
     content_type: str = "text/plain; charset=utf-8"
     last: bool = False
     """Whether the connection is closed after it: the client's next request may then reach another replica."""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    """Further headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +86,6 @@ class Stream:
     parts: AsyncGenerator[bytes, None]
     """It is closed when the client has gone or does not read, or the server stops."""
     content_type: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-    """Further headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +276,7 @@ class _Desk:
         response = Response(
             body=page.body.encode() if isinstance(page.body, str) else page.body,
             status=page.status,
-            headers={"Content-Type": page.content_type, "Cache-Control": "no-store", **self._headers, **page.headers},
+            headers={"Content-Type": page.content_type, "Cache-Control": "no-store", **self._headers},
         )
         if page.last or request.can_read_body:  # an unread body would precede the next request
             response.force_close()
@@ -292,9 +288,7 @@ async def _streamed(
 ) -> StreamResponse:
     from aiohttp.web_response import StreamResponse  # noqa: PLC0415 - see serving_routes
 
-    response = StreamResponse(
-        headers={"Content-Type": stream.content_type, "Cache-Control": "no-store", **headers, **stream.headers}
-    )
+    response = StreamResponse(headers={"Content-Type": stream.content_type, "Cache-Control": "no-store", **headers})
     response.force_close()
     async with contextlib.aclosing(stream.parts) as parts:
         await response.prepare(request)

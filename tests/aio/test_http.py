@@ -561,13 +561,12 @@ async def test_a_route_reads_the_headers_that_it_names_and_the_query(http: aioht
 
     async def answer(request: Request) -> Page:
         seen.append(request)
-        return Page("", headers={"X-Content-Type-Options": "nosniff"})
+        return Page("")
 
     routes = [Route("GET", "/a", answer, headers=("Authorization", "Host"))]
     async with serving_routes("127.0.0.1", 0, routes) as port:
         sent = {"authorization": "Bearer secret", "Cookie": "not read"}
         async with http.get(f"http://127.0.0.1:{port}/a?q=1&q=2&empty=", headers=sent) as answered:
-            assert answered.headers["X-Content-Type-Options"] == "nosniff"
             assert answered.headers["Cache-Control"] == "no-store"
     (request,) = seen
     assert request.headers == {"Authorization": "Bearer secret", "Host": f"127.0.0.1:{port}"}
@@ -590,7 +589,7 @@ class Streaming:
             self.closed.set()
 
     async def answer(self, _request: Request) -> Stream:
-        return Stream(self.parts(), "text/event-stream", {"X-Accel-Buffering": "no"})
+        return Stream(self.parts(), "text/event-stream")
 
     @property
     def route(self) -> Route:
@@ -606,7 +605,6 @@ async def test_a_stream_arrives_part_by_part(http: aiohttp.ClientSession) -> Non
     ):
         assert await head.read() == b""
         assert head.headers["Content-Type"] == answered.headers["Content-Type"] == "text/event-stream"
-        assert answered.headers["X-Accel-Buffering"] == "no"
         for part in (b"first", b"second"):
             stream.given.put_nowait(part)
             assert await answered.content.readany() == part
