@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ class _Meta(Struct, gc=False):
 
 
 class _Object(Struct, gc=False):
-    """A pod or a node."""
+    """A node."""
 
     metadata: _Meta
 
@@ -93,13 +93,16 @@ class _PreemptionArgs(Struct, rename="pascal", gc=False):
     node_name_to_meta_victims: dict[str, Raw] | None = None
 
 
-class _Victims(Struct, rename="pascal", gc=False):
-    pods: list[Raw] | None = None
-    violations: int = field(default=0, name="NumPDBViolations")
+class _Victim(Struct, gc=False):
+    """A complete pod, or its UID alone."""
 
-
-class _MetaPod(Struct, gc=False):
+    metadata: _Meta = field(default_factory=_Meta)
     uid: str = field(default="", name="UID")
+
+
+class _Victims(Struct, rename="pascal", gc=False):
+    pods: list[_Victim] | None = None
+    violations: int = field(default=0, name="NumPDBViolations")
 
 
 def read_args(body: bytes) -> ExtenderArgs:
@@ -123,11 +126,9 @@ def read_binding(body: bytes) -> BindingArgs:
 def read_preemption(body: bytes) -> PreemptionArgs:
     """Decode the arguments of preempt, with complete pods or their UIDs alone. Raises UnreadableRequestError."""
     args = _decode(body, _PreemptionArgs)
-    pod = _pod(args.pod)
-    if args.node_name_to_meta_victims:
-        return PreemptionArgs(pod, _victims(args.node_name_to_meta_victims, lambda raw: _decode(raw, _MetaPod).uid))
-    nodes = _given(args.node_name_to_victims or args.node_name_to_meta_victims, "nodes with victims")
-    return PreemptionArgs(pod, _victims(nodes, lambda raw: _decode(raw, _Object).metadata.uid))
+    pod, uids = _pod(args.pod), args.node_name_to_meta_victims
+    nodes = _given(uids or args.node_name_to_victims or uids, "nodes with victims")
+    return PreemptionArgs(pod, {name: _victims(_decode(raw, _Victims)) for name, raw in nodes.items()})
 
 
 def with_identity(pod: Raw) -> bytes:
@@ -143,13 +144,9 @@ def with_identity(pod: Raw) -> bytes:
     return _encode({**said, "metadata": meta})
 
 
-def _victims(nodes: Mapping[str, Raw], uid_of: Callable[[Raw], str]) -> Mapping[str, Victims]:
-    found: dict[str, Victims] = {}
-    for name, raw in nodes.items():
-        victims = _decode(raw, _Victims)
-        uids = tuple(_given(uid_of(pod) or None, "UID of a victim") for pod in victims.pods or ())
-        found[name] = Victims(uids, victims.violations)
-    return found
+def _victims(found: _Victims) -> Victims:
+    uids = [_given(pod.uid or pod.metadata.uid or None, "UID of a victim") for pod in found.pods or ()]
+    return Victims(tuple(uids), found.violations)
 
 
 def _pod(raw: Raw) -> Raw:
