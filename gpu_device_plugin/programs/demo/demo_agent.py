@@ -6,6 +6,7 @@ as that changes: a cluster would be asked too much. All else is as `gpu-device-p
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from functools import partial
@@ -13,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import logs
-from gpu_device_plugin.programs.commandline import Parser, add_settings, ending, flags_in
+from gpu_device_plugin.programs.commandline import ending
 from gpu_device_plugin.programs.node import node_program as program
 from gpu_device_plugin.programs.node.agent import NodeAgent
-from gpu_device_plugin.settings.knobs import knobs_of
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 
@@ -27,22 +27,19 @@ PROGRAM = "gpu_device_plugin.programs.demo.demo_agent"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the agent with the folder and the settings in `argv` until SIGTERM; return its exit code."""
+    """Run the agent with the folder and the settings (as JSON) in `argv` until SIGTERM; return its exit code."""
     return ending(PROGRAM, partial(_run, argv))
 
 
 def _run(argv: Sequence[str]) -> int:
     logs.quiet_grpc(os.environ)
-    parser = Parser(prog=PROGRAM)
-    parser.add_argument("proc", type=Path)
-    add_settings(parser, knobs_of(NodeSettings))
-    arguments = parser.parse_args(argv)
+    proc, flags = argv
     # The settings in the environment are those of an agent in earnest.
-    sources = Sources(NodeSettings, flags_in(arguments, knobs_of(NodeSettings)), environ={})
+    sources = Sources(NodeSettings, json.loads(flags), environ={})
     texts = sources.texts()
     settings = sources.read(texts=texts)
     logs.configure(settings.log_level, settings.log_format, sys.stderr, colour=False)
-    return program.main(sources, texts, settings, agent=partial(_agent, arguments.proc))
+    return program.main(sources, texts, settings, agent=partial(_agent, Path(proc)))
 
 
 def _agent(proc: Path, settings: NodeSettings) -> NodeAgent:

@@ -76,7 +76,7 @@ class Agent:
         In `proc` it reads whose the processes on the GPUs are.
         """
         self._proc = proc
-        self._flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+        self._settings = settings
         self._log = log
         self.process: asyncio.subprocess.Process | None = None
 
@@ -92,7 +92,7 @@ class Agent:
         with self._log.open("wb") as log:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "gpu_device_plugin.programs.demo.demo_agent", str(self._proc), *self._flags),
+                *("-m", "gpu_device_plugin.programs.demo.demo_agent", str(self._proc), json.dumps(self._settings)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=log,
                 env=environ,
