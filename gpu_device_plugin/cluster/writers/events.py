@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 CONTROLLER = "gpu-device-plugin"
-"""The default reporting controller; the admission policy on agents' Events names it."""
+"""The reporting controller; the admission policy on agents' Events names it."""
 
 # Bytes; limits of the API.
 _LONGEST_NOTE = 1024
@@ -82,8 +82,7 @@ class EventWriter:
     _client: Client
     _: KW_ONLY
     instance: str
-    """The node, or another instance of the `controller` that reports."""
-    controller: str = CONTROLLER
+    """The node, or another instance that reports."""
     limit: int = 64
     varieties: int = 10
     series_s: float = 300.0
@@ -174,7 +173,7 @@ class EventWriter:
             "kind": "Event",
             "metadata": {"name": series.name, "namespace": _namespace(key.about)},
             "eventTime": micro_time(series.first),
-            "reportingController": self.controller,
+            "reportingController": CONTROLLER,
             "reportingInstance": self.instance[:_LONGEST_WORD],
             "action": key.action,
             "reason": key.reason,

@@ -84,14 +84,12 @@ class OwnNode:
             await self._client.patch(NODES, self.name, {"metadata": {"uid": node.uid, **changes}})
         return bool(changes)
 
-    async def keep(
-        self, wanted: Observable[NodeMetadata], *, again_s: float = 600.0, first_retry_s: float = 1.0
-    ) -> NoReturn:
+    async def keep(self, wanted: Observable[NodeMetadata], *, again_s: float = 600.0) -> NoReturn:
         """Publish the newest of `wanted`; check the node again on every change and after `again_s`.
 
         Ends only by cancellation; a failure is logged and retried.
         """
-        await keep_written(wanted, self.publish, self._told, again_s, Backoff(first_retry_s))
+        await keep_written(wanted, self.publish, self._told, again_s, Backoff(1.0))
 
     def _told(self, error: ApiError) -> None:
         if not isinstance(error, ConflictError):

@@ -161,13 +161,15 @@ class NodeSlices(Store[Present]):
         """Publish until cancelled; owns the watch."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.reflector.run(), name="follow our ResourceSlices")
+            tasks.create_task(self.wanted.follow(self._call), name="wanted ResourceSlices")
+            tasks.create_task(self.reached.follow(self._call), name="the kubelet can call the driver")
             tasks.create_task(self._publish(), name="publish ResourceSlices")
         raise AssertionError  # pragma: no cover (the tasks never return)
 
     async def _publish(self) -> NoReturn:
         backoff, problem = Backoff(0.2), ""
         while True:
-            version, reached = self.wanted.version, self.reached.version
+            version = self.wanted.version
             self._changed.clear()
             pause_s: float | None = None
             try:
@@ -186,22 +188,10 @@ class NodeSlices(Store[Present]):
                     problem = why
                     self.on_problem(why)
                 pause_s = backoff.next_s(error.retry_after_s)
-            if pause_s is None and self.wanted.version == version and not self._changed.is_set():
-                await self._anything(version, reached)
-            elif pause_s is not None:
-                await within(pause_s, self.wanted.after(version))
+            await (self._changed.wait() if pause_s is None else within(pause_s, self.wanted.after(version)))
 
-    async def _anything(self, version: int, reached: int) -> None:
-        changes = [
-            asyncio.create_task(self.wanted.after(version), name="wanted ResourceSlices"),
-            asyncio.create_task(self.reached.after(reached), name="the kubelet can call the driver"),
-            asyncio.create_task(self._changed.wait(), name="changed ResourceSlices"),
-        ]
-        try:
-            await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for change in changes:
-                change.cancel()
+    def _call(self, _value: object) -> None:
+        self._changed.set()
 
     async def _write(self) -> None:
         """Make the slices equal to the wanted ones. Raises ApiError, or FieldsDroppedError after `on_dropped`."""
