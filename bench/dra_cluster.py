@@ -19,7 +19,7 @@ from bench.cluster import uid
 from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.cluster.dra_scheduler import Allocator, Wish, request_of
+from gpu_device_plugin.testing.cluster.dra_scheduler import Allocator, exactly
 
 MEMORY = "4Gi"
 """What each claim asks for."""
@@ -106,7 +106,7 @@ def allocate(server: ApiServer, node: str, pods: int) -> list[str]:
     found = []
     for number in range(pods):
         name = f"claim-{number}"
-        spec = {"devices": {"requests": [request_of(Wish(memory=MEMORY))]}}
+        spec = {"devices": {"requests": [{"name": "gpu", "exactly": exactly(memory=MEMORY)}]}}
         server.add({"kind": "ResourceClaim", "metadata": {"name": name, "namespace": "default"}, "spec": spec})
         why = scheduler.allocate(name, node, [(f"pod-{number}", uid(number))])
         if why:

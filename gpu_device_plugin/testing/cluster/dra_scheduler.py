@@ -7,7 +7,6 @@ policy; a shared counter is taken once by a device with parts, and once by each 
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING
 
@@ -24,29 +23,20 @@ _DRIVER = "gpu-device-plugin"
 """The domain of the attribute that a wish may name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """A request of a claim: the value of the device's attribute ``type``, and the part of its memory."""
+def exactly(kind: str = "shared-gpu", *, memory: str = "", admin: bool = False, profile: str = "") -> Json:
+    """Return what a request of a claim asks for, as the API has it, of the DeviceClass for this type of device.
 
-    kind: str = "shared-gpu"
-    memory: str = ""
-    count: int = 1
-    admin: bool = False
-    profile: str = ""
-    """The profile of a MIG instance; empty: any device will do."""
-
-
-def request_of(wish: Wish, name: str = "gpu") -> Json:
-    """Return a request as the API has it, of the DeviceClass for this type of device."""
-    exactly: Json = {"deviceClassName": wish.kind, "allocationMode": "ExactCount", "count": wish.count}
-    if wish.memory:
-        exactly["capacity"] = {"requests": {"memory": wish.memory}}
-    if wish.admin:
-        exactly["adminAccess"] = True
-    if wish.profile:
-        expression = f"device.attributes['{_DRIVER}'].profile == '{wish.profile}'"
-        exactly["selectors"] = [{"cel": {"expression": expression}}]
-    return {"name": name, "exactly": exactly}
+    `memory` is the part of the device's, `profile` that of a MIG instance; empty: any device will do.
+    """
+    asked: Json = {"deviceClassName": kind, "allocationMode": "ExactCount", "count": 1}
+    if memory:
+        asked["capacity"] = {"requests": {"memory": memory}}
+    if admin:
+        asked["adminAccess"] = True
+    if profile:
+        expression = f"device.attributes['{_DRIVER}'].profile == '{profile}'"
+        asked["selectors"] = [{"cel": {"expression": expression}}]
+    return asked
 
 
 class Allocator:

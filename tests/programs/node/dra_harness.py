@@ -11,7 +11,7 @@ from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.kubelet.dra_loop import DraTimings
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.cluster.dra_scheduler import Allocator, Wish, request_of
+from gpu_device_plugin.testing.cluster.dra_scheduler import Allocator, exactly
 from gpu_device_plugin.testing.kubelet.dra_kubelet import DraKubelet, Started
 from tests.patience import stretched
 from tests.programs.node.cluster_harness import NODE, RIGHTS, Cluster
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.programs.node.claims.dra_driver import DraDriver
+    from gpu_device_plugin.testing.builders import Json
 
 DRA_RIGHTS = {
     ("get", "resourceclaims"),
@@ -78,10 +79,13 @@ class Claims(Cluster):
         """Return every device that is offered, by name, in its order."""
         return {device["name"]: device for spec in self.slices() for device in spec.get("devices") or ()}
 
-    def wish(self, name: str, *wishes: Wish, parameters: Any = None, pods: Sequence[str] = ()) -> None:
+    def wish(self, name: str, *wishes: Json, parameters: Any = None, pods: Sequence[str] = ()) -> None:
         """Create a claim, and pods of these names (or of the claim's own) that use it, bound to the node."""
         devices: dict[str, Any] = {
-            "requests": [request_of(wish, f"r{number}") for number, wish in enumerate(wishes or (Wish(memory="4Gi"),))]
+            "requests": [
+                {"name": f"r{number}", "exactly": wish}
+                for number, wish in enumerate(wishes or (exactly(memory="4Gi"),))
+            ]
         }
         if parameters is not None:
             devices["config"] = [{"opaque": {"driver": DRIVER, "parameters": parameters}}]
@@ -102,7 +106,7 @@ class Claims(Cluster):
         uids = [(pod, self.api.get("pods", pod)["metadata"]["uid"]) for pod in pods or (claim,)]
         return self.scheduler.allocate(claim, NODE, uids)
 
-    async def run_claim(self, name: str, *wishes: Wish, parameters: Any = None) -> Started:
+    async def run_claim(self, name: str, *wishes: Json, parameters: Any = None) -> Started:
         """Create a claim and its pod, have it allocated, and let the kubelet start the pod."""
         self.wish(name, *wishes, parameters=parameters)
         assert self.allocate(name) == ""

@@ -13,13 +13,14 @@ from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.node.serving_mode import ServingMode
 from gpu_device_plugin.programs.node.claims.dra_driver import UNKNOWN
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
-from gpu_device_plugin.testing.cluster.dra_scheduler import Wish
+from gpu_device_plugin.testing.cluster.dra_scheduler import exactly
 from tests.names import COUNT, MEM
 from tests.programs.node.cluster_harness import NODE
 from tests.programs.node.dra_harness import Claims, claims
 from tests.programs.node.harness import T4, gpus_of, pod
 
 if TYPE_CHECKING:
+    from gpu_device_plugin.testing.builders import Json
     from gpu_device_plugin.testing.pod_specs import Pod
 
 STEPS = 40
@@ -77,9 +78,13 @@ class World:
         )
         await (self.run_claim() if serving.value.mode is ServingMode.DRA else self.run_pod())
 
-    def wish(self) -> Wish:
+    def wish(self) -> Json:
         """Return what the next claim asks for."""
-        return Wish("whole-gpu") if self.chance.random() < 0.3 else Wish(memory=f"{self.chance.randint(1, SHARES)}Gi")
+        return (
+            exactly("whole-gpu")
+            if self.chance.random() < 0.3
+            else exactly(memory=f"{self.chance.randint(1, SHARES)}Gi")
+        )
 
     async def run_claim(self) -> None:
         name = f"c{next(self.numbers)}"
@@ -239,11 +244,11 @@ class World:
 class DividedWorld(World):
     """The same with a GPU that is divided into MIG instances, again and again, whoever holds them."""
 
-    def wish(self) -> Wish:
+    def wish(self) -> Json:
         return self.chance.choice(
             [
-                *(Wish("mig"), Wish("mig", profile="2g.20gb"), Wish("whole-gpu")),
-                *(Wish(memory=f"{self.chance.randint(1, 9)}Gi"), Wish(memory=f"{self.chance.randint(1, 19)}Gi")),
+                *(exactly("mig"), exactly("mig", profile="2g.20gb"), exactly("whole-gpu")),
+                *(exactly(memory=f"{self.chance.randint(1, 9)}Gi"), exactly(memory=f"{self.chance.randint(1, 19)}Gi")),
             ]
         )
 

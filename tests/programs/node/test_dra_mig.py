@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.testing.cluster.dra_scheduler import Wish
+from gpu_device_plugin.testing.cluster.dra_scheduler import exactly
 from tests.programs.node.cluster_harness import NODE
 from tests.programs.node.dra_harness import claims
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SEVEN = "fake:1xH100:mig=1g.10gb*7"
 MIXED: list[dict[str, Any]] = [{"model": "H100", "mig": "2g.20gb/1g.10gb*2"}, {"model": "T4"}]
 """GPU 0 with three instances of 19 and twice 9 shares of 1 GiB, and GPU 1 of 14 shares."""
-INSTANCE = Wish("mig")
+INSTANCE = exactly("mig")
 
 
 def types(here: Claims) -> dict[str, int]:
@@ -68,25 +68,25 @@ async def test_whole_gpus_and_instances_are_two_types_of_devices() -> None:
     async with claims(MIXED) as here:
         await here.start(mig="share")
         assert types(here) == {"mig": 3, "monitor": 4, "shared-gpu": 4, "whole-gpu": 1}
-        whole = await here.run_claim("gpu", Wish("whole-gpu"))
+        whole = await here.run_claim("gpu", exactly("whole-gpu"))
         assert whole.environ["NVIDIA_VISIBLE_DEVICES"].startswith("GPU-")
-        here.wish("another", Wish("whole-gpu"))
+        here.wish("another", exactly("whole-gpu"))
         assert here.allocate("another") == "cannot allocate all claims"
 
 
 async def test_parts_of_an_instance_fill_it_and_it_is_not_given_whole_beside_them() -> None:
     async with claims("fake:1xH100:mig=1g.10gb*2") as here:
         await here.start(mig="share")
-        first, second = [(await here.run_claim(f"c{n}", Wish(memory="4Gi"))).environ for n in range(2)]
+        first, second = [(await here.run_claim(f"c{n}", exactly(memory="4Gi"))).environ for n in range(2)]
         assert first["NVIDIA_VISIBLE_DEVICES"] == second["NVIDIA_VISIBLE_DEVICES"]
         assert (first["GPUSHARE_MEMORY_LIMIT_BY"], first["ALIYUN_COM_GPU_MEM_DEV"]) == ("advisory", "9")
         whole = await here.run_claim("whole", INSTANCE)
         assert whole.environ["NVIDIA_VISIBLE_DEVICES"] != first["NVIDIA_VISIBLE_DEVICES"]
-        for name, wish in (("all", INSTANCE), ("more", Wish(memory="5Gi"))):
+        for name, wish in (("all", INSTANCE), ("more", exactly(memory="5Gi"))):
             here.wish(name, wish)
             assert here.allocate(name) == "cannot allocate all claims"
         await here.end_claim("whole")
-        everything = await here.run_claim("everything", Wish(memory="9Gi"))
+        everything = await here.run_claim("everything", exactly(memory="9Gi"))
         assert everything.environ["GPUSHARE_MEMORY_LIMIT_BY"] == "partition"
 
 
@@ -103,7 +103,7 @@ async def test_a_gpu_that_is_divided_anew_brings_new_devices_and_takes_the_other
             )
         )
         assert here.kubelet.health[NODE, f"{stays.lower()}-whole"] == (True, "")
-        new = (await here.run_claim("new", Wish("mig", profile="3g.40gb"))).environ["NVIDIA_VISIBLE_DEVICES"]
+        new = (await here.run_claim("new", exactly("mig", profile="3g.40gb"))).environ["NVIDIA_VISIBLE_DEVICES"]
         assert new not in {stays, goes}
         await here.end_claim("c1")
         assert here.node.agent is not None
@@ -133,7 +133,7 @@ async def test_an_agent_that_was_killed_finds_the_claims_of_instances_again_and_
 async def test_parts_that_are_in_use_keep_an_instance_from_being_given_whole_after_the_mode_changed() -> None:
     async with claims([{"model": "H100", "mig": "1g.10gb*2"}]) as here:
         await here.start(mig="share")
-        uuid = (await here.run_claim("c1", Wish(memory="2Gi"))).environ["NVIDIA_VISIBLE_DEVICES"]
+        uuid = (await here.run_claim("c1", exactly(memory="2Gi"))).environ["NVIDIA_VISIBLE_DEVICES"]
         here.api.patch("nodes", NODE, {"metadata": {"labels": {"gpu-device-plugin/mig": "whole"}}})
         await here.node.until(lambda: types(here) == {"mig": 2, "monitor": 2})
         (taint,) = here.devices()[f"{uuid.lower()}-whole"]["taints"]

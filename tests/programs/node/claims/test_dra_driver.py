@@ -11,7 +11,7 @@ import pytest
 
 from gpu_device_plugin.kubelet._proto import dra_v1_pb2
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
-from gpu_device_plugin.testing.cluster.dra_scheduler import Wish
+from gpu_device_plugin.testing.cluster.dra_scheduler import exactly
 from tests.programs.node.cluster_harness import NODE, RIGHTS
 from tests.programs.node.dra_harness import Claims, claims
 from tests.programs.node.harness import T4
@@ -20,7 +20,7 @@ from tests.programs.node.mps_supervisor import Supervisor
 if TYPE_CHECKING:
     from gpu_device_plugin.core.dra.prepared import PreparedClaim
 
-WHOLE = Wish("whole-gpu")
+WHOLE = exactly("whole-gpu")
 
 
 def names_of(files: object) -> list[str]:
@@ -30,7 +30,7 @@ def names_of(files: object) -> list[str]:
 async def test_a_claim_gets_a_part_of_a_gpu_and_its_containers_the_variables_of_a_share() -> None:
     async with claims() as here:
         await here.start()
-        started = await here.run_claim("c1", Wish(memory="3500Mi"))
+        started = await here.run_claim("c1", exactly(memory="3500Mi"))
         assert started.error == ""
         assert started.environ == {
             "NVIDIA_VISIBLE_DEVICES": started.environ["NVIDIA_VISIBLE_DEVICES"],
@@ -56,11 +56,11 @@ async def test_a_claim_gets_a_part_of_a_gpu_and_its_containers_the_variables_of_
 async def test_shares_and_whole_gpus_never_meet_on_one_gpu() -> None:
     async with claims() as here:
         await here.start()
-        share = await here.run_claim("share", Wish(memory="1Gi"))
+        share = await here.run_claim("share", exactly(memory="1Gi"))
         whole = await here.run_claim("whole", WHOLE)
         assert "GPUSHARE_MEMORY_LIMIT_MIB" not in whole.environ
         assert whole.environ["NVIDIA_VISIBLE_DEVICES"] != share.environ["NVIDIA_VISIBLE_DEVICES"]
-        for name, wish in (("more", Wish(memory="14Gi")), ("another", WHOLE)):
+        for name, wish in (("more", exactly(memory="14Gi")), ("another", WHOLE)):
             here.wish(name, wish)
             assert here.allocate(name) == "cannot allocate all claims"
         await here.end_claim("share")
@@ -91,7 +91,7 @@ async def test_an_agent_that_was_killed_finds_its_claims_again_and_ends_them() -
         assert await here.kubelet.end_pod("c1") != ""
         await here.start()
         assert await here.kubelet.start_pod("c1") == before
-        assert (await here.run_claim("c2", Wish(memory="13Gi"))).environ["ALIYUN_COM_GPU_MEM_IDX"] == "1"
+        assert (await here.run_claim("c2", exactly(memory="13Gi"))).environ["ALIYUN_COM_GPU_MEM_IDX"] == "1"
         await here.end_claim("c1")
         assert names_of(here.kubelet.cdi.iterdir()) == [
             f"gpu-device-plugin-claim_{here.api.get('resourceclaims', 'c2')['metadata']['uid']}.json"
@@ -101,7 +101,7 @@ async def test_an_agent_that_was_killed_finds_its_claims_again_and_ends_them() -
 async def test_a_claim_whose_file_is_damaged_is_read_from_the_api_again() -> None:
     async with claims() as here:
         await here.start()
-        before = await here.run_claim("c1", Wish(memory="10Gi"))
+        before = await here.run_claim("c1", exactly(memory="10Gi"))
         await here.run_claim("gone")
         await here.node.stop_agent()
         for path in here.dra_files():
@@ -174,11 +174,11 @@ async def test_a_claim_waits_in_its_call_for_the_end_of_the_one_before() -> None
     async with claims("fake:1xT4") as here:
         await here.start()
         here.dra.claims.wait_s = 3600
-        await here.run_claim("old", Wish(memory="14Gi"))
+        await here.run_claim("old", exactly(memory="14Gi"))
         uid = here.api.get("pods", "old")["metadata"]["uid"]
         here.api.delete("pods", "old")  # by force: for the API server it has ended
         here.scheduler.release("old")
-        here.wish("new", Wish(memory="14Gi"))
+        here.wish("new", exactly(memory="14Gi"))
         assert here.allocate("new") == ""
         starts = asyncio.create_task(here.kubelet.start_pod("new"))
         await here.node.until(lambda: here.api.count("get", "resourceclaims") >= 2)
@@ -198,12 +198,12 @@ async def test_a_claim_is_read_again_in_its_call_while_the_api_server_fails() ->
 async def test_two_claims_of_one_call_wait_side_by_side() -> None:
     async with claims("fake:2xT4") as here:
         await here.start()
-        await here.run_claim("old", Wish(memory="14Gi"))
+        await here.run_claim("old", exactly(memory="14Gi"))
         uid = here.api.get("pods", "old")["metadata"]["uid"]
         here.api.delete("pods", "old")
         here.scheduler.release("old")
         for name in ("late", "now"):
-            here.wish(name, Wish(memory="14Gi"), pods=(f"unused-{name}",))
+            here.wish(name, exactly(memory="14Gi"), pods=(f"unused-{name}",))
         here.pod("p1", "late", "now", container="a")
         assert here.allocate("late", "p1") == here.allocate("now", "p1") == ""
         here.dra.claims.wait_s = 3600
@@ -245,11 +245,11 @@ async def test_a_claim_that_was_released_while_its_call_waited_is_not_prepared()
     async with claims("fake:1xT4") as here:
         await here.start()
         here.dra.claims.wait_s = 3600
-        await here.run_claim("old", Wish(memory="14Gi"))
+        await here.run_claim("old", exactly(memory="14Gi"))
         uid = here.api.get("pods", "old")["metadata"]["uid"]
         here.api.delete("pods", "old")
         here.scheduler.release("old")
-        here.wish("new", Wish(memory="14Gi"))
+        here.wish("new", exactly(memory="14Gi"))
         assert here.allocate("new") == ""
         starts = asyncio.create_task(here.kubelet.start_pod("new"))
         await here.node.until(lambda: here.api.count("get", "resourceclaims") >= 2)
@@ -338,7 +338,7 @@ async def test_a_container_that_uses_two_claims_is_refused() -> None:
     async with claims() as here:
         await here.start()
         for name in ("c1", "c2"):
-            here.wish(name, Wish(memory="1Gi"), pods=(f"unused-{name}",))
+            here.wish(name, exactly(memory="1Gi"), pods=(f"unused-{name}",))
         here.pod("p1", "c1", "c2")
         await here.seen("p1")
         assert here.allocate("c1", "p1") == here.allocate("c2", "p1") == ""
@@ -348,13 +348,13 @@ async def test_a_container_that_uses_two_claims_is_refused() -> None:
 async def test_access_beside_others_is_given_although_the_gpu_is_full() -> None:
     async with claims("fake:1xT4") as here:
         await here.start()
-        await here.run_claim("c1", Wish(memory="14Gi"))
-        watcher = await here.run_claim("admin", Wish("monitor", admin=True))
+        await here.run_claim("c1", exactly(memory="14Gi"))
+        watcher = await here.run_claim("admin", exactly("monitor", admin=True))
         assert watcher.environ["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
         assert "GPUSHARE_MEMORY_LIMIT_MIB" not in watcher.environ
         await here.end_claim("admin")
         assert len(here.dra.claims.prepared.value) == 1
-        assert "let the request say adminAccess: true" in (await here.run_claim("plain", Wish("monitor"))).error
+        assert "let the request say adminAccess: true" in (await here.run_claim("plain", exactly("monitor"))).error
 
 
 async def test_an_older_api_server_gets_whole_gpus_only_and_says_so() -> None:
@@ -402,13 +402,13 @@ async def test_the_node_says_that_it_serves_claims() -> None:
 async def test_a_claim_whose_files_cannot_be_written_keeps_its_shares_over_a_restart() -> None:
     async with claims("fake:1xT4") as here:
         await here.start()
-        here.wish("c1", Wish(memory="8Gi"))
+        here.wish("c1", exactly(memory="8Gi"))
         assert here.allocate("c1") == ""
         here.kubelet.cdi.rmdir()
         here.kubelet.cdi.write_text("in the way")
         assert "this is tried again" in (await here.kubelet.start_pod("c1")).error
         here.kubelet.cdi.unlink()
-        second = await here.run_claim("c2", Wish(memory="6Gi"))
+        second = await here.run_claim("c2", exactly(memory="6Gi"))
         assert second.error == ""
         await here.node.stop_agent()
         await here.start()
@@ -421,7 +421,7 @@ async def test_two_files_with_the_same_shares_are_not_believed_and_both_claims_g
     async with claims("fake:1xT4") as here:
         await here.start()
         for name in ("c1", "c2"):
-            assert (await here.run_claim(name, Wish(memory="7Gi"))).error == ""
+            assert (await here.run_claim(name, exactly(memory="7Gi"))).error == ""
         await here.node.stop_agent()
         first, second = (json.loads(path.read_text()) for path in here.dra_files())
         here.dra_files()[1].write_text(json.dumps(second | {"deviceIDs": first["deviceIDs"]}))
@@ -435,7 +435,7 @@ async def test_a_directory_in_the_place_of_a_claims_file_keeps_no_driver_from_re
 ) -> None:
     async with claims("fake:1xT4") as here:
         await here.start()
-        before = await here.run_claim("c1", Wish(memory="7Gi"))
+        before = await here.run_claim("c1", exactly(memory="7Gi"))
         await here.node.stop_agent()
         (path,) = here.dra_files()
         path.unlink()
@@ -444,7 +444,7 @@ async def test_a_directory_in_the_place_of_a_claims_file_keeps_no_driver_from_re
         await here.start()
         assert "remove the directory that has the name of a file of ours" in caplog.text
         assert "disk is not full" not in caplog.text
-        here.wish("c2", Wish(memory="8Gi"))
+        here.wish("c2", exactly(memory="8Gi"))
         assert here.allocate("c2") == "cannot allocate all claims"
         assert here.node.agent is not None
         assert len(here.node.agent.state.node.ledger.holds) == 7
@@ -460,7 +460,7 @@ async def test_many_claims_at_once_never_share_a_share() -> None:
     async with claims() as here:
         await here.start()
         for n in range(14):
-            here.wish(f"c{n}", Wish(memory="2Gi"))
+            here.wish(f"c{n}", exactly(memory="2Gi"))
             assert here.allocate(f"c{n}") == ""
         started = await asyncio.gather(*(here.kubelet.start_pod(f"c{n}") for n in range(14)))
         assert not any(each.error for each in started)
@@ -476,7 +476,7 @@ async def test_under_mps_a_part_of_a_gpu_waits_for_its_daemon_and_a_whole_gpu_fo
         supervisor.start()
         try:
             await here.start(limits="mps", mps_dir=str(directory))
-            started = await here.run_claim("c1", Wish(memory="7Gi"))
+            started = await here.run_claim("c1", exactly(memory="7Gi"))
             assert started.error == ""
             assert started.environ["GPUSHARE_MEMORY_LIMIT_BY"] == "mps"
             assert started.environ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=7168M"
@@ -488,7 +488,7 @@ async def test_under_mps_a_part_of_a_gpu_waits_for_its_daemon_and_a_whole_gpu_fo
             assert whole.error == ""
             assert "CUDA_MPS_PIPE_DIRECTORY" not in whole.environ
             await supervisor.vanish()
-            refused = await here.run_claim("c3", Wish(memory="1Gi"))
+            refused = await here.run_claim("c3", exactly(memory="1Gi"))
             assert "MPS" in refused.error
         finally:
             await supervisor.stop()

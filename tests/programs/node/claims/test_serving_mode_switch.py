@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.node.serving_mode import ServingMode
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
-from gpu_device_plugin.testing.cluster.dra_scheduler import Wish
+from gpu_device_plugin.testing.cluster.dra_scheduler import exactly
 from tests.names import COUNT, MEM
 from tests.programs.node.dra_harness import Claims, claims
 from tests.programs.node.harness import envs_of, pod
@@ -132,7 +132,7 @@ async def test_a_node_waits_for_claims_and_offers_nothing_meanwhile() -> None:
 async def test_a_claim_that_is_allocated_and_not_prepared_keeps_its_gpu_from_the_plugin() -> None:
     async with claims() as here:
         await here.start()
-        here.wish("c1", Wish("whole-gpu"))
+        here.wish("c1", exactly("whole-gpu"))
         assert here.allocate("c1") == ""
         here.label("device-plugin")
         agent = here.node.agent
