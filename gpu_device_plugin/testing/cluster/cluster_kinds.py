@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.cluster.objects.quantity import quantity
 from gpu_device_plugin.core.contract.keys import STATIC_POD
 from gpu_device_plugin.core.model.times import rfc3339
-from gpu_device_plugin.testing.cluster.selectors import SelectorError, field_selector, label_selector
+from gpu_device_plugin.testing.cluster.selectors import field_selector, label_selector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -79,7 +79,7 @@ class Served:
         }
         try:
             by_fields, by_labels = field_selector(fields, known), label_selector(labels)
-        except SelectorError as error:
+        except ValueError as error:
             raise StatusError(400, "BadRequest", str(error)) from error
         return lambda found: by_fields(found) and by_labels(found)
 

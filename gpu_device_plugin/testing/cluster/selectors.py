@@ -1,4 +1,4 @@
-"""Parse field and label selectors like the API server."""
+"""Parse field and label selectors like the API server; ValueError: it would refuse one."""
 
 from __future__ import annotations
 
@@ -16,19 +16,15 @@ _PAIR = re.compile(r"(?P<key>[^\s!=,()]+)\s*(?P<sign>==|=|!=)\s*(?P<value>[^\s!=
 _EXISTS = re.compile(r"(?P<no>!?)\s*(?P<key>[^\s!=,()]+)")
 
 
-class SelectorError(ValueError):
-    """A selector that the API server would refuse."""
-
-
 def field_selector(text: str, fields: Mapping[str, Callable[[Object], str]]) -> Test:
     """Read ``spec.nodeName=a,status.phase!=Failed``; `fields` are those that the kind of object supports."""
     tests: list[Test] = []
     for term in _terms(text):
         match = _PAIR.fullmatch(term)
         if match is None:
-            raise SelectorError(f"invalid selector: '{term}'; can't understand '{term}'")
+            raise ValueError(f"invalid selector: '{term}'; can't understand '{term}'")
         if match["key"] not in fields:
-            raise SelectorError(f"field label not supported: {match['key']}")
+            raise ValueError(f"field label not supported: {match['key']}")
         tests.append(_compare(fields[match["key"]], match["value"], equal=match["sign"] != "!="))
     return lambda candidate: all(test(candidate) for test in tests)
 
@@ -58,7 +54,7 @@ def _label_test(term: str) -> Test:
     if (match := _EXISTS.fullmatch(term)) is not None:
         key, there = match["key"], not match["no"]
         return lambda candidate: (key in _labels(candidate)) is there
-    raise SelectorError(f"unable to parse requirement: {term!r}")
+    raise ValueError(f"unable to parse requirement: {term!r}")
 
 
 def _labels(candidate: Object) -> Mapping[str, str]:

@@ -9,6 +9,7 @@ import msgspec
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader, UnreadableObjectError, decoded
 from gpu_device_plugin.cluster.objects.other_pods import OtherPodReader
+from gpu_device_plugin.cluster.objects.requests import OwnerReference  # noqa: TC001 - msgspec reads it
 from gpu_device_plugin.core.cluster.pod_demand import Ask, amount_of, ask
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, READ_ON_NODES, READ_ON_PODS
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
@@ -279,19 +280,13 @@ class _Spec(msgspec.Struct, rename="camel", gc=False):
     job_template: _JobTemplate | None = None
 
 
-class _Owner(msgspec.Struct, gc=False):
-    kind: str = ""
-    name: str = ""
-    controller: bool | None = None
-
-
 class _Metadata(msgspec.Struct, rename="camel", gc=False):
     name: str = ""
     generate_name: str = ""
     namespace: str = ""
     uid: str = ""
     labels: dict[str, Any] | None = None
-    owner_references: list[_Owner] | None = None
+    owner_references: list[OwnerReference] | None = None
 
 
 class _Manifest(msgspec.Struct, gc=False):
