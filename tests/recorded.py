@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import NODE_LABELS, NODE_USE
+from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.pod_specs import ContainerSpec, ContainerType, PodSpec
+from gpu_device_plugin.testing.pod_specs import ContainerSpec, PodSpec
 from tests.names import COUNT, MEM
 from tests.programs.extender import harness as extender_harness
 from tests.programs.node import harness
@@ -70,8 +71,8 @@ PODS = (
         PodSpec(
             "with-init",
             (
-                harness.container("prepare", kind=ContainerType.INIT, mem=7),
-                harness.container("proxy", kind=ContainerType.SIDECAR, mem=1),
+                harness.container("prepare", kind=ContainerKind.INIT, mem=7),
+                harness.container("proxy", kind=ContainerKind.SIDECAR, mem=1),
                 harness.container("main", mem=2),
             ),
         )
@@ -183,7 +184,7 @@ def spec_of(recorded: Json) -> PodSpec:
     return PodSpec(
         recorded["name"],
         tuple(
-            ContainerSpec(each["name"], each["limits"], ContainerType[each["kind"]]) for each in recorded["containers"]
+            ContainerSpec(each["name"], each["limits"], ContainerKind[each["kind"]]) for each in recorded["containers"]
         ),
     )
 

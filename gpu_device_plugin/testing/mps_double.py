@@ -48,8 +48,7 @@ class MpsPrograms:
         ``start`` is the start of the daemon, ``nvidia_smi`` the other program; ``one_user="yes"`` an older driver. What
         is not named works.
         """
-        names = {"nvidia_smi": "nvidia-smi", "one_user": "one user"}
-        self._save("troubles", {names.get(name, name): value for name, value in troubles.items()})
+        self._save("troubles", troubles)
 
     def serve(self, uuid: str, servers: dict[int, tuple[str, Iterable[int]]]) -> None:
         """Say which servers a daemon has: by PID the status (ACTIVE, FAULT) and the PIDs of the clients."""

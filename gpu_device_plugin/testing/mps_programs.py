@@ -53,7 +53,7 @@ def _die(sentence: str, code: int = 1) -> int:
 
 def smi(words: list[str]) -> int:
     """Tell or set the compute mode of one GPU."""
-    trouble = _state("troubles").get("nvidia-smi", "")
+    trouble = _state("troubles").get("nvidia_smi", "")
     if trouble == "hang":
         time.sleep(3600)
     if trouble:
@@ -79,7 +79,7 @@ def control(words: list[str]) -> int:
     pipe = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))  # noqa: S108 - the default of MPS
     troubles = _state("troubles")
     if "-d" in words or "-f" in words:
-        if troubles.get("one user") and "-multiuser-server" in words:
+        if troubles.get("one_user") and "-multiuser-server" in words:
             return _die("Unrecognized option: -multiuser-server")
         if trouble := troubles.get("start"):
             return _die(trouble)

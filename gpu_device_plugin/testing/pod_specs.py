@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-
-class ContainerType(Enum):
-    """The kind of a container, which determines whether later containers reuse its devices."""
-
-    INIT = "init"
-    """Runs to completion before the next one starts; later containers reuse its devices."""
-    SIDECAR = "sidecar"
-    """An init container with `restartPolicy: Always`: keeps running, and keeps its devices."""
-    APP = "app"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +19,7 @@ class ContainerSpec:
 
     name: str
     limits: Mapping[str, int] = field(default_factory=dict)
-    kind: ContainerType = ContainerType.APP
+    kind: ContainerKind = ContainerKind.APP
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +119,7 @@ def pod(
     namespace: str = "default",
 ) -> PodSpec:
     """Write a pod in one line, each container as its limits: init containers i0, i1, sidecars s0, then apps c0, c1."""
-    groups = ((ContainerType.INIT, "i", init), (ContainerType.SIDECAR, "s", sidecars), (ContainerType.APP, "c", apps))
+    groups = ((ContainerKind.INIT, "i", init), (ContainerKind.SIDECAR, "s", sidecars), (ContainerKind.APP, "c", apps))
     containers = tuple(
         ContainerSpec(f"{letter}{number}", dict(limits), kind)
         for kind, letter, group in groups
@@ -143,7 +133,7 @@ def effective_requests(spec: PodSpec) -> dict[str, int]:
     staying, peak = Counter[str](), Counter[str]()
     for container in spec.containers:
         for resource, wanted in container.limits.items():
-            if container.kind is ContainerType.INIT:
+            if container.kind is ContainerKind.INIT:
                 peak[resource] = max(peak[resource], staying[resource] + wanted)
             else:
                 staying[resource] += wanted

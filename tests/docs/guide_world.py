@@ -17,6 +17,7 @@ import yaml
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.core.contract.keys import INSTANCES
 from gpu_device_plugin.core.model.mig import MigMode, is_mig_resource
+from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.programs.extender.extender_program import Extender
 from gpu_device_plugin.programs.inspect import inspect_program
 from gpu_device_plugin.settings.extender import ExtenderSettings
@@ -24,7 +25,7 @@ from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.pod_specs import ContainerSpec, ContainerType, Pod, PodSpec
+from gpu_device_plugin.testing.pod_specs import ContainerSpec, Pod, PodSpec
 from tests.programs.extender.harness import QUICK
 from tests.programs.node.cluster_harness import said_of, takes_pods
 from tests.programs.node.harness import NodeWorld, world
@@ -231,8 +232,8 @@ def spec_of(body: Json) -> PodSpec:
 
 def _containers(spec: Json) -> Iterator[ContainerSpec]:
     for kind, containers in (
-        (ContainerType.INIT, spec.get("initContainers", ())),
-        (ContainerType.APP, spec["containers"]),
+        (ContainerKind.INIT, spec.get("initContainers", ())),
+        (ContainerKind.APP, spec["containers"]),
     ):
         for each in containers:
             limits = {
@@ -241,7 +242,7 @@ def _containers(spec: Json) -> Iterator[ContainerSpec]:
                 if name in {GPU_MEM, GPU_COUNT} or is_mig_resource(name)
             }
             sidecar = each.get("restartPolicy") == "Always"
-            yield ContainerSpec(each["name"], limits, ContainerType.SIDECAR if sidecar else kind)
+            yield ContainerSpec(each["name"], limits, ContainerKind.SIDECAR if sidecar else kind)
 
 
 @asynccontextmanager

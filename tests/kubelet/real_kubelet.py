@@ -17,8 +17,9 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse, DeviceSpec, Mount
-from gpu_device_plugin.testing.pod_specs import Container, ContainerType, Pod, PodSpec
+from gpu_device_plugin.testing.pod_specs import Container, Pod, PodSpec
 from tests.e2e.archives import write_image
 from tests.patience import eventually, stretched
 from tests.ports import free_port
@@ -272,7 +273,7 @@ class RealKubelet:
         pod = await self.look(uid)
         if pod.phase == "Failed":
             return True
-        apps = [container for container in pod.containers if container.spec.kind is not ContainerType.INIT]
+        apps = [container for container in pod.containers if container.spec.kind is not ContainerKind.INIT]
         return pod.phase == "Running" and all(container.running and container.started for container in apps)
 
     def _container(self, name: str, status: dict[str, Any], spec: PodSpec, uid: str) -> Container:
@@ -315,14 +316,14 @@ def _kubelet() -> str:
 
 def _manifest(spec: PodSpec, uid: str) -> dict[str, Any]:
     def written(container: Any) -> dict[str, Any]:
-        stay = "" if container.kind is ContainerType.INIT else f"; trap 'exit 0' TERM; sleep {_FOREVER} & wait"
+        stay = "" if container.kind is ContainerKind.INIT else f"; trap 'exit 0' TERM; sleep {_FOREVER} & wait"
         return {
             "name": container.name,
             "image": _IMAGE,
             "imagePullPolicy": "Never",
             "command": ["/bin/busybox", "sh", "-c", _TELL + stay],
             "resources": {"limits": {resource: str(wanted) for resource, wanted in container.limits.items()}},
-        } | ({"restartPolicy": "Always"} if container.kind is ContainerType.SIDECAR else {})
+        } | ({"restartPolicy": "Always"} if container.kind is ContainerKind.SIDECAR else {})
 
     return {
         "apiVersion": "v1",
@@ -332,8 +333,8 @@ def _manifest(spec: PodSpec, uid: str) -> dict[str, Any]:
             "hostNetwork": True,
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 1,
-            "initContainers": [written(one) for one in spec.containers if one.kind is not ContainerType.APP],
-            "containers": [written(one) for one in spec.containers if one.kind is ContainerType.APP],
+            "initContainers": [written(one) for one in spec.containers if one.kind is not ContainerKind.APP],
+            "containers": [written(one) for one in spec.containers if one.kind is ContainerKind.APP],
         },
     }
 

@@ -141,8 +141,8 @@ async def test_a_resource_is_registered_with_its_options_and_the_name_of_its_soc
             await plugin.serve()
             await register(kubelet.registration_socket, plugin.socket, MEM, OPTIONS)
             await eventually(lambda: MEM in kubelet.amounts)
-            (made,) = kubelet.registrations
-            assert (made.version, made.resource, made.endpoint) == ("v1beta1", MEM, plugin.socket.name)
+            made = kubelet.registrations[0].request
+            assert (made.version, made.resource_name, made.endpoint) == ("v1beta1", MEM, plugin.socket.name)
             assert made.options == OPTIONS
             await plugin.stop()
 

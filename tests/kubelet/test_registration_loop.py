@@ -536,7 +536,7 @@ async def test_a5_a_resource_that_is_refused_does_not_have_the_other_registered_
         one.registration = one.looping([MEM, bad])
         one.launch()
         await eventually(lambda: len(one.kubelet.registrations) >= 5)
-        assert [made.resource for made in one.kubelet.registrations].count(MEM.name) == 1
+        assert [made.request.resource_name for made in one.kubelet.registrations].count(MEM.name) == 1
         assert one.registration.unmet() == ("no-domain is not registered with the kubelet",)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from aiohttp import web
 
+from gpu_device_plugin.cluster.client.errors import Call
 from gpu_device_plugin.testing.cluster.cluster_kinds import CORE_EVENTS, KINDS, Served, StatusError
 
 if TYPE_CHECKING:
@@ -20,15 +21,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ApiRequest:
-    """A request to the server, in RBAC's terms."""
+class ApiRequest(Call):
+    """A request to the server."""
 
-    verb: str
-    resource: str
-    """With its subresource: ``pods/binding``."""
-    group: str = ""
-    namespace: str = ""
-    name: str = ""
     params: Mapping[str, str] = field(default_factory=dict)
     token: str = field(default="", repr=False)
 

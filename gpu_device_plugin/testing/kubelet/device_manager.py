@@ -10,12 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 from gpu_device_plugin.testing.kubelet import kubelet_files
 from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
 from gpu_device_plugin.testing.kubelet.kubelet_files import Grant
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError, PluginClient
-from gpu_device_plugin.testing.pod_specs import ContainerType
 
 if TYPE_CHECKING:
     import random
@@ -138,7 +138,7 @@ class DeviceManager:
         await self._allocate_every_resource(pod_uid, container, reusable)
         for resource, grant in self.held(pod_uid, container.name).items():
             before = reusable.get(resource, frozenset())
-            reusable[resource] = before | grant.ids if container.kind is ContainerType.INIT else before - grant.ids
+            reusable[resource] = before | grant.ids if container.kind is ContainerKind.INIT else before - grant.ids
 
     async def before_start(self, pod_uid: str, container: ContainerSpec) -> None:
         """Call PreStartContainer where it is required; allocate missing devices. AdmissionError: no start."""

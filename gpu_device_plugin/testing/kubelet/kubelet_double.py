@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
+from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import add_RegistrationServicer_to_server
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import add_PodResourcesListerServicer_to_server
 from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
@@ -23,7 +24,7 @@ from gpu_device_plugin.testing.kubelet.device_manager import Amount, DeviceManag
 from gpu_device_plugin.testing.kubelet.kubelet_files import CHECKPOINT, serve, wipe
 from gpu_device_plugin.testing.kubelet.kubelet_process import KubeletProcess
 from gpu_device_plugin.testing.kubelet.kubelet_services import Gate, PluginRegistry, PodResources
-from gpu_device_plugin.testing.pod_specs import Container, ContainerType, NodePods, Pod, stopped
+from gpu_device_plugin.testing.pod_specs import Container, NodePods, Pod, stopped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -347,5 +348,5 @@ class Kubelet:
 
     def _as_known(self, spec: ContainerSpec) -> ContainerSpec:
         # A field that a kubelet does not know is not there for it.
-        lost = spec.kind is ContainerType.SIDECAR and self.minor not in versions.KNOWS_SIDECARS
-        return replace(spec, kind=ContainerType.INIT) if lost else spec
+        lost = spec.kind is ContainerKind.SIDECAR and self.minor not in versions.KNOWS_SIDECARS
+        return replace(spec, kind=ContainerKind.INIT) if lost else spec

@@ -6,11 +6,12 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
 from gpu_device_plugin.testing.kubelet.device_manager import KubeletPanic
 from gpu_device_plugin.testing.kubelet.kubelet_services import is_extended_resource_name
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError
-from gpu_device_plugin.testing.pod_specs import ContainerType, NodePods, shortage, stopped
+from gpu_device_plugin.testing.pod_specs import NodePods, shortage, stopped
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -126,7 +127,7 @@ class KubeletProcess:
                 devices=self._devices(uid, spec.name),
                 received=self.manager.received(uid, spec.name),
                 started=True,
-                running=spec.kind is not ContainerType.INIT,
+                running=spec.kind is not ContainerKind.INIT,
                 waiting=None,
             ),
         )

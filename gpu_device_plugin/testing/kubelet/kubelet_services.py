@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
+from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import DevicePluginOptions, Empty
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import RegistrationServicer
@@ -18,7 +19,6 @@ from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesL
 from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
 from gpu_device_plugin.testing.kubelet.device_manager import NO_NUMA_NODE, Endpoint
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError, DeviceStream, PluginClient
-from gpu_device_plugin.testing.pod_specs import ContainerType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -116,11 +116,8 @@ def is_extended_resource_name(name: str) -> bool:
 class Registration:
     """One Register call and its outcome."""
 
-    resource: str
-    endpoint: str
-    version: str
-    options: DevicePluginOptions
-    """The options of the request; kubelets since 1.25 ignore them."""
+    request: RegisterRequest
+    """Kubelets since 1.25 ignore its options."""
     error: str | None = None
 
 
@@ -144,7 +141,7 @@ class PluginRegistry(RegistrationServicer):
         self, request: RegisterRequest, context: grpc.aio.ServicerContext[RegisterRequest, Empty]
     ) -> Empty:
         """Register a plugin after dialing back (kubelets before 1.25 answer first and dial then)."""
-        registration = Registration(request.resource_name, request.endpoint, request.version, request.options)
+        registration = Registration(request)
         self.registrations.append(registration)
         try:
             await self.gate.passed()
@@ -243,7 +240,7 @@ def _entry(resource: str, device: str, numa_node: int) -> v1.ContainerDevices:
 def _describe(manager: DeviceManager, pod: Pod) -> v1.PodResources:
     described = v1.PodResources(name=pod.name, namespace=pod.spec.namespace)
     for spec in pod.spec.containers:
-        if spec.kind is not ContainerType.INIT:
+        if spec.kind is not ContainerKind.INIT:
             described.containers.add(name=spec.name).devices.extend(
                 _entry(resource, device, node)
                 for resource, grant in manager.held(pod.uid, spec.name).items()

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.pod_specs import ContainerType
 from tests.names import MEM
 from tests.programs.node.harness import NodeWorld, world
 
@@ -92,11 +92,11 @@ class Cluster:
         grace_s: int | None = None,
     ) -> None:
         """Create a pod that no scheduler has seen yet."""
-        init = [c for c in spec.containers if c.kind is not ContainerType.APP]
+        init = [c for c in spec.containers if c.kind is not ContainerKind.APP]
         self.api.add(
             builders.pod(
                 spec.name,
-                *(_container(c) for c in spec.containers if c.kind is ContainerType.APP),
+                *(_container(c) for c in spec.containers if c.kind is ContainerKind.APP),
                 init=tuple(_container(c) for c in init),
                 created=created,
                 annotations=annotations,
@@ -229,4 +229,4 @@ async def cluster(
 
 def _container(spec: ContainerSpec) -> builders.Json:
     limits = {name: str(amount) for name, amount in spec.limits.items()}
-    return builders.container(spec.name, limits=limits, sidecar=spec.kind is ContainerType.SIDECAR)
+    return builders.container(spec.name, limits=limits, sidecar=spec.kind is ContainerKind.SIDECAR)

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.kubelet.registration_loop import RegistrationTimings
 from gpu_device_plugin.programs.node.agent import NodeAgent
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.kubelet.device_manager import Amount
 from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
-from gpu_device_plugin.testing.pod_specs import ContainerSpec, ContainerType, Pod, PodSpec
+from gpu_device_plugin.testing.pod_specs import ContainerSpec, Pod, PodSpec
 from tests.names import COUNT, MEM
 from tests.patience import eventually, patience, stretched
 
@@ -240,10 +241,10 @@ async def world(
 
 def pod(name: str, *containers: ContainerSpec, **limits: int) -> PodSpec:
     """Describe a pod; without containers it has one, with limits given as mem=4, count=1."""
-    return PodSpec(name, containers or (container("main", kind=ContainerType.APP, **limits),))
+    return PodSpec(name, containers or (container("main", kind=ContainerKind.APP, **limits),))
 
 
-def container(name: str, *, kind: ContainerType = ContainerType.APP, **limits: int) -> ContainerSpec:
+def container(name: str, *, kind: ContainerKind = ContainerKind.APP, **limits: int) -> ContainerSpec:
     """Describe a container with limits given as mem=4, count=1."""
     return ContainerSpec(name, {{"mem": MEM, "count": COUNT}[key]: amount for key, amount in limits.items()}, kind)
 

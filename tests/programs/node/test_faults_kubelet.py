@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
+from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
 from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
-from gpu_device_plugin.testing.pod_specs import ContainerType
 from tests.kubelet.scripted_plugin import ScriptedPlugin
 from tests.names import COUNT, MEM
 from tests.patience import stretched
@@ -70,7 +70,7 @@ async def test_a1_an_ordinary_init_container_is_listed_by_nobody_and_not_forgott
     async with world(gpus="fake:1xT4") as node:
         await node.start_agent()
         made = await node.kubelet.admit(
-            pod("p", container("init", kind=ContainerType.INIT, mem=6), container("main", mem=1))
+            pod("p", container("init", kind=ContainerKind.INIT, mem=6), container("main", mem=1))
         )
         assert len(node.held) == 6
         await node.rounds(2)
@@ -204,7 +204,7 @@ async def test_a11_running_pods_survive_a_kubelet_restart(version: tuple[int, in
     async with world(version=version) as node:
         await node.start_agent()
         made = await node.kubelet.admit(
-            pod("p", container("init", kind=ContainerType.INIT, mem=4), container("main", mem=2))
+            pod("p", container("init", kind=ContainerKind.INIT, mem=4), container("main", mem=2))
         )
         whole = await node.kubelet.admit(pod("w", count=1))
         await node.kubelet.restart()
@@ -379,7 +379,7 @@ async def test_a18_every_kubelet_from_1_20_on_is_served(version: tuple[int, int]
     """They differ in what they write as the authority, in when they dial, in whom they ask for options."""
     async with world(version=version, pre_start="true", devices="envvar,cdi") as node:
         await node.start_agent()
-        spec = pod("p", container("init", kind=ContainerType.INIT, mem=2), container("a", mem=3), container("b", mem=4))
+        spec = pod("p", container("init", kind=ContainerKind.INIT, mem=2), container("a", mem=3), container("b", mem=4))
         made = await node.kubelet.admit(spec)
         assert made.phase == "Running"
         assert gpus_of(made) == {node.uuids[0]}

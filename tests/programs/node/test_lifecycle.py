@@ -18,6 +18,7 @@ import pytest
 
 from gpu_device_plugin.aio.http import who_listens
 from gpu_device_plugin.core.contract.nodereport import SERVED, read_node_use
+from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.shares import SHARES
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
@@ -27,7 +28,6 @@ from gpu_device_plugin.programs.node.node_program import RESTART_AFTER, main
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing.pod_specs import ContainerType
 from tests.kubelet.locks import held
 from tests.names import COUNT, MEM
 from tests.patience import eventually, patience, until
@@ -343,7 +343,7 @@ async def test_a_killed_agent_is_followed_by_one_that_knows_everything() -> None
     async with world() as node:
         async with running(node) as agent:
             made = await node.kubelet.admit(
-                pod("p", container("init", kind=ContainerType.INIT, mem=4), container("a", mem=1))
+                pod("p", container("init", kind=ContainerKind.INIT, mem=4), container("a", mem=1))
             )
             left = node.sockets
             agent.process.kill()

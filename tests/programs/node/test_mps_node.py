@@ -20,7 +20,7 @@ from gpu_device_plugin.core.contract.mpsfiles import (
     write_wanted,
 )
 from gpu_device_plugin.core.contract.variables import LIMITS
-from gpu_device_plugin.testing.pod_specs import ContainerType
+from gpu_device_plugin.core.model.pods import ContainerKind
 from tests.names import COUNT
 from tests.programs.node.cluster_harness import allocation, cluster
 from tests.programs.node.harness import T4, container, envs_of, pod, world
@@ -402,7 +402,7 @@ async def test_an_init_container_and_its_successor_are_clients_of_the_same_daemo
         supervisor.start()
         await node.start_agent()
         both = await node.kubelet.admit(
-            pod("p", container("init", kind=ContainerType.INIT, mem=4), container("main", mem=2))
+            pod("p", container("init", kind=ContainerKind.INIT, mem=4), container("main", mem=2))
         )
         assert both.container("main").running
         assert supervisor.wanted == {node.uuids[0]: 4 * 1024}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.testing.pod_specs import ContainerType
+from gpu_device_plugin.core.model.pods import ContainerKind
 from tests.names import COUNT, MEM
 from tests.programs.node.cluster_harness import Cluster, cluster
 from tests.programs.node.harness import container, pod
@@ -120,7 +120,7 @@ async def test_without_the_api_a_pod_that_has_ended_keeps_its_gpu_until_it_is_de
 
 async def test_with_the_api_a_pod_with_devices_for_an_ordinary_init_container_only_frees_its_gpu() -> None:
     async with older_node("fake:1xT4", api=True) as node:
-        made = await node.run(pod("p", container("init", kind=ContainerType.INIT, mem=3), container("main")))
+        made = await node.run(pod("p", container("init", kind=ContainerKind.INIT, mem=3), container("main")))
         await node.world.listed(made)
         await node.rounds()
         assert node.world.healthy(COUNT) == 0, "it is there, and listed without what its init container has"
@@ -130,7 +130,7 @@ async def test_with_the_api_a_pod_with_devices_for_an_ordinary_init_container_on
 
 async def test_without_the_api_such_a_pod_keeps_its_gpu_until_another_is_admitted() -> None:
     async with older_node("fake:1xT4", api=False) as node:
-        made = await node.run(pod("p", container("init", kind=ContainerType.INIT, mem=3), container("main")))
+        made = await node.run(pod("p", container("init", kind=ContainerKind.INIT, mem=3), container("main")))
         await node.rounds()
         await node.remove(made)
         await node.rounds()

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import mirror
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
-from gpu_device_plugin.testing.pod_specs import ContainerType
 from tests.names import COUNT, MEM
 from tests.patience import stretched
 from tests.programs.node.cluster_harness import NODE, allocation, cluster, promise
@@ -63,8 +63,8 @@ async def test_init_containers_and_sidecars_follow_the_promise_of_their_pod() ->
         await there.start_agent()
         spec = pod(
             "a",
-            container("init", kind=ContainerType.INIT, mem=4),
-            container("side", kind=ContainerType.SIDECAR, mem=2),
+            container("init", kind=ContainerKind.INIT, mem=4),
+            container("side", kind=ContainerKind.SIDECAR, mem=2),
             container("main", mem=5),
         )
         a = await there.run(spec, promise(1, 7))
@@ -397,7 +397,7 @@ async def test_a_pod_that_has_ended_or_runs_already_is_no_candidate(phase: str) 
 async def test_p5_an_init_container_does_not_use_up_the_promise() -> None:
     async with cluster() as there:
         await there.start_agent()
-        spec = pod("a", container("init", kind=ContainerType.INIT, mem=4), container("main", mem=4))
+        spec = pod("a", container("init", kind=ContainerKind.INIT, mem=4), container("main", mem=4))
         a = await there.run(spec, promise(1, 4))
         assert (a.phase, there.positions(a, "init"), there.positions(a, "main")) == ("Running", {1: 4}, {1: 4})
 
@@ -432,8 +432,8 @@ async def test_c2_all_kinds_of_containers_of_two_equal_pods_interleave_with_othe
     async with cluster("fake:3xT4") as there:
         await there.start_agent()
         parts = (
-            container("init", kind=ContainerType.INIT, mem=3),
-            container("side", kind=ContainerType.SIDECAR, mem=1),
+            container("init", kind=ContainerKind.INIT, mem=3),
+            container("side", kind=ContainerKind.SIDECAR, mem=1),
             container("x", mem=2),
             container("y", mem=2),
         )

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
-from gpu_device_plugin.testing.pod_specs import ContainerType, Pod, PodSpec
+from gpu_device_plugin.testing.pod_specs import Pod, PodSpec
 from tests.happenings import CHANCE, Happenings, Life, live, lives
 from tests.names import COUNT, MEM
 from tests.programs.node.harness import container, world
@@ -177,7 +178,7 @@ class Node:
         given_out = [name for pod in self.alive for name in pod.devices(MEM) | pod.devices(COUNT)]
         assert len(given_out) == len(self._of_pods()), "an ID in two pods"
         for pod in self.alive:
-            side_by_side = [each for each in pod.containers if each.spec.kind is not ContainerType.INIT]
+            side_by_side = [each for each in pod.containers if each.spec.kind is not ContainerKind.INIT]
             kept = [name for each in side_by_side for ids in each.devices.values() for name in ids]
             assert len(kept) == len(set(kept)), "an ID in two containers that run side by side"
             for each in pod.containers:
@@ -206,12 +207,12 @@ def containers(draw: st.DrawFn) -> tuple[ContainerSpec, ...]:
     """Draw what a pod consists of; no container asks for both resources."""
     before = draw(
         st.sampled_from(
-            [(), (), (ContainerType.INIT,), (ContainerType.SIDECAR,), (ContainerType.INIT, ContainerType.SIDECAR)]
+            [(), (), (ContainerKind.INIT,), (ContainerKind.SIDECAR,), (ContainerKind.INIT, ContainerKind.SIDECAR)]
         )
     )
     kinds = (
         *before,
-        *draw(st.sampled_from([(ContainerType.APP,), (ContainerType.APP,), (ContainerType.APP, ContainerType.APP)])),
+        *draw(st.sampled_from([(ContainerKind.APP,), (ContainerKind.APP,), (ContainerKind.APP, ContainerKind.APP)])),
     )
     return tuple(container(f"c{n}", kind=kind, **draw(DEMANDS)) for n, kind in enumerate(kinds))
 

@@ -101,14 +101,10 @@ async def test_the_last_registration_asks_for_no_call_before_containers_start() 
         await serves_as_plugin(here)
         here.label("dra")
         await here.serves()
-        last = {each.resource: each.options.pre_start_required for each in here.node.kubelet.registrations}
+        requests = [each.request for each in here.node.kubelet.registrations]
+        last = {each.resource_name: each.options.pre_start_required for each in requests}
         assert last == {MEM: False, COUNT: False}
-        assert [each.options.pre_start_required for each in here.node.kubelet.registrations] == [
-            True,
-            True,
-            False,
-            False,
-        ]
+        assert [each.options.pre_start_required for each in requests] == [True, True, False, False]
 
 
 async def test_a_node_waits_for_claims_and_offers_nothing_meanwhile() -> None:
