@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from gpu_device_plugin import __version__, metrics
-from gpu_device_plugin.aio.http import ListenError, Page, serving
+from gpu_device_plugin.aio.http import ListenError, Page, page_at, serving_routes
 from gpu_device_plugin.core.cluster.candidate import Candidate
 from gpu_device_plugin.core.contract.nodegpus import NodeGpus
 from gpu_device_plugin.core.model.placing import Room
@@ -168,7 +168,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 async def test_a_probe_says_what_is_missing(http: aiohttp.ClientSession) -> None:
     ready = Conditions()
-    async with serving("127.0.0.1", 0, {"/readyz": metrics.probe(ready.check)}) as port:
+    async with serving_routes("127.0.0.1", 0, [page_at("/readyz", metrics.probe(ready.check))]) as port:
         url = f"http://127.0.0.1:{port}/readyz"
         async with http.get(url) as answer:
             assert (answer.status, await answer.text()) == (200, "ok\n")
@@ -180,7 +180,7 @@ async def test_a_probe_says_what_is_missing(http: aiohttp.ClientSession) -> None
 
 async def test_metrics_are_served_in_prometheus_format(http: aiohttp.ClientSession) -> None:
     seen = metrics.PrometheusMetrics(IDLE.gauges)
-    async with serving("127.0.0.1", 0, {"/metrics": seen.page}) as port:
+    async with serving_routes("127.0.0.1", 0, [page_at("/metrics", seen.page)]) as port:
         answer = await http.get(f"http://127.0.0.1:{port}/metrics")
         assert answer.status == 200
         assert answer.headers["Content-Type"].startswith("text/plain; version=")
@@ -188,7 +188,7 @@ async def test_metrics_are_served_in_prometheus_format(http: aiohttp.ClientSessi
 
 
 async def test_an_address_in_use_is_named() -> None:
-    async with serving("127.0.0.1", 0, {}) as port:
+    async with serving_routes("127.0.0.1", 0, []) as port:
         with pytest.raises(ListenError, match=f"cannot listen on 127.0.0.1:{port}: this program listens there already"):
-            async with serving("127.0.0.1", port, {}):
+            async with serving_routes("127.0.0.1", port, []):
                 pass

@@ -122,17 +122,6 @@ def page_at(path: str, page: Callable[[], Awaitable[Page]]) -> Route:
 
 
 @contextlib.asynccontextmanager
-async def serving(host: str, port: int, pages: Mapping[str, Callable[[], Awaitable[Page]]]) -> AsyncIterator[int]:
-    """Answer GET and HEAD at the paths of `pages` for as long as the block runs, as `serving_routes` does.
-
-    Any client may reach the port, so it keeps at most the connections that `STRANGERS` allows.
-    """
-    routes = [page_at(path, page) for path, page in pages.items()]
-    async with serving_routes(host, port, routes, limits=STRANGERS) as chosen:
-        yield chosen
-
-
-@contextlib.asynccontextmanager
 async def serving_routes(
     host: str,
     port: int,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_device_plugin.aio.http import ListenError, serving, who_listens
+from gpu_device_plugin.aio.http import ListenError, serving_routes, who_listens
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -58,7 +58,7 @@ def test_what_may_not_be_seen_is_nobody(tmp_path: Path) -> None:
 
 async def test_an_address_that_is_not_ours_is_said_to_be() -> None:
     with pytest.raises(ListenError) as caught:
-        async with serving("192.0.2.1", 9445, {}):
+        async with serving_routes("192.0.2.1", 9445, []):
             pass
     assert str(caught.value) == (
         "cannot listen on 192.0.2.1:9445: this machine has no such address; choose one of its own, or :9445 for all"

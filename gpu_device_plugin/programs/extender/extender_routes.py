@@ -65,15 +65,15 @@ class ExtenderRoutes:
             Route("GET", f"{PREFIX}/inspect", self._inspect),
             Route("GET", f"{PREFIX}/inspect/", self._inspect),
             page_at("/version", _version),
-            *(page_at(path, page) for path, page in self._probes().items()),
+            *self._probes(),
         ]
 
     def for_monitoring(self) -> list[Route]:
         """Return the routes of the address for monitoring and the kubelet."""
-        pages = dict(self._probes())
+        routes = [*self._probes(), page_at("/quiet", self._quiet)]
         if isinstance(self._metrics, m.PrometheusMetrics):
-            pages["/metrics"] = self._metrics.page
-        return [*(page_at(path, page) for path, page in pages.items()), page_at("/quiet", self._quiet)]
+            routes.append(page_at("/metrics", self._metrics.page))
+        return routes
 
     def _verb(self, name: str, answer: Callable[[bytes], bytes]) -> Callable[[Request], Awaitable[Page]]:
         async def answered(request: Request) -> Page:
@@ -111,8 +111,9 @@ class ExtenderRoutes:
             return Page(wire.inspect_result([], unknown[0]), 503, JSON, last=True)
         return self._verbs.inspect(request.rest.strip("/"))
 
-    def _probes(self) -> Mapping[str, Callable[[], Awaitable[Page]]]:
-        return {"/healthz": m.probe(m.alive), "/readyz": m.probe(self._ready), "/livez": m.probe(m.alive)}
+    def _probes(self) -> list[Route]:
+        pages = {"/healthz": m.probe(m.alive), "/readyz": m.probe(self._ready), "/livez": m.probe(m.alive)}
+        return [page_at(path, page) for path, page in pages.items()]
 
     async def _ready(self) -> tuple[str, ...]:
         return self._readiness.unready()

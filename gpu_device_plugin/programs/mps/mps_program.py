@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.aio.http import ListenError, serving
+from gpu_device_plugin.aio.http import STRANGERS, ListenError, page_at, serving_routes
 from gpu_device_plugin.core.contract.mpsfiles import SHM_DIRECTORY, MpsGpu, MpsStatus
 from gpu_device_plugin.core.report.exposition import Gauge
 from gpu_device_plugin.programs.lifetime import ReloadingProgram
@@ -71,13 +71,13 @@ async def _serve(settings: MpsSettings, supervisor: Supervisor) -> NoReturn:
     async with AsyncExitStack() as servers:
         if settings.http is not None:
             metrics = m.PrometheusMetrics(lambda: gauges(supervisor.gpus), (), ())
-            pages = {
-                "/metrics": metrics.page,
-                "/healthz": m.probe(m.alive),  # a restart would end the daemons, and their clients
-                "/readyz": m.probe(supervisor.unready, lambda: _told(supervisor.gpus)),
-            }
+            routes = [
+                page_at("/metrics", metrics.page),
+                page_at("/healthz", m.probe(m.alive)),  # a restart would end the daemons, and their clients
+                page_at("/readyz", m.probe(supervisor.unready, lambda: _told(supervisor.gpus))),
+            ]
             try:
-                await servers.enter_async_context(serving(*settings.http, pages))
+                await servers.enter_async_context(serving_routes(*settings.http, routes, limits=STRANGERS))
             except ListenError as error:
                 raise UsageError(f"http: {error}") from error
         await supervisor.run()

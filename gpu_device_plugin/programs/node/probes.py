@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.aio.http import ListenError, serving
+from gpu_device_plugin.aio.http import STRANGERS, ListenError, page_at, serving_routes
 from gpu_device_plugin.core.contract.nodereport import USE_PATH
 from gpu_device_plugin.programs import low_memory_imports
 from gpu_device_plugin.settings.knobs import UsageError
@@ -35,16 +35,16 @@ async def serving_probes(
     Raises:
         UsageError: the address cannot be listened on.
     """
-    pages: dict[str, Callable[[], Awaitable[Page]]] = {"/healthz": m.probe(alive), "/readyz": m.probe(ready, notes)}
+    routes = [page_at("/healthz", m.probe(alive)), page_at("/readyz", m.probe(ready, notes))]
     if isinstance(metrics, m.PrometheusMetrics):
-        pages["/metrics"] = metrics.page
+        routes.append(page_at("/metrics", metrics.page))
     if use is not None:
-        pages[USE_PATH] = use
+        routes.append(page_at(USE_PATH, use))
     async with AsyncExitStack() as stack:
         if address is not None:
             low_memory_imports.import_aiohttp()
             try:
-                await stack.enter_async_context(serving(address.host, address.port, pages))
+                await stack.enter_async_context(serving_routes(*address, routes, limits=STRANGERS))
             except ListenError as error:
                 raise UsageError(f"http: {error}") from error
         yield

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.aio.http import Page, serving
+from gpu_device_plugin.aio.http import Page, page_at, serving_routes
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.symptoms import AgentSeen
 from gpu_device_plugin.programs.doctor.node_reading import agents, ask
@@ -84,10 +84,10 @@ async def test_one_that_is_not_ready_says_why() -> None:
         return Page("<html>{")
 
     port = free_port()
-    async with serving("127.0.0.1", port, {"/readyz": ready, "/metrics": metrics}):
+    async with serving_routes("127.0.0.1", port, [page_at("/readyz", ready), page_at("/metrics", metrics)]):
         seen = await ask(Address("127.0.0.1", port), stretched())
     assert seen == AgentSeen(f"http://127.0.0.1:{port}", ("paused: so that GPUs can be reset",), api_errors=3)
-    async with serving("127.0.0.1", port, {"/readyz": ready, "/metrics": garbage}):
+    async with serving_routes("127.0.0.1", port, [page_at("/readyz", ready), page_at("/metrics", garbage)]):
         seen = await ask(Address("127.0.0.1", port), stretched())
     assert isinstance(seen, AgentSeen)
     assert seen.streams == {}
