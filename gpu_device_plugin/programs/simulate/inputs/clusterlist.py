@@ -41,19 +41,17 @@ class ClusterList:
 
     nodes: tuple[Start, ...]
     """With the room beside the pods that run there."""
-    empty: tuple[Start, ...]
-    """The same without the pods that have GPUs; others stay."""
-    waiting: tuple[tuple[str, PodKind], ...]
+    pods: tuple[tuple[str, PodKind], ...]
     """The pods with GPUs that have no node, the oldest first, and then those of manifests: each with the name of the
     object that made it. A pod counts once for each part of it that gets GPUs of its own."""
-    running: tuple[tuple[str, PodKind], ...]
-    """The pods with GPUs that have one, likewise."""
     notes: tuple[str, ...] = ()
     """A sentence for each object that is left out, and why."""
 
 
-def read_cluster(text: bytes, resources: Sequence[Resource]) -> ClusterList:
+def read_cluster(text: bytes, resources: Sequence[Resource], *, from_empty: bool = False) -> ClusterList:
     """Read a list of nodes, of pods, and of objects that make pods; or one of these alone.
+
+    With `from_empty` pods with GPUs that run take no room, and come before those that wait; other pods stay.
 
     Where no node has GPUs of ours yet, those that NVIDIA's device plugin offers are taken as an agent would share them,
     and pods that ask for them as asking for whole GPUs.
@@ -62,7 +60,7 @@ def read_cluster(text: bytes, resources: Sequence[Resource]) -> ClusterList:
         UnreadableObjectError: it is not a list of the Kubernetes API.
     """
     objects = list(_objects(text))
-    reader = _Reader(resources)
+    reader = _Reader(resources, from_empty=from_empty)
     reader.read_nodes([raw for kind, raw in objects if kind == "Node"])
     reader.read_pods([raw for kind, raw in objects if kind == "Pod"])
     reader.read_manifests([(kind, raw) for kind, raw in objects if kind in _MAKERS])
@@ -91,18 +89,18 @@ def _objects(text: bytes) -> Iterator[tuple[str, msgspec.Raw]]:
 
 
 class _Reader:
-    def __init__(self, resources: Sequence[Resource]) -> None:
+    def __init__(self, resources: Sequence[Resource], *, from_empty: bool) -> None:
         self._resources = tuple(resources)
         self._names = {resource.kind: resource.name for resource in resources}
-        self._now, self._empty = Fleet(resources, vanished_grace_s=0), Fleet(resources, vanished_grace_s=0)
+        self._from_empty = from_empty
+        self._fleet = Fleet(resources, vanished_grace_s=0)
         self._pods = self._pod_reader()
         self._others = OtherPodReader()
         self._nvidia: dict[str, tuple[NodeGpus, int]] = {}
         """The nodes without an agent of ours, where no node has one; see `gpus_by_labels`."""
         self._held: dict[str, int] = {}
         """How many of the resource of NVIDIA's device plugin pods hold, by node."""
-        self._waiting: list[tuple[str, PodKind]] = []
-        self._running: list[tuple[str, PodKind]] = []
+        self._coming: list[tuple[str, PodKind]] = []
         self._seen: set[tuple[str, str, str]] = set()
         self.notes: list[str] = []
 
@@ -151,8 +149,7 @@ class _Reader:
             if gpus.gpus:
                 self._leave_out(f"node {node.name}", "it is cordoned" if node.unschedulable else "it is not ready")
             return
-        for fleet in (self._now, self._empty):
-            fleet.put_node(node.name, gpus, node.cpu_and_memory)
+        self._fleet.put_node(node.name, gpus, node.cpu_and_memory)
 
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
@@ -168,22 +165,23 @@ class _Reader:
                 self._leave_out("an object", str(error))
             else:
                 found += [(pod, about.name)] if pod is not None else []
+        running: list[tuple[str, PodKind]] = []
         for pod, name in sorted(found, key=lambda each: (each[0].created, each[0].uid)):
-            (self._running if pod.node_name else self._waiting).extend(self._kinds(pod, name))
+            (running if pod.node_name else self._coming).extend(self._kinds(pod, name))
+        self._coming[:0] = running if self._from_empty else ()
 
     def _pod(self, raw: msgspec.Raw | bytes) -> Pod | None:
         """Put a pod onto its node; return it if it asks for GPUs and has not ended."""
         pod, _ = self._pods.read(raw)
         if not pod.containers:
-            for fleet in (self._now, self._empty):
-                fleet.put_other(self._others.read(raw))
+            self._fleet.put_other(self._others.read(raw))
             return None
-        if held := amount_of(pod, nvidia.WHOLE):
-            self._now.put_other(self._others.read(raw))
+        if not self._from_empty and (held := amount_of(pod, nvidia.WHOLE)):
+            self._fleet.put_other(self._others.read(raw))
             if not pod.ended:
                 self._held[pod.node_name] = self._held.get(pod.node_name, 0) + held
-        else:
-            self._now.put_pod(pod)
+        elif not self._from_empty:
+            self._fleet.put_pod(pod)
         return None if pod.ended or pod.deleting else pod
 
     def _kinds(self, pod: Pod, name: str) -> list[tuple[str, PodKind]]:
@@ -216,7 +214,7 @@ class _Reader:
             except UnreadableObjectError as error:
                 self._leave_out(about.name, str(error))
                 continue
-            self._waiting.extend(self._kinds(pod, about.name) * number)
+            self._coming.extend(self._kinds(pod, about.name) * number)
 
     def _leave_out(self, what: str, why: str) -> None:
         self.notes.append(f"{what} is left out: {why}")
@@ -224,22 +222,16 @@ class _Reader:
     # --- All together -------------------------------------------------------------------------------------------------
 
     def found(self) -> ClusterList:
-        names = []
-        for name, node in self._now.candidates.items():
+        nodes = []
+        for name, node in self._fleet.candidates.items():
             if node.gpus.problem:
                 self._leave_out(f"node {name}", node.gpus.problem)
             elif node.rooms:
-                names.append(name)
+                nodes.append(self._with_pods(Start(name, shape_of(node), left_on(node))))
             elif node.gpus.instances:
                 why = "its MIG instances are given whole, by the resources of their profiles"
                 self._leave_out(f"node {name}", why)
-        return ClusterList(
-            tuple([self._with_pods(_start(self._now, name)) for name in names]),
-            tuple([_start(self._empty, name) for name in names]),
-            tuple(self._waiting),
-            tuple(self._running),
-            tuple(self.notes),
-        )
+        return ClusterList(tuple(nodes), tuple(self._coming), tuple(self.notes))
 
     def _with_pods(self, node: Start) -> Start:
         """Return a node without GPUs that pods hold through NVIDIA's device plugin: without the first ones."""
@@ -249,11 +241,6 @@ class _Reader:
         taken = -(-held // each) if each else 0
         frees = (*[0] * min(taken, len(node.left.frees)), *node.left.frees[taken:])
         return replace(node, left=replace(node.left, frees=frees))
-
-
-def _start(fleet: Fleet, name: str) -> Start:
-    node = fleet.candidates[name]
-    return Start(name, shape_of(node), left_on(node))
 
 
 # --- The pods that Deployments, Jobs and their like make of their templates -------------------------------------------

@@ -139,10 +139,8 @@ def _opened(text: str, otherwise: str, *, resources: Sequence[Resource], kubectl
     if not _is_json(content):
         lines = _lines(content)
         return _Source(lambda: nodes_in_trace(lines), lambda: pods_in_trace(lines), ordered=True, hundredths=True)
-    cluster = read_cluster(content, resources)
-    nodes = cluster.empty if from_empty else cluster.nodes
-    pods = (*(cluster.running if from_empty else ()), *cluster.waiting)
-    return _Source(lambda: nodes, lambda: Workload.of(pods), ordered=True, notes=cluster.notes)
+    cluster = read_cluster(content, resources, from_empty=from_empty)
+    return _Source(lambda: cluster.nodes, lambda: Workload.of(cluster.pods), ordered=True, notes=cluster.notes)
 
 
 def _of_cluster(kubectl: Kubectl) -> bytes:
