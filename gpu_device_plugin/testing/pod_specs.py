@@ -154,11 +154,6 @@ class NodePods:
         self.starting: set[str] = set()
         """UIDs of the pods with starting containers."""
 
-    @property
-    def oldest_first(self) -> tuple[Pod, ...]:
-        """All pods in the API."""
-        return tuple(sorted(self.in_api.values(), key=lambda each: each.created))
-
     def known(self, uid: str) -> Pod | None:
         """Return a pod, including one of `left_behind`; None if there is none."""
         return self.in_api.get(uid) or self.left_behind.get(uid)

@@ -169,7 +169,7 @@ class Client:
     async def may(self, right: Call) -> bool:
         """Return whether our account has the right to a call in all namespaces. Every account may review its own."""
         body = {
-            "apiVersion": f"{_REVIEWS.group}/{_REVIEWS.version}",
+            "apiVersion": f"{_REVIEWS.group}/v1",
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": {"verb": right.verb, "resource": right.resource, "group": right.group}},
         }

@@ -157,7 +157,7 @@ class AccessReviews:
 
 
 async def _reviewed(client: Client, kind: ObjectKind, name: str, spec: Mapping[str, Any]) -> _Status:
-    body = {"apiVersion": f"{kind.group}/{kind.version}", "kind": name, "spec": spec}
+    body = {"apiVersion": f"{kind.group}/v1", "kind": name, "spec": spec}
     try:
         return msgspec.json.decode(await client.create(kind, body), type=_Review).status
     except (msgspec.DecodeError, UnicodeDecodeError):

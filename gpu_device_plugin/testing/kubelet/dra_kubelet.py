@@ -208,17 +208,8 @@ class DraKubelet:
                 # A kubelet notes the claims before it calls, and unprepares them although that may fail (manager.go).
                 for claim in claims:
                     meta = claim["metadata"]
-                    known = self._prepared.setdefault(
-                        meta["uid"],
-                        {
-                            "uid": meta["uid"],
-                            "namespace": meta["namespace"],
-                            "name": meta["name"],
-                            "driver": driver,
-                            "cdi": [],
-                            "pods": [],
-                        },
-                    )
+                    new = {key: meta[key] for key in ("uid", "namespace", "name")}
+                    known = self._prepared.setdefault(meta["uid"], {**new, "driver": driver, "cdi": [], "pods": []})
                     known["pods"] = sorted({*known["pods"], pod})
                 self._save()
                 refs = [_ref(messages, claim["metadata"]) for claim in claims]

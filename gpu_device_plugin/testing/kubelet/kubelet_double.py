@@ -294,7 +294,7 @@ class Kubelet:
     @property
     def pods(self) -> tuple[Pod, ...]:
         """All pods in the API that are bound to this node, oldest first."""
-        return self._pods.oldest_first
+        return tuple(sorted(self._pods.in_api.values(), key=lambda each: each.created))
 
     @property
     def running(self) -> tuple[Pod, ...]:

@@ -123,6 +123,7 @@ class _Reader:
         if before_us and nvidia.WHOLE not in self._resources:
             self._resources = (*self._resources, nvidia.WHOLE)
             self._pods = self._pod_reader()
+        self._others = OtherPodReader()
         for node in nodes:
             offered = node.capacity.get(nvidia.WHOLE.name, 0)
             if before_us and offered:
