@@ -37,15 +37,6 @@ class _Wanted:
     annotations: Mapping[str, str | None]
 
 
-@dataclass(slots=True)
-class _Refused:
-    """A pod whose patches the API server refuses; it holds up no other pod."""
-
-    backoff: Backoff
-    not_before: float
-    """By the clock of `time.monotonic`, in seconds."""
-
-
 @dataclass(eq=False)
 class PodWriter:
     """A queue of annotations to write, with at most one patch for each pod and at most `limit` pods.
@@ -71,7 +62,9 @@ class PodWriter:
 
     def __post_init__(self) -> None:
         self._waiting: dict[str, _Wanted] = {}
-        self._refused: dict[str, _Refused] = {}
+        self._refused: dict[str, tuple[Backoff, float]] = {}
+        """By UID of a pod whose patches the API server refuses: its backoff, and when the next one may be sent, in
+        seconds by the clock of `time.monotonic`."""
         self._queued = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -115,7 +108,7 @@ class PodWriter:
         """Wait for and return the first entry that may be tried."""
         while True:
             self._queued.clear()
-            times = {uid: self._refused[uid].not_before for uid in self._waiting if uid in self._refused}
+            times = {uid: self._refused[uid][1] for uid in self._waiting if uid in self._refused}
             now = time.monotonic()
             for uid, wanted in self._waiting.items():
                 if times.get(uid, now) <= now:
@@ -157,9 +150,8 @@ class PodWriter:
     def _put_off(self, pod: Pod, error: ApiError) -> None:
         if pod.uid not in self._waiting:
             return
-        known = self._refused.get(pod.uid)
-        backoff = known.backoff if known else Backoff(self.first_retry_s, self.most_retry_s)
-        self._refused[pod.uid] = _Refused(backoff, time.monotonic() + backoff.next_s(error.retry_after_s))
+        backoff, _ = self._refused.get(pod.uid) or (Backoff(self.first_retry_s, self.most_retry_s), 0.0)
+        self._refused[pod.uid] = backoff, time.monotonic() + backoff.next_s(error.retry_after_s)
         if not isinstance(error, ConflictError):  # a conflict is a lost race, not a refusal
             self.refused(pod, error)
 
