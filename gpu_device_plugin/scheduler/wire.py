@@ -54,14 +54,6 @@ class Victims:
     """How many of these evictions violate a PodDisruptionBudget."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreemptionArgs:
-    """The arguments of preempt: a pod that fits nowhere, and the victims that kube-scheduler proposes on each node."""
-
-    pod: Raw
-    victims: Mapping[str, Victims]
-
-
 _ABSENT = Raw()
 _NOTHING = (_ABSENT, Raw(b"null"))
 
@@ -123,12 +115,15 @@ def read_binding(body: bytes) -> BindingArgs:
     return args
 
 
-def read_preemption(body: bytes) -> PreemptionArgs:
-    """Decode the arguments of preempt, with complete pods or their UIDs alone. Raises UnreadableRequestError."""
+def read_preemption(body: bytes) -> tuple[Raw, Mapping[str, Victims]]:
+    """Decode the arguments of preempt: a pod that fits nowhere, and the victims that are proposed on each node.
+
+    These are complete pods, or their UIDs alone. Raises UnreadableRequestError.
+    """
     args = _decode(body, _PreemptionArgs)
     pod, uids = _pod(args.pod), args.node_name_to_meta_victims
     nodes = _given(uids or args.node_name_to_victims or uids, "nodes with victims")
-    return PreemptionArgs(pod, {name: _victims(_decode(raw, _Victims)) for name, raw in nodes.items()})
+    return pod, {name: _victims(_decode(raw, _Victims)) for name, raw in nodes.items()}
 
 
 def with_identity(pod: Raw) -> bytes:

@@ -12,7 +12,6 @@ from gpu_device_plugin.scheduler.wire import (
     BindingArgs,
     ExtenderArgs,
     HostPriority,
-    PreemptionArgs,
     UnreadableRequestError,
     Victims,
 )
@@ -171,26 +170,26 @@ def test_what_came_of_binding() -> None:
 
 def test_victims_by_uid() -> None:
     """What a scheduler sends with nodeCacheCapable: true."""
-    found = wire.read_preemption(
+    pod, victims = wire.read_preemption(
         f'{{"Pod":{POD},"NodeNameToVictims":null,"NodeNameToMetaVictims":'
         '{"node-a":{"Pods":[{"UID":"v-1"},{"UID":"v-2"}],"NumPDBViolations":1},"node-b":{"Pods":null,"NumPDBViolations":0}}}'
         "".encode()
     )
-    assert text(found.pod) == POD
-    assert found.victims == {"node-a": Victims(("v-1", "v-2"), 1), "node-b": Victims(())}
+    assert text(pod) == POD
+    assert victims == {"node-a": Victims(("v-1", "v-2"), 1), "node-b": Victims(())}
 
 
 def test_victims_as_whole_pods() -> None:
-    found = wire.read_preemption(
+    _, victims = wire.read_preemption(
         f'{{"Pod":{POD},"NodeNameToVictims":{{"node-a":{{"Pods":[{POD}],"NumPDBViolations":0}}}},'
         '"NodeNameToMetaVictims":null}'.encode()
     )
-    assert found.victims == {"node-a": Victims(("u-0",))}
+    assert victims == {"node-a": Victims(("u-0",))}
 
 
 def test_nobody_to_preempt() -> None:
-    found = wire.read_preemption(f'{{"Pod":{POD},"NodeNameToVictims":null,"NodeNameToMetaVictims":{{}}}}'.encode())
-    assert found == PreemptionArgs(found.pod, {})
+    _, victims = wire.read_preemption(f'{{"Pod":{POD},"NodeNameToVictims":null,"NodeNameToMetaVictims":{{}}}}'.encode())
+    assert victims == {}
 
 
 @pytest.mark.parametrize(

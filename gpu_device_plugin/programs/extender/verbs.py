@@ -161,8 +161,8 @@ class Verbs:
     def preempt(self, body: bytes) -> bytes:
         """Return for each node the pods to evict so that the pod fits there; omit nodes where that does not help."""
         try:
-            args = wire.read_preemption(body)
-            pod, asked = self._asked(args.pod)
+            raw, proposed = wire.read_preemption(body)
+            pod, asked = self._asked(raw)
         except _NO_ANSWER as error:
             self._unanswered("preempt", error)
             return wire.preemption_result({})
@@ -170,16 +170,16 @@ class Verbs:
             self.waiting.filtered(pod.uid, WaitingReason.NEVER_FITS)
             return wire.preemption_result({})
         if not asked.parts:
-            return wire.preemption_result(args.victims)
+            return wire.preemption_result(proposed)
         there = (
             (node, [_occupant(entry) for entry in self._fleet.on_node(name)], frozenset(victims.uids))
-            for name, victims in args.victims.items()
+            for name, victims in proposed.items()
             if (node := self._fleet.candidates.get(name)) is not None
         )
         chosen: dict[str, wire.Victims] = {}
-        preemptor = Preemptor(asked, pod.priority, pod.requests if fits_by_requests_alone(args.pod) else None)
+        preemptor = Preemptor(asked, pod.priority, pod.requests if fits_by_requests_alone(raw) else None)
         for node, found in choose_on_each(preemptor, there):
-            victims = args.victims[node.name]
+            victims = proposed[node.name]
             kept = [uid for uid in victims.uids if uid in found]
             # The request gives only the number of victims whose eviction violates a budget: at most those that remain.
             violations = min(victims.pdb_violations, len(kept))

@@ -64,16 +64,14 @@ def nodes_in(text: str) -> tuple[Start, ...]:
     for name, number, words in _entries(text, _NODE_WORDS):
         gpus = _number(name, words, "gpus", 1, MOST_GPUS)
         model = words.get("model", "")
-        known = known_model(model)
-        mem = _number(name, words, "mem", known.shares if known else None, _MOST_SHARES)
+        product, shares = known_model(model) or (model, None)
+        mem = _number(name, words, "mem", shares, _MOST_SHARES)
         profiles = _profiles(name, words, mem)
         if "divided" in words and not profiles:
             raise EntryError(f"{name}: divided says how many of the GPUs have the instances of mig; give mig too")
         divided = _number(name, words, "divided", gpus if profiles else 0, gpus)
         room = _amounts(name, words, {"cpu": "256", "memory": "4Ti"})
-        shape = _shape(
-            mem, known.product if known and "mem" not in words else model, gpus - divided, profiles * divided, room
-        )
+        shape = _shape(mem, model if "mem" in words else product, gpus - divided, profiles * divided, room)
         _bounded(name, len(found) + number)
         found += [Start.empty(f"{name}-{at + 1}", shape) for at in range(number)]
     return tuple(found)

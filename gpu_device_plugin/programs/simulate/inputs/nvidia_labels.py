@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
@@ -24,22 +24,16 @@ _SHARED, _DIVIDED = "-SHARED", "-MIG-"
 """In a product's name: each GPU is handed out several times; GPUs are MIG instances (strategy ``single``)."""
 
 
-class Model(NamedTuple):
-    """A model of GPUs."""
+def known_model(name: str) -> tuple[str, int] | None:
+    """Return a model of GPUs by its name, such as ``H100`` or ``rtx4090``; None: it is not known.
 
-    product: str
-    """As the driver names it."""
-    shares: int
-    """What an agent makes of it by default, 1 GiB each."""
-
-
-def known_model(name: str) -> Model | None:
-    """Return a model by its name, such as ``H100`` or ``rtx4090``; None: it is not known."""
+    It is the product as the driver names it, and the shares that an agent makes of it by default, 1 GiB each.
+    """
     short = name.strip().upper().replace(" ", "").replace("-", "").removeprefix("NVIDIA")
     if short not in MODELS:
         return None
     product, total_mib, reserved_mib, *_ = MODELS[short]
-    return Model(product, (total_mib - reserved_mib) // _SHARE_MIB)
+    return product, (total_mib - reserved_mib) // _SHARE_MIB
 
 
 def gpus_by_labels(labels: Mapping[str, str], offered: int) -> tuple[NodeGpus, int]:
