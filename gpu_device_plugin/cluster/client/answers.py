@@ -14,7 +14,7 @@ from aiohttp.client_exceptions import UnixClientConnectorError
 
 from gpu_device_plugin.cluster.client.config import ClusterConfigError
 from gpu_device_plugin.cluster.client.errors import Call, UnavailableError, error_from
-from gpu_device_plugin.cluster.objects.decoding import Page, UnreadableObjectError, WatchEvent
+from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError, WatchEvent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -62,11 +62,6 @@ def answered(call: Call, answer: bytes, kind: type[T], what: str) -> T:
         return msgspec.json.decode(answer, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise UnavailableError(call, f"the answer is not {what}") from None
-
-
-def page_of(call: Call, answer: bytes) -> Page:
-    """Return a page of a list. Raises UnavailableError."""
-    return answered(call, answer, Page, "a list of objects")
 
 
 def check_success(call: Call, answer: bytes) -> None:

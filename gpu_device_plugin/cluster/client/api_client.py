@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 import msgspec
 
-from gpu_device_plugin.cluster.client.answers import answered, check_success, events, page_of, read, translated
+from gpu_device_plugin.cluster.client.answers import answered, check_success, events, read, translated
 from gpu_device_plugin.cluster.client.config import ClusterConfigError, Credentials
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, UnauthorizedError, UnavailableError, error_from
-from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, selectors, version_number
+from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, Page, selectors, version_number
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from types import TracebackType
 
     from gpu_device_plugin.cluster.client.config import ClusterConfig
-    from gpu_device_plugin.cluster.objects.decoding import Page, WatchEvent
+    from gpu_device_plugin.cluster.objects.decoding import WatchEvent
 
 _US = "gpu-device-plugin"
 _LARGEST_PAGE = 16 << 20
@@ -183,7 +183,8 @@ class Client:
         It is the version of a list of at most one object, which the server reads consistently from etcd.
         """
         answer = await self._call("list", kind, params={"limit": "1"})
-        return version_number(page_of(Call("list", kind.plural, kind.group), answer).metadata.resource_version)
+        page = answered(Call("list", kind.plural, kind.group), answer, Page, "a list of objects")
+        return version_number(page.metadata.resource_version)
 
     async def pages(
         self,
@@ -222,7 +223,7 @@ class Client:
             if answer is None:
                 limit = max(1, limit // 4)
                 continue
-            page = page_of(call, answer)
+            page = answered(call, answer, Page, "a list of objects")
             yield page
             if not page.metadata.continue_:
                 return
