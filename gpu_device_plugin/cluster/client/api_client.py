@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import aiohttp
 import msgspec
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.cluster.objects.decoding import WatchEvent
+
+T = TypeVar("T")
 
 _US = "gpu-device-plugin"
 _LARGEST_PAGE = 16 << 20
@@ -168,14 +170,13 @@ class Client:
 
     async def may(self, right: Call) -> bool:
         """Return whether our account has the right to a call in all namespaces. Every account may review its own."""
-        body = {
-            "apiVersion": f"{_REVIEWS.group}/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": {"verb": right.verb, "resource": right.resource, "group": right.group}},
-        }
-        answer = await self.create(_REVIEWS, body)
-        call = Call("create", _REVIEWS.plural, _REVIEWS.group)
-        return answered(call, answer, _Review, "a review").status.allowed
+        spec = {"resourceAttributes": {"verb": right.verb, "resource": right.resource, "group": right.group}}
+        return (await self.review(_REVIEWS, "SelfSubjectAccessReview", spec, _Review)).status.allowed
+
+    async def review(self, kind: ObjectKind, name: str, spec: Mapping[str, Any], form: type[T]) -> T:
+        """Return what the API server says of a `spec` in a review such as a TokenReview."""
+        answer = await self.create(kind, {"apiVersion": f"{kind.group}/v1", "kind": name, "spec": spec})
+        return answered(Call("create", kind.plural, kind.group), answer, form, "a review")
 
     async def newest(self, kind: ObjectKind) -> int:
         """Return the newest resource version of `kind` in the cluster.

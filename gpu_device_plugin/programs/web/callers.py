@@ -9,7 +9,7 @@ import secrets
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
 
@@ -20,7 +20,7 @@ from gpu_device_plugin.cluster.objects.decoding import ObjectKind
 from gpu_device_plugin.core.report.overview_document import redacted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.core.cluster.node_report import NodeView
@@ -135,9 +135,9 @@ class AccessReviews:
             "resourceAttributes": {"verb": verb, "resource": resource, "namespace": namespace},
         }
         async with self._turns.turn(user.username, urgent=urgent):
-            status = await _reviewed(self._client, _ACCESS, "SubjectAccessReview", spec)
-        self._remember(identity, question, status.allowed)
-        return status.allowed
+            review = await self._client.review(_ACCESS, "SubjectAccessReview", spec, _Review)
+        self._remember(identity, question, review.status.allowed)
+        return review.status.allowed
 
     def _answered(self, identity: bytes, question: Question, task: asyncio.Task[bool]) -> None:
         del self._asked[identity, question]
@@ -154,14 +154,6 @@ class AccessReviews:
             if not self._answers[fullest]:
                 del self._answers[fullest]
             self._size -= 1
-
-
-async def _reviewed(client: Client, kind: ObjectKind, name: str, spec: Mapping[str, Any]) -> _Status:
-    body = {"apiVersion": f"{kind.group}/v1", "kind": name, "spec": spec}
-    try:
-        return msgspec.json.decode(await client.create(kind, body), type=_Review).status
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise UnavailableError(Call("create", kind.plural, kind.group), "the answer is not a review") from None
 
 
 _TOKENS = ObjectKind("tokenreviews", group="authentication.k8s.io")
@@ -261,7 +253,7 @@ class ReviewedCallers:
             del self._asked[digest]
 
     async def _review(self, token: str, digest: bytes) -> Caller | None:
-        status = await _reviewed(self._client, _TOKENS, "TokenReview", {"token": token})
+        status = (await self._client.review(_TOKENS, "TokenReview", {"token": token}, _Review)).status
         user = status.user
         now_s = self._clock()
         if not status.authenticated or user.username in {"", "system:anonymous"}:
