@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, NotFoundError, UnavailableError
+from gpu_device_plugin.cluster.client.answers import answered
+from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import LEASES, micro_time
 
 if TYPE_CHECKING:
@@ -196,12 +197,9 @@ class Lease:
         )
 
     def _read(self, raw: bytes) -> dict[str, Any]:
-        try:
-            body = msgspec.json.decode(raw, type=dict[str, Any])
-            spec = msgspec.convert(body, _Lease).spec or _Spec()
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            call = Call("get", LEASES.plural, LEASES.group, self._namespace, self._name)
-            raise UnavailableError(call, "the answer is not a lease") from error
+        call = Call("get", LEASES.plural, LEASES.group, self._namespace, self._name)
+        body = answered(call, raw, dict[str, Any], "a lease")
+        spec = answered(call, raw, _Lease, "a lease").spec or _Spec()
         if spec != self._spec:
             self._spec = spec
             self._spec_seen_at = time.monotonic()

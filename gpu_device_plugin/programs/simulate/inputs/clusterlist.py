@@ -35,6 +35,9 @@ class _List(msgspec.Struct, gc=False):
     items: list[msgspec.Raw] | None = None
 
 
+_LISTS = msgspec.json.Decoder(_List)
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterList:
     """A cluster as a list of its nodes and pods has it."""
@@ -71,18 +74,14 @@ def read_cluster(text: bytes, resources: Sequence[Resource], *, from_empty: bool
 
 
 def _objects(text: bytes) -> Iterator[tuple[str, msgspec.Raw]]:
-    try:
-        listed = msgspec.json.decode(text, type=_List)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        why = str(error) if isinstance(error, msgspec.DecodeError) else "not UTF-8"
-        raise UnreadableObjectError(f"not a list as kubectl prints it: {why}") from None
+    listed = decoded(_LISTS, text, "list as kubectl prints it")
     if listed.items is None and not listed.kind:
         raise UnreadableObjectError("not a list as kubectl prints it: it has no items, and no kind")
     if listed.items is None and not listed.kind.endswith("List"):
         yield listed.kind, msgspec.Raw(text)
     for raw in listed.items or ():
         try:
-            kind = msgspec.json.decode(raw, type=_List).kind
+            kind = _LISTS.decode(raw).kind
         except msgspec.DecodeError:
             kind = ""
         yield kind or listed.kind.removesuffix("List"), raw
