@@ -1,4 +1,4 @@
-"""Wait for an awaitable, with a timeout."""
+"""Wait for awaitables: for one with a timeout, for several side by side."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Coroutine
+    from typing import Any, NoReturn
 
 
 async def within(seconds: float | None, awaitable: Awaitable[object]) -> bool:
@@ -17,3 +18,11 @@ async def within(seconds: float | None, awaitable: Awaitable[object]) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def together(*works: Coroutine[Any, Any, object]) -> NoReturn:
+    """Run these side by side until cancelled, or until one fails, which cancels the others. None of them returns."""
+    async with asyncio.TaskGroup() as tasks:
+        for work in works:
+            tasks.create_task(work)
+    raise AssertionError  # pragma: no cover (the tasks never return)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import replace
 from functools import partial
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.core.model.gpus import NO_LINKS
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.shares import SHARES, Shares
@@ -46,6 +46,9 @@ from gpu_device_plugin.programs.node.use.use_reader import UseReports, UseWatch
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from typing import Any
+
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.node_config import NodeConfig
@@ -223,54 +226,50 @@ class NodeAgent:
         """
         self._begin()
         try:
-            async with (
-                serving_probes(
-                    self.settings.value.http,
-                    self.serving_switch.alive,
-                    self.serving_switch.ready,
-                    lambda: self.config.value.notes,
-                    metrics=self.metrics,
-                    use=self.use_reports.page,
-                ),
-                asyncio.TaskGroup() as tasks,
+            async with serving_probes(
+                self.settings.value.http,
+                self.serving_switch.alive,
+                self.serving_switch.ready,
+                lambda: self.config.value.notes,
+                metrics=self.metrics,
+                use=self.use_reports.page,
             ):
-                tasks.create_task(self.hardware.run(), name="hardware")
-                tasks.create_task(self.configuration.run(), name="keep the configuration")
-                tasks.create_task(self.config.follow(self._take_config), name="follow the configuration")
-                tasks.create_task(self._pause_and_resume(), name="pause and resume")
-                tasks.create_task(self.advertiser.run(), name="advertise")
-                tasks.create_task(self.conflicting_plugins.run(), name="look for other plugins")
-                tasks.create_task(self.mps.run(), name="meet the MPS supervisor")
-                tasks.create_task(self.serving_switch.run(), name="serve the kubelet")
-                tasks.create_task(self.over_use.run(), name="follow the use")
-                tasks.create_task(self.reconciler.rounds.follow(self._round_over), name="save ended pods")
-                tasks.create_task(self.use_watch.run(), name="read the use of the GPUs")
-                pods = () if self.cluster is None else (self.cluster.followed.changes,)
-                tasks.create_task(
-                    self.verification.run((self.entries, *pods), (self.hardware.view,)),
-                    name="verify memory limits",
-                )
-                tasks.create_task(
-                    self.reconciler.checkpoint_entries.follow(self._holders_changed), name="follow the checkpoint"
-                )
-                if self.evictor is not None and self.failures is not None:
-                    tasks.create_task(self.evictor.run(), name="evict")
-                    tasks.create_task(self.failures.run(), name="follow failed GPUs")
-                if self.cluster is not None and self.dra is not None:
-                    tasks.create_task(self.use_reports.run(), name="publish the use of the GPUs")
-                    tasks.create_task(self.dra.entries.follow(self._holders_changed), name="follow those with claims")
-                    tasks.create_task(self.dra.follow(), name="follow claims")
-                    tasks.create_task(self.config.follow(self.dra.update), name="offer the configuration to claims")
-                    tasks.create_task(self.verification.states.follow(self.dra.limits_read), name="status of claims")
-                    tasks.create_task(self.cluster.run(self.dra.run_api), name="Kubernetes API")
-                    tasks.create_task(self.api.node.follow(self._stranding.look), name="look for missing instances")
-                    tasks.create_task(self.cluster.users.follow(self.reconciler.users_changed), name="follow users")
-                    tasks.create_task(
-                        self.reconciler.checkpoint_entries.follow(self.cluster.learn), name="settle promises"
-                    )
+                await together(*self._parts())
         finally:
             self._lock.release()
-        raise AssertionError  # pragma: no cover (the tasks never return)
+
+    def _parts(self) -> list[Coroutine[Any, Any, NoReturn]]:
+        pods = () if self.cluster is None else (self.cluster.followed.changes,)
+        parts = [
+            self.hardware.run(),
+            self.configuration.run(),
+            self.config.follow(self._take_config),
+            self._pause_and_resume(),
+            self.advertiser.run(),
+            self.conflicting_plugins.run(),
+            self.mps.run(),
+            self.serving_switch.run(),
+            self.over_use.run(),
+            self.reconciler.rounds.follow(self._round_over),
+            self.use_watch.run(),
+            self.verification.run((self.entries, *pods), (self.hardware.view,)),
+            self.reconciler.checkpoint_entries.follow(self._holders_changed),
+        ]
+        if self.evictor is not None and self.failures is not None:
+            parts += [self.evictor.run(), self.failures.run()]
+        if self.cluster is not None and self.dra is not None:
+            parts += [
+                self.use_reports.run(),
+                self.dra.entries.follow(self._holders_changed),
+                self.dra.follow(),
+                self.config.follow(self.dra.update),
+                self.verification.states.follow(self.dra.limits_read),
+                self.cluster.run(self.dra.run_api),
+                self.api.node.follow(self._stranding.look),
+                self.cluster.users.follow(self.reconciler.users_changed),
+                self.reconciler.checkpoint_entries.follow(self.cluster.learn),
+            ]
+        return parts
 
     def reload(self, wanted: NodeSettings) -> None:
         """Apply those changes of settings that need no restart, and report the others."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.core.contract.mpsfiles import SHM_DIRECTORY
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares, TooManySharesError
@@ -108,13 +108,13 @@ class Configuration:
             UsageError: the share size cuts the first GPUs into more shares than a kubelet can handle.
             ListFullError: only a restart of the process can help.
         """
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow_hardware(), name="follow the hardware")
-            tasks.create_task(self.api.node.follow(self._take_node), name="follow our node")
-            tasks.create_task(self.conflicting_plugins.others.follow(self.update), name="follow other plugins")
-            tasks.create_task(self.mps.daemons.follow(self.update), name="follow the MPS daemons")
-            tasks.create_task(self.serving.follow(self.update), name="follow the serving mode")
-        raise AssertionError  # pragma: no cover (the tasks never return)
+        await together(
+            self._follow_hardware(),
+            self.api.node.follow(self._take_node),
+            self.conflicting_plugins.others.follow(self.update),
+            self.mps.daemons.follow(self.update),
+            self.serving.follow(self.update),
+        )
 
     def update(self, _new: object = None) -> None:
         """Derive the configuration from the present state of all that, report what is new, and publish it."""

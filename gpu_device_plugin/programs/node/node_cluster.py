@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import together, within
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError
@@ -48,8 +48,8 @@ from gpu_device_plugin.programs.node.kubelet.waiting_pods import WaitingPods
 from gpu_device_plugin.programs.node.node_api import NodeApi
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
-    from typing import NoReturn
+    from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
+    from typing import Any, NoReturn
 
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.cluster.writers.evictions import Eviction
@@ -135,20 +135,20 @@ class NodeCluster(NodeApi):
         self._use: Mapping[str, str] = {}
         """The annotation about the use of the GPUs; empty: not known yet, what an earlier agent wrote stays."""
 
-    async def run(self, more: Callable[[], Awaitable[NoReturn]] | None = None) -> NoReturn:
+    async def run(self, more: Callable[[], Coroutine[Any, Any, NoReturn]] | None = None) -> NoReturn:
         """Follow and publish until cancelled; owns the connections, which `more` may use as well."""
-        async with self.client, asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.followed.reflector.run(), name="follow pods")
-            tasks.create_task(self._writer.run(), name="annotate pods")
-            tasks.create_task(self._events.run(), name="write events")
-            tasks.create_task(self._publish(), name="publish the GPUs")
-            tasks.create_task(self._config.follow(self._show), name="follow the configuration")
-            tasks.create_task(self.condition.run(), name="keep the node's condition")
-            tasks.create_task(self._look_at_node(), name="read the node's labels")
-            tasks.create_task(self.followed.changes.follow(self._pods_changed), name="settle promises")
-            if more is not None:
-                await more()
-        raise AssertionError  # pragma: no cover (the tasks never return)
+        async with self.client:
+            await together(
+                self.followed.reflector.run(),
+                self._writer.run(),
+                self._events.run(),
+                self._publish(),
+                self._config.follow(self._show),
+                self.condition.run(),
+                self._look_at_node(),
+                self.followed.changes.follow(self._pods_changed),
+                *(() if more is None else (more(),)),
+            )
 
     async def announce_shutdown(self, within_s: float = 1.0) -> None:
         """Publish on the node that its agent is about to end, so that no scheduler sends a pod. While `run` still runs.

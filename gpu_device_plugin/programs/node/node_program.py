@@ -7,6 +7,7 @@ import logging
 import signal
 from typing import TYPE_CHECKING, NoReturn
 
+from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
 from gpu_device_plugin.kubelet.registration_loop import DirectoryGoneError
@@ -105,11 +106,7 @@ class NodeProgram:
             self.rereading.seen = chosen.texts
             self._settings, self.choice = chosen.settings, None
         agent = self.agent = self.agent or self._make_agent(self._settings)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(agent.run(), name="node agent")
-            tasks.create_task(self.rereading.run(), name="follow the settings")
-            tasks.create_task(agent.api.node.follow(self._take_node), name="follow the profile")
-        raise AssertionError  # pragma: no cover (the tasks never return)
+        await together(agent.run(), self.rereading.run(), agent.api.node.follow(self._take_node))
 
     def look(self) -> None:
         """Read the configuration again."""

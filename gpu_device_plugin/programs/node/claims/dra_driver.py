@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import together, within
 from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.cluster.writers.resource_slices import ClaimsApi
 from gpu_device_plugin.core.contract.dra import DRIVER
@@ -202,23 +202,20 @@ class DraDriver:
         self.conflicting_plugins.look()
         self._offer()
         self.mps.ledger_complete()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._registered(), name="DRA driver")
-            tasks.create_task(self.offer.run(), name="offer devices")
-            tasks.create_task(self._sweep(), name="look for claims that are prepared in vain")
-            tasks.create_task(self.conflicting_plugins.others.follow(self._others_changed), name="follow other plugins")
-            tasks.create_task(self._leave(), name="look who would have to end")
-            tasks.create_task(self._announce_ready(), name="tell that claims are served")
-            tasks.create_task(self._read_records(), name="look who holds GPUs otherwise")
-        raise AssertionError  # pragma: no cover (the tasks never return)
+        await together(
+            self._registered(),
+            self.offer.run(),
+            self._sweep(),
+            self.conflicting_plugins.others.follow(self._others_changed),
+            self._leave(),
+            self._announce_ready(),
+            self._read_records(),
+        )
 
     async def run_api(self) -> NoReturn:
         """Publish the slices and the status of claims, from the first moment that the driver is needed."""
         await self._needed.wait()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.offer.slices.run(), name="ResourceSlices")
-            tasks.create_task(self.api.run(), name="write the status of claims")
-        raise AssertionError  # pragma: no cover (the tasks never return)
+        await together(self.offer.slices.run(), self.api.run())
 
     def _servicer(self) -> DraServicer:
         return DraServicer(
@@ -288,11 +285,10 @@ class DraDriver:
 
     async def follow(self) -> NoReturn:
         """Keep `entries` in step with claims and pods, in whichever mode the node serves. Ends only by cancellation."""
-        prepared, pods = self.claims.prepared, self.cluster.followed.changes
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(prepared.follow(self._holders_changed, settle_s=_SETTLE_S), name="follow the claims")
-            tasks.create_task(pods.follow(self._holders_changed, settle_s=_SETTLE_S), name="follow their pods")
-        raise AssertionError  # pragma: no cover (the tasks never return)
+        await together(
+            self.claims.prepared.follow(self._holders_changed, settle_s=_SETTLE_S),
+            self.cluster.followed.changes.follow(self._holders_changed, settle_s=_SETTLE_S),
+        )
 
     def limits_read(self, states: Mapping[Place, LimitState]) -> None:
         """Take over which limits were seen to hold, for the status of claims."""

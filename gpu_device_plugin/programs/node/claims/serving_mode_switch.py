@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import together, within
 from gpu_device_plugin.core.node.serving_mode import Serving, ServingMode, serving
 
 if TYPE_CHECKING:
@@ -215,12 +215,7 @@ class ServingModeSwitch:
                 elif not others and task is None:
                     if refused:
                         _log.info("GPUs are shared again: no other plugin hands them out")
-                    task = tasks.create_task(self._offer_and_reconcile(), name="offer and reconcile")
+                    offering = together(self.registration.run(), self.reconciler.run())
+                    task = tasks.create_task(offering, name="offer and reconcile")
                 refused = bool(others)
         raise AssertionError  # pragma: no cover (an Observable never ends)
-
-    async def _offer_and_reconcile(self) -> NoReturn:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.registration.run(), name="plugins")
-            tasks.create_task(self.reconciler.run(), name="reconcile")
-        raise AssertionError  # pragma: no cover (the tasks never return)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import together, within
 from gpu_device_plugin.core.node.holdings import held_through_others
 from gpu_device_plugin.core.node.kubelet.lost_allocations import Remembered
 from gpu_device_plugin.core.node.ledger import SETTLING_S, Hold, Ledger
@@ -201,10 +201,7 @@ class Reconciler:
 
     async def run(self) -> NoReturn:
         """Reconcile. Ends only by cancellation."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._rounds(), name="reconcile")
-            tasks.create_task(self._after_grants(), name="confirm grants")
-        raise AssertionError  # pragma: no cover (the tasks never return)
+        await together(self._rounds(), self._after_grants())
 
     async def _after_grants(self) -> NoReturn:
         """Read the checkpoint soon after each grant, and again at growing intervals until it shows all grants.

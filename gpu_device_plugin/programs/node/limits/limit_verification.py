@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import together, within
 from gpu_device_plugin.core.model.limits import LimitStatus
 from gpu_device_plugin.core.node.limits import limit_verification as verifying
 from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
@@ -112,13 +112,11 @@ class Verification:
         Every new value of one of `changes` means that `holdings` may have changed, of `drivers` that the driver may be
         another.
         """
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._rounds(), name="verify memory limits")
-            for source in changes:
-                tasks.create_task(source.follow(self.changed), name="follow containers")
-            for source in drivers:
-                tasks.create_task(source.follow(self.again), name="follow the driver")
-        raise AssertionError  # pragma: no cover (the tasks never return)
+        await together(
+            self._rounds(),
+            *(source.follow(self.changed) for source in changes),
+            *(source.follow(self.again) for source in drivers),
+        )
 
     async def _rounds(self) -> NoReturn:
         clock = asyncio.get_running_loop().time

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin import files
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import together, within
 from gpu_device_plugin.core.contract.mpsfiles import (
     STATE_FILE,
     WANTED_FILE,
@@ -161,11 +161,8 @@ class MpsLink:
         An agent that ends leaves its clients running, and so what is wanted.
         """
         self._take_up()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._poll(), name="follow the MPS supervisor")
-            tasks.create_task(self._state.nodes.follow(self._holders_changed), name="follow holders for MPS")
-            tasks.create_task(self._entries.follow(self._checkpoint_read), name="follow the checkpoint for MPS")
-        raise AssertionError  # pragma: no cover (the tasks never return)
+        holders = self._state.nodes.follow(self._holders_changed)
+        await together(self._poll(), holders, self._entries.follow(self._checkpoint_read))
 
     # --- For the answers to the kubelet ---------------------------------------------------------------------------
 

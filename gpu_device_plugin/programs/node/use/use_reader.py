@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.http import JSON, Page
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import together, within
 from gpu_device_plugin.core.contract.nodereport import SERVED, write_node_use
 from gpu_device_plugin.core.node.holdings import holdings
 from gpu_device_plugin.core.node.use.process_use import NOT_READ, UseReading, attribute, blindness
@@ -19,7 +19,7 @@ from gpu_device_plugin.kubelet.procfs import ProcessOwners, boot_time, in_nodes_
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
     from gpu_device_plugin.core.contract.nodereport import NodeUse
     from gpu_device_plugin.core.model.holds import DeviceHold
@@ -85,10 +85,7 @@ class UseWatch:
         """Read until cancelled. No failure of a reading ends it."""
         # Without the checkpoint every pod on a GPU would seem to use what it was not given.
         await self._entries.after(0)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._rounds(), name="read the use")
-            tasks.create_task(self._entries.follow(self._recorded), name="follow the checkpoint")
-        raise AssertionError  # pragma: no cover (the tasks never return)
+        await together(self._rounds(), self._entries.follow(self._recorded))
 
     def _recorded(self, _: object) -> None:
         if not self.interval_s:
@@ -180,13 +177,13 @@ class UseReports:
     async def run(self) -> NoReturn:
         """Publish until cancelled, see `due_in_s`; nothing before the first reading."""
         await self._watch.reading.after(0)
-        async with asyncio.TaskGroup() as tasks:
-            for source in (self._watch.reading, self._limits, self._over):
-                tasks.create_task(source.follow(self._wake), name="follow the use")
-            while True:
-                self._changed.clear()
-                await within(self._write_if_due(), self._changed.wait())
-        raise AssertionError  # pragma: no cover (the tasks never return)
+        sources: tuple[Observable[Any], ...] = (self._watch.reading, self._limits, self._over)
+        await together(self._writings(), *(source.follow(self._wake) for source in sources))
+
+    async def _writings(self) -> NoReturn:
+        while True:
+            self._changed.clear()
+            await within(self._write_if_due(), self._changed.wait())
 
     def _wake(self, _: object) -> None:
         self._changed.set()
