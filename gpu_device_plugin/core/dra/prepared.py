@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin.core.contract.dra import DRIVER, is_instance
@@ -15,7 +16,7 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from gpu_device_plugin.core.model.pods import Pod
 
@@ -131,18 +132,7 @@ def write_prepared(claim: PreparedClaim) -> str:
             "deviceIDs": sorted(claim.device_ids),
             "enforcement": None if claim.enforcement is None else claim.enforcement.value,
             "consumers": [[consumer.uid, consumer.name] for consumer in claim.consumers],
-            "devices": [
-                {
-                    "request": device.request,
-                    "pool": device.pool,
-                    "device": device.device,
-                    "shareID": device.share_id,
-                    "uuid": device.uuid,
-                    "mib": device.mib,
-                    "compute": device.compute,
-                }
-                for device in claim.devices
-            ],
+            "devices": [dict(zip(_DEVICE, astuple(device), strict=True)) for device in claim.devices],
             "cdiNames": claim.cdi_names,
             "cdi": claim.cdi,
         }
@@ -167,7 +157,9 @@ def read_prepared(text: str, uid: str) -> PreparedClaim:
             device_ids=frozenset(map(_text, _list(found["deviceIDs"]))),
             enforcement=None if found["enforcement"] is None else Enforcement(found["enforcement"]),
             consumers=tuple(Consumer(_text(uid), _text(name)) for uid, name in map(_list, _list(found["consumers"]))),
-            devices=tuple(map(_device, _list(found["devices"]))),
+            devices=tuple(
+                PreparedDevice(*(read(each[key]) for key, read in _DEVICE.items())) for each in _list(found["devices"])
+            ),
             cdi_names=tuple(map(_text, _list(found["cdiNames"]))),
             cdi=_expected(dict, found["cdi"]),
         )
@@ -178,18 +170,6 @@ def read_prepared(text: str, uid: str) -> PreparedClaim:
     if claim.uid != uid or not claim.devices:
         raise PreparedFileError("it is of another claim, or has no device")
     return claim
-
-
-def _device(found: Any) -> PreparedDevice:
-    return PreparedDevice(
-        request=_text(found["request"]),
-        pool=_text(found["pool"]),
-        device=_text(found["device"]),
-        share_id=_text(found["shareID"]),
-        uuid=_text(found["uuid"]),
-        mib=_number(found["mib"]),
-        compute=_number(found["compute"]),
-    )
 
 
 def _expected(kind: type[T], value: Any) -> T:
@@ -211,6 +191,12 @@ def _number(value: Any) -> int:
     if not 0 <= number <= _MOST:
         raise ValueError("a number that is not negative is expected")
     return number
+
+
+_DEVICE: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
+    dict.fromkeys(("request", "pool", "device", "shareID", "uuid"), _text) | dict.fromkeys(("mib", "compute"), _number)
+)
+"""The key of each field of a `PreparedDevice` in the file, in their order, and what reads it."""
 
 
 # --- Its status in the API --------------------------------------------------------------------------------------------
