@@ -99,12 +99,11 @@ class NodeProgram:
     async def run(self) -> NoReturn:
         """Serve this node until cancelled; raises the same as `NodeAgent.run`."""
         if self.choice is not None:
-            chosen = await self.choice.made()
-            _log.info("the profile of settings is chosen", extra={"profile": chosen.label or DEFAULT_PROFILE})
-            logging.getLogger("gpu_device_plugin").setLevel(chosen.settings.log_level.upper())
-            self._label = self._in_force = chosen.label
-            self.rereading.seen = chosen.texts
-            self._settings, self.choice = chosen.settings, None
+            self._settings, self.rereading.seen, label = await self.choice.made()
+            _log.info("the profile of settings is chosen", extra={"profile": label or DEFAULT_PROFILE})
+            logging.getLogger("gpu_device_plugin").setLevel(self._settings.log_level.upper())
+            self._label = self._in_force = label
+            self.choice = None
         agent = self.agent = self.agent or self._make_agent(self._settings)
         await together(agent.run(), self.rereading.run(), agent.api.node.follow(self._take_node))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.backoff import Backoff
@@ -26,16 +27,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
-
-
-class Chosen(NamedTuple):
-    """The settings of an agent, and their origin."""
-
-    settings: NodeSettings
-    texts: Texts
-    """The content of the files of settings."""
-    label: str
-    """The value of the label; empty: the node had none."""
 
 
 class ProfileChoice:
@@ -70,10 +61,13 @@ class ProfileChoice:
         """Read label and files now."""
         self._again.set()
 
-    async def made(self) -> Chosen:
-        """Return the settings to run with, however long that takes. Owns a connection and the address of the probes."""
+    async def made(self) -> tuple[NodeSettings, Texts, str]:
+        """Return the settings to run with, however long that takes. Owns a connection and the address of the probes.
+
+        With them come the content of the files of settings, and the value of the label; empty: the node had none.
+        """
         async with (
-            serving_probes(self._settings.http, self._alive, self._ready),
+            serving_probes(self._settings.http, m.alive, self._ready),
             self._client,
             asyncio.TaskGroup() as tasks,
         ):
@@ -83,7 +77,7 @@ class ProfileChoice:
             finally:
                 events.cancel()
 
-    async def _choose(self) -> Chosen:
+    async def _choose(self) -> tuple[NodeSettings, Texts, str]:
         label: str | None = None
         patient_until = time.monotonic() + self.patience_s
         backoff = Backoff(0.5)
@@ -103,7 +97,7 @@ class ProfileChoice:
             if label is not None:
                 try:
                     texts = self._sources.texts()
-                    return Chosen(settings_for(self._sources, texts, label), texts, label)
+                    return settings_for(self._sources, texts, label), texts, label
                 except UsageError as error:
                     self._wait(f"this node shares nothing until its settings can be used: {error}")
             await within(wait_s, self._again.wait())
@@ -126,11 +120,6 @@ class ProfileChoice:
             ours = about_node(self._settings.node_name)
             note = f"{why[0].upper()}{why[1:]}"
             self._events.post(ours, reason="SettingsRefused", note=note, action="Wait", warning=True)
-
-    # --- Probes ---------------------------------------------------------------------------------------------------
-
-    async def _alive(self) -> tuple[str, ...]:
-        return ()
 
     async def _ready(self) -> tuple[str, ...]:
         return (self.why,)
