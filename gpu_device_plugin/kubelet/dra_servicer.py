@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from gpu_device_plugin.kubelet._proto import (
@@ -18,7 +17,7 @@ from gpu_device_plugin.kubelet._proto import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from grpc import aio
 
@@ -35,16 +34,6 @@ REPEAT_S = 10.0
 TIMEOUT_S = 30
 _LONGEST = 1024
 """Characters of a message about a device; the kubelet cuts longer ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceHealth:
-    """The health of a device."""
-
-    pool: str
-    device: str
-    healthy: bool
-    message: str = ""
 
 
 class NotPreparedError(Exception):
@@ -67,11 +56,16 @@ class DraServicer(dra_health_pb2_grpc.DRAResourceHealthServicer):
     def __init__(
         self,
         claims: ClaimHandler,
-        health: Observable[tuple[DeviceHealth, ...]],
+        pool: str,
+        health: Observable[Mapping[str, str]],
         observe: Callable[[str, float], None],
     ) -> None:
-        """Serve; `observe` is called with the name of a call and the seconds that it took."""
+        """Serve; `observe` is called with the name of a call and the seconds that it took.
+
+        `health` says why each device of the `pool` is not healthy, by its name; empty: it is.
+        """
         self.claims = claims
+        self._pool = pool
         self._health = health
         self._observe = observe
         self._closing = asyncio.Event()
@@ -132,23 +126,23 @@ class DraServicer(dra_health_pb2_grpc.DRAResourceHealthServicer):
         try:
             async with aclosing(self._health.until(self._closing, REPEAT_S)) as healths:
                 async for devices in healths:
-                    yield _healths(devices)
+                    yield _healths(self._pool, devices)
         finally:
             self.streams -= 1
             self.streams_changed()
 
 
-def _healths(devices: Iterable[DeviceHealth]) -> dra_health_pb2.NodeWatchResourcesResponse:
+def _healths(pool: str, devices: Mapping[str, str]) -> dra_health_pb2.NodeWatchResourcesResponse:
     return dra_health_pb2.NodeWatchResourcesResponse(
         devices=[
             dra_health_pb2.DeviceHealth(
-                device=dra_health_pb2.DeviceIdentifier(pool_name=one.pool, device_name=one.device),
-                health=dra_health_pb2.HEALTHY if one.healthy else dra_health_pb2.UNHEALTHY,
+                device=dra_health_pb2.DeviceIdentifier(pool_name=pool, device_name=name),
+                health=dra_health_pb2.UNHEALTHY if why else dra_health_pb2.HEALTHY,
                 last_updated_time=int(time.time()),
                 health_check_timeout_seconds=TIMEOUT_S,
-                message=one.message[:_LONGEST],
+                message=why[:_LONGEST],
             )
-            for one in devices
+            for name, why in devices.items()
         ]
     )
 

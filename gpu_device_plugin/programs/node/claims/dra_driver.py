@@ -218,9 +218,8 @@ class DraDriver:
         await together(self.offer.slices.run(), self.api.run())
 
     def _servicer(self) -> DraServicer:
-        return DraServicer(
-            self.claims, self.offer.health, lambda rpc, seconds: self._metrics.took(m.RPCS, seconds, rpc)
-        )
+        pool = self._settings.node_name
+        return DraServicer(self.claims, pool, self.offer.health, lambda rpc, s: self._metrics.took(m.RPCS, s, rpc))
 
     async def _registered(self) -> NoReturn:
         while True:

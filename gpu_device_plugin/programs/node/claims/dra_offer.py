@@ -14,14 +14,12 @@ from gpu_device_plugin.cluster.writers.resource_slices import NodeSlices
 from gpu_device_plugin.core.contract.dra import device_name
 from gpu_device_plugin.core.dra.devices import Order, SliceInputs, held_otherwise, reordered
 from gpu_device_plugin.core.dra.pool import contents, plain_contents
-from gpu_device_plugin.kubelet.dra_servicer import DeviceHealth
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.core.dra.pool import Content
-    from gpu_device_plugin.core.node.node import Node
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.node_events import Reports
 
@@ -36,13 +34,12 @@ class DeviceOffer:
     ) -> None:
         """Offer the GPUs of the node in `state`; `reached` says whether the kubelet can call the driver."""
         self._state = state
-        self._node_name = node_name
         self._reports = reports
         self.slices = NodeSlices(
             client, node_name, reached=reached, on_dropped=self._fields_dropped, on_problem=self._not_published
         )
-        self.health: Observable[tuple[DeviceHealth, ...]] = Observable(())
-        """The health of all devices that are offered."""
+        self.health: Observable[Mapping[str, str]] = Observable({})
+        """Why each device is out of service, by its name; empty: it is healthy."""
         self.again_s = 600.0
         """Seconds until an API server that did not know our fields is tried again."""
         self._facts = SliceInputs(())
@@ -115,25 +112,17 @@ class DeviceOffer:
                 wanted = plain_contents(node, facts) if self._dropped else contents(node, facts)
             if wanted != self.slices.wanted.value:
                 self.slices.wanted.set(wanted)
-            healths = self._healths(node)
+            healths = {
+                device_name(shared.gpu.uuid, whole=whole): node.unhealthy.get(shared.gpu.uuid, "")
+                for shared in node.shares.gpus
+                for whole in (False, True)
+            }
             if healths != self.health.value:
                 self.health.set(healths)
         due = [] if self._order.due is None else [self._order.due]
         if self._dropped:
             due.append(self._dropped_at + self.again_s)
         return max(0.0, min(due) - now) if due else None
-
-    def _healths(self, node: Node) -> tuple[DeviceHealth, ...]:
-        return tuple(
-            DeviceHealth(
-                self._node_name,
-                device_name(shared.gpu.uuid, whole=whole),
-                shared.gpu.uuid not in node.unhealthy,
-                node.unhealthy.get(shared.gpu.uuid, ""),
-            )
-            for shared in node.shares.gpus
-            for whole in (False, True)
-        )
 
     def _fields_dropped(self, fields: tuple[str, ...]) -> None:
         self._dropped, self._dropped_at = fields, time.monotonic()
