@@ -14,19 +14,23 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.core.model.gpus import NO_LINKS
 from gpu_device_plugin.core.model.memory import format_mib
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import SHARES, Shares
 from gpu_device_plugin.core.node.kubelet.ended_pods import PodsInApi
 from gpu_device_plugin.core.node.node import Node
+from gpu_device_plugin.core.node.node_config import share_size
 from gpu_device_plugin.core.report.gauges import NodeMetrics
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet import cgroupfs, procfs
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
+from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent, RegistrationLoop
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
+from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SHARE_SIZE, WAY, StateFile
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.claims.serving_mode_switch import ServingModeSwitch
 from gpu_device_plugin.programs.node.configuration import Configuration, initial
@@ -39,14 +43,13 @@ from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
 from gpu_device_plugin.programs.node.node_api import NodeApi, reach_api
 from gpu_device_plugin.programs.node.node_events import Reports
 from gpu_device_plugin.programs.node.orphaned_instances import OrphanedInstances
-from gpu_device_plugin.programs.node.persisted_state import PersistedAgentState
 from gpu_device_plugin.programs.node.probes import serving_probes
 from gpu_device_plugin.programs.node.use.over_use_watch import OverUse
 from gpu_device_plugin.programs.node.use.use_reader import UseReports, UseWatch
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Iterable
     from typing import Any
 
     from gpu_device_plugin.core.model.holds import DeviceHold
@@ -169,7 +172,8 @@ class NodeAgent:
         )
         self._stranding = OrphanedInstances(config, self.entries, self.kubelet_records, api, self.reports)
         self._lock = NodeLock(settings.device_plugin_dir)
-        self._handover = PersistedAgentState(settings, self.kubelet_records)
+        self._share_size = StateFile(settings.device_plugin_dir, SHARE_SIZE)
+        self._ended_pods = StateFile(settings.device_plugin_dir, ENDED_PODS)
         self.serving_switch = ServingModeSwitch(
             config,
             self.state,
@@ -178,7 +182,7 @@ class NodeAgent:
             registration=self.registration,
             reconciler=self.reconciler,
             conflicting_plugins=self.conflicting_plugins,
-            handover=self._handover,
+            last_mode=StateFile(settings.device_plugin_dir, WAY),
         )
         self.configuration = Configuration(
             config,
@@ -315,16 +319,28 @@ class NodeAgent:
         except DirectoryError as error:
             raise UsageError(str(error)) from error
         claims = () if self.dra is None else self.dra.holders_of_shares()
-        share_mib = self._handover.share_mib((*claims, *self._forgotten.load()))
+        share_mib = self._share_mib((*claims, *self._forgotten.load()))
         if share_mib != settings.share_size_mib:
             shares = Shares(share_mib, settings.reserve_mib)
             self.settings.set(replace(settings, share_size_mib=share_mib))
             self.state.refresh_inventory(shares, {}, NO_LINKS)
             self.config.set(replace(self.config.value, shares=shares))
             self.reload(settings)
-        self._handover.keep_share_size(share_mib)
+        self._share_size.write(str(share_mib))
         share = format_mib(share_mib)
         _log.info("node agent starts", extra={"version": __version__, "gpus": settings.gpus, "share": share})
+
+    def _share_mib(self, others: Iterable[str]) -> int:
+        """Return the initial share size, in MiB: the one in use as long as a container or a claim holds shares of it.
+
+        `others` are the UIDs of the claims, and of the pods that the kubelet has forgotten, that hold shares.
+        """
+        try:
+            holders = {*self.kubelet_records.recorded().by_pod({Kind.MEMORY}), *others}
+        except CheckpointUnreadableError:
+            holders = None
+        ended = (self._ended_pods.read() or "").split()
+        return share_size(self.settings.value.share_size_mib, self._share_size.number(), holders, ended)
 
     async def _pause_and_resume(self) -> NoReturn:
         async for paused in self._paused.values():
@@ -338,7 +354,7 @@ class NodeAgent:
     async def _prepare(self) -> None:
         """Bring ledger and device lists up to date before any resource is registered."""
         self._lock.take()
-        self._handover.keep_share_size(self.state.node.shares.share_mib)
+        self._share_size.write(str(self.state.node.shares.share_mib))
         remove_stale_sockets(self.settings.value.device_plugin_dir)
         await self.reconciler.prepare()
         self.mps.ledger_complete()
@@ -360,7 +376,9 @@ class NodeAgent:
         self.reports.registration(event, details)
 
     def _round_over(self, _round: int) -> None:
-        self._handover.keep_ended_pods()
+        ended = " ".join(sorted(self.kubelet_records.over))
+        if ended or self._ended_pods.read():
+            self._ended_pods.write(ended)  # for the next agent, which has not seen them end
         if self.cluster is not None and all(self.registration.registrations.values()):
             self.cluster.announce_ready()
 

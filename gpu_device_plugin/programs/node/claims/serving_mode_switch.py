@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.node.node_config import NodeConfig
     from gpu_device_plugin.kubelet.registration_loop import RegistrationLoop
+    from gpu_device_plugin.kubelet.statefile import StateFile
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.claims.dra_driver import DraDriver
     from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
     from gpu_device_plugin.programs.node.kubelet.reconciler import Reconciler
     from gpu_device_plugin.programs.node.node_api import NodeApi
     from gpu_device_plugin.programs.node.node_events import Reports
-    from gpu_device_plugin.programs.node.persisted_state import PersistedAgentState
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,8 @@ class ServingModeSwitch:
     registration: RegistrationLoop
     reconciler: Reconciler
     conflicting_plugins: ConflictingPlugins
-    handover: PersistedAgentState
+    last_mode: StateFile
+    """The serving mode of the last agent, and then ours."""
 
     def __post_init__(self) -> None:
         self.serving = Observable(Serving(ServingMode.DEVICE_PLUGIN))
@@ -87,7 +88,7 @@ class ServingModeSwitch:
 
     async def run(self) -> NoReturn:
         """Serve until cancelled."""
-        if not await within(_GPUS_S if self.handover.mode is ServingMode.DRA else None, self._any_gpu()):
+        if not await within(_GPUS_S if self.last_mode.read() == ServingMode.DRA else None, self._any_gpu()):
             _log.warning("claims are served before a GPU is found: pods that end have to give theirs back")
         before = await self._begin()
         async with asyncio.TaskGroup() as tasks:
@@ -107,7 +108,7 @@ class ServingModeSwitch:
                 before = now.mode
                 self._apply(now)
                 if task is None:
-                    self.handover.keep_mode(now.mode)
+                    self.last_mode.write(now.mode)
                     task = tasks.create_task(self._serve(now.mode), name=f"serve by {now.mode}")
                 await self._changed.wait()
 
@@ -124,7 +125,8 @@ class ServingModeSwitch:
         """Find out who holds GPUs, and return the mode of the previous agent; None if unknown."""
         if self.dra is None:
             return None
-        before = self.handover.mode
+        last = self.last_mode.read()
+        before = ServingMode(last) if last in list(ServingMode) else None
         known = await within(_LABEL_S, self._until(lambda config: config.labelled))
         if not known and before is not None:
             _log.warning("our node could not be read yet: it is served as by the previous agent, by %s", before)
