@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -20,7 +19,6 @@ from gpu_device_plugin.core.node.health.gpu_health import (
     Unwatched,
     Xid,
     change,
-    judge,
     step,
 )
 from gpu_device_plugin.core.node.ledger import Reading
@@ -30,7 +28,6 @@ from gpu_device_plugin.hardware import driver
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.node.health.xids import XidMeaning
     from gpu_device_plugin.hardware.messages import Listing
 
 
@@ -80,19 +77,6 @@ class HealthChange:
     """The kind of the newest problem or, of a GPU that recovered, of the first problem that ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class XidSeen:
-    """The driver reported an XID, which may or may not have changed the GPU's health."""
-
-    uuid: str
-    """Of the GPU, or of the MIG instance that the driver named."""
-    code: int
-    xid: XidMeaning
-    times: int
-    """How often this code was seen on this GPU since the program started; 1 is the first time. While a new driver
-    process takes over from the old one, both report an XID."""
-
-
 class GpuHealthTracker:
     """The inventory and a `GpuHealth` about each of its GPUs. `publish` makes changes visible."""
 
@@ -100,11 +84,13 @@ class GpuHealthTracker:
         self,
         rules: Callable[[], Rules],
         on_change: Callable[[HealthChange], None],
-        on_xid: Callable[[XidSeen], None],
+        on_xid: Callable[[Xid], None],
     ) -> None:
         """Start with an empty inventory; `rules` returns the health rules for the next observation.
 
-        `on_change` is called for every change of a GPU's health, before the new view is published.
+        `on_change` is called for every change of a GPU's health, before the new view is published, and `on_xid` with
+        every XID, of a GPU or of the MIG instance that the driver named, whether or not it changed the health. While a
+        new driver process takes over from the old one, both report an XID.
         """
         self.view = Observable(HardwareView())
         self.readings: Observable[Mapping[str, Reading]] = Observable({})
@@ -114,7 +100,6 @@ class GpuHealthTracker:
         self._on_change = on_change
         self._on_xid = on_xid
         self._left_out = False
-        self._xids: Counter[tuple[str, int]] = Counter()
 
     @property
     def complete(self) -> bool:
@@ -186,10 +171,9 @@ class GpuHealthTracker:
                 self._observe(record)
                 continue
             for uuid in self._concerned(record):
-                key = uuid, record.code
-                self._xids[key] += 1
-                self._on_xid(XidSeen(*key, judge(record.code, self._rules()), self._xids[key]))
-                self._observe(replace(record, uuid=uuid))
+                xid = replace(record, uuid=uuid)
+                self._on_xid(xid)
+                self._observe(xid)
         self.publish()
         return self._outdated(readings)
 

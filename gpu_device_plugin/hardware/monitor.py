@@ -18,7 +18,7 @@ from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.driver_process import DriverProcess
-from gpu_device_plugin.hardware.gpu_health_tracker import GpuHealthTracker, HealthChange, State, XidSeen
+from gpu_device_plugin.hardware.gpu_health_tracker import GpuHealthTracker, HealthChange, State
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -114,7 +114,7 @@ class Hardware:
         timings: MonitorTimings | None = None,
         rules: Rules | None = None,
         on_change: Callable[[HealthChange], None] = lambda _: None,
-        on_xid: Callable[[XidSeen], None] = lambda _: None,
+        on_xid: Callable[[Xid], None] = lambda _: None,
         library_dir: Path | None = None,
         command: Sequence[str] = _COMMAND,
         version_files: Sequence[Path] = VERSION_FILES,

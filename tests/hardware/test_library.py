@@ -17,10 +17,11 @@ import pytest
 
 from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.core.model.memory import shares_of
-from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State, XidSeen
+from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from tests.patience import stretched
 
 if TYPE_CHECKING:
+    from gpu_device_plugin.core.node.health.gpu_health import Xid
     from gpu_device_plugin.hardware.monitor import MonitorTimings
     from tests.hardware.conftest import Watching
 
@@ -150,7 +151,7 @@ async def test_b7_b9_a_real_library_loses_a_gpu_and_finds_it_again(mock: Mock, w
 async def test_b9_b15_an_xid_48_of_a_real_library_stays_although_the_gpu_can_be_read(
     mock: Mock, watched: Watching
 ) -> None:
-    xids: list[XidSeen] = []
+    xids: list[Xid] = []
     async with watched(**nvml(), on_xid=xids.append) as hardware:
         mock.fails(2, "ecc_uncorrectable", xid=48)
         view = await hardware.until(lambda view: "XID 48" in " ".join(reasons(view, 2)))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.model.memory import format_mib
+from gpu_device_plugin.core.node.health.gpu_health import judge
 from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent
 from gpu_device_plugin.programs.node.conflicting_plugins import ALLOW
 
@@ -15,10 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from gpu_device_plugin.core.model.holds import DeviceHold
+    from gpu_device_plugin.core.node.health.gpu_health import Xid
     from gpu_device_plugin.core.node.holdings import Stranded
     from gpu_device_plugin.core.node.kubelet.conflicting_plugins import Detection
     from gpu_device_plugin.core.node.serving_mode import Serving
-    from gpu_device_plugin.hardware.gpu_health_tracker import HealthChange, XidSeen
+    from gpu_device_plugin.hardware.gpu_health_tracker import HealthChange
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.node_api import NodeApi
     from gpu_device_plugin.settings.knobs import Reload
@@ -48,10 +50,10 @@ class Reports:
         reason = "GPUHealthy" if change.healthy else "GPUUnhealthy"
         self._api.event(reason, f"{name} ({change.uuid}) is {change.reason}", "Observe", warning=not change.healthy)
 
-    def xid_seen(self, seen: XidSeen) -> None:
+    def xid_seen(self, seen: Xid) -> None:
         """The driver has reported an XID."""
         self._metrics.count(m.XIDS, seen.uuid, str(seen.code))
-        name, what = self._name_of(seen.uuid), f"XID {seen.code}: {seen.xid.meaning}"
+        name, what = self._name_of(seen.uuid), f"XID {seen.code}: {judge(seen.code).meaning}"
         _log.warning("%s: %s", name, what, extra={"uuid": seen.uuid, "once_per_s": 60})
         self._api.event("GPUError", f"{name} ({seen.uuid}) reported {what}", "Observe")
 

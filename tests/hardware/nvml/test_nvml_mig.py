@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from gpu_device_plugin.hardware.gpu_health_tracker import XidSeen
+    from gpu_device_plugin.core.node.health.gpu_health import Xid
     from gpu_device_plugin.hardware.monitor import MonitorTimings
     from tests.hardware.conftest import Watching
 
@@ -548,7 +548,7 @@ async def test_instances_come_through_the_real_binding_and_follow_when_the_gpu_i
 ) -> None:
     """The driver reports the change; no reading is due for an hour. Of two instances one stays."""
     compiled(tmp_path, LIBRARY.replace("FOLDER", str(tmp_path)))
-    xids: list[XidSeen] = []
+    xids: list[Xid] = []
     timings = replace(quick, probe_every_s=3600, rescan_every_s=3600, rescan_missing_every_s=3600)
     async with watched("nvml", library_dir=tmp_path, timings=timings, on_xid=xids.append) as hardware:
         view = hardware.view.value
