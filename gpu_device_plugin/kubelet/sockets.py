@@ -32,10 +32,6 @@ class DirectoryError(Exception):
     """The device-plugin directory cannot be used; the message gives the reason and the remedy."""
 
 
-class AlreadyRunningError(DirectoryError):
-    """Another instance serves this node."""
-
-
 def check_directory(directory: Path) -> None:
     """Check that sockets can be created in `directory`.
 
@@ -135,8 +131,7 @@ class NodeLock:
         """Take the lock, or keep it; if the directory was recreated, lock the new file.
 
         Raises:
-            AlreadyRunningError: another process holds the lock; the message names the process.
-            DirectoryError: the file cannot be created.
+            DirectoryError: another process holds the lock, which the message names, or the file cannot be created.
         """
         if self._fd is not None:
             here = identity(self._path)
@@ -153,7 +148,7 @@ class NodeLock:
         except OSError as error:
             holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
             os.close(fd)
-            raise AlreadyRunningError(
+            raise DirectoryError(
                 f"{holder} serves this node already and holds {self._path}; stop it first "
                 "(a DaemonSet needs maxSurge: 0)"
             ) from error
