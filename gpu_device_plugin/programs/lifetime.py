@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import together, within
 from gpu_device_plugin.settings.knobs import Settings, UsageError, reload
 
 if TYPE_CHECKING:
@@ -87,13 +87,6 @@ class Rereading(Generic[S]):
                     await asyncio.sleep(self.settle_s)
                 changed.clear()
 
-    async def beside(self, work: Coroutine[None, None, NoReturn]) -> NoReturn:
-        """Run together with `work`, until it fails or this task is cancelled. Raises its error, in a group."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(work, name="the program itself")
-            tasks.create_task(self.run(), name="follow the settings")
-        raise AssertionError  # pragma: no cover (the tasks never return)
-
 
 # --- A program --------------------------------------------------------------------------------------------------------
 
@@ -135,7 +128,7 @@ class ReloadingProgram(Generic[P]):
         """
         rereading = Rereading(sources, texts, take=self.reload, refuse=self.keep_settings)
         return await until_stopped(
-            rereading.beside(work),
+            together(work, rereading.run()),
             name,
             {signal.SIGHUP: partial(rereading.look, anyway=True)},
             announce_shutdown=announce_shutdown,

@@ -20,7 +20,6 @@ from tests.patience import patience
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
-    from typing import NoReturn
 
 
 class Told:
@@ -126,14 +125,6 @@ async def test_without_a_file_there_is_nothing_to_follow() -> None:
     assert told.said() == ()
     told.rereading.look(anyway=True)
     assert told.said() == ("fit",)
-
-
-async def test_it_ends_with_the_program_beside_it(tmp_path: Path) -> None:
-    async def work() -> NoReturn:
-        raise OSError("the address is in use")
-
-    with pytest.RaisesGroup(pytest.RaisesExc(OSError, match="in use")):
-        await Told(mount(tmp_path / "config", default="")).rereading.beside(work())
 
 
 async def test_a_former_name_in_a_file_is_warned_of_when_it_is_read_again(
