@@ -1,4 +1,4 @@
-"""The agent's HTTP endpoints: liveness, readiness, metrics, and the use of its GPUs as JSON."""
+"""The HTTP endpoints of a program on a node: liveness, readiness, metrics, and the use of its GPUs as JSON."""
 
 from __future__ import annotations
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.aio.http import STRANGERS, ListenError, page_at, serving_routes
 from gpu_device_plugin.core.contract.mpsfiles import SHM_DIRECTORY, MpsGpu, MpsStatus
 from gpu_device_plugin.core.report.exposition import Gauge
 from gpu_device_plugin.programs.lifetime import ReloadingProgram
 from gpu_device_plugin.programs.mps.nvidia import Nvidia
 from gpu_device_plugin.programs.mps.places import share
 from gpu_device_plugin.programs.mps.supervisor import Supervisor
+from gpu_device_plugin.programs.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
@@ -68,18 +67,14 @@ def main(sources: Sources[MpsSettings], texts: Texts, settings: MpsSettings) -> 
 
 async def _serve(settings: MpsSettings, supervisor: Supervisor) -> NoReturn:
     _log.info("the MPS supervisor starts", extra={"version": __version__, "mps_dir": str(settings.mps_dir)})
-    async with AsyncExitStack() as servers:
-        if settings.http is not None:
-            metrics = m.PrometheusMetrics(lambda: gauges(supervisor.gpus), (), ())
-            routes = [
-                page_at("/metrics", metrics.page),
-                page_at("/healthz", m.probe(m.alive)),  # a restart would end the daemons, and their clients
-                page_at("/readyz", m.probe(supervisor.unready, lambda: _told(supervisor.gpus))),
-            ]
-            try:
-                await servers.enter_async_context(serving_routes(*settings.http, routes, limits=STRANGERS))
-            except ListenError as error:
-                raise UsageError(f"http: {error}") from error
+    metrics = None if settings.http is None else m.PrometheusMetrics(lambda: gauges(supervisor.gpus), (), ())
+    async with serving_probes(
+        settings.http,
+        m.alive,  # a restart would end the daemons, and their clients
+        supervisor.unready,
+        lambda: _told(supervisor.gpus),
+        metrics=metrics,
+    ):
         await supervisor.run()
     raise AssertionError  # pragma: no cover (the supervisor never returns)
 

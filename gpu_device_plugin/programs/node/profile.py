@@ -16,7 +16,7 @@ from gpu_device_plugin.cluster.writers.events import EventWriter, about_node
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.programs.node.node_cluster import Cleanup
-from gpu_device_plugin.programs.node.probes import serving_probes
+from gpu_device_plugin.programs.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import settings_for
 
