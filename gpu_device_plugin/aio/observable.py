@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
+from gpu_device_plugin.aio.waiting import any_of
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
@@ -42,6 +44,11 @@ class Observable(Generic[T]):
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
+    def change(self, value: T) -> None:
+        """Set `value` unless it equals the newest."""
+        if value != self._value:
+            self.set(value)
+
     async def after(self, version: int) -> tuple[int, T]:
         """Wait for a value newer than `version`; return the newest version and its value."""
         while self._version <= version:
@@ -60,21 +67,13 @@ class Observable(Generic[T]):
 
         For streams of a server, which have to end before it can stop.
         """
-        end = asyncio.create_task(over.wait(), name="end of the stream")
         version, value = self._version, self._value
-        try:
-            while True:
-                yield value
-                newer = asyncio.create_task(self.after(version), name="next value")
-                try:
-                    await asyncio.wait({end, newer}, timeout=repeat_s, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    newer.cancel()
-                if end.done():
-                    return
-                version, value = self._version, self._value
-        finally:
-            end.cancel()
+        while True:
+            yield value
+            await any_of(repeat_s, over.wait(), self.after(version))
+            if over.is_set():
+                return
+            version, value = self._version, self._value
 
     async def follow(self, act: Callable[[T], None], *, settle_s: float = 0.0) -> NoReturn:
         """Call `act` with the newest value that was set, then with each newer one, like `values`.

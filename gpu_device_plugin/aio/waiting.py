@@ -20,6 +20,16 @@ async def within(seconds: float | None, awaitable: Awaitable[object]) -> bool:
     return True
 
 
+async def any_of(seconds: float | None, *works: Coroutine[Any, Any, object]) -> None:
+    """Wait until one of these has ended, for at most `seconds` (None: without limit), then cancel the others."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
 async def together(*works: Coroutine[Any, Any, object]) -> NoReturn:
     """Run these side by side until cancelled, or until one fails, which cancels the others. None of them returns."""
     async with asyncio.TaskGroup() as tasks:

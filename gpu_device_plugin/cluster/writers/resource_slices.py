@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import together, within
 from gpu_device_plugin.cluster.client.api_client import PatchType
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, ForbiddenError, InvalidError, NotFoundError
@@ -159,12 +159,12 @@ class NodeSlices(Store[Present]):
 
     async def run(self) -> NoReturn:
         """Publish until cancelled; owns the watch."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.reflector.run(), name="follow our ResourceSlices")
-            tasks.create_task(self.wanted.follow(self._call), name="wanted ResourceSlices")
-            tasks.create_task(self.reached.follow(self._call), name="the kubelet can call the driver")
-            tasks.create_task(self._publish(), name="publish ResourceSlices")
-        raise AssertionError  # pragma: no cover (the tasks never return)
+        await together(
+            self.reflector.run(),
+            self.wanted.follow(self._call),
+            self.reached.follow(self._call),
+            self._publish(),
+        )
 
     async def _publish(self) -> NoReturn:
         backoff, problem = Backoff(0.2), ""

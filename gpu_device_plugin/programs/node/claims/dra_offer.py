@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.aio.waiting import any_of
 from gpu_device_plugin.cluster.client.errors import NotFoundError
 from gpu_device_plugin.cluster.writers.resource_slices import NodeSlices
 from gpu_device_plugin.core.contract.dra import device_name
@@ -87,13 +88,7 @@ class DeviceOffer:
             version = self._state.nodes.version
             self._look.clear()
             pause_s = self._publish(time.monotonic())
-            node = asyncio.create_task(self._state.nodes.after(version), name="changed node")
-            look = asyncio.create_task(self._look.wait(), name="changed facts")
-            try:
-                await asyncio.wait({node, look}, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                node.cancel()
-                look.cancel()
+            await any_of(pause_s, self._state.nodes.after(version), self._look.wait())
 
     def _publish(self, now: float) -> float | None:
         """Decide what the slices offer now; return the seconds until that has to be looked at again."""
@@ -110,15 +105,13 @@ class DeviceOffer:
             wanted: Sequence[Content] = ()
             if self._offering:
                 wanted = plain_contents(node, facts) if self._dropped else contents(node, facts)
-            if wanted != self.slices.wanted.value:
-                self.slices.wanted.set(wanted)
-            healths = {
+            self.slices.wanted.change(wanted)
+            health = {
                 device_name(shared.gpu.uuid, whole=whole): node.unhealthy.get(shared.gpu.uuid, "")
                 for shared in node.shares.gpus
                 for whole in (False, True)
             }
-            if healths != self.health.value:
-                self.health.set(healths)
+            self.health.change(health)
         due = [] if self._order.due is None else [self._order.due]
         if self._dropped:
             due.append(self._dropped_at + self.again_s)
