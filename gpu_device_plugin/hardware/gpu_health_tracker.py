@@ -117,8 +117,7 @@ class GpuHealthTracker:
 
     def publish(self) -> None:
         """Publish the next view if it differs from the current one."""
-        if self._next != self.view.value:
-            self.view.set(self._next)
+        self.view.change(self._next)
 
     def restore_order(self, before: Sequence[Gpu]) -> None:
         """Put the GPUs in the order of `before`, the GPUs of the previous run; see `in_order`.

@@ -224,8 +224,7 @@ class DraLoop(pluginregistration_pb2_grpc.RegistrationServicer):
 
     def _look(self) -> None:
         reached = self._registered and self._services is not None and not self._services.deserted
-        if reached is not self.reached.value:
-            self.reached.set(reached)
+        self.reached.change(reached)
 
     async def GetInfo(
         self, request: pb.InfoRequest, context: aio.ServicerContext[pb.InfoRequest, pb.PluginInfo]

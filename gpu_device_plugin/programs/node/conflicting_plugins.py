@@ -50,8 +50,7 @@ class ConflictingPlugins:
             self._seen_at = now
         elif now - self._seen_at < self.look_s and not settings.allow_other_plugins:
             return
-        if found != self.others.value:
-            self.others.set(found)
+        self.others.change(found)
 
     def unmet(self) -> tuple[str, ...]:
         """Return a sentence for each other plugin, for readiness."""

@@ -268,8 +268,7 @@ class NodeCluster(NodeApi):
 
     def _pods_changed(self, pods: Mapping[str, Pod]) -> None:
         users = frozenset(uid for uid, pod in pods.items() if pod.containers and not pod.ended)
-        if users != self.users.value:
-            self.users.set(users)
+        self.users.change(users)
         self._settle()
 
     async def _publish(self) -> NoReturn:
@@ -321,8 +320,7 @@ class NodeCluster(NodeApi):
                 **self._use,
             },
         )
-        if notes != self._notes.value:
-            self._notes.set(notes)
+        self._notes.change(notes)
 
     async def _look_at_node(self) -> NoReturn:
         backoff = Backoff(1.0)

@@ -192,8 +192,7 @@ class DraDriver:
 
     def serve(self, *, closing: bool) -> None:
         """Serve, and offer GPUs unless the node waits to serve in another mode."""
-        if closing is not self.closing.value:
-            self.closing.set(closing)
+        self.closing.change(closing)
         self._offer()
 
     async def run(self) -> NoReturn:
@@ -296,8 +295,7 @@ class DraDriver:
 
     def _holders_changed(self, _new: object = None) -> None:
         holds = claim_holds(self.claims.prepared.value.values(), self.cluster.followed.pods.values())
-        if holds != self.entries.value:
-            self.entries.set(holds)
+        self.entries.change(holds)
         self._show()
 
     def _show(self) -> None:
@@ -314,8 +312,7 @@ class DraDriver:
         shown = {
             uid: (claim, {uuid: state.value for uuid, state in held[uid].items()}) for uid, claim in prepared.items()
         }
-        if shown != self.api.shown.value:
-            self.api.shown.set(shown)
+        self.api.shown.change(shown)
 
     async def _sweep(self) -> NoReturn:
         while True:

@@ -206,8 +206,7 @@ class Verification:
             for holding in holdings
             for uuid, state in self._states_of(holding)
         }
-        if states != self.states.value:
-            self.states.set(states)
+        self.states.change(states)
 
     def _states_of(self, holding: Holding) -> Iterable[tuple[str, LimitState]]:
         if (unread := verifying.by_kind(holding)) is not None:

@@ -388,8 +388,7 @@ class MpsLink:
         daemons: Mapping[str, MpsGpu] | str = self._unreadable
         if self._written is not None and not self._unreadable:
             daemons = mps.SILENT if mps.silent(self._written, self.clock()) else self._written.gpus
-        if daemons != self.daemons.value:
-            self.daemons.set(daemons)
+        self.daemons.change(daemons)
         runs = self._written is not None and any(
             gpu.status is not MpsStatus.STOPPED for gpu in self._written.gpus.values()
         )

@@ -74,8 +74,7 @@ class OverUse:
         for place in over:
             self._outlooks.pop(place, None)
             _log.info("no longer more GPU memory than granted", extra=self._facts(self.excesses.value[place]))
-        if excesses != self.excesses.value:
-            self.excesses.set(excesses)
+        self.excesses.change(excesses)
         self._annotate(excesses, rules, {place[0] for place in (*told_anew, *over)}, pods)
         self._remove_stale(reading, rules, pods)
         self._evict(excesses, reading, rules)
