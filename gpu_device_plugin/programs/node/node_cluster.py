@@ -7,7 +7,6 @@ import contextlib
 import logging
 import time
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
@@ -67,16 +66,6 @@ _LOOK_S = 0.5
 """Seconds between two checks whether a node that is cleaned up still shows our resources."""
 
 
-class _Readiness(Enum):
-    """Whether the node accepts pods. It only moves forward."""
-
-    STARTING = auto()
-    """The kubelet does not listen to us yet, or the free shares are not known."""
-    READY = auto()
-    SHUTTING_DOWN = auto()
-    """The agent is about to end. A pod that arrives while no agent runs fails."""
-
-
 class NodeCluster(NodeApi):
     """Follows this node's pods, annotates them with their GPUs, and publishes on the node what schedulers need."""
 
@@ -120,7 +109,10 @@ class NodeCluster(NodeApi):
         """Seconds that an agent stays after it announced its shutdown: pods that are being bound still arrive."""
         self.users: Observable[frozenset[str]] = Observable(frozenset())
         """UIDs of the pods that request devices and have not ended."""
-        self._readiness = _Readiness.STARTING
+        self._ready = False
+        """The kubelet listens to us, and the free shares are known."""
+        self._ending = False
+        """The agent is about to end. A pod that arrives while no agent runs fails."""
         self._outdated: Mapping[str, None] = {}
         """Labels that an earlier agent may have left. Those of removed GPU models would otherwise stay for ever."""
         self._before: tuple[Gpu, ...] = ()
@@ -156,7 +148,7 @@ class NodeCluster(NodeApi):
         Returns after `linger_s` seconds, in which pods that are being bound arrive (without an agent they would fail),
         or after `within_s` seconds without an answer of the API server.
         """
-        self._readiness = _Readiness.SHUTTING_DOWN
+        self._ending = True
         self.note()
         if NODE_GPUS not in self._notes.value.annotations:
             return
@@ -211,8 +203,8 @@ class NodeCluster(NodeApi):
         Until then the node lists its GPUs, and that no agent serves them yet: a share that a scheduler promises before
         may be recorded for a container that ended while no agent ran.
         """
-        if self._readiness is _Readiness.STARTING:
-            self._readiness = _Readiness.READY
+        if not self._ready:
+            self._ready = True
             self.note()
 
     def learn(self, holds: Sequence[DeviceHold]) -> None:
@@ -299,7 +291,7 @@ class NodeCluster(NodeApi):
         if config.withheld:
             unhealthy = {shared.gpu.uuid: config.withheld for shared in shares.gpus}
         offered = self._state.node.shares.any_listed and not config.withheld
-        away = self._readiness is _Readiness.SHUTTING_DOWN or (offered and self._readiness is _Readiness.STARTING)
+        away = self._ending or (offered and not self._ready)
         uses = {shared.gpu.uuid: self._state.node.use(shared) for shared in shares.gpus}
         gpus = node_gpus(
             shares,
