@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import files
-from gpu_device_plugin.core.dra.claim_grants import file_name, uid_of
+from gpu_device_plugin.core.dra.claim_grants import file_name
 from gpu_device_plugin.core.dra.prepared import (
     PreparedClaim,
     PreparedFileError,
@@ -112,10 +112,10 @@ class ClaimStore:
 
         A file that cannot be written is logged: its containers run on, and the next ones are told when they start.
         """
+        ours = set(map(file_name, known))
         with contextlib.suppress(OSError):
-            for path in self._cdi_directory.iterdir():
-                uid = uid_of(path.name)
-                if uid and uid not in known:
+            for path in self._cdi_directory.glob(file_name("?*")):
+                if path.name not in ours:
                     _log.info("the CDI file of a claim that is not prepared here is removed", extra={"path": str(path)})
                     path.unlink(missing_ok=True)
         for claim in known.values():

@@ -79,9 +79,11 @@ def test_a_sweep_writes_what_a_reboot_removed_and_removes_what_nobody_has(store:
     store.write(CLAIM)
     (tmp_path / "cdi/gpu-device-plugin-claim_u-1.json").unlink()
     (tmp_path / "cdi/gpu-device-plugin-claim_u-9.json").write_text("{}")
-    (tmp_path / "cdi/nvidia.yaml").write_text("")
+    others = ["gpu-device-plugin-claim_.json", "gpu-device-plugin-claim_u-1.json.new", "nvidia.yaml"]
+    for other in others:
+        (tmp_path / "cdi" / other).write_text("")
     store.sweep({"u-1": CLAIM})
-    assert files(tmp_path)["cdi"] == ["gpu-device-plugin-claim_u-1.json", "nvidia.yaml"]
+    assert files(tmp_path)["cdi"] == sorted(["gpu-device-plugin-claim_u-1.json", *others])
 
 
 @pytest.mark.parametrize("uid", ["", "../x", "a/b", "a" * 200])

@@ -72,19 +72,11 @@ def _owner(claim: Claim, preparation: Preparation) -> GrantOwner:
 
 CDI_VERSION = "0.5.0"
 """The oldest version of the format that has all that we write; every runtime with CDI reads it."""
-FILE_PREFIX = f"{DRIVER}-claim_"
 
 
 def file_name(uid: str) -> str:
     """Return the name of the CDI file of a claim."""
-    return f"{FILE_PREFIX}{uid}.json"
-
-
-def uid_of(file: str) -> str:
-    """Return the UID of the claim of a CDI file by the file's name; empty: the file is not ours."""
-    if not file.startswith(FILE_PREFIX) or not file.endswith(".json"):
-        return ""
-    return file.removeprefix(FILE_PREFIX).removesuffix(".json")
+    return f"{DRIVER}-claim_{uid}.json"
 
 
 def device_id(uid: str) -> str:

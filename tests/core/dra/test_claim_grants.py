@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
-from gpu_device_plugin.core.dra.claim_grants import cdi_spec, claim_grant, device_id, file_name, refuse_limits, uid_of
+from gpu_device_plugin.core.dra.claim_grants import cdi_spec, claim_grant, device_id, file_name, refuse_limits
 from gpu_device_plugin.core.dra.preparing import Preparation, prepare
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.mig import MigMode
@@ -212,8 +212,6 @@ def test_variables_device_nodes_and_mounts_are_one_device_of_the_claim() -> None
     assert cdi_spec("u-1", Grant({"A": "1"}))["devices"][0]["containerEdits"] == {"env": ["A=1"]}
 
 
-def test_names_lead_from_the_claim_to_its_file_and_back() -> None:
+def test_names_lead_from_the_claim_to_its_device_and_file() -> None:
     assert device_id("u-1") == "gpu-device-plugin/claim=u-1"
-    assert uid_of(file_name("u-1")) == "u-1"
-    for other in ("nvidia.yaml", "gpu-device-plugin-claim_u-1.json.new", "x-gpu-device-plugin-claim_u-1.json"):
-        assert uid_of(other) == ""
+    assert file_name("u-1") == "gpu-device-plugin-claim_u-1.json"
