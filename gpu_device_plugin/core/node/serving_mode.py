@@ -39,11 +39,6 @@ class Serving:
     """Why the node has not changed over to the other mode yet, as a sentence without a full stop. While it waits, it
     gives nothing to new pods. Empty: it does not wait."""
 
-    @property
-    def closing(self) -> bool:
-        """Whether the node waits for the end of those who hold GPUs, and gives nothing to others."""
-        return bool(self.waits)
-
 
 def wanted_mode(setting: str, labels: Mapping[str, str]) -> ServingMode:
     """Return the mode that a node's label names, else the setting. `AUTO` is the device plugin for the time being."""

@@ -74,7 +74,7 @@ class Reports:
 
     def serving_changed(self, serving: Serving) -> None:
         """The node serves in another mode than before, or waits to do so."""
-        if serving.closing:
+        if serving.waits:
             self._tell("ServingWaits", serving.waits, "Serve")
         else:
             self._tell("Serving", f"this node gives GPUs by {serving.mode}", "Serve", logging.INFO)

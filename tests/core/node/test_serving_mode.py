@@ -45,14 +45,14 @@ def test_nobody_is_in_the_way(
 ) -> None:
     found = serving(wanted, before, {PLUGIN: pods, DRA: claims})
     assert found == expected
-    assert not found.closing
+    assert not found.waits
 
 
 @pytest.mark.parametrize("before", [None, PLUGIN])
 def test_a_node_waits_for_those_who_hold_gpus_in_the_other_way(before: ServingMode | None) -> None:
     found = serving(DRA, before, {PLUGIN: ["pod b/1", "pod a/1"], DRA: []})
     assert found.mode is PLUGIN
-    assert found.closing
+    assert found.waits
     assert found.waits == (
         "this node waits to serve by dra instead of device-plugin: pod a/1, pod b/1 still hold GPUs of it, and new "
         "pods get none until they have ended"

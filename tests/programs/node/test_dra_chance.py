@@ -67,7 +67,7 @@ class World:
         serving = agent.serving_switch.serving
         await self.here.node.until(
             lambda: (
-                serving.value.closing
+                bool(serving.value.waits)
                 or (
                     serving.value.mode is ServingMode.DRA
                     and not self.here.dra.unmet()
@@ -208,7 +208,7 @@ class World:
         assert agent is not None
         serving = agent.serving_switch.serving
         await self.here.node.until(
-            lambda: serving.value.mode is mode or (serving.value.closing and UNKNOWN not in serving.value.waits)
+            lambda: serving.value.mode is mode or (bool(serving.value.waits) and UNKNOWN not in serving.value.waits)
         )
 
     # --- What must be so ----------------------------------------------------------------------------------------------

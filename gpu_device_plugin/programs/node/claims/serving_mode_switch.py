@@ -83,7 +83,7 @@ class ServingModeSwitch:
         unread = () if certain else ("the kubelet's checkpoint cannot be read; see the log",)
         claims = None if self.dra is None or serving.mode is ServingMode.DEVICE_PLUGIN else self.dra
         unmet = self.registration.unmet() if claims is None else claims.unmet()
-        waits = (serving.waits,) if serving.closing else ()
+        waits = (serving.waits,) if serving.waits else ()
         return (*unseen, *self.conflicting_plugins.unmet(), *unread, *waits, *unmet)
 
     async def run(self) -> NoReturn:
@@ -190,11 +190,11 @@ class ServingModeSwitch:
         return frozenset(names) or frozenset({"a pod that has just come or gone"})
 
     def _apply(self, now: Serving) -> None:
-        self._state.close(closing=now.closing and now.mode is ServingMode.DEVICE_PLUGIN)
+        self._state.close(closing=bool(now.waits) and now.mode is ServingMode.DEVICE_PLUGIN)
         if now != self.serving.value or not self.serving.version:
             self.serving.set(now)
         if self.dra is not None and now.mode is ServingMode.DRA:
-            self.dra.serve(closing=now.closing)
+            self.dra.serve(closing=bool(now.waits))
 
     async def _serve(self, mode: ServingMode) -> NoReturn:
         if self.dra is not None and mode is ServingMode.DRA:

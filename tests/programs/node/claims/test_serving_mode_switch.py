@@ -28,7 +28,8 @@ async def way_is(here: Claims, mode: ServingMode, *, waits: bool = False) -> Non
     await here.node.until(
         lambda: (
             bool(agent.serving_switch.serving.version)
-            and (agent.serving_switch.serving.value.mode, agent.serving_switch.serving.value.closing) == (mode, waits)
+            and (agent.serving_switch.serving.value.mode, bool(agent.serving_switch.serving.value.waits))
+            == (mode, waits)
         )
     )
 
