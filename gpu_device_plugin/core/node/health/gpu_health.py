@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.core.node.health.xids import UNKNOWN, XIDS, Verdict
@@ -15,28 +15,17 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.health.xids import XidMeaning
 
 
-class RecoveryAction(IntEnum):
-    """The action that the driver asks for a GPU: NVML's field 230, ``NVML_FI_DEV_GET_GPU_RECOVERY_ACTION``."""
-
-    NONE = 0
-    GPU_RESET = 1
-    NODE_REBOOT = 2
-    DRAIN_P2P = 3
-    DRAIN_AND_RESET = 4
-    RECOVER_IMEX = 5
-    BUS_RESET = 6
-    SYSTEM_REBOOT = 7
-
-
+# The actions that the driver asks for a GPU, by NVML's field 230 (``NVML_FI_DEV_GET_GPU_RECOVERY_ACTION``).
+NO_ACTION = 0
 # The domain ties nodes together over NVLink; this node's GPUs work without it, so it is only advice.
-_ADVICE: Mapping[int, str] = {RecoveryAction.NONE: "", RecoveryAction.RECOVER_IMEX: "recover the IMEX domain"}
+_ADVICE: Mapping[int, str] = {NO_ACTION: "", 5: "recover the IMEX domain"}
 _WANTED: Mapping[int, str] = {
-    RecoveryAction.GPU_RESET: "a reset of the GPU",
-    RecoveryAction.NODE_REBOOT: "a reboot of the node",
-    RecoveryAction.DRAIN_P2P: "an end of peer-to-peer traffic",
-    RecoveryAction.DRAIN_AND_RESET: "the GPU to be drained and reset",
-    RecoveryAction.BUS_RESET: "a reset of the GPU's bus",
-    RecoveryAction.SYSTEM_REBOOT: "a reboot of the whole system",
+    1: "a reset of the GPU",
+    2: "a reboot of the node",
+    3: "an end of peer-to-peer traffic",
+    4: "the GPU to be drained and reset",
+    6: "a reset of the GPU's bus",
+    7: "a reboot of the whole system",
 }
 
 
@@ -69,7 +58,7 @@ class Probe:
     remap_failed: bool | None = None
     """A damaged memory row could not be replaced."""
     recovery_action: int | None = None
-    """A `RecoveryAction`, or a number that only a newer driver knows."""
+    """A number that may be one that only a newer driver knows."""
     processes: int | None = None
     """Compute processes that the driver shows us."""
     used_mib: int | None = None
@@ -161,7 +150,7 @@ _RECOVERIES: Mapping[Cause, _Recovery] = {
     Cause.FATAL_XID: _Recovery(
         "it is offered again when the driver asks for no recovery action any more",
         "the driver asks for no recovery action any more",
-        lambda probe: probe.recovery_action == RecoveryAction.NONE,
+        lambda probe: probe.recovery_action == NO_ACTION,
     ),
     Cause.RESET: _Recovery("it was reset since, and is offered again when it answers steadily", "it was reset"),
     Cause.REMAP_FAILED: _Recovery(

@@ -15,7 +15,6 @@ from gpu_device_plugin.core.node.health.gpu_health import (
     GpuHealth,
     Observation,
     Probe,
-    RecoveryAction,
     Rules,
     Unwatched,
     Xid,
@@ -26,7 +25,7 @@ from gpu_device_plugin.core.node.health.gpu_health import (
 from gpu_device_plugin.core.node.health.xids import XIDS, Verdict
 
 GPU = "GPU-a"
-GOOD = Probe(GPU, ecc_uncorrected=0, remap_pending=False, remap_failed=False, recovery_action=RecoveryAction.NONE)
+GOOD = Probe(GPU, ecc_uncorrected=0, remap_pending=False, remap_failed=False, recovery_action=0)
 OLD_DRIVER = Probe(GPU)  # reports neither ECC, rows nor recovery action
 LOST = Probe(GPU, error="GPU is lost (15)", lost=True)
 UNREADABLE = Probe(GPU, error="Unknown Error (999)")
@@ -73,7 +72,7 @@ def test_b9_good_readings_alone_never_end_a_fatal_xid() -> None:
 
 
 def test_b9_a_fatal_xid_ends_when_the_driver_asks_for_nothing_in_three_readings() -> None:
-    asking = replace(GOOD, recovery_action=RecoveryAction.GPU_RESET)
+    asking = replace(GOOD, recovery_action=1)
     before = after(GOOD, Xid(GPU, 48), asking, asking, asking, GOOD, GOOD)
     assert causes(before) == [Cause.FATAL_XID, Cause.RECOVERY_ACTION]
     assert after(GOOD, belief=before).healthy
@@ -176,7 +175,7 @@ def test_a_gpu_with_a_recovery_action_is_not_offered(action: int, what: str) -> 
 
 
 def test_an_imex_domain_in_trouble_is_advice() -> None:
-    belief = after(replace(GOOD, recovery_action=RecoveryAction.RECOVER_IMEX))
+    belief = after(replace(GOOD, recovery_action=5))
     assert (belief.healthy, belief.notes) == (True, ("recover the IMEX domain",))
 
 
