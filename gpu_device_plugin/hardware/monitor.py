@@ -112,7 +112,6 @@ class Hardware:
         source: str,
         *,
         timings: MonitorTimings | None = None,
-        rules: Rules | None = None,
         on_change: Callable[[HealthChange], None] = lambda _: None,
         on_xid: Callable[[Xid], None] = lambda _: None,
         library_dir: Path | None = None,
@@ -134,7 +133,7 @@ class Hardware:
 
             read(source)
         self.timings = timings or MonitorTimings()
-        self.rules = rules or Rules()
+        self.rules = Rules()
         self._beliefs = GpuHealthTracker(lambda: self.rules, on_change, on_xid)
         self.view = self._beliefs.view
         self.readings = self._beliefs.readings

@@ -108,7 +108,6 @@ class DraLoop(pluginregistration_pb2_grpc.RegistrationServicer):
         directories: DraDirectories,
         servicer: Callable[[], DraServicer],
         on_event: Callable[[str, dict[str, object]], None],
-        timings: DraTimings | None = None,
     ) -> None:
         """Serve in `directories`, each round by a new `servicer`.
 
@@ -117,7 +116,7 @@ class DraLoop(pluginregistration_pb2_grpc.RegistrationServicer):
         self._directories = directories
         self._servicer = servicer
         self._on_event = on_event
-        self.timings = timings or DraTimings()
+        self.timings = DraTimings()
         self._registered = False
         self._refusal = ""
         self._services: DraServicer | None = None

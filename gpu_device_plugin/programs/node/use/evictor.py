@@ -192,7 +192,6 @@ class GpuFailures:
     _: KW_ONLY
     again_s: float = 5.0
     """Seconds between two choices of the pod that goes next, while a GPU fails."""
-    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self._failing: Mapping[str, Failed] = {}
@@ -203,13 +202,13 @@ class GpuFailures:
             version, view = self._view.version, self._view.value
             watched = view.state is State.WATCHING
             healths = with_cards(view.beliefs, view.inventory.gpus)
-            self._failing = failures(self._failing, healths, watched=watched, now=self.clock())
+            self._failing = failures(self._failing, healths, watched=watched, now=time.monotonic())
             if self._settings.value.on_gpu_failure == "evict":
                 self._evict()
             await within(self.again_s if self._failing else None, self._view.after(version))
 
     def _evict(self) -> None:
-        now = self.clock()
+        now = time.monotonic()
         failed = lasting(self._failing, self._settings.value.gpu_failure_grace_s, now)
         if not failed:
             return
