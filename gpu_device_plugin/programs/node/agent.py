@@ -156,7 +156,7 @@ class NodeAgent:
             self.failures = GpuFailures(
                 self.hardware.view, self.state, self.settings, self.use_watch.holdings, self.evictor
             )
-        self.over_use = OverUse(self.use_watch.reading, self.state, self.settings, api, self.evictor)
+        self.over_use = OverUse(self.state, self.settings, api, self.evictor)
         self.use_reports = UseReports(
             self.use_watch,
             self.verification.states,
@@ -243,7 +243,6 @@ class NodeAgent:
             self._lock.release()
 
     def _parts(self) -> list[Coroutine[Any, Any, NoReturn]]:
-        pods = () if self.cluster is None else (self.cluster.followed.changes,)
         parts = [
             self.hardware.run(),
             self.configuration.run(),
@@ -253,10 +252,12 @@ class NodeAgent:
             self.conflicting_plugins.run(),
             self.mps.run(),
             self.serving_switch.run(),
-            self.over_use.run(),
+            self.use_watch.reading.follow(self.over_use.act_on),
             self.reconciler.rounds.follow(self._round_over),
             self.use_watch.run(),
-            self.verification.run((self.entries, *pods), (self.hardware.view,)),
+            self.verification.run(),
+            self.entries.follow(self.verification.changed),
+            self.hardware.view.follow(self.verification.again),
             self.reconciler.checkpoint_entries.follow(self._holders_changed),
         ]
         if self.evictor is not None and self.failures is not None:
@@ -268,6 +269,7 @@ class NodeAgent:
                 self.dra.follow(),
                 self.config.follow(self.dra.update),
                 self.verification.states.follow(self.dra.limits_read),
+                self.cluster.followed.changes.follow(self.verification.changed),
                 self.cluster.run(self.dra.run_api),
                 self.api.node.follow(self._stranding.look),
                 self.cluster.users.follow(self.reconciler.users_changed),

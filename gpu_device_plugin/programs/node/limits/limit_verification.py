@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections import Counter
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import together, within
+from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.core.model.limits import LimitStatus
 from gpu_device_plugin.core.node.limits import limit_verification as verifying
 from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
@@ -106,19 +106,8 @@ class Verification:
         self._everything = True
         self._changed.set()
 
-    async def run(self, changes: Iterable[Observable[Any]] = (), drivers: Iterable[Observable[Any]] = ()) -> NoReturn:
-        """Verify until cancelled. No failure of a reading ends it.
-
-        Every new value of one of `changes` means that `holdings` may have changed, of `drivers` that the driver may be
-        another.
-        """
-        await together(
-            self._rounds(),
-            *(source.follow(self.changed) for source in changes),
-            *(source.follow(self.again) for source in drivers),
-        )
-
-    async def _rounds(self) -> NoReturn:
+    async def run(self) -> NoReturn:
+        """Verify until cancelled. No failure of a reading ends it."""
         clock = asyncio.get_running_loop().time
         all_at, retry_s = clock(), _RETRY_S
         while True:

@@ -16,7 +16,6 @@ from gpu_device_plugin.core.report.text.use_texts import annotation, event_note,
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import NoReturn
 
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.use.over_use import Excess
@@ -31,13 +30,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False, repr=False)
 class OverUse:
-    """Follows the readings of use, and publishes the containers that exceed.
+    """Acts on the readings of use, and publishes the containers that exceed.
 
     Each container is told once when it exceeds, and again when something else will happen to its pod. A new agent
     begins anew with the grace, so that it tells nothing twice within it.
     """
 
-    _readings: Observable[UseReading]
     _state: NodeState
     _settings: Observable[NodeSettings]
     _api: NodeApi
@@ -51,16 +49,8 @@ class OverUse:
         self.excesses: Observable[Mapping[Place, Excess]] = Observable({})
         """The containers that exceed; set when one begins or ends, or uses another amount."""
 
-    @property
-    def seen(self) -> float:
-        """Monotonic seconds of the newest reading that was acted on."""
-        return self._watch.at
-
-    async def run(self) -> NoReturn:
-        """Act on every new reading. Ends only by cancellation."""
-        await self._readings.follow(self._read)
-
-    def _read(self, reading: UseReading) -> None:
+    def act_on(self, reading: UseReading) -> None:
+        """Act on a reading, if it is newer than the last one."""
         if reading.at <= self._watch.at:
             return  # what it shows is known already
         settings = self._settings.value

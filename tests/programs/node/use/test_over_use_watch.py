@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +21,6 @@ from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import mirror
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang
 from tests.nodes import node, uuid
-from tests.patience import eventually
 from tests.programs.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, promise
 from tests.programs.node.harness import container, gpus_of, pod, world
 from tests.programs.node.recorded_api import RecordedApi
@@ -60,7 +58,7 @@ class Scene:
         """Wait until the agent has acted on the last reading."""
         agent = self.it.node.agent
         assert agent is not None
-        await self.it.node.until(lambda: agent.over_use.seen == self.at)
+        await self.it.node.until(lambda: agent.over_use._watch.at == self.at)
 
     async def exceed(self, used: int = 6120, **others: int) -> None:
         """Have the pod `big` exceed for the grace."""
@@ -138,7 +136,7 @@ async def test_a_trespasser_is_told_by_that_name() -> None:
         for at in (its.at + 1, its.at + 62):
             use = AttributedUse(its.uid("small"), "main", its.it.node.uuids[1], 0, 900)
             agent.use_watch.reading.set(UseReading(at, (use,), {its.it.node.uuids[1]: 900}))
-            await its.it.node.until(lambda at=at: agent.over_use.seen == at)  # type: ignore[misc]
+            await its.it.node.until(lambda at=at: agent.over_use._watch.at == at)  # type: ignore[misc]
         await its.it.node.until(lambda: bool(its.told("GPUTrespass")))
         (told,) = its.told("GPUTrespass")
         assert told[1].startswith("container main uses 900 MiB of GPU 1, was not given that GPU, for 61 s")
@@ -267,20 +265,15 @@ async def test_without_the_right_the_node_tells_what_to_apply() -> None:
         ([(100, 6120, ""), (160, 6120, "")], ["GPUMemoryExceeded"], False),
     ],
 )
-async def test_a_new_agent_begins_the_grace_anew_and_removes_what_no_longer_holds(
+def test_a_new_agent_begins_the_grace_anew_and_removes_what_no_longer_holds(
     readings: list[tuple[float, int | None, str]], events: list[str], *, removed: bool
 ) -> None:
     api = RecordedApi(Pod("u", "default", "big", annotations={OVER_USE: "it did"}))
     settings = Sources(NodeSettings, {"over_use_grace": "60s"}, {}).read()
-    latest = Observable(UseReading())
-    over_use = OverUse(latest, NodeState(node(8)), Observable(settings), api)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(over_use.run())
-        for at, used, blind in readings:
-            use = AttributedUse("u", "main", uuid(0), 4096, used)
-            latest.set(UseReading(at, (use,), {uuid(0): used}, blind=blind))
-            await eventually(lambda at=at: over_use.seen == at)  # type: ignore[misc]
-        running.cancel()
+    over_use = OverUse(NodeState(node(8)), Observable(settings), api)
+    for at, used, blind in readings:
+        use = AttributedUse("u", "main", uuid(0), 4096, used)
+        over_use.act_on(UseReading(at, (use,), {uuid(0): used}, blind=blind))
     assert [reason for _, reason, *_ in api.pod_events] == events
     assert (("u", {OVER_USE: None}) in api.annotated) is removed
 
@@ -309,7 +302,7 @@ async def test_without_the_api_it_is_logged(caplog: pytest.LogCaptureFixture) ->
             agent.use_watch.reading.set(
                 UseReading(at, (AttributedUse(made.uid, "main", gpu, 4096, 6120),), {gpu: 6120})
             )
-            await there.until(lambda at=at: agent.over_use.seen == at)  # type: ignore[misc]
+            await there.until(lambda at=at: agent.over_use._watch.at == at)  # type: ignore[misc]
         assert len(agent.over_use.excesses.value) == 1
         assert any("uses 6,120 MiB of GPU" in message for message in caplog.messages)
         assert any("it is not known in the API" in message for message in caplog.messages)
