@@ -55,6 +55,12 @@ class Observable(Generic[T]):
             await self._changed.wait()
         return self._version, self._value
 
+    async def meets(self, met: Callable[[T], bool]) -> None:
+        """Wait until the newest value meets a condition; it is looked at now, and after every change."""
+        version = self._version
+        while not met(self._value):
+            version, _ = await self.after(version)
+
     async def values(self) -> AsyncIterator[T]:
         """Yield the current value, then each newer one, skipping values that were replaced meanwhile. Never ends."""
         version, value = self._version, self._value

@@ -208,14 +208,10 @@ class Hardware:
 
     async def read_again(self) -> None:
         """Have all GPUs read once more; returns after the reading, or when no reading is possible now."""
-        asked, version = time.monotonic(), self.readings.version
+        asked = time.monotonic()
         self._wake.set()
-        try:
-            async with asyncio.timeout(self.timings.answer_within_s):
-                while self.child is not None and any(each.began < asked for each in self.readings.value.values()):
-                    version, _ = await self.readings.after(version)
-        except TimeoutError:
-            pass
+        read = self.readings.meets(lambda new: self.child is None or all(one.began >= asked for one in new.values()))
+        await within(self.timings.answer_within_s, read)
 
     async def use(self, *, utilisation: bool = False) -> tuple[GpuReading, ...] | None:
         """Read the processes on every GPU; None while no process answers for the driver."""

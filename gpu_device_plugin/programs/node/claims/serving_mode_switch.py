@@ -12,7 +12,7 @@ from gpu_device_plugin.aio.waiting import together, within
 from gpu_device_plugin.core.node.serving_mode import Serving, ServingMode, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from gpu_device_plugin.core.node.node_config import NodeConfig
     from gpu_device_plugin.kubelet.registration_loop import RegistrationLoop
@@ -114,12 +114,7 @@ class ServingModeSwitch:
 
     async def _any_gpu(self) -> None:
         """Wait until there is a GPU; without one nothing is registered as a device plugin."""
-        await self._until(lambda config: config.shares.any_listed)
-
-    async def _until(self, met: Callable[[NodeConfig], bool]) -> None:
-        version = self._config.version
-        while not met(self._config.value):
-            version, _ = await self._config.after(version)
+        await self._config.meets(lambda config: config.shares.any_listed)
 
     async def _begin(self) -> ServingMode | None:
         """Find out who holds GPUs, and return the mode of the previous agent; None if unknown."""
@@ -127,7 +122,7 @@ class ServingModeSwitch:
             return None
         last = self.last_mode.read()
         before = ServingMode(last) if last in list(ServingMode) else None
-        known = await within(_LABEL_S, self._until(lambda config: config.labelled))
+        known = await within(_LABEL_S, self._config.meets(lambda config: config.labelled))
         if not known and before is not None:
             _log.warning("our node could not be read yet: it is served as by the previous agent, by %s", before)
         await self.dra.take_over(served=before is ServingMode.DRA)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from dataclasses import KW_ONLY, dataclass, replace
@@ -272,11 +271,7 @@ class MpsLink:
         self._waiting += 1
         self._wake.set()
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    version = self.daemons.version
-                    while not there():
-                        version, _ = await self.daemons.after(version)
+            await within(seconds, self.daemons.meets(lambda _: there()))
         except asyncio.CancelledError:
             if_cancelled()
             raise
