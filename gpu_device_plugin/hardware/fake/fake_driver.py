@@ -291,22 +291,15 @@ def _uses(gpu: Fields, *, utilisation: bool) -> Iterator[Record]:
 
 
 def _use(gpu: Fields, *, utilisation: bool) -> Record:
-    listed = gpu["processes"]
-    if gpu.get("mig") or gpu["error"] is not None or listed is None:
-        return {
-            "uuid": gpu["uuid"],
-            "processes": None,
-            "used_mib": None if gpu["error"] is not None else _used_mib(gpu),
-        }
-    return {
-        "uuid": gpu["uuid"],
-        # A number of processes without their IDs is what a reader in another PID namespace knows: none of them.
-        "processes": [
+    listed, unreadable = gpu["processes"], gpu["error"] is not None
+    processes = None
+    if not (gpu.get("mig") or unreadable or listed is None):
+        processes = [
             {"pid": each["pid"], "used_mib": each["used"], "sm_percent": each["sm"] if utilisation else None}
+            # A number of processes without their IDs is what a reader in another PID namespace knows: none of them.
             for each in (listed if isinstance(listed, list) else ())
-        ],
-        "used_mib": _used_mib(gpu),
-    }
+        ]
+    return {"uuid": gpu["uuid"], "processes": processes, "used_mib": None if unreadable else _used_mib(gpu)}
 
 
 def _limit(uuid: str, path: str, gpu: Fields) -> Record:
