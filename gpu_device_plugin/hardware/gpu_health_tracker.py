@@ -77,28 +77,23 @@ class HealthChange:
     """The kind of the newest problem or, of a GPU that recovered, of the first problem that ended."""
 
 
+@dataclass(eq=False, repr=False)
 class GpuHealthTracker:
-    """The inventory and a `GpuHealth` about each of its GPUs. `publish` makes changes visible."""
+    """The inventory, empty at first, and a `GpuHealth` about each of its GPUs. `publish` makes changes visible."""
 
-    def __init__(
-        self,
-        rules: Callable[[], Rules],
-        on_change: Callable[[HealthChange], None],
-        on_xid: Callable[[Xid], None],
-    ) -> None:
-        """Start with an empty inventory; `rules` returns the health rules for the next observation.
+    _rules: Callable[[], Rules]
+    """Returns the health rules for the next observation."""
+    _on_change: Callable[[HealthChange], None]
+    """Called for every change of a GPU's health, before the new view is published."""
+    _on_xid: Callable[[Xid], None]
+    """Called with every XID, of a GPU or of the MIG instance that the driver named, whether or not it changed the
+    health. While a new driver process takes over from the old one, both report an XID."""
 
-        `on_change` is called for every change of a GPU's health, before the new view is published, and `on_xid` with
-        every XID, of a GPU or of the MIG instance that the driver named, whether or not it changed the health. While a
-        new driver process takes over from the old one, both report an XID.
-        """
+    def __post_init__(self) -> None:
         self.view = Observable(HardwareView())
         self.readings: Observable[Mapping[str, Reading]] = Observable({})
         """The processes on each GPU, by UUID. Set after every reading of all GPUs."""
         self._next = self.view.value
-        self._rules = rules
-        self._on_change = on_change
-        self._on_xid = on_xid
         self._left_out = False
 
     @property

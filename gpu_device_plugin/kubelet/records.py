@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.node.kubelet.ended_pods import EndedPods
@@ -24,30 +25,25 @@ _LOOK_S = 0.02
 """Interval between checks whether the kubelet has written its checkpoint, which takes 1 to 100 ms."""
 
 
+@dataclass(eq=False, repr=False)
 class KubeletRecords:
     """The kubelet's records about some resources."""
 
-    def __init__(
-        self,
-        directory: Path,
-        pod_resources: Path,
-        names: Names,
-        *,
-        listener: Callable[[], int | None] = lambda: None,
-        in_api: Callable[[], PodsInApi | None] = lambda: None,
-    ) -> None:
-        """Read the checkpoint in the device-plugin `directory` and call the socket `pod_resources`.
+    directory: Path
+    """The directory of device plugins, with the checkpoint."""
+    _pod_resources: Path
+    """The socket of PodResources."""
+    names: Names
+    """Those of our resources."""
+    _: KW_ONLY
+    listener: Callable[[], int | None] = lambda: None
+    """Returns a number for the kubelet process that listens to us; None while there is none."""
+    in_api: Callable[[], PodsInApi | None] = lambda: None
+    """Returns the pods of this node in the API; None where this kubelet's two records suffice."""
 
-        `names` are those of our resources. `listener` returns a number for the kubelet process that listens to us, None
-        while there is none; `in_api` the pods of this node in the API, None where this kubelet's two records suffice.
-        """
-        self.directory = directory
-        self._checkpoint = directory / checkpoint.NAME
-        self._registration = directory / KUBELET_SOCKET
-        self._pod_resources = pod_resources
-        self.names = names
-        self._listener = listener
-        self._in_api = in_api
+    def __post_init__(self) -> None:
+        self._checkpoint = self.directory / checkpoint.NAME
+        self._registration = self.directory / KUBELET_SOCKET
         self._endings = EndedPods()
         self._shown_by: int | None = None
         """The kubelet process whose records showed these ended pods."""
@@ -69,7 +65,7 @@ class KubeletRecords:
     @property
     def heard(self) -> bool:
         """Whether that process listens to us, so that it writes the checkpoint from now on."""
-        return self._listener() is not None
+        return self.listener() is not None
 
     @property
     def over(self) -> frozenset[str]:
@@ -97,8 +93,8 @@ class KubeletRecords:
         Returns:
             Whether every pod of the checkpoint is covered, or this node does not need the comparison.
         """
-        listener = self._listener()
-        if listener is None or self._in_api() is None:
+        listener = self.listener()
+        if listener is None or self.in_api() is None:
             return True
         found = await self._list()
         if found is None:
@@ -114,19 +110,19 @@ class KubeletRecords:
 
     def _look(self, listener: int | None, recorded: Checkpoint, listed: Mapping[str, frozenset[str]]) -> None:
         """Record a List that began after this checkpoint was read, while `listener` listened to us."""
-        before, in_api = self._shown(), self._in_api()
+        before, in_api = self._shown(), self.in_api()
         self._endings, self._shown_by = EndedPods(), None
-        if in_api is not None and listener is not None and listener == self._listener():
+        if in_api is not None and listener is not None and listener == self.listener():
             self._endings = before.after(recorded.by_pod(), listed, in_api)
             self._shown_by = listener
 
     def _stale(self, recorded: Checkpoint, listed: Mapping[str, frozenset[str]]) -> frozenset[str]:
-        in_api = self._in_api()
+        in_api = self.in_api()
         return frozenset() if in_api is None else self._shown().stale(recorded.by_pod(), listed, in_api)
 
     def _shown(self) -> EndedPods:
         """Return the ended pods, as shown by the kubelet process that listens to us now."""
-        return self._endings if self._listener() == self._shown_by is not None else EndedPods()
+        return self._endings if self.listener() == self._shown_by is not None else EndedPods()
 
     async def evidence(
         self, held: Callable[[], Collection[str]], resend: Callable[[], None], patience_s: float = 3.0
@@ -143,7 +139,7 @@ class KubeletRecords:
         Raises:
             CheckpointUnreadableError: the checkpoint exists and cannot be read.
         """
-        listener, known = self._listener(), self.recorded()
+        listener, known = self.listener(), self.recorded()
         began = time.monotonic()
         pods = await self._list()
         if pods is None:
