@@ -100,22 +100,17 @@ class DraDirectories:
         return found
 
 
+@dataclass(eq=False, repr=False)
 class DraLoop(pluginregistration_pb2_grpc.RegistrationServicer):
     """Serves the driver, round after round, and tells the kubelet who we are. Probes read `unmet`."""
 
-    def __init__(
-        self,
-        directories: DraDirectories,
-        servicer: Callable[[], DraServicer],
-        on_event: Callable[[str, dict[str, object]], None],
-    ) -> None:
-        """Serve in `directories`, each round by a new `servicer`.
+    _directories: DraDirectories
+    _servicer: Callable[[], DraServicer]
+    """Makes the services of a round."""
+    _on_event: Callable[[str, dict[str, object]], None]
+    """Called with a sentence and details when a registration succeeded, failed or ended, for the log."""
 
-        `on_event` is called with a sentence and details when a registration succeeded, failed or ended, for the log.
-        """
-        self._directories = directories
-        self._servicer = servicer
-        self._on_event = on_event
+    def __post_init__(self) -> None:
         self.timings = DraTimings()
         self._registered = False
         self._refusal = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from gpu_device_plugin.kubelet._proto import (
@@ -50,24 +51,18 @@ class ClaimHandler(Protocol):
         """Undo it for the claim with this UID, which needs nothing if it was not prepared. Raises NotPreparedError."""
 
 
+@dataclass(eq=False, repr=False)
 class DraServicer(dra_health_pb2_grpc.DRAResourceHealthServicer):
     """The services behind one socket."""
 
-    def __init__(
-        self,
-        claims: ClaimHandler,
-        pool: str,
-        health: Observable[Mapping[str, str]],
-        observe: Callable[[str, float], None],
-    ) -> None:
-        """Serve; `observe` is called with the name of a call and the seconds that it took.
+    claims: ClaimHandler
+    _pool: str
+    _health: Observable[Mapping[str, str]]
+    """Why each device of the pool is not healthy, by its name; empty: it is."""
+    _observe: Callable[[str, float], None]
+    """Called with the name of a call and the seconds that it took."""
 
-        `health` says why each device of the `pool` is not healthy, by its name; empty: it is.
-        """
-        self.claims = claims
-        self._pool = pool
-        self._health = health
-        self._observe = observe
+    def __post_init__(self) -> None:
         self._closing = asyncio.Event()
         self.streams = 0
         """The number of open streams of health. The kubelet opens one as soon as it knows the driver."""

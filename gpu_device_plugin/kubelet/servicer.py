@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
@@ -64,29 +65,25 @@ def device_list(resource: Resource, offers: Iterable[Offer]) -> pb.ListAndWatchR
     )
 
 
+@dataclass(eq=False, repr=False)
 class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
     """Serves one resource to any number of ListAndWatch streams, each with its own cursor."""
 
-    def __init__(
-        self,
-        resource: Resource,
-        answers: Answers,
-        lists: Observable[pb.ListAndWatchResponse],
-        *,
-        pre_start: bool = True,
-        observe: Callable[[Resource, str, float], None],
-    ) -> None:
-        """Serve `resource`; `observe` is called with (resource, RPC, seconds) after each call.
+    _resource: Resource
+    _answers: Answers
+    _lists: Observable[pb.ListAndWatchResponse]
+    _: KW_ONLY
+    pre_start: bool = True
+    """The kubelet calls PreStartContainer. Then it does not start a container whose devices it has forgotten
+    (callPreStartContainerIfNeeded); otherwise it starts that container without its variables."""
+    observe: Callable[[Resource, str, float], None]
+    """Called with (resource, RPC, seconds) after each call."""
 
-        With `pre_start` the kubelet calls PreStartContainer. Then it does not start a container whose devices it has
-        forgotten (callPreStartContainerIfNeeded); otherwise it starts that container without its variables.
-        """
-        self._resource = resource
-        self._answers = answers
-        self._lists = lists
-        self._observe = observe
+    def __post_init__(self) -> None:
         self._closing = asyncio.Event()
-        self.options = pb.DevicePluginOptions(pre_start_required=pre_start, get_preferred_allocation_available=True)
+        self.options = pb.DevicePluginOptions(
+            pre_start_required=self.pre_start, get_preferred_allocation_available=True
+        )
         self.streams = 0
         """The number of open ListAndWatch streams."""
         self.streams_changed: Callable[[int], None] = lambda _streams: None
@@ -138,7 +135,7 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
             )
             for number, asked in enumerate(wanted)
         ]
-        self._observe(self._resource, "GetPreferredAllocation", time.perf_counter() - began)
+        self.observe(self._resource, "GetPreferredAllocation", time.perf_counter() - began)
         return pb.PreferredAllocationResponse(container_responses=responses)
 
     async def Allocate(
@@ -152,7 +149,7 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
         except RefusedError as refused:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(refused))
         finally:
-            self._observe(self._resource, "Allocate", time.perf_counter() - began)
+            self.observe(self._resource, "Allocate", time.perf_counter() - began)
         return pb.AllocateResponse(container_responses=[_response(grant) for grant in grants])
 
     async def PreStartContainer(
@@ -167,7 +164,7 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
         except RefusedError as refused:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refused))
         finally:
-            self._observe(self._resource, "PreStartContainer", time.perf_counter() - began)
+            self.observe(self._resource, "PreStartContainer", time.perf_counter() - began)
         return pb.PreStartContainerResponse()
 
 
