@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -101,47 +101,41 @@ class Relisting:
         self._due_s = None
 
 
+@dataclass(eq=False, repr=False)
 class Hardware:
     """Watches the GPUs of a source through a driver process of its own.
 
     ``rules`` and ``timings`` may be replaced at any time and apply from the next observation or wait.
+
+    Raises:
+        gpu_device_plugin.hardware.fake.value_forms.DescriptionError: the source is an invalid description.
     """
 
-    def __init__(
-        self,
-        source: str,
-        *,
-        timings: MonitorTimings | None = None,
-        on_change: Callable[[HealthChange], None] = lambda _: None,
-        on_xid: Callable[[Xid], None] = lambda _: None,
-        library_dir: Path | None = None,
-        command: Sequence[str] = _COMMAND,
-        version_files: Sequence[Path] = VERSION_FILES,
-    ) -> None:
-        """Prepare to watch `source`: ``nvml``, or a description as in `hardware/fake/description.py`.
+    source: str
+    """``nvml``, or a description as in `hardware/fake/description.py`."""
+    _: KW_ONLY
+    timings: MonitorTimings = field(default_factory=MonitorTimings)
+    on_change: Callable[[HealthChange], None] = lambda _: None
+    """Called for every change of a GPU's health, before the new view is published."""
+    on_xid: Callable[[Xid], None] = lambda _: None
+    library_dir: Path | None = None
+    """The folder of libnvidia-ml.so.1, if the system's loader does not find it."""
+    command: Sequence[str] = _COMMAND
+    """Starts the driver process, with source and times as further arguments."""
+    version_files: Sequence[Path] = VERSION_FILES
+    """The kernel states its driver's version in the first of these that it has."""
 
-        `on_change` is called for every change of a GPU's health, before the new view is published. `library_dir` is the
-        folder of libnvidia-ml.so.1, if the system's loader does not find it; `command` starts the driver process, with
-        source and times as further arguments. The kernel states its driver's version in the first of the
-        `version_files` that it has.
-
-        Raises:
-            gpu_device_plugin.hardware.fake.value_forms.DescriptionError: `source` is an invalid description.
-        """
-        if source != "nvml":
+    def __post_init__(self) -> None:
+        if self.source != "nvml":
             from gpu_device_plugin.hardware.fake.description import read  # noqa: PLC0415 - not needed on real hardware
 
-            read(source)
-        self.timings = timings or MonitorTimings()
+            read(self.source)
         self.rules = Rules()
-        self._beliefs = GpuHealthTracker(lambda: self.rules, on_change, on_xid)
+        self._beliefs = GpuHealthTracker(lambda: self.rules, self.on_change, self.on_xid)
         self.view = self._beliefs.view
         self.readings = self._beliefs.readings
         self.restore_order = self._beliefs.restore_order
-        self._source = source
-        self._environment = None if library_dir is None else _finding_libraries_in(library_dir)
-        self._version_files = version_files
-        self._command = command
+        self._environment = None if self.library_dir is None else _finding_libraries_in(self.library_dir)
         # A fake's timeline begins now, and continues from one process to the next.
         self._origin_s = time.monotonic()
         self._started = False
@@ -286,8 +280,8 @@ class Hardware:
         try:
             await asyncio.get_running_loop().subprocess_exec(
                 lambda: child,
-                *self._command,
-                self._source,
+                *self.command,
+                self.source,
                 str(self._origin_s),
                 str(since_s),
                 stderr=None,  # inherited: a crash may write its trace there
@@ -296,7 +290,7 @@ class Hardware:
             )
             return child, *await child.first_answer(self.timings.start_within_s)
         except OSError as error:
-            raise HardwareError(driver.OTHER, f"starting {self._command[0]} failed: {error}") from error
+            raise HardwareError(driver.OTHER, f"starting {self.command[0]} failed: {error}") from error
         except BaseException:
             await self._end(child)
             raise
@@ -378,7 +372,7 @@ class Hardware:
 
     def _read_kernel_version(self) -> str | None:
         """Return the version of the kernel module; None if it is not loaded, or not visible in this container."""
-        for path in self._version_files:
+        for path in self.version_files:
             try:
                 text = path.read_text()
             except OSError:
