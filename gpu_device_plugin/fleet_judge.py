@@ -15,7 +15,7 @@ from gpu_device_plugin.core.cluster.fitting import Unfit, reason_of_one, room_de
 from gpu_device_plugin.core.cluster.packing import CachingPacker, Effort, TooLongError
 from gpu_device_plugin.core.cluster.scoring import MIDDLE, MOST, Scorer, connected
 from gpu_device_plugin.core.model.changes import ChangeLog
-from gpu_device_plugin.core.model.policy import FIT
+from gpu_device_plugin.core.model.placing import FIT
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Kind
 from gpu_device_plugin.core.value.marginal_value import NEVER, Appraiser, left_on, shape_of
 from gpu_device_plugin.core.value.workload_mix import largest_kind

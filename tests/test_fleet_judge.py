@@ -16,8 +16,7 @@ from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.core.model.gpus import NO_LINKS, Closeness, Links
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.placing import POLICIES, Demand
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts, Kind
 from gpu_device_plugin.core.value.marginal_value import shape_of
 from gpu_device_plugin.core.value.price_learning import Tables, learn

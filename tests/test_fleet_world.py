@@ -17,8 +17,8 @@ from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, promise, usage_of
 from gpu_device_plugin.core.contract.keys import IDX
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.model.placing import POLICIES
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.fleet_judge import UNKNOWN, Judge
 from tests.resources import COUNT, MEM, RESOURCES

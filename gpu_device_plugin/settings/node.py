@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.core.model.limits import CHOOSABLE, Enforcement
 from gpu_device_plugin.core.model.mig import MigMode
-from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.placing import POLICIES
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind, Names, Resource
 from gpu_device_plugin.core.node.limits.container_grants import DELIVERIES
 from gpu_device_plugin.core.node.serving_mode import SERVING_MODES, ServingMode

@@ -7,9 +7,8 @@ from itertools import pairwise
 import pytest
 
 from gpu_device_plugin.core.model.gpus import Closeness, Inventory
-from gpu_device_plugin.core.model.placing import Room
+from gpu_device_plugin.core.model.placing import POLICIES, Room
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind, Resource
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.candidate import Summary, summary
 from gpu_device_plugin.core.cluster.packing import MOST_STEPS, Packer, Packing, frees_of, groups, order
 from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.model.placing import Placement, Refusal, fits_kind, place, preference
-from gpu_device_plugin.core.model.policy import FIT, POLICIES
+from gpu_device_plugin.core.model.placing import FIT, POLICIES, Placement, Refusal, fits_kind, place, preference
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:

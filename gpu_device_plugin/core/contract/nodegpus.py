@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
 from gpu_device_plugin.core.model.gpus import MOST_GPUS, MOST_POSITIONS, NO_LINKS, Closeness, Links
 from gpu_device_plugin.core.model.mig import resource_name
-from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.placing import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import SHARES
 

@@ -17,7 +17,7 @@ from gpu_device_plugin.core.contract.keys import (
     MalformedAnnotationError,
     too_long,
 )
-from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.placing import POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
 from math import comb
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from gpu_device_plugin.core.model.memory import format_mib
@@ -72,6 +73,20 @@ Rank: TypeAlias = "Callable[[Room], float]"
 instances, it is asked about all of a GPU as one room too, whose position is `TOGETHER`."""
 Ranks: TypeAlias = "Callable[[Demand], Rank]"
 """A rank for each demand."""
+
+
+FIT = "fit"
+
+POLICIES: Mapping[str, Rank] = MappingProxyType(
+    {
+        FIT: lambda room: room.free,
+        "binpack": lambda room: room.free,
+        "spread": lambda room: -room.free,
+    }
+)
+"""`binpack` fills one GPU before the next and keeps the others unused; `spread` takes the emptiest. `fit` takes the GPU
+that costs the node the least placement value (`core.value`); only the scheduler extender knows which pods come, and
+where it does not decide, `fit` is `binpack`."""
 
 
 @dataclass(frozen=True, slots=True)

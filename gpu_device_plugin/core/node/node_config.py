@@ -17,7 +17,7 @@ from gpu_device_plugin.core.contract.keys import (
 from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, NodeLimits
 from gpu_device_plugin.core.model.gpus import NO_LINKS, Inventory, Links
 from gpu_device_plugin.core.model.mig import MigMode
-from gpu_device_plugin.core.model.policy import FIT, POLICIES
+from gpu_device_plugin.core.model.placing import FIT, POLICIES
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.model.shares import TooManySharesError, unknown_exclusions
 from gpu_device_plugin.core.node.enforcement import (

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from gpu_device_plugin.core.cluster.candidate import Candidate, Summary, candidate, rooms_of, summary
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
-from gpu_device_plugin.core.model.placing import Demand, Placement, Refusal, Room, place
-from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.placing import POLICIES, Demand, Placement, Refusal, Room, place
 from gpu_device_plugin.core.model.resources import Kind
 
 

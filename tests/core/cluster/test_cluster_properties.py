@@ -18,9 +18,8 @@ from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, 
 from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.core.model.gpus import Closeness, Links
-from gpu_device_plugin.core.model.placing import Demand
+from gpu_device_plugin.core.model.placing import POLICIES, Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
 from tests.resources import COUNT, MEM, RESOURCES
 

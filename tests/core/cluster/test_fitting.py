@@ -21,8 +21,7 @@ from gpu_device_plugin.core.contract.nodegpus import (
 )
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.core.model.gpus import Closeness, Links
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.placing import POLICIES, Demand
 from gpu_device_plugin.core.model.resources import Kind
 
 

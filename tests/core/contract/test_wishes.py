@@ -20,7 +20,7 @@ from gpu_device_plugin.core.contract.keys import (
     MalformedAnnotationError,
 )
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes, read_wishes
-from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.placing import POLICIES
 from tests.work import counted
 
 

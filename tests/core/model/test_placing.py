@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.model.placing import TOGETHER, Demand, Obstacle, Placement, Rank, Refusal, Room, place
-from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.placing import (
+    POLICIES,
+    TOGETHER,
+    Demand,
+    Obstacle,
+    Placement,
+    Rank,
+    Refusal,
+    Room,
+    place,
+)
 from gpu_device_plugin.core.model.resources import Kind
 from tests.nodes import node
 

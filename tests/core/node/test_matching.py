@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.promises import Promise
-from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.placing import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.matching import Call, ContainerRequest, Match, Matched, WaitingPod, match
 from gpu_device_plugin.core.node.preferred_allocation import PreferredAllocationRequest, spread_over

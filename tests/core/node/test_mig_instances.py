@@ -13,9 +13,8 @@ from gpu_device_plugin.core.contract.promises import Promise
 from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.mig import MigMode
-from gpu_device_plugin.core.model.placing import Demand, Placement
+from gpu_device_plugin.core.model.placing import POLICIES, Demand, Placement
 from gpu_device_plugin.core.model.pods import Pod
-from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind, Names, Resource
 from gpu_device_plugin.core.model.shares import SHARES, WHOLE_GPUS, Listing, parse_id
 from gpu_device_plugin.core.node.health.gpu_health import Cause, GpuHealth, Problem, with_cards

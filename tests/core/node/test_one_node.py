@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpu_device_plugin.core.contract.promises import Promise
+from gpu_device_plugin.core.model.placing import POLICIES
 from gpu_device_plugin.core.model.pods import ContainerKind, Pod
-from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.node.kubelet.admission import Refused, admit

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.model.placing import Demand, Placement, Refusal, place
-from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.placing import POLICIES, Demand, Placement, Refusal, place
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.limits.container_grants import CONTROL_NODES, parts, refusal
 from gpu_device_plugin.core.node.preferred_allocation import spread_over

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit
 from gpu_device_plugin.core.cluster.victims import ends_needed
 from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.model.placing import Demand, Obstacle, Refusal, fits_kind, place
-from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.placing import POLICIES, Demand, Obstacle, Refusal, fits_kind, place
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.report.text.columns import aligned
 from gpu_device_plugin.core.report.text.printing import counted, ranges, short_uuid, shortened
