@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
+from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -219,27 +220,21 @@ class _Rows:
         self._changes.add(row, self._latest)
 
 
+@dataclass(eq=False, repr=False)
 class _Remembered(Generic[V]):
     """A result for each row, computed again when the node there has changed."""
 
-    def __init__(
-        self,
-        rows: _Rows,
-        result: Callable[[int], V],
-        values: MutableSequence[V],
-        *,
-        effort: Effort | None = None,
-        estimate: Callable[[int], V] | None = None,
-    ) -> None:
-        """Compute nothing yet; `values` is empty, and gets the results.
+    _rows: _Rows
+    _result: Callable[[int], V]
+    _values: MutableSequence[V]
+    """Empty at first; gets the results."""
+    effort: Effort | None = None
+    """Limits what one request computes."""
+    estimate: Callable[[int], V] | None = None
+    """Stands for a result that TooLongError keeps it from."""
 
-        `effort` limits what one request computes. An estimate stands for a result that TooLongError keeps it from.
-        """
-        self._rows = rows
-        self._result = result
-        self._values = values
-        self._effort = effort
-        self._estimate = estimate or result
+    def __post_init__(self) -> None:
+        self._estimate = self.estimate or self._result
         self._mark = 0
         self._left_over: list[int] = []
 
@@ -252,8 +247,8 @@ class _Remembered(Generic[V]):
     def refresh(self) -> Generator[None, None, None]:
         """Compute what is missing or out of date by now, in small steps."""
         self._mark, changed = self._rows.changed_since(self._mark)
-        if self._effort is not None:
-            self._effort.renew()
+        if self.effort is not None:
+            self.effort.renew()
         left_over, self._left_over = self._left_over, []
         values, missing = self._values, range(len(self._values), len(self._rows.nodes))
         for number, row in enumerate(sorted({*changed, *left_over, *missing})):

@@ -42,9 +42,7 @@ class NodeState:
 
     def refresh_inventory(self, shares: Shares, unhealthy: Mapping[str, str], links: Links) -> None:
         """Replace the shares, the GPUs out of service and the links by the present ones of the hardware."""
-        new = replace(self.node, shares=shares, unhealthy=unhealthy, links=links)
-        if new != self.node:
-            self.nodes.set(new)
+        self.nodes.change(replace(self.node, shares=shares, unhealthy=unhealthy, links=links))
 
     def close(self, *, closing: bool) -> None:
         """Give nothing to new pods, or give again."""

@@ -96,19 +96,15 @@ class _EndedError(Exception):
     """A reader has lost rights."""
 
 
+@dataclass(eq=False, repr=False)
 class _Rights:
-    def __init__(
-        self,
-        scope: CallerScope,
-        again: Callable[[], Awaitable[Caller | None]],
-        page_state: PageState,
-        timing: StreamTiming,
-    ) -> None:
-        self.scope = scope
-        """What the reader may see."""
-        self._again = again
-        self._board = page_state
-        self._timing = timing
+    scope: CallerScope
+    """What the reader may see."""
+    _again: Callable[[], Awaitable[Caller | None]]
+    _page_state: PageState
+    _timing: StreamTiming
+
+    def __post_init__(self) -> None:
         self._confirmed_at = self._looked_at = time.monotonic()
         self._learning: asyncio.Task[None] | None = None
         self._learn_at = 0.0
@@ -116,7 +112,7 @@ class _Rights:
     @property
     def known(self) -> bool:
         """Whether the API server has said whose pods the reader may see."""
-        return self.scope.knows(self._board.namespaces)
+        return self.scope.knows(self._page_state.namespaces)
 
     def learn(self) -> asyncio.Task[None] | None:
         """Ask on about namespaces that are not known; None: there is nothing to ask now."""
@@ -126,7 +122,7 @@ class _Rights:
             except ApiError:  # what nothing is known of stays hidden
                 self._learn_at = time.monotonic() + self._timing.pulse_s
             self._learning = None
-        namespaces = self._board.namespaces
+        namespaces = self._page_state.namespaces
         if self._learning is None and time.monotonic() >= self._learn_at and not self.scope.current(namespaces):
             self._learning = asyncio.create_task(self.scope.learn(namespaces), name="learn of namespaces")
         return self._learning
@@ -146,7 +142,7 @@ class _Rights:
                 caller = await self._again()
                 if caller is None:
                     raise _EndedError
-                fresh = await self.scope.renewed(caller, self._board.namespaces, self._timing.confirm_s / 2)
+                fresh = await self.scope.renewed(caller, self._page_state.namespaces, self._timing.confirm_s / 2)
         except (ApiError, TimeoutError):
             # The page says that the API server is not heard. But it may answer all except whose token this is.
             if time.monotonic() - self._confirmed_at >= _MOST_UNSURE * self._timing.rights_s:
@@ -166,21 +162,17 @@ class _Rights:
             raise _EndedError
 
 
+@dataclass(eq=False, repr=False)
 class Streams:
     """Writes streams. A slow reader gets fewer and larger changes; nothing is queued for it."""
 
-    def __init__(
-        self,
-        page_state: PageState,
-        timing: StreamTiming,
-        *,
-        chunk: int = _CHUNK,
-    ) -> None:
-        """Write `chunk` bytes or a node more at once; a reader has to take each chunk within a time."""
+    _page_state: PageState
+    _timing: StreamTiming
+    chunk: int = _CHUNK
+    """Bytes written at once, or a node more; a reader has to take each chunk within a time."""
+
+    def __post_init__(self) -> None:
         self.views = Views()
-        self._chunk = chunk
-        self._board = page_state
-        self._timing = timing
         self._writing = asyncio.Semaphore(1)
         self.readers = 0
         """The number of open streams."""
@@ -207,7 +199,7 @@ class Streams:
     async def _open(
         self, caller: Caller, scope: CallerScope, again: Callable[[], Awaitable[Caller | None]]
     ) -> AsyncGenerator[bytes, None]:
-        page_state, timing = self._board, self._timing
+        page_state, timing = self._page_state, self._timing
         self.readers += 1
         stream = self.views.open(caller.user)
         rights = _Rights(scope, again, page_state, timing)
@@ -270,25 +262,25 @@ class Streams:
 
         `learned` are the namespaces whose pods are seen from now on; `rewritten` is written even if it has not changed.
         """
-        names, parts = self._board.changed_since(since)
+        names, parts = self._page_state.changed_since(since)
         if names is None or not scope.nodes:
             return self._whole(scope, stream)
-        every = sorted({*names, *self._board.with_pods_of(learned)})
-        there = [name for name in every if self._board.node(name) is not None]
-        gone = msgspec.json.encode([name for name in every if self._board.node(name) is None])
+        every = sorted({*names, *self._page_state.with_pods_of(learned)})
+        there = [name for name in every if self._page_state.node(name) is not None]
+        gone = msgspec.json.encode([name for name in every if self._page_state.node(name) is None])
         wanted = [part for part in PARTS if part in parts or part in rewritten]
         return self._chunks(b"event: change\ndata: {", scope, there, wanted, b',"gone":' + gone + b"}\n\n")
 
     async def _until_complete(self) -> None:
-        while not self._board.complete:
-            await self._board.mark.after(self._board.mark.value)
+        while not self._page_state.complete:
+            await self._page_state.mark.after(self._page_state.mark.value)
 
     def _read(self) -> bytes:
-        return msgspec.json.encode({**self._board.watched.reading, "now": rfc3339(time.time())})
+        return msgspec.json.encode({**self._page_state.watched.reading, "now": rfc3339(time.time())})
 
     def _whole(self, scope: CallerScope, stream: str) -> Iterator[bytes]:
         head = b'event: cluster\ndata: {"version":%d,' % VERSION
-        names = self._board.names if scope.nodes else ()
+        names = self._page_state.names if scope.nodes else ()
         tail = b',"read":%b,"stream":"%b"}\n\n' % (self._read(), stream.encode())
         yield from self._chunks(head, scope, names, PARTS, tail)
 
@@ -299,16 +291,16 @@ class Streams:
         chunk, separator = [head, b'"nodes":['], b""
         size = 0
         for name in names:
-            shown = self._board.node(name)
+            shown = self._page_state.node(name)
             if shown is None:
                 continue
-            document = self._board.document(shown, scope)
+            document = self._page_state.document(shown, scope)
             chunk += (separator, document)
             separator = b","
             size += len(document)
-            if size > self._chunk:
+            if size > self.chunk:
                 yield b"".join(chunk)
                 chunk, size = [], 0
         chunk.append(b"]")
-        chunk += [b',"%b":' % part.encode() + msgspec.json.encode(self._board.part(part, scope)) for part in parts]
+        chunk += [b',"%b":' % part.encode() + msgspec.json.encode(self._page_state.part(part, scope)) for part in parts]
         yield b"".join([*chunk, tail])

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsStatus, write_wanted
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
 from gpu_device_plugin.programs.mps.gpu import MpsTimings
+from gpu_device_plugin.programs.mps.mps_program import Supervisor
 from gpu_device_plugin.programs.mps.nvidia import Nvidia
-from gpu_device_plugin.programs.mps.supervisor import Supervisor
 from tests.patience import eventually
 from tests.programs.mps.test_gpu import Driver
 
