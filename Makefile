@@ -11,7 +11,7 @@ WORKERS := $(shell expr $(CORES) + 1)
 WAITING := $(shell expr $(CORES) + 1 + $$([ $(CORES) -lt 8 ] && echo $(CORES) || echo 0))
 SEED   := $(or $(SEED),$(shell date +%s))
 
-.PHONY: help demo test explore check coverage lint types imports protos protos-check bench placement picture docs e2e cluster mutants dist release clean
+.PHONY: help demo test explore check core coverage lint types imports protos protos-check bench placement picture docs e2e cluster mutants dist release clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -34,9 +34,13 @@ demo: $(VENV)/.installed  ## GPUs shared between pods, live in the terminal (ARG
 
 test: check  ## run everything that CI runs
 
-check: $(VENV)/.ready lint types imports protos-check  ## format, lint, types, import contracts, generated code, tests, coverage of the core
-	$(BIN)/pytest -n $(WORKERS) tests/core --cov=gpu_device_plugin.core --cov-fail-under=100 $(ARGS)
+# What uses one core goes beside the tests of the core; each shows its output when it ends.
+check: $(VENV)/.ready  ## format, lint, types, import contracts, generated code, tests, coverage of the core
+	$(MAKE) --no-print-directory --jobs=2 --output-sync core types lint imports protos-check
 	$(BIN)/pytest -n $(WAITING) --dist worksteal --ignore=tests/core $(ARGS)
+
+core: $(VENV)/.ready
+	$(BIN)/pytest -n $(WORKERS) tests/core --cov=gpu_device_plugin.core --cov-fail-under=100 $(ARGS)
 
 coverage: $(VENV)/.ready  ## what the tests run of the whole package, in twice the time of the tests
 	$(BIN)/pytest -n $(WORKERS) --cov $(ARGS)
