@@ -23,6 +23,7 @@ VERBS = {
     "newest": "list",
     "watch": "watch",
     "create": "create",
+    "review": "create",
     "patch": "patch",
     "replace": "update",
     "delete": "delete",
@@ -71,11 +72,8 @@ def rights_needed(*modules: str) -> set[Right]:
         AssertionError: a call is written in a way that is not understood.
     """
     trees = sources(*modules)
-    followed, reviewed = (
-        {kind for module, tree in trees.items() for kind in _given_to(name, module, tree)}
-        for name in ("Reflector", "_reviewed")
-    )
-    calls = {right for module, tree in trees.items() for right in _calls(module, tree, followed, reviewed)}
+    followed = {kind for module, tree in trees.items() for kind in _given_to("Reflector", module, tree)}
+    calls = {right for module, tree in trees.items() for right in _calls(module, tree, followed)}
     return calls - WITHOUT_A_ROLE
 
 
@@ -92,9 +90,7 @@ def _given_to(function: str, module: str, tree: ast.Module) -> Iterator[ObjectKi
             yield from (kinds[arg.id] for arg in call.args if isinstance(arg, ast.Name) and arg.id in kinds)
 
 
-def _calls(
-    module: str, tree: ast.Module, followed: Iterable[ObjectKind], reviewed: Iterable[ObjectKind]
-) -> Iterator[Right]:
+def _calls(module: str, tree: ast.Module, followed: Iterable[ObjectKind]) -> Iterator[Right]:
     kinds = _kinds(module)
     for call in ast.walk(tree):
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in VERBS):
@@ -104,8 +100,6 @@ def _calls(
                 asked: Iterable[ObjectKind] = (kinds[name],)
             case [ast.Attribute(attr="_kind"), *_]:
                 asked = followed
-            case [ast.Name(id="kind"), *_] if _is_client(call.func.value):
-                asked = reviewed
             case _:
                 assert not _is_client(call.func.value), f"of which kind? {ast.unparse(call)}"
                 continue

@@ -87,6 +87,9 @@ class RequestSums:
         self._sums: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
         self._amounts: dict[Amounts, Amounts] = {}
 
+    def __repr__(self) -> str:
+        return f"<RequestSums: {len(self._sums)} sums, written in {len(self._known)} ways>"
+
     def of(
         self,
         init: Iterable[tuple[bool, Mapping[str, Any]]],

@@ -98,6 +98,9 @@ class EventWriter:
         self._queue: dict[_EventKey, None] = {}  # series with unreported occurrences, the oldest first
         self._queued = asyncio.Event()
 
+    def __repr__(self) -> str:
+        return f"<EventWriter of {self.instance}: {len(self._queue)} waiting, {self.dropped} dropped>"
+
     def post(self, about: EventSubject, *, reason: str, note: str, action: str, warning: bool = False) -> None:
         """Queue an Event; returns at once and never fails.
 

@@ -67,6 +67,9 @@ class PodWriter:
         seconds by the clock of `time.monotonic`."""
         self._queued = asyncio.Event()
 
+    def __repr__(self) -> str:
+        return f"<PodWriter: {len(self._waiting)} waiting, {self.dropped} dropped, {self.problem or 'no problem'}>"
+
     def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
         """Queue `annotations` for `pod`; None removes a key. Returns at once and never fails.
 

@@ -84,6 +84,9 @@ class Binding:
         self._doubts: dict[str, _Doubt] = {}
         self._doubted = asyncio.Event()
 
+    def __repr__(self) -> str:
+        return f"<Binding: {len(self._underway)} under way, {len(self._doubts)} in doubt>"
+
     @property
     def doubts(self) -> int:
         """The number of pods for which it is unknown whether they are bound; their claims stand."""

@@ -260,12 +260,8 @@ async def _serve(settings: MpsSettings, supervisor: Supervisor) -> NoReturn:
         settings.http,
         m.alive,  # a restart would end the daemons, and their clients
         supervisor.unready,
-        lambda: _told(supervisor.gpus),
+        lambda: [f"{uuid}: {gpu.status}, clients: {gpu.clients}" for uuid, gpu in supervisor.gpus.items()],
         metrics=metrics,
     ):
         await supervisor.run()
     raise AssertionError  # pragma: no cover (the supervisor never returns)
-
-
-def _told(gpus: Mapping[str, MpsGpu]) -> list[str]:
-    return [f"{uuid}: {gpu.status}, clients: {gpu.clients}" for uuid, gpu in gpus.items()]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, PODS
 from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, read_claim
-from gpu_device_plugin.cluster.reflector import DEFAULT_TIMING, Reflector, ReflectorTiming
+from gpu_device_plugin.cluster.reflector import Reflector
 from gpu_device_plugin.view.following import FollowedCluster
 from gpu_device_plugin.view.reading import ABSENT, unseen
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.cluster.reflector import ReflectorTiming
     from gpu_device_plugin.core.model.resource_claims import Claim
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.view.following import FollowedNode, FollowedPod
@@ -27,30 +29,23 @@ _MOST_PROBLEMS = 20
 """The most sentences about single nodes."""
 
 
+@dataclass(eq=False, repr=False)
 class Watched:
-    """The cluster, as reflectors keep it. Claims are followed from when a node serves them."""
+    """The cluster, as reflectors keep it from `run` on. Claims are followed from when a node serves them."""
 
-    def __init__(
-        self,
-        client: Client,
-        resources: Sequence[Resource],
-        *,
-        namespace: str = "",
-        timing: ReflectorTiming = DEFAULT_TIMING,
-    ) -> None:
-        """Follow nothing before `run`.
+    _client: Client
+    resources: InitVar[Sequence[Resource]]
+    _namespace: str
+    """Where pods are read if they cannot be read in all namespaces; empty: nowhere else."""
+    _timing: ReflectorTiming
 
-        Pods are read in `namespace` if they cannot be read in all namespaces; empty: nowhere else.
-        """
-        self._client = client
-        self._namespace = namespace
-        self._timing = timing
+    def __post_init__(self, resources: Sequence[Resource]) -> None:
         self.changed = asyncio.Event()
         """Something may have changed; whoever looks at it clears it."""
         self.cluster = FollowedCluster(resources, on_change=self._changed)
         self._serving = asyncio.Event()
         self.nodes: Reflector[FollowedNode] = Reflector(
-            client, NODES, self.cluster.read_node, self.cluster.nodes, timing=timing
+            self._client, NODES, self.cluster.read_node, self.cluster.nodes, timing=self._timing
         )
         self.pods: Reflector[FollowedPod] | None = None
         """None until it is known where pods may be read."""

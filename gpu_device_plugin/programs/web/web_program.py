@@ -84,7 +84,7 @@ class PageServer:
         """
         self._timings = timings
         self._figures = figures
-        self.watched = Watched(client, resources, namespace=namespace, timing=timings.follow)
+        self.watched = Watched(client, resources, namespace, timings.follow)
         self.page_state = PageState(self.watched, self._figures_state)
         self.streams = Streams(self.page_state, timings.stream)
         self.routes = PageRoutes(callers, self.page_state, self.streams, client, about, timings.answer_s)

@@ -128,7 +128,8 @@ async def test_gpus_reach_containers_as_the_administrator_chose(devices: str) ->
         nodes = [(each.host_path, each.container_path, each.permissions) for each in received.devices]
         expected = ["/dev/nvidia-uvm", "/dev/nvidia7", "/dev/nvidiactl"] if "device-specs" in devices else []
         assert sorted(nodes) == [(path, path, "rw") for path in expected]
-        assert received.cdi_devices == ((f"nvidia.com/gpu={second}",) if "cdi" in devices else ())
+        named = [device.name for device in received.cdi_devices]
+        assert named == ([f"nvidia.com/gpu={second}"] if "cdi" in devices else [])
         assert received.envs["NVIDIA_VISIBLE_DEVICES"] == ("void" if devices == "cdi" else second)
 
 
