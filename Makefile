@@ -10,6 +10,8 @@ CORES  := $(shell nproc 2> /dev/null || echo 1)
 WORKERS := $(shell expr $(CORES) + 1)
 WAITING := $(shell expr $(CORES) + 1 + $$([ $(CORES) -lt 8 ] && echo $(CORES) || echo 0))
 SEED   := $(or $(SEED),$(shell date +%s))
+# Where it is set, every program that a test starts compiles the package anew, and every process of pytest all tests.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test explore check core coverage lint types imports protos protos-check bench placement picture docs e2e cluster mutants dist release clean
 .DEFAULT_GOAL := help
