@@ -170,7 +170,7 @@ class PrometheusMetrics(Metrics):
         async with self._writing:
             text = [generate_latest(self._registry).decode()]
             await asyncio.sleep(0)
-            for gauge, values in chain(_BUILD, self._gauges()):
+            for gauge, values in chain([(BUILD, [((__version__,), 1)])], self._gauges()):
                 for piece in family(gauge, values):
                     text.append(piece)
                     if len(piece) >= _LONG:
@@ -182,9 +182,7 @@ _LONG = 4096
 """Characters of text after which others run."""
 
 
-_BUILD: Gauges = (
-    (Gauge("gpushare_build_info", "The running version; always 1.", ("version",)), (((__version__,), 1),)),
-)
+BUILD = Gauge("gpushare_build_info", "The running version; always 1.", ("version",))
 
 
 # --- Probes ----------------------------------------------------------------------------------------------------------

@@ -78,14 +78,9 @@ _LIMIT = Gauge(
     (*_PLACE, "enforcement", "state"),
 )
 _LIMITS = Gauge("gpushare_limit_states", "Memory limits of running containers by what was read back.", ("state",))
-_STREAM = (
-    Gauge("gpushare_stream_up", "1 while the kubelet's ListAndWatch stream is open.", ("resource",)),
-    Gauge(
-        "gpushare_without_stream_seconds",
-        "Time without a ListAndWatch stream of the kubelet.",
-        ("resource",),
-        grows=True,
-    ),
+STREAM_UP = Gauge("gpushare_stream_up", "1 while the kubelet's ListAndWatch stream is open.", ("resource",))
+_WITHOUT_STREAM = Gauge(
+    "gpushare_without_stream_seconds", "Time without a ListAndWatch stream of the kubelet.", ("resource",), grows=True
 )
 _MPS = Gauge("gpushare_mps_ready", "1 while the MPS daemon that containers on the GPU need serves new ones.", ("gpu",))
 
@@ -119,7 +114,9 @@ class NodeMetrics:
         yield _GPUS, [(("healthy",), healthy), (("unhealthy",), len(gpus) - healthy)]
         yield _INFO, [(self._info(shared), 1) for shared in gpus]
         yield from _columns(_GPU, [((shared.gpu.uuid,), self._gpu(shared)) for shared in gpus])
-        yield from _columns(_STREAM, [((resource,), stream) for resource, stream in self.streams.items()])
+        yield from _columns(
+            (STREAM_UP, _WITHOUT_STREAM), [((resource,), stream) for resource, stream in self.streams.items()]
+        )
         yield _LIMITS, [((held,), count) for held, count in self.limit_states.items()]
         yield _MPS, [((uuid,), ready) for uuid, ready in self.mps.items()]
         places = [(self._place(part), part) for part in self.use.parts]

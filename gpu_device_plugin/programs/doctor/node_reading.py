@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import aiohttp
 from google.protobuf.message import DecodeError
 
-from gpu_device_plugin import files
+from gpu_device_plugin import files, metrics
 from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsFileError, MpsStatus, read_state
 from gpu_device_plugin.core.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.core.node.mps.mps_wishes import NOT_THERE, SILENT, silent
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.symptoms import AgentSeen, Runtime
+from gpu_device_plugin.core.report.gauges import STREAM_UP
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, PROGRAM
 from gpu_device_plugin.settings.node import NodeSettings
@@ -316,7 +317,7 @@ def _seen(where: str, missing: Iterable[str], text: str) -> AgentSeen:
     return AgentSeen(
         where,
         tuple(missing),
-        streams={each.labels["resource"]: each.value > 0 for each in samples if each.name == "gpushare_stream_up"},
-        version="".join(each.labels["version"] for each in samples if each.name == "gpushare_build_info"),
-        api_errors=int(sum(each.value for each in samples if each.name == "gpushare_api_errors_total")),
+        streams={each.labels["resource"]: each.value > 0 for each in samples if each.name == STREAM_UP.name},
+        version="".join(each.labels["version"] for each in samples if each.name == metrics.BUILD.name),
+        api_errors=int(sum(each.value for each in samples if each.name == metrics.API_ERRORS.name)),
     )
