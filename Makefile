@@ -13,7 +13,7 @@ SEED   := $(or $(SEED),$(shell date +%s))
 # Where it is set, every program that a test starts compiles the package anew, and every process of pytest all tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test explore check core coverage lint types imports protos protos-check bench placement picture docs e2e cluster mutants dist release clean
+.PHONY: help demo test explore check core others coverage lint types imports protos protos-check bench placement picture docs e2e cluster mutants dist release clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -36,13 +36,15 @@ demo: $(VENV)/.installed  ## GPUs shared between pods, live in the terminal (ARG
 
 test: check  ## run everything that CI runs
 
-# What uses one core goes beside the tests of the core; each shows its output when it ends.
+# Outside the core, tests wait more than they compute: the others use that time.
 check: $(VENV)/.ready  ## format, lint, types, import contracts, generated code, tests, coverage of the core
-	$(MAKE) --no-print-directory --jobs=2 --output-sync core types lint imports protos-check
-	$(BIN)/pytest -n $(WAITING) --dist worksteal --ignore=tests/core $(ARGS)
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=line others core lint types imports protos-check
 
 core: $(VENV)/.ready
 	$(BIN)/pytest -n $(WORKERS) tests/core --cov=gpu_device_plugin.core --cov-fail-under=100 $(ARGS)
+
+others: $(VENV)/.ready
+	$(BIN)/pytest -n $(WAITING) --dist worksteal --ignore=tests/core $(ARGS)
 
 coverage: $(VENV)/.ready  ## what the tests run of the whole package, in twice the time of the tests
 	$(BIN)/pytest -n $(WORKERS) --cov $(ARGS)
