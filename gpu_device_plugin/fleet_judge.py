@@ -71,7 +71,8 @@ class Judge:
 
     def verdicts(self, ask: Ask, names: Sequence[str]) -> Sequence[Unfit | None]:
         """Return `fitting.unfit` of one pod for each named node; `UNKNOWN` where no node has the name."""
-        return list(map(self._pod(ask).verdicts.now().__getitem__, self._rows.named(names)))
+        verdicts = self._pod(ask).verdicts.now()
+        return [verdicts[row] for row in self._rows.named(names)]
 
     def scores(
         self, ask: Ask, names: Sequence[str], node_policy: str, gpu_policy: str, amounts: Amounts = NO_AMOUNTS
@@ -86,7 +87,8 @@ class Judge:
         rows = self._rows.named(names)
         if self._appraised is not None and (ask.wishes.node_policy or node_policy) == FIT:
             return self._scores_by_gain(ask, rows, pod.verdicts.now(), pod.marginal_values(self._appraised, amounts))
-        return list(map(pod.scores(node_policy, gpu_policy).__getitem__, rows))
+        scores = pod.scores(node_policy, gpu_policy)
+        return [scores[row] for row in rows]
 
     def learned(self, tables: Tables | None) -> Generator[None, None, None]:
         """Score by these tables, where the policy is `fit`, from the end of these steps on; None: as without any."""
@@ -126,7 +128,7 @@ class Judge:
     def _scores_by_gain(
         self, ask: Ask, rows: Sequence[int], verdicts: Sequence[Unfit | None], marginal_values: Sequence[float]
     ) -> list[int]:
-        named = list(map(marginal_values.__getitem__, rows))
+        named = [marginal_values[row] for row in rows]
         best, worst = max(named, default=NEVER), min(named, default=NEVER)
         if worst == NEVER:
             worst = min([gain for gain in named if gain > NEVER], default=NEVER)

@@ -104,8 +104,8 @@ class Verbs:
         else:
             verdicts = self.judge.verdicts(asked, args.names)
             passed = [name for name, why in zip(args.names, verdicts, strict=True) if why is None]
-            reasons = [(name, why) for name, why in zip(args.names, verdicts, strict=True) if why is not None]
-            for name, why in reasons:
+            reasons = {name: why for name, why in zip(args.names, verdicts, strict=True) if why is not None}
+            for name, why in reasons.items():
                 (unresolvable if why.unresolvable else failed)[name] = why.sentence
         unknown = list(failed.values()).count(UNKNOWN.sentence)
         counts = {
