@@ -35,7 +35,7 @@ ARG BASE
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="gpu-device-plugin" \
       org.opencontainers.image.description="Share the GPUs of a Kubernetes cluster between pods, by GPU memory." \
-      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.version="0.2.0" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.base.name="${BASE}"
