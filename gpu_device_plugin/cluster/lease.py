@@ -34,6 +34,8 @@ class LeaseTiming:
     """Renew deadline: a leader that could not renew the lease for this long steps down."""
     retry_s: float = 2.0
     """Retry period: the time between attempts to acquire or renew the lease."""
+    release_s: float = 2.0
+    """Timeout of releasing the lease at shutdown; a lease that is not released expires."""
 
     def __post_init__(self) -> None:
         if not self.lease_s > self.renew_s > 1.2 * self.retry_s > 0:
@@ -215,7 +217,7 @@ class Lease:
 
     async def _release(self) -> None:
         """Release the lease, so that the next candidate can lead at once. Otherwise the lease expires."""
-        until = time.monotonic() + self.timing.retry_s
+        until = time.monotonic() + self.timing.release_s
         try:
             body = self._read(
                 await self._client.get(LEASES, self._name, namespace=self._namespace, timeout_s=_left_s(until))

@@ -50,7 +50,7 @@ QUICK = ExtenderTimings(
     api=Timing(connect_s=20, request_s=20, watch_s=30, silence_s=30),
     follow=ReflectorTiming(first_retry_s=0.01, longest_retry_s=0.1, patience_s=0.02),
     bind=BinderTiming(call_s=10, total_s=20, pause_s=0.01),
-    lease=LeaseTiming(lease_s=60, renew_s=40, retry_s=0.1),
+    lease=LeaseTiming(lease_s=60, renew_s=40, retry_s=0.1, release_s=20),
     catch_up_s=20,
     check_doubts_s=0.02,
     settle_s=0.0,
