@@ -106,6 +106,7 @@ async def test_the_nodes_label_goes_before_the_agents_own_policy() -> None:
         there.node.launch()
         there.cluster.look_s = 0.05
         await there.node.until(lambda: there.takes_pods() and there.said_of_node().get("policy") == "spread")
+        await there.node.ready()
         assert there.labels()["policy"] == "spread"
         made = [await there.run(pod(name, mem=3)) for name in "ab"]
         assert [there.positions(each) for each in made] == [{0: 3}, {1: 3}]
