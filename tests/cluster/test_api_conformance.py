@@ -652,7 +652,7 @@ async def test_a_lease_is_given_back_by_taking_the_holder_out(api: Api, name: st
 
 
 async def test_one_of_two_candidates_leads_and_hands_over(api: Api, name: str, eventually: Any) -> None:
-    timing = LeaseTiming(lease_s=3600, renew_s=3000, retry_s=0.05)
+    timing = LeaseTiming(lease_s=3600, renew_s=3000, retry_s=0.05, release_s=3000)
     first, second = (Lease(api.client, "default", name, who, timing=timing) for who in "ab")
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(first.run())

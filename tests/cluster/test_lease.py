@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.testing.cluster.api_server import ApiServer
 
-PATIENT = LeaseTiming(lease_s=3600, renew_s=3000, retry_s=0.02)
+PATIENT = LeaseTiming(lease_s=3600, renew_s=3000, retry_s=0.02, release_s=3000)
 """Nothing expires."""
-UNHURRIED = LeaseTiming(lease_s=3600, renew_s=3000, retry_s=5)
-"""Nor does the time to give back, which is that between two attempts."""
 
 
 def lapsing(*, renew_s: float, lease_s: int = 1) -> LeaseTiming:
@@ -73,7 +71,7 @@ async def test_the_first_one_leads_and_renews(server: ApiServer, eventually: Any
 async def test_who_stops_makes_room_at_once(server: ApiServer, eventually: Any) -> None:
     """Nothing expires here within an hour."""
     async with AsyncExitStack() as stack:
-        async with standing(server, "a", UNHURRIED) as first:
+        async with standing(server, "a", PATIENT) as first:
             await eventually(lambda: first.leading)
             second = await stack.enter_async_context(standing(server, "b", PATIENT))
             await eventually(lambda: second.holder == "a")

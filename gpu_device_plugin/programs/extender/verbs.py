@@ -103,20 +103,12 @@ class Verbs:
             failed = {name: _ELSEWHERE for name in args.names if name != claim.node}
         else:
             verdicts = self.judge.verdicts(asked, args.names)
-            passed = [name for name, why in zip(args.names, verdicts, strict=True) if why is None]
-            reasons = {name: why for name, why in zip(args.names, verdicts, strict=True) if why is not None}
-            for name, why in reasons.items():
-                (unresolvable if why.unresolvable else failed)[name] = why.sentence
-        unknown = list(failed.values()).count(UNKNOWN.sentence)
-        counts = {
-            "fits": len(passed),
-            "full": len(failed) - unknown,
-            "unresolvable": len(unresolvable),
-            "unknown": unknown,
-        }
-        for verdict, number in counts.items():
-            if number:
-                self.metrics.count(VERDICTS, verdict, times=number)
+            for name, why in zip(args.names, verdicts, strict=True):
+                if why is None:
+                    passed.append(name)
+                else:
+                    (unresolvable if why.unresolvable else failed)[name] = why.sentence
+        self._count(len(passed), failed, len(unresolvable))
         # With its binding in doubt the pod had a node, whether or not that is among the named ones.
         fits = passed or (claim is not None and claim.claimed)
         self.waiting.filtered(pod.uid, WaitingReason.FITS if fits else self._reason(asked, failed))
@@ -125,6 +117,13 @@ class Verbs:
         if not passed and not isinstance(asked, Impossible) and (node := self._soon(asked, failed)) is not None:
             return wire.filter_error(f"node {node}: {failed[node]}; {_SOON}")
         return wire.filter_result(args, passed, failed, unresolvable)
+
+    def _count(self, fits: int, failed: Mapping[str, str], unresolvable: int) -> None:
+        unknown = list(failed.values()).count(UNKNOWN.sentence)
+        counts = {"fits": fits, "full": len(failed) - unknown, "unresolvable": unresolvable, "unknown": unknown}
+        for verdict, number in counts.items():
+            if number:
+                self.metrics.count(VERDICTS, verdict, times=number)
 
     def _reason(self, asked: Ask | Impossible, failed: Collection[str]) -> WaitingReason:
         """Return why a pod waits that fits on none of the named nodes; evictions may help on those of `failed`."""
