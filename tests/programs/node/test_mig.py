@@ -316,7 +316,7 @@ async def test_an_xid_of_a_gpu_instance_condemns_this_one_alone() -> None:
 
 
 async def test_an_xid_of_the_gpu_condemns_all_of_its_instances() -> None:
-    async with world([h100("1g.10gb*2"), T4], mig="whole") as node:
+    async with world([h100("1g.10gb*2"), T4], mig="whole", probe_interval="10s") as node:
         await node.start_agent()
         await offered(node, one=2)
         node.hardware(h100("1g.10gb*2"), T4, events=[{"at": "0s", "gpu": 0, "xid": 79}])

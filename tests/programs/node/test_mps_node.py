@@ -247,6 +247,7 @@ async def test_a_whole_gpu_waits_while_mps_still_runs_it() -> None:
         agent.mps.stop_s = 0.1
         client = await node.kubelet.admit(pod("p", mem=3))
         await node.confirmed()
+        await node.healthy_is(COUNT, 0)
         supervisor.held = True
         await ended(node, client)
         await node.healthy_is(COUNT, 1)
@@ -266,6 +267,7 @@ async def test_a_whole_gpu_after_a_supervisor_that_was_killed_starts_as_the_admi
         agent.mps.stop_s = 0.1
         client = await node.kubelet.admit(pod("p", mem=3))
         await node.confirmed()
+        await node.healthy_is(COUNT, 0)
         await supervisor.vanish()
         await node.until(lambda: isinstance(agent.mps.daemons.value, str))
         await ended(node, client)
@@ -494,6 +496,7 @@ async def test_where_nobody_asks_for_mps_what_somebody_left_of_it_keeps_no_conta
         assert shares.only.running
         assert envs_of(shares)[LIMITS] == "advisory"
         await node.confirmed()
+        await node.healthy_is(COUNT, 0)
         await ended(node, shares)
         await node.healthy_is(COUNT, 1)
         assert (await node.kubelet.admit(pod("w", count=1))).only.running

@@ -74,7 +74,7 @@ async def test_a_gpu_whose_shares_the_last_pod_had_is_offered_whole_again(*, api
     async with older_node("fake:2xT4", api=api) as node:
         made = await node.run(pod("last", mem=3))
         await node.world.listed(made)
-        assert node.world.healthy(COUNT) == 1
+        await node.world.healthy_is(COUNT, 1)
         await node.remove(made)
         await node.world.healthy_is(COUNT, 2)
         assert (await node.run(pod("both", count=2))).phase == "Running"
@@ -86,7 +86,7 @@ async def test_a_gpu_that_the_last_pod_had_whole_is_offered_in_shares_again(*, a
     async with older_node("fake:1xT4", api=api) as node:
         made = await node.run(pod("last", count=1))
         await node.world.listed(made)
-        assert node.world.healthy(MEM) == 0
+        await node.world.healthy_is(MEM, 0)
         await node.remove(made)
         await node.world.healthy_is(MEM, 14)
         await node.rounds()
@@ -99,6 +99,7 @@ async def test_a_pod_that_has_ended_in_the_api_frees_its_gpu_though_it_is_listed
     async with older_node("fake:1xT4", api=True) as node:
         made = await node.run(pod("job", count=1))
         await node.world.listed(made)
+        await node.world.healthy_is(MEM, 0)
         node.finish(made)
         await node.world.healthy_is(MEM, 14)
         await node.rounds()

@@ -204,6 +204,7 @@ async def test_the_number_that_gpushares_extender_keeps_its_books_by_is_left_as_
     async with cluster() as there:
         await there.start_agent()
         await there.run(pod("whole", count=1), promise(0))
+        await there.node.healthy_is(MEM, 14)
         a = await there.run(pod("a", mem=4), promise(0, 4))
         assert there.positions(a) == {1: 4}
         await there.assigned("a")

@@ -83,6 +83,8 @@ async def test_a12_what_running_pods_have_is_given_to_nobody_until_they_end(
         await kubelet_loses(node, lose, agent_too=killed == "the agent too")
         assert {known.phase for known in node.kubelet.pods} == {"Running"}
         assert (node.kubelet.allocated, node.held) == ({}, before)
+        await node.healthy_is(MEM, 14)
+        node.kubelet.publish()
         last = await there.run(pod("last", mem=4))
         assert last.phase == "Running"
         assert last.devices(MEM).isdisjoint(before)
