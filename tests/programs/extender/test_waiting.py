@@ -65,6 +65,7 @@ async def test_a_node_that_the_scheduler_left_out_may_have_room_later() -> None:
         await w.filter(w.pod("big", mem=8), "b")
         assert await reasons(w) == {"no_room": 1}
         w.api.delete("nodes", "a")
+        await w.seen()
         await w.filter(w.get("big"), "b")
         assert await reasons(w) == {"never_fits": 1}
 

@@ -180,6 +180,7 @@ async def test_a_claim_waits_in_its_call_for_the_end_of_the_one_before() -> None
         here.scheduler.release("old")
         here.wish("new", exactly(memory="14Gi"))
         assert here.allocate("new") == ""
+        await here.seen("new")
         starts = asyncio.create_task(here.kubelet.start_pod("new"))
         await here.node.until(lambda: here.api.count("get", "resourceclaims") >= 2)
         assert await here.kubelet.end_pod("old", uid=uid) == ""
@@ -251,6 +252,7 @@ async def test_a_claim_that_was_released_while_its_call_waited_is_not_prepared()
         here.scheduler.release("old")
         here.wish("new", exactly(memory="14Gi"))
         assert here.allocate("new") == ""
+        await here.seen("new")
         starts = asyncio.create_task(here.kubelet.start_pod("new"))
         await here.node.until(lambda: here.api.count("get", "resourceclaims") >= 2)
         here.scheduler.release("new")
