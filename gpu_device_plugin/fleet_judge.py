@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import compress, repeat
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from gpu_device_plugin.core.cluster.fitting import Unfit, reason_of_one, room_decides, unfit
@@ -71,8 +71,14 @@ class Judge:
 
     def verdicts(self, ask: Ask, names: Sequence[str]) -> Sequence[Unfit | None]:
         """Return `fitting.unfit` of one pod for each named node; `UNKNOWN` where no node has the name."""
+        pod, rows = self._pod(ask), self._rows.named(names)
+        verdicts = pod.verdicts.now(rows)
+        return [verdicts[row] for row in rows]
+
+    def fitting(self, ask: Ask) -> list[Candidate]:
+        """Return all nodes that one pod fits on."""
         verdicts = self._pod(ask).verdicts.now()
-        return [verdicts[row] for row in self._rows.named(names)]
+        return [node for node, why in zip(self._rows.nodes, verdicts, strict=True) if why is None and node is not None]
 
     def scores(
         self, ask: Ask, names: Sequence[str], node_policy: str, gpu_policy: str, amounts: Amounts = NO_AMOUNTS
@@ -83,11 +89,11 @@ class Judge:
         are spread evenly from 0 to 9. Otherwise they are those of `Scorer`.
         The policies hold where neither pod nor node says.
         """
-        pod = self._pod(ask)
-        rows = self._rows.named(names)
+        pod, rows = self._pod(ask), self._rows.named(names)
         if self._appraised is not None and (ask.wishes.node_policy or node_policy) == FIT:
-            return self._scores_by_gain(ask, rows, pod.verdicts.now(), pod.marginal_values(self._appraised, amounts))
-        scores = pod.scores(node_policy, gpu_policy)
+            marginal_values = pod.marginal_values(self._appraised, amounts, rows)
+            return self._scores_by_gain(ask, rows, pod.verdicts.now(rows), marginal_values)
+        scores = pod.scores(node_policy, gpu_policy, rows)
         return [scores[row] for row in rows]
 
     def learned(self, tables: Tables | None) -> Generator[None, None, None]:
@@ -204,10 +210,9 @@ class _Rows:
                 row = self.index[name] = self._vacant.pop()
             self._write(row, node)
 
-    def changed_since(self, mark: int) -> tuple[int, Sequence[int]]:
-        """Return the current mark, and the rows that have changed since `mark`: all of them where it is too old."""
-        changed = self._changes.since(mark)
-        return self._latest, range(len(self.nodes)) if changed is None else changed
+    def changed_since(self, mark: int) -> tuple[int, Sequence[int] | None]:
+        """Return the current mark, and the rows that have changed since `mark`; None: any may have, it is too old."""
+        return self._latest, self._changes.since(mark)
 
     def _write(self, row: int, node: Candidate | None) -> None:
         before, node_type = self.shape_at[row], None if node is None else shape_of(node)
@@ -224,12 +229,14 @@ class _Rows:
 
 @dataclass(eq=False, repr=False)
 class _Remembered(Generic[V]):
-    """A result for each row, computed again when the node there has changed."""
+    """A result for each row, computed when it is asked for, and again when the node there has changed."""
 
     _rows: _Rows
     _result: Callable[[int], V]
     _values: MutableSequence[V]
     """Empty at first; gets the results."""
+    _blank: V
+    """Stands for a result that nobody has asked for."""
     effort: Effort | None = None
     """Limits what one request computes."""
     estimate: Callable[[int], V] | None = None
@@ -238,31 +245,35 @@ class _Remembered(Generic[V]):
     def __post_init__(self) -> None:
         self._estimate = self.estimate or self._result
         self._mark = 0
-        self._left_over: list[int] = []
+        self._outdated = bytearray()
+        """By row, 1 where there is no current result."""
 
-    def now(self) -> Sequence[V]:
-        """Return the current results by row; valid until the next change."""
-        for _ in self.refresh():
+    def now(self, rows: Sequence[int] | None = None) -> Sequence[V]:
+        """Return the results by row, which are current for `rows`, or None for all; valid until the next change."""
+        for _ in self.refresh(rows):
             pass
         return self._values
 
-    def refresh(self) -> Generator[None, None, None]:
-        """Compute what is missing or out of date by now, in small steps."""
+    def refresh(self, rows: Sequence[int] | None = None) -> Generator[None, None, None]:
+        """Compute what is missing or out of date for `rows`, or None for all, in small steps."""
         self._mark, changed = self._rows.changed_since(self._mark)
+        values, outdated = self._values, self._outdated
+        values.extend(repeat(self._blank, len(self._rows.nodes) - len(values)))
+        if changed is None:
+            outdated.clear()
+        outdated.extend(repeat(1, len(values) - len(outdated)))
+        for row in changed or ():
+            outdated[row] = 1
         if self.effort is not None:
             self.effort.renew()
-        left_over, self._left_over = self._left_over, []
-        values, missing = self._values, range(len(self._values), len(self._rows.nodes))
-        for number, row in enumerate(sorted({*changed, *left_over, *missing})):
+        # A copy: an estimate stays out of date.
+        due = list(compress(range(len(values)), outdated) if rows is None else filter(outdated.__getitem__, rows))
+        for number, row in enumerate(due):
             try:
-                value = self._result(row)
+                values[row] = self._result(row)
+                outdated[row] = 0
             except TooLongError:
-                value = self._estimate(row)
-                self._left_over.append(row)
-            if row < len(values):
-                values[row] = value
-            else:
-                values.append(value)
+                values[row] = self._estimate(row)
             if number % _AT_ONCE == _AT_ONCE - 1:
                 yield
 
@@ -278,7 +289,7 @@ class _Appraised:
             node, node_type = rows.nodes[row], rows.shape_at[row]
             return None if node is None or node_type is None else appraiser.appraise(node_type, left_on(node))
 
-        self.rooms: _Remembered[Appraisal | None] = _Remembered(rows, appraisal, [])
+        self.rooms: _Remembered[Appraisal | None] = _Remembered(rows, appraisal, [], None)
 
 
 class _Pod:
@@ -316,18 +327,18 @@ class _Pod:
             return why
 
         self.verdicts: _Remembered[Unfit | None] = _Remembered(
-            rows, verdict, [], effort=effort, estimate=lambda _row: UNTRIED
+            rows, verdict, [], UNTRIED, effort=effort, estimate=lambda _row: UNTRIED
         )
         self._scores: tuple[tuple[str, str], _Remembered[int]] | None = None
         self.gains: OrderedDict[Amounts, _Remembered[float]] = OrderedDict()
 
-    def marginal_values(self, appraised: _Appraised, amounts: Amounts) -> Sequence[float]:
-        """Return what each row gains by a pod that requests these amounts, `NEVER` where it does not fit.
+    def marginal_values(self, appraised: _Appraised, amounts: Amounts, rows: Sequence[int]) -> Sequence[float]:
+        """Return what `rows` gain by a pod that requests these amounts, `NEVER` where it does not fit; by row.
 
         Appraised is the largest of the pod's parts, with all CPU and memory. What room nodes have that serve claims is
         not known: they gain `NEVER` too.
         """
-        verdicts = self.verdicts.now()
+        verdicts = self.verdicts.now(rows)
         marginal_values = self.gains.pop(amounts, None)
         if marginal_values is None:
             rooms, kind, gain_of = appraised.rooms.now(), largest_kind(self._ask, amounts), appraised.appraiser.gain
@@ -344,15 +355,15 @@ class _Pod:
                     return gain_of(kind, room)
                 return elsewhere if self._rows.shape_at[row] is None else NEVER
 
-            marginal_values = _Remembered(self._rows, gain, array("d"), estimate=lambda _row: NEVER)
+            marginal_values = _Remembered(self._rows, gain, array("d"), NEVER, estimate=lambda _row: NEVER)
         self.gains[amounts] = marginal_values
         if len(self.gains) > _MOST_AMOUNTS:
             self.gains.popitem(last=False)
-        return marginal_values.now()
+        return marginal_values.now(rows)
 
-    def scores(self, node_policy: str, gpu_policy: str) -> Sequence[int]:
-        """Return `Scorer.score` of each row on which the pod fits, 0 of the others."""
-        verdicts = self.verdicts.now()
+    def scores(self, node_policy: str, gpu_policy: str, rows: Sequence[int]) -> Sequence[int]:
+        """Return `Scorer.score` of `rows` on which the pod fits, 0 of those on which it does not; by row."""
+        verdicts = self.verdicts.now(rows)
         if self._scores is None or self._scores[0] != (node_policy, gpu_policy):
             effort = Effort(_MOST_STEPS)
             scorer = Scorer(self._ask, node_policy, gpu_policy, effort)
@@ -367,6 +378,6 @@ class _Pod:
                 node = self._rows.nodes[row]
                 return 0 if node is None or verdicts[row] is not None else scorer.estimate(node)
 
-            remembered = _Remembered(self._rows, score, array("b"), effort=effort, estimate=estimate)
+            remembered = _Remembered(self._rows, score, array("b"), 0, effort=effort, estimate=estimate)
             self._scores = (node_policy, gpu_policy), remembered
-        return self._scores[1].now()
+        return self._scores[1].now(rows)

@@ -372,7 +372,7 @@ def test_taking_over_what_was_learned_is_many_small_steps() -> None:
     before = fits(judge, Ask(memory(4)), "n0 n59")
     taken = 0
     while True:
-        with counted(5000):
+        with counted(6000):
             try:
                 next(steps)
             except StopIteration:
