@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.testing.builders import Json
 
-_CONFIGURATION = Path(__file__).parents[1] / "deploy" / "optional" / "kube-scheduler-config.yaml"
+_MANIFEST = Path(__file__).parents[1] / "deploy" / "scheduler.yaml"
 _NEEDED = ("etcd", "kube-apiserver", "openssl")
 
 
@@ -36,6 +36,14 @@ def binaries() -> Mapping[str, str]:
 
 def _which(name: str) -> str | None:
     return shutil.which(name, path=os.pathsep.join([os.environ.get("KUBE_BIN", ""), os.environ.get("PATH", "")]))
+
+
+def shipped() -> Json:
+    """Return the configuration of kube-scheduler in deploy/scheduler.yaml."""
+    texts = [made["data"].get("config.yaml") for made in yaml.safe_load_all(_MANIFEST.read_text()) if "data" in made]
+    configuration: Json
+    (configuration,) = map(yaml.safe_load, filter(None, texts))
+    return configuration
 
 
 class KubeApi:
@@ -73,7 +81,13 @@ class KubeApi:
 
     @contextlib.contextmanager
     def scheduler(
-        self, extender: str, *, weight: int | None = None, binpack: Sequence[str] = (), every: bool = False
+        self,
+        extender: str,
+        *,
+        weight: int | None = None,
+        binpack: Sequence[str] = (),
+        every: bool = False,
+        percentage: int | None = None,
     ) -> Iterator[bool]:
         """Let kube-scheduler schedule; False if there is no kube-scheduler.
 
@@ -81,22 +95,24 @@ class KubeApi:
             extender: URL of the extender; empty: none.
             weight: of its scores; None: as it is shipped.
             every: the extender is asked about every pod, also about those without GPUs.
+            percentage: of the nodes to score; None: as it is shipped.
             binpack: resources by which the fullest nodes are preferred, beside CPU and memory.
         """
         program = _which("kube-scheduler")
         if program is None:
             yield False
             return
-        configuration = yaml.safe_load(_CONFIGURATION.read_text())
+        configuration = shipped()
         # More calls than by default: those of the scheduler itself are not what is measured.
         configuration["clientConnection"] = {"kubeconfig": str(self.kubeconfig), "qps": 5000, "burst": 5000}
         configuration["leaderElection"] = {"leaderElect": False}
-        profile: Json = {"schedulerName": "gpushare-scheduler"}
+        (profile,) = configuration["profiles"]
         if binpack:
             resources = [{"name": name, "weight": 1} for name in ("cpu", "memory", *binpack)]
             strategy = {"type": "MostAllocated", "resources": resources}
             profile["pluginConfig"] = [{"name": "NodeResourcesFit", "args": {"scoringStrategy": strategy}}]
-        configuration["profiles"] = [profile]
+        if percentage is not None:
+            configuration["percentageOfNodesToScore"] = percentage
         if extender:
             configuration["extenders"][0]["urlPrefix"] = extender
             configuration["extenders"][0]["weight"] = weight or configuration["extenders"][0]["weight"]

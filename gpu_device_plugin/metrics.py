@@ -93,6 +93,11 @@ VERBS = Duration(
 VERDICTS = Count(
     "gpushare_extender_filter_verdicts_total", "Nodes that the filter verb judged, by verdict.", ("verdict",)
 )
+SAMPLE_MISSES = Count(
+    "gpushare_extender_sample_misses_total",
+    "Filter calls in which no node had room but one that kube-scheduler had not sampled, by what became of the pod.",
+    ("outcome",),
+)
 BINDS = Count("gpushare_extender_binds_total", "Bind calls of the scheduler, by outcome.", ("outcome",))
 DRIFT = Count(
     "gpushare_extender_drift_total",
@@ -100,7 +105,7 @@ DRIFT = Count(
     ("kind",),
 )
 
-EXTENDER_COUNTS = (VERDICTS, BINDS, DRIFT, MALFORMED_ANNOTATIONS, API_ERRORS)
+EXTENDER_COUNTS = (VERDICTS, SAMPLE_MISSES, BINDS, DRIFT, MALFORMED_ANNOTATIONS, API_ERRORS)
 EXTENDER_DURATIONS = (VERBS,)
 
 

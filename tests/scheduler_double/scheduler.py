@@ -45,6 +45,7 @@ SCHEDULER_ERROR = "SchedulerError"
 FLUSH_S = 300.0
 """So long a pod waits that fitted nowhere, if nothing happens that its refusal depends on."""
 
+_SMALLEST_SAMPLE = 100
 _LIFT = 1 << 31
 """Makes every priority positive, so that few victims of a low one cost less than many."""
 
@@ -76,6 +77,14 @@ class _Retry:
     """When it is tried anyway."""
 
 
+def sample_size(nodes: int, percentage: int) -> int:
+    """Return after how many that pass its plugins it looks at no further node."""
+    if nodes < _SMALLEST_SAMPLE or percentage >= 100:
+        return nodes
+    percentage = percentage or max(5, 50 - nodes // 125)
+    return max(_SMALLEST_SAMPLE, nodes * percentage // 100)
+
+
 class Scheduler:
     """One kube-scheduler with one extender; use it in an ``async with``, in the API server's event loop."""
 
@@ -87,6 +96,7 @@ class Scheduler:
         name: str = "default-scheduler",
         backoff_s: tuple[float, float] = (1.0, 10.0),
         flush_s: float = FLUSH_S,
+        percentage_of_nodes: int = 0,
     ) -> None:
         """Prepare a scheduler.
 
@@ -96,12 +106,15 @@ class Scheduler:
             name: only pods that name this scheduler are its own.
             backoff_s: how soon `run` tries a pod again, at first and at most, in seconds.
             flush_s: after how many seconds it tries one again though nothing has happened that might help it.
+            percentage_of_nodes: how many it looks for that pass its plugins, at least 100; 0: by the cluster's size.
         """
         self._api = api
         self._extender = Extender(extender)
         self._name = name
         self._backoff_s = backoff_s
         self._flush_s = flush_s
+        self._percentage = percentage_of_nodes
+        self._next_start = 0
         self._assumed: dict[str, Json] = {}
         self._retries: dict[str, _Retry] = {}
         self.calls = self._extender.calls
@@ -234,16 +247,30 @@ class Scheduler:
         nominated = [node for node in nodes if node.name == pod["status"].get("nominatedNodeName")]
         if nominated:
             try:
-                asked = await self._passed(pod, nominated)
+                asked = await self._by_extender(pod, *self._by_plugins(pod, nominated))
             except ExtenderError:
                 asked = Filtered([])
             if asked.feasible:
                 return asked
-        return await self._passed(pod, nodes)
+        turn = self._next_start % len(nodes)
+        fitting, statuses = self._by_plugins(pod, [*nodes[turn:], *nodes[:turn]])
+        self._next_start = turn + len(fitting) + len(statuses)
+        return await self._by_extender(pod, fitting, statuses)
 
-    async def _passed(self, pod: Json, nodes: Sequence[Node]) -> Filtered:
-        statuses = {node.name: status for node in nodes if (status := self._unfit(pod, node)) is not None}
-        fitting = [node for node in nodes if node.name not in statuses]
+    def _by_plugins(self, pod: Json, nodes: Sequence[Node]) -> tuple[list[Node], dict[str, Status]]:
+        """Return the first nodes that fit, as many as are looked for, and what is wrong with others before the last."""
+        fitting: list[Node] = []
+        statuses: dict[str, Status] = {}
+        for node in nodes:
+            if len(fitting) == sample_size(len(nodes), self._percentage):
+                break
+            if (status := self._unfit(pod, node)) is None:
+                fitting.append(node)
+            else:
+                statuses[node.name] = status
+        return fitting, statuses
+
+    async def _by_extender(self, pod: Json, fitting: list[Node], statuses: dict[str, Status]) -> Filtered:
         if not fitting or not self._extender.interested(pod):
             return Filtered(fitting, statuses)
         filtered = await self._extender.filter(pod, fitting)

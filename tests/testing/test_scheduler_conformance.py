@@ -518,3 +518,38 @@ async def test_a_pod_of_which_an_extender_says_an_error_is_tried_again_though_no
     await world.pod("p", container(mem=4))
     await eventually(lambda: asked_about(world, "p") >= 4)
     assert await world.told("p") == ("SchedulerError", "there is room in a moment")
+
+
+# --- Many nodes ------------------------------------------------------------------------------------------------------
+
+
+async def many_nodes(world: SchedulerWorld) -> set[str]:
+    """Make 130 nodes, and have a pod tried, which no node takes; return the nodes that were named."""
+    await world.nodes(**{f"n{at:03}": 8 for at in range(130)})
+    world.extender.said("filter", {"Error": "none of these"})
+    await world.refused("first")
+    return set(world.extender.names("filter")[0])
+
+
+async def test_of_many_nodes_a_hundred_are_named_and_then_those_that_follow(world: SchedulerWorld) -> None:
+    first = await many_nodes(world)
+    assert len(first) == 100
+
+    await eventually(lambda: len(world.extender.bodies("filter")) > 1)
+    second = set(world.extender.names("filter")[1])
+    assert len(second) == 100
+    assert len(second - first) > 20
+
+
+async def test_a_node_that_another_client_nominates_is_tried_alone_and_first(world: SchedulerWorld) -> None:
+    """After an error of the extender, which keeps the scheduler from evicting anybody for the pod."""
+    first = await many_nodes(world)
+    outside = min({f"n{at:03}" for at in range(130)} - first)
+    world.extender.answers["filter"] = lambda body: (
+        passing()(body) if body["NodeNames"] == [outside] else {"Error": "none of these"}
+    )
+    await world.patch("namespaces/default/pods/first/status", {"status": {"nominatedNodeName": outside}})
+    await eventually(lambda: world.extender.bodies("bind"))
+    assert world.extender.bodies("bind")[0]["Node"] == outside
+    assert world.extender.names("filter")[-1] == [outside]
+    assert not world.extender.bodies("preempt")

@@ -84,5 +84,9 @@ class Amounts:
             memory -= each.memory_mib
         return Amounts(cpu, memory)
 
+    def cover(self, wanted: Amounts) -> bool:
+        """Return whether there is as much as is wanted."""
+        return self.cpu_milli >= wanted.cpu_milli and self.memory_mib >= wanted.memory_mib
+
 
 NO_AMOUNTS = Amounts()

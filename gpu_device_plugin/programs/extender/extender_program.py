@@ -30,6 +30,7 @@ from gpu_device_plugin.fleet import Fleet, FleetEntry
 from gpu_device_plugin.programs.extender.binding import Binding, Freshness
 from gpu_device_plugin.programs.extender.extender_routes import ExtenderRoutes, Readiness
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
+from gpu_device_plugin.programs.extender.nominating import Nominator
 from gpu_device_plugin.programs.extender.verbs import Verbs
 from gpu_device_plugin.programs.extender.workload_learning import Learner
 from gpu_device_plugin.programs.lifetime import ReloadingProgram, tls_of
@@ -69,6 +70,8 @@ class ExtenderTimings:
     settle_s: float = 2.0
     """How long a GPU stays closed to the other resource after a pod on it has ended. The agent reads the kubelet's
     records and the driver, and updates the kubelet, within 16 to 25 ms; on a busy node it takes longer."""
+    nominate_s: float = 0.5
+    """How long a nomination waits for what kube-scheduler writes of the pod's failure, which would remove it."""
     tick_s: float = 0.5
     """Interval at which vanished pods are expired."""
     quiet_s: float = 1.0
@@ -152,9 +155,11 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             on_unplaced=self._unplaced,
             on_change=self._changed.set,
         )
+        nodes = NodeStore(self.fleet, resources)
         self._nodes: Reflector[NodeRecord] = Reflector(
-            self._client, NODES, node_reader.read, NodeStore(self.fleet, resources), timing=timings.follow
+            self._client, NODES, node_reader.read, nodes, timing=timings.follow
         )
+        self._nominator = Nominator(self._client, lambda: self.fleet.pending, delay_s=timings.nominate_s)
         self.verbs = Verbs(
             self.fleet,
             PodReader(names, READ_ON_PODS.__contains__, sums=True, every=True),
@@ -163,6 +168,8 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             gpu_policy=lambda: self.settings.gpu_policy,
             ready=lambda: next(iter(self.unready()), ""),
             metrics=self._metrics,
+            nominate=self._nominator.nominate,
+            closed=nodes.closed,
         )
         self._learner = Learner(self.verbs.judge, resources, time.monotonic, entries=self.fleet.entries.values)
         self._pods: Reflector[Pod | OtherPod] = Reflector(
@@ -249,6 +256,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                 tasks.create_task(self._prepare_after_changes(), name="prepare after changes")
                 tasks.create_task(self._learner.run(), name="learn")
                 tasks.create_task(self._tick(), name="expire vanished pods")
+                tasks.create_task(self._nominator.run(), name="nominate nodes")
                 tasks.create_task(self._log_when_ready(), name="log when ready")
                 if self._lease is not None:
                     tasks.create_task(self._lease.run(), name="elect a leader")

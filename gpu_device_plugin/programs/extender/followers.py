@@ -82,17 +82,23 @@ class NodeStore(Store[NodeRecord]):
         self._fleet = fleet
         self._names: Mapping[Kind, str] = {resource.kind: resource.name for resource in resources}
         self._links: dict[str, Links] = {}
+        self.closed: set[str] = set()
+        """The nodes that are cordoned or not ready."""
 
     def replace(self, objects: Sequence[NodeRecord]) -> None:
         """Replace all nodes."""
+        self.closed.clear()
+        self.closed.update(node.name for node in objects if not _open(node))
         self._fleet.replace_nodes({node.name: (self._gpus(node), node.cpu_and_memory) for node in objects})
 
     def put(self, object: NodeRecord) -> None:  # noqa: A002
         """Add or update a node."""
+        (self.closed.discard if _open(object) else self.closed.add)(object.name)
         self._fleet.put_node(object.name, self._gpus(object), object.cpu_and_memory)
 
     def remove(self, object: NodeRecord) -> None:  # noqa: A002
         """Remove a node."""
+        self.closed.discard(object.name)
         self._fleet.remove_node(object.name)
 
     def _gpus(self, node: NodeRecord) -> NodeGpus:
@@ -100,3 +106,7 @@ class NodeStore(Store[NodeRecord]):
         if len(self._links) > _MOST_LINKS:
             self._links.clear()
         return gpus_of_node(node.annotations, node.labels, memory, count, self._links)
+
+
+def _open(node: NodeRecord) -> bool:
+    return node.ready and not node.unschedulable

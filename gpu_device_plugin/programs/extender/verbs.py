@@ -17,8 +17,10 @@ from gpu_device_plugin.core.cluster.preempting import Preemptor, choose_on_each
 from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.core.report.gauges import WaitingReason
+from gpu_device_plugin.core.value.marginal_value import shape_of
 from gpu_device_plugin.fleet_judge import UNKNOWN, Judge
-from gpu_device_plugin.metrics import VERDICTS
+from gpu_device_plugin.metrics import SAMPLE_MISSES, VERDICTS
+from gpu_device_plugin.programs.extender.nominating import SMALLEST_SAMPLE
 from gpu_device_plugin.scheduler import wire
 
 if TYPE_CHECKING:
@@ -67,6 +69,10 @@ class Verbs:
     ready: Callable[[], str]
     """Returns a sentence on why the fleet is not ready to answer from; empty if it is."""
     metrics: Metrics
+    nominate: Callable[[Pod, Sequence[str]], str | None] = lambda _pod, _nodes: None
+    """See `Nominator.nominate`."""
+    closed: Collection[str] = ()
+    """The nodes that kube-scheduler's plugins refuse: cordoned, or not ready."""
 
     def __post_init__(self) -> None:
         self.waiting = WaitingObserved(self._fleet)
@@ -82,7 +88,8 @@ class Verbs:
         """Return the nodes that a pod may go to, and for each other node the reason against it.
 
         The scheduler retries a pod that fits nowhere only after an event in the API that may help it. Where time alone
-        will help there is no event: then the answer is an error, and the scheduler retries by itself in 1 to 10 s.
+        will help, or a node that was not in its sample, there is no event: then the answer is an error, and the
+        scheduler retries by itself in 1 to 10 s.
         """
         try:
             args = wire.read_args(body)
@@ -109,14 +116,54 @@ class Verbs:
                 else:
                     (unresolvable if why.unresolvable else failed)[name] = why.sentence
         self._count(len(passed), failed, len(unresolvable))
-        # With its binding in doubt the pod had a node, whether or not that is among the named ones.
-        fits = passed or (claim is not None and claim.claimed)
-        self.waiting.filtered(pod.uid, WaitingReason.FITS if fits else self._reason(asked, failed))
-        if not passed and claim is not None and claim.claimed:
-            return wire.filter_error(_ELSEWHERE)
-        if not passed and not isinstance(asked, Impossible) and (node := self._soon(asked, failed)) is not None:
-            return wire.filter_error(f"node {node}: {failed[node]}; {_SOON}")
+        if not passed and (why_again := self._again(pod, asked, args.names, failed)):
+            return wire.filter_error(why_again)
+        self.waiting.filtered(pod.uid, WaitingReason.FITS if passed else self._reason(asked, failed))
         return wire.filter_result(args, passed, failed, unresolvable)
+
+    def _again(self, pod: Pod, asked: Ask | Impossible, names: Sequence[str], failed: Mapping[str, str]) -> str:
+        """Return why the scheduler should retry a pod by itself that fits on none of these nodes; empty: it need not.
+
+        Time alone helps, or a node that the scheduler has not named.
+        """
+        if isinstance(asked, Impossible):
+            return ""
+        claim = self._fleet.entries.get(pod.uid)
+        if claim is not None and claim.claimed:
+            # The pod had a node, whether or not that is among the named ones.
+            self.waiting.filtered(pod.uid, WaitingReason.FITS)
+            return _ELSEWHERE
+        sampled = len(names) >= SMALLEST_SAMPLE
+        if sampled and (outside := self._outside(pod, asked, names)):
+            node = self.nominate(pod, outside)
+            self.metrics.count(SAMPLE_MISSES, "refused" if node is None else "nominated")
+            if node is not None:
+                self.waiting.filtered(pod.uid, WaitingReason.FITS)
+                return f"none of the {len(names)} nodes of kube-scheduler's sample has room; node {node} is tried next"
+        if (node := self._soon(asked, self._fleet.candidates if sampled else failed)) is not None:
+            self.waiting.filtered(pod.uid, self._reason(asked, failed))
+            (why,) = self.judge.verdicts(asked, [node])
+            return f"node {node}: {'' if why is None else why.sentence}; {_SOON}"
+        return ""
+
+    def _outside(self, pod: Pod, asked: Ask, sample: Sequence[str]) -> Sequence[str]:
+        """Return the nodes with room for a pod that are not in a sample of the nodes, the best first.
+
+        Nodes of the same shapes as those in the sample passed the scheduler's plugins there. Others may be kept for
+        other pods, by taints or labels, and are returned only where there are none of these.
+        """
+        named, candidates = {*sample, *self.closed}, self._fleet.candidates
+        fitting = [
+            node
+            for node in self.judge.fitting(asked)
+            if node.name not in named
+            and not node.gpus.claims  # kube-scheduler allocates these
+            and (node.left is None or node.left.cover(pod.amounts))
+        ]
+        shapes = {shape_of(candidates[name]) for name in sample if name in candidates}
+        alike = [node.name for node in fitting if shape_of(node) in shapes] or [node.name for node in fitting]
+        scores = self.judge.scores(asked, alike, self.node_policy(), self.gpu_policy(), pod.amounts)
+        return [name for _, name in sorted(zip(scores, alike, strict=True), key=lambda scored: -scored[0])]
 
     def _count(self, fits: int, failed: Mapping[str, str], unresolvable: int) -> None:
         unknown = list(failed.values()).count(UNKNOWN.sentence)
@@ -137,7 +184,7 @@ class Verbs:
         return WaitingReason.NEVER_FITS
 
     def _soon(self, asked: Ask, names: Iterable[str]) -> str | None:
-        """Return the first named node on which time alone makes room for a pod; None if there is none."""
+        """Return the first of `names` on which time alone makes room for a pod; None if there is none."""
         opening = self._fleet.without_terminating.candidates
         names = [name for name in names if name in opening] if opening else ()
         verdicts = self._judge_without_terminating.verdicts(asked, names) if names else ()

@@ -42,6 +42,7 @@ RIGHTS = {
     ("watch", "pods"),
     ("get", "pods"),
     ("create", "pods/binding"),
+    ("patch", "pods/status"),
 }
 """What deploy/scheduler.yaml grants the extender."""
 LEASE_RIGHTS = {("get", "leases"), ("create", "leases"), ("update", "leases")}
@@ -54,6 +55,7 @@ QUICK = ExtenderTimings(
     catch_up_s=20,
     check_doubts_s=0.02,
     settle_s=0.0,
+    nominate_s=0.0,
     tick_s=0.02,
 )
 """Under these nothing that a test waits for takes long, and nothing is given up that is only slow."""

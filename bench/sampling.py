@@ -1,0 +1,261 @@
+"""What the real kube-scheduler gains by sampling the nodes, and what it loses: ``python -m bench.sampling``.
+
+Needs etcd, kube-apiserver and kube-scheduler in KUBE_BIN. No kubelet runs, and none is needed: a pod takes its place
+when it is bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import re
+import sys
+import tempfile
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from bench import synthetic
+from bench.extender import Extender, load, running, session
+from bench.kubeapi import KubeApi, binaries
+from bench.node_agent import Row, add_only, machine, show
+from bench.scheduler import PREFIX, create, delete
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
+from gpu_device_plugin.core.cluster.usage import promise
+from gpu_device_plugin.core.contract.keys import SPLIT_LABEL
+from gpu_device_plugin.core.contract.nodegpus import by_division
+from gpu_device_plugin.core.model.placing import Placement
+from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+
+    from gpu_device_plugin.testing.builders import Json
+
+BOUND_BAR_S = 30.0
+"""For a pod that a node has room for, in a cluster that is nearly full."""
+_ROOMY, _WANTED = 16, 12
+"""Shares of the one GPU in a nearly full cluster that has room, and what a pod asks."""
+_LEFT = 2
+"""Free shares of every other GPU: together as many as `_ROOMY`."""
+_STALLED_S = 60.0
+
+
+@dataclass(slots=True)
+class Bound:
+    """When pods were bound."""
+
+    at: dict[str, float] = field(default_factory=dict)
+    """By name, monotonic seconds."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def all_of(self, number: int) -> None:
+        """Return once so many are bound, or none has been for a while."""
+        while len(self.at) < number:
+            self.changed.clear()
+            if not await within(_STALLED_S, self.changed.wait()):
+                return
+
+    @property
+    def rate(self) -> float:
+        """Pods a second, from the first that was bound to the last."""
+        return (len(self.at) - 1) / max(max(self.at.values()) - min(self.at.values()), 1e-9) if self.at else 0.0
+
+
+@contextlib.asynccontextmanager
+async def following(api: KubeApi, label: str) -> AsyncIterator[Bound]:
+    """Follow the pods with a label; yield what is known of them."""
+    bound = Bound()
+    url = f"{api.url}/api/v1/namespaces/{synthetic.NAMESPACE}/pods?watch=true&labelSelector={label}"
+    headers = {"Authorization": f"Bearer {api.token}"}
+
+    async def follow() -> None:
+        connector = aiohttp.TCPConnector(ssl=False)
+        async with (
+            aiohttp.ClientSession(connector=connector, read_bufsize=1 << 24) as http,
+            http.get(url, headers=headers, timeout=aiohttp.ClientTimeout(total=None)) as answer,
+        ):
+            async for line in answer.content:
+                _note(bound, json.loads(line)["object"])
+
+    task = asyncio.create_task(follow(), name="follow pods")
+    try:
+        yield bound
+    finally:
+        task.cancel()
+
+
+def _note(bound: Bound, pod: Any) -> None:
+    name = pod["metadata"]["name"]
+    if pod["spec"].get("nodeName") and name not in bound.at:
+        bound.at[name] = time.monotonic()
+        bound.changed.set()
+
+
+# --- Throughput -------------------------------------------------------------------------------------------------------
+
+
+def throughput(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
+    """Have the same pods bound with several percentages, and by kube-scheduler alone; figures are pods a second."""
+    for nodes in options.nodes:
+        here = folder / str(nodes)
+        here.mkdir()
+        with KubeApi(here) as api:
+            asyncio.run(api.add_nodes([synthetic.new_node(node) for node in range(nodes)]))
+            with running(here, str(api.kubeconfig), "--vanished-grace", "0s") as extender:
+                for percentage in options.percentages:
+                    rate, note = asyncio.run(timed(api, extender.url + PREFIX, percentage, options.pods))
+                    yield Row(f"pods bound, {nodes:,} nodes, {named(percentage)}", rate, "/s", note=note)
+                for percentage in options.percentages:
+                    rate, note = asyncio.run(timed(api, "", percentage, options.pods))
+                    yield Row(
+                        f"the same without an extender, {nodes:,} nodes, {named(percentage)}", rate, "/s", note=note
+                    )
+
+
+def named(percentage: int) -> str:
+    """Return a percentage of nodes for people."""
+    return "adaptive" if percentage == 0 else "all nodes" if percentage == 100 else f"{percentage} % of the nodes"
+
+
+async def timed(api: KubeApi, extender: str, percentage: int, number: int) -> tuple[float, str]:
+    """Have pods bound that wait when kube-scheduler starts; return how many a second, and a note."""
+    label = f"{'extender' if extender else 'alone'}-{percentage}"
+    _, pods = load(0, number)
+    for at, pod in enumerate(pods):
+        pod["metadata"]["name"] = f"{label}-{at}"
+        pod["metadata"]["labels"][label] = "yes"
+    async with session() as http, following(api, label) as bound:
+        made = await create(http, api.url, pods, api.token)
+        with api.scheduler(extender, percentage=percentage):
+            await bound.all_of(number)
+        await delete(http, api.url, made, api.token)
+    return bound.rate, f"{len(bound.at)} bound of {number}"
+
+
+# --- A cluster that is nearly full ------------------------------------------------------------------------------------
+
+
+def nearly_full(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
+    """Have pods bound that few nodes have room for, though the sums of all nodes suffice; the figure is the slowest."""
+    for nodes, roomy in {min(options.nodes): 20, max(options.nodes): 5}.items():
+        here = folder / f"full-{nodes}"
+        here.mkdir()
+        with KubeApi(here) as api:
+            asyncio.run(api.add_nodes([synthetic.new_node(node) for node in range(nodes)]))
+            asyncio.run(fill(api, nodes, roomy))
+            with running(here, str(api.kubeconfig), "--vanished-grace", "0s") as extender:
+                for percentage in options.percentages:
+                    if percentage != 100:
+                        yield asyncio.run(last(api, extender, percentage, nodes, roomy))
+
+
+async def fill(api: KubeApi, nodes: int, roomy: int) -> None:
+    """Fill all nodes with pods that kube-scheduler may evict; one GPU of some nodes keeps room for one pod."""
+    headers = {"Authorization": f"Bearer {api.token}"}
+    low = {"metadata": {"name": "low"}, "value": -10, "preemptionPolicy": "Never"}
+    full, open_ = _filler(synthetic.GPUS), _filler(synthetic.GPUS - 1)
+    pods = []
+    for node in range(nodes):
+        pod = json.loads(open_ if node % (nodes // roomy) == 0 and node // (nodes // roomy) < roomy else full)
+        pod["metadata"]["name"] = f"filler-{node}"
+        pod["spec"] |= {"nodeName": synthetic.node_name(node), "priorityClassName": "low"}
+        pods.append(pod)
+    async with session() as http:
+        async with http.post(f"{api.url}/apis/scheduling.k8s.io/v1/priorityclasses", json=low, headers=headers) as made:
+            if made.status not in {201, 409}:
+                raise OSError(f"creating a priority class: {await made.text()}")
+        await create(http, api.url, pods, api.token)
+
+
+def _filler(gpus: int) -> str:
+    """Return a pod that leaves `_LEFT` shares on each of some GPUs, without its node."""
+    each = synthetic.SHARES - _LEFT
+    labels, amount = {SPLIT_LABEL: str(gpus)}, each * gpus
+    containers = (Container("main-0", ContainerKind.APP, 0, {synthetic.MEMORY: amount}),)
+    asked = ask(Pod("", "", "", labels=labels, containers=containers), synthetic.RESOURCES)
+    assert isinstance(asked, Ask)
+    (part,) = asked.parts
+    placements = [Placement(part.demand, tuple((position, each) for position in range(gpus)))]
+    gpus_of_node = by_division(synthetic.GPUS * synthetic.SHARES, synthetic.GPUS)
+    return json.dumps(_pod(amount, labels, promise(asked, placements, gpus_of_node, 1)))
+
+
+def _pod(amount: int, labels: Mapping[str, str], annotations: Mapping[str, str]) -> Json:
+    amounts = {synthetic.MEMORY: str(amount)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"namespace": synthetic.NAMESPACE, "labels": dict(labels), "annotations": dict(annotations)},
+        "spec": {
+            "schedulerName": "gpushare-scheduler",
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "main-0", "image": "none", "resources": {"requests": amounts, "limits": amounts}}],
+        },
+    }
+
+
+async def last(api: KubeApi, extender: Extender, percentage: int, nodes: int, number: int) -> Row:
+    """Have as many pods bound as there is room for; the figure is the time until the last one is, in seconds."""
+    label = f"last-{percentage}"
+    pods = [_pod(_WANTED, {label: "yes"}, {}) for _ in range(number)]
+    for at, pod in enumerate(pods):
+        pod["metadata"]["name"] = f"{label}-{at}"
+    before = _misses(extender)
+    async with session() as http, following(api, label) as bound:
+        with api.scheduler(extender.url + PREFIX, percentage=percentage):
+            await asyncio.sleep(5)  # until it has read the cluster
+            began = time.monotonic()
+            made = await create(http, api.url, pods, api.token)
+            await bound.all_of(number)
+        evicted = nodes - len(await _fillers(http, api))
+        await delete(http, api.url, made, api.token)
+    took_s = max(bound.at.values(), default=began + _STALLED_S) - began
+    note = f"{len(bound.at)} bound of {number}, {_misses(extender) - before} misses, {evicted} evicted"
+    return Row(f"the last room found, {nodes:,} nodes, {named(percentage)}", took_s, "s", BOUND_BAR_S, note)
+
+
+def _misses(extender: Extender) -> int:
+    with urllib.request.urlopen(f"{extender.probes}/metrics", timeout=30) as answer:  # noqa: S310 - our own address
+        page = answer.read().decode()
+    return sum(int(float(number)) for number in re.findall(r"sample_misses_total{.*} ([0-9.e+]+)\n", page))
+
+
+async def _fillers(http: aiohttp.ClientSession, api: KubeApi) -> Sequence[Json]:
+    url = f"{api.url}/api/v1/namespaces/{synthetic.NAMESPACE}/pods?labelSelector={SPLIT_LABEL}"
+    async with http.get(url, headers={"Authorization": f"Bearer {api.token}"}) as answer:
+        found: Sequence[Json] = [
+            pod for pod in (await answer.json())["items"] if "deletionTimestamp" not in pod["metadata"]
+        ]
+        return found
+
+
+PARTS = {"throughput": throughput, "nearly-full": nearly_full}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure everything and print one table. The exit code says nothing of the verdicts: machines differ."""
+    parser = argparse.ArgumentParser(prog="python -m bench.sampling", description=__doc__)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1000, 5000], help="sizes of the cluster")
+    parser.add_argument("--percentages", type=int, nargs="+", default=[100, 0, 2], help="percentageOfNodesToScore")
+    parser.add_argument("--pods", type=int, default=600, help="pods to schedule")
+    add_only(parser, PARTS)
+    options = parser.parse_args(argv)
+    if not binaries():
+        print("set KUBE_BIN to a folder with etcd, kube-apiserver and kube-scheduler")
+        return 0
+    print(machine(f"{synthetic.GPUS} GPUs of {synthetic.SHARES} GiB a node") + "\n")
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        show(row for part in options.only for row in PARTS[part](Path(name), options))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
