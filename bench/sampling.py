@@ -162,12 +162,12 @@ async def fill(api: KubeApi, nodes: int, roomy: int) -> None:
     headers = {"Authorization": f"Bearer {api.token}"}
     low = {"metadata": {"name": "low"}, "value": -10, "preemptionPolicy": "Never"}
     full, open_ = _filler(synthetic.GPUS), _filler(synthetic.GPUS - 1)
+    with_room = set(range(0, nodes, nodes // roomy)[:roomy])
     pods = []
     for node in range(nodes):
-        pod = json.loads(open_ if node % (nodes // roomy) == 0 and node // (nodes // roomy) < roomy else full)
-        pod["metadata"]["name"] = f"filler-{node}"
-        pod["spec"] |= {"nodeName": synthetic.node_name(node), "priorityClassName": "low"}
-        pods.append(pod)
+        amount, labels, annotations = open_ if node in with_room else full
+        pods.append(_pod(f"filler-{node}", amount, labels, annotations))
+        pods[-1]["spec"] |= {"nodeName": synthetic.node_name(node), "priorityClassName": "low"}
     async with session() as http:
         async with http.post(f"{api.url}/apis/scheduling.k8s.io/v1/priorityclasses", json=low, headers=headers) as made:
             if made.status not in {201, 409}:
@@ -175,8 +175,8 @@ async def fill(api: KubeApi, nodes: int, roomy: int) -> None:
         await create(http, api.url, pods, api.token)
 
 
-def _filler(gpus: int) -> str:
-    """Return a pod that leaves `_LEFT` shares on each of some GPUs, without its node."""
+def _filler(gpus: int) -> tuple[int, Mapping[str, str], Mapping[str, str]]:
+    """Return amount, labels and annotations of a pod that leaves `_LEFT` shares on each of some GPUs."""
     each = synthetic.SHARES - _LEFT
     labels, amount = {SPLIT_LABEL: str(gpus)}, each * gpus
     containers = (Container("main-0", ContainerKind.APP, 0, {synthetic.MEMORY: amount}),)
@@ -185,15 +185,21 @@ def _filler(gpus: int) -> str:
     (part,) = asked.parts
     placements = [Placement(part.demand, tuple((position, each) for position in range(gpus)))]
     gpus_of_node = by_division(synthetic.GPUS * synthetic.SHARES, synthetic.GPUS)
-    return json.dumps(_pod(amount, labels, promise(asked, placements, gpus_of_node, 1)))
+    return amount, labels, promise(asked, placements, gpus_of_node, 1)
 
 
-def _pod(amount: int, labels: Mapping[str, str], annotations: Mapping[str, str]) -> Json:
+def _pod(name: str, amount: int, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> Json:
     amounts = {synthetic.MEMORY: str(amount)}
+    meta = {
+        "name": name,
+        "namespace": synthetic.NAMESPACE,
+        "labels": dict(labels),
+        "annotations": dict(annotations or {}),
+    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"namespace": synthetic.NAMESPACE, "labels": dict(labels), "annotations": dict(annotations)},
+        "metadata": meta,
         "spec": {
             "schedulerName": "gpushare-scheduler",
             "terminationGracePeriodSeconds": 0,
@@ -205,13 +211,15 @@ def _pod(amount: int, labels: Mapping[str, str], annotations: Mapping[str, str])
 async def last(api: KubeApi, extender: Extender, percentage: int, nodes: int, number: int) -> Row:
     """Have as many pods bound as there is room for; the figure is the time until the last one is, in seconds."""
     label = f"last-{percentage}"
-    pods = [_pod(_WANTED, {label: "yes"}, {}) for _ in range(number)]
-    for at, pod in enumerate(pods):
-        pod["metadata"]["name"] = f"{label}-{at}"
+    pods = [_pod(f"{label}-{at}", _WANTED, {label: "yes"}) for at in range(number)]
     before = _misses(extender)
-    async with session() as http, following(api, label) as bound:
+    first = _pod(f"{label}-first", 1, {f"{label}-first": "yes"})
+    async with session() as http, following(api, f"{label}-first") as begun, following(api, label) as bound:
         with api.scheduler(extender.url + PREFIX, percentage=percentage):
-            await asyncio.sleep(5)  # until it has read the cluster
+            # Once a pod that fits everywhere is bound, kube-scheduler has read the cluster.
+            await create(http, api.url, [first], api.token)
+            await begun.all_of(1)
+            await delete(http, api.url, [first], api.token)
             began = time.monotonic()
             made = await create(http, api.url, pods, api.token)
             await bound.all_of(number)

@@ -174,9 +174,7 @@ def test_nothing_is_placed_without_the_extender_and_only_what_concerns_it_is_ask
         "preempt": "preempt",
         "bind": "bind",
     }
-    # Our own scheduler has GPU pods only; the cluster's own one has all pods, and keeps its default.
     assert config["percentageOfNodesToScore"] == 2
-    assert yaml.safe_load(CONFIG.read_text())["percentageOfNodesToScore"] == 0
 
 
 @every_manifest
@@ -191,7 +189,9 @@ def test_the_extender_gives_up_before_the_scheduler_does(manifest: Path) -> None
 def test_the_clusters_own_scheduler_is_told_the_same() -> None:
     second, own = configuration(), documents(CONFIG)[0]
     assert own.pop("clientConnection") == {"kubeconfig": "/etc/kubernetes/scheduler.conf"}
-    assert own == {key: value for key, value in second.items() if key not in {"leaderElection", "profiles"}}
+    own_ones = {"leaderElection", "profiles", "percentageOfNodesToScore"}
+    assert own.pop("percentageOfNodesToScore") == 0, "for all pods of the cluster it keeps kube-scheduler's default"
+    assert own == {key: value for key, value in second.items() if key not in own_ones}
 
 
 def test_kube_scheduler_reads_the_configuration_that_is_mounted() -> None:
