@@ -79,6 +79,17 @@ class _Object(Struct, gc=False):
     metadata: _Meta
 
 
+class _Spec(Struct, rename="camel", gc=False):
+    node_selector: Raw = _ABSENT
+    affinity: Raw = _ABSENT
+    tolerations: Raw = _ABSENT
+    topology_spread_constraints: Raw = _ABSENT
+
+
+class _Pod(Struct, gc=False):
+    spec: _Spec = field(default_factory=_Spec)
+
+
 class _PreemptionArgs(Struct, rename="pascal", gc=False):
     pod: Raw = _ABSENT
     node_name_to_victims: dict[str, Raw] | None = None
@@ -124,6 +135,14 @@ def read_preemption(body: bytes) -> tuple[Raw, Mapping[str, Victims]]:
     pod, uids = _pod(args.pod), args.node_name_to_meta_victims
     nodes = _given(uids or args.node_name_to_victims or uids, "nodes with victims")
     return pod, {name: _victims(_decode(raw, _Victims)) for name, raw in nodes.items()}
+
+
+def node_constraints(pod: Raw) -> int:
+    """Return a number that is equal for pods whose fields keep them from the same nodes.
+
+    Raises UnreadableRequestError.
+    """
+    return hash(tuple(map(bytes, msgspec.structs.astuple(_decode(pod, _Pod).spec))))
 
 
 def with_identity(pod: Raw) -> bytes:

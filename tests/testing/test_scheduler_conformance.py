@@ -520,6 +520,20 @@ async def test_a_pod_of_which_an_extender_says_an_error_is_tried_again_though_no
     assert await world.told("p") == ("SchedulerError", "there is room in a moment")
 
 
+async def test_where_no_refusal_can_be_helped_a_pod_is_not_tried_in_vain(world: SchedulerWorld) -> None:
+    """kube-scheduler finds no victims on nodes that its plugins pass. What it writes of that wakes the pod at once."""
+    await world.nodes(**{f"n{at}": 8 for at in range(4)})
+    for at in range(4):
+        await world.placed(f"low{at}", f"n{at}", mem=1)
+    nodes = {f"n{at}": "no GPU has room" for at in range(4)}
+    world.extender.said("filter", {"NodeNames": [], "FailedNodes": {}, "FailedAndUnresolvableNodes": nodes})
+    _, message = await world.refused("high", priority=100)
+    assert message.endswith("preemption: 0/4 nodes are available: 4 Preemption is not helpful for scheduling.")
+    await asyncio.sleep(2)
+    assert asked_about(world, "high") <= 4
+    assert not world.extender.bodies("preempt")
+
+
 # --- Many nodes ------------------------------------------------------------------------------------------------------
 
 

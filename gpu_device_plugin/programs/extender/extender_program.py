@@ -164,11 +164,11 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             self.fleet,
             PodReader(names, READ_ON_PODS.__contains__, sums=True, every=True),
             resources,
+            self._nominator,
             node_policy=lambda: self.settings.node_policy,
             gpu_policy=lambda: self.settings.gpu_policy,
             ready=lambda: next(iter(self.unready()), ""),
             metrics=self._metrics,
-            nominate=self._nominator.nominate,
             closed=nodes.closed,
         )
         self._learner = Learner(self.verbs.judge, resources, time.monotonic, entries=self.fleet.entries.values)

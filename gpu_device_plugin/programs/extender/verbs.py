@@ -17,7 +17,6 @@ from gpu_device_plugin.core.cluster.preempting import Preemptor, choose_on_each
 from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.core.report.gauges import WaitingReason
-from gpu_device_plugin.core.value.marginal_value import shape_of
 from gpu_device_plugin.fleet_judge import UNKNOWN, Judge
 from gpu_device_plugin.metrics import SAMPLE_MISSES, VERDICTS
 from gpu_device_plugin.programs.extender.nominating import SMALLEST_SAMPLE
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.fleet import Fleet, FleetEntry
     from gpu_device_plugin.metrics import Metrics
+    from gpu_device_plugin.programs.extender.nominating import Nominator
 
 
 _log = logging.getLogger(__name__)
@@ -48,6 +48,7 @@ _NO_ANSWER = (wire.UnreadableRequestError, UnreadableObjectError, _NotReadyError
 
 
 _ELSEWHERE = "the pod may already be bound to another node: the API server has not answered"
+_OUTSIDE = "none of the {} nodes of kube-scheduler's sample has room; node {} is tried next"
 _SOON = "there will be room once pods that vanished while running, or whose binding got no answer, no longer count"
 
 
@@ -62,6 +63,7 @@ class Verbs:
     _fleet: Fleet
     _pods: PodReader
     _resources: Sequence[Resource]
+    _nominator: Nominator
     _: KW_ONLY
     gpu_policy: Callable[[], str]
     """Which GPU is preferred where neither pod nor node says; `node_policy` which node."""
@@ -69,8 +71,6 @@ class Verbs:
     ready: Callable[[], str]
     """Returns a sentence on why the fleet is not ready to answer from; empty if it is."""
     metrics: Metrics
-    nominate: Callable[[Pod, Sequence[str]], str | None] = lambda _pod, _nodes: None
-    """See `Nominator.nominate`."""
     closed: Collection[str] = ()
     """The nodes that kube-scheduler's plugins refuse: cordoned, or not ready."""
 
@@ -94,6 +94,7 @@ class Verbs:
         try:
             args = wire.read_args(body)
             pod, asked = self._asked(args.pod)
+            self._note(args, pod)
         except _NO_ANSWER as error:
             return wire.filter_error(str(error))
         claim = self._fleet.entries.get(pod.uid)
@@ -116,12 +117,26 @@ class Verbs:
                 else:
                     (unresolvable if why.unresolvable else failed)[name] = why.sentence
         self._count(len(passed), failed, len(unresolvable))
-        if not passed and (why_again := self._again(pod, asked, args.names, failed)):
+        if not passed and (why_again := self._again(args, pod, asked, failed)):
             return wire.filter_error(why_again)
         self.waiting.filtered(pod.uid, WaitingReason.FITS if passed else self._reason(asked, failed))
+        if not passed:
+            # kube-scheduler evicts no pod from a node that it names: its plugins pass that node as it is. It would look
+            # for victims in vain, name the nodes in another order each time, and that change of the pod would have it
+            # retried at once. Where pods are terminating it should wait for them, and evict no others meanwhile.
+            waits = {name for name in failed if self._fleet.terminating_on(name)}
+            unresolvable |= {name: why for name, why in failed.items() if name not in waits}
+            failed = {name: failed[name] for name in waits}
         return wire.filter_result(args, passed, failed, unresolvable)
 
-    def _again(self, pod: Pod, asked: Ask | Impossible, names: Sequence[str], failed: Mapping[str, str]) -> str:
+    def _note(self, args: wire.ExtenderArgs, pod: Pod) -> None:
+        """Have the nominator learn from which nodes a pod's are named."""
+        if len(args.names) >= SMALLEST_SAMPLE:
+            self._nominator.sampled(wire.node_constraints(args.pod), args.names)
+        elif len(args.names) == 1:
+            self._nominator.tried(pod.uid, args.names[0])
+
+    def _again(self, args: wire.ExtenderArgs, pod: Pod, asked: Ask | Impossible, failed: Mapping[str, str]) -> str:
         """Return why the scheduler should retry a pod by itself that fits on none of these nodes; empty: it need not.
 
         Time alone helps, or a node that the scheduler has not named.
@@ -133,13 +148,17 @@ class Verbs:
             # The pod had a node, whether or not that is among the named ones.
             self.waiting.filtered(pod.uid, WaitingReason.FITS)
             return _ELSEWHERE
-        sampled = len(names) >= SMALLEST_SAMPLE
-        if sampled and (outside := self._outside(pod, asked, names)):
-            node = self.nominate(pod, outside)
+        sampled = len(args.names) >= SMALLEST_SAMPLE
+        if sampled and (outside := self._outside(pod, asked, args.names)):
+
+            def scores(nodes: Sequence[str]) -> Sequence[int]:
+                return self.judge.scores(asked, nodes, self.node_policy(), self.gpu_policy(), pod.amounts)
+
+            node = self._nominator.nominate(pod, wire.node_constraints(args.pod), outside, scores)
             self.metrics.count(SAMPLE_MISSES, "refused" if node is None else "nominated")
             if node is not None:
                 self.waiting.filtered(pod.uid, WaitingReason.FITS)
-                return f"none of the {len(names)} nodes of kube-scheduler's sample has room; node {node} is tried next"
+                return _OUTSIDE.format(len(args.names), node)
         if (node := self._soon(asked, self._fleet.candidates if sampled else failed)) is not None:
             self.waiting.filtered(pod.uid, self._reason(asked, failed))
             (why,) = self.judge.verdicts(asked, [node])
@@ -147,23 +166,15 @@ class Verbs:
         return ""
 
     def _outside(self, pod: Pod, asked: Ask, sample: Sequence[str]) -> Sequence[str]:
-        """Return the nodes with room for a pod that are not in a sample of the nodes, the best first.
-
-        Nodes of the same shapes as those in the sample passed the scheduler's plugins there. Others may be kept for
-        other pods, by taints or labels, and are returned only where there are none of these.
-        """
-        named, candidates = {*sample, *self.closed}, self._fleet.candidates
-        fitting = [
-            node
+        """Return the nodes with room for a pod that are not in a sample of the nodes."""
+        left_out = {*sample, *self.closed}
+        return [
+            node.name
             for node in self.judge.fitting(asked)
-            if node.name not in named
+            if node.name not in left_out
             and not node.gpus.claims  # kube-scheduler allocates these
             and (node.left is None or node.left.cover(pod.amounts))
         ]
-        shapes = {shape_of(candidates[name]) for name in sample if name in candidates}
-        alike = [node.name for node in fitting if shape_of(node) in shapes] or [node.name for node in fitting]
-        scores = self.judge.scores(asked, alike, self.node_policy(), self.gpu_policy(), pod.amounts)
-        return [name for _, name in sorted(zip(scores, alike, strict=True), key=lambda scored: -scored[0])]
 
     def _count(self, fits: int, failed: Mapping[str, str], unresolvable: int) -> None:
         unknown = list(failed.values()).count(UNKNOWN.sentence)

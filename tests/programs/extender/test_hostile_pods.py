@@ -36,6 +36,7 @@ from gpu_device_plugin.core.node.matching import Call
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.metrics import Metrics
 from gpu_device_plugin.node_state import NodeState
+from gpu_device_plugin.programs.extender.nominating import Nominator
 from gpu_device_plugin.programs.extender.verbs import Verbs
 from gpu_device_plugin.programs.node.kubelet.waiting_pods import WaitingPods
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
@@ -87,6 +88,7 @@ def extender() -> Verbs:
         FLEET,
         READER,
         RESOURCES,
+        Nominator(None, frozenset, delay_s=0.0),  # type: ignore[arg-type]
         gpu_policy=lambda: "binpack",
         node_policy=lambda: "binpack",
         ready=lambda: "",

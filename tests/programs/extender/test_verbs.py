@@ -14,6 +14,7 @@ from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX, NODE_GPUS, POD
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.metrics import VERDICTS, Count, Metrics
+from gpu_device_plugin.programs.extender.nominating import Nominator
 from gpu_device_plugin.programs.extender.verbs import Verbs
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, Json, container, pod
 from tests.resources import RESOURCES
@@ -57,10 +58,13 @@ class World:
     why_not_ready: str = ""
 
     def __post_init__(self) -> None:
+        # Nothing is written: nobody runs it.
+        self.nominator = Nominator(None, lambda: {"u-new"}, delay_s=0.0)  # type: ignore[arg-type]
         self.verbs = Verbs(
             self.fleet,
             READER,
             RESOURCES,
+            self.nominator,
             gpu_policy=lambda: self.gpu_policy,
             node_policy=lambda: self.node_policy,
             ready=lambda: self.why_not_ready,
@@ -189,10 +193,20 @@ def two_nodes() -> World:
 def test_the_answer_byte_for_byte() -> None:
     body = json.dumps({"Pod": wanting(9), "Nodes": None, "NodeNames": ["a", "b", "zz"]})
     assert two_nodes().verbs.filter(body.encode()) == (
-        b'{"Nodes":null,"NodeNames":[],"FailedNodes":{"zz":"this node is not known to the GPU scheduler yet"},'
-        b'"FailedAndUnresolvableNodes":{"a":"the largest GPU has 8 GiB in all","b":"the largest GPU has 8 GiB in all"},'
-        b'"Error":""}'
+        b'{"Nodes":null,"NodeNames":[],"FailedNodes":{},'
+        b'"FailedAndUnresolvableNodes":{"a":"the largest GPU has 8 GiB in all","b":"the largest GPU has 8 GiB in all",'
+        b'"zz":"this node is not known to the GPU scheduler yet"},"Error":""}'
     )
+
+
+def test_only_a_node_whose_pods_are_terminating_can_be_made_to_fit() -> None:
+    """kube-scheduler evicts nobody from a node that its own plugins pass, and should wait where it has evicted."""
+    ending = running("b0", "b", 0, 8)
+    ending["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    world = two_nodes().runs(ending, running("b1", "b", 1, 8))
+    answer = world.filter(wanting(8), "a", "b")
+    assert answer["FailedNodes"] == {"b": "no GPU has 8 GiB free"}
+    assert answer["FailedAndUnresolvableNodes"] == {"a": "no GPU has 8 GiB free"}
 
 
 def test_a_pod_that_asks_for_nothing_goes_anywhere() -> None:
@@ -369,7 +383,7 @@ def test_whole_gpus_of_which_nobody_knows_which_are_unplaced() -> None:
         ("v", 0, 1),
         ("w", 0, 1),
     ]
-    assert world.filter(wanting(1), "a")["FailedNodes"] == {"a": "every GPU is in whole use"}
+    assert world.filter(wanting(1), "a")["FailedAndUnresolvableNodes"] == {"a": "every GPU is in whole use"}
 
 
 def test_where_a_pod_stands() -> None:
@@ -399,7 +413,7 @@ def test_a_node_with_fewer_gpus_than_before_can_be_looked_at() -> None:
     (node,) = world.inspect("a")["nodes"]
     assert [dev["usedGPU"] for dev in node["devs"]] == [0]
     assert [(each["name"], each["usedGPU"]) for each in node["unplaced"]] == [("p", 3)]
-    assert world.filter(wanting(6), "a")["FailedNodes"] == {"a": "no GPU has 6 GiB free"}
+    assert world.filter(wanting(6), "a")["FailedAndUnresolvableNodes"] == {"a": "no GPU has 6 GiB free"}
 
 
 # --- Bad input -------------------------------------------------------------------------------------------------------
