@@ -53,6 +53,8 @@ class KubeApi:
         """Keep everything in `folder`."""
         self._folder = folder
         self._stack = ExitStack()
+        self.pids: dict[str, int] = {}
+        """Of its programs that run, and the latest of those that do not any more."""
         self.url = ""
         self.token = "bench-token"  # noqa: S105 - of this very process
         self.kubeconfig = folder / "kubeconfig"
@@ -171,6 +173,7 @@ class KubeApi:
     def _run(self, stack: ExitStack, program: str, *flags: str) -> None:
         log = stack.enter_context((self._folder / f"{Path(program).name}.log").open("wb"))
         process = subprocess.Popen([program, *flags], stdout=log, stderr=log, cwd=self._folder)
+        self.pids[Path(program).name] = process.pid
         stack.callback(process.wait)
         stack.callback(process.terminate)
 

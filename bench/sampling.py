@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from bench import synthetic
+from bench import memory, synthetic
 from bench.extender import Extender, load, running, session
 from bench.kubeapi import KubeApi, binaries
 from bench.node_agent import Row, add_only, machine, show
@@ -111,10 +111,10 @@ def throughput(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
             asyncio.run(api.add_nodes([synthetic.new_node(node) for node in range(nodes)]))
             with running(here, str(api.kubeconfig), "--vanished-grace", "0s") as extender:
                 for percentage in options.percentages:
-                    rate, note = asyncio.run(timed(api, extender.url + PREFIX, percentage, options.pods))
+                    rate, note = asyncio.run(timed(api, extender, percentage, options.pods))
                     yield Row(f"pods bound, {nodes:,} nodes, {named(percentage)}", rate, "/s", note=note)
                 for percentage in options.percentages:
-                    rate, note = asyncio.run(timed(api, "", percentage, options.pods))
+                    rate, note = asyncio.run(timed(api, None, percentage, options.pods))
                     yield Row(
                         f"the same without an extender, {nodes:,} nodes, {named(percentage)}", rate, "/s", note=note
                     )
@@ -125,7 +125,7 @@ def named(percentage: int) -> str:
     return "adaptive" if percentage == 0 else "all nodes" if percentage == 100 else f"{percentage} % of the nodes"
 
 
-async def timed(api: KubeApi, extender: str, percentage: int, number: int) -> tuple[float, str]:
+async def timed(api: KubeApi, extender: Extender | None, percentage: int, number: int) -> tuple[float, str]:
     """Have pods bound that wait when kube-scheduler starts; return how many a second, and a note."""
     label = f"{'extender' if extender else 'alone'}-{percentage}"
     _, pods = load(0, number)
@@ -134,10 +134,24 @@ async def timed(api: KubeApi, extender: str, percentage: int, number: int) -> tu
         pod["metadata"]["labels"][label] = "yes"
     async with session() as http, following(api, label) as bound:
         made = await create(http, api.url, pods, api.token)
-        with api.scheduler(extender, percentage=percentage):
+        with api.scheduler("" if extender is None else extender.url + PREFIX, percentage=percentage):
+            await bound.all_of(1)
+            before, first = _cpu_s(api, extender), len(bound.at)
             await bound.all_of(number)
+            spent_s = {name: now_s - before[name] for name, now_s in _cpu_s(api, extender).items()}
         await delete(http, api.url, made, api.token)
-    return bound.rate, f"{len(bound.at)} bound of {number}"
+    each = ", ".join(f"{name} {1000 * spent / (number - first):.1f}" for name, spent in spent_s.items())
+    return bound.rate, f"{len(bound.at)} bound of {number}; ms of CPU for each: {each}"
+
+
+def _cpu_s(api: KubeApi, extender: Extender | None) -> Mapping[str, float]:
+    """Return how many seconds of CPU the programs have used that schedule and bind."""
+    pids = {
+        "scheduler": [api.pids["kube-scheduler"]],
+        **({} if extender is None else {"extender": [extender.pid]}),
+        "API server and etcd": [api.pids["kube-apiserver"], api.pids["etcd"]],
+    }
+    return {name: memory.cpu_s(of) for name, of in pids.items()}
 
 
 # --- A cluster that is nearly full ------------------------------------------------------------------------------------
