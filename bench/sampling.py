@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 BOUND_BAR_S = 30.0
 """For a pod that a node has room for, in a cluster that is nearly full."""
-_ROOMY, _WANTED = 16, 12
+_ROOMY, WANTED = 16, 12
 """Shares of the one GPU in a nearly full cluster that has room, and what a pod asks."""
 _LEFT = 2
 """Free shares of every other GPU: together as many as `_ROOMY`."""
@@ -140,7 +140,7 @@ async def timed(api: KubeApi, extender: Extender | None, percentage: int, number
             await bound.all_of(number)
             spent_s = {name: now_s - before[name] for name, now_s in _cpu_s(api, extender).items()}
         await delete(http, api.url, made, api.token)
-    each = ", ".join(f"{name} {1000 * spent / (number - first):.1f}" for name, spent in spent_s.items())
+    each = ", ".join(f"{name} {1000 * spent / max(number - first, 1):.1f}" for name, spent in spent_s.items())
     return bound.rate, f"{len(bound.at)} bound of {number}; ms of CPU for each: {each}"
 
 
@@ -175,12 +175,12 @@ async def fill(api: KubeApi, nodes: int, roomy: int) -> None:
     """Fill all nodes with pods that kube-scheduler may evict; one GPU of some nodes keeps room for one pod."""
     headers = {"Authorization": f"Bearer {api.token}"}
     low = {"metadata": {"name": "low"}, "value": -10, "preemptionPolicy": "Never"}
-    full, open_ = _filler(synthetic.GPUS), _filler(synthetic.GPUS - 1)
+    full, open_ = filler(synthetic.GPUS), filler(synthetic.GPUS - 1)
     with_room = set(range(0, nodes, nodes // roomy)[:roomy])
     pods = []
     for node in range(nodes):
         amount, labels, annotations = open_ if node in with_room else full
-        pods.append(_pod(f"filler-{node}", amount, labels, annotations))
+        pods.append(pod_json(f"filler-{node}", amount, labels, annotations))
         pods[-1]["spec"] |= {"nodeName": synthetic.node_name(node), "priorityClassName": "low"}
     async with session() as http:
         async with http.post(f"{api.url}/apis/scheduling.k8s.io/v1/priorityclasses", json=low, headers=headers) as made:
@@ -189,7 +189,7 @@ async def fill(api: KubeApi, nodes: int, roomy: int) -> None:
         await create(http, api.url, pods, api.token)
 
 
-def _filler(gpus: int) -> tuple[int, Mapping[str, str], Mapping[str, str]]:
+def filler(gpus: int) -> tuple[int, Mapping[str, str], Mapping[str, str]]:
     """Return amount, labels and annotations of a pod that leaves `_LEFT` shares on each of some GPUs."""
     each = synthetic.SHARES - _LEFT
     labels, amount = {SPLIT_LABEL: str(gpus)}, each * gpus
@@ -202,7 +202,7 @@ def _filler(gpus: int) -> tuple[int, Mapping[str, str], Mapping[str, str]]:
     return amount, labels, promise(asked, placements, gpus_of_node, 1)
 
 
-def _pod(name: str, amount: int, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> Json:
+def pod_json(name: str, amount: int, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> Json:
     amounts = {synthetic.MEMORY: str(amount)}
     meta = {
         "name": name,
@@ -225,9 +225,9 @@ def _pod(name: str, amount: int, labels: Mapping[str, str], annotations: Mapping
 async def last(api: KubeApi, extender: Extender, percentage: int, nodes: int, number: int) -> Row:
     """Have as many pods bound as there is room for; the figure is the time until the last one is, in seconds."""
     label = f"last-{percentage}"
-    pods = [_pod(f"{label}-{at}", _WANTED, {label: "yes"}) for at in range(number)]
+    pods = [pod_json(f"{label}-{at}", WANTED, {label: "yes"}) for at in range(number)]
     before = _misses(extender)
-    first = _pod(f"{label}-first", 1, {f"{label}-first": "yes"})
+    first = pod_json(f"{label}-first", 1, {f"{label}-first": "yes"})
     async with session() as http, following(api, f"{label}-first") as begun, following(api, label) as bound:
         with api.scheduler(extender.url + PREFIX, percentage=percentage):
             # Once a pod that fits everywhere is bound, kube-scheduler has read the cluster.

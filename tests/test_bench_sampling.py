@@ -1,0 +1,55 @@
+"""`python -m bench.sampling` measures what it says: clusters that are nearly full, and rates of bindings."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bench import sampling, synthetic
+from gpu_device_plugin.cluster.objects.decoding import PodReader
+from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.fitting import Unfit, unfit
+from gpu_device_plugin.core.cluster.packing import CachingPacker, Effort
+from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
+from gpu_device_plugin.core.cluster.usage import usage_of
+from gpu_device_plugin.core.contract.nodegpus import by_division
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(("gpus", "fits"), [(synthetic.GPUS, False), (synthetic.GPUS - 1, True)])
+def test_the_last_pods_fit_where_one_gpu_was_left_and_the_sum_suffices_everywhere(gpus: int, *, fits: bool) -> None:
+    filler = sampling.pod_json("filler", *sampling.filler(gpus))
+    filler["metadata"]["uid"], filler["spec"]["nodeName"] = "u", "n"
+    reader = PodReader([synthetic.MEMORY, synthetic.COUNT], lambda _key: True)
+    usage = usage_of(reader.read(json.dumps(filler).encode())[0], synthetic.RESOURCES)
+    assert not usage.unplaced
+    node = candidate("n", by_division(synthetic.GPUS * synthetic.SHARES, synthetic.GPUS), [usage])
+    pod = sampling.pod_json("last", sampling.WANTED, {})
+    pod["metadata"]["uid"] = "u-last"
+    wanted = ask(reader.read(json.dumps(pod).encode())[0], synthetic.RESOURCES)
+    assert isinstance(wanted, Ask)
+    assert sum(room.free for room in node.rooms) >= sampling.WANTED
+    found = unfit(wanted, node, CachingPacker([part.demand for part in wanted.parts], Effort(1000)))
+    assert found is None if fits else isinstance(found, Unfit)
+
+
+def test_the_rate_is_that_from_the_first_binding_to_the_last() -> None:
+    assert sampling.Bound({}).rate == 0
+    assert sampling.Bound({"a": 10.0, "b": 10.5, "c": 12.0}).rate == 1.0
+
+
+def test_the_last_room_is_found_by_a_real_kube_scheduler(tmp_path: Path) -> None:
+    if not os.environ.get("KUBE_BIN"):
+        pytest.skip("set KUBE_BIN to a folder with kube-scheduler, kube-apiserver and etcd to have pods scheduled")
+    options = argparse.Namespace(nodes=[150], percentages=[2], pods=30)
+    (row,) = sampling.nearly_full(tmp_path, options)
+    assert row.note.startswith("5 bound of 5, ")
+    assert row.note.endswith(" misses, 0 evicted")
+    rate, _ = sampling.throughput(tmp_path, options)
+    assert rate.note.startswith("30 bound of 30; ms of CPU for each: scheduler ")
