@@ -24,6 +24,9 @@ EPILOG = (
     "Exit code 0: simulated; 1: the cluster cannot be read; 2: the input cannot be used."
 )
 
+SHIPPED_PERCENTAGE = 2
+"""`percentageOfNodesToScore` of the scheduler's configuration that is shipped."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
@@ -58,6 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--from-empty", action="store_true", help="the pods that run with GPUs come again, too")
     parser.add_argument("--cold", action="store_true", help="fit and fgd learn only from the pods that have come")
+    parser.add_argument(
+        "--percentage-of-nodes-to-score",
+        default=str(SHIPPED_PERCENTAGE),
+        metavar="PERCENT",
+        help=f"of kube-scheduler, at least 100 nodes; 0: its adaptive default [{SHIPPED_PERCENTAGE}, as shipped]",
+    )
     parser.add_argument("-o", "--output", default="table", choices=("table", "json"), help="the form of the result")
     for name in ("context", "kubeconfig"):
         parser.add_argument(f"--{name}", metavar="VALUE", help="passed on to kubectl")

@@ -39,6 +39,8 @@ class Plan:
     departures: float | None = None
     """The load under which pods come and leave, as a part of the GPUs; None: nobody leaves."""
     cold: bool = False
+    percentage: int = 100
+    """kube-scheduler's `percentageOfNodesToScore`."""
     skip_misfits: bool = False
     """The nodes needed are those for the pods that fit on them; others may find no room."""
 
@@ -62,7 +64,10 @@ def simulate(
             def advance(came: int, all_: int = len(arrivals.pods), done: int = done, policy: str = policy) -> None:
                 progress(policy, (done + came / max(1, all_)) / total)
 
-            outcome = run(policy, inputs.nodes, inputs.workload, arrivals, seed, cold=plan.cold, progress=advance)
+            outcome = run(
+                policy, inputs.nodes, inputs.workload, arrivals, seed,
+                cold=plan.cold, percentage=plan.percentage, progress=advance,
+            )  # fmt: skip
             outcomes.append(_to_first_rejected(outcome) if plan.until == REJECTED else outcome)
         found[policy] = tuple(outcomes)
     return found
@@ -84,7 +89,8 @@ def _to_first_rejected(outcome: SimulationOutcome) -> SimulationOutcome:
     """Return what came before the first pod that found no room, and this pod."""
     accepted = outcome.accepted
     end = len(accepted) if accepted.all() else int(accepted.argmin()) + 1
-    return replace(outcome, pods=outcome.pods[:end], accepted=accepted[:end], shares=outcome.shares[:end])
+    missed, shares = outcome.missed[:end], outcome.shares[:end]
+    return replace(outcome, pods=outcome.pods[:end], accepted=accepted[:end], missed=missed, shares=shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +170,8 @@ class _Search:
     def _run(self, policy: str, seed: int, number: int) -> SimulationOutcome:
         nodes = [*self._there, *[Start.empty(f"node-{at + 1}", self._shape) for at in range(number)]]
         arrivals = _arrivals(self._plan, self._inputs, seed)
-        return run(policy, nodes, self._inputs.workload, arrivals, seed, cold=self._plan.cold)
+        plan, workload = self._plan, self._inputs.workload
+        return run(policy, nodes, workload, arrivals, seed, cold=plan.cold, percentage=plan.percentage)
 
 
 def _misfit(why: str, kinds: Sequence[PodKind]) -> UsageError:

@@ -94,6 +94,8 @@ class SimulationOutcome:
     """Of each arrival, the place of its kind in `Workload.kinds`."""
     accepted: Bools
     """By arrival."""
+    missed: Bools
+    """By arrival: it fit on no node of kube-scheduler's sample, but on another one, which it then got."""
     shares: Floats
     """By arrival, what it asks of all GPUs."""
     capacity: float

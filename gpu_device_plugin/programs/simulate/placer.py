@@ -61,12 +61,16 @@ class Placer:
         self.policy = policy
         self._scores.clear()
 
-    def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
-        """Place a pod; return its row and its GPUs by position, None where it fits on no node."""
+    def place(self, kind: int, sample: Ints | None = None) -> tuple[int, Sequence[int]] | None:
+        """Place a pod on a row of a sample; return its row and its GPUs by position, None where it fits on no node.
+
+        Where it fits on none of the sample it gets the best of all rows: the extender nominates that one in a cluster.
+        """
         if not len(self.rooms):
             return None
         scores = self._current(kind)
-        row = int(scores.argmax())
+        row = scores.argmax() if sample is None or not len(sample) else sample[scores[sample].argmax()]
+        row = int(row if scores[row] > NEVER else scores.argmax())
         if scores[row] == NEVER:
             return None
         pod = self.kinds[kind]

@@ -49,6 +49,7 @@ def document(inputs: Inputs, plan: Plan, policies: Sequence[Json]) -> Json:
         "until": plan.until,
         "departures": plan.departures,
         "cold": plan.cold,
+        "percentageOfNodesToScore": plan.percentage,
         "notes": list(inputs.notes),
         "policies": list(policies),
     }
@@ -85,6 +86,7 @@ def policy_document(outcomes: Sequence[SimulationOutcome], inputs: Inputs, plan:
         "seeds": [
             {"accepted": round(outcome.allocated, 5), "rejected": round(outcome.rejected, 5)} for outcome in outcomes
         ],
+        "missed": [int(outcome.missed.sum()) for outcome in outcomes],
     }
 
 
@@ -118,8 +120,13 @@ def _mean(parts: Iterable[float]) -> float:
 
 def _answer(outcomes: Sequence[SimulationOutcome], workload: Workload, plan: Plan) -> str:
     if plan.departures is not None:
-        return _answer_of_departures(outcomes)
-    return (_answer_of_first_rejected if plan.until == REJECTED else answer)(outcomes, workload)
+        said = _answer_of_departures(outcomes)
+    else:
+        said = (_answer_of_first_rejected if plan.until == REJECTED else answer)(outcomes, workload)
+    missed = int(outcomes[0].missed.sum())
+    return said + f"; {counted(missed, 'pod')} found room only outside kube-scheduler's sample of the nodes" * bool(
+        missed
+    )
 
 
 # --- For people -------------------------------------------------------------------------------------------------------

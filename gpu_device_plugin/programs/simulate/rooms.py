@@ -64,6 +64,18 @@ class Rooms:
         """Return the CPU and the memory of rows that a pod would leave; less than 0 where it does not fit."""
         return self.cpu[rows] - kind.cpu_milli, self.memory[rows] - kind.memory_mib
 
+    def passing(self, kind: PodKind) -> Bools:
+        """Return which rows kube-scheduler's own plugins let pass: they know sums only, and no models.
+
+        An agent withholds from each sum the GPUs that are in use as the other resource.
+        """
+        enough: Bools = (self.cpu >= kind.cpu_milli) & (self.memory >= kind.memory_mib)
+        if kind.shares:
+            enough &= np.maximum(self.free, 0).sum(1) >= kind.shares * kind.gpus
+        elif kind.gpus:
+            enough &= ((self.free == self.whole) & (self.free > 0)).sum(1) >= kind.gpus
+        return enough
+
     def states_after(self, kind: PodKind, rows: Ints) -> tuple[Ints, Bools]:
         """Return the free shares that a pod may leave, rows x states x GPUs, and which of the states are possible.
 

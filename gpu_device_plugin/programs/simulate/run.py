@@ -18,13 +18,14 @@ from gpu_device_plugin.programs.simulate.placer import Placer
 from gpu_device_plugin.programs.simulate.policies.extender_policies import ByFullness, ByValue
 from gpu_device_plugin.programs.simulate.policies.fgd import BestFit, Fgd, LeastAllocated
 from gpu_device_plugin.programs.simulate.rooms import Rooms
+from gpu_device_plugin.programs.simulate.sampling import NodeSampling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gpu_device_plugin.core.value.node_types import NodeType
     from gpu_device_plugin.core.value.workload_mix import PodKind
-    from gpu_device_plugin.programs.simulate.model import Arrivals, Start, Workload
+    from gpu_device_plugin.programs.simulate.model import Arrivals, Bools, Ints, Start, Workload
     from gpu_device_plugin.programs.simulate.placer import Policy
 
 POLICIES = ("fit", "binpack", "spread", "fgd", "bestfit")
@@ -40,6 +41,7 @@ def run(
     *,
     cold: bool = False,
     others_apart: bool = False,
+    percentage: int = 100,
     progress: Callable[[int], None] = lambda _done: None,
 ) -> SimulationOutcome:
     """Let pods come, and return which of them found room; a pod that finds none does not come again.
@@ -47,6 +49,7 @@ def run(
     `policy` is a name in `POLICIES`. `seed` is that of the order of nodes: of equal ones the first is chosen. With
     `cold`, `fit` and `fgd` do not know the workload and learn from the pods that come; until then they are `bestfit`.
     With `others_apart` the policy places pods with GPUs only, and kube-scheduler the others (`LeastAllocated`).
+    `percentage` is kube-scheduler's `percentageOfNodesToScore`: 100 for all nodes, 0 for its adaptive default.
     `progress` is called now and then with how many pods have come.
     """
     order = np.random.default_rng(seed).permutation(len(nodes))
@@ -55,15 +58,16 @@ def run(
     rooms = Rooms(ordered)
     without_gpus = LeastAllocated(rooms) if others_apart else None
     placer = _placer(policy, rooms, workload, cold=cold, without_gpus=without_gpus)
-    accepted = _accepted(placer, arrivals, progress)
+    accepted, missed = _placed(placer, arrivals, NodeSampling(rooms, percentage), progress)
     shares = demand_of(workload, nodes)[np.array(arrivals.pods, np.int64)]
     cpu_s = time.process_time() - began
     after = tuple([replace(node, left=rooms.left(row)) for row, node in enumerate(ordered)])
-    return SimulationOutcome(policy, arrivals.pods, accepted, shares, capacity_of(nodes), cpu_s, after)
+    return SimulationOutcome(policy, arrivals.pods, accepted, missed, shares, capacity_of(nodes), cpu_s, after)
 
 
-def _accepted(placer: Placer, arrivals: Arrivals, progress: Callable[[int], None]) -> np.ndarray:
-    accepted = np.zeros(len(arrivals.pods), np.bool_)
+def _placed(placer: Placer, arrivals: Arrivals, sampling: NodeSampling, progress: Callable[[int], None]) -> Bools:
+    """Return which pods were accepted, and which were missed."""
+    placed = np.zeros((2, len(arrivals.pods)), np.bool_)
     running: list[tuple[float, int, int, Sequence[int]]] = []
     """When a pod leaves, its kind, its row and its GPUs."""
     for n, kind in enumerate(arrivals.pods):
@@ -73,12 +77,13 @@ def _accepted(placer: Placer, arrivals: Arrivals, progress: Callable[[int], None
             while running and running[0][0] <= arrivals.at[n]:
                 _, ended, row, gpus = heapq.heappop(running)
                 placer.leave(ended, row, gpus)
-        found = placer.place(kind)
-        accepted[n] = found is not None
+        sample = sampling.rows(placer.kinds[kind])
+        found = placer.place(kind, sample)
+        placed[:, n] = found is not None, found is not None and found[0] not in sample
         if found is not None and arrivals.at is not None and arrivals.life is not None:
             heapq.heappush(running, (arrivals.at[n] + arrivals.life[n], kind, *found))
     progress(len(arrivals.pods))
-    return accepted
+    return placed
 
 
 def _placer(policy: str, rooms: Rooms, workload: Workload, *, cold: bool, without_gpus: Policy | None) -> Placer:
@@ -111,13 +116,13 @@ class _LearningPlacer(Placer):
         self._mix = WorkloadMix()
         self._learned_from = 0
 
-    def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
+    def place(self, kind: int, sample: Ints | None = None) -> tuple[int, Sequence[int]] | None:
         if self.policy_for(kind) is not self.policy:
-            return super().place(kind)
+            return super().place(kind, sample)
         if due(self._mix.arrivals, self._learned_from, 0.0, outdated=False):
             self._learned_from = self._mix.arrivals
             self.follow(self._learned())
-        found = super().place(kind)
+        found = super().place(kind, sample)
         if found is not None:
             self._mix.add([self.kinds[kind]], 0.0)
         return found

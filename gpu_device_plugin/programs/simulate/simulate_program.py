@@ -89,6 +89,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         until if until in {None, REJECTED} else _part("--until", until, 1000, f"{REJECTED}, or "),
         None if load is None else _part("--departures", load, 200, ""),
         cold=arguments.cold,
+        percentage=_read("--percentage-of-nodes-to-score", number(0, 100), arguments.percentage_of_nodes_to_score),
         skip_misfits=arguments.skip_misfits,
     )
 
