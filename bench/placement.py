@@ -3,8 +3,9 @@
 Needs etcd, kube-apiserver and kube-scheduler in KUBE_BIN. With the traces of openb in the folder OPENB a sample of its
 nodes gets its pods; otherwise nodes and pods are made up. Pods come one after the other until all GPUs have been asked
 for; one that is unschedulable is deleted, and does not come again. No kubelet runs, and none is needed: a pod takes its
-place when it is bound. The simulator places the same pods on the same nodes for comparison. There as here pods without
-GPUs go where kube-scheduler puts them, unless the extender is asked about every pod.
+place when it is bound. No agent withholds a GPU that is in use as the other resource, so kube-scheduler lets more nodes
+pass here than in a cluster. The simulator places the same pods on the same nodes for comparison. There as here pods
+without GPUs go where kube-scheduler puts them, unless the extender is asked about every pod.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import numpy as np
 from aiohttp import web
 
 from bench.extender import running
-from bench.kubeapi import KubeApi, binaries, free_ports
+from bench.kubeapi import KubeApi, binaries, free_ports, shipped
 from bench.node_agent import machine
 from bench.scheduler import PREFIX
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, USE_MODEL
@@ -67,6 +68,8 @@ class Cluster:
     nodes: Sequence[Start]
     workload: Workload
     arrivals: Arrivals
+    percentage: int = 100
+    """kube-scheduler's `percentageOfNodesToScore`."""
 
     @property
     def demand(self) -> list[float]:
@@ -75,7 +78,7 @@ class Cluster:
         return [shares_of(self.workload.kinds[kind], unit) for kind in self.arrivals.pods]
 
 
-def cluster(nodes: int, trace: str, seed: int) -> Cluster:
+def cluster(nodes: int, trace: str, seed: int, percentage: int = 100) -> Cluster:
     """Return the cluster: a sample of openb, or one that is made up."""
     folder = os.environ.get("OPENB")
     if folder:
@@ -87,7 +90,7 @@ def cluster(nodes: int, trace: str, seed: int) -> Cluster:
     else:
         chosen, workload = _made_up(nodes)
     named = [replace(node, name=f"node-{at:04}") for at, node in enumerate(chosen)]
-    return Cluster(named, workload, until(workload, named, seed, 1.0))
+    return Cluster(named, workload, until(workload, named, seed, 1.0), percentage)
 
 
 def _made_up(nodes: int) -> tuple[list[Start], Workload]:
@@ -311,7 +314,8 @@ def with_extender(there: Cluster, policy: str, weight: int, *, every: bool = Fal
 
             async def go() -> list[bool]:
                 async with watching(extender.url, seen) as proxy:
-                    with api.scheduler(proxy + PREFIX, weight=weight, every=every) as runs:
+                    url = proxy + PREFIX
+                    with api.scheduler(url, weight=weight, every=every, percentage=there.percentage) as runs:
                         if not runs:
                             raise SystemExit("there is no kube-scheduler in KUBE_BIN")
                         return await placed(api, there, "gpushare-scheduler")
@@ -333,7 +337,7 @@ def alone(there: Cluster) -> str:
     with tempfile.TemporaryDirectory(prefix="bench-") as name, KubeApi(Path(name)) as api:
         asyncio.run(api.add_nodes([node_json(node) for node in there.nodes]))
         began = time.monotonic()
-        with api.scheduler("", binpack=(_MEM,)) as runs:
+        with api.scheduler("", binpack=(_MEM,), percentage=there.percentage) as runs:
             if not runs:
                 raise SystemExit("there is no kube-scheduler in KUBE_BIN")
             accepted = asyncio.run(placed(api, there, "gpushare-scheduler", Ledger(there.nodes)))
@@ -343,11 +347,11 @@ def alone(there: Cluster) -> str:
 def simulated(there: Cluster, policy: str, seed: int, *, every: bool = False) -> str:
     """Place all pods in the simulator; return a line of the table."""
     outcome = run(
-        policy, there.nodes, there.workload, there.arrivals, seed, cold=policy == "fit", others_apart=not every
-    )
-    return _row(
-        f"simulator, {policy}{', for every pod' if every else ''}", there, outcome.accepted.tolist(), "-", outcome.cpu_s
-    )
+        policy, there.nodes, there.workload, there.arrivals, seed,
+        cold=policy == "fit", others_apart=not every, percentage=there.percentage,
+    )  # fmt: skip
+    what = f"simulator, {policy}{', for every pod' if every else ''}, {outcome.missed.sum()} outside the sample"
+    return _row(what, there, outcome.accepted.tolist(), "-", outcome.cpu_s)
 
 
 def _row(what: str, there: Cluster, accepted: Sequence[bool], won: str, took_s: float) -> str:
@@ -373,10 +377,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--trace", default="default", help="list of pods, as in openb_pod_list_TRACE.csv")
     parser.add_argument("--weights", type=int, nargs="+", default=[5], help="of the extender in kube-scheduler")
     parser.add_argument("--seed", type=int, default=0, help="of the sample and of the order of pods")
+    parser.add_argument(
+        "--percentage-of-nodes-to-score",
+        type=int,
+        default=shipped()["percentageOfNodesToScore"],
+        help="of kube-scheduler; 0: its adaptive default, 100: all nodes [as shipped]",
+    )
     options = parser.parse_args(argv)
     if not binaries():
         raise SystemExit("set KUBE_BIN to a folder with etcd, kube-apiserver and kube-scheduler")
-    there = cluster(options.nodes, options.trace, options.seed)
+    there = cluster(options.nodes, options.trace, options.seed, options.percentage_of_nodes_to_score)
     gpus = sum(len(node.shape.sizes) for node in there.nodes)
     print(machine(f"{len(there.nodes)} nodes, {gpus} GPUs, {len(there.arrivals.pods):,} pods") + "\n")
     print("| | GPU allocated | rejected pods | best node won | took |\n|---|---|---|---|---|", flush=True)
