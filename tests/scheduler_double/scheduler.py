@@ -315,7 +315,8 @@ class Scheduler:
             told = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
             others = [one for one in now["status"].get("conditions", []) if one["type"] != "PodScheduled"]
             status: Json = {"conditions": [*others, told]}
-            if nominated is not None:
+            # It compares with the pod that it tried: what another client has nominated meanwhile stays.
+            if nominated is not None and nominated != pod["status"].get("nominatedNodeName", ""):
                 status["nominatedNodeName"] = nominated or None
             self._api.patch("pods", meta["name"], {"status": status}, meta["namespace"], subresource="status")
         retry = self._retries.setdefault(meta["uid"], _Retry())
