@@ -195,11 +195,6 @@ class Fleet:
         node = self._nodes.get(name)
         return sorted(node.entries.values(), key=lambda e: (e.namespace, e.name, e.uid)) if node is not None else ()
 
-    def terminating_on(self, name: str) -> bool:
-        """Return whether a pod on a node is being deleted."""
-        node = self._nodes.get(name)
-        return node is not None and any(entry.deleting for entry in node.entries.values())
-
     # --- Nodes --------------------------------------------------------------------------------------------------------
 
     def put_node(self, name: str, gpus: NodeGpus, allocatable: Amounts | None = None) -> None:

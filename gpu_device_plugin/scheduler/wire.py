@@ -36,6 +36,17 @@ class ExtenderArgs:
     """The nodes themselves, one for each name, where the scheduler is configured without nodeCacheCapable."""
 
 
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """What a pod says of the nodes that it may go to."""
+
+    constraints: int
+    """Equal for pods whose own fields keep them from the same nodes."""
+    nominated_node: str
+    """The node that kube-scheduler looks at first; empty: there is none."""
+    may_preempt: bool
+
+
 class BindingArgs(Struct, frozen=True, gc=False):
     """The arguments of bind: a pod and its node; no field is empty."""
 
@@ -84,10 +95,21 @@ class _Spec(Struct, rename="camel", gc=False):
     affinity: Raw = _ABSENT
     tolerations: Raw = _ABSENT
     topology_spread_constraints: Raw = _ABSENT
+    preemption_policy: str | None = None
+
+
+class _Status(Struct, rename="camel", gc=False):
+    nominated_node_name: str | None = None
+
+
+class _Namespaced(Struct, gc=False):
+    namespace: str = ""
 
 
 class _Pod(Struct, gc=False):
+    metadata: _Namespaced = field(default_factory=_Namespaced)
     spec: _Spec = field(default_factory=_Spec)
+    status: _Status = field(default_factory=_Status)
 
 
 class _PreemptionArgs(Struct, rename="pascal", gc=False):
@@ -137,12 +159,15 @@ def read_preemption(body: bytes) -> tuple[Raw, Mapping[str, Victims]]:
     return pod, {name: _victims(_decode(raw, _Victims)) for name, raw in nodes.items()}
 
 
-def node_constraints(pod: Raw) -> int:
-    """Return a number that is equal for pods whose fields keep them from the same nodes.
-
-    Raises UnreadableRequestError.
-    """
-    return hash(tuple(map(bytes, msgspec.structs.astuple(_decode(pod, _Pod).spec))))
+def read_placing(pod: Raw) -> Placing:
+    """Decode what a pod says of its nodes. Raises UnreadableRequestError."""
+    read = _decode(pod, _Pod)
+    spec = read.spec
+    # Affinity to pods and spreading select pods of the same namespace.
+    relative = (spec.affinity, spec.topology_spread_constraints)
+    namespace = "" if relative == (_ABSENT, _ABSENT) else read.metadata.namespace
+    constraints = hash((namespace, *map(bytes, (*relative, spec.node_selector, spec.tolerations))))
+    return Placing(constraints, read.status.nominated_node_name or "", spec.preemption_policy != "Never")
 
 
 def with_identity(pod: Raw) -> bytes:

@@ -244,6 +244,7 @@ class Scheduler:
 
     async def _filtered(self, pod: Json, nodes: Sequence[Node]) -> Filtered:
         """Return the nodes that fit. The one nominated after a preemption is asked about alone, and before others."""
+        early: Mapping[str, Status] = {}
         nominated = [node for node in nodes if node.name == pod["status"].get("nominatedNodeName")]
         if nominated:
             try:
@@ -252,10 +253,12 @@ class Scheduler:
                 asked = Filtered([])
             if asked.feasible:
                 return asked
+            early = asked.statuses
         turn = self._next_start % len(nodes)
         fitting, statuses = self._by_plugins(pod, [*nodes[turn:], *nodes[:turn]])
         self._next_start = turn + len(fitting) + len(statuses)
-        return await self._by_extender(pod, fitting, statuses)
+        found = await self._by_extender(pod, fitting, statuses)
+        return Filtered(found.feasible, {**early, **found.statuses})
 
     def _by_plugins(self, pod: Json, nodes: Sequence[Node]) -> tuple[list[Node], dict[str, Status]]:
         """Return the first nodes that fit, as many as are looked for, and what is wrong with others before the last."""

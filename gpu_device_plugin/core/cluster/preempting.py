@@ -14,7 +14,7 @@ from gpu_device_plugin.core.cluster.victims import VictimSearch, spared
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.fitting import Unfit
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # A step takes about a microsecond. A request names up to a tenth of a cluster's nodes: after so many steps no further
 # node is begun, and none is looked at for longer.
 _MOST_STEPS = 15_000
+# To look at a node without some of its pods.
+_STEPS_TO_EMPTY = 60
 # Beside Kubernetes' names of resources, in which there is no space.
 _SHARES, _WHOLE = "GPU shares", "whole GPUs"
 
@@ -86,6 +88,37 @@ def choose(
         return _Choice(preemptor, node, occupants, victims, effort or Effort(_MOST_STEPS)).choose()
     except TooLongError:
         return None
+
+
+def where_evicting_may_help(
+    preemptor: Preemptor, nodes: Iterable[Candidate], on_node: Callable[[str], Collection[Occupant]]
+) -> Iterator[tuple[Candidate, int]]:
+    """Yield the nodes on which kube-scheduler may find pods to evict for a pod, with the lowest priority there.
+
+    The pod fits there without all pods of lower priority, and the sum of the free shares, or GPUs, does not suffice: if
+    it does, kube-scheduler finds no pod to evict. It ends early where that takes long.
+    """
+    effort = Effort(_MOST_STEPS)
+    packer = _CountedPacker([part.demand for part in preemptor.ask.parts], effort)
+    asked = Counter[Kind]()
+    for part in preemptor.ask.parts:
+        asked[part.demand.kind] += part.demand.amount
+    for node in nodes:
+        effort.spend(1)
+        free = {Kind.MEMORY: sum(node.summary.frees), Kind.COUNT: len(node.summary.unused)}
+        if all(amount <= free[kind] for kind, amount in asked.items()):
+            continue
+        occupants = on_node(node.name)
+        lower = [pod.priority for pod in occupants if pod.priority < preemptor.priority]
+        if not lower:
+            continue
+        staying = node.occupied(pod.usage for pod in occupants if pod.priority >= preemptor.priority)
+        try:
+            effort.take(_STEPS_TO_EMPTY)
+            if unfit(preemptor.ask, staying, packer) is None:
+                yield node, min(lower)
+        except TooLongError:
+            return
 
 
 @dataclass(eq=False)

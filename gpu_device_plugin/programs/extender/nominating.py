@@ -1,4 +1,4 @@
-"""Have kube-scheduler try a node that was not in its sample, by nominating it for the pod. See docs/decisions/0030."""
+"""Have kube-scheduler look at a node outside its sample, by nominating it for the pod. See docs/decisions/0030."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections import Counter, OrderedDict
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
+from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import PODS
 
@@ -25,12 +26,13 @@ SMALLEST_SAMPLE = 100
 """kube-scheduler names fewer nodes only if no others passed its plugins (minFeasibleNodesToFind, 1.27 to 1.36)."""
 _MOST_NOMINATIONS = 6
 """For one pod in `_PERIOD_S`: others may take the room each time."""
-_MOST_REFUSED = 3
-"""Nodes that kube-scheduler's plugins may refuse to pods of one kind in `_PERIOD_S`, of those it has never named."""
+_MOST_GUESSES = 3
+"""For pods of one kind in `_PERIOD_S`: nodes that kube-scheduler has never named for them. Its plugins may refuse
+these."""
 _PERIOD_S = 300.0
 """kube-scheduler retries an unschedulable pod after this time at the latest."""
-_SEEN_AFTER_S = 0.2
-"""How long after it is written a nomination may be unknown to kube-scheduler's watch."""
+_TOO_LATE_S = 1.0
+"""A nomination that was not written for so long is not written any more: kube-scheduler may have retried the pod."""
 _MOST_KINDS, _MOST_NAMED = 16, 50_000
 """The most kinds of pods that are remembered, and nodes for each; with 5,000 nodes a kind takes up to 0.5 MB."""
 _MOST_SCORED = 100
@@ -38,12 +40,12 @@ _MOST_SCORED = 100
 
 @dataclass(slots=True)
 class _Kind:
-    """The pods whose own fields allow them on the same nodes (`wire.node_constraints`)."""
+    """The pods whose own fields allow them on the same nodes (`wire.Placing.constraints`)."""
 
     named: set[str] = field(default_factory=set)
     """The nodes that kube-scheduler has named for one of them: they passed its plugins then."""
-    refused: dict[str, float] = field(default_factory=dict)
-    """The nodes that its plugins refused although nominated, and until when these are left out."""
+    guessed: dict[str, float] = field(default_factory=dict)
+    """Other nodes that were nominated for one of them, and until when these are left out, monotonic seconds."""
 
 
 @dataclass(slots=True)
@@ -54,13 +56,11 @@ class _Nominated:
     """When the pod may be given others, monotonic seconds."""
     nodes: list[str] = field(default_factory=list)
     """The latest at the end."""
-    written: float | None = None
-    """When the latest was written on the pod; None: it was not, or kube-scheduler has asked about it since."""
 
 
 @dataclass(eq=False)
 class Nominator:
-    """Writes the nominated node of pods (``status.nominatedNodeName``), which kube-scheduler tries before all others.
+    """Writes the nominated node of pods (``status.nominatedNodeName``), at which kube-scheduler looks first.
 
     If its plugins pass that node, it asks about it alone; if not, it takes its next sample. So this learns for each
     kind of pods which nodes they may go to, without knowing their taints, affinity or spreading.
@@ -80,34 +80,32 @@ class Nominator:
         """By pod UID."""
         self._kinds: OrderedDict[int, _Kind] = OrderedDict()
         """The latest at the end."""
-        self._queue: asyncio.Queue[tuple[float, Pod, str]] = asyncio.Queue()
-        """When to write, for which pod, and the node."""
+        self._unwritten: dict[str, tuple[float, Pod, str | None]] = {}
+        """By pod UID: when to write, for which pod, and the node."""
+        self._queued = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<Nominator: {len(self._nominated)} pods, {self._queue.qsize()} to be written>"
+        return f"<Nominator: {len(self._nominated)} pods, {len(self._unwritten)} to be written>"
 
-    def sampled(self, kind: int, names: Sequence[str]) -> None:
-        """Note that kube-scheduler's plugins passed these nodes for a pod of a kind."""
+    def asked(self, uid: str, kind: int, names: Sequence[str]) -> None:
+        """Learn from the nodes that kube-scheduler names for a pod of a kind: its plugins passed them."""
+        nominated = self._nominated.get(uid)
+        if len(names) == 1 and nominated is not None and nominated.nodes[-1:] == names:
+            self._kinds.setdefault(kind, _Kind()).guessed.pop(names[0], None)
+        elif len(names) < SMALLEST_SAMPLE:
+            return
         known = self._kinds.setdefault(kind, _Kind())
         self._kinds.move_to_end(kind)
         if len(known.named) > _MOST_NAMED:
             known.named.clear()  # most of them are gone by now
         known.named.update(map(sys.intern, names))
-        for node in known.refused.keys() & names:
-            del known.refused[node]
         if len(self._kinds) > _MOST_KINDS:
             self._kinds.popitem(last=False)
 
-    def tried(self, uid: str, node: str) -> None:
-        """Note that kube-scheduler asks about one node alone: if it is a pod's nominated one, its plugins passed it."""
-        nominated = self._nominated.get(uid)
-        if nominated is not None and nominated.nodes[-1:] == [node]:
-            nominated.written = None
-
     def nominate(
-        self, pod: Pod, kind: int, fitting: Sequence[str], scores: Callable[[Sequence[str]], Sequence[int]]
+        self, pod: Pod, kind: int, suitable: Sequence[str], scores: Callable[[Sequence[str]], Sequence[float]]
     ) -> str | None:
-        """Nominate one of the nodes that a pod fits on, and return it; None: it was given enough of them in vain.
+        """Nominate one of the nodes that suit a pod, and return it; None: it was given enough of them in vain.
 
         Preferred are nodes that kube-scheduler has named for the kind of pod, then those that were not nominated for
         this pod before, then those of the fewest other pods, then the best score.
@@ -117,16 +115,12 @@ class Nominator:
             uid: each for uid, each in self._nominated.items() if uid in pending and each.nodes and now < each.until
         }
         known = self._kinds.setdefault(kind, _Kind())
+        known.guessed = {name: until for name, until in known.guessed.items() if now < until}
         mine = self._nominated.setdefault(pod.uid, _Nominated(now + _PERIOD_S))
-        if mine.written is not None and now - mine.written > _SEEN_AFTER_S:
-            # kube-scheduler has come back with another sample, without having asked about it.
-            known.refused[mine.nodes[-1]] = now + _PERIOD_S
-        mine.written = None
-        known.refused = {name: until for name, until in known.refused.items() if now < until}
-        fitting = [name for name in fitting if name not in known.refused]
-        nodes = [name for name in fitting if name in known.named]
-        if not nodes and len(known.refused) < _MOST_REFUSED:
-            nodes = fitting
+        nodes = [name for name in suitable if name in known.named]
+        if not nodes:
+            may_guess = len(known.guessed) < _MOST_GUESSES
+            nodes = [name for name in suitable if name in mine.nodes or (may_guess and name not in known.guessed)]
         if not nodes or len(mine.nodes) == _MOST_NOMINATIONS:
             return None
         others = Counter(each.nodes[-1] for uid, each in self._nominated.items() if uid != pod.uid)
@@ -134,27 +128,53 @@ class Nominator:
         by_score = dict(zip(nodes, scores(nodes), strict=True))
         node = min(nodes, key=lambda name: (mine.nodes.count(name), others[name], -by_score[name]))
         mine.nodes.append(node)
-        self._queue.put_nowait((now + self.delay_s, pod, node))
+        if node not in known.named:
+            known.guessed[node] = now + _PERIOD_S
+        self._write_soon(pod, node)
         return node
+
+    def has_nominated(self, uid: str, node: str) -> bool:
+        """Return whether a node is the latest that was nominated for a pod."""
+        nominated = self._nominated.get(uid)
+        return bool(node) and nominated is not None and nominated.nodes[-1:] == [node]
+
+    def withdraw(self, pod: Pod) -> None:
+        """Remove the nominated node of a pod: kube-scheduler keeps room there until it removes the node itself."""
+        self._write_soon(pod, None)
+
+    def _write_soon(self, pod: Pod, node: str | None) -> None:
+        self._unwritten[pod.uid] = self.clock() + self.delay_s, pod, node
+        self._queued.set()
 
     async def run(self) -> NoReturn:
         """Write the nominations. Ends only by cancellation; one that cannot be written is logged."""
         while True:
-            due, pod, node = await self._queue.get()
-            await asyncio.sleep(due - self.clock())
-            nominated = self._nominated.get(pod.uid)
-            if nominated is None or pod.uid not in self._pending():
+            self._queued.clear()
+            now = self.clock()
+            due = [each for each in self._unwritten.values() if each[0] <= now]
+            if not due:
+                first = min((each[0] for each in self._unwritten.values()), default=None)
+                await within(None if first is None else first - now, self._queued.wait())
                 continue
-            body = {"metadata": {"uid": pod.uid}, "status": {"nominatedNodeName": node}}
-            try:
-                await self._client.patch(PODS, pod.name, body, namespace=pod.namespace, subresource="status")
-            except NotFoundError:
-                continue
-            except ApiError as error:
-                where = {"pod": f"{pod.namespace}/{pod.name}", "node": node}
-                _log.warning(
-                    "a node could not be nominated for a pod; kube-scheduler looks for one by itself",
-                    extra=where | {"why": str(error), "once_per_s": 60},
-                )
-            else:
-                nominated.written = self.clock()
+            for _, pod, _ in due:
+                del self._unwritten[pod.uid]
+            await asyncio.gather(*(self._write(pod, node) for at, pod, node in due if now - at < _TOO_LATE_S))
+
+    async def _write(self, pod: Pod, node: str | None) -> None:
+        if pod.uid not in self._pending():
+            return
+        body = {"metadata": {"uid": pod.uid}, "status": {"nominatedNodeName": node}}
+        patch = self._client.patch(PODS, pod.name, body, namespace=pod.namespace, subresource="status")
+        try:
+            written = await within(_TOO_LATE_S, patch)
+            why = "" if written else "the API server did not answer"
+        except NotFoundError:
+            return
+        except ApiError as error:
+            why = str(error)
+        if why:
+            where = {"pod": f"{pod.namespace}/{pod.name}", "node": node or ""}
+            _log.warning(
+                "a node could not be nominated for a pod; kube-scheduler looks for one by itself",
+                extra=where | {"why": why, "once_per_s": 60},
+            )

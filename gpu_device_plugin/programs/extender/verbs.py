@@ -6,14 +6,14 @@ import logging
 import time
 from collections import Counter
 from dataclasses import KW_ONLY, dataclass
-from itertools import repeat
+from itertools import islice, repeat
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.http import JSON, Page
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.cluster.objects.podspec import fits_by_requests_alone
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Impossible, ask
-from gpu_device_plugin.core.cluster.preempting import Preemptor, choose_on_each
+from gpu_device_plugin.core.cluster.preempting import Preemptor, choose_on_each, where_evicting_may_help
 from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.core.report.gauges import WaitingReason
@@ -48,7 +48,9 @@ _NO_ANSWER = (wire.UnreadableRequestError, UnreadableObjectError, _NotReadyError
 
 
 _ELSEWHERE = "the pod may already be bound to another node: the API server has not answered"
-_OUTSIDE = "none of the {} nodes of kube-scheduler's sample has room; node {} is tried next"
+_OUTSIDE = "none of the {} nodes of kube-scheduler's sample has room; node {}, which {}, is proposed to it"
+_MOST_TO_EVICT = 16
+"""Nodes outside the sample that are compared where pods have to be evicted."""
 _SOON = "there will be room once pods that vanished while running, or whose binding got no answer, no longer count"
 
 
@@ -94,9 +96,10 @@ class Verbs:
         try:
             args = wire.read_args(body)
             pod, asked = self._asked(args.pod)
-            self._note(args, pod)
+            placing = wire.read_placing(args.pod)
         except _NO_ANSWER as error:
             return wire.filter_error(str(error))
+        self._nominator.asked(pod.uid, placing.constraints, args.names)
         claim = self._fleet.entries.get(pod.uid)
         passed: list[str] = []
         failed: dict[str, str] = {}
@@ -117,64 +120,82 @@ class Verbs:
                 else:
                     (unresolvable if why.unresolvable else failed)[name] = why.sentence
         self._count(len(passed), failed, len(unresolvable))
-        if not passed and (why_again := self._again(args, pod, asked, failed)):
+        if passed:
+            self.waiting.filtered(pod.uid, WaitingReason.FITS)
+            return wire.filter_result(args, passed, failed, unresolvable)
+        why_again = "" if isinstance(asked, Impossible) else self._again(args.names, pod, asked, placing, failed)
+        if why_again:
             return wire.filter_error(why_again)
-        self.waiting.filtered(pod.uid, WaitingReason.FITS if passed else self._reason(asked, failed))
-        if not passed:
-            # kube-scheduler evicts no pod from a node that it names: its plugins pass that node as it is. It would look
-            # for victims in vain, name the nodes in another order each time, and that change of the pod would have it
-            # retried at once. Where pods are terminating it should wait for them, and evict no others meanwhile.
-            waits = {name for name in failed if self._fleet.terminating_on(name)}
-            unresolvable |= {name: why for name, why in failed.items() if name not in waits}
-            failed = {name: failed[name] for name in waits}
-        return wire.filter_result(args, passed, failed, unresolvable)
+        self.waiting.filtered(pod.uid, self._reason(asked, failed))
+        return self._refused(args, pod, placing, failed, unresolvable)
 
-    def _note(self, args: wire.ExtenderArgs, pod: Pod) -> None:
-        """Have the nominator learn from which nodes a pod's are named."""
-        if len(args.names) >= SMALLEST_SAMPLE:
-            self._nominator.sampled(wire.node_constraints(args.pod), args.names)
-        elif len(args.names) == 1:
-            self._nominator.tried(pod.uid, args.names[0])
+    def _refused(
+        self, args: wire.ExtenderArgs, pod: Pod, placing: wire.Placing, failed: dict[str, str], final: dict[str, str]
+    ) -> bytes:
+        """Refuse a pod that fits on none of these nodes, so that kube-scheduler may evict others for it.
 
-    def _again(self, args: wire.ExtenderArgs, pod: Pod, asked: Ask | Impossible, failed: Mapping[str, str]) -> str:
+        It finds no pods to evict on these: its plugins pass them as they are. It would write so, with the names of the
+        nodes in another order each time, and retry the pod at once because of that change. The node that is nominated
+        stays resolvable: the pod waits for those that were evicted there, and has no others evicted meanwhile.
+        """
+        if not placing.may_preempt and self._nominator.has_nominated(pod.uid, placing.nominated_node):
+            self._nominator.withdraw(pod)
+        awaited = {name: why for name, why in failed.items() if name == placing.nominated_node}
+        final |= {name: why for name, why in failed.items() if name != placing.nominated_node}
+        return wire.filter_result(args, [], awaited, final)
+
+    def _again(
+        self, names: Sequence[str], pod: Pod, asked: Ask, placing: wire.Placing, failed: Mapping[str, str]
+    ) -> str:
         """Return why the scheduler should retry a pod by itself that fits on none of these nodes; empty: it need not.
 
         Time alone helps, or a node that the scheduler has not named.
         """
-        if isinstance(asked, Impossible):
-            return ""
         claim = self._fleet.entries.get(pod.uid)
         if claim is not None and claim.claimed:
             # The pod had a node, whether or not that is among the named ones.
             self.waiting.filtered(pod.uid, WaitingReason.FITS)
             return _ELSEWHERE
-        sampled = len(args.names) >= SMALLEST_SAMPLE
-        if sampled and (outside := self._outside(pod, asked, args.names)):
-
-            def scores(nodes: Sequence[str]) -> Sequence[int]:
-                return self.judge.scores(asked, nodes, self.node_policy(), self.gpu_policy(), pod.amounts)
-
-            node = self._nominator.nominate(pod, wire.node_constraints(args.pod), outside, scores)
-            self.metrics.count(SAMPLE_MISSES, "refused" if node is None else "nominated")
-            if node is not None:
-                self.waiting.filtered(pod.uid, WaitingReason.FITS)
-                return _OUTSIDE.format(len(args.names), node)
+        sampled = len(names) >= SMALLEST_SAMPLE
+        if sampled and (elsewhere := self._outside(names, pod, asked, placing)):
+            return elsewhere
         if (node := self._soon(asked, self._fleet.candidates if sampled else failed)) is not None:
             self.waiting.filtered(pod.uid, self._reason(asked, failed))
             (why,) = self.judge.verdicts(asked, [node])
             return f"node {node}: {'' if why is None else why.sentence}; {_SOON}"
         return ""
 
-    def _outside(self, pod: Pod, asked: Ask, sample: Sequence[str]) -> Sequence[str]:
-        """Return the nodes with room for a pod that are not in a sample of the nodes."""
+    def _outside(self, sample: Sequence[str], pod: Pod, asked: Ask, placing: wire.Placing) -> str:
+        """Nominate a node outside the sample that has room for a pod, or where evicting may make room; say so."""
         left_out = {*sample, *self.closed}
-        return [
+        roomy = [
             node.name
             for node in self.judge.fitting(asked)
             if node.name not in left_out
             and not node.gpus.claims  # kube-scheduler allocates these
             and (node.left is None or node.left.cover(pod.amounts))
         ]
+
+        def scores(nodes: Sequence[str]) -> Sequence[int]:
+            return self.judge.scores(asked, nodes, self.node_policy(), self.gpu_policy(), pod.amounts)
+
+        if roomy:
+            node = self._nominator.nominate(pod, placing.constraints, roomy, scores)
+            self.metrics.count(SAMPLE_MISSES, "refused" if node is None else "nominated")
+            self.waiting.filtered(pod.uid, WaitingReason.FITS)
+            return "" if node is None else _OUTSIDE.format(len(sample), node, "has room")
+        if not placing.may_preempt or placing.nominated_node:
+            return ""  # kube-scheduler has looked at the nominated node, and looks for pods to evict there now
+        others = (
+            node for node in self._fleet.candidates.values() if node.name not in left_out and not node.gpus.claims
+        )
+        helpful = where_evicting_may_help(Preemptor(asked, pod.priority), others, self._occupants)
+        lowest = {node.name: priority for node, priority in islice(helpful, _MOST_TO_EVICT)}
+        node = self._nominator.nominate(
+            pod, placing.constraints, list(lowest), lambda nodes: [-lowest[name] for name in nodes]
+        )
+        self.waiting.filtered(pod.uid, WaitingReason.NO_ROOM)
+        return "" if node is None else _OUTSIDE.format(len(sample), node, "may have room once other pods are evicted")
 
     def _count(self, fits: int, failed: Mapping[str, str], unresolvable: int) -> None:
         unknown = list(failed.values()).count(UNKNOWN.sentence)
@@ -229,7 +250,7 @@ class Verbs:
         if not asked.parts:
             return wire.preemption_result(proposed)
         there = (
-            (node, [_occupant(entry) for entry in self._fleet.on_node(name)], frozenset(victims.uids))
+            (node, self._occupants(name), frozenset(victims.uids))
             for name, victims in proposed.items()
             if (node := self._fleet.candidates.get(name)) is not None
         )
@@ -243,6 +264,12 @@ class Verbs:
             chosen[node.name] = wire.Victims(self._by_importance(kept, found.difference(kept)), violations)
         self.waiting.preempted(pod.uid, helps=bool(chosen))
         return wire.preemption_result(chosen)
+
+    def _occupants(self, node: str) -> Sequence[Occupant]:
+        return [
+            Occupant(entry.uid, entry.usage, entry.priority, entry.deleting or entry.until is not None, entry.requests)
+            for entry in self._fleet.on_node(node)
+        ]
 
     def _by_importance(self, kept: Iterable[str], added: Iterable[str]) -> tuple[str, ...]:
         """Return victims in kube-scheduler's order, the most important first; `kept` are already in that order."""
@@ -285,11 +312,6 @@ class Verbs:
         _log.warning(
             "a scheduler request could not be answered", extra={"verb": verb, "why": str(error), "once_per_s": 60}
         )
-
-
-def _occupant(entry: FleetEntry) -> Occupant:
-    terminating = entry.deleting or entry.until is not None
-    return Occupant(entry.uid, entry.usage, entry.priority, terminating, entry.requests)
 
 
 # --- Inspect ---------------------------------------------------------------------------------------------------------

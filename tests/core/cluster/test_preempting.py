@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, repeat
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.core.cluster.preempting import Preemptor, choose, choose_on_each
+from gpu_device_plugin.core.cluster.preempting import Preemptor, choose, choose_on_each, where_evicting_may_help
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
 from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.core.contract.wishes import Wishes
@@ -460,3 +460,41 @@ def test_where_kube_scheduler_allocates_its_victims_stay_as_they_are() -> None:
     assert choose(Preemptor(whole(1), IMPORTANT), there, occupants, proposed) == proposed
     assert choose(Preemptor(whole(1), IMPORTANT), there, occupants, frozenset()) is None
     assert choose(Preemptor(memory(1), IMPORTANT), there, occupants, proposed) is None
+
+
+# --- Where evicting may help -----------------------------------------------------------------------------------------
+
+
+def occupied_node(name: str, *pods: tuple[int, int, int]) -> tuple[Candidate, list[Occupant]]:
+    """Return two GPUs of 16 shares with pods: (priority, GPU, shares), or shares 0 for a GPU in whole use."""
+    there = [
+        Occupant(f"u-{number}", Usage(((at, shares),)) if shares else Usage(whole=(at,)), priority)
+        for number, (priority, at, shares) in enumerate(pods)
+    ]
+    return candidate(name, node(16, 16).gpus, [pod.usage for pod in there]), there
+
+
+@pytest.mark.parametrize(
+    ("asked", "pods", "lowest"),
+    [
+        pytest.param(memory(8), [(1, 0, 16), (5, 1, 16)], 1, id="both may end"),
+        pytest.param(memory(8), [(200, 0, 16), (5, 1, 16)], 5, id="one may end"),
+        pytest.param(memory(8), [(200, 0, 16), (100, 1, 16)], None, id="none may end"),
+        pytest.param(memory(8), [(200, 0, 12), (200, 1, 10), (5, 1, 6)], None, id="its end is not enough"),
+        pytest.param(memory(8), [(1, 0, 12), (1, 1, 12)], None, id="the sum suffices"),
+        pytest.param(memory(8), [], None, id="nobody is there"),
+        pytest.param(whole(2), [(1, 0, 0)], 1, id="whole GPUs"),
+        pytest.param(whole(1), [(1, 0, 0)], None, id="a GPU is unused"),
+    ],
+)
+def test_where_evicting_may_help(asked: Ask, pods: list[tuple[int, int, int]], lowest: int | None) -> None:
+    there, occupants = occupied_node("n", *pods)
+    found = where_evicting_may_help(Preemptor(asked, IMPORTANT), [there], {"n": occupants}.__getitem__)
+    assert [(node.name, priority) for node, priority in found] == ([] if lowest is None else [("n", lowest)])
+
+
+def test_the_search_where_evicting_may_help_ends_early_where_it_takes_long() -> None:
+    pod = Occupant("u", Usage(tuple((gpu, 20) for gpu in range(16))))
+    full = candidate("n", node(*[20] * 16).gpus, [pod.usage])
+    found = list(where_evicting_may_help(Preemptor(memory(8), IMPORTANT), repeat(full, 2000), lambda _: [pod]))
+    assert 0 < len(found) < 2000

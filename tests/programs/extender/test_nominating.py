@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, NotFoundError
-from gpu_device_plugin.core.contract.keys import NODE_GPUS
+from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_GPUS
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Amounts
 from gpu_device_plugin.metrics import SAMPLE_MISSES
+from gpu_device_plugin.programs.extender import nominating
 from gpu_device_plugin.programs.extender.nominating import SMALLEST_SAMPLE, Nominator
 from gpu_device_plugin.testing.builders import GPU_MEM, Json
 from tests.patience import eventually
@@ -25,6 +26,32 @@ if TYPE_CHECKING:
     import pytest
 
 SAMPLE = [f"full-{at:03}" for at in range(SMALLEST_SAMPLE)]
+
+
+class Api:
+    """Takes patches."""
+
+    def __init__(self) -> None:
+        self.patches: list[tuple[str, Any]] = []
+        self.errors: list[Exception] = []
+        self.hangs = False
+
+    async def patch(self, _kind: object, name: str, body: Any, *, namespace: str, subresource: str) -> bytes:
+        assert (bool(namespace), subresource) == (True, "status")
+        self.patches.append((name, body))
+        if self.errors:
+            raise self.errors.pop(0)
+        if self.hangs:
+            await asyncio.Event().wait()
+        return b""
+
+
+async def written(nominator: Nominator, api: Api, number: int) -> None:
+    """Have nominations written until there are so many."""
+    task = asyncio.create_task(nominator.run())
+    await eventually(lambda: len(api.patches) == number)
+    task.cancel()
+    await asyncio.wait({task})
 
 
 def sampled() -> World:
@@ -42,7 +69,10 @@ def misses(world: World) -> dict[str, int]:
 def tried_next(world: World, wanted: Json, names: Sequence[str] = SAMPLE) -> str:
     """Return the node that is nominated for a pod; empty: none is."""
     error = world.filter(wanted, *names)["Error"]
-    found = re.fullmatch(r"none of the 100 nodes of kube-scheduler's sample has room; node (\S+) is tried next", error)
+    found = re.fullmatch(
+        r"none of the 100 nodes of kube-scheduler's sample has room; node (\S+), which has room, is proposed to it",
+        error,
+    )
     assert bool(found) is bool(error)
     return found[1] if found else ""
 
@@ -53,7 +83,10 @@ def tried_next(world: World, wanted: Json, names: Sequence[str] = SAMPLE) -> str
 def test_a_pod_that_fits_only_outside_the_sample_is_an_error_that_names_the_node() -> None:
     world = sampled().node("roomy", 16)
     answer = world.filter(wanting(8), *SAMPLE)
-    assert answer["Error"] == "none of the 100 nodes of kube-scheduler's sample has room; node roomy is tried next"
+    assert (
+        answer["Error"]
+        == "none of the 100 nodes of kube-scheduler's sample has room; node roomy, which has room, is proposed to it"
+    )
     assert not answer.get("FailedNodes")
     assert misses(world) == {"nominated": 1}
 
@@ -104,10 +137,57 @@ def test_nodes_that_the_scheduler_has_named_for_like_pods_are_preferred() -> Non
     assert tried_next(world, selective) == "better"
 
 
-def test_a_nominated_node_that_the_scheduler_asks_about_is_none_that_it_refuses() -> None:
-    world = sampled().node("roomy", 16)
-    assert tried_next(world, wanting(8)) == "roomy"
-    assert world.filter(wanting(8), "roomy")["NodeNames"] == ["roomy"]
+def lower(world: World, name: str, shares: int, priority: int) -> World:
+    """Add a node with a GPU of 16, on which a pod has so many shares."""
+    return world.node(name, 16).runs(running(f"on-{name}", name, 0, shares, priority=priority))
+
+
+def proposed_for_evictions(world: World, wanted: Json) -> str:
+    error = world.filter(wanted, *SAMPLE)["Error"]
+    found = re.search(r"; node (\S+), which may have room once other pods are evicted, is proposed to it$", error)
+    assert bool(found) is bool(error)
+    return found[1] if found else ""
+
+
+def test_a_node_on_which_evicting_may_help_is_proposed_where_no_node_has_room() -> None:
+    """kube-scheduler looks for pods to evict only on nodes that it has looked at. The lowest priority goes first."""
+    world = lower(lower(sampled(), "low", 16, 2), "lowest", 16, 1)
+    assert proposed_for_evictions(world, wanting(8, priority=5)) == "lowest"
+    assert proposed_for_evictions(world, wanting(8, priority=5)) == "low"
+    assert proposed_for_evictions(world, wanting(8, priority=1)) == ""
+    assert misses(world) == {}
+
+
+def test_once_a_node_is_nominated_kube_scheduler_may_evict() -> None:
+    wanted = wanting(8, priority=5)
+    wanted["status"] = {"nominatedNodeName": "low"}
+    assert proposed_for_evictions(lower(sampled(), "low", 16, 2), wanted) == ""
+
+
+def test_a_pod_that_evicts_nobody_is_proposed_no_node_for_that() -> None:
+    wanted = wanting(8, priority=5)
+    wanted["spec"]["preemptionPolicy"] = "Never"
+    assert proposed_for_evictions(lower(sampled(), "low", 16, 2), wanted) == ""
+
+
+async def test_a_nomination_is_withdrawn_where_kube_scheduler_would_keep_it() -> None:
+    """Of a pod that evicts nobody it keeps the nominated node, and room for the pod there."""
+    api = Api()
+    world = World(client=api)
+    for name in SAMPLE:
+        world.node(name, 6, 6)
+    world.node("roomy", 16)
+    wanted = wanting(8)
+    wanted["spec"]["preemptionPolicy"] = "Never"
+    assert tried_next(world, wanted) == "roomy"
+    world.runs(running("first", "roomy", 0, 16))
+    wanted["status"] = {"nominatedNodeName": "other"}
+    world.filter(wanted, *SAMPLE)
+    await written(world.nominator, api, 1)
+    wanted["status"] = {"nominatedNodeName": "roomy"}
+    world.filter(wanted, *SAMPLE)
+    await written(world.nominator, api, 2)
+    assert [body["status"]["nominatedNodeName"] for _, body in api.patches] == ["roomy", None]
 
 
 def test_room_that_time_alone_makes_outside_the_sample_is_waited_for() -> None:
@@ -119,21 +199,6 @@ def test_room_that_time_alone_makes_outside_the_sample_is_waited_for() -> None:
 
 
 # --- Which node is nominated -----------------------------------------------------------------------------------------
-
-
-class Api:
-    """Takes patches."""
-
-    def __init__(self) -> None:
-        self.patches: list[tuple[str, Any]] = []
-        self.errors: list[Exception] = []
-
-    async def patch(self, _kind: object, name: str, body: Any, *, namespace: str, subresource: str) -> bytes:
-        assert (namespace, subresource) == ("team", "status")
-        self.patches.append((name, body))
-        if self.errors:
-            raise self.errors.pop(0)
-        return b""
 
 
 @dataclass
@@ -152,15 +217,6 @@ class Nominating:
         pod = Pod(f"u-{name}", "team", name)
         return self.nominator.nominate(pod, kind, nodes.split(), lambda some: [-ord(each[0]) for each in some])
 
-    async def written(self, number: int = 1) -> None:
-        """Have nominations written, and let kube-scheduler see them."""
-        before = len(self.api.patches)
-        task = asyncio.create_task(self.nominator.run())
-        await eventually(lambda: len(self.api.patches) == before + number)
-        task.cancel()
-        await asyncio.wait({task})
-        self.now += 0.3
-
 
 def test_a_pod_gets_the_best_node_and_after_it_those_that_it_did_not_have() -> None:
     world = Nominating()
@@ -169,6 +225,7 @@ def test_a_pod_gets_the_best_node_and_after_it_those_that_it_did_not_have() -> N
 
 def test_pods_share_a_node_only_if_each_has_one() -> None:
     world = Nominating()
+    world.nominator.asked("", 1, ["x", "y"] * 50)
     assert [world.nominate(name, "x y") for name in "abc"] == ["x", "y", "x"]
     world.waiting.remove("u-b")
     assert world.nominate("b", "x y") == "y"
@@ -176,6 +233,7 @@ def test_pods_share_a_node_only_if_each_has_one() -> None:
 
 def test_a_pod_gets_six_nodes_in_five_minutes() -> None:
     world = Nominating()
+    world.nominator.asked("", 1, ["x"] * 100)
     assert [world.nominate("a", "x") for _ in range(7)] == ["x"] * 6 + [None]
     assert world.nominate("a", "y") is None
     world.now += 299
@@ -183,54 +241,39 @@ def test_a_pod_gets_six_nodes_in_five_minutes() -> None:
     assert world.nominate("b", "x") == "x"
     world.now += 1
     assert world.nominate("a", "x") == "x"
-    assert repr(world.nominator) == "<Nominator: 2 pods, 8 to be written>"
 
 
-async def test_a_node_that_the_plugins_refuse_is_left_out_for_pods_of_the_kind() -> None:
-    world = Nominating()
-    assert world.nominate("a", "x y") == "x"
-    await world.written()
-    assert world.nominate("a", "x y") == "y"
-    assert world.nominate("b", "x z") == "z"
-    assert world.nominate("c", "x", kind=2) == "x"
-
-
-async def test_three_refused_nodes_are_enough_for_pods_of_a_kind_but_for_nodes_that_were_named() -> None:
+def test_three_nodes_are_guessed_for_pods_of_a_kind() -> None:
     """Or each of the pods that a full pool keeps waiting would be tried on the nodes of another pool."""
     world = Nominating()
-    for node in "uvw":
-        assert world.nominate("a", "u v w x") == node
-        await world.written()
-    assert world.nominate("a", "u v w x y") is None
-    assert world.nominate("b", "y") is None
-    world.nominator.sampled(1, ["y", "w"])
-    assert world.nominate("b", "x y") == "y"
-    assert world.nominate("c", "v w") == "w"
+    assert [world.nominate("a", "u v w x") for _ in range(7)] == [*"uvwuvw", None]
+    assert world.nominate("b", "u v w x") is None
+    assert world.nominate("c", "x", kind=2) == "x"
     world.now += 300
-    assert world.nominate("b", "x") == "x"
+    assert world.nominate("b", "u v") == "u"
 
 
-async def test_a_node_that_kube_scheduler_has_tried_or_not_seen_yet_is_not_refused() -> None:
+def test_nodes_that_kube_scheduler_names_or_asks_about_are_no_guesses() -> None:
     world = Nominating()
-    world.nominate("a", "x")
-    await world.written()
-    world.nominator.tried("u-a", "other")
-    world.nominator.tried("u-a", "x")
-    world.nominator.tried("u-b", "x")
-    assert world.nominate("b", "x") == "x"
-    await world.written()
-    world.now -= 0.2
-    assert world.nominate("b", "x") == "x"
+    assert [world.nominate("a", "u v w") for _ in range(3)] == ["u", "v", "w"]
+    world.nominator.asked("u-a", 1, ["v"])
+    world.nominator.asked("u-b", 1, ["w"])
+    assert world.nominate("b", "u v w x") is None
+    world.nominator.asked("u-a", 1, ["w"])
+    assert world.nominate("b", "u v w x") == "w"
+    world.nominator.asked("u-c", 1, ["x"] * 100)
+    world.nominator.asked("u-c", 1, ["y"] * 99)
+    assert [world.nominate("c", "u x y") for _ in range(2)] == ["x", "x"]
 
 
 def test_some_kinds_of_pods_are_remembered_with_some_nodes() -> None:
     world = Nominating()
     for kind in range(17):
-        world.nominator.sampled(kind, ["z"])
+        world.nominator.asked("", kind, ["z"] * 100)
     assert world.nominate("a", "x z", kind=16) == "z"
     assert world.nominate("b", "x z", kind=0) == "x"
-    world.nominator.sampled(16, [f"n{at}" for at in range(50_001)])
-    world.nominator.sampled(16, ["y"])
+    world.nominator.asked("", 16, [f"n{at}" for at in range(50_001)])
+    world.nominator.asked("", 16, ["y"] * 100)
     assert world.nominate("c", "x y z", kind=16) == "y"
 
 
@@ -243,16 +286,59 @@ async def test_nominations_are_written_and_one_that_fails_keeps_no_other_back(ca
     world.waiting.add("u-bound")
     call = Call("patch", "pods/status", "", "team", "a")
     world.api.errors = [ForbiddenError(call, "may not"), NotFoundError(call, "gone")]
-    for name in ("a", "b", "bound", "c"):
-        world.nominate(name, f"node-{name}")
+    for kind, name in enumerate(("a", "b", "bound", "c")):
+        world.nominate(name, f"node-{name}", kind)
+    assert repr(world.nominator) == "<Nominator: 4 pods, 4 to be written>"
     world.waiting.remove("u-bound")
-    await world.written(3)
+    await written(world.nominator, world.api, 3)
     assert [name for name, _ in world.api.patches] == ["a", "b", "c"]
     assert world.api.patches[2][1] == {"metadata": {"uid": "u-c"}, "status": {"nominatedNodeName": "node-c"}}
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
         "a node could not be nominated for a pod; kube-scheduler looks for one by itself"
     ]
-    assert world.nominate("a", "node-a") == "node-a", "a node that was not written is not refused"
+
+
+async def test_only_the_latest_nomination_is_written_and_none_that_is_late() -> None:
+    world = Nominating()
+    world.nominate("a", "x")
+    world.now += 1
+    for kind, (name, nodes) in enumerate((("b", "y"), ("c", "z"), ("b", "u"))):
+        world.nominate(name, nodes, kind)
+    world.nominator.withdraw(Pod("u-c", "team", "c"))
+    await written(world.nominator, world.api, 2)
+    assert [(name, body["status"]["nominatedNodeName"]) for name, body in world.api.patches] == [
+        ("b", "u"),
+        ("c", None),
+    ]
+
+
+async def test_a_nomination_waits_for_what_kube_scheduler_writes() -> None:
+    world = Nominating()
+    world.nominator.delay_s = 0.05
+    task = asyncio.create_task(world.nominator.run())
+    await asyncio.sleep(0)
+    world.nominate("a", "x")
+    await asyncio.sleep(0.01)
+    assert not world.api.patches
+    world.now += 0.05
+    await eventually(lambda: len(world.api.patches) == 1)
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def test_an_api_server_that_does_not_answer_is_not_waited_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nominating, "_TOO_LATE_S", 0.01)
+    world = Nominating()
+    world.api.hangs = True
+    world.nominate("a", "x")
+    task = asyncio.create_task(world.nominator.run())
+    await eventually(
+        lambda: any(getattr(each, "why", "") == "the API server did not answer" for each in caplog.records)
+    )
+    task.cancel()
+    await asyncio.wait({task})
 
 
 # --- All together ----------------------------------------------------------------------------------------------------
@@ -276,3 +362,23 @@ async def test_the_last_room_outside_the_sample_is_found_and_nobody_is_evicted_f
         assert w.api.count("patch", "pods/status") == 1
         assert scheduler.calls["preempt"] == 0
         assert w.get("low")["metadata"].get("deletionTimestamp") is None
+
+
+async def test_pods_of_lower_priority_are_evicted_from_a_node_outside_the_sample() -> None:
+    """Of 120 nodes the sums of 119 suffice, and no GPU does; on the last one a pod may be evicted."""
+    async with cluster() as w:
+        for at in range(119):
+            w.node(f"n{at:03}", 6, 6)
+        w.node("low", 16)
+        w.pod("small", mem=16, node="low", priority=-1, annotations={ALLOCATION: '{"0":{"0":16}}'})
+        await w.start()
+        w.pod("wanted", mem=8)
+        async with w.scheduler() as scheduler:
+            task = asyncio.create_task(scheduler.run())
+            await w.until(lambda: w.get("small")["metadata"].get("deletionTimestamp") is not None)
+            w.finish("small")
+            await w.until(lambda: bool(w.where("wanted")))
+            task.cancel()
+            await asyncio.wait({task})
+        assert w.where("wanted") == "low"
+        assert scheduler.calls["preempt"] == 1
