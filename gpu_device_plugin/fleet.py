@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.other_pods import OtherPods
-from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, usage_of
+from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, Usages
 from gpu_device_plugin.core.model.changes import ChangeLog
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
 
@@ -147,6 +147,7 @@ class Fleet:
         self._expiring: set[str] = set()
         self._stale: set[str] = set()
         self._others = OtherPods()
+        self._usages = Usages(self._resources)
         self.now = View(self._refresh)
         self.without_terminating = View(self._refresh)
         """Nodes on which time alone makes room, as they will be: without the pods that count temporarily."""
@@ -230,7 +231,7 @@ class Fleet:
             if pod.containers and not pod.deleting and (before is None or before.claimed):
                 self.pending[pod.uid] = pod
             return
-        usage = NOTHING if pod.ended else usage_of(pod, self._resources)
+        usage = NOTHING if pod.ended else self._usages.of(pod)
         if usage == NOTHING:
             self._end(pod.uid, now)
             return
@@ -300,7 +301,7 @@ class Fleet:
         Has no effect on a pod that is known to be bound.
         """
         before = self.entries.get(pod.uid)
-        usage = usage_of(pod, self._resources)
+        usage = self._usages.of(pod)
         if usage != NOTHING and (before is None or before.claimed):
             in_doubt = before is not None and before.in_doubt
             self._enter(replace(FleetEntry.of(pod, usage), claimed=True, seen=False, in_doubt=in_doubt))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
@@ -25,9 +26,10 @@ from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.core.model.mig import is_mig_resource
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
+from gpu_device_plugin.core.model.sharing import Shared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.cluster.objects.requests import ContainerSpec
 
@@ -35,6 +37,10 @@ T = TypeVar("T")
 
 _DEFAULT_GRACE_S = 30
 """The default of ``terminationGracePeriodSeconds``, which the API server writes."""
+_MOST_NAMES, _MOST_SHARED, _LONGEST_SHARED = 50_000, 8, 256
+"""How many names of nodes and namespaces are one object each, and of how many containers, or characters of annotations,
+pods share equal ones at most."""
+_NONE: Mapping[str, Any] = MappingProxyType({})
 _MOST_IGNORED = 8
 """How many invalid limits the message about one pod lists."""
 
@@ -144,6 +150,9 @@ class PodReader:
         self._keep = keep
         self._sums = RequestSums(self._resources) if sums else None
         self._every = every
+        self._containers: Shared[tuple[object, ...], tuple[Container, ...]] = Shared()
+        self._values: Shared[tuple[object, ...], Mapping[str, str]] = Shared()
+        self._names: Shared[str, str] = Shared(_MOST_NAMES)
         self._decoder = msgspec.json.Decoder(_Pod)
 
     def read(self, raw: bytes | msgspec.Raw) -> tuple[Pod, tuple[str, ...]]:
@@ -168,13 +177,13 @@ class PodReader:
         if not (placed := len(containers) if spec.node_name else 0):
             del containers[MOST_CONTAINERS + 1 :]  # enough to see that it has too many for any node
         sums = self._sums if containers or self._every else None
-        claims = claims_of(spec, pod.status) if self._claims else {}
+        claims = claims_of(spec, pod.status) if self._claims else _NONE
         requests = {} if sums is None else requests_of(spec, sums)
         record = Pod(
             uid=meta.uid,
-            namespace=meta.namespace,
+            namespace=self._names.one(meta.namespace, lambda: meta.namespace),
             name=meta.name,
-            node_name=spec.node_name or "",
+            node_name=self._names.one(spec.node_name or "", lambda: spec.node_name or ""),
             # Only strings with few different values are interned; some Python versions never free interned strings.
             phase=sys.intern(pod.status.phase or "Pending"),
             running=_running(pod),
@@ -186,8 +195,8 @@ class PodReader:
             resource_version=meta.resource_version,
             annotations=self._kept(meta.annotations, placed),
             labels=self._kept(meta.labels, placed),
-            containers=tuple(containers),
-            container_ids=_container_ids(pod.status) if self._ids and (containers or claims) else {},
+            containers=self._equal(containers),
+            container_ids=_container_ids(pod.status) if self._ids and (containers or claims) else _NONE,
             claims=claims,
             requests=requests if sums is None or not repels(spec) else None,
             amounts=NO_AMOUNTS if sums is None else sums.amounts(requests),
@@ -195,7 +204,14 @@ class PodReader:
         return record, tuple(ignored)
 
     def _kept(self, values: Mapping[str, str] | None, placed: int) -> Mapping[str, str]:
-        return {sys.intern(key): kept(key, value, placed) for key, value in (values or {}).items() if self._keep(key)}
+        ours = {sys.intern(key): kept(key, value, placed) for key, value in (values or {}).items() if self._keep(key)}
+        long = sum(map(len, ours.values())) > _LONGEST_SHARED
+        return ours if long else self._values.one(tuple(ours.items()), lambda: ours)
+
+    def _equal(self, containers: Sequence[Container]) -> tuple[Container, ...]:
+        """Return the containers, those of pods with equal ones as one object."""
+        key = tuple([(each.name, each.kind, each.index, *each.limits.items()) for each in containers])
+        return tuple(containers) if len(key) > _MOST_SHARED else self._containers.one(key, lambda: tuple(containers))
 
     def _limits(self, container: ContainerSpec) -> tuple[dict[str, int], list[str]]:
         wanted = container.resources.limits if container.resources is not None else None

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
+from gpu_device_plugin.core.model.sharing import Shared
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -31,8 +32,6 @@ _SUFFIXES = {
 _MOST = 2**63 - 1
 _MIB = 1 << 20
 _MOST_AMOUNT = 1 << 48
-_MOST_REMEMBERED = 1000
-"""Sizes of the three caches, which are cleared when they are full. Most pods of a cluster share a few requests."""
 _MOST_AMOUNTS = 128
 """A pod with more amounts is not added up: the memory for what strangers write must be bounded."""
 
@@ -83,9 +82,9 @@ class RequestSums:
     def __init__(self, without: Collection[str] = ()) -> None:
         """Ignore the resources in `without`."""
         self._without = without
-        self._known: dict[_Written, Mapping[str, int]] = {}
-        self._sums: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
-        self._amounts: dict[Amounts, Amounts] = {}
+        self._known: Shared[_Written, Mapping[str, int]] = Shared()
+        self._sums: Shared[tuple[tuple[str, int], ...], Mapping[str, int]] = Shared()
+        self._amounts: Shared[Amounts, Amounts] = Shared()
 
     def __repr__(self) -> str:
         return f"<RequestSums: {len(self._sums)} sums, written in {len(self._known)} ways>"
@@ -117,23 +116,16 @@ class RequestSums:
         if sum(map(len, (*(requests for _, requests in of_init), *of_app, *of_pod))) > _MOST_AMOUNTS:
             return None
         try:
-            found = self._known.get(written)
-            if found is None:
-                if len(self._known) >= _MOST_REMEMBERED:
-                    self._known.clear()
-                found = self._known[written] = self._sum(written)
+            return self._known.one(written, lambda: self._sum(written))
         except (ValueError, TypeError):  # not an amount, or not even a string or a number
             return None
-        return found
 
     def amounts(self, requests: Mapping[str, int] | None) -> Amounts:
         """Return the CPU and memory of a sum, none where it is unknown; equal amounts are one object."""
         if not requests:
             return NO_AMOUNTS
-        if len(self._amounts) >= _MOST_REMEMBERED:
-            self._amounts.clear()
         amounts = requested_amounts(requests)
-        return self._amounts.setdefault(amounts, amounts)
+        return self._amounts.one(amounts, lambda: amounts)
 
     def _sum(self, written: _Written) -> Mapping[str, int]:
         init, app, pod, overhead = written
@@ -148,9 +140,7 @@ class RequestSums:
             kept += self._read(requests)
         total = Counter({**(most | kept), **self._read(pod)}) + self._read(overhead)
         key = tuple(sorted(total.items()))
-        if len(self._sums) >= _MOST_REMEMBERED:
-            self._sums.clear()
-        return self._sums.setdefault(key, MappingProxyType(dict(key)))
+        return self._sums.one(key, lambda: MappingProxyType(dict(key)))
 
     def _read(self, requests: _Amounts) -> Counter[str]:
         return Counter({name: _amount(name, str(value)) for name, value in requests if name not in self._without})

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.pod_demand import amount_of, parts_of
-from gpu_device_plugin.core.contract.keys import ASSIGNED, ASSUME_TIME, DEV, POD
+from gpu_device_plugin.core.contract.keys import ASSIGNED, ASSUME_TIME, DEV, PLACES, POD
 from gpu_device_plugin.core.contract.promises import Allocation, readable_promises, write_allocation
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.sharing import Shared
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Mapping, Sequence
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
+
+
+_MOST_KNOWN, _MOST_CONTAINERS, _LONGEST = 10_000, 8, 256
+"""Of `Usages`: how many are remembered, with how many containers and how many characters of their promises at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +153,24 @@ def usage_of(pod: Pod, resources: Iterable[Resource]) -> Usage:
         asked.get(Kind.MEMORY, 0) - sum(shares.values()),
         asked.get(Kind.COUNT, 0) - len(whole),
     )
+
+
+class Usages:
+    """The usage of the pods of a cluster, read once for those with equal containers and promises."""
+
+    def __init__(self, resources: Iterable[Resource]) -> None:
+        """Read the usage of `resources`."""
+        self._resources = tuple(resources)
+        self._known: Shared[tuple[object, ...], Usage] = Shared(_MOST_KNOWN)
+
+    def of(self, pod: Pod) -> Usage:
+        """Return `usage_of`; equal usage is one object, but for that of the largest pods."""
+        # The names of containers, which the API server keeps apart, change nothing.
+        containers = [(each.kind, each.index, *each.limits.items()) for each in pod.containers]
+        promised = [pod.annotations.get(key, "") for key in PLACES]
+        if len(containers) > _MOST_CONTAINERS or sum(map(len, promised)) > _LONGEST:
+            return usage_of(pod, self._resources)
+        return self._known.one((*containers, *promised), lambda: usage_of(pod, self._resources))
 
 
 def _held(part: Part, promised: Mapping[tuple[str, Kind], Promise]) -> Mapping[int, int]:

@@ -29,7 +29,9 @@ ALLOCATION = "scheduler.framework.gpushare.allocation"
 and takes precedence over it. A whole GPU has all of its shares."""
 INIT_ALLOCATION = "gpu-device-plugin/init-allocation"
 """The same for init containers and sidecars, by their index among ``initContainers``; `ALLOCATION` omits them."""
-POD_ANNOTATIONS = frozenset({IDX, POD, DEV, ASSIGNED, ASSUME_TIME, ALLOCATION, INIT_ALLOCATION})
+PLACES = frozenset({IDX, ALLOCATION, INIT_ALLOCATION})
+"""Those that name GPUs."""
+POD_ANNOTATIONS = PLACES | {POD, DEV, ASSIGNED, ASSUME_TIME}
 
 STATIC_POD = "kubernetes.io/config.mirror"
 """On the mirror pod of a static pod: the UID by which the kubelet itself knows the pod. Any client can write it on
@@ -54,8 +56,8 @@ FRAMEWORKS = "gpu-device-plugin/frameworks"
 in `core.node.limits.container_grants`."""
 WISHES = frozenset({GPU_POLICY, NODE_POLICY, USE_MODEL, AVOID_MODEL, USE_UUID, AVOID_UUID})
 
-READ_ON_PODS = POD_ANNOTATIONS | WISHES | {SPLIT_LABEL}
-"""The annotations and labels of a pod that programs keep."""
+READ_ON_PODS = PLACES | WISHES | {SPLIT_LABEL}
+"""The annotations and labels of a pod that the programs which place pods keep."""
 
 # --- On a pod, written by the agent of its node -----------------------------------------------------------------------
 
@@ -65,7 +67,7 @@ INSTANCES = "gpu-device-plugin/mig-instances"
 OVER_USE = "gpu-device-plugin/over-use"
 """While the pod uses more GPU memory than it was granted: how much, since when, and what will happen; a sentence."""
 
-READ_BY_AGENT = READ_ON_PODS | {FRAMEWORKS, INSTANCES, OVER_USE}
+READ_BY_AGENT = READ_ON_PODS | POD_ANNOTATIONS | {FRAMEWORKS, INSTANCES, OVER_USE}
 """The annotations and labels of a pod that the agent of its node keeps, and the tools of people."""
 
 LONGEST: Mapping[str, int] = MappingProxyType(

@@ -29,6 +29,7 @@ AWAY = "its GPU agent has ended, or is being restarted"
 BY_CLAIMS = "its GPUs are given to ResourceClaims (DRA), not to limits of pods"
 """Why no pod that asks for shares of GPUs by its limits may be placed on a node."""
 
+_NOTHING: frozenset[Any] = frozenset()
 _MOST_SHARES = 1 << 20
 _MOST_MIB = 1 << 40
 _LEVELS = {level.name.lower(): level for level in Closeness}
@@ -125,8 +126,9 @@ class NodeGpus:
             if gpu.instance is not None
         }
         object.__setattr__(self, "cards", cards)
-        object.__setattr__(self, "parents", frozenset(lowest))
-        object.__setattr__(self, "elsewhere", frozenset([gpu.position for gpu in (*self.instances, *self.gone)]))
+        object.__setattr__(self, "parents", frozenset(lowest) if lowest else _NOTHING)
+        apart = [gpu.position for gpu in (*self.instances, *self.gone)]
+        object.__setattr__(self, "elsewhere", frozenset(apart) if apart else _NOTHING)
 
     @property
     def fault(self) -> str:

@@ -23,6 +23,7 @@ from gpu_device_plugin.core.contract.keys import (
     INSTANCES,
     LONGEST,
     LONGEST_OF_CONTAINER,
+    PLACES,
     POD,
     MalformedAnnotationError,
     too_long,
@@ -40,7 +41,6 @@ MOST_CONTAINERS = 64
 """Most containers of one pod that request our resources. Each is placed, and has its entry in `ALLOCATION`."""
 
 _LARGEST = 1 << 20  # no node has more GPUs, no GPU more shares
-_PLACES = frozenset({IDX, ALLOCATION, INIT_ALLOCATION})
 _INSTANCE = re.compile(r"MIG-[0-9A-Za-z/-]{1,92}", re.ASCII)
 """A UUID of NVML, of older drivers too: ``MIG-GPU-<UUID>/<GPU instance>/<compute instance>``."""
 _compact = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for every text
@@ -150,7 +150,7 @@ def promises(pod: Pod, resources: Iterable[Resource]) -> Mapping[tuple[str, Kind
     Raises:
         MalformedAnnotationError: one of our annotations cannot be parsed, or contradicts the request.
     """
-    if pod.annotations.keys().isdisjoint(_PLACES):
+    if pod.annotations.keys().isdisjoint(PLACES):
         return {}
     allocation = read_allocation(pod.annotations)
     app = allocation.app

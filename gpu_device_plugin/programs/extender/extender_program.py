@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import os
 import time
 import uuid
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,7 +24,7 @@ from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, NodeReader, 
 from gpu_device_plugin.cluster.objects.other_pods import OtherPodReader
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.writers.binder import Binder, BinderTiming
-from gpu_device_plugin.core.contract.keys import READ_ON_NODES, READ_ON_PODS, MalformedAnnotationError
+from gpu_device_plugin.core.contract.keys import READ_BY_AGENT, READ_ON_NODES, READ_ON_PODS, MalformedAnnotationError
 from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.core.report.gauges import ExtenderMetrics
 from gpu_device_plugin.fleet import Fleet, FleetEntry
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
+
+_M_MMAP_THRESHOLD = -3
+"""Of glibc's malloc.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +99,18 @@ def main(sources: Sources[ExtenderSettings], texts: Texts, settings: ExtenderSet
         config = config_for(settings.api, os.environ)
     except ClusterConfigError as error:
         raise UsageError(f"api: {error}") from error
+    return_large_blocks()
     extender = Extender(settings, config, when_read=collect_rarely())
     return asyncio.run(extender.follow_settings(sources, texts, extender.run(), "extender"))
+
+
+def return_large_blocks() -> None:
+    """Have malloc return blocks of 1 MiB and more to the system as soon as they are free, as pages of lists are.
+
+    Otherwise it keeps those of the largest size so far, between objects that stay: 25 MiB with 5,000 nodes.
+    """
+    with suppress(OSError, AttributeError):  # a C library without mallopt
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 def collect_rarely() -> Callable[[], None]:
@@ -201,7 +215,8 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             self.fleet,
             Binder(
                 self._client,
-                self._pod_reader,
+                # A binding in doubt is compared with all that was written.
+                PodReader(names, READ_BY_AGENT.__contains__, sums=True),
                 timing=lambda: timings.bind or BinderTiming.within(self.settings.bind_timeout_s),
             ),
             resources,

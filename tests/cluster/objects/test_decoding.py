@@ -235,6 +235,22 @@ def test_nothing_that_an_owner_writes_on_a_waiting_pod_takes_more_than_4096_char
     assert found.annotations == {key: TOO_LONG}
 
 
+def test_what_pods_have_in_common_is_one_object_unless_it_is_long() -> None:
+    def of(uid: str, number: int = 1, length: int = 10) -> Pod:
+        containers = [container(f"c{n}", mem=1) for n in range(number)]
+        body = pod("a", *containers, node="n", annotations={ALLOCATION: "x" * length}, uid=uid)
+        return OURS.read(json.dumps(body).encode())[0]
+
+    one, other = of("u"), of("v")
+    assert one.containers is other.containers
+    assert one.annotations is other.annotations
+    assert one.node_name is other.node_name
+    many, others = of("u", 9, 300), of("v", 9, 300)
+    assert (many.containers, many.annotations) == (others.containers, others.annotations)
+    assert many.containers is not others.containers
+    assert many.annotations is not others.annotations
+
+
 def test_a_bound_pod_keeps_a_promise_as_long_as_its_containers_can_need() -> None:
     def of(number: int, length: int) -> Pod:
         containers = [container(f"c{n}", mem=1) for n in range(number)]

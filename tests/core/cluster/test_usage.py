@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
-from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, promise, usage_of
+from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, Usages, promise, usage_of
 from gpu_device_plugin.core.contract.keys import ALLOCATION, ASSIGNED, ASSUME_TIME, DEV, IDX, INIT_ALLOCATION, POD
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.placing import Placement
@@ -180,6 +180,20 @@ def test_how_much_is_written_on_the_pod_is_not_believed() -> None:
     containers = (Container("c0", ContainerKind.APP, 0, {MEM.name: 4}),)
     pod = Pod("u", "default", "a", "node", annotations={IDX: "1", POD: "0"}, containers=containers)
     assert usage_of(pod, (MEM, COUNT)) == Usage(((1, 4),))
+
+
+def test_equal_use_is_one_object_whatever_the_containers_are_called() -> None:
+    def of(name: str, **annotations: str) -> Usage:
+        containers = (Container(name, ContainerKind.APP, 0, {MEM.name: 4}),)
+        return usages.of(Pod(f"u-{name}", "default", "a", "node", annotations=annotations, containers=containers))
+
+    usages = Usages((MEM, COUNT))
+    assert of("a", **{IDX: "1"}) == Usage(((1, 4),))
+    assert of("b", **{IDX: "1"}) is of("a", **{IDX: "1"})
+    assert of("a", **{IDX: "2"}) == Usage(((2, 4),))
+    long = json.dumps({"0": {"1": 4}, "1": {str(n): 1 for n in range(64)}})
+    assert of("a", **{ALLOCATION: long}) == of("a", **{IDX: "1"})
+    assert of("a", **{ALLOCATION: long}) is not of("a", **{ALLOCATION: long})
 
 
 def test_of_a_pod_that_has_ended_remains_which_gpus_it_was_on() -> None:
