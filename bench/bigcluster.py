@@ -52,18 +52,23 @@ class BigCluster:
         self._number = 10**7
         self._turn = 0
         self._away: deque[Placed] = deque()
+        self._leases: dict[str, dict[str, Any]] = {}
         self._reviewed: dict[str, float] = {}
         self._reviews_in_all = self._reviews_again = 0
 
     def routes(self) -> list[web.RouteDef]:
         """Return what is answered."""
         pod = "/api/v1/namespaces/{namespace}/pods"
+        leases = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         return [
             web.get("/api/v1/{kind:nodes|pods}", self._read),
             web.post(pod, self._create),
             web.get(pod + "/{name}", self._get),
             web.post(pod + "/{name}/binding", self._bind),
             web.delete(pod + "/{name}", self._delete),
+            web.get(leases + "/{name}", self._lease),
+            web.post(leases, self._write_lease),
+            web.put(leases + "/{name}", self._write_lease),
             web.post("/apis/authentication.k8s.io/v1/tokenreviews", self._review_token),
             web.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", self._review_access),
             web.get("/bench/reviews", self._reviews),
@@ -114,6 +119,20 @@ class BigCluster:
             return response
         finally:
             self._watches[kind].discard(lines)
+
+    async def _lease(self, request: web.Request) -> web.Response:
+        held = self._leases.get(request.match_info["name"])
+        return _failure(404, "NotFound") if held is None else web.json_response(held)
+
+    async def _write_lease(self, request: web.Request) -> web.Response:
+        lease = await request.json()
+        meta, held = lease["metadata"], self._leases.get(lease["metadata"]["name"], {"metadata": {}})
+        if meta.get("resourceVersion") != held["metadata"].get("resourceVersion"):
+            return _failure(409, "Conflict")
+        self._version += 1
+        meta["resourceVersion"] = str(self._version)
+        self._leases[meta["name"]] = lease
+        return web.json_response(lease, status=201 if request.method == "POST" else 200)
 
     # --- Reviews ------------------------------------------------------------------------------------------------------
 
@@ -227,6 +246,10 @@ class BigCluster:
         for begin in range(0, len(lines), _CHUNK):
             await self._tell(b"".join(lines[begin : begin + _CHUNK]))
         return web.json_response({"events": len(lines)})
+
+
+def _failure(status: int, reason: str) -> web.Response:
+    return web.json_response({"kind": "Status", "status": "Failure", "reason": reason, "code": status}, status=status)
 
 
 def _writer(pod: Placed, *, unbound: bool = False, **changes: str) -> Callable[[int], str]:

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from bench import hostile, memory, synthetic
-from bench.inside import CHANGES, usual
+from bench.inside import CHANGES, named
 from bench.kubeapi import KubeApi, binaries, free_ports
 from bench.node_agent import Row, add_only, machine, percentiles, show
 from bench.scheduler import PREFIX, Caller, arguments, bind_at_once, create, delete, schedule
@@ -81,17 +82,20 @@ class Extender:
 
 
 @contextlib.contextmanager
-def running(folder: Path, api: str, *flags: str) -> Iterator[Extender]:
-    """Start an extender that follows the cluster behind `api`, an address or a kubeconfig, and have it ready."""
+def running(folder: Path, api: str, *flags: str, until: str = "") -> Iterator[Extender]:
+    """Start an extender that follows the cluster behind `api`, an address or a kubeconfig, and have it ready.
+
+    `until` is what it then has to say of its readiness, if it is not to be ready.
+    """
     verbs, probes = (f"127.0.0.1:{port}" for port in free_ports(2))
     command: list[str | Path] = [Path(sys.executable).with_name("gpu-device-plugin"), "extender"]
     command += ["--api", api, "--listen", verbs, "--http", probes, *flags]
     environment = {name: text for name, text in os.environ.items() if not name.startswith(_FOREIGN)}
-    with (folder / "extender.log").open("wb") as log:
+    with (folder / f"{verbs}.log").open("wb") as log:
         began = time.monotonic()
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
         try:
-            while not _answers(f"http://{probes}/readyz"):
+            while (said := readiness(f"http://{probes}")) and not (until and said.startswith(until)):
                 if process.poll() is not None or time.monotonic() - began > 120:
                     raise SystemExit(f"the extender keeps us waiting; its log:\n{Path(log.name).read_text()}")
                 time.sleep(0.01)
@@ -101,12 +105,15 @@ def running(folder: Path, api: str, *flags: str) -> Iterator[Extender]:
             process.wait(timeout=20)
 
 
-def _answers(url: str) -> bool:
+def readiness(probes: str) -> str:
+    """Return why an extender is not ready; empty if it is."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - our own address
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+        with urllib.request.urlopen(f"{probes}/readyz", timeout=5):  # noqa: S310 - our own address
+            return ""
+    except urllib.error.HTTPError as error:
+        return error.read().decode()
+    except OSError as error:
+        return str(error)
 
 
 @contextlib.contextmanager
@@ -128,9 +135,11 @@ def both(what: str, samples: Sequence[float], bar: float | None = None) -> Itera
         yield Row(f"{what}, {name}", each, bar=most)
 
 
-def asked(extender: Extender, api: str, nodes: int, calls: int, *, churn: bool = True) -> dict[str, list[float]]:
+def asked(
+    extender: Extender, api: str, names: Iterator[list[str]], calls: int, *, churn: bool = True
+) -> dict[str, list[float]]:
     """Filter and prioritize pods of all shapes, while others end and come; return the times in ms."""
-    names, rng = [synthetic.node_name(node) for node in range(nodes)], random.Random(0)  # noqa: S311 - repeatable
+    rng = random.Random(0)  # noqa: S311 - repeatable
     found: dict[str, list[float]] = {"filter": [], "prioritize": []}
     verbs, world = Caller(extender.url), Caller(api)
     for number in range(calls):
@@ -138,7 +147,7 @@ def asked(extender: Extender, api: str, nodes: int, calls: int, *, churn: bool =
             world.post(f"/bench/churn?count={CHANGES}")
             time.sleep(0.005)  # until the watch has told
         pod = synthetic.new_pod(10**9 + number, rng.choice(list(synthetic.SHAPES)))
-        took, answer = verbs.post(f"{PREFIX}/filter", arguments(pod, usual(names, rng)))
+        took, answer = verbs.post(f"{PREFIX}/filter", arguments(pod, next(names)))
         found["filter"].append(took)
         took, _ = verbs.post(f"{PREFIX}/prioritize", arguments(pod, json.loads(answer)["NodeNames"]))
         found["prioritize"].append(took)
@@ -152,34 +161,35 @@ def followed(folder: Path, nodes: int, options: argparse.Namespace) -> Iterator[
     large = nodes == max(options.nodes)
     with cluster(nodes) as api, running(folder, api) as extender:
         of = f"{nodes:,} nodes"
-        pods = sum(1 for node in range(nodes) for _ in synthetic.pods_of(node))
-        spent_s = memory.cpu_s([extender.pid])
-        note = f"{pods:,} pods, {spent_s:.1f} s of CPU"
+        note = f"{memory.cpu_s([extender.pid]):.1f} s of CPU"
         yield Row(f"start to ready, {of}", extender.ready_s * 1000, bar=REBUILD_BAR_MS if large else None, note=note)
         yield _memory(f"memory, {of}, at first", extender, large=large)
-        times = asked(extender, api, nodes, options.calls)
-        for verb, samples in times.items():
-            yield from both(f"{verb} over HTTP, {of}", samples, BAR_MS if large else None)
+        names = [synthetic.node_name(node) for node in range(nodes)]
+        for many, percentage in {len(next(named(names, each))): each for each in (options.percentage, 100)}.items():
+            times = asked(extender, api, named(names, percentage), options.calls)
+            for verb, samples in times.items():
+                yield from both(f"{verb} over HTTP, {of}, {many:,} named", samples, BAR_MS if large else None)
         if large:
             with updates(api):
-                times = asked(extender, api, nodes, options.calls // 2, churn=False)
+                times = asked(extender, api, named(names, options.percentage), options.calls // 2, churn=False)
             yield from both(f"filter over HTTP, {of}, {_UPDATES_PER_S:,} updates a second", times["filter"])
-            yield from scraped(extender, api, nodes, options)
+            yield from scraped(extender, api, names, options)
             yield from events(extender, api, options)
-            yield scheduled(f"pods scheduled, {of}, API double", extender, api, nodes, options.pods)
+            what = f"pods scheduled, {of}, API double"
+            yield scheduled(what, extender, api, named(names, options.percentage), options.pods)
         yield _memory(f"memory, {of}, after all this", extender, large=large)
 
 
-def scraped(extender: Extender, api: str, nodes: int, options: argparse.Namespace) -> Iterator[Row]:
+def scraped(extender: Extender, api: str, names: list[str], options: argparse.Namespace) -> Iterator[Row]:
     """Read the page of metrics, at first alone and then again and again while pods are filtered."""
-    of = f"{nodes:,} nodes"
+    of = f"{len(names):,} nodes"
     before = memory.alone_mib([extender.pid])
     took, page = zip(*(_scrape(extender) for _ in range(20)), strict=True)
     lines = page[-1].count(b"\n")
     yield Row(f"a page of metrics, {of}", statistics.median(took), bar=SCRAPE_BAR_MS, note=f"{lines:,} lines")
-    quiet = asked(extender, api, nodes, options.calls // 2, churn=False)
+    quiet = asked(extender, api, named(names, options.percentage), options.calls // 2, churn=False)
     with scraping(extender) as pages:
-        times = asked(extender, api, nodes, options.calls // 2, churn=False)
+        times = asked(extender, api, named(names, options.percentage), options.calls // 2, churn=False)
     yield from both(f"filter over HTTP, {of}, not scraped", quiet["filter"])
     more = f"{len(pages)} pages"
     for row in both(f"filter over HTTP, {of}, scraped all the time", times["filter"]):
@@ -261,12 +271,11 @@ def events(extender: Extender, api: str, options: argparse.Namespace) -> Iterato
     world.close()
 
 
-def load(nodes: int, number: int) -> tuple[list[str], list[Json]]:
-    """Return the names of nodes, and pods for them as a cluster has them."""
+def load(number: int) -> list[Json]:
+    """Return pods as a cluster has them."""
     rng = random.Random(0)  # noqa: S311 - repeatable
     shapes = rng.choices(list(synthetic.SHAPES), [shape.share for shape in synthetic.SHAPES.values()], k=number)
-    pods = [synthetic.new_pod(3 * 10**9 + n, shape) for n, shape in enumerate(shapes)]
-    return [synthetic.node_name(node) for node in range(nodes)], pods
+    return [synthetic.new_pod(3 * 10**9 + n, shape) for n, shape in enumerate(shapes)]
 
 
 def session() -> aiohttp.ClientSession:
@@ -274,9 +283,11 @@ def session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=False))
 
 
-def scheduled(what: str, extender: Extender, api: str, nodes: int, number: int, *, token: str = "") -> Row:
+def scheduled(
+    what: str, extender: Extender, api: str, names: Iterator[list[str]], number: int, *, token: str = ""
+) -> Row:
     """Have pods scheduled as kube-scheduler would; the figure is pods a second."""
-    names, pods = load(nodes, number)
+    pods = load(number)
 
     async def run() -> Outcome:
         async with session() as http:
@@ -293,7 +304,7 @@ def scheduled(what: str, extender: Extender, api: str, nodes: int, number: int, 
 
 def by_kube_scheduler(extender: Extender, api: KubeApi, nodes: int, number: int) -> Iterator[Row]:
     """Have pods scheduled by kube-scheduler itself; the figure is pods a second."""
-    _, pods = load(nodes, number)
+    pods = load(number)
 
     async def make() -> None:
         async with session() as http:
@@ -433,7 +444,7 @@ def inside(_: Path, options: argparse.Namespace) -> Iterator[Row]:
     """Measure the answers without HTTP."""
     nodes = max(options.nodes)
     with cluster(nodes) as api:
-        command = [sys.executable, "-m", "bench.inside", api, str(nodes), str(options.calls)]
+        command = [sys.executable, "-m", "bench.inside", api, *map(str, (nodes, options.calls, options.percentage))]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
     found = json.loads(done.stdout.splitlines()[-1])
     shapes = found["shape"]
@@ -461,7 +472,8 @@ def real(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
         # No kubelet says of a pod that is deleted that it has ended.
         with running(folder, str(api.kubeconfig), "--vanished-grace", "0s") as extender:
             what = f"pods scheduled, {options.real_nodes:,} nodes, real API server"
-            yield scheduled(what, extender, api.url, options.real_nodes, options.pods, token=api.token)
+            names = named([synthetic.node_name(node) for node in range(options.real_nodes)], options.percentage)
+            yield scheduled(what, extender, api.url, names, options.pods, token=api.token)
             yield from bound_at_once(extender, api, options.real_nodes)
             yield from by_kube_scheduler(extender, api, options.real_nodes, options.pods)
 
@@ -480,6 +492,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.extender", description=__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[100, 1000, 5000], help="sizes of the cluster")
     parser.add_argument("--calls", type=int, default=400, help="calls of each kind")
+    parser.add_argument("--percentage", type=int, default=2, help="of the nodes that the scheduler names, at least 100")
     parser.add_argument("--events", type=int, default=100_000, help="watch events")
     parser.add_argument("--pods", type=int, default=1000, help="pods to schedule")
     parser.add_argument("--waiting", type=int, default=2000, help="pods that wait, with much written on them")

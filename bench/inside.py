@@ -1,6 +1,6 @@
 """The extender's answers without HTTP, from a process that follows the synthetic cluster as the real one does.
 
-``python -m bench.inside API NODES CALLS`` prints what it measured, as JSON; all times in ms.
+``python -m bench.inside API NODES CALLS PERCENTAGE`` prints what it measured, as JSON; all times in ms.
 """
 
 from __future__ import annotations
@@ -39,10 +39,17 @@ CHANGES = 10
 """Pods that end or come between two calls."""
 
 
-def usual(names: list[str], rng: random.Random) -> list[str]:
-    """Return the nodes as a scheduler names them: beginning with another one every time."""
-    first = rng.randrange(len(names))
-    return names[first:] + names[:first]
+_FEWEST = 100
+"""So many nodes kube-scheduler looks for at least (minFeasibleNodesToFind)."""
+
+
+def named(names: list[str], percentage: int) -> Iterator[list[str]]:
+    """Yield the nodes that kube-scheduler names for one pod after the other: so many in a hundred, in turn."""
+    most = min(len(names), max(_FEWEST, len(names) * percentage // 100))
+    first = 0
+    while True:
+        yield (names[first:] + names[:first])[:most]
+        first = (first + most) % len(names)
 
 
 class _Nowhere:
@@ -58,13 +65,14 @@ async def _current() -> None:
     return
 
 
-async def measure(api: str, nodes: int, calls: int) -> dict[str, Any]:
+async def measure(api: str, nodes: int, calls: int, percentage: int) -> dict[str, Any]:
     """Return the times of each verb, and what was asked each time."""
     settings = Sources(ExtenderSettings, {"http": "off", "listen": "127.0.0.1:0"}, {}).read()
     extender = Extender(settings, ClusterConfig(api))
     running = asyncio.create_task(extender.run(), name="extender")
     verbs, fleet = extender.verbs, extender.fleet
     names, rng = [synthetic.node_name(node) for node in range(nodes)], random.Random(0)  # noqa: S311 - repeatable
+    asked = named(names, percentage)
     probe = arguments(synthetic.new_pod(0, "gpu-mem 1"), names[:1])
     while b"read yet" in verbs.filter(probe):
         assert not running.done(), running
@@ -77,7 +85,7 @@ async def measure(api: str, nodes: int, calls: int) -> dict[str, Any]:
             await asyncio.sleep(0.005)  # until the watch has told
             shape = rng.choice(list(synthetic.SHAPES))
             pod = synthetic.new_pod(10**9 + number, shape)
-            body = arguments(pod, usual(names, rng))
+            body = arguments(pod, next(asked))
             answer = _timed(verbs.filter, body, found, "filter")
             fitting = json.loads(answer)["NodeNames"]
             body = arguments(pod, fitting)
@@ -179,4 +187,4 @@ async def _binds(extender: Extender, names: list[str], calls: int) -> Any:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))))
+    print(json.dumps(asyncio.run(measure(sys.argv[1], *map(int, sys.argv[2:])))))

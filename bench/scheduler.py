@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import aiohttp
 
@@ -88,16 +88,21 @@ class Outcome:
 
 
 async def schedule(
-    http: aiohttp.ClientSession, extender: str, pods: Sequence[Json], names: Sequence[str], *, prioritize: bool = True
+    http: aiohttp.ClientSession,
+    extender: str,
+    pods: Sequence[Json],
+    named: Iterator[Sequence[str]],
+    *,
+    prioritize: bool = True,
 ) -> Outcome:
-    """Have `pods`, which exist, scheduled onto some of the nodes `names`, as fast as the extender can."""
+    """Have `pods`, which exist, each scheduled onto one of the next nodes `named`, as fast as the extender can."""
     outcome = Outcome()
     rng = random.Random(0)  # noqa: S311 - the same run every time
 
     began = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
         for pod in pods:
-            took, found = await _ask(http, extender, "filter", arguments(pod, names))
+            took, found = await _ask(http, extender, "filter", arguments(pod, next(named)))
             outcome.filter_ms.append(took)
             fitting = found.get("NodeNames") or found.get("nodenames")
             if not fitting:

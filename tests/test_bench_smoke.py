@@ -23,7 +23,7 @@ from tests.patience import stretched
         (
             "bench.extender --only sizes --nodes 3 --calls 20 --events 50 --pods 3",
             "8 GPUs of 16 GiB a node",
-            {"start to ready, 3 nodes", "filter over HTTP, 3 nodes, p99", "growth with scrapes, 3 nodes"},
+            {"start to ready, 3 nodes", "filter over HTTP, 3 nodes, 3 named, p99", "growth with scrapes, 3 nodes"},
         ),
         (
             "bench.dra --only claims --rounds 1 --pods 3 --wipes 2",
