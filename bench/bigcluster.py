@@ -49,7 +49,7 @@ class BigCluster:
         self._log: dict[str, deque[tuple[int, bytes]]] = {"pods": deque(maxlen=_REMEMBERED), "nodes": deque()}
         self._watches: dict[str, set[asyncio.Queue[bytes]]] = {"pods": set(), "nodes": set()}
         self._lists: dict[str, Sequence[Callable[[], str]]] = {}
-        self._number = 10**7
+        self._number = 10**8
         self._turn = 0
         self._away: deque[Placed] = deque()
         self._leases: dict[str, dict[str, Any]] = {}

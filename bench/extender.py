@@ -42,11 +42,10 @@ if TYPE_CHECKING:
     from bench.scheduler import Outcome
     from gpu_device_plugin.testing.builders import Json
 
-BAR_MS, REBUILD_BAR_MS = 5.0, 10_000.0
+BAR_MS, REBUILD_BAR_MS = 5.0, 8_000.0
 HOSTILE_BAR_MS = 50.0
 """For one decision on one pod, whatever stands on it."""
-MEMORY_BAR_MIB = 286.0
-"""300 MB."""
+MEMORY_BAR_MIB = 250.0
 SCRAPE_BAR_MS = 100.0
 WAITING_BAR_MIB = 20.0
 """For 2,000 pods on which their owners have written as much as they can."""
