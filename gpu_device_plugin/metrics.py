@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
+import time
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import Page
-from gpu_device_plugin.core.report.exposition import Gauge, family
+from gpu_device_plugin.core.report.exposition import CONTENT_TYPE, Gauge, family, histogram, number
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.core.report.exposition import Gauges
+    from collections.abc import Iterator
+
+    from gpu_device_plugin.core.report.exposition import Gauges, Observed
 
 
 # --- Counters and histograms. Labels have few values: names of resources, RPCs, causes; never pods or sentences. -----
@@ -113,10 +120,7 @@ EXTENDER_DURATIONS = (VERBS,)
 
 
 class Metrics:
-    """The counters and histograms to which the rest of the program adds.
-
-    These count nothing, for a program without /metrics; prometheus-client (5 MB) is not even imported.
-    """
+    """The counters and histograms to which the rest of the program adds. These count nothing, without /metrics."""
 
     def count(self, what: Count, *labels: str, times: int = 1) -> None:
         """Add to a counter; `labels` in the order of ``what.labels``."""
@@ -126,7 +130,7 @@ class Metrics:
 
 
 class PrometheusMetrics(Metrics):
-    """Keeps counters and histograms in a registry of its own, and serves them with the program's state as a page."""
+    """Keeps counters and histograms, and serves them with the program's state as a page."""
 
     def __init__(
         self,
@@ -135,34 +139,26 @@ class PrometheusMetrics(Metrics):
         durations: Iterable[Duration] = DURATIONS,
     ) -> None:
         """Begin at zero; `gauges` returns those of the program with their values, read as they are written."""
-        import prometheus_client as prometheus  # noqa: PLC0415 - 5 MB that an agent without /metrics does not pay
-
-        # Else each counter had a series more, of the time at which it began.
-        prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._registry = prometheus.CollectorRegistry()
-        self._counters = {
-            what: prometheus.Counter(what.name, what.help, what.labels, registry=self._registry) for what in counts
+        self._counts: dict[Count, dict[tuple[str, ...], int]] = {
+            what: {} if what.labels else {(): 0} for what in counts
         }
-        self._histograms = {
-            what: prometheus.Histogram(
-                what.name, what.help, what.labels, registry=self._registry, buckets=what.buckets_s
-            )
-            for what in durations
-        }
-        # Memory, CPU time and open files of this process: the first metrics to check when an agent misbehaves.
-        prometheus.ProcessCollector(registry=self._registry)
+        self._durations: dict[Duration, dict[tuple[str, ...], _Observations]] = {what: {} for what in durations}
         self._gauges = gauges
+        self._began_s = _began_s()
         self._writing = asyncio.Lock()
 
     def count(self, what: Count, *labels: str, times: int = 1) -> None:
         """Add to a counter; `labels` in the order of ``what.labels``."""
-        counter = self._counters[what]
-        (counter.labels(*labels) if labels else counter).inc(times)
+        counted = self._counts[what]
+        counted[labels] = counted.get(labels, 0) + times
 
     def took(self, what: Duration, seconds: float, *labels: str) -> None:
         """Add to a histogram; `labels` in the order of ``what.labels``."""
-        histogram = self._histograms[what]
-        (histogram.labels(*labels) if labels else histogram).observe(seconds)
+        observed = self._durations[what].get(labels)
+        if observed is None:
+            observed = self._durations[what][labels] = _Observations([0] * (len(what.buckets_s) + 1))
+        observed.buckets[bisect_left(what.buckets_s, seconds)] += 1
+        observed.sum_s += seconds
 
     async def page(self) -> Page:
         """Return all metrics in Prometheus' text format.
@@ -170,17 +166,61 @@ class PrometheusMetrics(Metrics):
         Thousands of lines take longer than a scheduler or a kubelet should wait for its answer, so others run after
         every few of them; and pages are made one after the other, however many clients ask for one.
         """
-        from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest  # noqa: PLC0415 - see __init__
-
         async with self._writing:
-            text = [generate_latest(self._registry).decode()]
+            text = ["".join(self._recorded())]
             await asyncio.sleep(0)
             for gauge, values in chain([(BUILD, [((__version__,), 1)])], self._gauges()):
                 for piece in family(gauge, values):
                     text.append(piece)
                     if len(piece) >= _LONG:
                         await asyncio.sleep(0)
-            return Page("".join(text), content_type=CONTENT_TYPE_LATEST)
+            return Page("".join(text), content_type=CONTENT_TYPE)
+
+    def _recorded(self) -> Iterator[str]:
+        for count, counted in self._counts.items():
+            yield from family(
+                Gauge(count.name.removesuffix("_total"), count.help, count.labels, grows=True), counted.items()
+            )
+        for what, series in self._durations.items():
+            bounds = (*map(number, what.buckets_s), "+Inf")
+            observed: Iterator[Observed] = (
+                (labels, list(zip(bounds, accumulate(each.buckets), strict=True)), each.sum_s)
+                for labels, each in series.items()
+            )
+            yield from histogram(what.name, what.help, what.labels, observed)
+        for gauge, value in _process(self._began_s):
+            yield from family(gauge, [((), value)])
+
+
+@dataclass(slots=True)
+class _Observations:
+    """How many durations fell into each bucket, and their sum."""
+
+    buckets: list[int]
+    sum_s: float = 0.0
+
+
+def _stat() -> list[str]:
+    """Return the fields of proc_pid_stat(5) from the third on; the name before may hold anything."""
+    return Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+
+
+def _began_s() -> float:
+    """Return when this process began, in seconds since the epoch."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + int(_stat()[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def _process(began_s: float) -> Iterator[tuple[Gauge, float]]:
+    """Yield memory, CPU time and open files of this process: the first metrics to check when an agent misbehaves."""
+    fields, pages, ticks = _stat(), os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
+    yield Gauge("process_virtual_memory_bytes", "Virtual memory size in bytes."), int(fields[20])
+    yield Gauge("process_resident_memory_bytes", "Resident memory size in bytes."), int(fields[21]) * pages
+    yield Gauge("process_start_time_seconds", "Start time of the process since unix epoch in seconds."), began_s
+    used_s = (int(fields[11]) + int(fields[12])) / ticks
+    yield Gauge("process_cpu_seconds", "Total user and system CPU time spent in seconds.", grows=True), used_s
+    yield Gauge("process_open_fds", "Number of open file descriptors."), sum(1 for _ in Path("/proc/self/fd").iterdir())
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield Gauge("process_max_fds", "Maximum number of open file descriptors."), most
 
 
 _LONG = 4096

@@ -1,19 +1,21 @@
-"""Write gauges in Prometheus' text format, a few lines at a time.
+"""Prometheus' text format, written a few lines at a time, and read.
 
-The format is https://prometheus.io/docs/instrumenting/exposition_formats/. prometheus_client builds three objects for
-every sample of a page before it writes the first; a page of a thousand containers or nodes is cheaper written directly.
-The text is the same, character for character, and so are the rules of escaping.
+The format is https://prometheus.io/docs/instrumenting/exposition_formats/. The text is that of prometheus_client,
+character for character. That library costs an agent 1 MB, and builds three objects for every sample of a page before it
+writes the first.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LINES_AT_ONCE = 256
 """Lines in one piece of text: they take about half a millisecond."""
 
@@ -32,6 +34,8 @@ class Gauge:
 
 Value: TypeAlias = "tuple[Sequence[str], float]"
 """Labels in the order of ``Gauge.labels``, and the value."""
+Observed: TypeAlias = "tuple[Sequence[str], Sequence[tuple[str, float]], float]"
+"""Labels; how many values each bucket and all below it have, by its bound, the last ``+Inf``; and the sum."""
 Gauges: TypeAlias = "Iterable[tuple[Gauge, Iterable[Value]]]"
 
 
@@ -41,9 +45,36 @@ def family(gauge: Gauge, values: Iterable[Value]) -> Iterator[str]:
     `values` are read piece by piece.
     """
     name, kind = (f"{gauge.name}_total", "counter") if gauge.grows else (gauge.name, "gauge")
-    explained = gauge.help.replace("\\", "\\\\").replace("\n", "\\n")
-    yield f"# HELP {name} {explained}\n# TYPE {name} {kind}\n"
-    labels = gauge.labels
+    yield _head(name, gauge.help, kind)
+    yield from _lines(name, gauge.labels, values)
+
+
+def histogram(name: str, explained: str, labels: Sequence[str], observed: Iterable[Observed]) -> Iterator[str]:
+    """Yield a histogram as pieces of text."""
+    yield _head(name, explained, "histogram")
+    for texts, buckets, total in observed:
+        count = buckets[-1][1]
+        yield from _lines(f"{name}_bucket", (*labels, "le"), (((*texts, bound), upto) for bound, upto in buckets))
+        yield from _lines(f"{name}_count", labels, [(texts, count)])
+        yield from _lines(f"{name}_sum", labels, [(texts, total)])
+
+
+def samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
+    """Yield (name, labels, value) of each line of a page. Escapes in labels are left as they are."""
+    for name, labels, value in _SAMPLE.findall(text):
+        yield name, dict(_LABEL.findall(labels)), float(value)
+
+
+_SAMPLE = re.compile(r"^([a-z_]+)(?:\{(.*)\})? ([-+.0-9e]+)$", re.MULTILINE | re.ASCII)
+_LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"', re.ASCII)
+
+
+def _head(name: str, explained: str, kind: str) -> str:
+    explained = explained.replace("\\", "\\\\").replace("\n", "\\n")
+    return f"# HELP {name} {explained}\n# TYPE {name} {kind}\n"
+
+
+def _lines(name: str, labels: Sequence[str], values: Iterable[Value]) -> Iterator[str]:
     order = sorted(range(len(labels)), key=labels.__getitem__)
     begins = [(f'{labels[place]}="', place) for place in order]
     left = iter(values)

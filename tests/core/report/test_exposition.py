@@ -8,10 +8,10 @@ import prometheus_client
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import generate_latest
 
-from gpu_device_plugin.core.report.exposition import LINES_AT_ONCE, Gauge, Value, family, number
+from gpu_device_plugin.core.report.exposition import LINES_AT_ONCE, Gauge, Value, family, histogram, number, samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,6 +49,30 @@ def test_any_text_and_number_is_written_as_by_the_library(help: str, values: lis
 def test_a_gauge_without_labels_and_one_without_values_are_written_as_by_the_library() -> None:
     for gauge, values in ((Gauge("gpushare_one", "One."), [((), 1)]), (Gauge("gpushare_none", "None.", ("a",)), [])):
         assert "".join(family(gauge, values)) == by_the_library(gauge, values)
+
+
+def test_a_histogram_is_written_as_by_the_library() -> None:
+    class Collector:
+        def collect(self) -> list[prometheus_client.Metric]:
+            found = HistogramMetricFamily("gpushare_took", "Took.", labels=["method"])
+            found.add_metric(["Allocate"], buckets, 0.0073)
+            return [found]
+
+    buckets = [("0.0005", 1), ("0.01", 2), ("+Inf", 2)]
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(Collector())
+    written = "".join(histogram("gpushare_took", "Took.", ("method",), [(("Allocate",), buckets, 0.0073)]))
+    assert written == generate_latest(registry).decode()
+
+
+def test_what_was_written_is_read() -> None:
+    gauge = Gauge("gpushare_some", "Some.", ("pod", "container"), grows=True)
+    values = [(("a", "b} 1"), 1 << 30), (("c", "d"), 0.5)]
+    assert list(samples("".join(family(gauge, values)) + "junk\none 2\n")) == [
+        ("gpushare_some_total", {"pod": "a", "container": "b} 1"}, 1 << 30),
+        ("gpushare_some_total", {"pod": "c", "container": "d"}, 0.5),
+        ("one", {}, 2),
+    ]
 
 
 def test_memory_is_written_as_go_writes_it() -> None:
