@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 
 class Enforcement(StrEnum):
@@ -20,7 +21,7 @@ class Enforcement(StrEnum):
     ADVISORY = "advisory"
     """Only the container's variables name the limit."""
 
-    @property
+    @cached_property
     def strength(self) -> int:
         """Higher for a stronger means."""
         return len(Enforcement) - list(Enforcement).index(self)
