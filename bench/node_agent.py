@@ -7,7 +7,6 @@ the row of one in which there is nothing to do.
 from __future__ import annotations
 
 import argparse
-import compileall
 import contextlib
 import datetime as dt
 import json
@@ -44,8 +43,19 @@ MEMORY, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 SIZE = 8
 """Shares of one allocation."""
 NODE = "bench"
-_FOREIGN = ("GPUSHARE_", "KUBERNETES_", "NODE_NAME", "PYTHON")
+_FOREIGN = ("GPUSHARE_", "KUBERNETES_", "NODE_NAME", "PYTHON", "MALLOC_")
 """Variables that would make another agent of it."""
+IMAGE = {"MALLOC_ARENA_MAX": "1", "PYTHONOPTIMIZE": "2"}
+"""What the Dockerfile sets for the sake of memory."""
+
+
+def as_shipped(compiled: Path) -> dict[str, str]:
+    """Return the environment of an agent that runs as in the image, which keeps its byte code in the folder `compiled`.
+
+    The first agent with this folder writes it.
+    """
+    ours = {name: text for name, text in os.environ.items() if not name.startswith(_FOREIGN)}
+    return {**ours, **IMAGE, "PYTHONNODEBUGRANGES": "1", "PYTHONPYCACHEPREFIX": str(compiled)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +141,7 @@ def running(
             command = [sys.executable, "-m", "bench.series", proc]
         command += ["node", "--gpus", gpus]
         command += ["--device-plugin-dir", kubelet.directory, "--pod-resources-socket", kubelet.pod_resources, *flags]
-        environment = {name: text for name, text in os.environ.items() if not name.startswith(_FOREIGN)}
+        environment = as_shipped(root.with_name("compiled"))
         began = time.monotonic()
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
         run = Run(kubelet, process)
@@ -428,12 +438,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pods", type=int, default=200, help="pods of the node, with API access")
     add_only(parser, PARTS)
     options = parser.parse_args(argv)
-    compileall.compile_dir(Path(gpu_device_plugin.__file__).parent, quiet=1)
     print(machine() + "\n")
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         root = Path(folder, "node")
         with running(root):
-            pass  # whatever is read from disk for the first time
+            pass  # whatever is compiled, or read from disk, for the first time
         show(row for part in options.only for row in PARTS[part](root, options))
     return 0
 

@@ -12,6 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from bench.node_agent import IMAGE
 from tests.deploy.locks import PYTHONS, project, read, wanted, written
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +55,12 @@ def test_the_wheel_finds_everything_it_is_made_of() -> None:
     described = project()["project"]
     needed = {"pyproject.toml", "hatch_build.py", "gpu_device_plugin", "README.md", *described["license-files"]}
     assert needed <= set(copied())
+
+
+def test_agents_are_measured_as_the_image_runs_them() -> None:
+    assert {f"{name}={value}" for name, value in IMAGE.items()} <= set(the("ENV")[0].split())
+    compiled = re.findall(r"python3 (\S* ?\S+ )-m compileall -q (-o \d)", " ".join(commands()))
+    assert compiled == [("-X no_debug_ranges ", f"-o {IMAGE['PYTHONOPTIMIZE']}")] * 2
 
 
 def test_the_image_runs_the_program_that_the_wheel_installs() -> None:
