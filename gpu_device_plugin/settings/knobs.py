@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -71,6 +70,8 @@ def nearest(word: str, known: Iterable[str], otherwise: str, *, prefix: str = ""
     A common `prefix` of the known words does not count as similarity, and case does not count as difference.
     """
     stems = {name.removeprefix(prefix).lower(): name for name in known}
+    import difflib  # noqa: PLC0415 - only a mistake needs it
+
     found = difflib.get_close_matches(word.removeprefix(prefix).lower(), stems, n=1)
     return f"did you mean {stems[found[0]]}?" if found else otherwise
 
