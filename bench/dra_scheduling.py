@@ -76,11 +76,10 @@ def given(claims: Iterable[Claim]) -> Given:
         devices = claim.devices_of(DRIVER)
         allocated += bool(devices)
         for device in devices:
-            found = parse_device_name(device.name)
-            if found is None:
+            uuid = parse_device_name(device.name)
+            if not uuid:
                 raise ValueError(f"no device of ours is called {device.name}")
-            uuid, whole = found
-            if whole:
+            if device.whole:
                 wholes[uuid] += 1
             else:
                 assert device.memory_mib is not None, f"the allocation of {claim} says nothing of memory"

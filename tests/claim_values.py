@@ -59,18 +59,18 @@ def with_instances(gpus: NodeGpus, *profiles: str, unhealthy: Iterable[int] = ()
 
 def whole_instance(at: int, node: str = "n1") -> Device:
     """Return a MIG instance that the claim has whole, by its position."""
-    return Device("gpu", DRIVER, node, device_name(INSTANCES[at], whole=True))
+    return Device("gpu", DRIVER, node, device_name(INSTANCES[at]))
 
 
 def part(gpu: int, memory_mib: int | None, node: str = "n1", *, admin: bool = False, share_id: str = "s") -> Device:
     """Return a part of the memory of a GPU."""
-    name = device_name(UUIDS[gpu], whole=False)
+    name = device_name(UUIDS[gpu])
     return Device("gpu", DRIVER, node, name, share_id, memory_mib, admin=admin)
 
 
 def whole(gpu: int, node: str = "n1") -> Device:
     """Return a GPU that the claim has alone."""
-    return Device("gpu", DRIVER, node, device_name(UUIDS[gpu], whole=True))
+    return Device("gpu", DRIVER, node, device_name(UUIDS[gpu]))
 
 
 def claim(
@@ -149,7 +149,7 @@ def part_json(gpu: int, memory: str, node: str = "n1") -> dict[str, Any]:
         "request": "gpu",
         "driver": DRIVER,
         "pool": node,
-        "device": device_name(UUIDS[gpu], whole=False),
+        "device": device_name(UUIDS[gpu]),
         "shareID": f"b9cedc78-0000-4000-8000-00000000000{gpu}",
         "consumedCapacity": {"compute": "0", "memory": memory},
     }
@@ -157,4 +157,4 @@ def part_json(gpu: int, memory: str, node: str = "n1") -> dict[str, Any]:
 
 def whole_json(gpu: int, node: str = "n1") -> dict[str, Any]:
     """Return one result of an allocation: a whole GPU."""
-    return {"request": "gpu", "driver": DRIVER, "pool": node, "device": device_name(UUIDS[gpu], whole=True)}
+    return {"request": "gpu", "driver": DRIVER, "pool": node, "device": device_name(UUIDS[gpu])}

@@ -93,12 +93,12 @@ def mig_node(
 
 def instance(card: int, number: int, gib: float | None = 4, *, whole: bool = False, **rest: Any) -> Device:
     """Return an allocated device: so many GiB of a MIG instance, or all of it."""
-    return replace(device(0, gib, whole=whole), name=device_name(mig_uuid(card, number), whole=whole), **rest)
+    return replace(device(0, gib, whole=whole), name=device_name(mig_uuid(card, number)), **rest)
 
 
 def device(position: int = 0, gib: float | None = 4, *, whole: bool = False, **rest: Any) -> Device:
     """Return an allocated device: so many GiB of the GPU at `position`, or all of it."""
-    found = Device("gpu", DRIVER, NODE, device_name(uuid(position), whole=whole), "" if whole else f"share-{position}")
+    found = Device("gpu", DRIVER, NODE, device_name(uuid(position)), "" if whole else f"share-{position}")
     mib = None if whole or gib is None else int(gib * MIB_PER_GIB)
     return replace(found, memory_mib=mib, **rest)
 

@@ -25,6 +25,10 @@ POLICY = the("MutatingAdmissionPolicy", "optional/dra-mutating-policy")
 # --- Device classes and templates ------------------------------------------------------------------------------------
 
 
+PARAMETERS = {"apiVersion": dra.API_VERSION, "kind": dra.CONFIG_KIND, dra.TAKE_WHOLE: True}
+TAKES_ALL: Json = {"config": [{"opaque": {"driver": dra.DRIVER, "parameters": PARAMETERS}}]}
+
+
 @pytest.mark.parametrize(
     ("name", "type_", "other"),
     [
@@ -32,17 +36,23 @@ POLICY = the("MutatingAdmissionPolicy", "optional/dra-mutating-policy")
         (
             dra.WHOLE_CLASS,
             dra.WHOLE,
-            {"extendedResourceName": next(each.name for each in NodeSettings().offered if each.kind is Kind.COUNT)},
+            {
+                "extendedResourceName": next(each.name for each in NodeSettings().offered if each.kind is Kind.COUNT),
+                **TAKES_ALL,
+            },
         ),
-        (dra.MIG_CLASS, dra.MIG, {}),
+        (dra.MIG_CLASS, dra.MIG, TAKES_ALL),
         ("gpushare-monitor", dra.MONITOR, {}),
     ],
 )
 def test_a_device_class_selects_the_devices_of_our_driver_by_their_type(name: str, type_: str, other: Json) -> None:
     spec = OBJECTS["DeviceClass", "", name]["spec"]
     (selector,) = spec["selectors"]
-    selected = f"device.driver == '{dra.DRIVER}' && device.attributes['{dra.DRIVER}'].{dra.TYPE} == '{type_}'"
-    assert selector == {"cel": {"expression": selected}}
+    attributes = f"device.attributes['{dra.DRIVER}']"
+    of_type = f"{attributes}.{dra.TYPE}"
+    if TAKES_ALL.items() <= other.items():
+        of_type = f"{attributes}.?{dra.AS_WHOLE}.orValue({of_type})"
+    assert selector == {"cel": {"expression": f"device.driver == '{dra.DRIVER}' && {of_type} == '{type_}'"}}
     assert {key: value for key, value in spec.items() if key != "selectors"} == other
 
 

@@ -63,18 +63,18 @@ async def world(api: PolicyWorld) -> PolicyWorld:
 
 
 def piece(name: str, node: str, *, driver: str = dra.DRIVER, pool: str = "") -> Json:
-    """Return a slice with a GPU of both kinds, as an agent publishes it."""
+    """Return a slice with two devices, as an agent publishes it."""
     attributes = {dra.UUID: {"string": UUID}, dra.INDEX: {"int": 0}}
     memory = {"value": "16Gi", "requestPolicy": {"default": "1Gi", "validRange": {"min": "1Gi", "step": "1Gi"}}}
     devices = [
         {
-            "name": dra.device_name(UUID, whole=False),
+            "name": dra.device_name(UUID),
             "allowMultipleAllocations": True,
             "attributes": {**attributes, dra.TYPE: {"string": dra.SHARED}},
             "capacity": {dra.MEMORY: memory},
         },
         {
-            "name": dra.device_name(UUID, whole=True),
+            "name": f"{dra.device_name(UUID)}-other",
             "attributes": {**attributes, dra.TYPE: {"string": dra.WHOLE}},
         },
     ]
@@ -191,7 +191,7 @@ async def claim(world: PolicyWorld, name: str, node: str) -> None:
 
 
 def device(node: str) -> Json:
-    return {"driver": dra.DRIVER, "pool": node, "device": dra.device_name(UUID, whole=False), "shareID": SHARE_ID}
+    return {"driver": dra.DRIVER, "pool": node, "device": dra.device_name(UUID), "shareID": SHARE_ID}
 
 
 def patch_claim(name: str, status: Json) -> Request:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from gpu_device_plugin.cluster.objects.resource_claims import read_claim
 from gpu_device_plugin.core.contract import dra
 from gpu_device_plugin.core.dra.devices import SliceInputs
 from gpu_device_plugin.core.dra.pool import contents, slice_name
@@ -89,7 +90,8 @@ class Cluster:
         (name,) = names
         claim = self.get("resourceclaim", name, f"--namespace={namespace}")
         results: list[Json] = claim["status"]["allocation"]["devices"]["results"]
-        return results
+        devices = read_claim(json.dumps(claim).encode()).devices
+        return [{**result, "whole": device.whole} for result, device in zip(results, devices, strict=True)]
 
     def empty(self) -> None:
         """Remove all pods at once, as no kubelet ends them, and their claims."""
@@ -182,9 +184,8 @@ def gpus(results: list[Json]) -> list[str]:
     found = []
     for each in results:
         watched = dra.parse_monitor_name(each["device"])
-        parsed = (watched, False) if watched else dra.parse_device_name(each["device"])
-        assert parsed is not None
-        found.append(f"{(*UUIDS, *INSTANCES).index(parsed[0])}{'w' * parsed[1]}{'m' * bool(watched)}")
+        number = (*UUIDS, *INSTANCES).index(watched or dra.parse_device_name(each["device"]))
+        found.append(f"{number}{'w' * each['whole']}{'m' * bool(watched)}")
     return found
 
 
@@ -198,7 +199,7 @@ def gpus(results: list[Json]) -> list[str]:
         (("first-available", "h200-first", ["2"], ["12Gi"]),),
         (("parameters", "limited", ["0"], ["4Gi"]),),
         # NVLinks connect two of the GPUs.
-        (("nvlink", "two-gpus-nvlink", ["2w", "3w"], []),),
+        (("nvlink", "two-gpus-nvlink", ["0w", "1w"], []),),
         # The first GPU with instances has one left.
         (("mig-instance", "mig-by-claim", ["4w"], []), ("mig-one-gpu", "two-instances", ["6w", "7w"], [])),
     ],
@@ -211,7 +212,7 @@ def test_a_pod_gets_what_its_claims_describe(
         free.kubectl("apply", "--validate=strict", f"--filename={DOCS / 'claims' / name}.yaml")
         results = free.allocated(pod)
         assert sorted(gpus(results)) == expected
-        assert [each["consumedCapacity"]["memory"] for each in results if "consumedCapacity" in each] == memory
+        assert [each["consumedCapacity"]["memory"] for each in results if not each["whole"]] == memory
 
 
 def test_the_second_choice_is_taken_where_the_first_is_used_up(free: Cluster) -> None:
@@ -227,10 +228,10 @@ def test_the_second_choice_is_taken_where_the_first_is_used_up(free: Cluster) ->
 
 
 def test_whole_gpus_and_shares_stay_apart(free: Cluster) -> None:
-    """Whole ones come from the other end; those of a pod that knows no claims too."""
+    """All take the first that is free enough; those of a pod that knows no claims too."""
     for name, pod, expected in (
         ("four-gib", "four-gib", ["0"]),
-        ("whole-gpu", "whole-gpu-by-claim", ["3w"]),
+        ("whole-gpu", "whole-gpu-by-claim", ["1w"]),
     ):
         free.kubectl("apply", f"--filename={DOCS / 'claims' / name}.yaml")
         assert gpus(free.allocated(pod)) == expected
@@ -245,18 +246,18 @@ def test_whole_gpus_and_shares_stay_apart(free: Cluster) -> None:
         },
     }
     free.apply(unchanged)
-    assert sorted(gpus(free.allocated("unchanged"))) == ["1w", "2w"]
+    assert sorted(gpus(free.allocated("unchanged"))) == ["2w", "3w"]
 
 
 def test_who_looks_at_all_gpus_takes_none(free: Cluster) -> None:
     free.kubectl("apply", f"--filename={DOCS / 'claims' / 'whole-gpu.yaml'}")
-    assert gpus(free.allocated("whole-gpu-by-claim")) == ["3w"]
+    assert gpus(free.allocated("whole-gpu-by-claim")) == ["0w"]
     free.kubectl("apply", "--validate=strict", f"--filename={DOCS / 'claims' / 'monitoring.yaml'}")
     results = free.allocated("monitor", "gpu-monitoring")
     assert sorted(gpus(results)) == [f"{n}m" for n in range(8)]
     assert all(each["adminAccess"] for each in results)
     free.kubectl("apply", f"--filename={DOCS / 'claims' / 'four-gib.yaml'}")
-    assert gpus(free.allocated("four-gib")) == ["0"]
+    assert gpus(free.allocated("four-gib")) == ["1"]
 
 
 def test_a_limit_of_a_profile_is_served_by_a_class_with_its_name(free: Cluster) -> None:

@@ -53,7 +53,7 @@ LIMIT = "aliyun.com/mig-1g.10gb"
 
 
 def of_type(cluster: Cluster, kind: str, profile: str = "") -> dict[str, str]:
-    """Return the UUIDs of the devices of a type, and of a profile if one is named, by the device's name."""
+    """Return the UUIDs of the devices that claims can have as a type, and of a profile if named, by the names."""
     texts = {
         name: {key: next(iter(value.values())) for key, value in device["attributes"].items()}
         for name, device in devices(cluster).items()
@@ -61,7 +61,7 @@ def of_type(cluster: Cluster, kind: str, profile: str = "") -> dict[str, str]:
     return {
         name: text["uuid"]
         for name, text in texts.items()
-        if text["type"] == kind and profile in ("", text.get("profile"))
+        if kind in (text["type"], text.get("whole")) and profile in ("", text.get("profile"))
     }
 
 
@@ -92,7 +92,7 @@ def mode(cluster: Cluster, value: str, **expected: int) -> None:
 
 @pytest.fixture(scope="module")
 def installed() -> Iterator[Cluster]:
-    with dra_lab.installed(FOUR, T4, published=3) as cluster:
+    with dra_lab.installed(FOUR, T4, published=2) as cluster:
         by_limit, _ = yaml.safe_load_all((DOCS / "claims/mig-by-limit.yaml").read_text())
         cluster.apply_all([by_limit])
         yield cluster

@@ -8,7 +8,7 @@ import msgspec
 
 from gpu_device_plugin.cluster.objects.decoding import ObjectKind, ObjectMeta, decoded, named
 from gpu_device_plugin.cluster.objects.quantity import whole_quantity
-from gpu_device_plugin.core.contract.dra import COMPUTE, DRIVER, MEMORY
+from gpu_device_plugin.core.contract.dra import COMPUTE, DRIVER, MEMORY, TAKE_WHOLE
 from gpu_device_plugin.core.model.resource_claims import Claim, Consumer, Device, DeviceRequest, Parameters
 
 GROUP = "resource.k8s.io"
@@ -105,6 +105,7 @@ def read_claim(raw: bytes | msgspec.Raw) -> Claim:
     meta, status = named(claim.metadata, "ResourceClaim"), claim.status
     given = _Given() if status.allocation is None else status.allocation.devices or _Given()
     asked = _Asked() if claim.spec.devices is None else claim.spec.devices
+    parameters = _parameters(given.config or ())
     return Claim(
         uid=meta.uid,
         namespace=meta.namespace,
@@ -113,8 +114,8 @@ def read_claim(raw: bytes | msgspec.Raw) -> Claim:
         deleting=meta.deletion_timestamp is not None,
         requests=tuple(_request(one) for one in asked.requests or ()),
         allocated=status.allocation is not None,
-        devices=tuple(_device(one) for one in given.results or ()),
-        parameters=tuple(_parameters(given.config or ())),
+        devices=tuple(_device(one, parameters) for one in given.results or ()),
+        parameters=tuple(parameters),
         consumers=tuple(Consumer(one.uid, one.name) for one in status.reserved_for or () if one.resource == "pods"),
         resource_version=meta.resource_version,
     )
@@ -133,10 +134,11 @@ def _request(request: _Request) -> DeviceRequest:
     )
 
 
-def _device(result: _Result) -> Device:
-    amounts = result.consumed or {}
+def _device(result: _Result, parameters: list[Parameters]) -> Device:
+    amounts, request = result.consumed or {}, _base(result.request)
+    says = [each.values.get(TAKE_WHOLE) for each in parameters if not each.requests or request in each.requests]
     return Device(
-        request=_base(result.request),
+        request=request,
         driver=result.driver,
         pool=result.pool,
         name=result.device,
@@ -144,6 +146,8 @@ def _device(result: _Result) -> Device:
         memory_mib=_mib(amounts),
         compute=_compute(amounts),
         admin=result.admin_access is True,
+        # The claim's own word comes after its class's, and counts.
+        undivided=next((word for word in reversed(says) if word is not None), False) is True,
     )
 
 

@@ -53,7 +53,6 @@ class _Pool(msgspec.Struct, rename="camel", gc=False):
 class _Spec(msgspec.Struct, rename="camel", gc=False):
     pool: _Pool = msgspec.field(default_factory=_Pool)
     devices: list[dict[str, Any]] | None = None
-    shared_counters: list[dict[str, Any]] | None = None
 
 
 class _Slice(msgspec.Struct, gc=False):
@@ -68,9 +67,7 @@ def read_slice(raw: bytes | msgspec.Raw) -> Present:
     """Return a ResourceSlice. Raises UnreadableObjectError."""
     found = decoded(_DECODER, raw, "ResourceSlice")
     meta, spec = named(found.metadata, "ResourceSlice"), found.spec
-    content: Content = (
-        {"sharedCounters": spec.shared_counters} if spec.shared_counters else {"devices": spec.devices or []}
-    )
+    content: Content = {"devices": spec.devices or []}
     pool = spec.pool
     return Present(meta.name, meta.resource_version, pool.generation, pool.resource_slice_count, content, meta.uid)
 

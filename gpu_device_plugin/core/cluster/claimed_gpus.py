@@ -18,7 +18,6 @@ from gpu_device_plugin.core.contract.dra import (
     MIG_CLASS,
     SHARED_CLASS,
     WHOLE_CLASS,
-    device_name,
     parse_device_name,
 )
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB
@@ -70,9 +69,8 @@ def usage_of_claims(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> Usage
     whole: set[int] = set()
     unplaced_shares = unplaced_gpus = 0
     for device in (device for claim in claims for device in taken(claim) if device.pool == node):
-        named = parse_device_name(device.name)
-        position = None if named is None else positions.get(named[0].lower())
-        amount = None if named is not None and named[1] else _shares(device, gpus.share_mib)
+        position = positions.get(parse_device_name(device.name).lower())
+        amount = _shares(device, gpus.share_mib)
         if position in gpus.elsewhere:
             continue
         if position is None and amount is None:
@@ -87,12 +85,8 @@ def usage_of_claims(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> Usage
 
 
 def _shares(device: Device, share_mib: int | None) -> int | None:
-    """Return the shares of a part of a GPU; None: all of it.
-
-    An allocation that names no memory comes from an API server that knows no parts of devices: the claim has the GPU
-    alone.
-    """
-    if device.memory_mib is None or share_mib is None:
+    """Return the shares of a part of a GPU; None: all of it."""
+    if device.whole or device.memory_mib is None or share_mib is None:
         return None
     return -(-device.memory_mib // share_mib)
 
@@ -119,18 +113,14 @@ def claimants(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> tuple[Occup
 
 def instance_claimants(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> tuple[InstancePod, ...]:
     """Return those who have whole MIG instances of a node through claims, as `claimants` does the others."""
-    listed = {
-        device_name(gpu.uuid, whole=True): (gpu.uuid, gpu.instance.resource)
-        for gpu in gpus.instances
-        if gpu.instance is not None
-    }
+    listed = {gpu.uuid: gpu.instance.resource for gpu in gpus.instances if gpu.instance is not None}
     found = []
     for group in _by_users(claims):
-        names = [device.name for claim in group for device in taken(claim) if device.pool == node]
-        held = [listed[name] for name in names if name in listed]
+        names = [parse_device_name(device.name) for claim in group for device in taken(claim) if device.pool == node]
+        held = [uuid for uuid in names if uuid in listed]
         if held:
-            asked = Counter(resource for _, resource in held)
-            uuids, first = frozenset(uuid for uuid, _ in held), group[0]
+            asked = Counter(listed[uuid] for uuid in held)
+            uuids, first = frozenset(held), group[0]
             ending = all(claim.deleting for claim in group)
             space, name = first.namespace, label(first)
             found.append(InstancePod(_uid(first), NOTHING, 0, ending, None, space, name, asked=asked, held=uuids))

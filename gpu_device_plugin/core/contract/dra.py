@@ -13,17 +13,18 @@ CDI_KIND = f"{DRIVER}/claim"
 """Vendor and class of the CDI devices that the driver makes, one for each prepared claim."""
 
 SHARED = "shared-gpu"
-"""Value of the attribute `TYPE`: a device that many claims can have parts of."""
+"""Value of the attribute `TYPE`: a GPU or MIG instance that many claims can have parts of."""
 WHOLE = "whole-gpu"
-"""Value of the attribute `TYPE`: a device that one claim has alone."""
+"""Value of the attribute `TYPE`: a GPU that one claim has alone."""
 MIG = "mig"
-"""Value of the attribute `TYPE`: a whole MIG instance, which one claim has alone. One that is shared by memory is a
-`SHARED` device beside."""
+"""Value of the attribute `TYPE`: a MIG instance that one claim has alone."""
 MONITOR = "monitor"
 """Value of the attribute `TYPE`: a device for programs that look at a GPU beside those who have it."""
 
 # Attributes and capacities of a device, in the driver's domain.
 TYPE = "type"
+AS_WHOLE = "whole"
+"""Of a `SHARED` device that a claim can have alone as well: the type that it is to such a claim, `WHOLE` or `MIG`."""
 UUID = "uuid"
 PRODUCT = "productName"
 ARCHITECTURE = "architecture"
@@ -53,6 +54,8 @@ UNHEALTHY_TAINT = "gpu-device-plugin/unhealthy"
 API_VERSION = "gpu-device-plugin/v1"
 CONFIG_KIND = "GpuShareConfig"
 """``apiVersion`` and ``kind`` of the parameters that a claim or a DeviceClass may carry for this driver."""
+TAKE_WHOLE = "whole"
+"""The parameter of the DeviceClasses of whole devices: what a claim has is no part, and has no limit."""
 
 SHARED_CLASS = "gpushare"
 """The DeviceClass of shares that our manifests define."""
@@ -67,19 +70,24 @@ _WHOLE_ENDING = "-whole"
 _MONITOR_ENDING = "-monitor"
 
 
-def device_name(uuid: str, *, whole: bool) -> str:
-    """Return the name of the device by which (a part of) a GPU or MIG instance is offered: its UUID in lower case.
+def device_name(uuid: str) -> str:
+    """Return the name of the device by which a GPU or MIG instance is offered: its UUID in lower case.
 
     A claim names its device for as long as it is allocated, over restarts and changes of the hardware: a name by an
     index could come to mean another GPU.
     """
-    return uuid.lower() + (_WHOLE_ENDING if whole else "")
+    return uuid.lower()
 
 
-def parse_device_name(name: str) -> tuple[str, bool] | None:
-    """Return the UUID as NVML writes it, and whether the device is all of the GPU or instance; None: it is not ours."""
-    uuid, whole = name.removesuffix(_WHOLE_ENDING), name.endswith(_WHOLE_ENDING)
-    return (_as_nvml(uuid), whole) if _UUID.fullmatch(uuid) else None
+def parse_device_name(name: str) -> str:
+    """Return the UUID of a device, as NVML writes it; empty: it is none of ours, or one by which a GPU is looked at."""
+    uuid = name.removesuffix(_WHOLE_ENDING)
+    return _as_nvml(uuid) if _UUID.fullmatch(uuid) else ""
+
+
+def is_former_name(name: str) -> bool:
+    """Return whether a device is one that agents of 0.2.0 offered whole, beside another one for the parts."""
+    return name.endswith(_WHOLE_ENDING)
 
 
 def monitor_name(uuid: str) -> str:

@@ -1,4 +1,4 @@
-"""Describe the GPUs and MIG instances of a node as devices of ResourceSlices, shared and whole ones, in their order."""
+"""Describe each GPU and MIG instance of a node as a device of ResourceSlices, in their order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.core.model.shares import SHARES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
     from gpu_device_plugin.core.model.gpus import Links
     from gpu_device_plugin.core.model.shares import SharedGpu
@@ -40,10 +40,12 @@ class SliceInputs:
     """Pods shall leave GPUs that are out of service."""
     kinds: frozenset[Kind] = frozenset(OF_GPUS)
     """Parts of GPUs are offered, or whole GPUs, or both."""
+    held_formerly: frozenset[str] = frozenset()
+    """UUIDs of those that claims hold by a device that is offered no more, so that the scheduler counts nothing."""
 
 
 def offered_as(shared: SharedGpu, kinds: Collection[Kind]) -> frozenset[Kind]:
-    """Return the kinds of devices that a GPU, or a MIG instance, is offered as: in parts, whole, or both.
+    """Return how a GPU, or a MIG instance, is offered: in parts, whole, or both.
 
     `kinds` are those that the node offers. An instance that is shared by memory can be had whole too, as a GPU can; how
     instances are given at all is a matter of `Shares.mig`. What is gone, or given to nobody, is no device.
@@ -54,61 +56,28 @@ def offered_as(shared: SharedGpu, kinds: Collection[Kind]) -> frozenset[Kind]:
     return frozenset(found if shared.shares else found - {Kind.MEMORY})
 
 
-def held_otherwise(node: Node, kinds: Collection[Kind]) -> frozenset[str]:
-    """Return the GPUs and instances (by UUID) that are held in a way in which they are not offered.
+def devices(node: Node, facts: SliceInputs) -> list[dict[str, Any]]:
+    """Return the devices of a node in the given order, then those by which they are looked at.
 
-    The scheduler knows nothing of it: another resource, or a claim from before the way of offering them was changed.
-    """
-    found = set(node.ledger.foreign)
-    for shared in node.shares.gpus:
-        offered, use = offered_as(shared, kinds), node.use(shared)
-        if (use.shares and Kind.MEMORY not in offered) or (use.whole and offered <= {Kind.MEMORY}):
-            found.add(shared.gpu.uuid)
-    return frozenset(found)
-
-
-def counters(gpus: Iterable[SharedGpu]) -> dict[str, Any]:
-    """Return the counters of some GPUs, one for each: whoever uses the GPU, shared or whole, takes it.
-
-    A device with parts takes it once, with its first part, so it keeps shared and whole use apart.
-    """
-    return {_counter(shared): {"value": "1"} for shared in gpus}
-
-
-def devices(node: Node, facts: SliceInputs, sets: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the devices of a node: the shared ones in the given order, then the whole ones in the opposite order.
-
-    Whole GPUs are taken from the end at which shares are taken last; MIG instances that are only given whole are taken
-    in the given order. Monitors take no counter: kube-scheduler asks claims with access beside others for one, too
-    (1.36.2). Nor does any device where only one kind is offered: with counters the scheduler's work for a pod grows
-    with the square of the number of nodes. Otherwise `sets` has, by UUID, the name of the set with the GPU's counter.
+    Claims with parts of a GPU and claims that have it alone take the same capacity of one device. With a device for
+    each, and a counter between them, kube-scheduler's work for a pod grows with the cube of the number of nodes (1.36).
+    Monitors take nothing, also where everything is taken.
     """
     offer = _Offer(node, facts)
-    kinds = {gpu.position: offered_as(gpu, facts.kinds) for gpu in offer.gpus}
-    shared = [gpu for gpu in offer.gpus if Kind.MEMORY in kinds[gpu.position]]
-    only_whole = [gpu for gpu in offer.gpus if kinds[gpu.position] == {Kind.INSTANCE}]
-    return [
-        *(offer.shared(gpu) | _consuming(gpu, sets) for gpu in shared),
-        *(
-            offer.whole(gpu) | _consuming(gpu, sets)
-            for gpu in reversed(offer.gpus)
-            if kinds[gpu.position] - {Kind.MEMORY} and gpu not in only_whole
-        ),
-        *map(offer.whole, only_whole),
-        *map(offer.monitor, offer.gpus),
-    ]
+    given = [gpu for gpu in offer.gpus if offered_as(gpu, facts.kinds)]
+    return [*map(offer.device, given), *map(offer.monitor, offer.gpus)]
 
 
 def plain_devices(node: Node, facts: SliceInputs) -> list[dict[str, Any]]:
-    """Return what is given whole, for an API server that knows neither parts nor counters nor taints.
+    """Return what is given whole, for an API server that knows neither parts nor taints.
 
     MIG instances are among it where they are given whole only: it could not know of the parts of the others. GPUs out
     of service are left out, as no taint could keep pods away from them.
     """
     offer = _Offer(node, facts)
-    whole = [gpu for gpu in reversed(offer.gpus) if Kind.COUNT in offered_as(gpu, facts.kinds)]
+    whole = [gpu for gpu in offer.gpus if Kind.COUNT in offered_as(gpu, facts.kinds)]
     whole += [gpu for gpu in offer.gpus if any(kind is Kind.INSTANCE for kind, _ in gpu.offered)]
-    healthy = [device for device in map(offer.whole, whole) if not device.get("taints")]
+    healthy = [device for device in map(offer.plain, whole) if not device.get("taints")]
     return [*healthy, *map(offer.monitor, offer.gpus)]
 
 
@@ -159,23 +128,34 @@ class _Offer:
 
     def __init__(self, node: Node, facts: SliceInputs) -> None:
         self._node, self._facts = node, facts
-        self._groups, self._held = nvlink_groups(node.links), held_otherwise(node, facts.kinds)
+        self._groups = nvlink_groups(node.links)
         place = {uuid: number for number, uuid in enumerate(facts.order)}
         given = (gpu for gpu in node.shares.gpus if gpu.offered)
         self.gpus = sorted(given, key=lambda gpu: (place.get(gpu.gpu.uuid, len(place)), gpu.position))
 
-    def shared(self, shared: SharedGpu) -> dict[str, Any]:
-        step, total = self._node.shares.share_mib, self._node.shares.share_mib * len(shared.shares)
-        taints = self._taints(shared)
-        if shared.gpu.uuid in self._facts.barred:
-            taints.append(_taint("limits-missing", "NoSchedule"))
+    def device(self, shared: SharedGpu) -> dict[str, Any]:
+        """Return the device of a GPU or instance, of which claims take parts, or all.
+
+        One that is only given whole is of the same form, so that the parts taken of it before still count: it rounds
+        what anybody asks for up to all of it.
+        """
+        kinds, uuid, taints = offered_as(shared, self._facts.kinds), shared.gpu.uuid, self._taints(shared)
+        barred = uuid in self._facts.barred
+        if Kind.MEMORY not in kinds or (barred and len(kinds) > 1):
+            step = total = shared.gpu.total_mib
+            attributes = self._whole(shared)
+        else:
+            step, total = self._node.shares.share_mib, self._node.shares.share_mib * len(shared.shares)
+            enforcement = self._facts.enforcements.get(uuid, Enforcement.ADVISORY)
+            attributes = self._attributes(shared, dra.SHARED) | {dra.LIMITS: {"string": enforcement.value}}
+            if len(kinds) > 1:
+                attributes[dra.AS_WHOLE] = self._whole(shared)[dra.TYPE]
+            elif barred:
+                taints.append(_taint("limits-missing", "NoSchedule"))
         return {
-            "name": dra.device_name(shared.gpu.uuid, whole=False),
+            "name": dra.device_name(uuid),
             "allowMultipleAllocations": True,
-            "attributes": {
-                **self._attributes(shared, dra.SHARED),
-                dra.LIMITS: {"string": self._facts.enforcements.get(shared.gpu.uuid, Enforcement.ADVISORY).value},
-            },
+            "attributes": attributes,
             "capacity": {
                 dra.MEMORY: {
                     "value": quantity(total),
@@ -198,19 +178,20 @@ class _Offer:
             **({"taints": taints} if taints else {}),
         }
 
-    def whole(self, shared: SharedGpu) -> dict[str, Any]:
+    def plain(self, shared: SharedGpu) -> dict[str, Any]:
         taints = self._taints(shared)
-        if shared.gpu.instance is None:
-            attributes = self._attributes(shared, dra.WHOLE)
-        else:
-            limits = {dra.LIMITS: {"string": Enforcement.PARTITION.value}}
-            attributes = self._attributes(shared, dra.MIG) | limits
         return {
-            "name": dra.device_name(shared.gpu.uuid, whole=True),
-            "attributes": attributes,
+            "name": dra.device_name(shared.gpu.uuid),
+            "attributes": self._whole(shared),
             "capacity": {dra.MEMORY: {"value": quantity(shared.gpu.total_mib)}},
             **({"taints": taints} if taints else {}),
         }
+
+    def _whole(self, shared: SharedGpu) -> dict[str, Any]:
+        """Return the attributes of a GPU or instance that is given whole."""
+        if shared.gpu.instance is None:
+            return self._attributes(shared, dra.WHOLE)
+        return self._attributes(shared, dra.MIG) | {dra.LIMITS: {"string": Enforcement.PARTITION.value}}
 
     def monitor(self, shared: SharedGpu) -> dict[str, Any]:
         """Return the device by which a GPU, or an instance, is looked at.
@@ -246,18 +227,8 @@ class _Offer:
         uuid = shared.gpu.uuid
         if uuid in self._node.unhealthy:
             return [_taint(taint_value(self._node.unhealthy[uuid]), "NoExecute" if self._facts.evict else "NoSchedule")]
-        return [_taint("held-otherwise", "NoSchedule")] if uuid in self._held else []
-
-
-def _consuming(shared: SharedGpu, sets: Mapping[str, str]) -> dict[str, Any]:
-    counter_set = sets.get(shared.gpu.uuid)
-    if counter_set is None:
-        return {}
-    return {"consumesCounters": [{"counterSet": counter_set, "counters": {_counter(shared): {"value": "1"}}}]}
-
-
-def _counter(shared: SharedGpu) -> str:
-    return dra.device_name(shared.gpu.uuid, whole=False)
+        held = uuid in self._node.ledger.foreign or uuid in self._facts.held_formerly
+        return [_taint("held-otherwise", "NoSchedule")] if held else []
 
 
 def _taint(value: str, effect: str) -> dict[str, Any]:

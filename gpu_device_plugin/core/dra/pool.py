@@ -6,28 +6,23 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.dra import DRIVER, device_name
-from gpu_device_plugin.core.dra.devices import counters, devices, offered_as, plain_devices
+from gpu_device_plugin.core.contract.dra import DRIVER
+from gpu_device_plugin.core.dra.devices import devices, plain_devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.dra.devices import SliceInputs
-    from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.node import Node
 
 _DEVICES = 64
-"""Most devices of a slice whose devices take counters or have taints (Kubernetes 1.36)."""
-_SETS = 8
-"""Most sets of counters of a slice."""
-_COUNTERS = 32
-"""Most counters of a set."""
+"""Most devices of a slice whose devices have taints (Kubernetes 1.36)."""
 _LONGEST_NAME = 253
 _TIME = "timeAdded"
 """The field of a taint that the API server sets where it is absent."""
 
 Content = dict[str, Any]
-"""What one slice offers: its ``devices``, or its ``sharedCounters``; a slice has one of the two."""
+"""What one slice offers: its ``devices``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,34 +55,11 @@ NOTHING = Writes()
 
 
 def contents(node: Node, facts: SliceInputs) -> tuple[Content, ...]:
-    """Return what the slices of a node offer: the counters first, then the devices. Without GPUs, one is empty.
-
-    Where only parts of GPUs are offered, or only whole ones, there are no counters.
+    """Return what the slices of a node offer. Without GPUs, one is empty.
 
     An empty slice says that the driver runs and offers nothing, which no slice does not.
     """
-    sets = _counter_sets(shared for shared in node.shares.gpus if len(offered_as(shared, facts.kinds)) > 1)
-    locks = [{"name": name, "counters": counters(group)} for name, group in sets.items()]
-    of_gpu = {shared.gpu.uuid: name for name, group in sets.items() for shared in group}
-    slices = [
-        *({"sharedCounters": locks[start : start + _SETS]} for start in range(0, len(locks), _SETS)),
-        *_cut(devices(node, facts, of_gpu)),
-    ]
-    return tuple(slices) or ({"devices": []},)
-
-
-def _counter_sets(gpus: Iterable[SharedGpu]) -> dict[str, list[SharedGpu]]:
-    """Return by name the sets of counters of GPUs and MIG instances; the instances of one GPU have one of their own."""
-    found: dict[str, list[SharedGpu]] = {}
-    whole = 0
-    for shared in gpus:
-        if shared.gpu.instance is None:
-            name = f"gpus-{whole // _COUNTERS}"
-            whole += 1
-        else:
-            name = device_name(shared.gpu.card, whole=False)
-        found.setdefault(name, []).append(shared)
-    return found
+    return tuple(_cut(devices(node, facts))) or ({"devices": []},)
 
 
 def plain_contents(node: Node, facts: SliceInputs) -> tuple[Content, ...]:
@@ -163,11 +135,11 @@ def _cut(found: Sequence[dict[str, Any]]) -> list[Content]:
 
 def _timed(content: Content, present: Present | None) -> Content:
     """Return the content with the times of the taints that the slice has already: they count for evictions."""
-    if present is None or "devices" not in content:
+    if present is None:
         return content
     times = {
         _key(device, taint): taint[_TIME]
-        for device in present.content.get("devices", ())
+        for device in present.content["devices"]
         for taint in device.get("taints", ())
         if _TIME in taint
     }

@@ -6,12 +6,20 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.dra import API_VERSION, CONFIG_KIND, DRIVER, parse_device_name, parse_monitor_name
+from gpu_device_plugin.core.contract.dra import (
+    API_VERSION,
+    CONFIG_KIND,
+    DRIVER,
+    TAKE_WHOLE,
+    parse_device_name,
+    parse_monitor_name,
+)
 from gpu_device_plugin.core.dra.prepared import PreparedDevice
 from gpu_device_plugin.core.model.limits import CHOOSABLE, Enforcement
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.shares import SHARES
 from gpu_device_plugin.core.node.kubelet.admission import Refused, Why
 from gpu_device_plugin.core.node.limits.container_grants import VARIABLES
 
@@ -27,7 +35,7 @@ if TYPE_CHECKING:
     _Given = tuple[Device, SharedGpu, bool]
     """A device of a claim, its GPU, and whether it is all of a GPU or MIG instance."""
 
-_FIELDS = ("limits", "computePercent", "frameworks")
+_FIELDS = ("limits", "computePercent", "frameworks", TAKE_WHOLE)
 _SHOWN = 64
 """Most characters of a stranger's word that a message repeats."""
 
@@ -92,7 +100,7 @@ def prepare(
     closed = None if running else next(filter(None, (_closed(node, shared) for _, shared, _ in gpus)), None)
     if closed is not None:
         return closed
-    return _whole(node, gpus, before) if whole else _shares(node, claim, gpus, config, before)
+    return _whole(node, claim, gpus, before) if whole else _shares(node, claim, gpus, config, before)
 
 
 def two_claims(pod: Pod, claim: Claim, prepared: Iterable[PreparedClaim]) -> Refused | None:
@@ -129,8 +137,7 @@ def _gpus(node: Node, claim: Claim, node_name: str, *, running: bool) -> list[_G
                 "pods of that node only, or one claim for each pod",
             )
         watched = parse_monitor_name(device.name)
-        uuid, whole = (watched, False) if watched else parse_device_name(device.name) or ("", False)
-        shared = known.get(uuid.lower())
+        shared = known.get((watched or parse_device_name(device.name)).lower())
         if shared is None:
             return Refused(
                 Why.UNKNOWN_DEVICE,
@@ -143,6 +150,8 @@ def _gpus(node: Node, claim: Claim, node_name: str, *, running: bool) -> list[_G
                 f"device {device.name} of claim {claim} is for programs that look at a GPU beside those who have it; "
                 "let the request say adminAccess: true, in a namespace that may",
             )
+        # An instance that is only given whole, and the claim's DeviceClass does not say so.
+        whole = device.whole or (shared.gpu.instance is not None and SHARES not in shared.offered)
         found.append((device, shared, whole))
     ways = {"beside" if device.admin else _kind(shared) if whole else Kind.MEMORY for device, shared, whole in found}
     if len(ways) > 1:
@@ -188,9 +197,16 @@ def _beside(gpus: Collection[_Given], config: ShareConfig) -> Preparation:
     return Preparation(devices, frozenset(), placement, config, admin=True)
 
 
-def _whole(node: Node, gpus: Collection[_Given], before: PreparedClaim | None) -> Preparation | Refused:
+def _whole(node: Node, claim: Claim, gpus: Collection[_Given], before: PreparedClaim | None) -> Preparation | Refused:
     held = frozenset() if before is None else before.device_ids
-    for _, shared, _ in gpus:
+    for device, shared, _ in gpus:
+        mib = device.memory_mib
+        if device.undivided and mib and mib < node.shares.share_mib * len(shared.shares):
+            return Refused(
+                Why.BAD_PARAMETERS,
+                f"claim {claim} asks for all of a GPU and for {format_mib(mib)} at once, and was allocated no more; "
+                "let it name no memory, and choose the size of its GPU by an expression",
+            )
         use = node.use(shared)
         if shared.gpu.uuid not in held and (use.whole or use.shares):
             return _taken(shared)
@@ -207,13 +223,7 @@ def _shares(
     amounts: dict[int, int] = defaultdict(int)
     devices = []
     for device, shared, _ in gpus:
-        if not device.memory_mib:
-            return Refused(
-                Why.UNKNOWN_DEVICE,
-                f"claim {claim} has a part of {device.name} of which the allocation does not say how large it is: the "
-                "API server does not know DRAConsumableCapacity, which Kubernetes has from 1.36 on",
-            )
-        count = -(-device.memory_mib // share_mib)
+        count = -(-(device.memory_mib or 0) // share_mib)
         amounts[shared.position] += count
         compute = device.compute if config.compute is None else config.compute
         devices.append(_prepared(device, shared, count * share_mib, compute))
@@ -298,6 +308,8 @@ def _fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     if unknown:
         raise ParametersError(f"{where} has the parameter {_said(unknown[0])}, and there are only {', '.join(_FIELDS)}")
     found: dict[str, Any] = {}
+    if type(values.get(TAKE_WHOLE, False)) is not bool:
+        raise ParametersError(f"{where} has whole {_said(values[TAKE_WHOLE])}; write true or false")
     if "limits" in values:
         if values["limits"] not in CHOOSABLE:
             raise ParametersError(f"{where} has limits {_said(values['limits'])}; write one of {', '.join(CHOOSABLE)}")

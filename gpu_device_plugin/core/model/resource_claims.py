@@ -43,6 +43,13 @@ class Device:
     """The percentage of its multiprocessors that was taken for the claim."""
     admin: bool = False
     """Access beside those who have the device; nothing was taken."""
+    undivided: bool = False
+    """The claim or its DeviceClass says that it takes no part of the device, but all of it."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the claim has the device alone and without a limit; so it has one of which no part was allocated."""
+        return not self.admin and (self.undivided or not self.memory_mib)
 
 
 @dataclass(frozen=True, slots=True)

@@ -379,7 +379,6 @@ class _Pool(ApiObject):
 class _SliceSpec(ApiObject):
     pool: _Pool = msgspec.field(default_factory=_Pool)
     devices: list[dict[str, Any]] | None = None
-    shared_counters: list[msgspec.Raw] | None = None
 
 
 class _Slice(Named):
@@ -404,7 +403,6 @@ def _slices(kubectl: Kubectl) -> tuple[SliceSeen, ...]:
             of=spec.pool.resource_slice_count,
             devices=len(spec.devices or ()),
             shared=any(device.get("allowMultipleAllocations") for device in spec.devices or ()),
-            counters=bool(spec.shared_counters),
         )
         for spec in (decoded(each, _Slice).spec for each in raw)
     )

@@ -1,7 +1,7 @@
 """Allocate devices to ResourceClaims by the rules of kube-scheduler 1.36, of whose expressions it knows one.
 
 First fit: pools of the node, their slices by name, their devices in order. Parts of a device are rounded up to its
-policy; a shared counter is taken once by a device with parts, and once by each other device.
+policy.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 _DRIVER = "gpu-device-plugin"
 """The domain of the attribute that a wish may name."""
+_WHOLE = {
+    "driver": _DRIVER,
+    "parameters": {"apiVersion": "gpu-device-plugin/v1", "kind": "GpuShareConfig", "whole": True},
+}
+"""The parameters of the DeviceClasses of whole devices."""
 
 
 def exactly(kind: str = "shared-gpu", *, memory: str = "", admin: bool = False, profile: str = "") -> Json:
@@ -74,7 +79,12 @@ class Allocator:
                 last = place
                 given = books.take(*devices[place], exactly)
                 results.append({"request": request["name"], "driver": self._driver, **given})
-        configs = [{**config, "source": "FromClaim"} for config in found["spec"]["devices"].get("config") or ()]
+        configs = [
+            {"source": "FromClass", "requests": [request["name"]], "opaque": _WHOLE}
+            for request in found["spec"]["devices"]["requests"]
+            if request["exactly"]["deviceClassName"] in {"whole-gpu", "mig"}
+        ]
+        configs += [{**config, "source": "FromClaim"} for config in found["spec"]["devices"].get("config") or ()]
         status = {
             "allocation": {"devices": {"results": results, **({"config": configs} if configs else {})}},
             "reservedFor": [{"resource": "pods", "name": name, "uid": uid} for name, uid in pods],
@@ -117,14 +127,11 @@ class _Books:
     def __init__(self) -> None:
         self._taken: dict[tuple[str, str], Decimal] = {}
         """Bytes of each device; of one that is taken alone without end."""
-        self._counted: dict[tuple[str, str], str] = {}
-        """The device that took each counter. Our counters have the names of the shared devices."""
 
     def note(self, pool: str, name: str, consumed: str | None) -> None:
         """Take note of an allocation; `consumed` None: of all of a device."""
         amount = Decimal("inf") if consumed is None else valid_quantity(consumed)
         self._taken[pool, name] = self._taken.get((pool, name), Decimal(0)) + amount
-        self._counted[pool, name.removesuffix("-whole")] = name
 
     def fits(self, pool: str, device: Json, exactly: Json) -> bool:
         """Return whether a request can have (a part of) a device."""
@@ -135,9 +142,6 @@ class _Books:
             return True
         if any(taint["effect"] != "None" for taint in device.get("taints") or ()):
             return False
-        for counters in device.get("consumesCounters") or ():
-            if any(self._counted.get((pool, counter), name) != name for counter in counters["counters"]):
-                return False
         used = self._taken.get((pool, name), Decimal(0))
         if not device.get("allowMultipleAllocations"):
             return not used
@@ -162,7 +166,10 @@ def _selected(device: Json, exactly: Json) -> bool:
     profile = device["attributes"].get("profile", {}).get("string")
     expression = f"device.attributes['{_DRIVER}'].profile == '{profile}'"
     selectors = exactly.get("selectors") or ()
-    return device["attributes"]["type"]["string"] == exactly["deviceClassName"] and all(
+    kind = device["attributes"]["type"]["string"]
+    if exactly["deviceClassName"] in {"whole-gpu", "mig"}:
+        kind = device["attributes"].get("whole", {}).get("string", kind)
+    return kind == exactly["deviceClassName"] and all(
         selector["cel"]["expression"] == expression for selector in selectors
     )
 

@@ -9,6 +9,7 @@ import pytest
 
 from gpu_device_plugin.cluster.objects.decoding import PodReader, UnreadableObjectError
 from gpu_device_plugin.cluster.objects.resource_claims import read_claim
+from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.core.model.resource_claims import Claim, Consumer, Device, DeviceRequest, Parameters
 
 ALLOCATED: dict[str, Any] = {
@@ -106,6 +107,28 @@ def test_a_claim_that_waits_and_one_with_alternatives() -> None:
         DeviceRequest("odd"),
     )
     assert (found.allocated, found.deleting, found.devices) == (False, True, ())
+
+
+@pytest.mark.parametrize(
+    ("of_class", "of_claim", "whole"), [(True, None, True), (True, False, False), (None, True, True), (None, 1, False)]
+)
+def test_a_claim_has_a_device_whole_if_its_class_says_so_or_it_itself(
+    of_class: object, of_claim: object, *, whole: bool
+) -> None:
+    result = {"request": "r/a", "driver": DRIVER, "pool": "p", "device": "x", "consumedCapacity": {"memory": "8Gi"}}
+
+    def config(source: str, value: object, request: str = "r") -> dict[str, object]:
+        parameters = {} if value is None else {"whole": value}
+        return {"source": source, "requests": [request], "opaque": {"driver": DRIVER, "parameters": parameters}}
+
+    configs = [
+        config("FromClaim", of_claim),
+        config("FromClaim", value=True, request="q"),
+        config("FromClass", of_class),
+    ]
+    status = {"allocation": {"devices": {"results": [result, {**result, "adminAccess": True}], "config": configs}}}
+    device, watched = read({"metadata": {"name": "c", "uid": "u"}, "status": status}).devices
+    assert (device.whole, watched.whole) == (whole, False)
 
 
 def test_an_amount_that_is_none_counts_as_absent() -> None:

@@ -56,7 +56,6 @@ STRANGE = Device("gpu", DRIVER, "n1", "gpu-of-a-later-version", "s", 3 * GIB)
         # What was taken is a number of whole shares; another driver's step, or a changed share size, may be finer.
         (TWO, [part(0, 3500)], Usage(((0, 4),))),
         (serving(64, 64, share_mib=256), [part(0, 3500)], Usage(((0, 14),))),
-        (TWO, [part(0, 0)], Usage(((0, 0),))),
         (TWO, [whole(1)], Usage(whole=(1,))),
         (TWO, [whole(1), part(0, GIB)], Usage(((0, 1),), (1,))),
         # An allocation without an amount: that API server knows no parts of devices.
@@ -69,9 +68,9 @@ STRANGE = Device("gpu", DRIVER, "n1", "gpu-of-a-later-version", "s", 3 * GIB)
         (TWO, [part(5, 4 * GIB)], Usage(unplaced_shares=4)),
         (TWO, [whole(5)], Usage(unplaced_gpus=1)),
         (TWO, [STRANGE], Usage(unplaced_shares=3)),
-        (TWO, [STRANGE, part(5, 4 * GIB), part(6, 0)], Usage(unplaced_shares=7)),
+        (TWO, [STRANGE, part(5, 4 * GIB)], Usage(unplaced_shares=7)),
         (TWO, [whole(5), whole(6)], Usage(unplaced_gpus=2)),
-        (TWO, [replace(whole(1), memory_mib=8 * GIB)], Usage(whole=(1,))),
+        (TWO, [replace(whole(1), memory_mib=8 * GIB, undivided=True)], Usage(whole=(1,))),
         (TWO, [replace(STRANGE, memory_mib=None)], Usage(unplaced_gpus=1)),
         # MIG instances that are given whole are told apart, and those that exist no more are no GPU of the node.
         (MIG, [whole_instance(2), part(0, GIB)], Usage(((0, 1),))),

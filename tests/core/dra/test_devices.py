@@ -11,9 +11,7 @@ from gpu_device_plugin.core.dra.devices import (
     REORDER_S,
     Order,
     SliceInputs,
-    counters,
     devices,
-    held_otherwise,
     nvlink_groups,
     offered_as,
     plain_devices,
@@ -35,14 +33,21 @@ if TYPE_CHECKING:
 
 
 NAMES = [uuid(position).lower() for position in range(4)]
-SETS = {uuid(position): "gpus-0" for position in range(4)}
+HELD = {"key": "gpu-device-plugin/unhealthy", "value": "held-otherwise", "effect": "NoSchedule"}
 
 
-def test_a_gpu_is_offered_in_parts_and_whole_and_both_take_the_same_counter() -> None:
+def named(*found: dict[str, Any]) -> list[str]:
+    return [each["name"] for each in found]
+
+
+def memory_of(device: dict[str, Any]) -> Any:
+    return device["capacity"]["memory"]
+
+
+def test_a_gpu_is_one_device_of_which_claims_take_parts_or_all_and_one_to_be_looked_at() -> None:
     here = node(16, nvlinks=())
     facts = SliceInputs((uuid(0),), "570.86.03", {uuid(0): Enforcement.DRIVER})
-    shared, whole, monitor = devices(here, facts, SETS)
-    lock = [{"counterSet": "gpus-0", "counters": {NAMES[0]: {"value": "1"}}}]
+    device, monitor = devices(here, facts)
     said = {
         "uuid": {"string": uuid(0)},
         "productName": {"string": "NVIDIA H200"},
@@ -51,11 +56,11 @@ def test_a_gpu_is_offered_in_parts_and_whole_and_both_take_the_same_counter() ->
         "numaNode": {"int": 0},
         "resource.kubernetes.io/pciBusID": {"string": "0000:0a:00.0"},
     }
-    assert counters(here.shares.gpus) == {NAMES[0]: {"value": "1"}}
-    assert shared == {
+    kinds = {"type": {"string": "shared-gpu"}, "whole": {"string": "whole-gpu"}}
+    assert device == {
         "name": NAMES[0],
         "allowMultipleAllocations": True,
-        "attributes": {**said, "type": {"string": "shared-gpu"}, "limits": {"string": "driver"}},
+        "attributes": {**said, **kinds, "limits": {"string": "driver"}},
         "capacity": {
             "memory": {
                 "value": "16Gi",
@@ -66,84 +71,71 @@ def test_a_gpu_is_offered_in_parts_and_whole_and_both_take_the_same_counter() ->
                 "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}},
             },
         },
-        "consumesCounters": lock,
-    }
-    assert whole == {
-        "name": f"{NAMES[0]}-whole",
-        "attributes": {**said, "type": {"string": "whole-gpu"}},
-        "capacity": {"memory": {"value": "16Gi"}},
-        "consumesCounters": lock,
     }
     assert monitor == {"name": f"{NAMES[0]}-monitor", "attributes": {**said, "type": {"string": "monitor"}}}
 
 
-def test_shares_are_taken_from_one_end_of_the_order_and_whole_gpus_from_the_other() -> None:
-    found = devices(node(8, 8, 8), SliceInputs((uuid(2), uuid(0))), SETS)
-    assert [each["name"] for each in found] == [
-        *(NAMES[2], NAMES[0], NAMES[1]),
-        *(f"{NAMES[1]}-whole", f"{NAMES[0]}-whole", f"{NAMES[2]}-whole"),
-        *(f"{NAMES[2]}-monitor", f"{NAMES[0]}-monitor", f"{NAMES[1]}-monitor"),
-    ]
+def test_devices_come_in_the_given_order() -> None:
+    found = devices(node(8, 8, 8), SliceInputs((uuid(2), uuid(0))))
+    assert named(*found) == [NAMES[2], NAMES[0], NAMES[1], *(f"{NAMES[at]}-monitor" for at in (2, 0, 1))]
 
 
-@pytest.mark.parametrize("kind", OF_GPUS)
-def test_a_resource_that_is_not_offered_has_no_devices(kind: Kind) -> None:
-    names = [each["name"] for each in devices(node(8), SliceInputs((), kinds=frozenset({kind})), SETS)]
-    assert names == [NAMES[0] + "-whole" * (kind is Kind.COUNT), f"{NAMES[0]}-monitor"]
+def test_where_only_parts_are_offered_no_class_of_whole_gpus_finds_a_device() -> None:
+    device, _ = devices(node(8), SliceInputs((), kinds=frozenset({Kind.MEMORY})))
+    assert device["attributes"]["type"] == {"string": "shared-gpu"}
+    assert "whole" not in device["attributes"]
+
+
+def test_where_only_whole_gpus_are_offered_each_amount_is_rounded_up_to_all() -> None:
+    """The device is the same, so parts that claims took of it before still count."""
+    device, _ = devices(node(8), SliceInputs((), kinds=frozenset({Kind.COUNT})))
+    assert (device["name"], device["allowMultipleAllocations"]) == (NAMES[0], True)
+    assert device["attributes"]["type"] == {"string": "whole-gpu"}
+    assert memory_of(device)["requestPolicy"] == {"default": "8Gi", "validRange": {"min": "8Gi", "max": "8Gi"}}
 
 
 @pytest.mark.parametrize(("evict", "effect"), [(False, "NoSchedule"), (True, "NoExecute")])
 def test_a_gpu_out_of_service_has_a_taint_that_says_why(effect: str, *, evict: bool) -> None:
     here = node(8, 8, unhealthy={1: "XID 79 (it has fallen off the bus) was reported"})
-    found = devices(here, SliceInputs((), evict=evict), SETS)
+    found = devices(here, SliceInputs((), evict=evict))
     taint = {"key": "gpu-device-plugin/unhealthy", "value": "xid-79", "effect": effect}
-    assert [each.get("taints") for each in found] == [None, [taint], [taint], None, None, None]
+    assert [each.get("taints") for each in found] == [None, [taint], None, None]
 
 
 def test_a_gpu_that_is_held_through_another_resource_gets_no_claims() -> None:
     here = replace(node(8), ledger=Ledger().with_foreign({uuid(0): "nvidia.com/gpu"}))
-    for each in devices(here, SliceInputs((), evict=True), SETS)[:2]:
-        assert each["taints"] == [
-            {"key": "gpu-device-plugin/unhealthy", "value": "held-otherwise", "effect": "NoSchedule"}
-        ]
+    assert devices(here, SliceInputs((), evict=True))[0]["taints"] == [HELD]
 
 
-def test_what_is_held_in_a_way_that_is_not_offered_any_more_gets_no_claims() -> None:
-    here = node(8, 8, 8, used={0: [1]}, whole=[1])
-    for kind, held in ((Kind.COUNT, uuid(0)), (Kind.MEMORY, uuid(1))):
-        assert held_otherwise(here, {kind}) == {held}
-        tainted = [each for each in devices(here, SliceInputs((), kinds=frozenset({kind})), {}) if "taints" in each]
-        assert [each["attributes"]["uuid"]["string"] for each in tainted] == [held]
-    assert held_otherwise(here, OF_GPUS) == frozenset()
+def test_a_gpu_that_is_held_by_a_device_of_a_former_agent_gets_no_claims() -> None:
+    found = devices(node(8, 8, whole=[1]), SliceInputs((), held_formerly=frozenset({uuid(1)})))
+    assert [each.get("taints") for each in found] == [None, [HELD], None, None]
 
 
 def test_a_gpu_without_the_limits_that_are_required_gives_no_parts_and_is_given_whole() -> None:
-    shared, whole, _ = devices(node(8), SliceInputs((), barred=frozenset({uuid(0)})), SETS)
-    assert shared["taints"] == [
-        {"key": "gpu-device-plugin/unhealthy", "value": "limits-missing", "effect": "NoSchedule"}
-    ]
-    assert "taints" not in whole
+    facts = SliceInputs((), barred=frozenset({uuid(0)}))
+    device, _ = devices(node(8), facts)
+    assert "taints" not in device
+    assert device["attributes"]["type"] == {"string": "whole-gpu"}
+    only_parts, _ = devices(node(8), replace(facts, kinds=frozenset({Kind.MEMORY})))
+    assert only_parts["taints"] == [HELD | {"value": "limits-missing"}]
 
 
 def test_an_api_server_without_parts_gets_healthy_gpus_as_whole_devices() -> None:
     here = node(8, 8, unhealthy={0: "it is lost"})
     found, *monitors = plain_devices(here, SliceInputs(()))
-    assert found["name"] == f"{NAMES[1]}-whole"
+    assert found["name"] == NAMES[1]
     assert found.keys() == {"name", "attributes", "capacity"}
     assert [each["name"] for each in monitors] == [f"{NAMES[0]}-monitor", f"{NAMES[1]}-monitor"]
     assert plain_devices(here, SliceInputs((), kinds=frozenset({Kind.MEMORY}))) == monitors
-
-
-def named(*found: dict[str, Any]) -> list[str]:
-    return [each["name"] for each in found]
 
 
 def mig_names(card: int, numbers: Iterable[int], ending: str = "") -> list[str]:
     return [mig_uuid(card, number).lower() + ending for number in numbers]
 
 
-def test_an_instance_that_is_given_whole_is_one_device_with_its_place_and_takes_no_counter() -> None:
-    whole, monitor = devices(mig_node([20], mode=MigMode.WHOLE), SliceInputs((), "570.86.03"), {})
+def test_an_instance_that_is_given_whole_is_a_device_with_its_place() -> None:
+    whole, monitor = devices(mig_node([20], mode=MigMode.WHOLE), SliceInputs((), "570.86.03"))
     said = {
         "uuid": {"string": mig_uuid(0, 0)},
         "parentUUID": {"string": uuid(0)},
@@ -155,35 +147,25 @@ def test_an_instance_that_is_given_whole_is_one_device_with_its_place_and_takes_
         "numaNode": {"int": 0},
         "resource.kubernetes.io/pciBusID": {"string": "0000:0a:00.0"},
     }
-    assert whole == {
-        "name": mig_uuid(0, 0).lower() + "-whole",
-        "attributes": {**said, "type": {"string": "mig"}, "limits": {"string": "partition"}},
-        "capacity": {"memory": {"value": "20Gi"}},
-    }
+    assert whole["name"] == mig_uuid(0, 0).lower()
+    assert whole["attributes"] == {**said, "type": {"string": "mig"}, "limits": {"string": "partition"}}
+    assert memory_of(whole)["requestPolicy"] == {"default": "20Gi", "validRange": {"min": "20Gi", "max": "20Gi"}}
     assert monitor == {
         "name": mig_uuid(0, 0).lower() + "-monitor",
         "attributes": {**said, "type": {"string": "monitor"}},
     }
 
 
-def test_an_instance_that_is_shared_is_two_devices_kept_apart_by_its_counter() -> None:
-    name = mig_uuid(0, 0).lower()
-    sets = {mig_uuid(0, 0): uuid(0).lower()}
-    shared, whole, _ = devices(mig_node([20]), SliceInputs((), enforcements={mig_uuid(0, 0): Enforcement.CUSTOM}), sets)
-    lock = [{"counterSet": uuid(0).lower(), "counters": {name: {"value": "1"}}}]
-    assert [each["consumesCounters"] for each in (shared, whole)] == [lock, lock]
-    assert (shared["name"], shared["allowMultipleAllocations"]) == (name, True)
-    assert shared["capacity"]["memory"]["requestPolicy"]["validRange"] == {"min": "1Gi", "max": "20Gi", "step": "1Gi"}
-    kinds = [(each["attributes"]["type"], each["attributes"]["limits"]) for each in (shared, whole)]
-    assert kinds == [
-        ({"string": "shared-gpu"}, {"string": "custom"}),
-        ({"string": "mig"}, {"string": "partition"}),
-    ]
+def test_an_instance_that_is_shared_can_be_had_whole_as_well() -> None:
+    device, _ = devices(mig_node([20]), SliceInputs((), enforcements={mig_uuid(0, 0): Enforcement.CUSTOM}))
+    assert memory_of(device)["requestPolicy"]["validRange"] == {"min": "1Gi", "max": "20Gi", "step": "1Gi"}
+    said = {name: device["attributes"][name]["string"] for name in ("type", "whole", "limits")}
+    assert said == {"type": "shared-gpu", "whole": "mig", "limits": "custom"}
 
 
 def test_a_device_of_one_share_has_no_step() -> None:
     """The API server refuses a step that is larger than what is left of the capacity."""
-    shared = devices(mig_node([10], share_mib=8192), SliceInputs(()), {})[0]
+    shared = devices(mig_node([10], share_mib=8192), SliceInputs(()))[0]
     assert shared["capacity"]["memory"] == {
         "value": "8Gi",
         "requestPolicy": {"default": "8Gi", "validRange": {"min": "8Gi", "max": "8Gi"}},
@@ -211,9 +193,10 @@ def test_the_mode_and_the_resources_decide_which_devices_an_instance_is(
     assert found.get(True, frozenset()) == set(expected.split())
     assert found[False] == set(kinds)
     types = {
-        each["attributes"]["type"]["string"]
-        for each in devices(here, SliceInputs((), kinds=frozenset(kinds)), {})
-        if "profile" in each["attributes"]
+        each["attributes"][name]["string"]
+        for each in devices(here, SliceInputs((), kinds=frozenset(kinds)))
+        for name in ("type", "whole")
+        if "profile" in each["attributes"] and name in each["attributes"]
     }
     words = {"memory": "shared-gpu", "instance": "mig"}
     assert types == {*(words[word] for word in expected.split()), *["monitor"] * bool(expected)}
@@ -221,18 +204,17 @@ def test_the_mode_and_the_resources_decide_which_devices_an_instance_is(
 
 def test_a_class_of_whole_gpus_never_sees_an_instance() -> None:
     for mode in MigMode:
-        found = devices(mig_node([10, 20], 8, mode=mode), SliceInputs(()), {})
-        whole = [each for each in found if each["attributes"]["type"] == {"string": "whole-gpu"}]
-        assert named(*whole) == [f"{uuid(1).lower()}-whole"]
+        found = devices(mig_node([10, 20], 8, mode=mode), SliceInputs(()))
+        whole = [each for each in found if each["attributes"].get("whole") == {"string": "whole-gpu"}]
+        assert named(*whole) == [uuid(1).lower()]
 
 
 def test_an_instance_that_exists_no_more_is_no_device_and_nor_is_its_gpu() -> None:
     here = mig_node([10, 10], 8)
     gone = replace(here, shares=here.shares.with_inventory(mig_inventory([10], 8), mig=MigMode.SHARE))
-    names = named(*devices(gone, SliceInputs(()), {}))
+    names = named(*devices(gone, SliceInputs(())))
     assert [name for name in names if name.startswith("mig-")] == [
         *mig_names(0, [0]),
-        *mig_names(0, [0], "-whole"),
         *mig_names(0, [0], "-monitor"),
     ]
     assert not any(name.startswith(uuid(0).lower()) for name in names)
@@ -241,39 +223,21 @@ def test_an_instance_that_exists_no_more_is_no_device_and_nor_is_its_gpu() -> No
 
 def test_an_instance_that_is_too_small_for_a_share_is_no_device_where_instances_are_shared() -> None:
     before = mig_node([10], mode=MigMode.WHOLE, share_mib=16384)
-    assert named(*devices(before, SliceInputs(()), {})) == [
-        *mig_names(0, [0], "-whole"),
+    assert named(*devices(before, SliceInputs(()))) == [
+        *mig_names(0, [0]),
         *mig_names(0, [0], "-monitor"),
     ]
     here = replace(before, shares=before.shares.with_inventory(mig_inventory([10]), mig=MigMode.SHARE))
-    assert devices(here, SliceInputs(()), {}) == []
-
-
-def test_an_instance_whose_parts_are_in_use_is_not_given_whole_after_the_mode_changed() -> None:
-    before = mig_node([10, 10], used={(0, 1): [3]})
-    here = replace(before, shares=before.shares.with_inventory(mig_inventory([10, 10]), mig=MigMode.WHOLE))
-    free, taken, *_ = devices(here, SliceInputs(()), {})
-    assert "taints" not in free
-    assert [each["value"] for each in taken["taints"]] == ["held-otherwise"]
-
-
-@pytest.mark.parametrize(("mode", "numbers"), [(MigMode.WHOLE, [2, 0, 1]), (MigMode.SHARE, [1, 0, 2])])
-def test_whole_instances_come_in_the_order_itself_unless_shares_are_taken_in_it(
-    mode: MigMode, numbers: list[int]
-) -> None:
-    order = tuple(mig_uuid(0, number) for number in (2, 0, 1))
-    found = devices(mig_node([10, 10, 10], mode=mode), SliceInputs(order), {})
-    whole = [each for each in found if each["attributes"]["type"] == {"string": "mig"}]
-    assert named(*whole) == mig_names(0, numbers, "-whole")
+    assert devices(here, SliceInputs(())) == []
 
 
 def test_an_api_server_without_parts_gets_instances_where_they_are_given_whole_only() -> None:
-    for mode, expected in ((MigMode.WHOLE, mig_names(0, [1], "-whole")), (MigMode.SHARE, []), (MigMode.OFF, [])):
+    for mode, expected in ((MigMode.WHOLE, mig_names(0, [1])), (MigMode.SHARE, []), (MigMode.OFF, [])):
         here = mig_node([10, 10], 8, mode=mode, unhealthy={mig_uuid(0, 0): "it is lost"})
         found = [
             each for each in plain_devices(here, SliceInputs(())) if each["attributes"]["type"]["string"] != "monitor"
         ]
-        assert named(*found) == [f"{uuid(1).lower()}-whole", *expected]
+        assert named(*found) == [uuid(1).lower(), *expected]
         assert all(each.keys() == {"name", "attributes", "capacity"} for each in found)
 
 
@@ -281,14 +245,14 @@ def test_the_architecture_is_said_where_it_is_known() -> None:
     (shared,) = node(8).shares.gpus
     known = replace(shared, gpu=replace(shared.gpu, architecture="Hopper"))
     here = replace(node(8), shares=replace(node(8).shares, gpus=(known,)))
-    assert devices(here, SliceInputs(()), SETS)[0]["attributes"]["architecture"] == {"string": "Hopper"}
+    assert devices(here, SliceInputs(()))[0]["attributes"]["architecture"] == {"string": "Hopper"}
 
 
 def test_gpus_that_nvlinks_connect_through_others_are_one_group() -> None:
     links = node(8, 8, 8, 8, 8, nvlinks=[(3, 1), (3, 4)]).links
     far = Links((*links.pairs, (0, 2, Closeness.SYSTEM, 0)))
     assert nvlink_groups(links) == nvlink_groups(far) == {1: 1, 3: 1, 4: 1}
-    found = devices(node(8, 8, 8, nvlinks=[(1, 2)]), SliceInputs(()), SETS)
+    found = devices(node(8, 8, 8, nvlinks=[(1, 2)]), SliceInputs(()))
     assert [each["attributes"].get("nvlinkGroup") for each in found[:3]] == [None, {"int": 1}, {"int": 1}]
 
 
@@ -305,7 +269,7 @@ def test_amounts_are_written_as_the_api_server_writes_them(mib: int, text: str) 
 )
 def test_driver_versions_become_semantic_ones(version: str, expected: str | None) -> None:
     assert semver(version) == expected
-    attributes = devices(node(8), SliceInputs((), version), SETS)[0]["attributes"]
+    attributes = devices(node(8), SliceInputs((), version))[0]["attributes"]
     assert attributes.get("driverVersion") == (expected and {"version": expected})
 
 

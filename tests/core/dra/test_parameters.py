@@ -49,6 +49,7 @@ def test_parameters_of_another_kind_are_refused(values: dict[str, Any], sentence
         ({"limits": "hard"}, "the claim has limits 'hard'; write one of driver, mps, custom, advisory"),
         ({"limits": {"a": 1}}, r"the claim has limits {'a': 1}; write one of"),
         ({"limits": None}, "the claim has limits None; write one of"),
+        ({"whole": "yes"}, "has whole 'yes'; write true or false"),
         ({"computePercent": 0}, "has computePercent 0; write a whole number from 1 to 100"),
         ({"computePercent": 101}, "has computePercent 101"),
         ({"computePercent": True}, "has computePercent True"),

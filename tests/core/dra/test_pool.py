@@ -36,69 +36,23 @@ def stored(number: int, content: Content, generation: int = 1, count: int = 1) -
     return Present(slice_name(NODE, number), str(number + 10), generation, count, deepcopy(content))
 
 
-def test_eight_gpus_fit_into_one_slice_beside_that_of_their_counters() -> None:
-    locks, offered = contents(node(*[16] * 8), SliceInputs(()))
-    assert [(each["name"], len(each["counters"])) for each in locks["sharedCounters"]] == [("gpus-0", 8)]
-    assert len(offered["devices"]) == 24
+def test_eight_gpus_fit_into_one_slice() -> None:
+    (only,) = contents(node(*[16] * 8), SliceInputs(()))
+    assert len(only["devices"]) == 16
 
 
-def test_more_gpus_than_a_slice_or_a_set_holds_are_cut() -> None:
-    here = node(*[1] * 40)
-    locks, first, second = contents(here, SliceInputs(()))
-    assert [len(each["counters"]) for each in locks["sharedCounters"]] == [32, 8]
-    assert [len(each["devices"]) for each in (first, second)] == [64, 56]
-    every = first["devices"] + second["devices"]
-    used = {each["consumesCounters"][0]["counterSet"] for each in every if "consumesCounters" in each}
-    assert used == {"gpus-0", "gpus-1"}
+def test_more_devices_than_a_slice_holds_are_cut() -> None:
+    assert [len(each["devices"]) for each in contents(node(*[1] * 40), SliceInputs(()))] == [64, 16]
+    assert [len(each["devices"]) for each in contents(mig_node(*[[10] * 7] * 8), SliceInputs(()))] == [64, 48]
 
 
 def test_a_node_without_gpus_has_an_empty_slice() -> None:
     assert contents(node(), SliceInputs(())) == plain_contents(node(), SliceInputs(())) == ({"devices": []},)
 
 
-def test_the_instances_of_a_gpu_have_a_set_of_counters_and_eight_gpus_full_of_them_fit() -> None:
-    slices = contents(mig_node(*[[10] * 7] * 8), SliceInputs(()))
-    locks, *offered = slices
-    names = {card: uuid(card).lower() for card in range(8)}
-    assert {each["name"]: len(each["counters"]) for each in locks["sharedCounters"]} == dict.fromkeys(names.values(), 7)
-    assert [len(each["devices"]) for each in offered] == [64, 64, 40]
-    every = [device for each in offered for device in each["devices"]]
-    taken = [each["consumesCounters"] for each in every if "consumesCounters" in each]
-    assert len(taken) == 2 * 56
-    for card, number in ((0, 0), (7, 6)):
-        counter = {mig_uuid(card, number).lower(): {"value": "1"}}
-        assert taken.count([{"counterSet": names[card], "counters": counter}]) == 2
-
-
-def test_a_slice_has_eight_sets_of_counters_at_most() -> None:
-    slices = contents(mig_node(8, *[[10]] * 8, 8), SliceInputs(()))
-    sets = [each["sharedCounters"] for each in slices if "sharedCounters" in each]
-    assert [len(each) for each in sets] == [8, 1]
-    assert [(each["name"], len(each["counters"])) for each in (sets[0][0], sets[1][0])] == [
-        ("gpus-0", 2),
-        (uuid(8).lower(), 1),
-    ]
-    assert sum(len(each["devices"]) for each in slices if "devices" in each) == 30
-
-
-def test_instances_that_are_given_whole_only_need_no_counters() -> None:
-    (only,) = contents(mig_node([10, 10], [10], mode=MigMode.WHOLE), SliceInputs(()))
-    assert len(only["devices"]) == 6
-    locks, offered = contents(mig_node([10, 10], 8, mode=MigMode.WHOLE), SliceInputs(()))
-    assert [list(each["counters"]) for each in locks["sharedCounters"]] == [[uuid(1).lower()]]
-    assert len(offered["devices"]) == 7
-
-
-@pytest.mark.parametrize("kind", OF_GPUS)
-def test_one_kind_of_devices_needs_no_counters(kind: Kind) -> None:
-    (only,) = contents(node(8, 8), SliceInputs((), kinds=frozenset({kind})))
-    assert len(only["devices"]) == 4
-    assert not any("consumesCounters" in device for device in only["devices"])
-
-
-def test_an_older_api_server_gets_no_counters() -> None:
+def test_an_older_api_server_gets_whole_devices() -> None:
     (only,) = plain_contents(node(8, 8), SliceInputs(()))
-    assert len(only["devices"]) == 4
+    assert not any("allowMultipleAllocations" in device for device in only["devices"])
 
 
 def test_names_sort_like_their_numbers_and_are_never_too_long() -> None:
@@ -181,13 +135,6 @@ def test_each_of_several_taints_keeps_its_own_time() -> None:
     assert spec["devices"][0]["taints"] == list(reversed(there))
 
 
-def test_counters_that_take_the_place_of_devices_are_written() -> None:
-    locks: Content = {"sharedCounters": [{"name": "gpus-0", "counters": {}}]}
-    assert writes(NODE, [locks], [stored(0, A)]).put
-    assert not writes(NODE, [locks], [stored(0, locks)])
-    assert writes(NODE, [A], [stored(0, locks)]).put
-
-
 @given(st.lists(st.sampled_from([A, B, C]), max_size=4), st.lists(st.sampled_from([A, B, C]), max_size=4), st.data())
 def test_one_pass_of_writes_leaves_nothing_to_write(wanted: list[Content], before: list[Content], data: Any) -> None:
     present = {
@@ -197,7 +144,7 @@ def test_one_pass_of_writes_leaves_nothing_to_write(wanted: list[Content], befor
     found = writes(NODE, wanted, present.values())
     for name, spec, _ in found.put:
         pool = spec["pool"]
-        content = {key: spec[key] for key in ("devices", "sharedCounters") if key in spec}
+        content = {"devices": spec["devices"]}
         present[name] = Present(name, "", pool["generation"], pool["resourceSliceCount"], content)
     for name in found.delete:
         del present[name]
@@ -229,29 +176,16 @@ KINDS = [frozenset(OF_GPUS), frozenset({Kind.MEMORY}), frozenset({Kind.COUNT})]
 @pytest.mark.parametrize("kinds", KINDS)
 @pytest.mark.parametrize("mode", list(MigMode))
 @pytest.mark.parametrize("holds", ["parts", "whole"])
-def test_a_device_that_leaves_the_slices_while_it_is_held_leaves_no_way_to_its_gpu(
+def test_what_is_held_stays_the_same_device_however_it_is_offered(
     kinds: frozenset[Kind], mode: MigMode, holds: str
 ) -> None:
-    """kube-scheduler counts what a held device takes of a counter only while a slice has it (kubernetes#140806).
-
-    So of a GPU that is held in one way the device for the other way is gone, or tainted, or shares a counter with the
-    device by which it is held, which then has to be in a slice.
-    """
+    """kube-scheduler counts what claims have of a device by its name, so no other name may lead to the same GPU."""
     places = [(1, 0), (1, 1)]
     parts, whole = ({place: [0] for place in places}, ()) if holds == "parts" else ({}, places)
     here = mig_node(8, [10, 20, 10], mode=mode, used=parts, whole=whole)
     gpu = uuid(0)
     here = here.with_ledger(here.ledger.seen([f"{gpu}::0"] if holds == "parts" else [gpu]))
-    offered = {
-        each["name"]: each for content in contents(here, SliceInputs((), kinds=kinds)) for each in _devices(content)
-    }
+    offered = [each for content in contents(here, SliceInputs((), kinds=kinds)) for each in content["devices"]]
     for held in [gpu, *(mig_uuid(*place) for place in places)]:
-        by, other = (device_name(held, whole=(holds == "whole") is same) for same in (True, False))
-        if other in offered and not offered[other].get("taints"):
-            assert by in offered
-            assert offered[by]["consumesCounters"] == offered[other]["consumesCounters"]
-
-
-def _devices(content: Content) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = content.get("devices", [])
-    return found
+        ways = [each["name"] for each in offered if each["attributes"]["uuid"]["string"] == held and "capacity" in each]
+        assert ways in ([], [device_name(held)])

@@ -76,6 +76,8 @@ def test_a_whole_gpu() -> None:
     assert found.device_ids == {uuid(1)}
     assert found.placement == Placement(Demand(Kind.COUNT, 1, 1), ((1, 8),))
     assert (found.devices[0].mib, found.devices[0].compute) == (8192, 0)
+    shared = claim(device(1, 8, undivided=True))
+    assert replace(made(node(8, 8), shared), devices=()) == replace(found, devices=())
 
 
 def test_access_beside_others_takes_nothing_even_of_a_gpu_that_is_full_or_broken() -> None:
@@ -133,7 +135,7 @@ def test_parameters_are_those_of_the_claim_and_decide_on_compute() -> None:
         (claim(replace(device(), name="gpu-0")), Why.UNKNOWN_DEVICE, "device gpu-0 of claim default/c1 is not on"),
         (claim(device(0), device(1, whole=True)), Why.BOTH_RESOURCES, "at once, which one set of variables"),
         (claim(device(0), device(1, admin=True)), Why.BOTH_RESOURCES, "use one claim for each"),
-        (claim(device(0, None)), Why.UNKNOWN_DEVICE, "the API server does not know DRAConsumableCapacity"),
+        (claim(device(0, 4, undivided=True)), Why.BAD_PARAMETERS, "asks for all of a GPU and for 4 GiB at once"),
         (claim(device(0, 9)), Why.NO_ROOM, "GPU 0 has 8 GiB free, and claim default/c1 was allocated 9 GiB of it"),
         (claim(device(0, 5), device(0, 4)), Why.NO_ROOM, "was allocated 9 GiB of it"),
         (claim(device(), parameters=(config(a=1),)), Why.BAD_PARAMETERS, "correct the parameters of claim default/c1"),
@@ -183,7 +185,12 @@ def test_a_whole_instance_is_held_by_its_uuid(mode: MigMode) -> None:
     assert found.device_ids == {mig_uuid(0, 1)}
     assert found.placement == Placement(Demand(Kind.INSTANCE, 1, 1), ((1, 20),))
     (only,) = found.devices
-    assert (only.device, only.uuid, only.mib) == (f"{mig_uuid(0, 1).lower()}-whole", mig_uuid(0, 1), 20480)
+    assert (only.device, only.uuid, only.mib) == (mig_uuid(0, 1).lower(), mig_uuid(0, 1), 20480)
+
+
+def test_an_instance_that_is_given_whole_only_is_given_whole_to_claims_of_any_class() -> None:
+    found = made(mig_node([10, 20], mode=MigMode.WHOLE), claim(instance(0, 1, 20)))
+    assert found.device_ids == {mig_uuid(0, 1)}
 
 
 def test_a_claim_may_have_several_whole_instances_as_with_nvidias_driver() -> None:

@@ -446,14 +446,11 @@ def serving() -> dict[str, Any]:
         "attributes": {"type": {"string": "shared-gpu"}},
         "capacity": {"memory": {"value": "15Gi", "requestPolicy": {"default": "1Gi"}}},
     }
-    counters = [{"name": "gpu-0", "counters": {"use": {"value": "1"}}}]
     return well() | {
         "/version": {"gitVersion": "v1.36.3"},
         "/api/v1/nodes": listed(there, node("plain")),
         f"{RESOURCE}/resourceclaims": listed(claim_json("c", part_json(0, "4Gi", "node-a"), pods=("web",))),
-        f"{RESOURCE}/resourceslices": listed(
-            resource_slice("00000-a", sharedCounters=counters), resource_slice("00001-a", shared)
-        ),
+        f"{RESOURCE}/resourceslices": listed(resource_slice("00000-a"), resource_slice("00001-a", shared)),
         f"{RESOURCE}/deviceclasses": listed(
             {"metadata": {"name": "gpushare"}, "spec": {"selectors": [{"cel": {"expression": "true"}}]}},
             {"metadata": {"name": "gpushare-whole"}, "spec": {"extendedResourceName": "aliyun.com/gpu-count"}},
@@ -474,9 +471,9 @@ def test_only_slices_of_our_driver_are_read(tmp_path: Path) -> None:
     pages[ours_alone] = pages.pop(f"{RESOURCE}/resourceslices")
     found = read(tmp_path, pages)
     assert not isinstance(found.slices, Unknown)
-    assert [(each.pool, each.devices, each.shared, each.counters) for each in found.slices] == [
-        ("node-a", 0, False, True),
-        ("node-a", 1, True, False),
+    assert [(each.pool, each.devices, each.shared) for each in found.slices] == [
+        ("node-a", 0, False),
+        ("node-a", 1, True),
     ]
     assert {(each.generation, each.of) for each in found.slices} == {(3, 2)}
 

@@ -220,7 +220,7 @@ class World:
         for name, environ in self.started.items():
             results = self.here.api.get("resourceclaims", name)["status"]["allocation"]["devices"]["results"]
             (uuid,) = environ["NVIDIA_VISIBLE_DEVICES"].split(",")
-            assert parse_device_name(results[0]["device"]) == (uuid, "GPUSHARE_MEMORY_LIMIT_MIB" not in environ)
+            assert parse_device_name(results[0]["device"]) == uuid
             if "GPUSHARE_MEMORY_LIMIT_MIB" in environ:
                 shares[uuid] += int(environ["GPUSHARE_MEMORY_LIMIT_MIB"]) // 1024
             else:

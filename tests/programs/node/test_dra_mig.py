@@ -46,14 +46,13 @@ async def test_a_claim_gets_a_whole_instance_which_the_hardware_keeps_apart() ->
     async with claims(SEVEN) as here:
         await here.start(mig="whole")
         assert types(here) == {"mig": 7, "monitor": 7}
-        assert not any("sharedCounters" in spec for spec in here.slices())
         started = await here.run_claim("c1", INSTANCE)
         uuid = started.environ["NVIDIA_VISIBLE_DEVICES"]
         assert started.environ == {"NVIDIA_VISIBLE_DEVICES": uuid, "GPUSHARE_MEMORY_LIMIT_BY": "partition"}
         assert uuid.startswith("MIG-")
         await here.node.until(lambda: bool(here.status("c1")))
         (device,) = here.status("c1")
-        assert device["device"] == f"{uuid.lower()}-whole"
+        assert device["device"] == uuid.lower()
         assert (device["data"]["uuid"], device["data"]["limitBy"]) == (uuid, "partition")
         assert here.node.agent is not None
         agent = here.node.agent
@@ -67,7 +66,7 @@ async def test_a_claim_gets_a_whole_instance_which_the_hardware_keeps_apart() ->
 async def test_whole_gpus_and_instances_are_two_types_of_devices() -> None:
     async with claims(MIXED) as here:
         await here.start(mig="share")
-        assert types(here) == {"mig": 3, "monitor": 4, "shared-gpu": 4, "whole-gpu": 1}
+        assert types(here) == {"monitor": 4, "shared-gpu": 4}
         whole = await here.run_claim("gpu", exactly("whole-gpu"))
         assert whole.environ["NVIDIA_VISIBLE_DEVICES"].startswith("GPU-")
         here.wish("another", exactly("whole-gpu"))
@@ -98,11 +97,10 @@ async def test_a_gpu_that_is_divided_anew_brings_new_devices_and_takes_the_other
         await divide(here, "3g.40gb", "1g.10gb")
         await here.node.until(
             lambda: (
-                here.kubelet.health.get((NODE, f"{goes.lower()}-whole"), (True, ""))
-                == (False, "the MIG instance exists no more")
+                here.kubelet.health.get((NODE, goes.lower()), (True, "")) == (False, "the MIG instance exists no more")
             )
         )
-        assert here.kubelet.health[NODE, f"{stays.lower()}-whole"] == (True, "")
+        assert here.kubelet.health[NODE, stays.lower()] == (True, "")
         new = (await here.run_claim("new", exactly("mig", profile="3g.40gb"))).environ["NVIDIA_VISIBLE_DEVICES"]
         assert new not in {stays, goes}
         await here.end_claim("c1")
@@ -136,12 +134,9 @@ async def test_parts_that_are_in_use_keep_an_instance_from_being_given_whole_aft
         uuid = (await here.run_claim("c1", exactly(memory="2Gi"))).environ["NVIDIA_VISIBLE_DEVICES"]
         here.api.patch("nodes", NODE, {"metadata": {"labels": {"gpu-device-plugin/mig": "whole"}}})
         await here.node.until(lambda: types(here) == {"mig": 2, "monitor": 2})
-        (taint,) = here.devices()[f"{uuid.lower()}-whole"]["taints"]
-        assert taint["value"] == "held-otherwise"
         await here.serves()
         assert (await here.run_claim("c2", INSTANCE)).environ["NVIDIA_VISIBLE_DEVICES"] != uuid
         await here.end_claim("c1")
-        await here.node.until(lambda: "taints" not in here.devices()[f"{uuid.lower()}-whole"])
         await here.serves()
         assert (await here.run_claim("c3", INSTANCE)).environ["NVIDIA_VISIBLE_DEVICES"] == uuid
         here.api.patch("nodes", NODE, {"metadata": {"labels": {"gpu-device-plugin/mig": "off"}}})

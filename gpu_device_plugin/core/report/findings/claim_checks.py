@@ -24,11 +24,6 @@ BY_CLAIMS = "dra"
 _CONTAINERD = re.compile(r"containerd://v?(\d+)\.(\d+)\.(\d+)", re.ASCII)
 _FIRST_WITH_CDI = (1, 7, 2)
 _FIRST_WITH_CDI_ON = (2, 0, 0)
-_RELEASE = re.compile(r"v?(\d+)\.(\d+)\.(\d+)", re.ASCII)
-_SAFE = (1, 36, 2)
-"""The first kube-scheduler that knows of parts when it gives a GPU whole (kubernetes/kubernetes#139034)."""
-_SOUND = (1, 36, 3)
-"""The first one that gives back the counters of what it only tried (kubernetes/kubernetes#140663)."""
 _LOG = "see the log of its agent"
 
 
@@ -42,7 +37,6 @@ def claims(cluster: ClusterSymptoms) -> Iterator[Finding]:
         return
     found = [
         *_slices(cluster, serving),
-        *_counters(cluster, serving),
         *_classes(cluster, serving),
         *_runtimes(serving),
         *_remembered(cluster, serving),
@@ -101,31 +95,6 @@ def _slices(cluster: ClusterSymptoms, serving: Sequence[NodeSeen]) -> Iterator[F
             f"({SERVE_LABEL}=device-plugin)"
         )
         yield warning("devices-not-shared", text, advice, nodes=tuple(cut), version=version)
-
-
-def _counters(cluster: ClusterSymptoms, serving: Sequence[NodeSeen]) -> Iterator[Finding]:
-    """Yield the nodes with parts of GPUs and whole ones under a kube-scheduler that does not keep them apart well."""
-    slices = () if isinstance(cluster.slices, Unknown) else cluster.slices
-    both = {each.pool for each in slices if each.counters}
-    names = tuple(node.name for node in serving if node.name in both)
-    release = None if isinstance(cluster.version, Unknown) else _RELEASE.match(cluster.version)
-    version = tuple(map(int, release.groups())) if release else _SOUND
-    if not names or version >= _SOUND:
-        return
-    unsafe = version < _SAFE
-    consequence = (
-        "a kube-scheduler before 1.36.2 gives out a GPU whole while claims have parts of it"
-        if unsafe
-        else "kube-scheduler 1.36.2 may leave pods Pending although GPUs are free"
-    )
-    yield (error if unsafe else warning)(
-        "scheduler-mixes-parts-and-whole" if unsafe else "scheduler-loses-counters",
-        "{nodes}: parts of GPUs and whole ones are offered, and the API server is {version}: " + consequence,
-        "upgrade the control plane to 1.36.3 or newer, or let nodes offer one kind: the setting resources=memory or "
-        "resources=count",
-        nodes=names,
-        version=str(cluster.version),
-    )
 
 
 def _classes(cluster: ClusterSymptoms, serving: Iterable[NodeSeen]) -> Iterator[Finding]:

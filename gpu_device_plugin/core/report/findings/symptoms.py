@@ -108,8 +108,6 @@ class SliceSeen:
     devices: int = 0
     shared: bool = False
     """Whether claims can have parts of one of its devices."""
-    counters: bool = False
-    """Whether it has counters, which keep the parts of a GPU and the whole of it apart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -361,12 +361,12 @@ def _instances(waiting: Iterable[Claim], nodes: Mapping[str, NodeView] | None) -
 
 def _had(device: Device, nodes: Mapping[str, NodeView] | None) -> str:
     node = (nodes or {}).get(device.pool)
-    uuid, whole = parse_device_name(device.name) or ("", False)
+    uuid = parse_device_name(device.name)
     listed = () if node is None else (*node.candidate.gpus.all, *node.candidate.gpus.gone)
     gpu = next((gpu for gpu in listed if gpu.uuid.lower() == uuid.lower() and uuid), None)
     facts = [] if gpu is None else [gpu.model, gpu.uuid]
     which = f"GPU {device.name if gpu is None else gpu.position}" + (f" ({', '.join(facts)})" if facts else "")
-    amount = "all" if whole or device.memory_mib is None else format_mib(device.memory_mib)
+    amount = "all" if device.whole else format_mib(device.memory_mib or 0)
     return f"{amount} of {which} on node {device.pool}"
 
 

@@ -13,7 +13,7 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, within
 from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.cluster.writers.resource_slices import ClaimsApi
-from gpu_device_plugin.core.contract.dra import DRIVER
+from gpu_device_plugin.core.contract.dra import DRIVER, is_former_name
 from gpu_device_plugin.core.dra.devices import SliceInputs
 from gpu_device_plugin.core.dra.prepared import claim_holds
 from gpu_device_plugin.core.model.resources import Kind
@@ -294,8 +294,10 @@ class DraDriver:
         self._show()
 
     def _holders_changed(self, _new: object = None) -> None:
-        holds = claim_holds(self.claims.prepared.value.values(), self.cluster.followed.pods.values())
-        self.entries.change(holds)
+        prepared = self.claims.prepared.value.values()
+        self.entries.change(claim_holds(prepared, self.cluster.followed.pods.values()))
+        devices = (device for claim in prepared for device in claim.devices)
+        self.offer.hold_formerly(frozenset(device.uuid for device in devices if is_former_name(device.device)))
         self._show()
 
     def _show(self) -> None:

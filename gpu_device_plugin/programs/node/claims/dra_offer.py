@@ -13,7 +13,7 @@ from gpu_device_plugin.aio.waiting import any_of
 from gpu_device_plugin.cluster.client.errors import NotFoundError
 from gpu_device_plugin.cluster.writers.resource_slices import NodeSlices
 from gpu_device_plugin.core.contract.dra import device_name
-from gpu_device_plugin.core.dra.devices import Order, SliceInputs, held_otherwise, reordered
+from gpu_device_plugin.core.dra.devices import Order, SliceInputs, reordered
 from gpu_device_plugin.core.dra.pool import contents, plain_contents
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class DeviceOffer:
         self.again_s = 600.0
         """Seconds until an API server that did not know our fields is tried again."""
         self._facts = SliceInputs(())
+        self._held_formerly: frozenset[str] = frozenset()
         self._policy = "binpack"
         self._order = Order()
         self._offering = False
@@ -58,6 +59,12 @@ class DeviceOffer:
         """Take over what the devices say; the order within `facts` is ours to choose."""
         if (policy, facts) != (self._policy, self._facts):
             self._policy, self._facts = policy, facts
+            self._look.set()
+
+    def hold_formerly(self, uuids: frozenset[str]) -> None:
+        """Take note of the GPUs and instances that claims hold by devices which are offered no more."""
+        if uuids != self._held_formerly:
+            self._held_formerly = uuids
             self._look.set()
 
     def offer(self, *, offering: bool) -> None:
@@ -94,24 +101,20 @@ class DeviceOffer:
         """Decide what the slices offer now; return the seconds until that has to be looked at again."""
         node = self._state.node
         self._order = reordered(self._order, node, self._policy, now)
-        facts = replace(self._facts, order=self._order.uuids)
+        facts = replace(self._facts, order=self._order.uuids, held_formerly=self._held_formerly)
         if self._dropped and now - self._dropped_at >= self.again_s:
             self._dropped = ()
         # All that they are made of. Most changes of the node are claims that come and go, and change none of it.
-        held = held_otherwise(node, facts.kinds)
-        sources = node.shares, node.unhealthy, node.links, held, facts, self._offering, self._dropped
+        foreign = frozenset(node.ledger.foreign)
+        sources = node.shares, node.unhealthy, node.links, foreign, facts, self._offering, self._dropped
         if sources != self._published:
             self._published = sources
             wanted: Sequence[Content] = ()
             if self._offering:
                 wanted = plain_contents(node, facts) if self._dropped else contents(node, facts)
             self.slices.wanted.change(wanted)
-            health = {
-                device_name(shared.gpu.uuid, whole=whole): node.unhealthy.get(shared.gpu.uuid, "")
-                for shared in node.shares.gpus
-                for whole in (False, True)
-            }
-            self.health.change(health)
+            gpus = [shared.gpu.uuid for shared in node.shares.gpus]
+            self.health.change({device_name(uuid): node.unhealthy.get(uuid, "") for uuid in gpus})
         due = [] if self._order.due is None else [self._order.due]
         if self._dropped:
             due.append(self._dropped_at + self.again_s)

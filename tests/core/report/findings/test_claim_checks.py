@@ -18,8 +18,8 @@ from tests.names import COUNT, MEM
 CLASSES = {"gpushare": "", "gpushare-whole": COUNT}
 WITH_MIG = CLASSES | {"gpushare-mig": ""}
 SHARED = SliceSeen(pool="n1", generation=3, of=2, devices=4, shared=True)
-COUNTERS = SliceSeen(pool="n1", generation=3, of=2, counters=True)
-SLICES = (COUNTERS, SHARED)
+MONITORS = SliceSeen(pool="n1", generation=3, of=2, devices=4)
+SLICES = (MONITORS, SHARED)
 SWITCHED_ON = {"gpushare": "true"}
 SERVE = {"gpu-device-plugin/serve": "dra"}
 
@@ -78,11 +78,11 @@ def test_what_cannot_be_read_is_named(what: str) -> None:
     ("slices", "expected"),
     [
         ((), "error no-slices"),
-        ((replace(SHARED, pool="n2"), COUNTERS), "error slices-incomplete slices=1 of=2 generation=3"),
+        ((replace(SHARED, pool="n2"), MONITORS), "error slices-incomplete slices=1 of=2 generation=3"),
         ((SHARED,), "error slices-incomplete slices=1 of=2 generation=3"),
         ((*SLICES, replace(SHARED, generation=4)), "error slices-incomplete slices=1 of=2 generation=4"),
         ((*SLICES, SHARED), "error slices-incomplete slices=3 of=2 generation=3"),
-        ((COUNTERS, replace(SHARED, shared=False)), "warning devices-not-shared"),
+        ((MONITORS, replace(SHARED, shared=False)), "warning devices-not-shared"),
         ((*SLICES, replace(SHARED, generation=2)), "ok claims"),
         ((SliceSeen(pool="n1"),), "ok claims"),
     ],
@@ -95,25 +95,6 @@ def test_slices_that_are_missing_or_incomplete(slices: tuple[SliceSeen, ...], ex
 def test_the_version_of_an_api_server_that_drops_fields_is_named(version: str | Unknown, shown: str) -> None:
     cut = (SliceSeen(pool="n1", devices=2),)
     assert of(show="version", slices=cut, version=version) == [f"warning devices-not-shared version={shown}"]
-
-
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [
-        ("v1.36.0", "error scheduler-mixes-parts-and-whole"),
-        ("v1.36.1+k3s1", "error scheduler-mixes-parts-and-whole"),
-        ("v1.36.2-eks-1a2b3c", "warning scheduler-loses-counters"),
-        *((version, "ok claims") for version in ("v1.36.3", "v1.37.0", "v2.0.0", "", "main", NEVER)),
-    ],
-)
-def test_parts_and_whole_gpus_on_one_counter_need_a_kube_scheduler_that_keeps_them_apart(
-    version: str | Unknown, expected: str
-) -> None:
-    assert of(version=version) == [expected]
-    parts_alone = (SliceSeen(pool="n1", devices=2, shared=True),)
-    assert of(version=version, slices=parts_alone) == FINE
-    elsewhere = replace(COUNTERS, pool="n2", of=1)
-    assert of(version=version, slices=(*parts_alone, elsewhere)) == FINE
 
 
 MIG = with_instances(serving(8, 8), "1g.10gb")

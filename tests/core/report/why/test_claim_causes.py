@@ -160,7 +160,7 @@ def test_a_bound_pod_has_its_gpus_and_what_the_kubelet_says() -> None:
         "on-node node=n1 phase=Pending",
         "status",
         f"claim-has claim=c device=3500 MiB of GPU 0 (NVIDIA H200, {UUIDS[0]}) on node n1",
-        f"claim-has claim=c device=all of GPU gpu-{UUIDS[1][4:]}-whole on node n2",
+        f"claim-has claim=c device=all of GPU gpu-{UUIDS[1][4:]} on node n2",
         "claim-has-access claim=c",
         "preparing",
         "event",

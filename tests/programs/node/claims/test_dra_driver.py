@@ -115,11 +115,11 @@ async def test_a_claim_whose_file_is_damaged_is_read_from_the_api_again() -> Non
 async def test_slices_that_somebody_removes_come_back() -> None:
     async with claims() as here:
         await here.start()
-        assert len(here.devices()) == 6
+        assert len(here.devices()) == 4
         await here.kubelet.stop()
         await here.kubelet.start()
         assert here.kubelet.wiped == 2
-        await here.node.until(lambda: len(here.devices()) == 6)
+        await here.node.until(lambda: len(here.devices()) == 4)
         assert len({spec["pool"]["generation"] for spec in here.slices()}) == 1
         await here.serves()
         assert (await here.run_claim("c1")).error == ""
@@ -136,7 +136,7 @@ async def test_no_device_is_offered_before_the_kubelet_can_call_the_driver() -> 
         await unchanged_slices(here, 0)
         here.kubelet.looks.set()
         await here.serves()
-        assert len(here.devices()) == 6
+        assert len(here.devices()) == 4
 
 
 async def test_slices_that_a_kubelet_removed_at_its_start_wait_until_it_knows_the_driver_again() -> None:
@@ -160,7 +160,7 @@ async def test_slices_that_are_there_are_kept_up_to_date_while_the_kubelet_is_aw
         await here.node.until(lambda: not here.dra.loop.reached.value)
         here.node.hardware(T4 | {"lost": True}, T4)
         await here.node.until(lambda: any(device.get("taints") for device in here.devices().values()))
-        assert len(here.slices()) == 2
+        assert len(here.slices()) == 1
 
 
 async def unchanged_slices(here: Claims, count: int) -> None:
@@ -235,7 +235,7 @@ async def test_a_call_that_is_given_up_while_it_writes_leaves_nothing_to_the_nex
         await here.node.until(writing.is_set)
         call.cancel()
         end = asyncio.create_task(here.dra.claims.unprepare(uid))
-        await unchanged_slices(here, 2)
+        await unchanged_slices(here, 1)
         may.set()
         await asyncio.gather(call, end, return_exceptions=True)
         assert not here.dra_files()
@@ -290,7 +290,7 @@ async def test_a_gpu_that_fails_has_a_taint_and_the_pods_on_it_are_told() -> Non
         uuid = started.environ["NVIDIA_VISIBLE_DEVICES"]
         here.node.hardware(T4 | {"lost": True}, T4)
         await here.node.until(lambda: bool(here.devices()[uuid.lower()].get("taints")))
-        (taint,) = here.devices()[f"{uuid.lower()}-whole"]["taints"]
+        (taint,) = here.devices()[uuid.lower()]["taints"]
         assert (taint["key"], taint["effect"]) == ("gpu-device-plugin/unhealthy", "NoSchedule")
         await here.node.until(lambda: here.kubelet.health.get((NODE, uuid.lower()), (True, ""))[0] is False)
 
@@ -365,9 +365,10 @@ async def test_an_older_api_server_gets_whole_gpus_only_and_says_so() -> None:
         await here.start()
         (spec,) = here.slices()
         assert sorted(spec["devices"][0]) == ["attributes", "capacity", "name"]
-        assert [device["name"].rpartition("-")[2] for device in spec["devices"]] == [*["whole"] * 2, *["monitor"] * 2]
+        types = [device["attributes"]["type"]["string"] for device in spec["devices"]]
+        assert types == ["whole-gpu", "whole-gpu", "monitor", "monitor"]
         await here.node.until(lambda: bool(here.events("GPUSharesUnavailable")))
-        assert "does not know sharedCounters of ResourceSlices" in here.events("GPUSharesUnavailable")[0]["note"]
+        assert "does not know allowMultipleAllocations" in here.events("GPUSharesUnavailable")[0]["note"]
         assert (await here.run_claim("c1", WHOLE)).error == ""
 
 

@@ -62,7 +62,7 @@ async def test_the_label_changes_a_node_over_and_back() -> None:
         here.label("dra")
         await here.serves()
         await way_is(here, ServingMode.DRA)
-        assert len(here.devices()) == 6
+        assert len(here.devices()) == 4
         assert here.node.kubelet.amounts[MEM].allocatable == 0
         assert (await here.run_claim("c1")).error == ""
         await here.end_claim("c1")
@@ -92,7 +92,7 @@ async def test_a_node_waits_for_the_pods_of_the_plugin_and_gives_nothing_meanwhi
         await here.node.until(lambda: "waits to serve" in here.said_of_node()["gpus"][0].get("reason", ""))
         ended(here, made)
         await here.serves()
-        assert len(here.devices()) == 6
+        assert len(here.devices()) == 4
 
 
 async def test_the_last_registration_asks_for_no_call_before_containers_start() -> None:
