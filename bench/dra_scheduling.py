@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import yaml
 
 from bench.extender import running
 from bench.kubeapi import KubeApi
 from bench.node_agent import Row
 from bench.scheduler import PREFIX
 from gpu_device_plugin.cluster.objects.resource_claims import read_claim
-from gpu_device_plugin.core.contract.dra import DRIVER, SHARED, SHARED_CLASS, WHOLE, WHOLE_CLASS, parse_device_name
+from gpu_device_plugin.core.contract.dra import DRIVER, SHARED_CLASS, WHOLE_CLASS, parse_device_name
 from gpu_device_plugin.core.contract.keys import NODE_GPUS
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
 from gpu_device_plugin.core.dra.devices import SliceInputs
@@ -43,6 +44,9 @@ KINDS = (1, 2, 4, 8, 16, "whole", "count")
 _MEM, _COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 _SCHEDULER = "gpushare-scheduler"
 _PATIENCE_S = 60.0
+_SAMPLE = 2
+"""Percentage of the nodes at which kube-scheduler stops looking for more; never before 100 of them fit."""
+_MANIFEST = Path(__file__).parents[1] / "deploy" / "optional" / "dra.yaml"
 _RESOURCES = "/apis/resource.k8s.io/v1"
 _DEFAULT = "/namespaces/default"
 
@@ -146,19 +150,25 @@ def slices(number: int) -> Iterator[Json]:
         }
 
 
-def classes() -> Iterator[Json]:
-    """Yield the DeviceClasses of our manifests."""
-    for name, kind, more in (
-        (SHARED_CLASS, SHARED, {}),
-        (WHOLE_CLASS, WHOLE, {"extendedResourceName": _COUNT}),
-    ):
-        expression = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '{kind}'"
-        yield {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "DeviceClass",
-            "metadata": {"name": name},
-            "spec": {"selectors": [{"cel": {"expression": expression}}], **more},
+def least(one: Json) -> Json:
+    """Return a slice as the simplest driver would make it: of each GPU its name and its memory."""
+    devices = [
+        {
+            "name": device["name"],
+            "allowMultipleAllocations": True,
+            "capacity": {"memory": device["capacity"]["memory"]},
         }
+        for device in one["spec"]["devices"]
+        if "capacity" in device
+    ]
+    return {**one, "spec": {**one["spec"], "devices": devices}}
+
+
+def classes(*, selectors: bool = True) -> Iterator[Json]:
+    """Yield the DeviceClasses of our manifests that pods here ask for, if need be without selectors."""
+    for one in yaml.safe_load_all(_MANIFEST.read_text()):
+        if one["kind"] == "DeviceClass" and one["metadata"]["name"] in {SHARED_CLASS, WHOLE_CLASS}:
+            yield {**one, "spec": {key: value for key, value in one["spec"].items() if selectors or key != "selectors"}}
 
 
 def template(kind: int | str) -> Json:
@@ -258,19 +268,22 @@ async def calls(api: KubeApi) -> AsyncIterator[Calls]:
 
 def rows(nodes: int, pods: int) -> Iterator[Row]:
     """Yield what becomes of the pods, with claims and by way of the extender."""
-    yield from by_claims(nodes, pods)
+    yield from by_claims(nodes, pods, "all nodes looked at", 100)
+    yield from by_claims(nodes, pods, "a sample of nodes", _SAMPLE)
+    yield from by_claims(nodes, pods, "a sample, the simplest driver", _SAMPLE, simplest=True)
     yield from by_extender(nodes, pods)
 
 
-def by_claims(nodes: int, pods: int) -> Iterator[Row]:
-    """Let kube-scheduler allocate claims from ResourceSlices."""
+def by_claims(nodes: int, pods: int, what: str, percentage: int, *, simplest: bool = False) -> Iterator[Row]:
+    """Let kube-scheduler allocate claims from ResourceSlices, our own or those of the simplest driver."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name, KubeApi(Path(name)) as api:
 
         async def go() -> tuple[float, int, list[float], list[Claim]]:
             await api.add_nodes([node_json(number, claims=True) for number in range(nodes)])
             async with calls(api) as to:
-                await to.create(f"{_RESOURCES}/deviceclasses", classes())
-                await to.create(f"{_RESOURCES}/resourceslices", (s for n in range(nodes) for s in slices(n)))
+                await to.create(f"{_RESOURCES}/deviceclasses", classes(selectors=not simplest))
+                every = (one for number in range(nodes) for one in slices(number))
+                await to.create(f"{_RESOURCES}/resourceslices", map(least, every) if simplest else every)
                 templates = (template(kind) for kind in KINDS if kind != "count")
                 await to.create(f"{_RESOURCES}{_DEFAULT}/resourceclaimtemplates", templates)
                 wanted = sum("resourceClaims" in pod_json(number, claims=True)["spec"] for number in range(pods))
@@ -291,7 +304,7 @@ def by_claims(nodes: int, pods: int) -> Iterator[Row]:
                             changed = time.monotonic()
                         await asyncio.sleep(0.2)
                     took_s = changed - began
-                    with api.scheduler("") as schedules:
+                    with api.scheduler("", percentage=percentage) as schedules:
                         if not schedules:
                             raise SystemExit("there is no kube-scheduler in KUBE_BIN")
                         moments = await to.bound(pods)
@@ -300,7 +313,7 @@ def by_claims(nodes: int, pods: int) -> Iterator[Row]:
 
         claims_s, made, moments, claims = asyncio.run(go())
     yield Row("claims there once all pods were created", claims_s, "s", note=f"{made} of templates")
-    yield _rate("pods with claims", nodes, pods, moments)
+    yield _rate(f"pods with claims, {what}", nodes, pods, moments)
     found = given(claims)
     note = f"{found.shared} in parts, {found.whole} whole"
     yield Row("GPUs given to too many claims", found.wrong, "", 0, note)

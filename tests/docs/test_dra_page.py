@@ -52,14 +52,14 @@ def test_the_parameters_are_those_that_the_driver_reads() -> None:
     read = share_config(claim, "gpu")
     assert (read.limits, read.frameworks) == ("mps", ("pytorch",))
     rows = re.findall(r"^\| `(\w+)` \|", sections(PAGE)["Parameters"], re.MULTILINE)
-    assert rows == ["limits", "computePercent", "frameworks"]
+    assert rows == ["limits", "computePercent", "frameworks", dra.TAKE_WHOLE]
 
 
 def test_the_attributes_are_those_of_the_contract() -> None:
     rows = re.findall(r"^\| (`.*?) \|", sections(PAGE)["Ask for it"], re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     ours = {
-        dra.TYPE, dra.UUID, dra.PRODUCT, dra.ARCHITECTURE, dra.DRIVER_VERSION, dra.INDEX, dra.NUMA_NODE,
+        dra.TYPE, dra.AS_WHOLE, dra.UUID, dra.PRODUCT, dra.ARCHITECTURE, dra.DRIVER_VERSION, dra.INDEX, dra.NUMA_NODE,
         dra.NVLINK_GROUP, dra.LIMITS, dra.PARENT_UUID, dra.PROFILE, dra.GPU_INSTANCE, dra.PCI_BUS_ID.rpartition("/")[2],
     }  # fmt: skip
     assert named == ours
