@@ -86,7 +86,7 @@ def parse_device_name(name: str) -> str:
 
 
 def is_former_name(name: str) -> bool:
-    """Return whether a device is one that agents of 0.2.0 offered whole, beside another one for the parts."""
+    """Return whether a device is one that former agents offered whole, beside another one for the parts."""
     return name.endswith(_WHOLE_ENDING)
 
 
