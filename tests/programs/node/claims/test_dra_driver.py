@@ -112,6 +112,27 @@ async def test_a_claim_whose_file_is_damaged_is_read_from_the_api_again() -> Non
         assert (await here.kubelet.start_pod("c1")).environ == before.environ
 
 
+async def test_a_gpu_that_a_claim_has_by_a_device_of_a_former_agent_is_given_to_nobody_else() -> None:
+    """Such a device was beside the one for parts, and kube-scheduler counts nothing of it for that one."""
+    async with claims() as here:
+        await here.start()
+        here.wish("c1", WHOLE)
+        assert here.allocate("c1") == ""
+        allocation = here.api.get("resourceclaims", "c1")["status"]["allocation"]
+        (result,) = allocation["devices"]["results"]
+        name = result["device"]
+        former = {"request": result["request"], "driver": result["driver"], "pool": result["pool"]}
+        allocation["devices"] = {"results": [former | {"device": f"{name}-whole"}]}
+        here.api.patch("resourceclaims", "c1", {"status": {"allocation": allocation}}, "default", "status")
+        started = await here.kubelet.start_pod("c1")
+        assert (started.error, started.environ["NVIDIA_VISIBLE_DEVICES"].lower()) == ("", name)
+        await here.node.until(lambda: "taints" in here.devices()[name])
+        other = await here.run_claim("c2", WHOLE)
+        assert (other.error, other.environ["NVIDIA_VISIBLE_DEVICES"].lower() != name) == ("", True)
+        await here.end_claim("c1")
+        await here.node.until(lambda: "taints" not in here.devices()[name])
+
+
 async def test_slices_that_somebody_removes_come_back() -> None:
     async with claims() as here:
         await here.start()
