@@ -93,7 +93,6 @@ _MOST_DEVICES, _MOST_WITH_MORE = 128, 64
 """Devices of a slice; and of one with taints or counters."""
 _MOST_FACTS = 32
 """Attributes and capacities of a device."""
-_MOST_SETS, _MOST_COUNTERS = 8, 32
 _LONGEST_TEXT = 64
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SEMVER = re.compile(r"(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*)){2}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
@@ -130,7 +129,7 @@ def _check_slice(new: Json) -> None:
 
 
 def _wrong_slice(spec: Json) -> Iterator[tuple[str, str]]:
-    pool, devices, sets = spec.get("pool") or {}, spec.get("devices") or [], spec.get("sharedCounters") or []
+    pool, devices, sets = spec.get("pool") or {}, spec.get("devices") or [], spec.get("sharedCounters")
     if not spec.get("driver"):
         yield "driver", "Required value"
     if not pool.get("name") or pool.get("resourceSliceCount", 0) < 1 or pool.get("generation", -1) < 0:
@@ -139,11 +138,9 @@ def _wrong_slice(spec: Json) -> Iterator[tuple[str, str]]:
         yield "", "Invalid value: exactly one of nodeName, nodeSelector, allNodes, perDeviceNodeSelection is required"
     if devices and sets:
         yield "", "Invalid value: a slice has devices or sharedCounters"
-    more = any(device.get("taints") or device.get("consumesCounters") for device in devices)
+    more = any(device.get("taints") for device in devices)
     if len(devices) > (_MOST_WITH_MORE if more else _MOST_DEVICES):
         yield "devices", f"Too many: {len(devices)}"
-    if len(sets) > _MOST_SETS or any(len(each.get("counters") or {}) > _MOST_COUNTERS for each in sets):
-        yield "sharedCounters", "Too many"
     names = [device.get("name", "") for device in devices]
     if len(set(names)) < len(names) or not all(_LABEL.fullmatch(name) for name in names):
         yield "devices.name", "Invalid value: it has to be a DNS label, and no other device may have it"
