@@ -128,7 +128,7 @@ def named(percentage: int) -> str:
 async def timed(api: KubeApi, extender: Extender | None, percentage: int, number: int) -> tuple[float, str]:
     """Have pods bound that wait when kube-scheduler starts; return how many a second, and a note."""
     label = f"{'extender' if extender else 'alone'}-{percentage}"
-    _, pods = load(0, number)
+    pods = load(number)
     for at, pod in enumerate(pods):
         pod["metadata"]["name"] = f"{label}-{at}"
         pod["metadata"]["labels"][label] = "yes"
