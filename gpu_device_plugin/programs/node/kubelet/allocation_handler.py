@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
@@ -123,14 +121,15 @@ class AllocationHandler:
             waiting.served(match, ids)
         self._metrics.count(m.ALLOCATIONS, resource.name)
         self.on_grant()
-        fields: dict[str, object] = {
-            "resource": resource.name,
-            "amount": len(ids),
-            "gpus": list(verdict.positions),
-            **({"pod": match.pod.name, "container": match.request.container} if match is not None else {}),
-        }
-        # The kubelet need not wait until the line is written.
-        asyncio.get_running_loop().call_soon(partial(_log.info, "allocated", extra=fields))
+        _log.info(
+            "allocated",
+            extra={
+                "resource": resource.name,
+                "amount": len(ids),
+                "gpus": list(verdict.positions),
+                **({"pod": match.pod.name, "container": match.request.container} if match is not None else {}),
+            },
+        )
         made = grant(
             verdict,
             node.shares,
