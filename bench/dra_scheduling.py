@@ -150,25 +150,11 @@ def slices(number: int) -> Iterator[Json]:
         }
 
 
-def least(one: Json) -> Json:
-    """Return a slice as the simplest driver would make it: of each GPU its name and its memory."""
-    devices = [
-        {
-            "name": device["name"],
-            "allowMultipleAllocations": True,
-            "capacity": {"memory": device["capacity"]["memory"]},
-        }
-        for device in one["spec"]["devices"]
-        if "capacity" in device
-    ]
-    return {**one, "spec": {**one["spec"], "devices": devices}}
-
-
-def classes(*, selectors: bool = True) -> Iterator[Json]:
-    """Yield the DeviceClasses of our manifests that pods here ask for, if need be without selectors."""
+def classes() -> Iterator[Json]:
+    """Yield the DeviceClasses of our manifests that pods here ask for."""
     for one in yaml.safe_load_all(_MANIFEST.read_text()):
         if one["kind"] == "DeviceClass" and one["metadata"]["name"] in {SHARED_CLASS, WHOLE_CLASS}:
-            yield {**one, "spec": {key: value for key, value in one["spec"].items() if selectors or key != "selectors"}}
+            yield one
 
 
 def template(kind: int | str) -> Json:
@@ -270,20 +256,19 @@ def rows(nodes: int, pods: int) -> Iterator[Row]:
     """Yield what becomes of the pods, with claims and by way of the extender."""
     yield from by_claims(nodes, pods, "all nodes looked at", 100)
     yield from by_claims(nodes, pods, "a sample of nodes", _SAMPLE)
-    yield from by_claims(nodes, pods, "a sample, the simplest driver", _SAMPLE, simplest=True)
     yield from by_extender(nodes, pods)
 
 
-def by_claims(nodes: int, pods: int, what: str, percentage: int, *, simplest: bool = False) -> Iterator[Row]:
-    """Let kube-scheduler allocate claims from ResourceSlices, our own or those of the simplest driver."""
+def by_claims(nodes: int, pods: int, what: str, percentage: int) -> Iterator[Row]:
+    """Let kube-scheduler allocate claims from ResourceSlices."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name, KubeApi(Path(name)) as api:
 
         async def go() -> tuple[float, int, list[float], list[Claim]]:
             await api.add_nodes([node_json(number, claims=True) for number in range(nodes)])
             async with calls(api) as to:
-                await to.create(f"{_RESOURCES}/deviceclasses", classes(selectors=not simplest))
+                await to.create(f"{_RESOURCES}/deviceclasses", classes())
                 every = (one for number in range(nodes) for one in slices(number))
-                await to.create(f"{_RESOURCES}/resourceslices", map(least, every) if simplest else every)
+                await to.create(f"{_RESOURCES}/resourceslices", every)
                 templates = (template(kind) for kind in KINDS if kind != "count")
                 await to.create(f"{_RESOURCES}{_DEFAULT}/resourceclaimtemplates", templates)
                 wanted = sum("resourceClaims" in pod_json(number, claims=True)["spec"] for number in range(pods))
