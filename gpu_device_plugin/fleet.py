@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -144,6 +145,8 @@ class Fleet:
         """Every pod that counts, by uid."""
         self.pending: dict[str, Pod] = {}
         """Every unbound pod that asks for GPUs, by uid."""
+        self._priorities: dict[int, Counter[str]] = {}
+        """By priority, how many of `entries` each node has."""
         self._expiring: set[str] = set()
         self._stale: set[str] = set()
         self._others = OtherPods()
@@ -195,6 +198,10 @@ class Fleet:
         """Return the pods that count on one node, by namespace and name."""
         node = self._nodes.get(name)
         return sorted(node.entries.values(), key=lambda e: (e.namespace, e.name, e.uid)) if node is not None else ()
+
+    def nodes_below(self, priority: int) -> set[str]:
+        """Return the nodes on which a pod of a lower priority counts."""
+        return set[str]().union(*(nodes for each, nodes in self._priorities.items() if each < priority))
 
     # --- Nodes --------------------------------------------------------------------------------------------------------
 
@@ -333,6 +340,8 @@ class Fleet:
             return
         if before is not None and before.node != entry.node:
             self._drop(entry.uid)
+        self._forget_priority(self.entries.get(entry.uid))
+        self._priorities.setdefault(entry.priority, Counter())[entry.node] += 1
         self.entries[entry.uid] = entry
         self._nodes.setdefault(entry.node, _Node()).entries[entry.uid] = entry
         if entry.until is None:
@@ -370,11 +379,22 @@ class Fleet:
 
     def _drop(self, uid: str) -> None:
         entry = self.entries.pop(uid, None)
+        self._forget_priority(entry)
         if entry is not None:
             self._expiring.discard(uid)
             del self._nodes[entry.node].entries[uid]
             self._changed(entry.node)
             self._forget_if_empty(entry.node)
+
+    def _forget_priority(self, entry: FleetEntry | None) -> None:
+        if entry is None:
+            return
+        nodes = self._priorities[entry.priority]
+        nodes[entry.node] -= 1
+        if not nodes[entry.node]:
+            del nodes[entry.node]
+        if not nodes:
+            del self._priorities[entry.priority]
 
     def _forget_if_empty(self, name: str) -> None:
         node = self._nodes[name]

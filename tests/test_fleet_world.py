@@ -104,7 +104,7 @@ class World(RuleBasedStateMachine):
             containers = tuple(
                 Container(f"c{n}", kind, n, {resource.name: amount}) for n, (kind, resource, amount) in enumerate(shape)
             )
-            self.change(Pod(uid, "default", uid, containers=containers))
+            self.change(Pod(uid, "default", uid, containers=containers, priority=len(self.there) % 3))
         if told:
             self.things_are_told(len(self.untold))
 
@@ -288,6 +288,12 @@ class World(RuleBasedStateMachine):
         for name, gpus in self.nodes.items():
             assert self.fleet.candidates[name] == candidate(name, gpus, by_node[name])
             assert sorted(map(repr, by_node[name])) == sorted(repr(entry.usage) for entry in self.fleet.on_node(name))
+
+    @invariant()
+    def the_nodes_with_less_important_pods_are_those_of_the_entries(self) -> None:
+        for priority in (0, 1, 2):
+            below = {entry.node for entry in self.fleet.entries.values() if entry.priority < priority}
+            assert self.fleet.nodes_below(priority) == below
 
     @rule(shape=st.sampled_from(SHAPES), policy=st.sampled_from(sorted(POLICIES)))
     def the_scheduler_asks(self, shape: tuple[tuple[ContainerKind, Resource, int], ...], policy: str) -> None:

@@ -186,8 +186,11 @@ class Verbs:
             return "" if node is None else _OUTSIDE.format(len(sample), node, "has room")
         if not placing.may_preempt or placing.nominated_node:
             return ""  # kube-scheduler has looked at the nominated node, and looks for pods to evict there now
+        candidates = self._fleet.candidates
         others = (
-            node for node in self._fleet.candidates.values() if node.name not in left_out and not node.gpus.claims
+            candidates[name]
+            for name in self._fleet.nodes_below(pod.priority) - left_out
+            if name in candidates and not candidates[name].gpus.claims
         )
         helpful = where_evicting_may_help(Preemptor(asked, pod.priority), others, self._occupants)
         lowest = {node.name: priority for node, priority in islice(helpful, _MOST_TO_EVICT)}
