@@ -266,9 +266,7 @@ class _Remembered(Generic[V]):
             outdated[row] = 1
         if self.effort is not None:
             self.effort.renew()
-        # A copy: an estimate stays out of date.
-        due = list(compress(range(len(values)), outdated) if rows is None else filter(outdated.__getitem__, rows))
-        for number, row in enumerate(due):
+        for number, row in enumerate(self._due(rows)):
             try:
                 values[row] = self._result(row)
                 outdated[row] = 0
@@ -276,6 +274,13 @@ class _Remembered(Generic[V]):
                 values[row] = self._estimate(row)
             if number % _AT_ONCE == _AT_ONCE - 1:
                 yield
+
+    def _due(self, rows: Sequence[int] | None) -> list[int]:
+        """Return the rows that are out of date: those of `rows`, or all, which is faster where `rows` are many."""
+        outdated = self._outdated
+        if rows is not None and 4 * len(rows) < len(outdated):
+            return [row for row in rows if outdated[row]]
+        return list(compress(range(len(outdated)), outdated))
 
 
 class _Appraised:

@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 
 SMALLEST_SAMPLE = 100
 """kube-scheduler names fewer nodes only if no others passed its plugins (minFeasibleNodesToFind, 1.27 to 1.36)."""
+_LARGEST_SAMPLE = 1_000
+"""A larger one takes too long to learn from: kube-scheduler's adaptive percentage is less up to 20,000 nodes."""
 _MOST_NOMINATIONS = 6
 """For one pod in `_PERIOD_S`: others may take the room each time."""
 _MOST_GUESSES = 3
@@ -92,7 +94,7 @@ class Nominator:
         nominated = self._nominated.get(uid)
         if len(names) == 1 and nominated is not None and nominated.nodes[-1:] == names:
             self._kinds.setdefault(kind, _Kind()).guessed.pop(names[0], None)
-        elif len(names) < SMALLEST_SAMPLE:
+        elif not SMALLEST_SAMPLE <= len(names) <= _LARGEST_SAMPLE:
             return
         known = self._kinds.setdefault(kind, _Kind())
         self._kinds.move_to_end(kind)
