@@ -91,18 +91,15 @@ class Nominator:
 
     def asked(self, uid: str, kind: int, names: Sequence[str]) -> None:
         """Learn from the nodes that kube-scheduler names for a pod of a kind: its plugins passed them."""
-        nominated = self._nominated.get(uid)
-        if len(names) == 1 and nominated is not None and nominated.nodes[-1:] == names:
-            self._kinds.setdefault(kind, _Kind()).guessed.pop(names[0], None)
-        elif not SMALLEST_SAMPLE <= len(names) <= _LARGEST_SAMPLE:
+        alone = len(names) == 1 and self.has_nominated(uid, names[0])
+        if not alone and not SMALLEST_SAMPLE <= len(names) <= _LARGEST_SAMPLE:
             return
-        known = self._kinds.setdefault(kind, _Kind())
-        self._kinds.move_to_end(kind)
+        known = self._known(kind)
+        if alone:
+            known.guessed.pop(names[0], None)
         if len(known.named) > _MOST_NAMED:
             known.named.clear()  # most of them are gone by now
         known.named.update(map(sys.intern, names))
-        if len(self._kinds) > _MOST_KINDS:
-            self._kinds.popitem(last=False)
 
     def nominate(
         self, pod: Pod, kind: int, suitable: Sequence[str], scores: Callable[[Sequence[str]], Sequence[float]]
@@ -116,7 +113,7 @@ class Nominator:
         self._nominated = {
             uid: each for uid, each in self._nominated.items() if uid in pending and each.nodes and now < each.until
         }
-        known = self._kinds.setdefault(kind, _Kind())
+        known = self._known(kind)
         known.guessed = {name: until for name, until in known.guessed.items() if now < until}
         mine = self._nominated.setdefault(pod.uid, _Nominated(now + _PERIOD_S))
         nodes = [name for name in suitable if name in known.named]
@@ -134,6 +131,13 @@ class Nominator:
             known.guessed[node] = now + _PERIOD_S
         self._write_soon(pod, node)
         return node
+
+    def _known(self, kind: int) -> _Kind:
+        known = self._kinds.setdefault(kind, _Kind())
+        self._kinds.move_to_end(kind)
+        if len(self._kinds) > _MOST_KINDS:
+            self._kinds.popitem(last=False)
+        return known
 
     def has_nominated(self, uid: str, node: str) -> bool:
         """Return whether a node is the latest that was nominated for a pod."""

@@ -279,6 +279,16 @@ def test_some_kinds_of_pods_are_remembered_with_some_nodes() -> None:
     assert world.nominate("c", "x y z", kind=16) == "y"
 
 
+def test_kinds_of_pods_that_were_never_sampled_are_forgotten_too() -> None:
+    """Where all of thousands of nodes are named nothing is learned, and owners choose as many kinds as they like."""
+    world = Nominating()
+    assert world.nominate("a", "x", kind=0) == "x"
+    assert world.nominate("b", "x", kind=0) is None
+    for kind in range(1, 17):
+        world.nominate("c", "y", kind=kind)
+    assert world.nominate("b", "x", kind=0) == "x"
+
+
 def test_without_nodes_nothing_is_nominated() -> None:
     assert Nominating().nominate("a", "") is None
 
