@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import signal
 import statistics
 import subprocess
@@ -35,6 +34,7 @@ from bench.kubeapi import KubeApi, binaries, free_ports
 from bench.node_agent import Row, add_only, machine, percentiles, show
 from bench.scheduler import PREFIX, Caller, arguments, bind_at_once, create, delete, schedule
 from gpu_device_plugin.core.contract.keys import LONGEST, USE_MODEL
+from gpu_device_plugin.core.report.exposition import samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -301,31 +301,6 @@ def scheduled(
     return Row(what, outcome.bound / outcome.seconds, "/s", note=f"{outcome.bound} bound{unbound}; filter {median:.1f}")
 
 
-def by_kube_scheduler(extender: Extender, api: KubeApi, nodes: int, number: int) -> Iterator[Row]:
-    """Have pods scheduled by kube-scheduler itself; the figure is pods a second."""
-    pods = load(number)
-
-    async def make() -> None:
-        async with session() as http:
-            await create(http, api.url, pods, api.token)
-
-    asyncio.run(make())
-    bound = _bound(extender)
-    with api.scheduler(extender.url + PREFIX) as there:
-        if not there:
-            return
-        while (first := _bound(extender)) == bound:
-            time.sleep(0.05)
-        began = changed = time.monotonic()
-        last = first
-        while last < bound + number and time.monotonic() - changed < 10:
-            time.sleep(0.2)
-            if (now := _bound(extender)) > last:
-                last, changed = now, time.monotonic()
-    what = f"pods scheduled by kube-scheduler, {nodes:,} nodes, real API server"
-    yield Row(what, (last - first) / (changed - began), "/s", note=f"{last - bound} bound of {number}")
-
-
 def bound_at_once(extender: Extender, api: KubeApi, nodes: int) -> Iterator[Row]:
     """Have small pods bound all at the same time, some times over; the figure is pods a second."""
 
@@ -360,7 +335,7 @@ def flooded(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
             with running(folder, api) as extender:
                 before = _settled_mib(extender)
                 asyncio.run(wait_in_vain(api, number, characters))
-                while (there := _waiting(extender)) < number:
+                while (there := counted(extender, "gpushare_extender_pods_waiting")) < number:
                     time.sleep(0.2)
                 yield Row(what, _settled_mib(extender) - before, "MiB", bar, f"{there:,} counted")
             with running(folder, api) as extender:
@@ -423,20 +398,14 @@ async def wait_in_vain(api: str, number: int, characters: int) -> None:
             await create(http, api, pods)
 
 
-def _waiting(extender: Extender) -> int:
-    found = re.findall(rb"^gpushare_extender_pods_waiting{.*} ([0-9.e+]+)$", _scrape(extender)[1], re.MULTILINE)
-    return sum(int(float(number)) for number in found)
+def counted(extender: Extender, metric: str) -> int:
+    """Return the sum of a metric over all its labels."""
+    return int(sum(value for name, _, value in samples(_scrape(extender)[1].decode()) if name == metric))
 
 
 def _settled_mib(extender: Extender) -> float:
     extender.quiet()
     return memory.alone_mib([extender.pid])
-
-
-def _bound(extender: Extender) -> int:
-    with urllib.request.urlopen(f"{extender.probes}/metrics", timeout=30) as answer:  # noqa: S310 - our own address
-        found = re.search(rb'binds_total{outcome="bound"} ([0-9.e+]+)', answer.read())
-    return int(float(found[1])) if found else 0
 
 
 def inside(_: Path, options: argparse.Namespace) -> Iterator[Row]:
@@ -474,7 +443,6 @@ def real(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
             names = named([synthetic.node_name(node) for node in range(options.real_nodes)], options.percentage)
             yield scheduled(what, extender, api.url, names, options.pods, token=api.token)
             yield from bound_at_once(extender, api, options.real_nodes)
-            yield from by_kube_scheduler(extender, api, options.real_nodes, options.pods)
 
 
 def of_sizes(folder: Path, options: argparse.Namespace) -> Iterator[Row]:

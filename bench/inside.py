@@ -25,6 +25,7 @@ from gpu_device_plugin.core.cluster.usage import usage_of
 from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.programs.extender.binding import Binding
 from gpu_device_plugin.programs.extender.extender_program import Extender
+from gpu_device_plugin.programs.simulate.sampling import nodes_to_find
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 
@@ -39,13 +40,9 @@ CHANGES = 10
 """Pods that end or come between two calls."""
 
 
-_FEWEST = 100
-"""So many nodes kube-scheduler looks for at least (minFeasibleNodesToFind)."""
-
-
 def named(names: list[str], percentage: int) -> Iterator[list[str]]:
     """Yield the nodes that kube-scheduler names for one pod after the other: so many in a hundred, in turn."""
-    most = min(len(names), max(_FEWEST, len(names) * percentage // 100))
+    most = nodes_to_find(len(names), percentage)
     first = 0
     while True:
         yield (names[first:] + names[:first])[:most]

@@ -10,11 +10,9 @@ import argparse
 import asyncio
 import contextlib
 import json
-import re
 import sys
 import tempfile
 import time
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from bench import memory, synthetic
-from bench.extender import Extender, load, running, session
+from bench.extender import Extender, counted, load, running, session
 from bench.kubeapi import KubeApi, binaries
 from bench.node_agent import Row, add_only, machine, show
 from bench.scheduler import PREFIX, create, delete
@@ -33,6 +31,7 @@ from gpu_device_plugin.core.contract.keys import SPLIT_LABEL
 from gpu_device_plugin.core.contract.nodegpus import by_division
 from gpu_device_plugin.core.model.placing import Placement
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.metrics import SAMPLE_MISSES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -226,7 +225,7 @@ async def last(api: KubeApi, extender: Extender, percentage: int, nodes: int, nu
     """Have as many pods bound as there is room for; the figure is the time until the last one is, in seconds."""
     label = f"last-{percentage}"
     pods = [pod_json(f"{label}-{at}", WANTED, {label: "yes"}) for at in range(number)]
-    before = _misses(extender)
+    before = counted(extender, SAMPLE_MISSES.name)
     first = pod_json(f"{label}-first", 1, {f"{label}-first": "yes"})
     async with session() as http, following(api, f"{label}-first") as begun, following(api, label) as bound:
         with api.scheduler(extender.url + PREFIX, percentage=percentage):
@@ -240,14 +239,10 @@ async def last(api: KubeApi, extender: Extender, percentage: int, nodes: int, nu
         evicted = nodes - len(await _fillers(http, api))
         await delete(http, api.url, made, api.token)
     took_s = max(bound.at.values(), default=began + _STALLED_S) - began
-    note = f"{len(bound.at)} bound of {number}, {_misses(extender) - before} misses, {evicted} evicted"
+    note = (
+        f"{len(bound.at)} bound of {number}, {counted(extender, SAMPLE_MISSES.name) - before} misses, {evicted} evicted"
+    )
     return Row(f"the last room found, {nodes:,} nodes, {named(percentage)}", took_s, "s", BOUND_BAR_S, note)
-
-
-def _misses(extender: Extender) -> int:
-    with urllib.request.urlopen(f"{extender.probes}/metrics", timeout=30) as answer:  # noqa: S310 - our own address
-        page = answer.read().decode()
-    return sum(int(float(number)) for number in re.findall(r"sample_misses_total{.*} ([0-9.e+]+)\n", page))
 
 
 async def _fillers(http: aiohttp.ClientSession, api: KubeApi) -> Sequence[Json]:

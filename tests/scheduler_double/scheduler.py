@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, Self
 
+from gpu_device_plugin.programs.simulate.sampling import nodes_to_find
 from gpu_device_plugin.testing.cluster.cluster_kinds import NODES, PODS, StatusError
 from tests.scheduler_double.events import may_help
 from tests.scheduler_double.extender import NO_VICTIM, Extender, ExtenderConfig, ExtenderError, Filtered
@@ -45,7 +46,6 @@ SCHEDULER_ERROR = "SchedulerError"
 FLUSH_S = 300.0
 """So long a pod waits that fitted nowhere, if nothing happens that its refusal depends on."""
 
-_SMALLEST_SAMPLE = 100
 _LIFT = 1 << 31
 """Makes every priority positive, so that few victims of a low one cost less than many."""
 
@@ -75,14 +75,6 @@ class _Retry:
     """The version of the cluster up to which nothing has changed any of that."""
     flushed: float = 0.0
     """When it is tried anyway."""
-
-
-def sample_size(nodes: int, percentage: int) -> int:
-    """Return after how many that pass its plugins it looks at no further node."""
-    if nodes < _SMALLEST_SAMPLE or percentage >= 100:
-        return nodes
-    percentage = percentage or max(5, 50 - nodes // 125)
-    return max(_SMALLEST_SAMPLE, nodes * percentage // 100)
 
 
 class Scheduler:
@@ -265,7 +257,7 @@ class Scheduler:
         fitting: list[Node] = []
         statuses: dict[str, Status] = {}
         for node in nodes:
-            if len(fitting) == sample_size(len(nodes), self._percentage):
+            if len(fitting) == nodes_to_find(len(nodes), self._percentage):
                 break
             if (status := self._unfit(pod, node)) is None:
                 fitting.append(node)
