@@ -19,7 +19,7 @@ import aiohttp
 import yaml
 
 from bench.extender import running
-from bench.kubeapi import KubeApi
+from bench.kubeapi import Bound, KubeApi, following
 from bench.node_agent import Row
 from bench.scheduler import PREFIX
 from gpu_device_plugin.cluster.objects.resource_claims import read_claim
@@ -33,7 +33,7 @@ from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.node import Node
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterable, Iterator
 
     from gpu_device_plugin.core.model.resource_claims import Claim
     from gpu_device_plugin.testing.builders import Json
@@ -219,26 +219,6 @@ class Calls:
             found: list[Any] = (await answer.json())["items"]
             return found
 
-    async def bound(self, number: int) -> list[float]:
-        """Return the moments, in seconds, at which each of `number` pods was bound; fewer if the rest waits for long.
-
-        Ends when no pod was bound for `_PATIENCE_S`.
-        """
-        moments: dict[str, float] = {}
-        url = f"{self._api.url}/api/v1{_DEFAULT}/pods?watch=true"
-        with contextlib.suppress(TimeoutError):
-            async with self._http.get(url, timeout=aiohttp.ClientTimeout(total=None)) as answer:
-                while len(moments) < number:
-                    async with asyncio.timeout(_PATIENCE_S) as patience:
-                        async for line in answer.content:
-                            pod = json.loads(line)["object"]
-                            if pod["spec"].get("nodeName") and pod["metadata"]["name"] not in moments:
-                                moments[pod["metadata"]["name"]] = time.monotonic()
-                                patience.reschedule(asyncio.get_running_loop().time() + _PATIENCE_S)
-                                if len(moments) == number:
-                                    break
-        return sorted(moments.values())
-
 
 @contextlib.asynccontextmanager
 async def calls(api: KubeApi) -> AsyncIterator[Calls]:
@@ -263,7 +243,7 @@ def by_claims(nodes: int, pods: int, what: str, percentage: int) -> Iterator[Row
     """Let kube-scheduler allocate claims from ResourceSlices."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name, KubeApi(Path(name)) as api:
 
-        async def go() -> tuple[float, int, list[float], list[Claim]]:
+        async def go() -> tuple[float, int, Bound, list[Claim]]:
             await api.add_nodes([node_json(number, claims=True) for number in range(nodes)])
             async with calls(api) as to:
                 await to.create(f"{_RESOURCES}/deviceclasses", classes())
@@ -292,13 +272,14 @@ def by_claims(nodes: int, pods: int, what: str, percentage: int) -> Iterator[Row
                     with api.scheduler("", percentage=percentage) as schedules:
                         if not schedules:
                             raise SystemExit("there is no kube-scheduler in KUBE_BIN")
-                        moments = await to.bound(pods)
+                        async with following(api) as bound:
+                            await bound.all_of(pods)
                         found = await to.items(f"{_RESOURCES}{_DEFAULT}/resourceclaims")
-                return took_s, made, moments, [read_claim(json.dumps(each).encode()) for each in found]
+                return took_s, made, bound, [read_claim(json.dumps(each).encode()) for each in found]
 
-        claims_s, made, moments, claims = asyncio.run(go())
+        claims_s, made, bound, claims = asyncio.run(go())
     yield Row("claims there once all pods were created", claims_s, "s", note=f"{made} of templates")
-    yield _rate(f"pods with claims, {what}", nodes, pods, moments)
+    yield _rate(f"pods with claims, {what}", nodes, pods, bound)
     found = given(claims)
     note = f"{found.shared} in parts, {found.whole} whole"
     yield Row("GPUs given to too many claims", found.wrong, "", 0, note)
@@ -312,17 +293,18 @@ def by_extender(nodes: int, pods: int) -> Iterator[Row]:
         asyncio.run(api.add_nodes([node_json(number, claims=False) for number in range(nodes)]))
         with running(Path(name), str(api.kubeconfig), "--vanished-grace", "0s") as extender:
 
-            async def go() -> list[float]:
+            async def go() -> Bound:
                 async with calls(api) as to:
                     await to.create(f"/api/v1{_DEFAULT}/pods", (pod_json(n, claims=False) for n in range(pods)))
                     with api.scheduler(extender.url + PREFIX):
-                        return await to.bound(pods)
+                        async with following(api) as bound:
+                            await bound.all_of(pods)
+                        return bound
 
-            moments = asyncio.run(go())
-    yield _rate("pods with gpu-mem or gpu-count, by the extender", nodes, pods, moments)
+            bound = asyncio.run(go())
+    yield _rate("pods with gpu-mem or gpu-count, by the extender", nodes, pods, bound)
 
 
-def _rate(what: str, nodes: int, pods: int, moments: Sequence[float]) -> Row:
+def _rate(what: str, nodes: int, pods: int, bound: Bound) -> Row:
     """Return pods a second, from the first that is bound to the last."""
-    rate = (len(moments) - 1) / (moments[-1] - moments[0]) if len(moments) > 1 else 0.0
-    return Row(f"{what}, {nodes} nodes", rate, "/s", note=f"{len(moments):,} bound of {pods:,}")
+    return Row(f"{what}, {nodes} nodes", bound.rate, "/s", note=f"{len(bound.at):,} bound of {pods:,}")

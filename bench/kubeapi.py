@@ -13,18 +13,23 @@ import subprocess
 import time
 import urllib.request
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 import yaml
 
+from gpu_device_plugin.aio.waiting import within
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.testing.builders import Json
 
 _MANIFEST = Path(__file__).parents[1] / "deploy" / "scheduler.yaml"
+STALLED_S = 60.0
+"""After so long without a binding no further one is waited for."""
 _NEEDED = ("etcd", "kube-apiserver", "openssl")
 
 
@@ -207,6 +212,57 @@ class KubeApi:
             else:
                 log = (self._folder / "kube-apiserver.log").read_text(errors="replace")
                 raise SystemExit(f"the API server did not start:\n{log[-2000:]}")
+
+
+@dataclass(slots=True)
+class Bound:
+    """When pods were bound."""
+
+    at: dict[str, float] = field(default_factory=dict)
+    """By name, monotonic seconds."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def all_of(self, number: int) -> None:
+        """Return once so many are bound, or none has been for a while."""
+        while len(self.at) < number:
+            self.changed.clear()
+            if not await within(STALLED_S, self.changed.wait()):
+                return
+
+    @property
+    def rate(self) -> float:
+        """Pods a second, from the first that was bound to the last."""
+        return (len(self.at) - 1) / max(max(self.at.values()) - min(self.at.values()), 1e-9) if self.at else 0.0
+
+
+@contextlib.asynccontextmanager
+async def following(api: KubeApi, label: str = "") -> AsyncIterator[Bound]:
+    """Follow the pods with a label, or all; yield what is known of them."""
+    bound = Bound()
+    url = f"{api.url}/api/v1/namespaces/default/pods?watch=true&labelSelector={label}"
+    headers = {"Authorization": f"Bearer {api.token}"}
+
+    async def follow() -> None:
+        connector = aiohttp.TCPConnector(ssl=False)
+        async with (
+            aiohttp.ClientSession(connector=connector, read_bufsize=1 << 24) as http,
+            http.get(url, headers=headers, timeout=aiohttp.ClientTimeout(total=None)) as answer,
+        ):
+            async for line in answer.content:
+                _note(bound, json.loads(line)["object"])
+
+    task = asyncio.create_task(follow(), name="follow pods")
+    try:
+        yield bound
+    finally:
+        task.cancel()
+
+
+def _note(bound: Bound, pod: Any) -> None:
+    name = pod["metadata"]["name"]
+    if pod["spec"].get("nodeName") and name not in bound.at:
+        bound.at[name] = time.monotonic()
+        bound.changed.set()
 
 
 def free_ports(number: int) -> list[int]:

@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import json
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import aiohttp
+from typing import TYPE_CHECKING
 
 from bench import memory, synthetic
 from bench.extender import Extender, counted, load, running, session
-from bench.kubeapi import KubeApi, binaries
+from bench.kubeapi import STALLED_S, KubeApi, binaries, following
 from bench.node_agent import Row, add_only, machine, show
 from bench.scheduler import PREFIX, create, delete
-from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.cluster.usage import promise
 from gpu_device_plugin.core.contract.keys import SPLIT_LABEL
@@ -34,7 +28,9 @@ from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.metrics import SAMPLE_MISSES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import aiohttp
 
     from gpu_device_plugin.testing.builders import Json
 
@@ -44,58 +40,6 @@ _ROOMY, WANTED = 16, 12
 """Shares of the one GPU in a nearly full cluster that has room, and what a pod asks."""
 _LEFT = 2
 """Free shares of every other GPU: together as many as `_ROOMY`."""
-_STALLED_S = 60.0
-
-
-@dataclass(slots=True)
-class Bound:
-    """When pods were bound."""
-
-    at: dict[str, float] = field(default_factory=dict)
-    """By name, monotonic seconds."""
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def all_of(self, number: int) -> None:
-        """Return once so many are bound, or none has been for a while."""
-        while len(self.at) < number:
-            self.changed.clear()
-            if not await within(_STALLED_S, self.changed.wait()):
-                return
-
-    @property
-    def rate(self) -> float:
-        """Pods a second, from the first that was bound to the last."""
-        return (len(self.at) - 1) / max(max(self.at.values()) - min(self.at.values()), 1e-9) if self.at else 0.0
-
-
-@contextlib.asynccontextmanager
-async def following(api: KubeApi, label: str) -> AsyncIterator[Bound]:
-    """Follow the pods with a label; yield what is known of them."""
-    bound = Bound()
-    url = f"{api.url}/api/v1/namespaces/{synthetic.NAMESPACE}/pods?watch=true&labelSelector={label}"
-    headers = {"Authorization": f"Bearer {api.token}"}
-
-    async def follow() -> None:
-        connector = aiohttp.TCPConnector(ssl=False)
-        async with (
-            aiohttp.ClientSession(connector=connector, read_bufsize=1 << 24) as http,
-            http.get(url, headers=headers, timeout=aiohttp.ClientTimeout(total=None)) as answer,
-        ):
-            async for line in answer.content:
-                _note(bound, json.loads(line)["object"])
-
-    task = asyncio.create_task(follow(), name="follow pods")
-    try:
-        yield bound
-    finally:
-        task.cancel()
-
-
-def _note(bound: Bound, pod: Any) -> None:
-    name = pod["metadata"]["name"]
-    if pod["spec"].get("nodeName") and name not in bound.at:
-        bound.at[name] = time.monotonic()
-        bound.changed.set()
 
 
 # --- Throughput -------------------------------------------------------------------------------------------------------
@@ -238,7 +182,7 @@ async def last(api: KubeApi, extender: Extender, percentage: int, nodes: int, nu
             await bound.all_of(number)
         evicted = nodes - len(await _fillers(http, api))
         await delete(http, api.url, made, api.token)
-    took_s = max(bound.at.values(), default=began + _STALLED_S) - began
+    took_s = max(bound.at.values(), default=began + STALLED_S) - began
     note = (
         f"{len(bound.at)} bound of {number}, {counted(extender, SAMPLE_MISSES.name) - before} misses, {evicted} evicted"
     )

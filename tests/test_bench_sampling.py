@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench import sampling, synthetic
+from bench.kubeapi import Bound
 from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import Unfit, unfit
@@ -40,8 +41,8 @@ def test_the_last_pods_fit_where_one_gpu_was_left_and_the_sum_suffices_everywher
 
 
 def test_the_rate_is_that_from_the_first_binding_to_the_last() -> None:
-    assert sampling.Bound({}).rate == 0
-    assert sampling.Bound({"a": 10.0, "b": 10.5, "c": 12.0}).rate == 1.0
+    assert Bound({}).rate == 0
+    assert Bound({"a": 10.0, "b": 10.5, "c": 12.0}).rate == 1.0
 
 
 def test_the_last_room_is_found_by_a_real_kube_scheduler(tmp_path: Path) -> None:
