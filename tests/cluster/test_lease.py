@@ -135,7 +135,8 @@ async def test_a_leader_in_a_black_hole_leads_no_more_before_another_does(server
             await eventually(lambda: first.problem is None)
             assert first.holder == "b"
             assert not first.leading
-    assert spec(server)["leaseTransitions"] == 1
+            # Before the second ends: it releases its lease then, and the first may take it once more.
+            assert spec(server)["leaseTransitions"] == 1
 
 
 TROUBLES: list[Trouble] = [
