@@ -262,6 +262,27 @@ class NodeSettings(ProgramSettings):
         "How long a container must exceed its part, in every reading, before it is reported.",
         live=True,
     )
+    borrowers: str = knob(
+        "report",
+        one_of("off", "report", "evict"),
+        "What happens to a pod that does not return memory borrowed beyond its guarantee (annotation "
+        "gpu-device-plugin/memory-limit) when it is needed: report (file, Event, metric), or evict after return_grace. "
+        "off: no pod may borrow.",
+        live=True,
+    )
+    return_grace_s: float = knob(
+        "30s",
+        duration(),
+        "How long a borrower has to return memory before it may be evicted.",
+        live=True,
+    )
+    memory_dir: Path | None = knob(
+        "",
+        OPTIONAL_PATH,
+        "Directory of the files that tell programs how much memory they may use now, one directory for each container "
+        "that may borrow; the same path on the node. Empty: none, and containers get no such file.",
+        in_profile=False,
+    )
     on_gpu_failure: str = knob(
         "report",
         one_of("report", "evict"),

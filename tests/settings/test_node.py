@@ -468,6 +468,7 @@ def test_what_an_agent_needs_before_it_knows_its_profile_stands_in_none(tmp_path
         "api",
         "http",
         "mps_dir",
+        "memory_dir",
         "log_format",
     ]
     for name in apart:
@@ -588,7 +589,7 @@ def test_what_the_kubelet_was_told_waits_for_a_restart() -> None:
     assert {knob.name for knob in knobs_of(NodeSettings) if not knob.live} == {
         *("gpus", "exclude_gpus", "share_size", "reserve", "domain", "memory_resource", "count_resource", "resources"),
         *("pre_start", "device_plugin_dir", "pod_resources_socket", "node_name", "api", "http", "log_format"),
-        *("mps_dir", "extra_grant", "cdi_dir", "mig_domain"),
+        *("mps_dir", "memory_dir", "extra_grant", "cdi_dir", "mig_domain"),
     }
 
 

@@ -56,8 +56,20 @@ FRAMEWORKS = "gpu-device-plugin/frameworks"
 in `core.node.limits.container_grants`."""
 WISHES = frozenset({GPU_POLICY, NODE_POLICY, USE_MODEL, AVOID_MODEL, USE_UUID, AVOID_UUID})
 
-READ_ON_PODS = PLACES | WISHES | {SPLIT_LABEL}
-"""The annotations and labels of a pod that the programs which place pods keep."""
+# --- On a pod: memory that changes while it runs (`elastic`) ----------------------------------------------------------
+
+MEMORY_LIMIT = "gpu-device-plugin/memory-limit"
+"""By the owner: the most shares that a container may use of its GPU while they are free; more than its limit of the
+resource lets it borrow. A number for every container, or JSON ``{"<container>": 12}``."""
+MEMORY_GUARANTEE = "gpu-device-plugin/memory-guarantee"
+"""By the owner: the shares that a container is to be guaranteed from now on, in the same form; absent: its limit of the
+resource."""
+MEMORY_PROMISED = "gpu-device-plugin/memory-promised"
+"""By the scheduler extender, on every pod that it binds: the guarantees beyond the requests that it has promised, and
+why not more (`elastic.Answer`). On a pod without it the node's agent decides alone."""
+MEMORY_HELD = "gpu-device-plugin/memory-held"
+"""By the agent of the pod's node: the guarantees beyond the requests that it holds, likewise."""
+ELASTIC = frozenset({MEMORY_LIMIT, MEMORY_GUARANTEE, MEMORY_PROMISED, MEMORY_HELD})
 
 # --- On a pod, written by the agent of its node -----------------------------------------------------------------------
 
@@ -67,6 +79,8 @@ INSTANCES = "gpu-device-plugin/mig-instances"
 OVER_USE = "gpu-device-plugin/over-use"
 """While the pod uses more GPU memory than it was granted: how much, since when, and what will happen; a sentence."""
 
+READ_ON_PODS = PLACES | WISHES | ELASTIC | {SPLIT_LABEL}
+"""The annotations and labels of a pod that the programs which place pods keep."""
 READ_BY_AGENT = READ_ON_PODS | POD_ANNOTATIONS | {FRAMEWORKS, INSTANCES, OVER_USE}
 """The annotations and labels of a pod that the agent of its node keeps, and the tools of people."""
 
@@ -78,6 +92,7 @@ LONGEST: Mapping[str, int] = MappingProxyType(
         # The UUIDs of 64 GPUs take 2,623 characters.
         **dict.fromkeys((USE_MODEL, AVOID_MODEL, USE_UUID, AVOID_UUID), 4096),
         OVER_USE: 4096,
+        **dict.fromkeys(ELASTIC, 8192),
         FRAMEWORKS: 256,
     }
 )
@@ -110,6 +125,12 @@ AGENT_LABELS = tuple(
 ``gpu-device-plugin/mig-1g.10gb``."""
 AGENT_ANNOTATIONS = frozenset({NODE_GPUS, NODE_LIMITS, NODE_USE})
 """All annotations of the agent on its node."""
+
+# --- On a namespace, written by administrators ------------------------------------------------------------------------
+
+RESIZE_BOUND = "gpu-device-plugin/resize-bound"
+"""Label: the most shares, in sum, that the pods of the namespace may be guaranteed beyond their requests. Without it
+none is: ResourceQuota counts requests only."""
 
 # --- On a node, written by administrators -----------------------------------------------------------------------------
 

@@ -126,7 +126,8 @@ class ContainerUse:
     gpu: int
     """The GPU's position."""
     granted_mib: int
-    """0: the pod was not given this GPU. Without a container's name: what all containers of the pod have of it."""
+    """Its guarantee. 0: the pod was not given this GPU. Without a container's name: what all containers of the pod have
+    of it."""
     used_mib: int | None = None
     sm_percent: int | None = None
     """Its use of the GPU's multiprocessors, 0 to 100."""
@@ -138,7 +139,22 @@ class ContainerUse:
     why: str = ""
     """Why the limit is not held, as a sentence."""
     over_since: str = ""
-    """RFC 3339: since when it has used more than it was granted, beyond the slack; empty: it does not."""
+    """RFC 3339: since when it has used more than its limit, beyond the slack; empty: it does not."""
+    limit_mib: int | None = None
+    """The most that it may use while that is free; None: what it was granted, it may not borrow."""
+    asked_at: str = ""
+    """RFC 3339: since when it is asked to return what it borrows; empty: it is not."""
+    return_by: str = ""
+    """RFC 3339: when its pod is evicted if it does not; empty: nothing evicts it."""
+    needed_by: str = ""
+    """``namespace/name`` of the pod that needs what it borrows."""
+
+    @property
+    def borrowed_mib(self) -> int | None:
+        """What it uses beyond its guarantee where it may borrow; None: unknown, or it may not."""
+        if self.limit_mib is None or self.used_mib is None:
+            return None
+        return max(0, self.used_mib - self.granted_mib)
 
     @property
     def place(self) -> tuple[int, str, str, str]:
@@ -175,11 +191,15 @@ _PART = {
     "found_mib": "found",
     "why": "why",
     "over_since": "over",
+    "limit_mib": "most",
+    "asked_at": "asked",
+    "return_by": "until",
+    "needed_by": "for",
 }
 # A value that is not known here is of a newer agent.
 _ENFORCEMENTS: Mapping[Any, Enforcement] = {enforcement.value: enforcement for enforcement in Enforcement}
 _HELD: Mapping[Any, LimitStatus] = {held.value: held for held in LimitStatus}
-_WHOLE = ("gpu", "granted_mib", "used_mib", "sm_percent", "found_mib")
+_WHOLE = ("gpu", "granted_mib", "used_mib", "sm_percent", "found_mib", "limit_mib")
 
 
 def write_node_use(use: NodeUse, bounds: Bounds = ANNOTATED) -> str:

@@ -36,7 +36,7 @@ class Holding:
     """As the kubelet knows the pod, and as cgroups name it."""
     container: str
     granted: Mapping[str, int] = field(default_factory=dict)
-    """MiB of each GPU, by UUID; of a whole GPU all of it."""
+    """MiB of each GPU that it is guaranteed, by UUID; of a whole GPU all of it."""
     pod_granted: Mapping[str, int] = field(default_factory=dict)
     """MiB of each of these GPUs that all containers of the pod have together. The device IDs that an ordinary init
     container hands on to a later container count once."""
@@ -46,6 +46,12 @@ class Holding:
     """See `DeviceHold.enforcement`."""
     pod: Pod | None = None
     """The pod in the API; None: not known (yet), or the agent runs without the API."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """MiB of each GPU that it may use at most, where that is not what it is guaranteed."""
+
+    def limit_mib(self, uuid: str) -> int:
+        """Return the MiB that it may use of a GPU at most: more than it is guaranteed if it may borrow."""
+        return self.limits.get(uuid, self.granted.get(uuid, 0))
 
     @property
     def container_id(self) -> str:

@@ -1,0 +1,172 @@
+"""Memory that changes while a pod runs: its owner's wishes, and the answers of the scheduler and the node's agent.
+
+Each annotation has one writer. A guarantee grows when the extender has promised it (`MEMORY_PROMISED`) and the agent
+holds it (`MEMORY_HELD`); the extender counts the larger of the two, so that a guarantee that shrinks counts until the
+agent has given it up. Amounts are shares.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.core.contract.keys import (
+    LONGEST,
+    MEMORY_GUARANTEE,
+    MEMORY_HELD,
+    MEMORY_LIMIT,
+    MEMORY_PROMISED,
+    MalformedAnnotationError,
+    too_long,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MOST_SHARES = 1 << 20
+"""No GPU has more."""
+_LONGEST_WISH = 512
+"""Characters of a wish in an answer; of a longer one the beginning stands there."""
+_LONGEST_WHY = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Shares for the containers of a pod."""
+
+    every: int | None = None
+    """For every container without an entry of its own; None: it has no wish."""
+    containers: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, container: str) -> int | None:
+        """Return the shares for one container; None: no wish."""
+        return self.containers.get(container, self.every)
+
+
+NO_WISH = Wish()
+
+
+def read_wish(annotations: Mapping[str, str], key: str) -> Wish:
+    """Parse `MEMORY_LIMIT` or `MEMORY_GUARANTEE` in a pod's annotations.
+
+    Raises:
+        MalformedAnnotationError: the value is neither a number from 1 on nor such numbers by container.
+    """
+    if key not in annotations:
+        return NO_WISH
+    text = annotations[key]
+    if too_long(key, text):
+        raise MalformedAnnotationError(f"the annotation {key} is longer than {LONGEST[key]} characters")
+    if text.strip().startswith("{"):
+        parsed = _parsed(key, text)
+        return Wish(containers={name: _shares(key, amount) for name, amount in parsed.items()})
+    return Wish(every=_shares(key, text))
+
+
+def readable_wish(annotations: Mapping[str, str], key: str) -> Wish:
+    """As `read_wish`, but no wish if the annotation is malformed."""
+    try:
+        return read_wish(annotations, key)
+    except MalformedAnnotationError:
+        return NO_WISH
+
+
+def write_wish(wish: Wish) -> str:
+    """Return the value of `MEMORY_LIMIT` or `MEMORY_GUARANTEE`."""
+    return _compact(dict(sorted(wish.containers.items()))) if wish.containers else str(wish.every)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The guarantees that one program stands for, and the wish that it answers with them."""
+
+    guarantees: Mapping[str, int] = field(default_factory=dict)
+    """Shares by the name of each container that has more than its request."""
+    wish: str = ""
+    """The text of `MEMORY_GUARANTEE`, or its beginning; empty: none."""
+    why: str = ""
+    """Why the wish is not fulfilled (yet), as a sentence without a full stop; empty: it is."""
+
+    def answers(self, annotations: Mapping[str, str]) -> bool:
+        """Return whether it is about the present wish of the pod with these annotations."""
+        return self.wish == annotations.get(MEMORY_GUARANTEE, "")[:_LONGEST_WISH]
+
+
+NO_ANSWER = Answer()
+
+
+def answer_to(annotations: Mapping[str, str], guarantees: Mapping[str, int], why: str = "") -> Answer:
+    """Return an answer to the present wish of the pod with these annotations."""
+    return Answer(guarantees, annotations.get(MEMORY_GUARANTEE, "")[:_LONGEST_WISH], why[:_LONGEST_WHY])
+
+
+def write_answer(answer: Answer) -> str:
+    """Return the value of `MEMORY_PROMISED` or `MEMORY_HELD`."""
+    document: dict[str, object] = {
+        "guarantees": dict(sorted(answer.guarantees.items())),
+        "wish": answer.wish,
+        "why": answer.why,
+    }
+    return _compact({key: value for key, value in document.items() if value})
+
+
+def read_answer(annotations: Mapping[str, str], key: str) -> Answer | None:
+    """Parse `MEMORY_PROMISED` or `MEMORY_HELD` in a pod's annotations; None: it is not there.
+
+    Raises:
+        MalformedAnnotationError: the value cannot be parsed.
+    """
+    if key not in annotations:
+        return None
+    if too_long(key, annotations[key]):
+        raise MalformedAnnotationError(f"the annotation {key} is longer than {LONGEST[key]} characters")
+    fields = _parsed(key, annotations[key])
+    guarantees, texts = fields.get("guarantees", {}), [fields.get(name, "") for name in ("wish", "why")]
+    if not isinstance(guarantees, dict) or not all(isinstance(text, str) for text in texts):
+        raise MalformedAnnotationError(f'the annotation {key} is not of the form {{"guarantees": {{"main": 6}}}}')
+    return Answer({name: _shares(key, amount) for name, amount in guarantees.items()}, *texts)
+
+
+def readable_answer(annotations: Mapping[str, str], key: str) -> Answer:
+    """As `read_answer`, but `NO_ANSWER` if the annotation is missing or malformed."""
+    try:
+        return read_answer(annotations, key) or NO_ANSWER
+    except MalformedAnnotationError:
+        return NO_ANSWER
+
+
+def guarantees(annotations: Mapping[str, str]) -> Mapping[str, int]:
+    """Return the shares that count for each container of a pod beside its request: the larger of promised and held."""
+    if annotations.keys().isdisjoint({MEMORY_PROMISED, MEMORY_HELD}):
+        return {}
+    counted: dict[str, int] = {}
+    for key in (MEMORY_PROMISED, MEMORY_HELD):
+        for name, shares in readable_answer(annotations, key).guarantees.items():
+            counted[name] = max(shares, counted.get(name, 0))
+    return counted
+
+
+def _parsed(key: str, text: str) -> Mapping[str, Any]:
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MalformedAnnotationError(f"the annotation {key} is not JSON") from error
+    if not isinstance(parsed, dict):
+        raise MalformedAnnotationError(f"the annotation {key} is not a JSON object")
+    return parsed
+
+
+def _shares(key: str, value: object) -> int:
+    if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit() and len(value) <= 16:
+        value = int(value)
+    if type(value) is int and 1 <= value <= MOST_SHARES:
+        return value
+    example = '12, or {"main": 12}' if key in {MEMORY_LIMIT, MEMORY_GUARANTEE} else '{"guarantees": {"main": 6}}'
+    raise MalformedAnnotationError(
+        f"the annotation {key} holds a value that is not a whole number of units from 1 to {MOST_SHARES}; write it "
+        f"like {example}"
+    )
+
+
+_compact = json.JSONEncoder(separators=(",", ":")).encode

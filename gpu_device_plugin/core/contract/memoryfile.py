@@ -1,0 +1,77 @@
+"""The file by which a program in a container knows its memory: how much it may use now, and what it is to return.
+
+The agent of the node replaces it atomically whenever something changes. A program finds it at `IN_CONTAINER`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+DIRECTORY = "/run/gpushare"
+"""In the container: a read-only mount of a directory that no other container has."""
+NAME = "memory.json"
+IN_CONTAINER = f"{DIRECTORY}/{NAME}"
+VERSION = 1
+
+
+class MemoryFileError(ValueError):
+    """The file cannot be parsed; the message names the fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFile:
+    """The memory of a container on its GPU, in MiB."""
+
+    guaranteed_mib: int
+    limit_mib: int
+    """The most that it may use now: beyond the guarantee only what nobody else is guaranteed."""
+    most_mib: int
+    """The limit that its owner asked for: `limit_mib` never exceeds it."""
+    return_mib: int = 0
+    """The memory beyond the guarantee that is needed back; 0: none."""
+    return_by: str = ""
+    """RFC 3339: when the pod may be evicted if it is not back; empty: it is not asked, or nobody evicts it."""
+    needed_by: str = ""
+    """``namespace/name`` of the pod that needs it, the first of several."""
+
+
+def write_memory_file(memory: MemoryFile) -> str:
+    """Return the text of the file."""
+    document: dict[str, object] = {
+        "version": VERSION,
+        "guaranteed_mib": memory.guaranteed_mib,
+        "limit_mib": memory.limit_mib,
+        "most_mib": memory.most_mib,
+        "return": None,
+    }
+    if memory.return_mib:
+        document["return"] = {
+            "mib": memory.return_mib,
+            "by": memory.return_by or None,
+            "needed_by": memory.needed_by or None,
+        }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def read_memory_file(text: str) -> MemoryFile:
+    """Parse the file.
+
+    Raises:
+        MemoryFileError: it is not of `VERSION`.
+    """
+    try:
+        document: Any = json.loads(text)
+        fields = {VERSION: document}[document["version"]]
+        asked = fields["return"] or {}
+        return MemoryFile(
+            int(fields["guaranteed_mib"]),
+            int(fields["limit_mib"]),
+            int(fields["most_mib"]),
+            int(asked.get("mib", 0)),
+            asked.get("by") or "",
+            asked.get("needed_by") or "",
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MemoryFileError(f"{NAME} is not of version {VERSION}") from error

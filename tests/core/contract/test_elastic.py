@@ -1,0 +1,93 @@
+"""Memory that changes while a pod runs: the annotations."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_device_plugin.core.contract import elastic
+from gpu_device_plugin.core.contract.elastic import NO_ANSWER, NO_WISH, Answer, Wish
+from gpu_device_plugin.core.contract.keys import (
+    MEMORY_GUARANTEE,
+    MEMORY_HELD,
+    MEMORY_LIMIT,
+    MEMORY_PROMISED,
+    TOO_LONG,
+    MalformedAnnotationError,
+)
+
+NAMES = st.text(st.characters(codec="ascii", categories=("Ll", "Nd")), min_size=1, max_size=10)
+SHARES = st.integers(1, elastic.MOST_SHARES)
+
+
+def test_a_number_is_for_every_container() -> None:
+    wish = elastic.read_wish({MEMORY_LIMIT: " 12 "}, MEMORY_LIMIT)
+    assert (wish.of("main"), wish.of("side")) == (12, 12)
+
+
+def test_an_object_is_by_container() -> None:
+    wish = elastic.read_wish({MEMORY_LIMIT: '{"main": 12}'}, MEMORY_LIMIT)
+    assert (wish.of("main"), wish.of("side")) == (12, None)
+
+
+def test_without_the_annotation_there_is_no_wish() -> None:
+    assert elastic.read_wish({}, MEMORY_GUARANTEE) is NO_WISH
+    assert elastic.readable_wish({MEMORY_LIMIT: "none"}, MEMORY_LIMIT) is NO_WISH
+    assert elastic.readable_wish({MEMORY_LIMIT: "3"}, MEMORY_LIMIT) == Wish(3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "0", "-1", "1.5", "12Gi", "\N{ARABIC-INDIC DIGIT THREE}", "9" * 30, str(elastic.MOST_SHARES + 1)),
+        *("{", '{"main": 0}', '{"main": true}', '{"main": [1]}', '{"a":' * 3000, "[" * 5000, TOO_LONG),
+    ],
+)
+def test_any_other_wish_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(MalformedAnnotationError, match="the annotation gpu-device-plugin/memory-limit"):
+        elastic.read_wish({MEMORY_LIMIT: text}, MEMORY_LIMIT)
+
+
+@given(st.builds(Wish, SHARES) | st.builds(Wish, st.none(), st.dictionaries(NAMES, SHARES, min_size=1)))
+def test_a_wish_is_read_as_it_was_written(wish: Wish) -> None:
+    assert elastic.read_wish({MEMORY_LIMIT: elastic.write_wish(wish)}, MEMORY_LIMIT) == wish
+
+
+@given(st.builds(Answer, st.dictionaries(NAMES, SHARES), NAMES, NAMES))
+def test_an_answer_is_read_as_it_was_written(answer: Answer) -> None:
+    assert elastic.read_answer({MEMORY_HELD: elastic.write_answer(answer)}, MEMORY_HELD) == answer
+
+
+def test_an_answer_that_says_nothing_is_short() -> None:
+    assert elastic.write_answer(NO_ANSWER) == "{}"
+    assert elastic.read_answer({}, MEMORY_HELD) is None
+    assert elastic.readable_answer({}, MEMORY_HELD) is NO_ANSWER
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"guarantees": 6}', '{"guarantees": {"a": 0}}', '{"wish": 3}', TOO_LONG])
+def test_a_malformed_answer_is_none(text: str) -> None:
+    with pytest.raises(MalformedAnnotationError, match="the annotation gpu-device-plugin/memory-promised"):
+        elastic.read_answer({MEMORY_PROMISED: text}, MEMORY_PROMISED)
+    assert elastic.readable_answer({MEMORY_PROMISED: text}, MEMORY_PROMISED) is NO_ANSWER
+
+
+def test_an_answer_is_about_one_wish() -> None:
+    before, after = {MEMORY_GUARANTEE: "6"}, {MEMORY_GUARANTEE: "8"}
+    answer = elastic.answer_to(before, {"main": 6})
+    assert answer.answers(before)
+    assert not answer.answers(after)
+    assert elastic.answer_to({}, {}).answers({})
+
+
+def test_a_long_wish_is_answered_too() -> None:
+    long = {MEMORY_GUARANTEE: '{"' + "a" * 4000 + '": 6}'}
+    assert elastic.answer_to(long, {}, "w" * 1000).answers(long)
+
+
+def test_the_larger_of_promised_and_held_counts() -> None:
+    promised = elastic.write_answer(Answer({"main": 6, "side": 3}))
+    held = elastic.write_answer(Answer({"main": 8}))
+    assert elastic.guarantees({MEMORY_PROMISED: promised, MEMORY_HELD: held}) == {"main": 8, "side": 3}
+    assert elastic.guarantees({MEMORY_HELD: "nonsense"}) == {}
+    assert elastic.guarantees({}) == {}
