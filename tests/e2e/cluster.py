@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -242,6 +244,34 @@ class Cluster:
 
         self.until(gone, "all pods with GPUs are gone")
         self.applied.clear()
+
+
+# --- Processes on a node of ours --------------------------------------------------------------------------------------
+
+
+def process_of(cluster: Cluster, name: str) -> int | None:
+    """Return the process of a pod's container, as the node numbers it."""
+    if (seen := seen_process_of(cluster, name)) is None:
+        return None
+    # Of the namespaces that it is in, from ours inwards, the last is the container's.
+    (numbers,) = re.findall(r"^NSpid:\s+(.*)$", (seen / "status").read_text(), re.MULTILINE)
+    return int(numbers.split()[-2])
+
+
+def seen_process_of(cluster: Cluster, name: str, *where: str) -> Path | None:
+    """Return the folder in our /proc of the process of a pod's container.
+
+    Before the container runs, processes of runc are in its control group, which end.
+    """
+    statuses = cluster.get("pod", name, *where)["status"].get("containerStatuses") or [{}]
+    container = (
+        statuses[0].get("containerID", "").rpartition("/")[2] if "running" in statuses[0].get("state", {}) else ""
+    )
+    for path in Path("/proc").glob("[0-9]*/cgroup"):
+        with suppress(OSError):
+            if container and container in path.read_text():
+                return path.parent
+    return None
 
 
 def _is_namespace(body: Json) -> bool:

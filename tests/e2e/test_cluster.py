@@ -11,8 +11,7 @@ import re
 import signal
 import subprocess
 from collections import Counter
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,7 +23,7 @@ from tests.docs.guide_world import EXAMPLES, documents
 from tests.docs.pages import DOCS, blocks, sections, text_of
 from tests.docs.test_guide import APPLY, MIG, SECTIONS, TAINT
 from tests.e2e import archives
-from tests.e2e.cluster import GPUS, ROOT, containers
+from tests.e2e.cluster import GPUS, ROOT, containers, process_of, seen_process_of
 from tests.e2e.starting import why_not
 from tests.patience import REAL_S
 
@@ -421,31 +420,6 @@ def another_agent(cluster: Cluster) -> None:
         return use is not None and use.at >= started
 
     cluster.until(told_since, "the new agent says who uses what")
-
-
-def process_of(cluster: Cluster, name: str) -> int | None:
-    """Return the process of a pod's container, as the node numbers it."""
-    if (seen := seen_process_of(cluster, name)) is None:
-        return None
-    # Of the namespaces that it is in, from ours inwards, the last is the container's.
-    (numbers,) = re.findall(r"^NSpid:\s+(.*)$", (seen / "status").read_text(), re.MULTILINE)
-    return int(numbers.split()[-2])
-
-
-def seen_process_of(cluster: Cluster, name: str, *where: str) -> Path | None:
-    """Return the folder in our /proc of the process of a pod's container.
-
-    Before the container runs, processes of runc are in its control group, which end.
-    """
-    statuses = cluster.get("pod", name, *where)["status"].get("containerStatuses") or [{}]
-    container = (
-        statuses[0].get("containerID", "").rpartition("/")[2] if "running" in statuses[0].get("state", {}) else ""
-    )
-    for path in Path("/proc").glob("[0-9]*/cgroup"):
-        with suppress(OSError):
-            if container and container in path.read_text():
-                return path.parent
-    return None
 
 
 def events_of(cluster: Cluster, name: str, reason: str) -> list[str]:
