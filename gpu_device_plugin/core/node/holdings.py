@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
+from gpu_device_plugin.core.model.holds import HoldSource
 from gpu_device_plugin.core.model.mig import is_mig_resource, resource_name
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
+from gpu_device_plugin.core.node.elastic.sizes import elastic_gpu, is_elastic, size_of
 from gpu_device_plugin.core.node.preferred_allocation import spread_over
 
 if TYPE_CHECKING:
@@ -19,7 +22,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.model.shares import SharedGpu, Shares
+    from gpu_device_plugin.core.node.ledger import ContainerKey, Growth
     from gpu_device_plugin.core.node.node import Node
+
+_NONE: Mapping[ContainerKey, Growth] = MappingProxyType({})
 
 Slot: TypeAlias = tuple[str, str, Kind]
 """One container's use of one resource: pod UID as in the kubelet's records, container name, kind."""
@@ -36,7 +42,8 @@ class Holding:
     """As the kubelet knows the pod, and as cgroups name it."""
     container: str
     granted: Mapping[str, int] = field(default_factory=dict)
-    """MiB of each GPU that it is guaranteed, by UUID; of a whole GPU all of it."""
+    """MiB of each GPU that it is guaranteed, by UUID, what it has beyond its request included; of a whole GPU all of
+    it."""
     pod_granted: Mapping[str, int] = field(default_factory=dict)
     """MiB of each of these GPUs that all containers of the pod have together. The device IDs that an ordinary init
     container hands on to a later container count once."""
@@ -60,7 +67,13 @@ class Holding:
 
 
 def holdings(
-    holds: Iterable[DeviceHold], pods: Iterable[Pod], shares: Shares, ended: Collection[str] = frozenset()
+    holds: Iterable[DeviceHold],
+    pods: Iterable[Pod],
+    shares: Shares,
+    ended: Collection[str] = frozenset(),
+    grown: Mapping[ContainerKey, Growth] = _NONE,
+    *,
+    may_borrow: bool = True,
 ) -> tuple[Holding, ...]:
     """Return the GPUs of each container that holds some, but for containers that have ended as far as is known.
 
@@ -69,14 +82,18 @@ def holdings(
     are not among `shares` (any more) are left out.
 
     `pods` are those of this node in the API; none without the API. The kubelet's checkpoint keeps what an ordinary init
-    container was given as long as its pod, and may still show pods that have `ended` (UIDs).
+    container was given as long as its pod, and may still show pods that have `ended` (UIDs). `grown` is what the
+    ledger guarantees beyond requests; `may_borrow` says whether the node lets containers use more than their guarantee.
     """
     known = {pod.kubelet_uid: pod for pod in pods}
     kept = [hold for hold in holds if hold.pod_uid not in ended and not _over(hold, known.get(hold.pod_uid))]
     ids: dict[tuple[str, str], set[str]] = defaultdict(set)
+    extra = Counter[tuple[str, str]]()
     for hold in kept:
         for name in hold.device_ids:
             ids[hold.pod_uid, parse_id(name)[0]].add(name)
+        if (growth := _growth(hold, grown)) is not None:
+            extra[hold.pod_uid, growth.uuid] += growth.shares * shares.share_mib
     found = []
     for hold in kept:
         whole = hold.kind is not Kind.MEMORY
@@ -85,11 +102,37 @@ def holdings(
             for uuid, count in Counter(parse_id(name)[0] for name in hold.device_ids).items()
             if (mib := _mib(shares, uuid, count, whole=whole))
         }
-        together = {uuid: _mib(shares, uuid, len(ids[hold.pod_uid, uuid]), whole=whole) for uuid in granted}
+        if (growth := _growth(hold, grown)) is not None and growth.uuid in granted:
+            granted[growth.uuid] += growth.shares * shares.share_mib
+        together = {
+            uuid: _mib(shares, uuid, len(ids[hold.pod_uid, uuid]), whole=whole)
+            + (0 if whole else extra[hold.pod_uid, uuid])
+            for uuid in granted
+        }
         if granted:
             pod = known.get(hold.pod_uid)
-            found.append(Holding(hold.pod_uid, hold.container, granted, together, whole, hold.enforcement, pod))
+            limits = {} if pod is None else _limits(hold, pod, granted, shares, may_borrow=may_borrow)
+            found.append(Holding(hold.pod_uid, hold.container, granted, together, whole, hold.enforcement, pod, limits))
     return tuple(found)
+
+
+def _growth(hold: DeviceHold, grown: Mapping[ContainerKey, Growth]) -> Growth | None:
+    """Return what a container is guaranteed beyond the shares that it holds, if these are the plugin's."""
+    ours = hold.kind is Kind.MEMORY and hold.source is not HoldSource.CLAIM
+    return grown.get((hold.pod_uid, hold.container)) if ours else None
+
+
+def _limits(
+    hold: DeviceHold, pod: Pod, granted: Mapping[str, int], shares: Shares, *, may_borrow: bool
+) -> Mapping[str, int]:
+    """Return `Holding.limits` of a container."""
+    shared = elastic_gpu(hold, pod, shares) if is_elastic(pod.annotations) else None
+    if shared is None:
+        return {}
+    uuid, share_mib = shared.gpu.uuid, shares.share_mib
+    guaranteed = granted[uuid] // share_mib
+    size = size_of(hold.container, pod.annotations, guaranteed, len(shared.shares), may_borrow=may_borrow)
+    return {} if size.limit == guaranteed else {uuid: size.limit * share_mib}
 
 
 def _over(hold: DeviceHold, pod: Pod | None) -> bool:

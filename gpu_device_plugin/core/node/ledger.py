@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.core.model.shares import parse_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 SETTLING_S = 10.0
 """How long after our answer to Allocate the kubelet's own records may still lack the IDs. The kubelet adds them within
@@ -35,6 +35,35 @@ class Use:
 
     shares: frozenset[int] = frozenset()
     whole: bool = False
+    grown: int = 0
+    """Further shares, without numbers, that its containers are guaranteed beyond their requests."""
+
+    @property
+    def taken(self) -> int:
+        """The number of shares that nobody else can have."""
+        return len(self.shares) + self.grown
+
+
+ContainerKey: TypeAlias = tuple[str, str]
+"""A container: the UID of its pod as in the kubelet's records, and its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The shares that a container is guaranteed beyond its request, of the GPU that it has its other shares of.
+
+    They have no device IDs: the kubelet cannot give more of them to a container that runs.
+    """
+
+    uuid: str
+    """Of the GPU."""
+    shares: int
+    own: frozenset[str]
+    """The device IDs of the container that are in use by it still. The growth ends with the last of them."""
+
+    def without(self, device_ids: Collection[str]) -> Growth:
+        """Return it once these IDs are free, or another container's."""
+        return self if self.own.isdisjoint(device_ids) else replace(self, own=self.own.difference(device_ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +125,8 @@ class Ledger:
     The kubelet does not know that it is the same hardware."""
     forgotten: frozenset[str] = frozenset()
     """Device IDs of running containers that the kubelet takes for free, see `core.node.kubelet.lost_allocations`."""
+    grown: Mapping[ContainerKey, Growth] = field(default_factory=dict)
+    """What containers are guaranteed beyond their requests."""
     _uses: Mapping[str, Use] = field(default_factory=dict, repr=False, compare=False)
 
     def use(self, uuid: str) -> Use:
@@ -104,7 +135,8 @@ class Ledger:
 
     def granted(self, device_ids: Iterable[str], now: float) -> Ledger:
         """Return the ledger after we granted these IDs at `now` (monotonic seconds). An ID in use gets a new hold."""
-        return self._with(dict.fromkeys(device_ids, Hold(granted_at=now)))
+        new = dict.fromkeys(device_ids, Hold(granted_at=now))
+        return self._with(new)._disowned(new)
 
     def seen(self, device_ids: Iterable[str], *, certain: bool | None = None) -> Ledger:
         """Return the ledger after the kubelet's records showed these IDs as in use.
@@ -123,6 +155,19 @@ class Ledger:
     def with_forgotten(self, device_ids: frozenset[str]) -> Ledger:
         """Return this ledger with these IDs in use unknown to the kubelet; others count by the kubelet's records."""
         return self if device_ids == self.forgotten else replace(self.seen(device_ids), forgotten=device_ids)
+
+    def with_grown(self, grown: Mapping[ContainerKey, Growth]) -> Ledger:
+        """Return this ledger with these guarantees beyond requests, but for those whose containers hold no ID."""
+        kept = {key: growth for key, growth in grown.items() if growth.own and growth.shares > 0}
+        if kept == self.grown:
+            return self
+        extra = Counter[str]()
+        for growth in kept.values():
+            extra[growth.uuid] += growth.shares
+        uses = dict(self._uses)
+        for uuid in extra.keys() | {growth.uuid for growth in self.grown.values()}:
+            uses[uuid] = replace(uses.get(uuid, FREE), grown=extra[uuid])
+        return replace(self, grown=kept, _uses=uses)
 
     def without(self, device_ids: Iterable[str]) -> Ledger:
         """Return the ledger without these IDs, whose holder is known to have given them back."""
@@ -185,13 +230,21 @@ class Ledger:
         for uuid, numbers in by_gpu.items():
             use = uses.get(uuid, FREE)
             uses[uuid] = Use(
-                use.shares.union(number for number in numbers if number is not None), use.whole or None in numbers
+                use.shares.union(number for number in numbers if number is not None),
+                use.whole or None in numbers,
+                use.grown,
             )
         return replace(self, holds={**self.holds, **new}, _uses=uses)
 
     def _without(self, freed: set[str]) -> Ledger:
         left = {name: hold for name, hold in self.holds.items() if name not in freed}
-        return replace(self, holds={}, _uses={})._with(left)
+        return replace(self, holds={}, grown={}, _uses={})._with(left).with_grown(self._disowned(freed).grown)
+
+    def _disowned(self, device_ids: Collection[str]) -> Ledger:
+        """Return the ledger after these IDs were freed or given to another container."""
+        if not self.grown:
+            return self
+        return self.with_grown({key: growth.without(device_ids) for key, growth in self.grown.items()})
 
 
 def _quiet(reading: Reading | None, since: float) -> bool:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.ledger import Use
 
 
+_NONE: frozenset[int] = frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """The state on which all answers to the kubelet are based."""
@@ -38,6 +41,17 @@ class Node:
         """Return the use of one GPU."""
         return self.ledger.use(shared.gpu.uuid)
 
+    def unnumbered(self, shared: SharedGpu) -> frozenset[int]:
+        """Return the free shares of a GPU that stand for what containers are guaranteed beyond their requests.
+
+        Any would do, as those have no numbers; they are the ones with the highest.
+        """
+        use = self.use(shared)
+        if not use.grown:
+            return _NONE
+        free = [number for number in range(len(shared.shares)) if number not in use.shares]
+        return frozenset(free[-use.grown :])
+
     def room(self, shared: SharedGpu, free: int | None = None) -> Room:
         """Return the state of one GPU for a demand; `free` replaces our own count of free shares."""
         uuid, total = shared.gpu.uuid, len(shared.shares)
@@ -47,7 +61,7 @@ class Node:
             shared.position,
             total,
             # With a former, smaller share size, more IDs may be in use than there are shares now.
-            max(0, total - len(use.shares)) if free is None else free,
+            max(0, total - use.taken) if free is None else free,
             uuid not in self.unhealthy and bool(shared.offered),
             bool(use.shares),
             use.whole or uuid in self.ledger.foreign,
@@ -59,7 +73,7 @@ class Node:
         """The free shares of the GPU that has the most of them to give; 0 if none has any."""
         ledger = self.ledger
         free = (
-            len(shared.shares) - len(use.shares)
+            len(shared.shares) - use.taken
             for shared in self.shares.gpus
             if SHARES in shared.offered
             and (uuid := shared.gpu.uuid) not in self.unhealthy

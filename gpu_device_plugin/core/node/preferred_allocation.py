@@ -22,7 +22,8 @@ UNMATCHED = Matched(None, {})
 class PreferredAllocationRequest:
     """One question of the kubelet, by GPU: which `amount` of the `available` IDs, with all of `must` among them?
 
-    IDs that are not ours are ignored, and so are those of running containers that the kubelet has forgotten.
+    IDs that are not ours are ignored, and so are those of running containers that the kubelet has forgotten, and those
+    that stand for guarantees beyond requests: the kubelet may not have received the list in which they are fenced.
     """
 
     def __init__(self, node: Node, kind: Kind, available: Iterable[str], must: Iterable[str], amount: int) -> None:
@@ -31,7 +32,10 @@ class PreferredAllocationRequest:
         forgotten = node.ledger.forgotten
         if forgotten:
             available = [name for name in available if name not in forgotten]
-        self._free = _by_position(node, kind, available)
+        free = _by_position(node, kind, available)
+        if kind is Kind.MEMORY and node.ledger.grown:
+            free = {at: _without(numbers, node.unnumbered(node.shares.gpus[at])) for at, numbers in free.items()}
+        self._free = free
         self._must = _by_position(node, kind, must)
 
     @property
@@ -123,6 +127,10 @@ def _by_position(node: Node, kind: Kind, device_ids: Iterable[str]) -> Mapping[i
         if found is not None and (found[1] < 0) is whole:
             numbers[found[0]].append(found[1])
     return numbers
+
+
+def _without(numbers: list[int], fenced: frozenset[int]) -> list[int]:
+    return [number for number in numbers if number not in fenced]
 
 
 def spread_over(node: Node, device_ids: Iterable[str]) -> Mapping[int, int]:

@@ -151,11 +151,11 @@ class NodeMetrics:
         node, uuid, shares, total_mib = self.node, shared.gpu.uuid, len(shared.shares), shared.gpu.total_mib
         use, used = node.use(shared), self.use.gpus.get(shared.position, GpuUse())
         # With a former, larger share size, the shares in use may be more than the GPU has.
-        given_mib = total_mib if node.room(shared).whole else min(total_mib, len(use.shares) * node.shares.share_mib)
+        given_mib = total_mib if node.room(shared).whole else min(total_mib, use.taken * node.shares.share_mib)
         return (
             uuid not in node.unhealthy,
             shares,
-            shares if use.whole else len(use.shares),
+            shares if use.whole else use.taken,
             shares if uuid in node.unhealthy else 0,
             self.fenced.get(uuid, 0),
             total_mib << 20,

@@ -132,6 +132,8 @@ class NodeAgent:
             lambda: self.state.node.shares,
             interval_s=settings.usage_interval_s,
             pods=None if cluster is None else lambda: tuple(cluster.followed.pods.values()),
+            grown=lambda: self.state.node.ledger.grown,
+            may_borrow=lambda: self.settings.value.borrowers != "off",
             ended=lambda: self.kubelet_records.over,
             mps_servers=lambda: frozenset(pid for gpu in self.mps.gpus.values() for pid in gpu.server_pids),
             measured=lambda: self.verification.measured,

@@ -21,7 +21,7 @@ from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.kubelet.admission import Refused, Why
-from gpu_device_plugin.core.node.ledger import Ledger
+from gpu_device_plugin.core.node.ledger import Growth, Ledger
 from tests.claims import (
     NODE,
     claim,
@@ -61,6 +61,14 @@ def test_a_part_of_a_gpu_is_so_many_free_shares() -> None:
     assert (only.request, only.pool, only.device, only.share_id) == ("gpu", NODE, uuid(0).lower(), "share-0")
     assert (only.uuid, only.mib, only.compute) == (uuid(0), 3072, 25)
     assert (found.compute, found.admin, found.config.limits) == (25, False, None)
+
+
+def test_a_part_takes_nothing_that_containers_are_guaranteed_beyond_their_requests() -> None:
+    here = node(8, used={0: [0, 2]})
+    grown = Growth(uuid(0), 3, ids(0, [0]))
+    here = here.with_ledger(here.ledger.with_grown({("a", "main"): grown}))
+    assert made(here, claim(device(0, 3))).device_ids == ids(0, [1, 3, 4])
+    assert refused(here, claim(device(0, 4))).why is Why.NO_ROOM
 
 
 def test_parts_of_several_gpus_and_several_parts_of_one() -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.holds import DeviceHold
+import pytest
+
+from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT
+from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.holdings import Holding, assigned_shares, held_through_others, holdings
 from gpu_device_plugin.core.node.kubelet.advertised_devices import offers
+from gpu_device_plugin.core.node.ledger import Growth
 from tests.mig import inventory, mig_node
 from tests.names import COUNT, MEM, OURS
 from tests.nodes import ids, node, uuid
@@ -177,3 +181,52 @@ def test_an_instance_that_was_made_again_as_another_profile_is_held_through_the_
 def test_who_holds_an_instance_that_exists_no_more_bars_nobody() -> None:
     shares = mig_node((10, 10), mode=MigMode.WHOLE).shares.with_inventory(inventory((10,)), mig=MigMode.WHOLE)
     assert held_through_others([through(THREE_G, "MIG-0-1")], shares) == {}
+
+
+def test_what_a_container_is_guaranteed_beyond_its_request_counts_for_it_and_its_pod() -> None:
+    entries = [
+        entry("a", "main", ids(0, [0, 1])),
+        entry("a", "side", ids(0, [2])),
+        replace(entry("a", "main", ids(0, [3])), source=HoldSource.CLAIM),
+        entry("b", "main", [uuid(1)], Kind.COUNT),
+    ]
+    grown = {("a", "main"): Growth(uuid(0), 3, frozenset(ids(0, [0, 1])))}
+    found = holdings(entries, [], SHARES, grown=grown)
+    gib = MIB_PER_GIB
+    assert [(dict(h.granted), dict(h.pod_granted)) for h in found] == [
+        ({uuid(0): 5 * gib}, {uuid(0): 7 * gib}),
+        ({uuid(0): gib}, {uuid(0): 7 * gib}),
+        ({uuid(0): gib}, {uuid(0): 7 * gib}),
+        ({uuid(1): 16 * gib}, {uuid(1): 16 * gib}),
+    ]
+
+
+def test_growth_on_a_gpu_that_is_gone_is_left_out() -> None:
+    grown = {("a", "main"): Growth("GPU-gone", 3, frozenset({"GPU-gone::0"}))}
+    assert holdings([entry("a", "main", ["GPU-gone::0"])], [], SHARES, grown=grown) == ()
+
+
+@pytest.mark.parametrize(
+    ("annotations", "may_borrow", "limits"),
+    [
+        ({}, True, {}),
+        ({MEMORY_LIMIT: "12"}, True, {uuid(0): 12 * MIB_PER_GIB}),
+        ({MEMORY_LIMIT: "99"}, True, {uuid(0): 16 * MIB_PER_GIB}),
+        ({MEMORY_LIMIT: "12"}, False, {}),
+        ({MEMORY_LIMIT: "5"}, True, {}),
+        ({MEMORY_GUARANTEE: "1"}, False, {uuid(0): MIB_PER_GIB}),
+    ],
+)
+def test_the_owner_of_a_pod_sets_its_limit(
+    annotations: Mapping[str, str], *, may_borrow: bool, limits: Mapping[str, int]
+) -> None:
+    known = replace(pod("a", "main"), annotations=annotations)
+    grown = {("a", "main"): Growth(uuid(0), 3, frozenset(ids(0, [0, 1])))}
+    (found,) = holdings([entry("a", "main", ids(0, [0, 1]))], [known], SHARES, grown=grown, may_borrow=may_borrow)
+    assert (found.granted, found.limits) == ({uuid(0): 5 * MIB_PER_GIB}, limits)
+
+
+def test_whole_gpus_have_no_limit_of_the_owner() -> None:
+    known = replace(pod("a", "main"), annotations={MEMORY_LIMIT: "12"})
+    (found,) = holdings([entry("a", "main", [uuid(1)], Kind.COUNT)], [known], SHARES)
+    assert (found.limits, found.limit_mib(uuid(1))) == ({}, 16 * MIB_PER_GIB)

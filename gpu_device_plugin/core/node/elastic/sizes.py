@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.elastic import readable_wish
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT
+from gpu_device_plugin.core.model.holds import HoldSource
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.shares import parse_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from gpu_device_plugin.core.model.holds import DeviceHold
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.shares import SharedGpu, Shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +56,19 @@ def size_of(
 def is_elastic(annotations: Mapping[str, str]) -> bool:
     """Return whether the owner of a pod wants its memory to differ from its requests."""
     return MEMORY_LIMIT in annotations or MEMORY_GUARANTEE in annotations
+
+
+def elastic_gpu(hold: DeviceHold, pod: Pod, shares: Shares) -> SharedGpu | None:
+    """Return the GPU of which a container may get more while it runs; None: its devices allow none.
+
+    It has shares of one GPU through the device plugin, and is no ordinary init container: containers after such a one
+    reuse its devices. A MIG instance is never larger than it is.
+    """
+    uuids = {parse_id(name)[0] for name in hold.device_ids}
+    if hold.kind is not Kind.MEMORY or hold.source is HoldSource.CLAIM or len(uuids) != 1:
+        return None
+    shared = shares.by_uuid(uuids.pop())
+    if shared is None or shared.gpu.instance is not None:
+        return None
+    stays = any(each.name == hold.container and not each.hands_on for each in pod.containers)
+    return shared if stays else None

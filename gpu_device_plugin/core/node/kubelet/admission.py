@@ -48,6 +48,7 @@ class Why(StrEnum):
     OTHER_NODE = "of_another_node"
     TWO_CLAIMS = "two_claims_in_a_container"
     SEVERAL_INSTANCES = "parts_of_several_mig_instances"
+    GUARANTEED = "guaranteed_to_others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def admit(
     several_instances = len(gpus) > 1 and any(shared.gpu.instance is not None for shared in gpus)
     if several_instances or (not as_asked and (promise is None or promise.shares != shares)):
         return _scattered(node, demand, device_ids, after_init=after_init)
-    return Placement(Demand(kind, len(device_ids), len(gpus)), shares)
+    return _exceeding(node, gpus, device_ids) or Placement(Demand(kind, len(device_ids), len(gpus)), shares)
 
 
 def refuse_request(match: Match | None) -> Refused | None:
@@ -165,7 +166,7 @@ def _barred(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
     if kind is Kind.MEMORY and use.whole:
         return Refused(Why.IN_WHOLE_USE, f"{name} is in whole use by another container")
     if kind is not Kind.MEMORY and use.shares:
-        used = format_mib(len(use.shares) * node.shares.share_mib)
+        used = format_mib(use.taken * node.shares.share_mib)
         return Refused(Why.SHARES_IN_USE, f"{name} cannot be taken whole: {used} of its memory are in use")
     return None
 
@@ -185,6 +186,27 @@ def _unproven(node: Node, device_ids: Collection[str]) -> Refused | None:
             "the kubelet's checkpoint cannot be read, so nothing proves that these devices are free; "
             "the log of the GPU device plugin on this node says what to do",
         )
+    return None
+
+
+def _exceeding(node: Node, gpus: Sequence[SharedGpu], device_ids: Collection[str]) -> Refused | None:
+    """Refuse shares that containers are guaranteed beyond their requests. It does not matter which IDs stand for them.
+
+    They are fenced; a list that fences more of them may still be on its way to the kubelet.
+    """
+    if not node.ledger.grown:
+        return None
+    new = spread_over(node, [name for name in device_ids if name not in node.ledger.holds])
+    for shared in gpus:
+        use, asked, mib = node.use(shared), new.get(shared.position, 0), node.shares.share_mib
+        left = max(0, len(shared.shares) - use.taken)
+        if use.grown and asked > left:
+            return Refused(
+                Why.GUARANTEED,
+                f"{shared.name} has {format_mib(left * mib)} that no container is guaranteed, and "
+                f"{format_mib(asked * mib)} of it are asked for: a container that runs there was guaranteed more while "
+                "this pod was on its way; delete the pod to try again",
+            )
     return None
 
 

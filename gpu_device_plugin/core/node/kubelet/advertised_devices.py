@@ -50,7 +50,8 @@ def offers(node: Node, listing: Listing, most_free: int | None = None) -> tuple[
     gpu-mem and gpu-count describe the same hardware, so the use of a GPU through one of them fences its free IDs of the
     other; and so do the ways of giving MIG instances, of which one is chosen at a time. IDs in use never change for
     this reason: a kubelet that admits a pod again rejects it if one of its IDs is unhealthy. A GPU out of service is
-    different: all of its IDs change, at once.
+    different: all of its IDs change, at once. As many free shares as containers of a GPU are guaranteed beyond their
+    requests are fenced too.
 
     No more than `most_free` free shares are offered, see `Refusals`; None for no bound.
     """
@@ -75,6 +76,8 @@ def _offer(node: Node, listing: Listing, shared: SharedGpu) -> Offer:
         # An instance that was made again as another profile may be in use by the ID that it has in both resources.
         other = foreign and listing[0] is Kind.INSTANCE
         fenced = frozenset({0}) if other else _free(shared, use, memory=memory)
+    elif memory and use.grown:
+        fenced = node.unnumbered(shared)
     return Offer(shared, fenced, uuid in node.unhealthy)
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.holdings import Holding
+    from gpu_device_plugin.core.node.ledger import ContainerKey, Growth
     from gpu_device_plugin.core.node.use.over_use import Excess
     from gpu_device_plugin.core.node.use.process_use import GpuReading, Place
     from gpu_device_plugin.core.node.use.use_report import Names
@@ -48,6 +49,10 @@ class UseWatch:
     """Seconds between two readings; 0: the use is not read. See `every`."""
     pods: Callable[[], Iterable[Pod]] | None = None
     """Returns the pods of this node in the API; None: there is no API."""
+    grown: Callable[[], Mapping[ContainerKey, Growth]] = dict
+    """Returns what containers are guaranteed beyond their requests."""
+    may_borrow: Callable[[], bool] = lambda: True
+    """Returns whether containers may use more than they are guaranteed."""
     ended: Callable[[], Collection[str]] = frozenset
     """Returns the UIDs of ended pods that the checkpoint still shows."""
     mps_servers: Callable[[], Collection[int]] = frozenset
@@ -76,7 +81,8 @@ class UseWatch:
 
     def holdings(self) -> tuple[Holding, ...]:
         """Return which container holds how much of which GPU now."""
-        return holdings(self._entries.value, self._pods(), self.shares(), self.ended())
+        entries, pods, shares = self._entries.value, self._pods(), self.shares()
+        return holdings(entries, pods, shares, self.ended(), self.grown(), may_borrow=self.may_borrow())
 
     def _pods(self) -> Iterable[Pod]:
         return () if self.pods is None else self.pods()

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT
-from gpu_device_plugin.core.node.elastic.sizes import Size, is_elastic, size_of
+from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
+from gpu_device_plugin.core.model.mig import MigMode
+from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.elastic.sizes import Size, elastic_gpu, is_elastic, size_of
+from tests.mig import mig_node
+from tests.nodes import ids, node
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,3 +51,24 @@ def test_only_a_wish_makes_a_pod_elastic() -> None:
     assert not is_elastic({})
     assert is_elastic({MEMORY_LIMIT: "12"})
     assert is_elastic({MEMORY_GUARANTEE: "12"})
+
+
+def test_only_shares_of_one_gpu_through_the_device_plugin_may_change() -> None:
+    there = node(8, 8).shares
+    containers = (Container("first", ContainerKind.INIT, 0), Container("main", ContainerKind.APP, 0))
+    owner = Pod("a", "default", "web", containers=containers)
+    good = DeviceHold("a", "main", Kind.MEMORY, frozenset(ids(1, [2, 3])))
+    assert elastic_gpu(good, owner, there) is there.gpus[1]
+    for bad in (
+        replace(good, container="first"),
+        replace(good, container="unknown"),
+        replace(good, kind=Kind.COUNT, device_ids=frozenset({"GPU-1"})),
+        replace(good, kind=None),
+        replace(good, source=HoldSource.CLAIM),
+        replace(good, device_ids=good.device_ids.union(ids(0, [1]))),
+        replace(good, device_ids=frozenset({"GPU-gone::1"})),
+    ):
+        assert elastic_gpu(bad, owner, there) is None
+    instances = mig_node((10, 30), mode=MigMode.SHARE).shares
+    one = next(shared for shared in instances.gpus if shared.shares)
+    assert elastic_gpu(replace(good, device_ids=frozenset(one.shares[:1])), owner, instances) is None

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
+from gpu_device_plugin.core.model.shares import SHARES, WHOLE_GPUS
 from gpu_device_plugin.core.node.kubelet.advertised_devices import Offer, Refusals, offers
 from tests.nodes import ids, node, uuid
 
@@ -203,3 +204,10 @@ def test_without_a_run_there_is_nothing_to_settle() -> None:
 def test_old_refusals_are_forgotten_and_a_new_one_prolongs_the_run() -> None:
     assert after((8, 100.0), (7, 150.0), (7, 165.0)).times == ((150.0, 7), (165.0, 7))
     assert RUN.refused(5, 400.0).most_free(4, 699.0) == 7
+
+
+def test_as_many_free_shares_are_fenced_as_are_guaranteed_beyond_requests() -> None:
+    there = node(8, 4, used={0: [0, 7]}, grown={0: 2})
+    assert [offer.fenced for offer in offers(there, SHARES)] == [{5, 6}, frozenset()]
+    assert [offer.fenced for offer in offers(there, SHARES, 3)] == [{4, 5, 6}, {0, 1, 2, 3}]
+    assert [offer.fenced for offer in offers(there, WHOLE_GPUS)] == [{0}, frozenset()]
