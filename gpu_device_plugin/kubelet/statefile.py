@@ -11,13 +11,15 @@ from gpu_device_plugin import files
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.node.kubelet.lost_allocations import Remembered
+from gpu_device_plugin.core.node.ledger import Growth
 from gpu_device_plugin.kubelet.sockets import OURS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from gpu_device_plugin.core.model.resources import Names
+    from gpu_device_plugin.core.node.ledger import ContainerKey
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +35,9 @@ WAY = "serve"
 
 ALLOCATIONS = "allocations"
 """The kubelet's record of allocated devices as last read, see `SavedAllocations`."""
+
+GUARANTEES = "guarantees"
+"""What containers are guaranteed beyond their requests, see `SavedGuarantees`."""
 
 _LONGEST = 1000
 """Bytes; the value of a label has at most 63."""
@@ -71,14 +76,19 @@ class StateFile:
         value = self.read() or ""
         return int(value) or None if re.fullmatch(r"[0-9]{1,12}", value, re.ASCII) else None
 
-    def write(self, value: str) -> None:
-        """Write `value` for the next agent. A failure is only logged: the agent can share its GPUs without the file."""
+    def write(self, value: str) -> bool:
+        """Write `value` for the next agent; return whether the file has it.
+
+        A failure is only logged: the agent can share its GPUs without the file.
+        """
         if self.read() == value:
-            return
+            return True
         try:
             files.replace_below(self._directory, self._name, f"{value}\n".encode(), lasting=self._lasting)
         except OSError as error:
             self._warn("the state for the next agent of this node cannot be written", error)
+            return False
+        return True
 
     def _warn(self, sentence: str, error: OSError) -> None:
         extra = {"path": str(self._directory / self._name), "why": str(error.strerror), "once_per_s": 3600}
@@ -140,6 +150,39 @@ class SavedAllocations:
             )
             for uid, container, resource, ids, enforcement in rows
         )
+
+
+class SavedGuarantees:
+    """What containers are guaranteed beyond their requests, for as long as they have their devices."""
+
+    def __init__(self, directory: Path) -> None:
+        """Read and write below the device-plugin `directory`."""
+        self._file = StateFile(directory, GUARANTEES, longest=_LONGEST_ALLOCATIONS)
+        self._saved: Mapping[ContainerKey, Growth] | None = None
+
+    def load(self) -> Mapping[ContainerKey, Growth]:
+        """Return what was saved; nothing if there is no such file, or it is damaged."""
+        try:
+            rows: Any = json.loads(self._file.read() or "[]")
+            self._saved = {
+                (str(uid), str(container)): Growth(str(uuid), int(shares), frozenset(map(str, own)))
+                for uid, container, uuid, shares, own in rows
+            }
+        except (ValueError, TypeError, RecursionError) as error:
+            extra = {"why": type(error).__name__}
+            _log.warning("the guarantees that the previous agent of this node saved are damaged", extra=extra)
+        return self._saved or {}
+
+    def save(self, grown: Mapping[ContainerKey, Growth]) -> bool:
+        """Save `grown` for the next agent; return whether that succeeded."""
+        if grown == self._saved:
+            return True
+        rows = [[*key, growth.uuid, growth.shares, sorted(growth.own)] for key, growth in sorted(grown.items())]
+        if not grown and self._file.read() is None:  # most nodes never have any
+            return True
+        written = self._file.write(json.dumps(rows, separators=(",", ":")))
+        self._saved = dict(grown) if written else None
+        return written
 
 
 def _rows(holds: Iterable[DeviceHold]) -> list[list[object]]:

@@ -64,6 +64,7 @@ class ObjectKind:
 
 PODS = ObjectKind("pods")
 NODES = ObjectKind("nodes")
+NAMESPACES = ObjectKind("namespaces")
 EVENTS = ObjectKind("events", group="events.k8s.io")
 LEASES = ObjectKind("leases", group="coordination.k8s.io")
 

@@ -17,6 +17,7 @@ from gpu_device_plugin.core.contract.keys import (
     MEMORY_HELD,
     MEMORY_LIMIT,
     MEMORY_PROMISED,
+    RESIZE_BOUND,
     MalformedAnnotationError,
     too_long,
 )
@@ -145,6 +146,34 @@ def guarantees(annotations: Mapping[str, str]) -> Mapping[str, int]:
         for name, shares in readable_answer(annotations, key).guarantees.items():
             counted[name] = max(shares, counted.get(name, 0))
     return counted
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What the pods of a namespace may be guaranteed beyond their requests, in sum."""
+
+    namespace: str
+    bound: int | None
+    """None: the namespace has no label with a number."""
+    used: int = 0
+
+    @classmethod
+    def of(cls, namespace: str, labels: Mapping[str, str], used: int = 0) -> Allowance:
+        """Return the allowance of a namespace with these labels."""
+        text = labels.get(RESIZE_BOUND, "")
+        return cls(namespace, int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None, used)
+
+    def refusal(self, more: int) -> str:
+        """Return why its pods may not be guaranteed so many more shares; empty if they may."""
+        if self.bound is None:
+            return (
+                f"namespace {self.namespace} has no label {RESIZE_BOUND}, and ResourceQuota does not see a guarantee "
+                "that grows while a pod runs: ask an administrator to label it"
+            )
+        if self.used + more <= self.bound:
+            return ""
+        units = f"{self.bound} unit{'' if self.bound == 1 else 's'}"
+        return f"of the bound of {units} of namespace {self.namespace} {self.used} are in use"
 
 
 def _parsed(key: str, text: str) -> Mapping[str, Any]:

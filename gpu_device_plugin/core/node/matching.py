@@ -118,6 +118,13 @@ def match(call: Call, waiting: Sequence[WaitingPod], begun: str | None = None) -
     return Matched(chosen, reserved, whole)
 
 
+def expected(waiting: Sequence[WaitingPod]) -> tuple[Mapping[int, int], int]:
+    """Return the shares that waiting pods will get: by GPU position what they were promised, and what they were not."""
+    promised, _ = _Promised(waiting).to_others_than(None)
+    open_requests = (request for pod in waiting for request in pod.requests if not request.served)
+    return promised, sum(r.amount for r in open_requests if r.kind is Kind.MEMORY and r.promise is None)
+
+
 def _next(pod: WaitingPod, call: Call) -> ContainerRequest | None:
     """Return the request of the pod's next unserved container that equals the call's.
 

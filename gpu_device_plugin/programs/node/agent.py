@@ -30,11 +30,12 @@ from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent, RegistrationLoop
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
-from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SHARE_SIZE, WAY, StateFile
+from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SHARE_SIZE, WAY, SavedGuarantees, StateFile
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.claims.serving_mode_switch import ServingModeSwitch
 from gpu_device_plugin.programs.node.configuration import Configuration, initial
 from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
+from gpu_device_plugin.programs.node.elastic.guarantees import Guarantees
 from gpu_device_plugin.programs.node.kubelet.advertiser import Advertiser
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler
 from gpu_device_plugin.programs.node.kubelet.reconciler import ForgottenPods, Reconciler
@@ -112,6 +113,13 @@ class NodeAgent:
             read_again=self.hardware.read_again,
             interval_s=settings.reconcile_interval_s,
             process_wait_s=settings.process_wait_s,
+        )
+        self.guarantees = Guarantees(
+            self.state,
+            api,
+            self.reconciler.checkpoint_entries,
+            SavedGuarantees(settings.device_plugin_dir),
+            waiting=tuple if cluster is None else cluster.waiting.waiting,
         )
         self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
         """What each container holds: by the kubelet's checkpoint, and by the claims that were prepared."""
@@ -258,6 +266,7 @@ class NodeAgent:
             self.reconciler.rounds.follow(self._round_over),
             self.use_watch.run(),
             self.verification.run(),
+            self.guarantees.run(),
             self.entries.follow(self.verification.changed),
             self.hardware.view.follow(self.verification.again),
             self.reconciler.checkpoint_entries.follow(self._holders_changed),
@@ -272,6 +281,7 @@ class NodeAgent:
                 self.config.follow(self.dra.update),
                 self.verification.states.follow(self.dra.limits_read),
                 self.cluster.followed.changes.follow(self.verification.changed),
+                self.cluster.followed.changes.follow(self.guarantees.wake),
                 self.cluster.run(self.dra.run_api),
                 self.api.node.follow(self._stranding.look),
                 self.cluster.users.follow(self.reconciler.users_changed),
@@ -361,6 +371,7 @@ class NodeAgent:
         self._share_size.write(str(self.state.node.shares.share_mib))
         remove_stale_sockets(self.settings.value.device_plugin_dir)
         await self.reconciler.prepare()
+        self.guarantees.load()
         self.mps.ledger_complete()
         self.advertiser.refresh()
 

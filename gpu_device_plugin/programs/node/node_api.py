@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+    from gpu_device_plugin.core.contract.elastic import Allowance
     from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.settings.node import NodeSettings
@@ -42,6 +43,13 @@ class NodeApi:
 
     def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
         """Write annotations on a pod in the background; None removes one."""
+
+    async def allowance(self, _namespace: str) -> Allowance | str | None:
+        """Return what the pods of a namespace may be guaranteed beyond their requests, without what is in use.
+
+        Or why that cannot be read, as a sentence; None: it may be known later.
+        """
+        return None
 
     async def gpus_before(self, _within_s: float) -> tuple[Gpu, ...] | None:
         """Return the GPUs that our node listed before we started, by position, within so many seconds; None: unknown.

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, within
+from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.backoff import Backoff
-from gpu_device_plugin.cluster.client.errors import ApiError
+from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError
 from gpu_device_plugin.cluster.node_pods import NodePods
-from gpu_device_plugin.cluster.objects.decoding import PodReader
+from gpu_device_plugin.cluster.objects.decoding import NAMESPACES, PodReader, read_metadata
 from gpu_device_plugin.cluster.writers.events import EventSubject, EventWriter, about_node
 from gpu_device_plugin.cluster.writers.evictions import evict
 from gpu_device_plugin.cluster.writers.own_node import NodeCondition, NodeMetadata, OwnNode
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
+from gpu_device_plugin.core.contract.elastic import Allowance
 from gpu_device_plugin.core.contract.keys import (
     AGENT_LABELS,
     ASSUME_TIME,
@@ -174,6 +176,17 @@ class NodeCluster(NodeApi):
 
     def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:  # noqa: D102
         self._writer.annotate(pod, annotations)
+
+    async def allowance(self, namespace: str) -> Allowance | str | None:  # noqa: D102
+        try:
+            with translated(Call("get", NAMESPACES.plural, name=namespace)):
+                found = read_metadata(await self.client.get(NAMESPACES, namespace))
+        except ForbiddenError as error:
+            return f"the labels of namespace {namespace} cannot be read: {error}"
+        except ApiError as error:
+            _log.warning("the labels of a namespace cannot be read: %s", error, extra={"once_per_s": 600})
+            return None
+        return Allowance.of(namespace, found.labels or {})
 
     async def evict(self, pod: Pod, most_grace_s: int) -> Eviction:
         """Ask for the eviction of a pod, once; it has no more than `most_grace_s` seconds to end."""

@@ -363,6 +363,7 @@ PODS = Served(
     on_change=_change_pod,
 )
 NODES = Served("nodes", "Node", namespaced=False, subresources=frozenset({"status"}))
+NAMESPACES = Served("namespaces", "Namespace", namespaced=False)
 EVENTS = Served("events", "Event", group="events.k8s.io", on_create=_create_event, on_change=_change_event)
 CORE_EVENTS = Served(
     "events", "Event", fields={"involvedObject.uid": lambda found: found["involvedObject"].get("uid", "")}
@@ -383,7 +384,10 @@ BUDGETS = Served(
     on_create=_create_budget,
     on_change=_change_budget,
 )
-KINDS = {(kind.group, kind.plural): kind for kind in (PODS, NODES, EVENTS, LEASES, BUDGETS, SLICES, CLAIMS, CLASSES)}
+KINDS = {
+    (kind.group, kind.plural): kind
+    for kind in (PODS, NODES, NAMESPACES, EVENTS, LEASES, BUDGETS, SLICES, CLAIMS, CLASSES)
+}
 
 
 def kind_of(plural: str) -> Served:

@@ -24,6 +24,7 @@ NODE = "node"
 
 RIGHTS = {
     ("get", "nodes"),
+    ("get", "namespaces"),
     ("patch", "nodes"),
     ("list", "pods"),
     ("watch", "pods"),

@@ -1,0 +1,1 @@
+"""Memory that changes while a container runs, on the node."""

@@ -1,0 +1,240 @@
+"""Let guarantees grow and shrink as the owners of pods want, the scheduler has promised and the GPUs have room."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import KW_ONLY, dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.aio.waiting import together, within
+from gpu_device_plugin.core.contract.elastic import write_answer
+from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD
+from gpu_device_plugin.core.model.memory import format_mib
+from gpu_device_plugin.core.node.elastic.growth import (
+    UNDECIDED,
+    PodWish,
+    answer,
+    elastics,
+    fitting,
+    resize,
+    taken_over,
+)
+from gpu_device_plugin.core.node.ledger import Ledger
+from gpu_device_plugin.core.node.matching import expected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import NoReturn
+
+    from gpu_device_plugin.aio.observable import Observable
+    from gpu_device_plugin.core.contract.elastic import Allowance, Answer
+    from gpu_device_plugin.core.model.holds import DeviceHold
+    from gpu_device_plugin.core.node.elastic.growth import Elastic, Resize
+    from gpu_device_plugin.core.node.ledger import ContainerKey, Growth
+    from gpu_device_plugin.core.node.matching import WaitingPod
+    from gpu_device_plugin.kubelet.statefile import SavedGuarantees
+    from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.node_api import NodeApi
+
+_log = logging.getLogger(__name__)
+
+_NOT_SAVED = "the agent cannot save what it guarantees on its node"
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """What a pod is to show."""
+
+    answer: Answer | None
+    since: float
+    """When that was decided, monotonic seconds."""
+    written: float | None = None
+    """When it was last handed over to be written; None: the pod shows it."""
+
+
+@dataclass(eq=False, repr=False)
+class Guarantees:
+    """The one writer of `Ledger.grown`.
+
+    What a container has beyond its request ends with its devices, whether the API knows its pod or not.
+    """
+
+    _state: NodeState
+    _api: NodeApi
+    _entries: Observable[tuple[DeviceHold, ...]]
+    """What containers hold by the kubelet's checkpoint, as last read."""
+    _saved: SavedGuarantees
+    _: KW_ONLY
+    waiting: Callable[[], Sequence[WaitingPod]] = tuple
+    """Returns the pods that wait for devices."""
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self.pace_s = 1.0
+        """Seconds between two rounds: no guarantee changes more often, however often the owner of a pod wants that."""
+        self.again_s = 10.0
+        """Seconds until something that was refused is looked at again: nobody follows the labels of namespaces."""
+        self.same_s = 30.0
+        """Seconds for which the reason of a refusal stays, though its figures may change with every container."""
+        self._woken = asyncio.Event()
+        self._loaded: bool | None = False
+        """None: loaded, but the kubelet's checkpoint could not be read since."""
+        self._wishes: dict[str, PodWish] = {}
+        """By the UID by which the kubelet knows the pod, of pods with something to decide, or to correct."""
+        self._allowances: dict[str, tuple[Allowance | str, float]] = {}
+        """By namespace, and when they were read."""
+        self._answers: dict[str, _Answered] = {}
+        """By the UID of a pod."""
+
+    def load(self) -> None:
+        """Take over what the previous agent guaranteed. To be called before the kubelet can allocate anything.
+
+        Without the checkpoint all of it counts: nothing is given out until it can be read.
+        """
+        if self._loaded is False:
+            self._loaded = None
+            self._state.update(Ledger.with_grown, self._saved.load())
+        if self._loaded is None and self._entries.version:
+            self._loaded = True
+            before = self._state.node.ledger.grown
+            self._state.update(Ledger.with_grown, taken_over(before, self._entries.value))
+            self._state.update(Ledger.with_grown, fitting(self._state.node))
+            if ended := before.keys() - self._state.node.ledger.grown.keys():
+                _log.info("guarantees beyond requests ended while no agent ran", extra={"containers": len(ended)})
+
+    def wake(self, _: object = None) -> None:
+        """Look at all pods soon."""
+        self._woken.set()
+
+    async def run(self) -> NoReturn:
+        """Follow the pods and the ledger. Ends only by cancellation."""
+        await self._entries.after(0)
+        self.load()
+        await together(self._rounds(), self._entries.follow(self.wake), self._state.nodes.follow(self.wake))
+
+    async def _rounds(self) -> NoReturn:
+        while True:
+            self._woken.clear()
+            again = await self._round()
+            await asyncio.sleep(self.pace_s)
+            await within(self.again_s if again else None, self._woken.wait())
+
+    async def _round(self) -> bool:
+        """Do what can be done now; return whether something is left that has to be looked at again."""
+        await self._read_wishes()
+        found, decided = self._decide()
+        if decided.unknown:
+            await asyncio.gather(*(self._read_allowance(namespace) for namespace in sorted(decided.unknown)))
+            found, decided = self._decide()
+        refused = {**decided.refused, **self._apply(decided.grown, found)}
+        unanswered = self._answer(found, refused)
+        return bool(refused or decided.unknown) or unanswered or not self._saved.save(self._state.node.ledger.grown)
+
+    async def _read_wishes(self) -> None:
+        """Parse what pods have on them, each text once; others run in between."""
+        wishes: dict[str, PodWish] = {}
+        growing = {uid for uid, _ in self._state.node.ledger.grown}
+        for pod in tuple(self._api.pods.values()):
+            uid = pod.kubelet_uid
+            if pod.ended or (uid not in growing and pod.annotations.keys().isdisjoint({MEMORY_GUARANTEE, MEMORY_HELD})):
+                continue
+            known = self._wishes.get(uid)
+            if known is None or known.pod != pod:
+                known = PodWish.of(pod)
+                await asyncio.sleep(0)
+            wishes[uid] = known
+        self._wishes = wishes
+
+    def _decide(self) -> tuple[Mapping[str, Sequence[Elastic]], Resize]:
+        """Return the containers that may grow by the UID of their pod, for pods with all their devices; and what to do.
+
+        The kubelet asks for one container of a pod after the other.
+        """
+        node, waiting, now = self._state.node, self.waiting(), self.clock()
+        incomplete = {pod.uid for pod in waiting}
+        wishes = {uid: wish for uid, wish in self._wishes.items() if uid not in incomplete}
+        found = elastics(self._entries.value, wishes, node)
+        fresh = {name: known for name, known in self._allowances.items() if now - known[1] < self.again_s / 2}
+        self._allowances = fresh
+        allowances = {namespace: allowance for namespace, (allowance, _) in fresh.items()}
+        return found, resize(node, [*chain(*found.values())], expected(waiting), allowances)
+
+    async def _read_allowance(self, namespace: str) -> None:
+        found = await self._api.allowance(namespace)
+        if found is not None:
+            self._allowances[namespace] = found, self.clock()
+
+    def _apply(
+        self, grown: Mapping[ContainerKey, Growth], found: Mapping[str, Sequence[Elastic]]
+    ) -> Mapping[ContainerKey, str]:
+        """Change the ledger and the file; return why containers did not grow after all.
+
+        What shrinks does so in the ledger first, what grows in the file. Nothing is given out in between.
+        """
+        before = self._state.node.ledger.grown
+        lower = {key: min(growth, grown[key], key=_shares) for key, growth in before.items() if key in grown}
+        self._state.update(Ledger.with_grown, lower)
+        refused = {}
+        if self._saved.save(grown):
+            self._state.update(Ledger.with_grown, grown)
+        else:
+            refused = {key: _NOT_SAVED for key, growth in grown.items() if growth != lower.get(key)}
+        after = self._state.node.ledger.grown
+        for each in chain(*found.values()):
+            was, now = (growths[each.key].shares if each.key in growths else 0 for growths in (before, after))
+            if was != now:
+                self._resized(each, was, now)
+        return refused
+
+    def _resized(self, each: Elastic, was: int, now: int) -> None:
+        pod, request, mib = each.wish.pod, len(each.own), self._state.node.shares.share_mib
+        before, after = (format_mib((request + beyond) * mib) for beyond in (was, now))
+        extra = {"pod": f"{pod.namespace}/{pod.name}", "container": each.container, "from": before, "to": after}
+        _log.info("a guarantee was resized", extra=extra)
+        note = f"container {each.container} is guaranteed {after} of {each.gpu.name} from now on, and had {before}"
+        self._api.pod_event(pod, "GPUMemoryResized", f"{note}.", "Resize", warning=False)
+
+    def _answer(self, found: Mapping[str, Sequence[Elastic]], refused: Mapping[ContainerKey, str]) -> bool:
+        """Write on the pods what they are guaranteed; return whether a pod does not show it yet."""
+        grown, now = self._state.node.ledger.grown, self.clock()
+        holders = {hold.pod_uid for hold in self._entries.value}
+        answers: dict[str, _Answered] = {}
+        for uid, wish in self._wishes.items():
+            if uid in holders and uid not in found:
+                continue  # the kubelet's records are not complete yet
+            # Without devices it has no guarantee, whatever its owner wrote.
+            new = answer(wish, found[uid], grown, refused) if uid in found else None
+            last, shown = self._answers.get(uid), wish.pod.annotations.get(MEMORY_HELD)
+            if last is None or (last.answer != new and not self._only_figures(last, new, now)):
+                last = _Answered(new, now)
+            text = None if last.answer is None else write_answer(last.answer)
+            if text == shown:
+                answers[uid] = replace(last, written=None)
+            elif last.written is None or now - last.written >= self.again_s:
+                self._api.annotate(wish.pod, {MEMORY_HELD: text})
+                answers[uid] = replace(last, written=now)
+                self._tell(wish, last.answer)
+            else:
+                answers[uid] = last
+        self._answers = answers
+        return any(answered.written is not None for answered in answers.values())
+
+    def _only_figures(self, last: _Answered, new: Answer | None, now: float) -> bool:
+        """Return whether an answer is new only in the figures of why it is no better, and soon after the last one."""
+        if last.answer is None or new is None or not (last.answer.why and new.why):
+            return False
+        return replace(last.answer, why=new.why) == new and now - last.since < self.same_s
+
+    def _tell(self, wish: PodWish, new: Answer | None) -> None:
+        """Post an Event about a wish that is not fulfilled, one for each wish."""
+        if new is None or new.why in {"", UNDECIDED} or (wish.held.wish == new.wish and wish.held.why):
+            return
+        note = f"The guarantee of GPU memory stays as it is: {new.why}."
+        self._api.pod_event(wish.pod, "GPUMemoryNotResized", note, "Resize")
+
+
+def _shares(growth: Growth) -> int:
+    return growth.shares
