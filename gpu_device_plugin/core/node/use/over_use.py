@@ -1,4 +1,6 @@
-"""Decide which containers have used more GPU memory than they were granted, in every reading for the grace.
+"""Decide which containers have used more GPU memory than they may, in every reading for the grace.
+
+A container may use what it was granted, or as much as its limit if its owner lets it borrow.
 
 A reading that does not tell the use of a container neither proves nor clears: the time until the next reading that
 tells it does not count, and after a whole grace without one the evidence is too old, so that the grace begins anew.
@@ -13,6 +15,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.node.use.eviction_choice import Candidate
+from gpu_device_plugin.core.node.use.process_use import by_place
+from gpu_device_plugin.core.node.use.shortage import shortage_mib
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -21,11 +25,11 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.use.process_use import AttributedUse, Place, UseReading
 
 SLACK_PERCENT = 5
-"""The least slack, in percent of what was granted."""
+"""The least slack, in percent of what may be used."""
 
 
 class Response(StrEnum):
-    """The setting `over_use`: what happens to a pod that uses more than it was granted."""
+    """The setting `over_use`: what happens to a pod that uses more than it may."""
 
     REPORT = "report"
     EVICT = "evict"
@@ -41,14 +45,14 @@ class Rules:
     grace_s: float
     response: Response = Response.REPORT
 
-    def exceeded(self, used_mib: int, granted_mib: int) -> bool:
+    def exceeded(self, used_mib: int, allowed_mib: int) -> bool:
         """Return whether this use is beyond the slack."""
-        return used_mib - granted_mib > max(self.slack_mib, granted_mib * SLACK_PERCENT / 100)
+        return used_mib - allowed_mib > max(self.slack_mib, allowed_mib * SLACK_PERCENT / 100)
 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """A container that has used more than it was granted, beyond the slack, in every reading for the grace."""
+    """A container that has used more than it may, beyond the slack, in every reading for the grace."""
 
     place: Place
     used_mib: int
@@ -58,22 +62,25 @@ class Excess:
     """Monotonic seconds of the first reading that showed it."""
     pod: Pod | None = None
     """None: not known in the API."""
+    limit_mib: int | None = None
+    """The most that it may use; None: what it was granted."""
 
     @property
     def excess_mib(self) -> int:
-        """The memory beyond the grant."""
-        return self.used_mib - self.granted_mib
+        """The memory beyond what it may use."""
+        return self.used_mib - (self.granted_mib if self.limit_mib is None else self.limit_mib)
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The use of one place beyond its grant, as far as consecutive readings have told it."""
+    """The use of one place beyond what it may use, as far as consecutive readings have told it."""
 
     since: float
     last: float
     """Monotonic seconds of the last reading that told it."""
     used_mib: int
     granted_mib: int
+    limit_mib: int | None = None
     proven_s: float = 0.0
     """Seconds between consecutive readings that all told it."""
     certain: bool = True
@@ -92,7 +99,7 @@ class Watch:
         """Return the evidence after one more reading."""
         if reading.at <= self.at:
             return self
-        uses = _by_place(reading.containers)
+        uses = by_place(reading.containers)
         evidence = {}
         for place, use in uses.items():
             if (found := _seen(self.evidence.get(place), use, reading.at, rules)) is not None:
@@ -105,7 +112,7 @@ class Watch:
     def excesses(self, rules: Rules, pods: Mapping[str, Pod]) -> Mapping[Place, Excess]:
         """Return the containers that exceed; `pods` are those of this node by the UID that the kubelet knows."""
         return {
-            place: Excess(place, found.used_mib, found.granted_mib, found.since, pods.get(place[0]))
+            place: Excess(place, found.used_mib, found.granted_mib, found.since, pods.get(place[0]), found.limit_mib)
             for place, found in self.evidence.items()
             if found.proven_s >= rules.grace_s
         }
@@ -133,37 +140,9 @@ class Watch:
 
 
 def is_short(reading: UseReading, uuid: str, pod_uid: str, capacity_mib: int | None) -> bool:
-    """Return whether a GPU has less free memory than the other pods there may still take of their grants.
-
-    What is unknown hurts nobody: without the GPU's use or size it is not short, and a pod with unknown use wants no
-    more.
-    """
-    used_mib = reading.used_mib.get(uuid)
-    if capacity_mib is None or used_mib is None:
-        return False
-    wanted = sum(
-        max(0, use.granted_mib - use.used_mib)
-        for use in reading.containers
-        if use.uuid == uuid and use.pod_uid != pod_uid and use.used_mib is not None
-    )
-    return capacity_mib - used_mib < wanted
-
-
-def _by_place(uses: Iterable[AttributedUse]) -> Mapping[Place, AttributedUse]:
-    """Merge the uses of one place: while a container restarts, the old one and the new one may both have processes."""
-    found: dict[Place, AttributedUse] = {}
-    for use in uses:
-        place = (use.pod_uid, use.container, use.uuid)
-        other = found.get(place)
-        if other is not None:
-            known = use.used_mib is not None and other.used_mib is not None
-            both = (use.used_mib or 0) + (other.used_mib or 0)
-            granted = max(use.granted_mib, other.granted_mib)
-            use = replace(  # noqa: PLW2901
-                use, used_mib=both if known else None, granted_mib=granted, holding=use.holding or other.holding
-            )
-        found[place] = use
-    return found
+    """Return whether a GPU has less free memory than the other pods there may still take of their grants."""
+    others = (use for use in reading.containers if use.uuid == uuid and use.pod_uid != pod_uid)
+    return shortage_mib(others, reading.used_mib.get(uuid), capacity_mib) > 0
 
 
 def _seen(before: Evidence | None, use: AttributedUse, at: float, rules: Rules) -> Evidence | None:
@@ -171,12 +150,13 @@ def _seen(before: Evidence | None, use: AttributedUse, at: float, rules: Rules) 
         return None
     if use.used_mib is None:
         return before and _kept(before, at, rules)
-    if not rules.exceeded(use.used_mib, use.granted_mib):
+    if not rules.exceeded(use.used_mib, use.allowed_mib):
         return None
+    now = Evidence(at, at, use.used_mib, use.granted_mib, use.limit_mib)
     if before is None:
-        return Evidence(at, at, use.used_mib, use.granted_mib)
+        return now
     more_s = at - before.last if before.certain else 0.0
-    return Evidence(before.since, at, use.used_mib, use.granted_mib, before.proven_s + more_s)
+    return replace(now, since=before.since, proven_s=before.proven_s + more_s)
 
 
 def _kept(before: Evidence, at: float, rules: Rules) -> Evidence | None:

@@ -63,6 +63,23 @@ class AttributedUse:
     """None for a container that was not given this GPU."""
     pod: Pod | None = None
     """The pod in the API; None: not known (yet), or the agent runs without the API."""
+    limit_mib: int | None = None
+    """The most that it may use; None: what it was granted."""
+
+    @property
+    def place(self) -> Place:
+        """What tells it from the other uses."""
+        return self.pod_uid, self.container, self.uuid
+
+    @property
+    def allowed_mib(self) -> int:
+        """The most that it may use."""
+        return self.granted_mib if self.limit_mib is None else self.limit_mib
+
+    @property
+    def borrowed_mib(self) -> int:
+        """What it is known to use beyond its guarantee, if it may use more than that."""
+        return max(0, (self.used_mib or 0) - self.granted_mib) if self.allowed_mib > self.granted_mib else 0
 
     @property
     def trespassing(self) -> bool:
@@ -85,6 +102,26 @@ class UseReading:
     blind: str = ""
     """Why the use by container is not known, as a sentence; empty if it is known. Blind is not zero: the agent sees no
     processes of other PID namespaces unless its pod has ``hostPID: true``."""
+
+
+def by_place(uses: Iterable[AttributedUse]) -> Mapping[Place, AttributedUse]:
+    """Merge the uses of one place: while a container restarts, the old one and the new one may both have processes."""
+    found: dict[Place, AttributedUse] = {}
+    for use in uses:
+        other = found.get(use.place)
+        if other is not None:
+            known = use.used_mib is not None and other.used_mib is not None
+            both = (use.used_mib or 0) + (other.used_mib or 0)
+            granted = max(use.granted_mib, other.granted_mib)
+            use = replace(  # noqa: PLW2901
+                use,
+                used_mib=both if known else None,
+                granted_mib=granted,
+                limit_mib=use.limit_mib or other.limit_mib,
+                holding=use.holding or other.holding,
+            )
+        found[use.place] = use
+    return found
 
 
 WITHOUT_HOST_PID = (
@@ -190,8 +227,11 @@ def _uses(
         holding = holders.get((uid, name))
         if name:
             granted = 0 if holding is None else holding.granted[reading.uuid]
+            limit = None if holding is None else holding.limits.get(reading.uuid)
         else:
             granted = max((each.pod_granted.get(reading.uuid, 0) for each in by_pod[uid]), default=0)
+            more = sum(max(0, each.limit_mib(reading.uuid) - each.granted[reading.uuid]) for each in by_pod[uid])
+            limit = granted + more if more else None
         # Processes of the pod whose container is not known may be those of any container that is not known either.
         mixed = holding is not None and not holding.container_id and (uid, "") in parts
         unknown = reading.processes is None or mixed
@@ -207,6 +247,7 @@ def _uses(
                 None if percent is None else min(100, percent),
                 holding,
                 known.get(uid),
+                limit,
             )
         )
     return found

@@ -154,6 +154,8 @@ def use_of(excess: Excess, gpu: str) -> str:
     """Return the numbers, as a clause; `gpu` is the GPU as people call it, like ``GPU 0``."""
     container = f"container {printable(excess.place[1])}" if excess.place[1] else "a container"
     granted = f"was given {excess.granted_mib:,} MiB" if excess.granted_mib else "was not given that GPU"
+    if excess.limit_mib is not None:
+        granted = f"may use up to {excess.limit_mib:,} MiB"
     return f"{container} uses {excess.used_mib:,} MiB of {gpu}, {granted}"
 
 

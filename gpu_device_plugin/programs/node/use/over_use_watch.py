@@ -1,4 +1,4 @@
-"""Act on containers that use more GPU memory than they were granted: metric, Event, annotation, eviction."""
+"""Act on containers that use more GPU memory than they may: metric, Event, annotation, eviction."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class OverUse:
         over = [place for place in self.excesses.value if place not in excesses]
         for place in over:
             self._outlooks.pop(place, None)
-            _log.info("no longer more GPU memory than granted", extra=self._facts(self.excesses.value[place]))
+            _log.info("no longer more GPU memory than allowed", extra=self._facts(self.excesses.value[place]))
         self.excesses.change(excesses)
         self._annotate(excesses, rules, {place[0] for place in (*told_anew, *over)}, pods)
         self._remove_stale(reading, rules, pods)

@@ -64,6 +64,17 @@ def test_a_container_exceeds_after_the_grace_and_is_told_since_when() -> None:
     assert found[PLACE].excess_mib == 2104
 
 
+def test_a_container_that_may_borrow_exceeds_beyond_its_limit() -> None:
+    within, beyond = replace(use(6120), limit_mib=6120), replace(use(6120), limit_mib=5120)
+    assert exceeding(reading(0, within), reading(500, within)) == []
+    found = watched(reading(0, beyond), reading(500, beyond)).excesses(RULES, {})
+    assert found == {PLACE: Excess(PLACE, 6120, 4096, 0, limit_mib=5120)}
+    assert found[PLACE].excess_mib == 1000
+    # Its owner may want less than the kubelet holds for it.
+    less = replace(use(4000), limit_mib=2048)
+    assert exceeding(reading(0, less), reading(500, less)) == [PLACE]
+
+
 def test_one_reading_within_the_part_clears() -> None:
     high = [reading(at, use(6120)) for at in (0, 100, 200, 300)]
     assert exceeding(*high) == [PLACE]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -156,6 +157,20 @@ def test_a_static_pod_that_holds_no_gpu_is_named_by_its_mirror() -> None:
     mirror = Pod("uid-of-the-mirror", "default", "monitor-node-a", static_uid="6a1d")
     found = attribute([reading((1, 300))], {1: CgroupOwner("6a1d", "5ad9")}, [], pods=[mirror])
     assert only(found).pod is mirror
+
+
+def test_what_a_container_may_use_at_most_goes_with_its_use() -> None:
+    one = replace(holding("a", "one", 1024), limits={GPU: 3072}, pod_granted={GPU: 3072})
+    two = replace(holding("a", "two", 2048), limits={GPU: 1024}, pod_granted={GPU: 3072})
+    api = pod("a", one="5ad9")
+    found = attribute(
+        [reading((1, 1500), (2, 300), used=1800)],
+        {1: CgroupOwner("a", "5ad9"), 2: CgroupOwner("a", "none of them")},
+        [replace(one, pod=api), replace(two, pod=api)],
+    )
+    allowed = {use.container: (use.limit_mib, use.allowed_mib, use.borrowed_mib) for use in found.containers}
+    assert allowed == {"one": (3072, 3072, 476), "two": (1024, 1024, 0), "": (5120, 5120, 0)}
+    assert {use.place for use in found.containers} == {("a", name, GPU) for name in allowed}
 
 
 @pytest.mark.parametrize("owners", [{}, {1: None}], ids=["it is gone", "it runs in no pod"])

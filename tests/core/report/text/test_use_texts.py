@@ -202,6 +202,11 @@ def test_a_trespasser_was_given_nothing_and_may_have_no_name() -> None:
     assert use_of(found, "GPU 0") == "a container uses 6,120 MiB of GPU 0, was not given that GPU"
 
 
+def test_who_may_borrow_is_told_its_limit() -> None:
+    found = replace(EXCESS, limit_mib=5120)
+    assert use_of(found, "GPU 0") == "container main uses 6,120 MiB of GPU 0, may use up to 5,120 MiB"
+
+
 def test_a_name_cannot_control_a_terminal() -> None:
     assert "\x1b" not in use_of(replace(EXCESS, place=("u", "\x1b[2J", "g")), "GPU 0")
 

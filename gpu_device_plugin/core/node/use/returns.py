@@ -1,0 +1,152 @@
+"""Decide which containers are asked to return borrowed GPU memory, how much, for whom, and whose time to do so is over.
+
+While a GPU is short and somebody borrows there, borrowers are asked: those of the lowest priority first, then those
+that borrow most, until what they borrow covers the shortage. Who was asked may not borrow again until the shortage is
+over. Nobody within its guarantee is asked, and nobody whose use is unknown. Times are monotonic seconds, and a reading
+that is not newer than the last one is ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.node.use.eviction_choice import Candidate, spared
+from gpu_device_plugin.core.node.use.shortage import shortage_mib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.node.use.process_use import AttributedUse, Place, UseReading
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The settings of borrowing."""
+
+    grace_s: float
+    """How long a borrower has to return memory."""
+    evicts: bool = False
+    """Who does not return it in time is evicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A container that was asked to return memory since its GPU is short."""
+
+    place: Place
+    since: float
+    """When it was asked."""
+    seen: float
+    """The newest reading that told its use."""
+    mib: int
+    """What it is to return now. 0: nothing, but it may not borrow again until the shortage is over."""
+    borrowed_mib: int
+    until: float | None = None
+    """When its pod may be evicted if it still borrows what is needed; None: nothing evicts it."""
+    needed_by: str = ""
+    """``namespace/name`` of the pod that lacks its guarantee; empty: not known."""
+    pod: Pod | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Returns:
+    """The containers of a node that were asked, as of the newest reading."""
+
+    at: float = float("-inf")
+    asked: Mapping[Place, Asked] = field(default_factory=dict)
+    missing: Mapping[str, int] = field(default_factory=dict)
+    """MiB of each GPU (by UUID) that borrowers have, and others lack of their guarantees. Of GPUs where that is so."""
+
+    def after(
+        self,
+        reading: UseReading,
+        uses: Mapping[str, Sequence[AttributedUse]],
+        capacity_mib: Mapping[str, int],
+        terms: Terms,
+        starting: Sequence[Place] = (),
+    ) -> Returns:
+        """Return who is asked after one more reading.
+
+        Args:
+            reading: it tells the use of each GPU.
+            uses: the containers with a guarantee on each GPU, see `uses_now`.
+            capacity_mib: the memory of each GPU without the driver's reservation.
+            terms: the present settings.
+            starting: the containers that wait for their start, the first of which waits longest.
+        """
+        if reading.at <= self.at:
+            return self
+        asked: dict[Place, Asked] = {}
+        missing: dict[str, int] = {}
+        for uuid, on_gpu in uses.items():
+            by_place = {use.place: use for use in on_gpu}
+            before = {place: found for place, found in self.asked.items() if place in by_place}
+            if reading.used_mib.get(uuid) is None:
+                # A GPU that was not read for a moment, while its driver is busy, is as it was.
+                asked |= {place: was for place, was in before.items() if reading.at - was.seen <= terms.grace_s}
+                continue
+            short = shortage_mib(on_gpu, reading.used_mib[uuid], capacity_mib.get(uuid))
+            if not short:
+                continue
+            if due := min(short, sum(use.borrowed_mib for use in on_gpu)):
+                missing[uuid] = due
+            for use, mib in _amounts(on_gpu, before, due):
+                known = use.used_mib is not None
+                was = before.get(use.place)
+                since = reading.at if was is None else was.since
+                asked[use.place] = Asked(
+                    use.place,
+                    since,
+                    reading.at if known or was is None else was.seen,
+                    mib if known or was is None else was.mib,
+                    use.borrowed_mib if known or was is None else was.borrowed_mib,
+                    since + terms.grace_s if terms.evicts and not spared(use.pod) else None,
+                    _needed_by(on_gpu, starting),
+                    use.pod,
+                )
+        return Returns(reading.at, asked, missing)
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Return the pods whose time is over, each with the GPU that lacks what it borrows.
+
+        One whose newest use is unknown is none of them.
+        """
+        return tuple(
+            Candidate(each.pod, each.place[2], each.borrowed_mib)
+            for each in self.asked.values()
+            if each.pod is not None and each.mib and each.seen == self.at
+            if each.until is not None and each.until <= self.at
+        )
+
+
+def _amounts(
+    uses: Sequence[AttributedUse], before: Mapping[Place, Asked], due_mib: int
+) -> Iterable[tuple[AttributedUse, int]]:
+    """Return who is asked on one GPU that is short, and for how much: those of `before` stay."""
+    in_order = sorted(uses, key=lambda use: (use.pod.priority if use.pod else 0, -use.borrowed_mib, use.place))
+    left = due_mib - sum(use.borrowed_mib for use in uses if use.place in before)
+    chosen = []
+    for use in in_order:
+        if use.place in before:
+            chosen.append(use)
+        elif left > 0 and use.borrowed_mib:
+            chosen.append(use)
+            left -= use.borrowed_mib
+    for use in chosen:
+        mib = min(use.borrowed_mib, due_mib)
+        due_mib -= mib
+        yield use, mib
+
+
+def _needed_by(uses: Sequence[AttributedUse], starting: Sequence[Place]) -> str:
+    """Return the pod that lacks its guarantee: that of the container that waits longest, or which lacks most."""
+    lacks = {use.place: use.granted_mib - use.used_mib for use in uses if use.used_mib is not None}
+    first = {place: -number for number, place in enumerate(starting)}
+    found = max(
+        (use for use in uses if lacks.get(use.place, 0) > 0),
+        key=lambda use: (use.place in first, first.get(use.place, 0), lacks[use.place]),
+        default=None,
+    )
+    return "" if found is None or found.pod is None else f"{found.pod.namespace}/{found.pod.name}"

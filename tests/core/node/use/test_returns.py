@@ -1,0 +1,236 @@
+"""Borrowers return what others are guaranteed: the least important first, as much as is needed, and not for ever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.core.node.holdings import Holding
+from gpu_device_plugin.core.node.use.eviction_choice import next_victims
+from gpu_device_plugin.core.node.use.process_use import AttributedUse, UseReading
+from gpu_device_plugin.core.node.use.returns import Asked, Returns, Terms
+from gpu_device_plugin.core.node.use.shortage import limits_now, shortage_mib, uses_now
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpu_device_plugin.core.node.use.process_use import Place
+
+GPU = "GPU-0"
+SIZE = 16384
+TERMS = Terms(grace_s=30)
+EVICT = replace(TERMS, evicts=True)
+
+
+def holding(uid: str, mib: int = 4096, limit: int | None = None, priority: int = 0, **of_pod: str) -> Holding:
+    """Return a container that is guaranteed so much, and may use up to its limit."""
+    pod = Pod(uid, of_pod.get("namespace", "default"), uid, priority=priority)
+    return Holding(uid, "main", {GPU: mib}, {GPU: mib}, pod=pod, limits={} if limit is None else {GPU: limit})
+
+
+A, B, LOW = holding("a", limit=12288), holding("b", limit=12288), holding("low", limit=12288, priority=-1)
+NEW = holding("new")
+
+
+def place(uid: str) -> Place:
+    return uid, "main", GPU
+
+
+def step(
+    before: Returns,
+    at: float,
+    held: Sequence[Holding],
+    used: Mapping[str, int | None],
+    terms: Terms = TERMS,
+    *,
+    starting: Sequence[str] = (),
+    gpu_mib: int | None = -1,
+) -> Returns:
+    """Return what follows from a reading in which the pods use so much, and nobody else anything."""
+    read = tuple(AttributedUse(uid, "main", GPU, 0, mib) for uid, mib in used.items())
+    gpu = sum(mib or 0 for mib in used.values()) if gpu_mib == -1 else gpu_mib
+    reading = UseReading(at, read, {GPU: gpu})
+    waits = [AttributedUse(uid, "main", GPU, 4096, 0) for uid in starting]
+    return before.after(reading, uses_now(reading, held, waits), {GPU: SIZE}, terms, [use.place for use in waits])
+
+
+def asked(found: Returns) -> dict[str, int]:
+    return {uid: each.mib for (uid, _, _), each in found.asked.items()}
+
+
+def test_a_borrower_is_asked_for_what_a_newcomer_lacks_until_that_is_there() -> None:
+    alone = step(Returns(), 1, [A], {"a": 12288})
+    assert (alone.asked, alone.missing) == ({}, {})
+    short = step(alone, 2, [A, NEW, B], {"a": 12288, "b": 0}, starting=["new"])
+    assert short.asked == {place("a"): Asked(place("a"), 2, 2, 4096, 8192, None, "default/new", A.pod)}
+    assert short.missing == {GPU: 4096}
+    less = step(short, 3, [A, NEW, B], {"a": 9000, "b": 0})
+    assert (asked(less), less.asked[place("a")].since) == ({"a": 808}, 2)
+    assert step(less, 4, [A, NEW, B], {"a": 8192, "b": 0}) == Returns(4)
+
+
+def test_the_least_important_goes_first_and_then_who_borrows_most() -> None:
+    held = [A, B, LOW, NEW]
+    assert asked(step(Returns(), 1, held, {"a": 4500, "b": 6000, "low": 5000})) == {"low": 904, "b": 1904, "a": 404}
+    assert asked(step(Returns(), 1, held, {"a": 4500, "b": 4600, "low": 7000})) == {"low": 2904, "b": 504, "a": 404}
+    assert asked(step(Returns(), 1, held, {"a": 4096, "b": 6000, "low": 5000})) == {"low": 904, "b": 1904}
+    assert asked(step(Returns(), 1, [A, B, LOW], {"a": 4500, "b": 2096, "low": 7788})) == {}
+    assert asked(step(Returns(), 1, [A, B, LOW], {"a": 4500, "b": 2096, "low": 8000})) == {"low": 212}
+
+
+def test_who_was_asked_is_held_back_until_the_shortage_is_over() -> None:
+    first = step(Returns(), 1, [A, B, NEW], {"a": 10000, "b": 4096})
+    returned = step(first, 2, [A, B, NEW], {"a": 4096, "b": 10000})
+    assert asked(returned) == {"b": 1808, "a": 0}
+    assert returned.asked[place("a")].since == 1
+    again = step(returned, 3, [A, B, NEW], {"a": 6096, "b": 8000})
+    assert asked(again) == {"b": 1808, "a": 0}  # the one that borrows most covers it
+
+
+def test_where_nobody_borrows_nobody_is_asked_and_nobody_waits() -> None:
+    over = holding("over")  # may not borrow, so its use is over-use
+    found = step(Returns(), 1, [over, NEW, holding("idle", 8192)], {"over": 9000, "idle": 0})
+    assert (found.asked, found.missing) == ({}, {})
+
+
+def test_more_than_borrowers_have_is_not_missing() -> None:
+    over = holding("over")
+    found = step(Returns(), 1, [over, A, NEW], {"over": 9000, "a": 5000})
+    assert (asked(found), found.missing) == ({"a": 904}, {GPU: 904})
+    # It has returned all, and may not borrow again: the over-user still has what others lack.
+    kept = step(found, 2, [over, A, NEW], {"over": 9000, "a": 4000})
+    assert (asked(kept), kept.missing) == ({"a": 0}, {})
+
+
+def test_unknown_use_is_never_asked_and_a_borrower_whose_use_becomes_unknown_is_not_evicted() -> None:
+    assert step(Returns(), 1, [A, NEW], {"a": None}, gpu_mib=SIZE).asked == {}
+    first = step(Returns(), 1, [A, NEW, B], {"a": 10000, "b": 4096}, EVICT)
+    unknown = step(first, 40, [A, NEW, B], {"a": None, "b": 4096}, EVICT, gpu_mib=14096)
+    assert unknown.asked[place("a")] == replace(first.asked[place("a")])
+    assert unknown.candidates() == ()
+    assert [each.pod for each in step(unknown, 41, [A, NEW, B], {"a": 10000, "b": 0}, EVICT).candidates()] == [A.pod]
+
+
+def test_a_gpu_that_is_not_read_for_the_grace_is_forgotten() -> None:
+    first = step(Returns(), 1, [A, NEW], {"a": 13000}, EVICT)
+    unread = step(first, 31, [A, NEW], {}, EVICT, gpu_mib=None)
+    assert (unread.asked, unread.missing, unread.candidates()) == (first.asked, {}, ())
+    assert step(unread, 32, [A, NEW], {}, EVICT, gpu_mib=None).asked == {}
+
+
+def test_a_reading_that_is_not_newer_is_ignored() -> None:
+    first = step(Returns(), 1, [A, NEW], {"a": 13000})
+    assert step(first, 1, [A], {"a": 0}) is first
+
+
+def test_who_ends_is_asked_no_more() -> None:
+    first = step(Returns(), 1, [A, NEW], {"a": 13000})
+    assert step(first, 2, [NEW], {}, gpu_mib=13000).asked == {}
+
+
+@pytest.mark.parametrize(
+    ("borrower", "terms", "until"),
+    [
+        (A, TERMS, None),
+        (A, EVICT, 31),
+        (replace(A, pod=None), EVICT, None),
+        (holding("a", limit=12288, namespace="kube-system"), EVICT, None),
+    ],
+)
+def test_its_time_ends_after_the_grace_where_it_may_be_evicted(
+    borrower: Holding, terms: Terms, until: float | None
+) -> None:
+    first = step(Returns(), 1, [borrower, NEW], {"a": 13000}, terms)
+    assert first.asked[place("a")].until == until
+    assert first.candidates() == ()
+    late = step(first, 31, [borrower, NEW], {"a": 13000}, terms)
+    assert [(each.pod.name, each.weight) for each in late.candidates()] == ([("a", 8904)] if until else [])
+
+
+def test_it_is_needed_by_who_waits_longest_then_by_who_lacks_most() -> None:
+    held = [A, NEW, holding("idle", 6144), holding("full", 2048)]
+    used = {"a": 11000, "idle": 0, "full": 2048}
+
+    def needed_by(held: Sequence[Holding], *starting: str) -> str:
+        return step(Returns(), 1, held, used, starting=starting).asked[place("a")].needed_by
+
+    assert needed_by(held) == "default/idle"
+    assert needed_by(held, "new") == "default/new"
+    assert needed_by([*held, holding("newer")], "newer", "new") == "default/newer"
+    assert needed_by([*held, holding("newer")], "unknown", "new") == ""  # the checkpoint does not show it yet
+    assert needed_by([A, replace(NEW, pod=None), holding("full", 9000)]) == "default/full"
+
+
+# --- Any history ------------------------------------------------------------------------------------------------------
+
+_AMOUNTS = st.integers(0, 9000)
+_HOLDINGS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 8), st.integers(-1, 1)), min_size=1, max_size=4).map(
+    lambda drawn: [holding(f"p{n}", g * 1024, (g + more) * 1024, prio) for n, (g, more, prio) in enumerate(drawn)]
+)
+
+
+@given(_HOLDINGS, st.lists(st.lists(st.one_of(st.none(), _AMOUNTS), min_size=4, max_size=4), min_size=1, max_size=8))
+def test_who_is_asked_borrows_and_covers_the_shortage_in_order(
+    held: list[Holding], history: list[list[int | None]]
+) -> None:
+    found = Returns()
+    for at, used in enumerate(history):
+        before = found
+        amounts = {each.pod_uid: mib for each, mib in zip(held, used, strict=False)}
+        found = step(before, at, held, amounts)
+        uses = uses_now(
+            UseReading(at, tuple(AttributedUse(uid, "main", GPU, 0, mib) for uid, mib in amounts.items())), held
+        )[GPU]
+        short = shortage_mib(uses, sum(mib or 0 for mib in amounts.values()), SIZE)
+        borrowed = {use.place: use.borrowed_mib for use in uses}
+        due = min(short, sum(borrowed.values()))
+        assert found.missing == ({GPU: due} if due else {})
+        if not short:
+            assert found.asked == {}
+            continue
+        assert before.asked.keys() <= found.asked.keys()  # asked stays asked
+        new = found.asked.keys() - before.asked.keys()
+        assert all(borrowed[each] for each in new)  # never within the guarantee, never unknown
+        certain = {each: one for each, one in found.asked.items() if one.seen == at}
+        assert all(one.mib <= borrowed[each] for each, one in certain.items())
+        assert sum(one.mib for one in certain.values()) == due  # what is asked for covers it exactly
+        order = sorted((use.pod.priority if use.pod else 0, -borrowed[use.place], use.place) for use in uses)
+        passed_over = [each for *_, each in order if borrowed[each] and each not in found.asked]
+        if new and passed_over:
+            rank = {each: n for n, (*_, each) in enumerate(order)}
+            assert max(rank[each] for each in new) < min(rank[each] for each in passed_over)
+        now = limits_now({GPU: uses}, {GPU: SIZE}, found.asked.keys())
+        assert all(now[use.place] == min(use.allowed_mib, use.granted_mib) for use in uses if use.place in found.asked)
+
+
+@given(_HOLDINGS, st.lists(_AMOUNTS, min_size=4, max_size=4), st.integers(1, 5), st.data())
+def test_with_evictions_no_guarantee_suffers_longer_than_the_grace_and_a_reading_for_each_that_refuses(
+    held: list[Holding], used: list[int], every_s: int, data: st.DataObject
+) -> None:
+    """Some borrowers return what they are asked for, at some time; the others never."""
+    amounts = {each.pod_uid: mib for each, mib in zip(held, used, strict=False)}
+    helpful = data.draw(st.sets(st.sampled_from([each.pod_uid for each in held])))
+    found, at, evicted = Returns(), 0.0, 0
+    while True:
+        found = step(found, at, held, amounts, EVICT)
+        if not found.missing:
+            break
+        assert at <= EVICT.grace_s + every_s * (1 + evicted)
+        for uid, _, _ in list(found.asked):
+            if uid in helpful and data.draw(st.booleans()):
+                amounts[uid] -= found.asked[place(uid)].mib
+        victims = next_victims(found.candidates(), most_grace_s=60, going={})
+        assert len(victims) <= 1
+        for uid in victims:
+            assert amounts[uid] > next(each for each in held if each.pod_uid == uid).granted[GPU] or uid in helpful
+            held = [each for each in held if each.pod_uid != uid]
+            del amounts[uid]
+            evicted += 1
+        if not held:
+            break
+        at += every_s
