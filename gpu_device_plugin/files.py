@@ -49,10 +49,10 @@ def read_below(root: Path, name: str, most: int) -> tuple[bytes, os.stat_result]
     return _content(open_below(root, name, os.O_RDONLY), root / name, most)
 
 
-def replace_below(root: Path, name: str, content: bytes, *, lasting: bool = True) -> None:
+def replace_below(root: Path, name: str, content: bytes, *, lasting: bool = True, mode: int = 0o600) -> None:
     """Replace the content of the file `name` below the directory `root`; a power cut leaves the old or the new one.
 
-    With `lasting` False a power cut may leave an empty file.
+    With `lasting` False a power cut may leave an empty file. The file gets the `mode`, whatever the umask.
 
     No link below `root` is followed, and an existing file is replaced, never written to. Only one process at a time
     may replace a file.
@@ -67,6 +67,7 @@ def replace_below(root: Path, name: str, content: bytes, *, lasting: bool = True
             os.unlink(new, dir_fd=folder)  # left by a process that was killed here
         made = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | _FILE, 0o600, dir_fd=folder)
         with os.fdopen(made, "wb") as file:
+            os.fchmod(made, mode)
             file.write(content)
             if lasting:
                 file.flush()

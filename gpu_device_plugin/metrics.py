@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _RPC_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0)
 # A verb takes a millisecond or two, or a call to the API server; after 5 s the scheduler's own timeout ends it.
 _VERB_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+# A program that follows its file needs some seconds, one that has to end has half a minute to a minute.
+_RETURN_BUCKETS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,16 @@ OVER_USE_EVICTIONS = Count(
 GPU_FAILURE_EVICTIONS = Count(
     "gpushare_gpu_failure_evictions_total", "Evictions of pods from failed GPUs, by outcome.", ("outcome",)
 )
+RETURNS = Count(
+    "gpushare_memory_returns_total",
+    "Containers that were asked to return borrowed GPU memory, and what came of it.",
+    ("outcome",),
+)
+BORROWER_EVICTIONS = Count(
+    "gpushare_borrower_evictions_total",
+    "Evictions of pods that did not return borrowed GPU memory in time, by outcome.",
+    ("outcome",),
+)
 RPCS = Duration("gpushare_rpc_duration_seconds", "Time to answer the kubelet.", ("method",))
 
 COUNTS = (
@@ -88,8 +100,15 @@ COUNTS = (
     LEDGER_DRIFT,
     OVER_USE_EVICTIONS,
     GPU_FAILURE_EVICTIONS,
+    RETURNS,
+    BORROWER_EVICTIONS,
 )
-DURATIONS = (RPCS,)
+RETURNING = Duration(
+    "gpushare_memory_return_seconds",
+    "Time that containers took to return the borrowed GPU memory that they were asked for.",
+    buckets_s=_RETURN_BUCKETS_S,
+)
+DURATIONS = (RPCS, RETURNING)
 
 VERBS = Duration(
     "gpushare_extender_verb_duration_seconds",

@@ -509,7 +509,8 @@ EVENT_CASES = (
     *(
         Case(f"an agent tells of a pod: {reason}", tell(event("node-a", regarding=A_POD, reason=reason)), user=AGENT_A)
         for reason in ("GPUMemoryExceeded", "GPUTrespass", "GPUMemoryEvicted", "GPUEvictionBlocked",
-                       "GPUFailureEvicted", "GPULimitNotHeld", "MigInstanceGone")
+                       "GPUFailureEvicted", "GPULimitNotHeld", "GPUMemoryAsked", "GPUMemoryWaits",
+                       "GPUMemoryNotReturned", "MigInstanceGone")
     ),
     Case("an agent speaks as the kubelet", tell(event("node-a", reportingController="kubelet")),
          {OWN_EVENTS: "Node 'node-a' as 'kubelet' of 'node-a': a node agent"}, user=AGENT_A),

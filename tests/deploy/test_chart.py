@@ -260,8 +260,9 @@ def test_the_agent_takes_its_settings_and_its_place() -> None:
     assert not {"runtimeClassName", "hostPID"} & pod.keys()
     assert (pod["nodeSelector"], pod["tolerations"]) == (changed["nodeSelector"], changed["tolerations"])
     paths = {volume["hostPath"]["path"].rpartition("/")[0] for volume in pod["volumes"] if "hostPath" in volume}
-    assert paths == {"/var/snap/microk8s/common/var/lib/kubelet"}
-    assert {mount["mountPath"].rpartition("/")[0] for mount in made["volumeMounts"]} == {"/var/lib/kubelet", "/etc"}
+    assert paths == {"/var/snap/microk8s/common/var/lib/kubelet", "/run/gpushare"}
+    mounts = {mount["mountPath"].rpartition("/")[0] for mount in made["volumeMounts"]}
+    assert mounts == {"/var/lib/kubelet", "/etc", "/run/gpushare"}
 
 
 def test_an_extra_grant_lies_beside_the_settings_and_is_no_profile(tmp_path: Path) -> None:
@@ -302,6 +303,7 @@ def test_the_kubelets_root_may_be_elsewhere_than_its_device_plugins() -> None:
         "device-plugins": "/var/lib/kubelet/device-plugins",
         "pod-resources": "/var/lib/k0s/kubelet/pod-resources",
         "plugins-registry": "/var/lib/k0s/kubelet/plugins_registry",
+        "memory": "/run/gpushare/memory",
     }
     agent = objects["DaemonSet", "gpushare", "gpushare-node"]["spec"]
     assert agent["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": "10%"}

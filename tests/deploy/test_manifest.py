@@ -44,7 +44,7 @@ def test_the_agent_itself_is_given_nvml_and_every_gpu() -> None:
 
 
 def test_mounts_are_where_the_settings_look() -> None:
-    """Same path inside and outside, so that no setting depends on it; only the plugins' directory is writable."""
+    """Same path inside and outside, so that no setting depends on it; what the agent writes is writable."""
     host = {volume["name"]: volume["hostPath"] for volume in POD["volumes"] if "hostPath" in volume}
     mounts = {
         mount["mountPath"]: (host[mount["name"]]["path"], mount.get("readOnly", False))
@@ -53,9 +53,17 @@ def test_mounts_are_where_the_settings_look() -> None:
     }
     found = settings()
     plugins, resources = str(found.device_plugin_dir), str(found.pod_resources_socket.parent)
-    registry = str(found.plugins_registry)
-    assert mounts == {plugins: (plugins, False), resources: (resources, True), registry: (registry, True)}
-    assert {volume["type"] for volume in host.values()} == {"Directory"}
+    registry, memory = str(found.plugins_registry), str(found.memory_dir)
+    assert mounts == {
+        plugins: (plugins, False),
+        resources: (resources, True),
+        registry: (registry, True),
+        memory: (memory, False),
+    }
+    # The directory in /run is gone after a boot.
+    types = {volume["path"]: volume["type"] for volume in host.values()}
+    assert types.pop(memory) == "DirectoryOrCreate"
+    assert set(types.values()) == {"Directory"}
 
 
 def test_the_settings_are_mounted_as_a_directory_that_follows_the_configmap() -> None:

@@ -76,7 +76,10 @@ def test_either_part_may_be_absent(tmp_path: Path) -> None:
         ("envs: {A: b}\nenvs: {A: b}", "line 2, envs: it is written twice; remove one of the lines"),
         ("envs: text", "line 1: lines like NAME: text are needed here, at most 100"),
         ("envs:\n  A: [1]", "line 2, A: a text is needed here"),
-        ("envs:\n  A: '{index}'", "line 2, A: there is no placeholder {index}; use {limit_mib}, {ordinal}, {uuid}"),
+        (
+            "envs:\n  A: '{index}'",
+            "line 2, A: there is no placeholder {index}; use {limit_mib}, {guaranteed_mib}, {ordinal}, {uuid}",
+        ),
         (
             "envs:\n  NVIDIA_VISIBLE_DEVICES: all",
             "line 2, NVIDIA_VISIBLE_DEVICES: the agent sets this variable itself; remove it",

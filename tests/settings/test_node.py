@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_device_plugin.core.contract.variables import LIMITS, MEMORY_LIMIT
+from gpu_device_plugin.core.contract.variables import LIMITS, MEMORY_GUARANTEED, MEMORY_LIMIT
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.forms import Address
@@ -88,7 +88,7 @@ def test_variables_that_kubernetes_makes_of_services_are_none_of_ours() -> None:
 
 def test_what_a_container_is_told_of_its_memory_is_no_setting() -> None:
     """Somebody runs one of our programs where a part of a GPU is."""
-    assert read({}, {MEMORY_LIMIT: "4096", LIMITS: "mps"}) == NodeSettings()
+    assert read({}, {MEMORY_LIMIT: "4096", MEMORY_GUARANTEED: "2048", LIMITS: "mps"}) == NodeSettings()
 
 
 def test_in_a_file_off_is_a_word_and_lists_are_lists(tmp_path: Path) -> None:

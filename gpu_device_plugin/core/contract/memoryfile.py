@@ -5,9 +5,13 @@ The agent of the node replaces it atomically whenever something changes. A progr
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 DIRECTORY = "/run/gpushare"
 """In the container: a read-only mount of a directory that no other container has."""
@@ -35,6 +39,14 @@ class MemoryFile:
     """RFC 3339: when the pod may be evicted if it is not back; empty: it is not asked, or nobody evicts it."""
     needed_by: str = ""
     """``namespace/name`` of the pod that needs it, the first of several."""
+
+
+def slot(device_ids: Iterable[str]) -> str:
+    """Return the name of the node's directory that a container with these devices sees as `DIRECTORY`.
+
+    Before a container starts the kubelet tells its devices, and nothing else of it.
+    """
+    return hashlib.sha256("\n".join(sorted(device_ids)).encode()).hexdigest()[:16]
 
 
 def write_memory_file(memory: MemoryFile) -> str:

@@ -10,7 +10,7 @@ excludes, or memory of another number of GPUs.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.resources import Kind
@@ -56,6 +56,8 @@ class WaitingPod:
     """The owner's policy for the choice of a GPU, a key of `POLICIES`; None: the node's policy."""
     frameworks: tuple[str, ...] = ()
     """The frameworks that its owner names, see `core.node.limits.container_grants`."""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """Those by which its owner wants other memory than it requests, see `core.contract.elastic`."""
 
 
 @dataclass(frozen=True, slots=True)

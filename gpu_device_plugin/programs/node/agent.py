@@ -36,6 +36,8 @@ from gpu_device_plugin.programs.node.claims.serving_mode_switch import ServingMo
 from gpu_device_plugin.programs.node.configuration import Configuration, initial
 from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
 from gpu_device_plugin.programs.node.elastic.guarantees import Guarantees
+from gpu_device_plugin.programs.node.elastic.borrowing import Borrowing
+from gpu_device_plugin.programs.node.elastic.memory_files import MemoryFiles
 from gpu_device_plugin.programs.node.kubelet.advertiser import Advertiser
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler
 from gpu_device_plugin.programs.node.kubelet.reconciler import ForgottenPods, Reconciler
@@ -124,16 +126,6 @@ class NodeAgent:
         self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
         """What each container holds: by the kubelet's checkpoint, and by the claims that were prepared."""
         self.mps = MpsLink(settings.mps_dir, self.state, self.entries, self.reports.mps_changed)
-        self._answers = AllocationHandler(
-            self.state,
-            None if cluster is None else cluster.waiting,
-            self.metrics,
-            config=config,
-            dev=dev,
-            on_refusal=self.advertiser.refused,
-            on_grant=self.reconciler.granted,
-            mps=self.mps,
-        )
         self.use_watch = UseWatch(
             partial(self.hardware.use, utilisation=True),
             self.entries,
@@ -166,6 +158,27 @@ class NodeAgent:
             self.failures = GpuFailures(
                 self.hardware.view, self.state, self.settings, self.use_watch.holdings, self.evictor
             )
+        self.borrowing = Borrowing(
+            self.use_watch,
+            self.entries,
+            self.state,
+            self.settings,
+            api,
+            self.metrics,
+            MemoryFiles(settings.memory_dir),
+            self.evictor,
+        )
+        self._answers = AllocationHandler(
+            self.state,
+            None if cluster is None else cluster.waiting,
+            self.metrics,
+            config=config,
+            dev=dev,
+            on_refusal=self.advertiser.refused,
+            on_grant=self.reconciler.granted,
+            mps=self.mps,
+            borrowing=self.borrowing,
+        )
         self.over_use = OverUse(self.state, self.settings, api, self.evictor)
         self.use_reports = UseReports(
             self.use_watch,
@@ -263,6 +276,9 @@ class NodeAgent:
             self.mps.run(),
             self.serving_switch.run(),
             self.use_watch.reading.follow(self.over_use.act_on),
+            self.use_watch.reading.follow(self.borrowing.act_on),
+            self.entries.follow(self.borrowing.holders_changed),
+            self.settings.follow(self.borrowing.look),
             self.reconciler.rounds.follow(self._round_over),
             self.use_watch.run(),
             self.verification.run(),
@@ -282,6 +298,7 @@ class NodeAgent:
                 self.verification.states.follow(self.dra.limits_read),
                 self.cluster.followed.changes.follow(self.verification.changed),
                 self.cluster.followed.changes.follow(self.guarantees.wake),
+                self.cluster.followed.changes.follow(self.borrowing.look, settle_s=0.1),
                 self.cluster.run(self.dra.run_api),
                 self.api.node.follow(self._stranding.look),
                 self.cluster.users.follow(self.reconciler.users_changed),

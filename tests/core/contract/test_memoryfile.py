@@ -38,3 +38,9 @@ def test_nobody_evicts_where_no_time_is_named() -> None:
 def test_another_text_is_refused(text: str) -> None:
     with pytest.raises(MemoryFileError, match="version 1"):
         read_memory_file(text)
+
+
+def test_a_container_finds_its_directory_by_its_devices_alone() -> None:
+    names = {slot(["a", "b"]), slot(["b", "a"]), slot(["a"]), slot(["ab"])}
+    assert len(names) == 3
+    assert all(len(name) == 16 and name.isalnum() for name in names)

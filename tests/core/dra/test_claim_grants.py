@@ -47,6 +47,7 @@ def test_a_part_of_a_gpu_comes_with_the_variables_of_a_share() -> None:
     assert granted(claim(device(1, 4))).envs == {
         "NVIDIA_VISIBLE_DEVICES": uuid(1),
         "GPUSHARE_MEMORY_LIMIT_MIB": "4096",
+        "GPUSHARE_MEMORY_GUARANTEED_MIB": "4096",
         "GPUSHARE_MEMORY_LIMIT_BY": "advisory",
         "ALIYUN_COM_GPU_MEM_IDX": "1",
         "ALIYUN_COM_GPU_MEM_POD": "4",

@@ -196,6 +196,7 @@ def test_all_shares_of_an_instance_are_held_by_the_hardware(amount: int, enforce
         "NVIDIA_VISIBLE_DEVICES": "MIG-0-1",
         "GPUSHARE_MEMORY_LIMIT_BY": enforcement,
         "GPUSHARE_MEMORY_LIMIT_MIB": str(amount * 1024),
+        "GPUSHARE_MEMORY_GUARANTEED_MIB": str(amount * 1024),
         "ALIYUN_COM_GPU_MEM_IDX": "1",
         "ALIYUN_COM_GPU_MEM_POD": str(amount),
         "ALIYUN_COM_GPU_MEM_CONTAINER": str(amount),

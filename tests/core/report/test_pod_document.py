@@ -55,6 +55,7 @@ def test_a_container_has_its_share_and_the_variables_of_its_place() -> None:
         "variables": {
             "NVIDIA_VISIBLE_DEVICES": "GPU-1",
             "GPUSHARE_MEMORY_LIMIT_MIB": "5120",
+            "GPUSHARE_MEMORY_GUARANTEED_MIB": "5120",
             "GPUSHARE_MEMORY_LIMIT_BY": "advisory",
             "ALIYUN_COM_GPU_MEM_IDX": "1",
             "ALIYUN_COM_GPU_MEM_POD": "5",

@@ -18,6 +18,7 @@ async def test_a_pod_gets_shares_of_one_gpu_and_is_told_its_limit() -> None:
         assert envs_of(made) == {
             "NVIDIA_VISIBLE_DEVICES": uuid,
             "GPUSHARE_MEMORY_LIMIT_MIB": "3072",
+            "GPUSHARE_MEMORY_GUARANTEED_MIB": "3072",
             "GPUSHARE_MEMORY_LIMIT_BY": "advisory",
             "ALIYUN_COM_GPU_MEM_IDX": "0",
             "ALIYUN_COM_GPU_MEM_POD": "3",

@@ -44,6 +44,7 @@ class Why(StrEnum):
     MPS_NOT_READY = "mps_not_ready"
     MPS_SEVERAL_GPUS = "mps_several_gpus"
     NO_LIMIT = "memory_limit_not_there"
+    BORROWED = "memory_borrowed_by_others"
     BAD_PARAMETERS = "bad_parameters"
     OTHER_NODE = "of_another_node"
     TWO_CLAIMS = "two_claims_in_a_container"

@@ -128,14 +128,16 @@ def grant(
     mounts: tuple[Mount, ...] = ()
     if placement.demand.kind is Kind.MEMORY:
         own = sum(count for _, count in placement.shares)
-        # The limit holds on each GPU of the container, so it is the part on one GPU.
-        limit = str(max(count for _, count in placement.shares) * shares.share_mib)
-        limited = limit_grant(parts(placement.shares, shares), delivery.plan, owner)
+        given = parts(placement.shares, shares, owner.limit_shares)
+        # Both hold on each GPU of the container, so they are about the part on one GPU.
+        largest = max(given, key=lambda part: part.mib)
+        limited = limit_grant(given, delivery.plan, owner)
         mounts = limited.mounts
         envs = {
             **limited.envs,
             **envs,
-            variables.MEMORY_LIMIT: limit,
+            variables.MEMORY_LIMIT: str(largest.limit_mib),
+            variables.MEMORY_GUARANTEED: str(largest.mib),
             variables.IDX: ",".join(str(shared.position) for shared in gpus),
             variables.POD: str(own if pod_shares is None else pod_shares),
             variables.CONTAINER: str(own),
@@ -164,8 +166,10 @@ def _device_nodes(gpus: Iterable[Gpu]) -> list[str]:
     return list(paths)
 
 
-def parts(given: Iterable[tuple[int, int]], shares: Shares) -> tuple[Part, ...]:
+def parts(given: Iterable[tuple[int, int]], shares: Shares, limit_shares: int | None = None) -> tuple[Part, ...]:
     """Return the parts of a container by the GPU's number in the container; `given` are shares by position.
+
+    `limit_shares` are the most of its GPU that it may use, None: those that it was given.
 
     CUDA numbers equal GPUs by their PCI addresses, as NVML's index does; positions may be in another order.
     """
@@ -177,6 +181,7 @@ def parts(given: Iterable[tuple[int, int]], shares: Shares) -> tuple[Part, ...]:
             shared.gpu.total_mib,
             shared.gpu.total_mib - shared.gpu.reserved_mib,
             partition=shared.gpu.instance is not None and count >= len(shared.shares),
+            most_mib=None if limit_shares is None else limit_shares * shares.share_mib,
         )
         for shared, count in ordered
     )
@@ -215,12 +220,13 @@ def limit_grant(parts: Sequence[Part], plan: EnforcementPlan, owner: GrantOwner 
     if enforcement is Enforcement.DRIVER:
         # The toolkit's hook sets the pair for each GPU of the container. It takes base-10 MiB without a suffix, and a
         # request up to the limit. The driver adds soft limits to the cgroups above and leaves them there.
-        limit = str(max(part.mib for part in parts))
-        envs = {variables.DRIVER_REQUEST: limit if plan.soft_is_share else "0", variables.DRIVER_LIMIT: limit}
+        largest = max(parts, key=lambda part: part.mib)
+        soft_mib = min(largest.mib, largest.limit_mib) if plan.soft_is_share else 0
+        envs = {variables.DRIVER_REQUEST: str(soft_mib), variables.DRIVER_LIMIT: str(largest.limit_mib)}
     elif enforcement is Enforcement.MPS and len(parts) == 1 and daemon is not None and daemon.pipe_directory:
         # A container has one directory of sockets, and there is a daemon for each GPU. An ordinal that the container
         # does not have would remove all of its limits.
-        envs = {variables.MPS_PIPE_DIRECTORY: daemon.pipe_directory, variables.MPS_MEMORY: f"0={parts[0].mib}M"}
+        envs = {variables.MPS_PIPE_DIRECTORY: daemon.pipe_directory, variables.MPS_MEMORY: f"0={parts[0].limit_mib}M"}
         if plan.mps_compute:
             percent = -(-100 * parts[0].mib // parts[0].whole_mib)
             envs = {**envs, variables.MPS_THREADS: str(min(max(percent, 1), 100))}
@@ -281,12 +287,12 @@ def read_frameworks(text: str) -> tuple[tuple[str, ...], str]:
 def framework_envs(frameworks: Iterable[str], enforcement: Enforcement, parts: Sequence[Part]) -> Mapping[str, str]:
     """Return the variables of these frameworks, names in `VARIABLES`, for a container.
 
-    A framework has one fraction for all GPUs, so it is that of the smallest part. A variable in the container's own env
-    takes its place: the kubelet puts it after ours (kubelet_pods.go).
+    A framework has one fraction for all GPUs, so it is that of the smallest limit. A variable in the container's own
+    env takes its place: the kubelet puts it after ours (kubelet_pods.go).
     """
     if enforcement not in _SEES_WHOLE:
         return {}
-    steps = min(part.mib * _STEPS // max(part.visible_mib, 1) for part in parts)
+    steps = min(part.limit_mib * _STEPS // max(part.visible_mib, 1) for part in parts)
     # Neither framework accepts zero.
     fraction = f"{min(max(steps, 1), _STEPS) / _STEPS:.4f}"
     return {name: f"{begin}{fraction}" for name, begin in (VARIABLES[framework] for framework in frameworks)}

@@ -11,9 +11,9 @@ from gpu_device_plugin.core.contract import variables
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-PLACEHOLDERS = ("limit_mib", "ordinal", "uuid", "pod_uid", "container")
-"""In braces: the MiB of the container on a GPU, the GPU's number in the container, its UUID, and the container's pod
-and name."""
+PLACEHOLDERS = ("limit_mib", "guaranteed_mib", "ordinal", "uuid", "pod_uid", "container")
+"""In braces: the most MiB of a GPU that the container may use, those that it is guaranteed, the GPU's number in the
+container, its UUID, and the container's pod and name."""
 _PER_GPU = frozenset({"ordinal", "uuid"})
 _OF_THE_POD = frozenset({"pod_uid", "container"})
 
@@ -21,6 +21,7 @@ SET_BY_US = frozenset(
     {
         variables.VISIBLE_DEVICES,
         variables.MEMORY_LIMIT,
+        variables.MEMORY_GUARANTEED,
         variables.LIMITS,
         variables.DRIVER_REQUEST,
         variables.DRIVER_LIMIT,
@@ -60,6 +61,8 @@ class GrantOwner:
     container: str = ""
     frameworks: tuple[str, ...] = ()
     """The frameworks of its programs, names in `core.node.limits.container_grants`."""
+    limit_shares: int | None = None
+    """The most shares of its GPU that it may use; None: those that it was given."""
 
 
 NOBODY = GrantOwner()
@@ -78,6 +81,13 @@ class Part:
     """The memory of the card that a program sees as all of it: without the driver's own part."""
     partition: bool = False
     """It is all of a MIG instance."""
+    most_mib: int | None = None
+    """The most that it may use; None: its part."""
+
+    @property
+    def limit_mib(self) -> int:
+        """The most that it may use."""
+        return self.mib if self.most_mib is None else self.most_mib
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +114,10 @@ class ExtraGrant:
         value of a variable has one, the values for all GPUs are joined by commas. `parts` are by the GPU's number in
         the container, at least one.
         """
-        largest = max(part.mib for part in parts)
-        common = {"pod_uid": owner.pod_uid, "container": owner.container, "limit_mib": str(largest)}
+        largest = max(parts, key=lambda part: part.mib)
+        common = {"pod_uid": owner.pod_uid, "container": owner.container, **_amounts(largest)}
         each = [
-            common | {"ordinal": str(ordinal), "uuid": part.uuid, "limit_mib": str(part.mib)}
+            common | {"ordinal": str(ordinal), "uuid": part.uuid, **_amounts(part)}
             for ordinal, part in enumerate(parts)
         ]
         envs: dict[str, str] = {}
@@ -122,6 +132,10 @@ class ExtraGrant:
             for values in (each if _per_gpu(mount.container_path) else [common])
         ]
         return envs, tuple(mounts)
+
+
+def _amounts(part: Part) -> Mapping[str, str]:
+    return {"limit_mib": str(part.limit_mib), "guaranteed_mib": str(part.mib)}
 
 
 def placeholders(text: str) -> tuple[str, ...]:

@@ -6,17 +6,19 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
 from gpu_device_plugin.core.model.limits import Enforcement, LimitStatus
+from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.node.use.eviction_choice import spared
 from gpu_device_plugin.core.node.use.over_use import Response
 from gpu_device_plugin.core.report.text.columns import aligned
 from gpu_device_plugin.core.report.text.printing import counted, first, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeUse
     from gpu_device_plugin.core.node.use.over_use import Excess
+    from gpu_device_plugin.core.node.use.returns import Asked
 
 _NOTHING = "-"
 _UNKNOWN = "unknown"
@@ -169,3 +171,40 @@ def annotation(told: Iterable[tuple[Excess, str, str]], response: Response) -> s
     told = sorted(told, key=lambda each: (-each[0].excess_mib, each[0].place))
     parts = [f"{use_of(excess, gpu)}, since {since}" for excess, gpu, since in told]
     return f"{first(parts, MOST_TOLD, '; ')}; {outlook(told[0][0], response)}"
+
+
+# --- What an agent says about memory that is borrowed -----------------------------------------------------------------
+
+
+def borrowed(asked: Asked, gpu: str) -> str:
+    """Return what a container borrows, and who needs it, as a clause; `gpu` as for `use_of`."""
+    needed_by = f" for {asked.needed_by}" if asked.needed_by else ""
+    return (
+        f"container {printable(asked.place[1])} borrows {asked.borrowed_mib:,} MiB of {gpu} beyond its guarantee, and "
+        f"{asked.mib:,} MiB of that are needed{needed_by}"
+    )
+
+
+def ultimatum(asked: Asked, now: float, *, evicts: bool) -> str:
+    """Return what happens to a pod that does not return what is needed, as a clause; `now` in monotonic seconds."""
+    if not evicts:
+        return "nothing evicts it, since the setting borrowers is report"
+    if asked.until is None:
+        return f"nothing evicts it: {spared(asked.pod)}"
+    if asked.until > now:
+        return f"in {duration(asked.until - now)} it may be evicted"
+    return "it is to be evicted"
+
+
+def waits(missing_mib: int, gpu: str, asked: Sequence[Asked], now: float, *, evicts: bool) -> str:
+    """Return why a container does not start while others borrow what it is guaranteed, as the end of a sentence.
+
+    `asked` are those that have to return something of the GPU, at least one.
+    """
+    first = max(asked, key=lambda each: each.mib)
+    pod = "a pod that the API does not show" if first.pod is None else f"{first.pod.namespace}/{first.pod.name}"
+    more = f" and {counted(len(asked) - 1, 'other')} borrow" if len(asked) > 1 else " borrows"
+    return (
+        f"waits for {format_mib(missing_mib)} that {pod}{more} of {gpu}, asked to return {duration(now - first.since)} "
+        f"ago; {ultimatum(first, now, evicts=evicts)}"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.limits.container_grants import Delivery, Grant
+    from gpu_device_plugin.core.node.limits.extra_grant import Mount
     from gpu_device_plugin.core.node.matching import Match
     from gpu_device_plugin.core.node.node_config import NodeConfig
     from gpu_device_plugin.node_state import NodeState
@@ -43,7 +44,23 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_WAIT_S = 25.0
+"""The longest answer to PreStartContainer. A kubelet waits 30 s, and asks again some seconds after a refusal."""
+
 _NOTHING: tuple[frozenset[str], Match | None] = (frozenset(), None)
+
+
+class Borrowing(Protocol):
+    """The part of memory that changes while containers run."""
+
+    def limit_shares(self, match: Match, placement: Placement) -> int | None:
+        """Return the most shares that a container may use where it is placed; None: those that it is given."""
+
+    def mounts(self, owner: GrantOwner, device_ids: Sequence[str]) -> tuple[Mount, ...]:
+        """Return the mounts by which a container with a limit of its own sees how much it may use."""
+
+    async def until_room(self, device_ids: Sequence[str], within_s: float) -> str:
+        """Wait until a container's memory is not borrowed; return why it must not start, empty: it may."""
 
 
 @dataclass(eq=False, repr=False)
@@ -62,6 +79,8 @@ class AllocationHandler:
     """Called with kind, number of devices and reason after every refusal."""
     on_grant: Callable[[], None]
     mps: MpsLink
+    borrowing: Borrowing | None = None
+    """None: no container may use more than it is given."""
 
     def __post_init__(self) -> None:
         self._preferred: tuple[frozenset[str], Match | None] = _NOTHING
@@ -103,7 +122,9 @@ class AllocationHandler:
         match, owner, verdict = self._judge(resource, device_ids)
         self._preferred = _NOTHING
         mps = self.mps if self.mps.on else None
-        plan = None if mps is None or isinstance(verdict, Refused) else mps.plan(verdict, node.shares, delivery.plan)
+        plan = None
+        if mps is not None and not isinstance(verdict, Refused):
+            plan = mps.plan(_at_most(verdict, owner), node.shares, delivery.plan)
         if isinstance(plan, Refused):
             verdict = plan
         elif plan is not None:
@@ -143,10 +164,14 @@ class AllocationHandler:
                 owner.pod_uid, owner.container, resource.kind, ids, HoldSource.ANSWER, enforcement=made.enforcement
             )
             mps.granted(hold)
-        return made
+        return self._with_memory_file(made, owner, device_ids)
 
     async def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
-        """Let a container start only on GPUs that are in service, and that MPS runs if and only if it is a client."""
+        """Let a container start only on GPUs that are in service, and that MPS runs if and only if it is a client.
+
+        And only where nobody borrows the memory that it is guaranteed.
+        """
+        began = time.monotonic()
         if (startable := self.mps.until_startable(device_ids)) is not None:
             await startable
         node = self._state.node
@@ -158,15 +183,26 @@ class AllocationHandler:
         if why := self.mps.why_not_start(device_ids):
             self._metrics.count(m.REFUSALS, resource.name, Why.MPS_NOT_READY)
             raise RefusedError(why)
+        if self.borrowing is None or resource.kind is not Kind.MEMORY:
+            return
+        if why := await self.borrowing.until_room(device_ids, began + _WAIT_S - time.monotonic()):
+            self._metrics.count(m.REFUSALS, resource.name, Why.BORROWED)
+            raise RefusedError(why)
 
     async def _mps_ready(self, resource: Resource, device_ids: Sequence[str]) -> None:
         """Wait for the MPS daemon that a container with these IDs needs, for a while."""
-        _, _, verdict = self._judge(resource, device_ids)
+        _, owner, verdict = self._judge(resource, device_ids)
         if isinstance(verdict, Refused):
             return  # it needs none: its GPU may be in use as a whole
         gpus = [self._state.node.shares.gpus[position] for position in verdict.positions]
-        if (ready := self.mps.until_ready(gpus, dict(verdict.shares))) is not None:
+        if (ready := self.mps.until_ready(gpus, dict(_at_most(verdict, owner).shares))) is not None:
             await ready
+
+    def _with_memory_file(self, made: Grant, owner: GrantOwner, device_ids: Sequence[str]) -> Grant:
+        """Return a grant with the file by which a container with a limit of its own knows how much it may use."""
+        if self.borrowing is None or owner.limit_shares is None:
+            return made
+        return replace(made, mounts=(*made.mounts, *self.borrowing.mounts(owner, device_ids)))
 
     def _instances_of(self, shares: int) -> frozenset[str]:
         """Return the UUIDs of the MIG instances that have so many shares in all."""
@@ -201,6 +237,8 @@ class AllocationHandler:
             or self._unlimited(kind, device_ids, owner)
             or admit(node, kind, device_ids, promise, after_init=after_init)
         )
+        if self.borrowing is not None and match is not None and not isinstance(verdict, Refused):
+            owner = replace(owner, limit_shares=self.borrowing.limit_shares(match, verdict))
         return match, owner, verdict
 
     def _unlimited(self, kind: Kind, device_ids: Sequence[str], owner: GrantOwner) -> Refused | None:
@@ -209,6 +247,14 @@ class AllocationHandler:
         if mps.on and mps.decides_on(spread_over(node, device_ids), node.shares):
             return None
         return refuse_unlimited(node, kind, device_ids, self._delivery.plan, owner)
+
+
+def _at_most(placement: Placement, owner: GrantOwner) -> Placement:
+    """Return a placement with all that the container may use: a daemon of MPS has to let it have that."""
+    if owner.limit_shares is None:
+        return placement
+    ((position, given),) = placement.shares
+    return replace(placement, shares=((position, max(given, owner.limit_shares)),))
 
 
 def device_nodes(dev: Path, delivery: Delivery) -> frozenset[str]:

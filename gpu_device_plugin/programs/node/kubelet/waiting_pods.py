@@ -10,7 +10,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.core.contract.keys import FRAMEWORKS, MalformedAnnotationError
+from gpu_device_plugin.core.contract.keys import (
+    FRAMEWORKS,
+    MEMORY_GUARANTEE,
+    MEMORY_LIMIT,
+    MalformedAnnotationError,
+)
 from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS, promises
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, read_wishes
 from gpu_device_plugin.core.model.pods import ContainerKind
@@ -181,6 +186,7 @@ class WaitingPods:
             sum(amount for c, kind, amount in wanted if kind is Kind.MEMORY and c.kind is ContainerKind.APP),
             wishes.gpu_policy,
             written.frameworks,
+            {key: pod.annotations[key] for key in (MEMORY_LIMIT, MEMORY_GUARANTEE) if key in pod.annotations},
         )
 
     def _is_served(self, slot: Slot) -> bool:

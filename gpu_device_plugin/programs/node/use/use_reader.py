@@ -67,6 +67,7 @@ class UseWatch:
 
     def __post_init__(self) -> None:
         self._woken = asyncio.Event()
+        self._hurry_s: float | None = None
         self._failing = False
         self._blind = ""
         self.reading: Observable[UseReading] = Observable(UseReading())
@@ -78,6 +79,17 @@ class UseWatch:
         if seconds != self.interval_s:
             self.interval_s = seconds
             self._woken.set()
+
+    def look(self) -> None:
+        """Read at once."""
+        self._woken.set()
+
+    def hurry(self, seconds: float | None) -> None:
+        """Read at once, and then at least so often; None: as often as the interval says."""
+        if seconds != self._hurry_s:
+            self._hurry_s = seconds
+            if seconds is not None:
+                self._woken.set()
 
     def holdings(self) -> tuple[Holding, ...]:
         """Return which container holds how much of which GPU now."""
@@ -107,7 +119,8 @@ class UseWatch:
                 log = _log.debug if self._failing else _log.exception
                 log("the use of the GPUs cannot be read; trying again at every interval")
                 self._failing = True
-            await within(self.interval_s or None, self._woken.wait())
+            pauses = filter(None, (self.interval_s, self._hurry_s if self.interval_s else None))
+            await within(min(pauses, default=None), self._woken.wait())
 
     async def _read(self) -> None:
         if not self.interval_s:

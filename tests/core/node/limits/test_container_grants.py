@@ -45,6 +45,7 @@ def test_a_container_gets_the_variables_of_gpushare_and_a_limit() -> None:
         {
             "NVIDIA_VISIBLE_DEVICES": "GPU-bbbb",
             "GPUSHARE_MEMORY_LIMIT_MIB": "3072",
+            "GPUSHARE_MEMORY_GUARANTEED_MIB": "3072",
             "GPUSHARE_MEMORY_LIMIT_BY": "advisory",
             "ALIYUN_COM_GPU_MEM_IDX": "1",
             "ALIYUN_COM_GPU_MEM_POD": "3",

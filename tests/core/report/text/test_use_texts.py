@@ -10,10 +10,12 @@ from gpu_device_plugin.core.contract.nodereport import ContainerUse, GpuUse
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.use.over_use import Excess, Response
+from gpu_device_plugin.core.node.use.returns import Asked
 from gpu_device_plugin.core.report.tables.overview import details, summary, wide
 from gpu_device_plugin.core.report.text.use_texts import (
     age,
     annotation,
+    borrowed,
     container,
     does_not_hold,
     duration,
@@ -22,8 +24,10 @@ from gpu_device_plugin.core.report.text.use_texts import (
     memory_in_use,
     mib,
     outlook,
+    ultimatum,
     use_of,
     uses,
+    waits,
 )
 from tests.reports import NO_LIMITS, SINCE, part, report
 from tests.views import node_view, pod_on
@@ -236,3 +240,39 @@ def test_an_annotation_has_the_largest_excesses_of_its_pod() -> None:
     assert found.startswith("container c5 uses 6,005 MiB of GPU 0, was given 4,096 MiB, since then; container c4 uses")
     assert found.endswith(" and 2 more; this is only reported (setting over_use)")
     assert annotation(told[:1], Response.REPORT).count(";") == 1
+
+
+# --- Of memory that is borrowed ---------------------------------------------------------------------------------------
+
+NB = Pod("u", "default", "nb-2")
+ASKED = Asked(("u", "main", "GPU-0"), 100, 110, 3072, 8192, 130, "default/new", NB)
+
+
+def test_a_borrower_is_told_how_much_is_needed_for_whom() -> None:
+    told = "container main borrows 8,192 MiB of GPU 0 beyond its guarantee, and 3,072 MiB of that are needed"
+    assert borrowed(ASKED, "GPU 0") == f"{told} for default/new"
+    assert borrowed(replace(ASKED, needed_by=""), "GPU 0") == told
+
+
+@pytest.mark.parametrize(
+    ("asked", "evicts", "told"),
+    [
+        (ASKED, True, "in 18 s it may be evicted"),
+        (replace(ASKED, until=112), True, "it is to be evicted"),
+        (replace(ASKED, until=None, pod=None), True, "nothing evicts it: it is not known in the API"),
+        (replace(ASKED, until=None), False, "nothing evicts it, since the setting borrowers is report"),
+    ],
+)
+def test_a_borrower_is_told_what_will_happen(asked: Asked, told: str, *, evicts: bool) -> None:
+    assert ultimatum(asked, 112, evicts=evicts) == told
+
+
+def test_who_waits_is_told_for_whom_and_what_will_happen() -> None:
+    assert waits(3072, "GPU 0", [ASKED], 112, evicts=True) == (
+        "waits for 3 GiB that default/nb-2 borrows of GPU 0, asked to return 12 s ago; in 18 s it may be evicted"
+    )
+    unknown = replace(ASKED, pod=None, mib=4096, until=None)
+    assert waits(7168, "GPU 0", [ASKED, unknown], 112, evicts=False) == (
+        "waits for 7 GiB that a pod that the API does not show and 1 other borrow of GPU 0, asked to return 12 s ago; "
+        "nothing evicts it, since the setting borrowers is report"
+    )

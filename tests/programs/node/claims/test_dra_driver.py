@@ -35,6 +35,7 @@ async def test_a_claim_gets_a_part_of_a_gpu_and_its_containers_the_variables_of_
         assert started.environ == {
             "NVIDIA_VISIBLE_DEVICES": started.environ["NVIDIA_VISIBLE_DEVICES"],
             "GPUSHARE_MEMORY_LIMIT_MIB": "4096",
+            "GPUSHARE_MEMORY_GUARANTEED_MIB": "4096",
             "GPUSHARE_MEMORY_LIMIT_BY": "advisory",
             "ALIYUN_COM_GPU_MEM_IDX": "0",
             "ALIYUN_COM_GPU_MEM_POD": "4",

@@ -1,0 +1,290 @@
+"""Lend memory that nobody uses, and have it returned when it is needed: limits, files, Events, and evictions."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.core.contract.memoryfile import MemoryFile
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.shares import parse_id
+from gpu_device_plugin.core.model.times import rfc3339
+from gpu_device_plugin.core.node.elastic.sizes import is_elastic, size_of
+from gpu_device_plugin.core.node.use.process_use import AttributedUse
+from gpu_device_plugin.core.node.use.returns import Returns, Terms
+from gpu_device_plugin.core.node.use.shortage import limits_now, uses_now
+from gpu_device_plugin.core.report.text.use_texts import borrowed, duration, ultimatum, waits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.model.holds import DeviceHold
+    from gpu_device_plugin.core.model.placing import Placement
+    from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner, Mount
+    from gpu_device_plugin.core.node.matching import Match
+    from gpu_device_plugin.core.node.use.process_use import Place, UseReading
+    from gpu_device_plugin.core.node.use.returns import Asked
+    from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.elastic.memory_files import MemoryFiles
+    from gpu_device_plugin.programs.node.node_api import NodeApi
+    from gpu_device_plugin.programs.node.use.evictor import Evictor
+    from gpu_device_plugin.programs.node.use.use_reader import UseWatch
+    from gpu_device_plugin.settings.node import NodeSettings
+
+_log = logging.getLogger(__name__)
+
+_QUICK_S = 0.5
+"""Seconds between two readings while a container waits for its start, or somebody has just been asked."""
+_QUICK_FOR_S = 120.0
+"""Seconds after which a borrower that was asked is read as seldom as all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A container that the kubelet is about to start."""
+
+    device_ids: frozenset[str]
+    mib: Mapping[str, int]
+    """What it is guaranteed of each GPU, by UUID, by its devices alone."""
+    name: str
+    """What tells it from others while it is not known which container it is."""
+
+
+@dataclass(eq=False, repr=False)
+class Borrowing:
+    """Follows the readings of use, and publishes who is asked to return memory and what each container may use now.
+
+    Nothing is looked at on a node without a pod whose owner wants other memory than it requests.
+    """
+
+    _watch: UseWatch
+    _entries: Observable[tuple[DeviceHold, ...]]
+    """What containers hold, as last read."""
+    _state: NodeState
+    _settings: Observable[NodeSettings]
+    _api: NodeApi
+    _metrics: m.Metrics
+    _files: MemoryFiles
+    _evictor: Evictor | None = None
+    _: KW_ONLY
+    answer_s: float = 5.0
+    """Seconds to wait for a reading. Where the driver does not answer, nobody is kept from starting."""
+
+    def __post_init__(self) -> None:
+        self.returns: Observable[Returns] = Observable(Returns())
+        """Who is asked; set with every reading."""
+        self.limits_now: Observable[Mapping[Place, int]] = Observable({})
+        """The MiB that each container may use now, of those that may use something else than when they started."""
+        self._starting: list[_Start] = []
+        self._due: Mapping[Place, tuple[float, str]] = {}
+        """When each pod that is asked may be evicted, in monotonic seconds and as a text that does not change."""
+
+    # --- For the answers to the kubelet -------------------------------------------------------------------------------
+
+    def limit_shares(self, match: Match, placement: Placement) -> int | None:
+        """Return the most shares that a container may use where it is placed; None: those that it is given."""
+        request = match.request
+        if not match.pod.annotations or request.kind is not Kind.MEMORY or request.init or len(placement.shares) != 1:
+            return None
+        ((position, given),) = placement.shares
+        shared = self._state.node.shares.gpus[position]
+        if shared.gpu.instance is not None:
+            return None
+        total, annotations = len(shared.shares), match.pod.annotations
+        return size_of(request.container, annotations, given, total, may_borrow=self._watch.may_borrow()).limit
+
+    def mounts(self, owner: GrantOwner, device_ids: Sequence[str]) -> tuple[Mount, ...]:
+        """Return the mount by which a container with a limit of its own, which is allocated now, sees its memory."""
+        if owner.limit_shares is None:
+            return ()
+        share_mib = self._state.node.shares.share_mib
+        most = owner.limit_shares * share_mib
+        uuid, given = parse_id(device_ids[0])[0], len(device_ids) * share_mib
+        new = AttributedUse(owner.pod_uid, owner.container, uuid, given, 0, limit_mib=most)
+        uses = uses_now(self._watch.reading.value, self._watch.holdings(), [new])
+        found = limits_now(uses, self._capacity(), self.returns.value.asked.keys())
+        return self._files.make(device_ids, MemoryFile(given, found.get(new.place, given), most))
+
+    async def until_room(self, device_ids: Sequence[str], within_s: float) -> str:
+        """Wait until what a container with these devices is guaranteed is free, as far as others borrow it.
+
+        Returns:
+            Why the container must not start, as a sentence without a full stop; empty if it may.
+        """
+        share_mib = self._state.node.shares.share_mib
+        mib = {uuid: count * share_mib for uuid, count in Counter(parse_id(each)[0] for each in device_ids).items()}
+        if not self._watch.interval_s or all(place[2] not in mib for place in self.limits_now.value):
+            return ""
+        began = time.monotonic()
+        start = _Start(frozenset(device_ids), mib, f"starting since {began}")
+        self._starting.append(start)
+        self._restore(start)
+        self._hasten()
+        try:
+            if not await within(self.answer_s, self.returns.meets(lambda found: found.at >= began)):
+                return ""
+            if why := self._why_wait(start):
+                self._tell_waiting(start, why)
+                await within(
+                    began + within_s - time.monotonic(),
+                    self.returns.meets(lambda found: found.missing.keys().isdisjoint(mib)),
+                )
+            return self._why_wait(start)
+        finally:
+            self._starting.remove(start)
+            self._hasten()
+
+    def _restore(self, start: _Start) -> None:
+        """Make the directory of a container again that has lost it, as with every boot of the node."""
+        for hold, use, memory in self._memories(self._uses()):
+            if hold.device_ids == start.device_ids and use.place in self.limits_now.value:
+                self._files.make(hold.device_ids, memory)
+
+    def _why_wait(self, start: _Start) -> str:
+        found = self.returns.value
+        for uuid in sorted(start.mib.keys() & found.missing.keys()):
+            asked = [each for place, each in found.asked.items() if place[2] == uuid and each.mib]
+            evicts = self._settings.value.borrowers == "evict"
+            return waits(found.missing[uuid], self._gpu(uuid), asked, time.monotonic(), evicts=evicts)
+        return ""
+
+    def _tell_waiting(self, start: _Start, why: str) -> None:
+        uid = next((hold.pod_uid for hold in self._entries.value if hold.device_ids == start.device_ids), "")
+        pod = next((pod for pod in self._api.pods.values() if pod.kubelet_uid == uid), None)
+        if pod is not None:
+            self._api.pod_event(pod, "GPUMemoryWaits", why, "Start")
+
+    # --- What follows from a reading ----------------------------------------------------------------------------------
+
+    def act_on(self, reading: UseReading) -> None:
+        """Act on a new reading."""
+        if not self._concerned():
+            return
+        settings, before, uses = self._settings.value, self.returns.value, self._uses()
+        terms = Terms(settings.return_grace_s, settings.borrowers == "evict")
+        waiting = [use.place for use in self._starters()]
+        after = before.after(reading, uses, self._capacity(), terms, waiting)
+        self._tell(before, after, uses)
+        self.returns.set(after)
+        self._publish(uses)
+        self._hasten()
+        self._evict(after)
+
+    def look(self, _new: object = None) -> None:
+        """Publish what containers may use now, after something else than their use has changed."""
+        if self._concerned() and self._publish(self._uses()) and self._watch.interval_s:
+            self._watch.look()
+
+    def holders_changed(self, entries: Iterable[DeviceHold]) -> None:
+        """Take note of what containers hold, and remove the files of those that have ended."""
+        ledger = self._state.node.ledger
+        if ledger.certain:
+            self._files.keep((hold.device_ids for hold in entries), ledger.holds.keys())
+        self.look()
+
+    def _concerned(self) -> bool:
+        known = self.limits_now.value or self.returns.value.asked or self._starting
+        return bool(known) or any(is_elastic(pod.annotations) for pod in self._api.pods.values())
+
+    def _uses(self) -> Mapping[str, tuple[AttributedUse, ...]]:
+        return uses_now(self._watch.reading.value, self._watch.holdings(), self._starters())
+
+    def _starters(self) -> Sequence[AttributedUse]:
+        """Return the containers that are about to start, by their names as soon as the kubelet's records show them."""
+        owners = {hold.device_ids: hold for hold in self._entries.value} if self._starting else {}
+        found = []
+        for start in self._starting:
+            hold = owners.get(start.device_ids)
+            uid, name = ("", start.name) if hold is None else (hold.pod_uid, hold.container)
+            found += [AttributedUse(uid, name, uuid, mib, 0) for uuid, mib in start.mib.items()]
+        return found
+
+    def _capacity(self) -> Mapping[str, int]:
+        gpus = self._state.node.shares.gpus
+        return {shared.gpu.uuid: shared.gpu.total_mib - shared.gpu.reserved_mib for shared in gpus}
+
+    def _publish(self, uses: Mapping[str, tuple[AttributedUse, ...]]) -> bool:
+        """Publish the limits now, on the node and in the files; return whether they have changed."""
+        asked = self.returns.value.asked
+        found = limits_now(uses, self._capacity(), asked.keys())
+        changed = found != self.limits_now.value
+        self.limits_now.change(found)
+        self._due = {
+            place: self._due.get(place) or (each.until, rfc3339(time.time() - time.monotonic() + each.until))
+            for place, each in asked.items()
+            if each.until is not None
+        }
+        for hold, _, memory in self._memories(uses):
+            self._files.update(hold.device_ids, memory)
+        return changed
+
+    def _memories(
+        self, uses: Mapping[str, tuple[AttributedUse, ...]]
+    ) -> Iterable[tuple[DeviceHold, AttributedUse, MemoryFile]]:
+        """Yield what the file of each container says, if it has one."""
+        by_container: dict[tuple[str, str], AttributedUse] = {}
+        for on_gpu in uses.values():
+            by_container |= {use.place[:2]: use for use in on_gpu}
+        for hold in self._entries.value:
+            use = by_container.get((hold.pod_uid, hold.container))
+            if hold.kind is not Kind.MEMORY or use is None:
+                continue
+            limit = self.limits_now.value.get(use.place, use.granted_mib)
+            memory = MemoryFile(use.granted_mib, limit, max(limit, use.allowed_mib))
+            asked = self.returns.value.asked.get(use.place)
+            if asked is not None and asked.mib:
+                _, due = self._due.get(use.place, (0.0, ""))
+                memory = replace(memory, return_mib=asked.mib, return_by=due, needed_by=asked.needed_by)
+            yield hold, use, memory
+
+    def _hasten(self) -> None:
+        found = self.returns.value
+        new = any(each.mib and found.at - each.since < _QUICK_FOR_S for each in found.asked.values())
+        self._watch.hurry(_QUICK_S if self._starting or new else None)
+
+    def _tell(self, before: Returns, after: Returns, uses: Mapping[str, tuple[AttributedUse, ...]]) -> None:
+        """Log, count and post what is new."""
+        evicts = self._settings.value.borrowers == "evict"
+        for place, asked in after.asked.items():
+            if place not in before.asked:
+                self._metrics.count(m.RETURNS, "asked")
+                note = f"{borrowed(asked, self._gpu(place[2]))}; {ultimatum(asked, after.at, evicts=evicts)}"
+                _log.info("%s", note, extra=_facts(asked))
+                if asked.pod is not None:
+                    self._api.pod_event(asked.pod, "GPUMemoryAsked", note, "Return")
+        now = {use.place: use.borrowed_mib for on_gpu in uses.values() for use in on_gpu}
+        for place, asked in before.asked.items():
+            if place in after.asked:
+                continue
+            outcome = "ended" if place not in now else "unneeded"
+            if outcome == "unneeded" and (not asked.borrowed_mib or now[place] < asked.borrowed_mib):
+                outcome = "returned"
+                self._metrics.took(m.RETURNING, after.at - asked.since)
+            self._metrics.count(m.RETURNS, outcome)
+            _log.info("no longer asked to return GPU memory", extra={**_facts(asked), "outcome": outcome})
+
+    def _evict(self, found: Returns) -> None:
+        if self._evictor is None or not (candidates := found.candidates()):
+            return
+        for pod, uuids in self._evictor.next_victims(candidates).values():
+            ours = [each for each in found.asked.values() if each.pod == pod and each.place[2] in uuids and each.mib]
+            why = "; ".join(
+                f"{borrowed(each, self._gpu(each.place[2]))}, as it was told {duration(found.at - each.since)} ago"
+                for each in ours
+            )
+            self._evictor.order(pod, uuids, "GPUMemoryNotReturned", why, m.BORROWER_EVICTIONS)
+
+    def _gpu(self, uuid: str) -> str:
+        shared = self._state.node.shares.by_uuid(uuid)
+        return f"the GPU {uuid}" if shared is None else shared.name
+
+
+def _facts(asked: Asked) -> dict[str, object]:
+    name = asked.place[0] if asked.pod is None else f"{asked.pod.namespace}/{asked.pod.name}"
+    return {"pod": name, "container": asked.place[1], "asked_mib": asked.mib, "borrowed_mib": asked.borrowed_mib}
