@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.memoryfile import MemoryFile, MemoryFileError, read_memory_file, write_memory_file
+from gpu_device_plugin.core.contract.memoryfile import (
+    MemoryFile,
+    MemoryFileError,
+    read_memory_file,
+    slot,
+    write_memory_file,
+)
 
 MIB = st.integers(0, 1 << 20)
 ASKED = st.builds(MemoryFile, MIB, MIB, MIB, st.integers(1, 1 << 20), st.just("2026-11-28T10:00:00Z"), st.just("a/b"))

@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 
 _QUICK_S = 0.5
 """Seconds between two readings while a container waits for its start, or somebody has just been asked."""
+_RECORDED_S = 1.0
+"""Most seconds to wait until the kubelet's checkpoint, which is read soon after each grant, names a container."""
 _QUICK_FOR_S = 120.0
 """Seconds after which a borrower that was asked is read as seldom as all others."""
 
@@ -124,9 +126,11 @@ class Borrowing:
         began = time.monotonic()
         start = _Start(frozenset(device_ids), mib, f"starting since {began}")
         self._starting.append(start)
-        self._restore(start)
-        self._hasten()
         try:
+            # So that people read for whom memory is needed.
+            await within(_RECORDED_S, self._entries.meets(lambda holds: self._owner(start, holds) is not None))
+            self._restore(start)
+            self._hasten()
             if not await within(self.answer_s, self.returns.meets(lambda found: found.at >= began)):
                 return ""
             if why := self._why_wait(start):
@@ -139,6 +143,9 @@ class Borrowing:
         finally:
             self._starting.remove(start)
             self._hasten()
+
+    def _owner(self, start: _Start, holds: Iterable[DeviceHold]) -> DeviceHold | None:
+        return next((hold for hold in holds if hold.device_ids == start.device_ids), None)
 
     def _restore(self, start: _Start) -> None:
         """Make the directory of a container again that has lost it, as with every boot of the node."""
@@ -155,8 +162,8 @@ class Borrowing:
         return ""
 
     def _tell_waiting(self, start: _Start, why: str) -> None:
-        uid = next((hold.pod_uid for hold in self._entries.value if hold.device_ids == start.device_ids), "")
-        pod = next((pod for pod in self._api.pods.values() if pod.kubelet_uid == uid), None)
+        hold = self._owner(start, self._entries.value)
+        pod = next((pod for pod in self._api.pods.values() if hold and pod.kubelet_uid == hold.pod_uid), None)
         if pod is not None:
             self._api.pod_event(pod, "GPUMemoryWaits", why, "Start")
 
@@ -197,10 +204,9 @@ class Borrowing:
 
     def _starters(self) -> Sequence[AttributedUse]:
         """Return the containers that are about to start, by their names as soon as the kubelet's records show them."""
-        owners = {hold.device_ids: hold for hold in self._entries.value} if self._starting else {}
         found = []
         for start in self._starting:
-            hold = owners.get(start.device_ids)
+            hold = self._owner(start, self._entries.value)
             uid, name = ("", start.name) if hold is None else (hold.pod_uid, hold.container)
             found += [AttributedUse(uid, name, uuid, mib, 0) for uuid, mib in start.mib.items()]
         return found

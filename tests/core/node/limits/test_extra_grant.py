@@ -93,8 +93,10 @@ HALF = "half of a character is in it, an escape between \\ud800 and \\udfff; wri
         (wrong_name("1{ordinal}"), "this is not the name of a variable; correct it"),
         (
             wrong_name("A_{index}"),
-            "there is no placeholder {index}; "
-            "use {limit_mib}, {guaranteed_mib}, {ordinal}, {uuid}, {pod_uid}, {container}",
+            (
+                "there is no placeholder {index}; "
+                "use {limit_mib}, {guaranteed_mib}, {ordinal}, {uuid}, {pod_uid}, {container}"
+            ),
         ),
         (wrong_text("{ {} {A} {limit_mib}"), ""),
         (wrong_text("a\nb"), "a control character is in it; remove it"),

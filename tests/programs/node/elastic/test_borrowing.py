@@ -1,0 +1,267 @@
+"""A container borrows what nobody uses, and returns it when a newcomer is guaranteed it: by itself, or by eviction."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT
+from gpu_device_plugin.core.contract.memoryfile import DIRECTORY, NAME, MemoryFile, read_memory_file
+from tests.programs.node.cluster_harness import RIGHTS, Cluster, cluster, promise
+from tests.programs.node.harness import T4, envs_of, pod
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    import pytest
+
+    from gpu_device_plugin.programs.node.agent import NodeAgent
+    from gpu_device_plugin.testing.pod_specs import Pod
+
+EVICTING = {*RIGHTS, ("create", "pods/eviction")}
+GIB = 1024
+CAPACITY = 15 * GIB - 450
+"""Of the T4 without what the driver keeps, less a bit."""
+
+
+@dataclass
+class Scene:
+    """A node with one GPU of 14 shares."""
+
+    it: Cluster
+    pids: dict[str, int]
+    used: dict[str, int]
+
+    @property
+    def agent(self) -> NodeAgent:
+        assert self.it.node.agent is not None
+        return self.it.node.agent
+
+    def use(self, **mib: int) -> None:
+        """Let programs use so much of the GPU."""
+        self.used |= mib
+        processes = [{"pid": self.pids[name], "used": f"{amount}MiB"} for name, amount in self.used.items() if amount]
+        self.it.node.hardware({**T4, "processes": processes, "used": f"{sum(self.used.values())}MiB"})
+
+    async def runs(self, name: str, mem: int, wishes: Mapping[str, str] | None = None) -> Pod:
+        """Have a pod admitted; it is Running if it has started."""
+        self.it.create(pod(name, mem=mem), annotations=wishes)
+        await self.it.bind(name, promise(0, mem))
+        made = await self.it.admit(self.it.known(pod(name, mem=mem)))
+        self.pids[name] = 100 + len(self.pids)
+        self.it.node.process(self.pids[name], made, f"{self.pids[name]:064x}")
+        return made
+
+    async def borrower(self) -> Pod:
+        """Have the pod `nb` borrow 8 GiB beyond its 4."""
+        made = await self.runs("nb", 4, {MEMORY_LIMIT: "12"})
+        self.use(nb=12 * GIB)
+        await self.it.node.until(
+            lambda: any(use.used_mib == 12 * GIB for use in self.agent.use_watch.reading.value.containers)
+        )
+        return made
+
+    def file(self, made: Pod) -> MemoryFile:
+        """Return what a container reads of its memory."""
+        return read_memory_file((self.folder(made) / NAME).read_text())
+
+    def folder(self, made: Pod) -> Path:
+        (mount,) = made.container("main").received.mounts
+        assert (mount.container_path, mount.read_only) == (DIRECTORY, True)
+        return Path(mount.host_path)
+
+    def told(self, reason: str) -> list[tuple[str, str]]:
+        return [(event["regarding"]["name"], event["note"]) for event in self.it.events(reason)]
+
+
+@asynccontextmanager
+async def scene(**settings: str) -> AsyncIterator[Scene]:
+    quick: dict[str, Any] = {"usage_interval": "1s", "http": "127.0.0.1:0"}
+    async with cluster([T4], allowed=EVICTING, **quick) as it:
+        it.node.show_processes()
+        await it.start_agent(**{"memory_dir": f"{it.node.folder}/memory", **settings})
+        yield Scene(it, {}, {})
+
+
+def follow(its: Scene, made: Pod) -> asyncio.Task[None]:
+    """Run a program that returns what it is asked for as soon as it reads that."""
+
+    async def program() -> None:
+        while True:
+            memory = its.file(made)
+            if memory.return_mib:
+                its.use(nb=its.used["nb"] - memory.return_mib)
+                return
+            await asyncio.sleep(0.05)
+
+    return asyncio.create_task(program())
+
+
+async def test_a_newcomer_waits_until_the_borrower_has_returned_its_memory() -> None:
+    async with scene() as its:
+        made = await its.borrower()
+        assert (
+            envs_of(made).items()
+            >= {
+                "GPUSHARE_MEMORY_LIMIT_MIB": "12288",
+                "GPUSHARE_MEMORY_GUARANTEED_MIB": "4096",
+            }.items()
+        )
+        assert its.file(made) == MemoryFile(4096, 12288, 12288)
+        assert (its.folder(made) / NAME).stat().st_mode & 0o777 == 0o644
+        assert its.folder(made).stat().st_mode & 0o777 == 0o755
+        program = follow(its, made)
+        began = time.monotonic()
+        new = await its.runs("new", 8)
+        assert time.monotonic() - began < 5
+        await program
+        assert new.phase == "Running"
+        assert its.used["nb"] < 8 * GIB
+        place = (made.uid, "main", its.it.node.uuids[0])
+        await its.it.node.until(lambda: not its.agent.borrowing.returns.value.asked)
+        assert its.file(made).limit_mib == its.agent.borrowing.limits_now.value[place] < 8 * GIB
+        assert its.file(made).return_mib == 0
+        ((about, note),) = its.told("GPUMemoryAsked")
+        assert about == "nb"
+        assert note.startswith("container main borrows 8,192 MiB of GPU 0 beyond its guarantee, and ")
+        assert note.endswith("are needed for default/new; nothing evicts it, since the setting borrowers is report")
+        page = await its.it.metrics()
+        assert 'gpushare_memory_returns_total{outcome="asked"} 1.0' in page
+        assert 'gpushare_memory_returns_total{outcome="returned"} 1.0' in page
+        assert "gpushare_memory_return_seconds_count 1.0" in page
+        assert "GPUSHARE" not in str(new.container("main").received.mounts)
+
+
+async def test_a_borrower_that_refuses_is_reported_and_the_newcomer_is_told_why_it_waits() -> None:
+    async with scene() as its:
+        made = await its.borrower()
+        shortly(its)
+        new = await its.runs("new", 8)
+        assert new.phase == "Pending"
+        why = str(new.container("main").waiting)
+        assert "waits for" in why
+        assert "that default/nb borrows of GPU 0, asked to return" in why
+        assert why.endswith("nothing evicts it, since the setting borrowers is report")
+        ((about, note),) = its.told("GPUMemoryWaits")
+        assert about == "new"
+        assert note.startswith("waits for ")
+        asked = its.file(made)
+        assert (asked.limit_mib, asked.return_by, asked.needed_by) == (4096, "", "default/new")
+        # Others are answered meanwhile, and the memory of those that run is theirs.
+        its.use(nb=4 * GIB)
+        await its.it.node.until(lambda: not its.agent.borrowing.returns.value.asked)
+        assert (await its.it.node.kubelet.restart_container(new, "main")).phase == "Running"
+        assert 'gpushare_refusals_total{reason="memory_borrowed_by_others",resource="aliyun.com/gpu-mem"} 1.0' in (
+            await its.it.metrics()
+        )
+
+
+def shortly(its: Scene, seconds: float = 1.5) -> None:
+    """Let the agent answer PreStartContainer after so long instead of 25 s."""
+    room = its.agent.borrowing.until_room
+
+    async def until_room(device_ids: Any, _within_s: float) -> str:
+        return await room(device_ids, seconds)
+
+    its.agent.borrowing.until_room = until_room  # type: ignore[assignment, method-assign]
+
+
+async def test_a_borrower_that_refuses_is_evicted_after_its_grace() -> None:
+    async with scene(borrowers="evict", return_grace="1s") as its:
+        made = await its.borrower()
+        starting = asyncio.create_task(its.runs("new", 8))
+        await its.it.node.until(lambda: bool(its.told("GPUMemoryNotReturned")))
+        assert its.file(made).return_by
+        assert "deletionTimestamp" in its.it.api.get("pods", "nb")["metadata"]
+        ((about, note),) = its.told("GPUMemoryNotReturned")
+        assert about == "nb"
+        assert "borrows 8,192 MiB of GPU 0" in note
+        its.use(nb=0)
+        its.it.api.delete("pods", "nb", grace_s=0)
+        await its.it.node.kubelet.delete(made)
+        assert (await starting).phase == "Running"
+        page = await its.it.metrics()
+        assert 'gpushare_borrower_evictions_total{outcome="evicted"} 1.0' in page
+        await its.it.node.rounds(3, now=True)
+        folder = its.folder(made)
+        await its.it.node.until(lambda: not folder.exists())
+
+
+async def test_where_nobody_may_borrow_the_limit_is_the_guarantee() -> None:
+    async with scene(borrowers="off") as its:
+        made = await its.runs("nb", 4, {MEMORY_LIMIT: "12"})
+        assert envs_of(made)["GPUSHARE_MEMORY_LIMIT_MIB"] == "4096"
+        assert its.file(made) == MemoryFile(4096, 4096, 4096)
+        its.use(nb=12 * GIB)
+        began = time.monotonic()
+        assert (await its.runs("new", 8)).phase == "Running"
+        assert time.monotonic() - began < 5
+        assert its.agent.borrowing.returns.value.asked == {}
+
+
+async def test_without_annotations_nothing_is_read_and_nobody_waits() -> None:
+    async with scene() as its:
+        made = await its.runs("a", 4)
+        assert envs_of(made)["GPUSHARE_MEMORY_GUARANTEED_MIB"] == envs_of(made)["GPUSHARE_MEMORY_LIMIT_MIB"] == "4096"
+        assert list(made.container("main").received.mounts) == []
+        its.use(a=12 * GIB)
+        assert (await its.runs("b", 8)).phase == "Running"
+        assert its.agent.borrowing.limits_now.value == {}
+        assert its.agent.borrowing.returns.version == 0
+
+
+async def test_an_agent_that_starts_anew_asks_again() -> None:
+    async with scene() as its:
+        made = await its.borrower()
+        shortly(its)
+        new = await its.runs("new", 8)
+        await its.it.node.stop_agent()
+        await its.it.start_agent()
+        await its.it.node.until(lambda: bool(its.agent.borrowing.returns.value.missing))
+        assert its.file(made).return_mib
+        program = follow(its, made)
+        started = await its.it.node.kubelet.restart_container(new, "main")
+        await program
+        assert started.phase == "Running"
+
+
+async def test_a_container_whose_directory_is_gone_gets_it_again_before_it_starts() -> None:
+    """After a boot /run is empty."""
+    async with scene() as its:
+        made = await its.runs("nb", 4, {MEMORY_LIMIT: "12"})
+        await its.it.node.until(lambda: bool(its.agent.borrowing.limits_now.value))
+        (its.folder(made) / NAME).unlink()
+        its.folder(made).rmdir()
+        await its.it.node.kubelet.restart_container(made, "main")
+        assert its.file(made) == MemoryFile(4096, 12288, 12288)
+
+
+async def test_a_limit_that_its_owner_changes_is_in_the_file() -> None:
+    async with scene() as its:
+        made = await its.runs("nb", 4, {MEMORY_LIMIT: "12"})
+        its.it.api.patch("pods", "nb", {"metadata": {"annotations": {MEMORY_LIMIT: "6"}}})
+        await its.it.node.until(lambda: its.file(made) == MemoryFile(4096, 6144, 6144))
+        its.it.api.patch("pods", "nb", {"metadata": {"annotations": {MEMORY_LIMIT: None, MEMORY_GUARANTEE: "2"}}})
+        await its.it.node.until(lambda: its.file(made) == MemoryFile(4096, 2048, 2048))
+        its.it.api.patch("pods", "nb", {"metadata": {"annotations": {MEMORY_GUARANTEE: None}}})
+        await its.it.node.until(lambda: its.file(made) == MemoryFile(4096, 4096, 4096))
+
+
+async def test_a_directory_that_cannot_be_written_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    async with scene(memory_dir="/proc/none") as its:
+        made = await its.runs("nb", 4, {MEMORY_LIMIT: "12"})
+        assert made.phase == "Running"
+        assert list(made.container("main").received.mounts) == []
+        assert any("gets no file" in message for message in caplog.messages)
+
+
+async def test_where_the_driver_does_not_answer_nobody_waits() -> None:
+    async with scene() as its:
+        await its.borrower()
+        its.agent.borrowing.answer_s = 0.3
+        its.it.node.hardware({**T4, "hang": True})
+        assert (await its.runs("new", 8)).phase == "Running"
