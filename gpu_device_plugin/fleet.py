@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.other_pods import OtherPods
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, Usages
+from gpu_device_plugin.core.contract.keys import MEMORY_PROMISED
 from gpu_device_plugin.core.model.changes import ChangeLog
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
 
@@ -147,6 +148,10 @@ class Fleet:
         """Every unbound pod that asks for GPUs, by uid."""
         self._priorities: dict[int, Counter[str]] = {}
         """By priority, how many of `entries` each node has."""
+        self.growth: Counter[str] = Counter()
+        """By namespace, the shares that its pods are guaranteed beyond their requests."""
+        self._growing: dict[str, str] = {}
+        """By UID of a pod, the value of `MEMORY_PROMISED` that counts instead of the watch's: it is being written."""
         self._expiring: set[str] = set()
         self._stale: set[str] = set()
         self._others = OtherPods()
@@ -238,12 +243,12 @@ class Fleet:
             if pod.containers and not pod.deleting and (before is None or before.claimed):
                 self.pending[pod.uid] = pod
             return
-        usage = NOTHING if pod.ended else self._usages.of(pod)
+        usage = NOTHING if pod.ended else self._usages.of(self._as_promised(pod))
         if usage == NOTHING:
             self._end(pod.uid, now)
             return
         entry = FleetEntry.of(pod, usage)
-        if before is not None and before.usage != usage and not before.usage.unplaced:
+        if before is not None and before.usage.requested != usage.requested and not before.usage.unplaced:
             self.on_drift(before, entry)
         if usage.unplaced and (before is None or not before.usage.unplaced):
             self.on_unplaced(pod)
@@ -332,6 +337,22 @@ class Fleet:
         if entry is not None and entry.claimed:
             self._drop(uid)
 
+    def grow(self, pod: Pod, promised: str) -> None:
+        """Count a bound pod with this value of `MEMORY_PROMISED`, whatever the watch shows, until `grown`."""
+        entry = self.entries.get(pod.uid)
+        if entry is not None and not entry.claimed and not entry.settling:
+            self._growing[pod.uid] = promised
+            self._enter(replace(entry, usage=self._usages.of(self._as_promised(pod))))
+
+    def grown(self, pod: Pod) -> None:
+        """Count a pod by its own annotations again."""
+        if self._growing.pop(pod.uid, None) is not None and (entry := self.entries.get(pod.uid)) is not None:
+            self._enter(replace(entry, usage=self._usages.of(pod)))
+
+    def _as_promised(self, pod: Pod) -> Pod:
+        promised = self._growing.get(pod.uid)
+        return pod if promised is None else replace(pod, annotations={**pod.annotations, MEMORY_PROMISED: promised})
+
     # --- Entries ------------------------------------------------------------------------------------------------------
 
     def _enter(self, entry: FleetEntry) -> None:
@@ -340,7 +361,9 @@ class Fleet:
             return
         if before is not None and before.node != entry.node:
             self._drop(entry.uid)
-        self._forget_priority(self.entries.get(entry.uid))
+        self._forget(self.entries.get(entry.uid))
+        if entry.usage.grown:
+            self.growth[entry.namespace] += entry.usage.growth
         self._priorities.setdefault(entry.priority, Counter())[entry.node] += 1
         self.entries[entry.uid] = entry
         self._nodes.setdefault(entry.node, _Node()).entries[entry.uid] = entry
@@ -371,6 +394,7 @@ class Fleet:
         entry = self.entries.get(uid)
         if entry is None or entry.settling:
             return  # its end was seen before
+        self._growing.pop(uid, None)
         left = entry.usage.settling
         if self.settle_s and left != NOTHING:
             self._enter(replace(entry, usage=left, claimed=False, in_doubt=False, until=now + self.settle_s))
@@ -379,16 +403,21 @@ class Fleet:
 
     def _drop(self, uid: str) -> None:
         entry = self.entries.pop(uid, None)
-        self._forget_priority(entry)
+        self._forget(entry)
         if entry is not None:
+            self._growing.pop(uid, None)
             self._expiring.discard(uid)
             del self._nodes[entry.node].entries[uid]
             self._changed(entry.node)
             self._forget_if_empty(entry.node)
 
-    def _forget_priority(self, entry: FleetEntry | None) -> None:
+    def _forget(self, entry: FleetEntry | None) -> None:
         if entry is None:
             return
+        if entry.usage.grown:
+            self.growth[entry.namespace] -= entry.usage.growth
+            if not self.growth[entry.namespace]:
+                del self.growth[entry.namespace]
         nodes = self._priorities[entry.priority]
         nodes[entry.node] -= 1
         if not nodes[entry.node]:

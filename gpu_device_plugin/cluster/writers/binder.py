@@ -14,7 +14,7 @@ from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, NotFoundError, UnavailableError
 from gpu_device_plugin.cluster.objects.decoding import PODS
 from gpu_device_plugin.cluster.objects.requests import ClaimStatuses
-from gpu_device_plugin.core.contract.keys import ASSIGNED
+from gpu_device_plugin.core.contract.keys import ASSIGNED, MEMORY_HELD, MEMORY_PROMISED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Pod
 
 _ATTEMPTS = 3
-_REWRITTEN = frozenset({ASSIGNED})
-"""Annotations that the node's agent may have changed before we read the pod."""
+_REWRITTEN = frozenset({ASSIGNED, MEMORY_HELD, MEMORY_PROMISED})
+"""Annotations that the node's agent, or a resize, may have changed before we read the pod."""
 
 
 @dataclass(frozen=True, slots=True)

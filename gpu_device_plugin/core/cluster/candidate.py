@@ -92,7 +92,7 @@ def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
     settling_shares: set[int] = set()
     settling_whole: set[int] = set()
     unplaced_shares = unplaced_gpus = 0
-    for usage in usages:
+    for usage in [each.within(gpus.sizes) if each.grown else each for each in usages]:
         for position, shares in usage.shares:
             used[position] = used.get(position, 0) + shares
         whole.update(usage.whole)
@@ -103,7 +103,7 @@ def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
     if len(used) > len(gpus.gpus) or not whole <= used.keys():
         # Rare, so done once for the sum of all pods: to do it pod by pod makes a search for victims a fifth slower.
         together = Usage(tuple(used.items()), tuple(whole), unplaced_shares, unplaced_gpus)
-        listed = together.as_listed({gpu.position for gpu in gpus.gpus}, gpus.elsewhere)
+        listed = together.as_listed(gpus.sizes, gpus.elsewhere)
         unplaced_shares, unplaced_gpus = listed.unplaced_shares, listed.unplaced_gpus
     return tuple(
         Room(

@@ -10,13 +10,22 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.pod_demand import amount_of, parts_of
-from gpu_device_plugin.core.contract.keys import ASSIGNED, ASSUME_TIME, DEV, PLACES, POD
+from gpu_device_plugin.core.contract.elastic import guarantees
+from gpu_device_plugin.core.contract.keys import (
+    ASSIGNED,
+    ASSUME_TIME,
+    DEV,
+    MEMORY_HELD,
+    MEMORY_PROMISED,
+    PLACES,
+    POD,
+)
 from gpu_device_plugin.core.contract.promises import Allocation, readable_promises, write_allocation
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.sharing import Shared
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
@@ -26,6 +35,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
 
 
+NO_GROWTH = "{}"
+"""The value of `MEMORY_PROMISED` on a pod that is guaranteed its requests."""
 _MOST_KNOWN, _MOST_CONTAINERS, _LONGEST = 10_000, 8, 256
 """Of `Usages`: how many are remembered, with how many containers and how many characters of their promises at most."""
 
@@ -46,6 +57,33 @@ class Usage:
     """Positions of GPUs whose shares were in use until a moment ago: they are not available whole yet."""
     settling_whole: tuple[int, ...] = ()
     """Positions of GPUs that were in whole use until a moment ago: their shares are not available yet."""
+    grown: tuple[tuple[int, int], ...] = ()
+    """(position, shares), by position: those among `shares` that are guaranteed beyond the requests. An annotation may
+    name more than the GPU has: see `within`."""
+
+    @property
+    def growth(self) -> int:
+        """Shares that are guaranteed beyond the requests."""
+        return sum(shares for _, shares in self.grown)
+
+    @property
+    def requested(self) -> Usage:
+        """The same usage without what is guaranteed beyond the requests."""
+        if not self.grown:
+            return self
+        grown = dict(self.grown)
+        return replace(self, shares=tuple((at, shares - grown.get(at, 0)) for at, shares in self.shares), grown=())
+
+    def within(self, sizes: Mapping[int, int]) -> Usage:
+        """Return the usage on a node with GPUs of these sizes: what is beyond the requests never exceeds a GPU."""
+        if not self.grown:
+            return self
+        largest = max(sizes.values(), default=0)
+        grown = dict(self.grown)
+        shares = (
+            (at, max(amount - grown.get(at, 0), min(amount, sizes.get(at, largest)))) for at, amount in self.shares
+        )
+        return replace(self, shares=tuple(shares), grown=())
 
     @property
     def unplaced(self) -> bool:
@@ -62,24 +100,26 @@ class Usage:
         """Whole GPUs, known and unknown."""
         return len(self.whole) + self.unplaced_gpus
 
-    def as_listed(self, positions: Container[int], elsewhere: Collection[int] = ()) -> Usage:
-        """Return the same usage on a node that lists the GPUs of these positions, and no others.
+    def as_listed(self, sizes: Mapping[int, int], elsewhere: Collection[int] = ()) -> Usage:
+        """Return the same usage on a node that lists GPUs of these sizes by position, and no others.
 
         A GPU that the node does not list (any more) may be any of those that it lists: usage of it becomes unplaced.
         That of a position `elsewhere` is left out: it is a MIG instance of which is known that it is none of them.
         """
+        if self.grown:
+            return self.within(sizes).as_listed(sizes, elsewhere)
         if elsewhere and any(at in elsewhere for at in (*self.whole, *dict(self.shares))):
             shares = tuple(each for each in self.shares if each[0] not in elsewhere)
             whole = tuple(position for position in self.whole if position not in elsewhere)
-            return replace(self, shares=shares, whole=whole).as_listed(positions)
-        unlisted = [shares for position, shares in self.shares if position not in positions]
-        unlisted_gpus = sum(position not in positions for position in self.whole) if self.whole else 0
+            return replace(self, shares=shares, whole=whole).as_listed(sizes)
+        unlisted = [shares for position, shares in self.shares if position not in sizes]
+        unlisted_gpus = sum(position not in sizes for position in self.whole) if self.whole else 0
         if not unlisted and not unlisted_gpus:
             return self
         return replace(
             self,
-            shares=tuple(each for each in self.shares if each[0] in positions),
-            whole=tuple(position for position in self.whole if position in positions),
+            shares=tuple(each for each in self.shares if each[0] in sizes),
+            whole=tuple(position for position in self.whole if position in sizes),
             unplaced_shares=self.unplaced_shares + sum(unlisted),
             unplaced_gpus=self.unplaced_gpus + unlisted_gpus,
         )
@@ -88,7 +128,7 @@ class Usage:
         """Return the usage in shares, by the shares of each GPU of the node; an unknown GPU counts as the largest."""
         largest = max(sizes.values(), default=0)
         whole = sum(sizes.get(position, largest) for position in self.whole)
-        return self.all_shares + whole + self.unplaced_gpus * largest
+        return self.within(sizes).all_shares + whole + self.unplaced_gpus * largest
 
     @property
     def settling(self) -> Usage:
@@ -147,12 +187,38 @@ def usage_of(pod: Pod, resources: Iterable[Resource]) -> Usage:
                 shares[position] += amount
         else:
             whole.update(held)
+    unplaced = asked.get(Kind.MEMORY, 0) - sum(shares.values())
+    grown: dict[int, int] = defaultdict(int)
+    if counted := guarantees(pod.annotations):
+        for name, (request, position) in growable(pod, resources).items():
+            if position in shares and counted.get(name, 0) > request:
+                grown[position] += counted[name] - request
+    for position, amount in grown.items():
+        shares[position] += amount
     return Usage(
         tuple(sorted(shares.items())),
         tuple(sorted(whole)),
-        asked.get(Kind.MEMORY, 0) - sum(shares.values()),
+        unplaced,
         asked.get(Kind.COUNT, 0) - len(whole),
+        grown=tuple(sorted(grown.items())),
     )
+
+
+def growable(pod: Pod, resources: Iterable[Resource]) -> Mapping[str, tuple[int, int]]:
+    """Return the containers that may be guaranteed more than their request: by name, that and the GPU's position.
+
+    They have shares of one GPU that a readable promise names. The kubelet gives the shares of an init container to the
+    containers after it: it keeps to its request.
+    """
+    memory = [resource for resource in resources if resource.kind is Kind.MEMORY]
+    promised = readable_promises(pod, memory)
+    return {
+        container.name: (container.limits[memory[0].name], promised[container.name, Kind.MEMORY].shares[0][0])
+        for container in pod.containers
+        if (container.name, Kind.MEMORY) in promised
+        and len(promised[container.name, Kind.MEMORY].shares) == 1
+        and not container.hands_on
+    }
 
 
 class Usages:
@@ -165,9 +231,12 @@ class Usages:
 
     def of(self, pod: Pod) -> Usage:
         """Return `usage_of`; equal usage is one object, but for that of the largest pods."""
-        # The names of containers, which the API server keeps apart, change nothing.
+        # The names of containers, which the API server keeps apart, matter only to what is beyond the requests.
         containers = [(each.kind, each.index, *each.limits.items()) for each in pod.containers]
         promised = [pod.annotations.get(key, "") for key in PLACES]
+        elastic = [pod.annotations.get(key, NO_GROWTH) for key in (MEMORY_PROMISED, MEMORY_HELD)]
+        if elastic != [NO_GROWTH, NO_GROWTH]:
+            promised += [*elastic, *(each.name for each in pod.containers)]
         if len(containers) > _MOST_CONTAINERS or sum(map(len, promised)) > _LONGEST:
             return usage_of(pod, self._resources)
         return self._known.one((*containers, *promised), lambda: usage_of(pod, self._resources))
@@ -202,7 +271,10 @@ def promise(ask: Ask, placements: Sequence[Placement], gpus: NodeGpus, now_ns: i
             used[position] += shares
         promised += _promised(part, placement)
     containers = [container for part in ask.parts for container, _ in part.members]
+    # Its presence tells the node's agent that an extender decides whether a guarantee may grow.
+    memory = any(part.demand.kind is Kind.MEMORY for part in ask.parts)
     return {
+        **({MEMORY_PROMISED: NO_GROWTH} if memory else {}),
         **write_allocation(Allocation.of(zip(containers, promised, strict=True), used)),
         POD: str(sum(used.values())),
         DEV: str(max(gpu.shares for gpu in gpus.gpus if gpu.position in used)),

@@ -65,7 +65,7 @@ class VictimSearch:
         self.sizes = {position: room.total for position, room in rooms.items()}
         """Shares of each GPU, or MIG instance, that the pod could get, by position."""
         self._rooms = rooms
-        listed, elsewhere = {gpu.position for gpu in self._node.gpus.gpus}, self._node.gpus.elsewhere
+        listed, elsewhere = self._node.gpus.sizes, self._node.gpus.elsewhere
         self.usages = {
             pod: pod.usage.as_listed(listed, elsewhere) for pod in sorted(self._pods, key=lambda pod: self.cost((pod,)))
         }

@@ -14,7 +14,7 @@ from gpu_device_plugin.cluster.writers.binder import BindError
 from gpu_device_plugin.core.cluster.fitting import Unfit, by_claims, fit
 from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
 from gpu_device_plugin.core.cluster.usage import promise
-from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX, INIT_ALLOCATION
+from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX, INIT_ALLOCATION, MEMORY_HELD
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ LATEST_COMMIT_S = 60.0
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 """Names become part of a URL path; the API server accepts no others than these."""
 
-_VOID: Mapping[str, str] = MappingProxyType({IDX: "0", ALLOCATION: "{}", INIT_ALLOCATION: "{}"})
+_VOID: Mapping[str, str] = MappingProxyType({IDX: "0", ALLOCATION: "{}", INIT_ALLOCATION: "{}", MEMORY_HELD: "{}"})
 """Annotations without a promise. `IDX` is ignored where the others cover every container, as a promise does."""
 
 _NO_CLAIM = (

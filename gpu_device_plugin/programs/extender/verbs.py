@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice, repeat
 from typing import TYPE_CHECKING
 
@@ -321,7 +321,8 @@ class Verbs:
 
 
 def _inspected(node: Candidate, entries: Sequence[FleetEntry]) -> wire.InspectedNode:
-    rooms = {room.position: room for room in node.rooms}
+    sizes = node.gpus.sizes
+    entries = [replace(entry, usage=entry.usage.within(sizes)) for entry in entries]
     devs = []
     for gpu in node.gpus.gpus:
         pods = [pod for entry in entries if (pod := _on_gpu(entry, gpu)) is not None]
@@ -339,7 +340,7 @@ def _inspected(node: Candidate, entries: Sequence[FleetEntry]) -> wire.Inspected
                 any(pod.gpus for pod in pods),
             )
         )
-    unplaced = [pod for entry in entries if (pod := _unplaced(entry, rooms, node.gpus.elsewhere)) is not None]
+    unplaced = [pod for entry in entries if (pod := _unplaced(entry, sizes, node.gpus.elsewhere)) is not None]
     return wire.InspectedNode(
         node.name,
         sum(dev.total for dev in devs),
@@ -359,7 +360,7 @@ def _on_gpu(entry: FleetEntry, gpu: ListedGpu) -> wire.InspectedPod | None:
     return _pod(entry, shares, int(whole))
 
 
-def _unplaced(entry: FleetEntry, listed: Collection[int], elsewhere: Collection[int]) -> wire.InspectedPod | None:
+def _unplaced(entry: FleetEntry, listed: Mapping[int, int], elsewhere: Collection[int]) -> wire.InspectedPod | None:
     usage = entry.usage.as_listed(listed, elsewhere)
     return _pod(entry, usage.unplaced_shares, usage.unplaced_gpus)
 

@@ -7,9 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.core.cluster.candidate import rooms_of
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, Usages, promise, usage_of
-from gpu_device_plugin.core.contract.keys import ALLOCATION, ASSIGNED, ASSUME_TIME, DEV, IDX, INIT_ALLOCATION, POD
+from gpu_device_plugin.core.contract.keys import (
+    ALLOCATION,
+    ASSIGNED,
+    ASSUME_TIME,
+    DEV,
+    IDX,
+    INIT_ALLOCATION,
+    MEMORY_HELD,
+    MEMORY_PROMISED,
+    POD,
+)
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.placing import Placement
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
@@ -18,6 +29,7 @@ from tests.resources import COUNT, MEM
 if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
 
+SIZES = {0: 15, 1: 15}
 KINDS = {"i": ContainerKind.INIT, "s": ContainerKind.SIDECAR, "c": ContainerKind.APP}
 
 
@@ -53,21 +65,21 @@ def test_a_pod_that_asks_for_nothing_takes_nothing_whatever_is_written_on_it() -
 def test_what_lies_on_a_gpu_that_the_node_does_not_list_is_unplaced() -> None:
     """The node lists GPUs 0 and 1. What its pod has left a moment ago is no use of theirs, listed or not."""
     before = Usage(((0, 4), (2, 3)), (1, 3, 4), 1, 1, settling_shares=(2,), settling_whole=(4,))
-    assert before.as_listed({0, 1}) == Usage(((0, 4),), (1,), 4, 3, settling_shares=(2,), settling_whole=(4,))
+    assert before.as_listed(SIZES) == Usage(((0, 4),), (1,), 4, 3, settling_shares=(2,), settling_whole=(4,))
 
 
 def test_what_lies_on_an_instance_that_the_node_knows_takes_nothing_of_its_gpus() -> None:
     """Position 2 is that of an instance that is given whole, or exists no more; 3 is not known."""
     before = Usage(((0, 4), (2, 3), (3, 1)), (1, 2), 1)
-    assert before.as_listed({0, 1}, {2}) == Usage(((0, 4),), (1,), 2)
-    assert Usage(((0, 4),), (2,)).as_listed({0, 1}, {2}) == Usage(((0, 4),))
+    assert before.as_listed(SIZES, {2}) == Usage(((0, 4),), (1,), 2)
+    assert Usage(((0, 4),), (2,)).as_listed(SIZES, {2}) == Usage(((0, 4),))
     use = Usage(((0, 4),), (1,))
-    assert use.as_listed({0, 1}, {2}) is use
+    assert use.as_listed(SIZES, {2}) is use
 
 
 @pytest.mark.parametrize("use", [NOTHING, Usage(((0, 4),), (1,), 2, 3, (7,), (8,))])
 def test_what_lies_on_listed_gpus_stays_there(use: Usage) -> None:
-    assert use.as_listed({0, 1}) is use
+    assert use.as_listed(SIZES) is use
 
 
 MEMORY: dict[str, tuple[dict[str, int], dict[str, Any], Usage]] = {
@@ -201,6 +213,101 @@ def test_of_a_pod_that_has_ended_remains_which_gpus_it_was_on() -> None:
     assert Usage(settling_shares=(0,), settling_whole=(1,)).settling == NOTHING
 
 
+# --- What a pod is guaranteed beyond its requests
+
+
+def grown(
+    mem: dict[str, int], places: dict[str, Any], promised: Any = None, held: Any = None, usages: Usages | None = None
+) -> Usage:
+    """What a pod takes whose containers have these guarantees; `places` are the lists of its GPUs."""
+    containers = tuple(
+        Container(name, KINDS[name[0]], int(name[1:]), {MEM.name: amount}) for name, amount in mem.items()
+    )
+    answers = {MEMORY_PROMISED: promised, MEMORY_HELD: held}
+    annotations = {
+        **{key: json.dumps(at) for key, at in zip((ALLOCATION, INIT_ALLOCATION), places.values(), strict=False)},
+        **{key: json.dumps({"guarantees": said}) for key, said in answers.items() if said is not None},
+    }
+    pod = Pod("u", "default", "a", "node", annotations=annotations, containers=containers)
+    return usages.of(pod) if usages is not None else usage_of(pod, (MEM, COUNT))
+
+
+ON_1 = {"app": {"0": {"1": 4}}}
+GROWN: dict[str, tuple[dict[str, int], dict[str, Any], Any, Any, Usage]] = {
+    "promised": ({"c0": 4}, ON_1, {"c0": 6}, None, Usage(((1, 6),), grown=((1, 2),))),
+    "held": ({"c0": 4}, ON_1, None, {"c0": 7}, Usage(((1, 7),), grown=((1, 3),))),
+    "the larger of both": ({"c0": 4}, ON_1, {"c0": 9}, {"c0": 7}, Usage(((1, 9),), grown=((1, 5),))),
+    "never less than the request": ({"c0": 4}, ON_1, {"c0": 2}, {"c0": 3}, Usage(((1, 4),))),
+    "nothing of another container": ({"c0": 4}, ON_1, {"c1": 6}, None, Usage(((1, 4),))),
+    "nothing of a pod on an unknown GPU": ({"c0": 4}, {}, {"c0": 6}, None, Usage(unplaced_shares=4)),
+    "nothing of a container on two GPUs": (
+        {"c0": 4},
+        {"app": {"0": {"0": 2, "1": 2}}},
+        {"c0": 8},
+        None,
+        Usage(((0, 2), (1, 2))),
+    ),
+    "of an init container nothing, of the others beside what it leaves": (
+        {"i0": 5, "c0": 4},
+        {"app": {"0": {"1": 4}}, "init": {"0": {"1": 5}}},
+        {"i0": 9, "c0": 6},
+        None,
+        Usage(((1, 7),), grown=((1, 2),)),
+    ),
+    "nothing where the places contradict each other": (
+        {"i0": 5, "c0": 4},
+        {"app": {"0": {"1": 4}}, "init": {"0": {"0": 5}}},
+        {"c0": 6},
+        None,
+        Usage(unplaced_shares=5),
+    ),
+    "of two containers on one GPU": (
+        {"c0": 4, "c1": 1},
+        {"app": {"0": {"1": 4}, "1": {"1": 1}}},
+        {"c0": 6},
+        {"c1": 3},
+        Usage(((1, 9),), grown=((1, 4),)),
+    ),
+}
+"""What containers ask, where they are, what they are promised, what is held for them, and what the pod takes."""
+
+
+@pytest.mark.parametrize(("asked", "places", "promised", "held", "taken"), GROWN.values(), ids=GROWN)
+def test_a_container_counts_with_the_largest_of_request_promise_and_what_is_held(
+    asked: dict[str, int], places: dict[str, Any], promised: Any, held: Any, taken: Usage
+) -> None:
+    assert grown(asked, places, promised, held) == taken
+    assert grown(asked, places, promised, held, Usages((MEM, COUNT))) == taken
+    assert taken.requested == grown(asked, places)
+
+
+def test_usage_is_remembered_by_what_is_beyond_the_requests_too() -> None:
+    usages = Usages((MEM, COUNT))
+    plain = grown({"c0": 4}, ON_1, usages=usages)
+    assert grown({"c0": 4}, ON_1, {"c0": 6}, usages=usages).growth == 2
+    assert grown({"c0": 4}, ON_1, {"c0": 6}, {"c0": 8}, usages=usages).growth == 4
+    assert grown({"c0": 4}, ON_1, {"c1": 6}, usages=usages) == plain
+
+
+@pytest.mark.parametrize("forged", ["", "[]", '{"guarantees":{"c0":0}}', '{"guarantees":{"c0":9999999}}'])
+def test_a_malformed_annotation_adds_nothing(forged: str) -> None:
+    containers = (Container("c0", ContainerKind.APP, 0, {MEM.name: 4}),)
+    pod = Pod("u", "default", "a", "node", annotations={IDX: "1", MEMORY_HELD: forged}, containers=containers)
+    assert usage_of(pod, (MEM, COUNT)) == Usage(((1, 4),))
+
+
+def test_a_forged_guarantee_counts_at_most_as_its_whole_gpu() -> None:
+    """The GPUs have 15 shares, and 24 in the second case; a request that is larger than its GPU stays what it is."""
+    forged = grown({"c0": 4}, ON_1, {"c0": 1 << 20})
+    assert forged.within(SIZES) == Usage(((1, 15),))
+    assert forged.as_listed({0: 24}) == Usage(unplaced_shares=24)
+    assert forged.size(SIZES) == 15
+    assert Usage(((1, 20),), grown=((1, 2),)).within(SIZES) == Usage(((1, 18),))
+    assert Usage(((0, 4), (1, 6)), grown=((1, 2),)).as_listed(SIZES) == Usage(((0, 4), (1, 6)))
+    there = NodeGpus((ListedGpu(0, 15), ListedGpu(1, 15)))
+    assert [room.free for room in rooms_of(there, [forged, Usage(((0, 4),))])] == [11, 0]
+
+
 # --- What the scheduler writes on a pod for its place
 
 GPUS = NodeGpus((ListedGpu(0, 15), ListedGpu(1, 15), ListedGpu(2, 24), ListedGpu(3, 24)))
@@ -237,7 +344,9 @@ def test_one_container_is_promised_as_the_original_does_it_and_by_list() -> None
         ASSIGNED: "false",
         ASSUME_TIME: "7",
         ALLOCATION: '{"0":{"1":4}}',
+        MEMORY_PROMISED: "{}",
     }
+    assert MEMORY_PROMISED not in promised({"c0": 1}, {1: 15}, resource=COUNT)
 
 
 def test_containers_on_one_gpu_are_promised_it_and_each_its_own() -> None:

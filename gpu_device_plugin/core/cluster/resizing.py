@@ -1,0 +1,218 @@
+"""Decide what a running pod is promised beyond its requests, or say why it is not more. Amounts are shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.cluster.usage import growable
+from gpu_device_plugin.core.contract.elastic import answer_to, read_wish, readable_answer, readable_wish
+from gpu_device_plugin.core.contract.keys import (
+    MEMORY_GUARANTEE,
+    MEMORY_HELD,
+    MEMORY_PROMISED,
+    RESIZE_BOUND,
+    MalformedAnnotationError,
+)
+from gpu_device_plugin.core.model.memory import format_mib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.contract.elastic import Answer
+    from gpu_device_plugin.core.model.placing import Room
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Resource
+
+
+class Outcome(StrEnum):
+    """What becomes of a wish."""
+
+    GROWN = "grown"
+    LOWERED = "lowered"
+    REFUSED = "refused"
+    KEPT = "kept"
+    """The wish is fulfilled, or waits for the node's agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What the pods of a namespace may be guaranteed beyond their requests, in sum."""
+
+    namespace: str
+    bound: int | None
+    """None: the namespace has no label with a number."""
+    used: int = 0
+
+    @classmethod
+    def of(cls, namespace: str, labels: Mapping[str, str], used: int) -> Allowance:
+        """Return the allowance of a namespace with these labels."""
+        text = labels.get(RESIZE_BOUND, "")
+        return cls(namespace, int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None, used)
+
+    def refusal(self, more: int) -> str:
+        """Return why its pods may not be guaranteed so many more shares; empty if they may."""
+        if self.bound is None:
+            return (
+                f"namespace {self.namespace} has no label {RESIZE_BOUND}, and ResourceQuota does not see a guarantee "
+                "that grows while a pod runs: ask an administrator to label it"
+            )
+        if self.used + more <= self.bound:
+            return ""
+        return f"of the bound of {_units(self.bound)} of namespace {self.namespace} {self.used} are in use"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The promise that a pod should have."""
+
+    outcome: Outcome
+    answer: Answer
+    by_bound: bool = False
+    """The namespace refuses, whatever room the node has."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """One container that may grow."""
+
+    name: str
+    request: int
+    position: int
+    wanted: int
+    promised: int
+    held: int
+
+    @property
+    def more(self) -> int:
+        """The shares that nobody counts for it yet."""
+        return self.wanted - max(self.promised, self.held)
+
+
+def decides(pod: Pod) -> bool:
+    """Return whether an extender decides on the guarantees of a pod: one has bound it, and it runs or is to run."""
+    return bool(pod.node_name) and MEMORY_PROMISED in pod.annotations and not (pod.ended or pod.deleting)
+
+
+def wants_more(pod: Pod, resources: Iterable[Resource]) -> bool:
+    """Return whether a pod wishes for more than anybody counts for it."""
+    return any(size.wanted > size.promised and size.more > 0 for size in _sizes(pod, resources))
+
+
+def resize(pod: Pod, resources: Iterable[Resource], node: Candidate | None, allowance: Allowance) -> Decision:
+    """Return the promise for a pod on which an extender decides.
+
+    A promise is lowered once the node's agent has settled: until then it may be about to take what was promised. One
+    decision either lowers or raises; the other containers follow with the next.
+
+    Args:
+        pod: the pod with its annotations.
+        resources: ours.
+        node: the pod's node with the room beside all that counts on it; None: it is not known.
+        allowance: that of the pod's namespace, with all that counts for its pods.
+    """
+    sizes = _sizes(pod, resources)
+    promised = {size.name: size.promised for size in sizes}
+    try:
+        wish = read_wish(pod.annotations, MEMORY_GUARANTEE)
+    except MalformedAnnotationError as error:
+        return Decision(Outcome.REFUSED, _answer(pod, sizes, promised, [str(error)]))
+    lowered = {size.name: size.wanted for size in sizes if size.wanted < size.promised and _settled(pod, size)}
+    if lowered:
+        return Decision(Outcome.LOWERED, _answer(pod, sizes, promised | lowered))
+    named = [name for name in wish.containers if name not in promised]
+    why = [f"container {name!r} has no shares of one GPU, which alone can grow" for name in sorted(named)]
+    raised: dict[str, int] = {}
+    growth, by_bound = _Growth(node, allowance), False
+    for size in sizes:
+        if size.wanted > size.promised:
+            if no_room := growth.no_room(size):
+                why.append(no_room)
+            elif not_allowed := growth.not_allowed(size):
+                why.append(not_allowed)
+                by_bound = True
+            else:
+                growth.take(size)
+                raised[size.name] = size.wanted
+    if not raised and not why and any(size.wanted < size.promised for size in sizes):
+        return Decision(Outcome.KEPT, readable_answer(pod.annotations, MEMORY_PROMISED))
+    outcome = Outcome.GROWN if raised else Outcome.REFUSED if why else Outcome.KEPT
+    return Decision(outcome, _answer(pod, sizes, promised | raised, why), by_bound)
+
+
+def _sizes(pod: Pod, resources: Iterable[Resource]) -> Sequence[_Size]:
+    wish = readable_wish(pod.annotations, MEMORY_GUARANTEE)
+    promised, held = (readable_answer(pod.annotations, key).guarantees for key in (MEMORY_PROMISED, MEMORY_HELD))
+    return [
+        _Size(
+            name,
+            request,
+            position,
+            wanted=max(request, wish.of(name) or request),
+            promised=max(request, promised.get(name, 0)),
+            held=max(request, held.get(name, 0)),
+        )
+        for name, (request, position) in growable(pod, resources).items()
+    ]
+
+
+def _settled(pod: Pod, size: _Size) -> bool:
+    """Return whether the node's agent holds all that was promised, or has already settled for the present wish."""
+    answered = readable_answer(pod.annotations, MEMORY_HELD).answers(pod.annotations)
+    return size.held == size.promised or (answered and size.held == size.wanted)
+
+
+def _answer(pod: Pod, sizes: Sequence[_Size], promised: Mapping[str, int], why: Sequence[str] = ()) -> Answer:
+    beyond = {size.name: promised[size.name] for size in sizes if promised[size.name] > size.request}
+    return answer_to(pod.annotations, beyond, "; ".join(dict.fromkeys(why)))
+
+
+@dataclass(slots=True)
+class _Growth:
+    """What the containers of one pod take beyond what is counted for them."""
+
+    node: Candidate | None
+    allowance: Allowance
+    taken: dict[int, int] = field(default_factory=dict)
+    """Shares by the position of the GPU."""
+
+    def no_room(self, size: _Size) -> str:
+        """Return why the GPU has no room for a container to grow; empty if it has."""
+        rooms = () if self.node is None else self.node.rooms
+        room = next((room for room in rooms if room.position == size.position), None)
+        if self.node is None or room is None:
+            return "its node does not list its GPU at present"
+        if why := _unsuitable(room, size):
+            return f"GPU {room.position} of {self.node.name} {why.format(_amount(room.total, self.node))}"
+        free = room.free - self.taken.get(size.position, 0)
+        if size.more <= max(0, free):
+            return ""
+        return (
+            f"GPU {room.position} of {self.node.name} has {_amount(max(0, free), self.node)} that is promised to nobody"
+        )
+
+    def not_allowed(self, size: _Size) -> str:
+        """Return why the namespace does not let a container grow; empty if it does."""
+        return self.allowance.refusal(sum(self.taken.values()) + size.more) if size.more > 0 else ""
+
+    def take(self, size: _Size) -> None:
+        self.taken[size.position] = self.taken.get(size.position, 0) + max(0, size.more)
+
+
+def _unsuitable(room: Room, size: _Size) -> str:
+    """Return why a container cannot be guaranteed more of a GPU, however free; ``{}`` stands for the GPU's size."""
+    if room.card is not None:
+        return "is a MIG instance, on which no guarantee grows"
+    if not room.healthy:
+        return "is out of service"
+    return "has {} in all" if size.wanted > room.total else ""
+
+
+def _amount(shares: int, node: Candidate) -> str:
+    return _units(shares) if node.gpus.share_mib is None else format_mib(shares * node.gpus.share_mib)
+
+
+def _units(number: int) -> str:
+    return f"{number} unit{'' if number == 1 else 's'}"
