@@ -131,7 +131,13 @@ DRIFT = Count(
     ("kind",),
 )
 
-EXTENDER_COUNTS = (VERDICTS, SAMPLE_MISSES, BINDS, DRIFT, MALFORMED_ANNOTATIONS, API_ERRORS)
+RESIZES = Count(
+    "gpushare_extender_resizes_total",
+    "Answers to wishes of running pods for guaranteed memory, by outcome.",
+    ("outcome",),
+)
+
+EXTENDER_COUNTS = (VERDICTS, SAMPLE_MISSES, BINDS, DRIFT, RESIZES, MALFORMED_ANNOTATIONS, API_ERRORS)
 EXTENDER_DURATIONS = (VERBS,)
 
 

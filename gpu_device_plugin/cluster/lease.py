@@ -61,6 +61,16 @@ class _Lease(msgspec.Struct):
     spec: _Spec | None = None
 
 
+async def holder_of(client: Client, namespace: str, name: str, *, timeout_s: float) -> tuple[str, int]:
+    """Return the holder of a Lease, empty: none, and how often it has changed. Raises ApiError."""
+    try:
+        raw = await client.get(LEASES, name, namespace=namespace, timeout_s=timeout_s)
+    except NotFoundError:
+        return "", 0
+    spec = answered(Call("get", LEASES.plural, LEASES.group, namespace, name), raw, _Lease, "a lease").spec or _Spec()
+    return spec.holder_identity or "", spec.lease_transitions or 0
+
+
 @dataclass(eq=False)
 class Lease:
     """One candidate of the election.

@@ -114,6 +114,12 @@ class ExtenderSettings(ProgramSettings):
         object_name("Lease", "use lower-case letters, digits, dashes and dots"),
         "Name of the Lease.",
     )
+    scheduler_lease: str = knob(
+        "",
+        object_name("Lease", "use the resourceName of kube-scheduler's leaderElection"),
+        "Name of the Lease by which the kube-schedulers of several extenders elect the active one. Its holder alone "
+        "resizes pods. Empty: this extender is the only one, or leader_election is on.",
+    )
     identity: str = knob(
         "",
         Form("NAME", _identity),

@@ -318,6 +318,7 @@ class Client:
         namespace: str = "",
         subresource: str = "",
         how: PatchType = PatchType.MERGE,
+        timeout_s: float = math.inf,
     ) -> bytes:
         """Change an object and return it.
 
@@ -326,7 +327,7 @@ class Client:
         A server-side apply takes our fields from others who wrote them.
         """
         params = {"fieldManager": _US, "force": "true"} if how is PatchType.APPLY else None
-        target: dict[str, Any] = {"namespace": namespace, "subresource": subresource}
+        target: dict[str, Any] = {"namespace": namespace, "subresource": subresource, "timeout_s": timeout_s}
         return await self._call("patch", kind, name, **target, body=body, content_type=how.value, params=params)
 
     async def _call(

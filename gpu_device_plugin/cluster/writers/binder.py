@@ -101,6 +101,21 @@ class Binder:
         with translated(Call("get", PODS.plural, PODS.group, namespace, name)):
             return self._reader.read(raw)[0]
 
+    async def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> Pod:
+        """Write annotations on a pod if it is still in the given state; return its new state.
+
+        Raises:
+            ConflictError, InvalidError: the pod is in a newer state, or another one has its name.
+            UnavailableError: if it was `sent`, the outcome is unknown.
+            ApiError: it is not written.
+        """
+        meta = {"uid": pod.uid, "resourceVersion": pod.resource_version, "annotations": dict(annotations)}
+        with translated(Call("patch", PODS.plural, PODS.group, pod.namespace, pod.name)):
+            raw = await self._client.patch(
+                PODS, pod.name, {"metadata": meta}, namespace=pod.namespace, timeout_s=self.timing().call_s
+            )
+            return self._reader.read(raw)[0]
+
     async def made_claim(self, namespace: str, name: str) -> str:
         """Return the name of the ResourceClaim that kube-scheduler has made of a pod's limits; empty if there is none.
 

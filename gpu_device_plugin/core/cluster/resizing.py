@@ -101,7 +101,9 @@ def wants_more(pod: Pod, resources: Iterable[Resource]) -> bool:
     return any(size.wanted > size.promised and size.more > 0 for size in _sizes(pod, resources))
 
 
-def resize(pod: Pod, resources: Iterable[Resource], node: Candidate | None, allowance: Allowance) -> Decision:
+def resize(
+    pod: Pod, resources: Iterable[Resource], node: Candidate | None, allowance: Allowance, *, quiet: bool = True
+) -> Decision:
     """Return the promise for a pod on which an extender decides.
 
     A promise is lowered once the node's agent has settled: until then it may be about to take what was promised. One
@@ -112,6 +114,7 @@ def resize(pod: Pod, resources: Iterable[Resource], node: Candidate | None, allo
         resources: ours.
         node: the pod's node with the room beside all that counts on it; None: it is not known.
         allowance: that of the pod's namespace, with all that counts for its pods.
+        quiet: the pod's annotations have not changed for so long that the agent cannot be acting on earlier ones.
     """
     sizes = _sizes(pod, resources)
     promised = {size.name: size.promised for size in sizes}
@@ -119,7 +122,9 @@ def resize(pod: Pod, resources: Iterable[Resource], node: Candidate | None, allo
         wish = read_wish(pod.annotations, MEMORY_GUARANTEE)
     except MalformedAnnotationError as error:
         return Decision(Outcome.REFUSED, _answer(pod, sizes, promised, [str(error)]))
-    lowered = {size.name: size.wanted for size in sizes if size.wanted < size.promised and _settled(pod, size)}
+    lowered = {
+        size.name: size.wanted for size in sizes if size.wanted < size.promised and _settled(pod, size, quiet=quiet)
+    }
     if lowered:
         return Decision(Outcome.LOWERED, _answer(pod, sizes, promised | lowered))
     named = [name for name in wish.containers if name not in promised]
@@ -158,10 +163,12 @@ def _sizes(pod: Pod, resources: Iterable[Resource]) -> Sequence[_Size]:
     ]
 
 
-def _settled(pod: Pod, size: _Size) -> bool:
+def _settled(pod: Pod, size: _Size, *, quiet: bool) -> bool:
     """Return whether the node's agent holds all that was promised, or has already settled for the present wish."""
+    if size.held == size.promised:
+        return True
     answered = readable_answer(pod.annotations, MEMORY_HELD).answers(pod.annotations)
-    return size.held == size.promised or (answered and size.held == size.wanted)
+    return quiet and answered and size.held == size.wanted
 
 
 def _answer(pod: Pod, sizes: Sequence[_Size], promised: Mapping[str, int], why: Sequence[str] = ()) -> Answer:

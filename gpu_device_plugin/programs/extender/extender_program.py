@@ -32,6 +32,8 @@ from gpu_device_plugin.programs.extender.binding import Binding, Freshness
 from gpu_device_plugin.programs.extender.extender_routes import ExtenderRoutes, Readiness
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
 from gpu_device_plugin.programs.extender.nominating import Nominator
+from gpu_device_plugin.programs.extender.resizes import Resizes
+from gpu_device_plugin.programs.extender.resizing import Leadership, Resizer
 from gpu_device_plugin.programs.extender.verbs import Verbs
 from gpu_device_plugin.programs.extender.workload_learning import Learner
 from gpu_device_plugin.programs.lifetime import ReloadingProgram, tls_of
@@ -76,6 +78,8 @@ class ExtenderTimings:
     records and the driver, and updates the kubelet, within 16 to 25 ms; on a busy node it takes longer."""
     nominate_s: float = 0.5
     """How long a nomination waits for what kube-scheduler writes of the pod's failure, which would remove it."""
+    resize_s: float = 0.2
+    """Pause between the decisions on resizes of a few pods."""
     tick_s: float = 0.5
     """Interval at which vanished pods are expired."""
     quiet_s: float = 1.0
@@ -186,11 +190,12 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             closed=nodes.closed,
         )
         self._learner = Learner(self.verbs.judge, resources, time.monotonic, entries=self.fleet.entries.values)
+        self.resizes = Resizes(self.fleet, resources, clock=time.monotonic)
         self._pods: Reflector[Pod | OtherPod] = Reflector(
             self._client,
             PODS,
             self._read_pod,
-            PodStore(self.fleet, time.monotonic, self._learner),
+            PodStore(self.fleet, time.monotonic, self._learner, self.resizes),
             timing=timings.follow,
         )
         self.watches: Watches = {"nodes": self._nodes, "pods": self._pods}
@@ -210,15 +215,36 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         self.readiness = Readiness(self.watches, self._lease, time.monotonic, timings.unfollowed_s)
         self.unready = self.readiness.unready
         """Returns why this extender is not ready to answer the scheduler; empty if it is."""
-        self._fresh = Freshness(partial(self._pods.caught_up, timings.catch_up_s), time.monotonic)
+        catch_up = partial(self._pods.caught_up, timings.catch_up_s)
+        self._fresh = Freshness(catch_up, time.monotonic)
+        binder = Binder(
+            self._client,
+            # A binding in doubt is compared with all that was written.
+            PodReader(names, READ_BY_AGENT.__contains__, sums=True),
+            timing=lambda: timings.bind or BinderTiming.within(self.settings.bind_timeout_s),
+        )
+        scheduler = settings.namespace(SERVICE_ACCOUNT), settings.scheduler_lease
+        self._resizer = Resizer(
+            self.resizes,
+            self._client,
+            binder,
+            resources,
+            Leadership(
+                self._client,
+                self.readiness,
+                lease=scheduler if settings.scheduler_lease else None,
+                identity=settings.holder(),
+                clock=time.monotonic,
+            ),
+            self._metrics,
+            catch_up=catch_up,
+            clock=time.monotonic,
+            check_doubts_s=timings.check_doubts_s,
+            pause_s=timings.resize_s,
+        )
         self.binding = Binding(
             self.fleet,
-            Binder(
-                self._client,
-                # A binding in doubt is compared with all that was written.
-                PodReader(names, READ_BY_AGENT.__contains__, sums=True),
-                timing=lambda: timings.bind or BinderTiming.within(self.settings.bind_timeout_s),
-            ),
+            binder,
             resources,
             current=self._fresh,
             gpu_policy=lambda: self.settings.gpu_policy,
@@ -272,6 +298,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                 tasks.create_task(self._learner.run(), name="learn")
                 tasks.create_task(self._tick(), name="expire vanished pods")
                 tasks.create_task(self._nominator.run(), name="nominate nodes")
+                tasks.create_task(self._resizer.run(), name="resize pods")
                 tasks.create_task(self._log_when_ready(), name="log when ready")
                 if self._lease is not None:
                     tasks.create_task(self._lease.run(), name="elect a leader")
@@ -282,6 +309,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                     # Bindings in progress end before the lease is released: the next leader lists pods before it binds,
                     # and would miss a binding still in flight.
                     self.readiness.shutting_down = True
+                    await self._resizer.close()
                     await servers.aclose()
         raise AssertionError  # pragma: no cover (nobody sets the event)
 

@@ -154,6 +154,11 @@ class Readiness:
         """Whether the lease allows this extender to act."""
         return self._lease is None or self._lease.leading
 
+    @property
+    def term(self) -> int:
+        """A number that changes whenever the lease is acquired or lost."""
+        return 0 if self._lease is None else self._lease.leader.version
+
     def record_watches(self) -> None:
         """Record which watches are current; to be called periodically."""
         now = self._clock()

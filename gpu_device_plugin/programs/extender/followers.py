@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.gpus import Links
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.fleet import Fleet
+    from gpu_device_plugin.programs.extender.resizes import Resizes
     from gpu_device_plugin.programs.extender.workload_learning import Learner
 
 _MOST_COUNTED = 10_000
@@ -29,7 +30,7 @@ _MOST_LINKS = 200
 
 @dataclass(eq=False, repr=False)
 class PodStore(Store[Pod | OtherPod]):
-    """Applies watched pods to a fleet, and has a learner observe each pod that was bound, once.
+    """Applies watched pods to a fleet and its resizes, and has a learner observe each pod that was bound, once.
 
     A pod that waits costs its owner nothing, and may never find room: it teaches nothing.
     """
@@ -38,6 +39,7 @@ class PodStore(Store[Pod | OtherPod]):
     _clock: Callable[[], float]
     """Returns monotonic seconds."""
     _learner: Learner
+    _resizes: Resizes
 
     def replace(self, objects: Sequence[Pod | OtherPod]) -> None:
         """Replace all pods."""
@@ -45,7 +47,9 @@ class PodStore(Store[Pod | OtherPod]):
         arrivals = [pod for pod in objects if self._comes(pod)]
         for pod in sorted(arrivals, key=lambda pod: pod.created)[-_MOST_COUNTED:]:
             self._learner.observe(pod)
-        self._fleet.replace_pods([each for each in objects if isinstance(each, Pod)], self._clock())
+        pods = [each for each in objects if isinstance(each, Pod)]
+        self._fleet.replace_pods(pods, self._clock())
+        self._resizes.replace({pod.uid: pod for pod in pods})
         self._fleet.replace_others(each for each in objects if isinstance(each, OtherPod))
 
     def put(self, object: Pod | OtherPod) -> None:  # noqa: A002 - the API's term
@@ -54,6 +58,7 @@ class PodStore(Store[Pod | OtherPod]):
             self._learner.observe(object)
         if isinstance(object, Pod):
             self._fleet.put_pod(object, self._clock())
+            self._resizes.put(object)
         else:
             self._fleet.put_other(object)
 
@@ -61,6 +66,7 @@ class PodStore(Store[Pod | OtherPod]):
         """Remove a pod, given its last state."""
         if isinstance(object, Pod):
             self._fleet.remove_pod(object, self._clock())
+            self._resizes.remove(object.uid)
         else:
             self._fleet.remove_other(object)
 

@@ -43,6 +43,8 @@ RIGHTS = {
     ("get", "pods"),
     ("create", "pods/binding"),
     ("patch", "pods/status"),
+    ("patch", "pods"),
+    ("get", "namespaces"),
 }
 """What deploy/scheduler.yaml grants the extender."""
 LEASE_RIGHTS = {("get", "leases"), ("create", "leases"), ("update", "leases")}
@@ -56,6 +58,7 @@ QUICK = ExtenderTimings(
     check_doubts_s=0.02,
     settle_s=0.0,
     nominate_s=0.0,
+    resize_s=0.01,
     tick_s=0.02,
 )
 """Under these nothing that a test waits for takes long, and nothing is given up that is only slow."""
@@ -349,10 +352,18 @@ def held(pod: Json, resource: str) -> Counter[int]:
         for index, container in enumerate(containers):
             if resource in container.get("resources", {}).get("limits", {}):
                 here = Counter({int(at): shares for at, shares in said.get(str(index), {}).items()})
+                if len(here) == 1 and said is app and resource == GPU_MEM:
+                    here = Counter({at: max(n, guaranteed(notes, container["name"])) for at, n in here.items()})
                 peak |= kept + here
                 if said is app or container.get("restartPolicy") == "Always":
                     kept += here
     return peak | kept
+
+
+def guaranteed(notes: Mapping[str, str], container: str) -> int:
+    """Return what a container is promised or held beyond its request; 0: nothing."""
+    answers = (_json(notes.get(f"gpu-device-plugin/memory-{key}", "")) for key in ("promised", "held"))
+    return max(int(answer.get("guarantees", {}).get(container, 0)) for answer in answers)
 
 
 def _json(text: str) -> Json:

@@ -13,6 +13,7 @@ from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Amounts
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
+from gpu_device_plugin.programs.extender.resizes import Resizes
 from gpu_device_plugin.testing import builders
 from tests.names import COUNT, MEM
 from tests.resources import RESOURCES
@@ -57,7 +58,8 @@ class Arrivals:
 
 
 def pods_of(fleet: Fleet, arrivals: Arrivals | None = None, clock: Callable[[], float] = lambda: 0.0) -> PodStore:
-    return PodStore(fleet, clock, cast("Learner", arrivals or Arrivals()))
+    resizes = Resizes(fleet, RESOURCES, clock=clock)
+    return PodStore(fleet, clock, cast("Learner", arrivals or Arrivals()), resizes)
 
 
 def frees(fleet: Fleet, name: str) -> tuple[int, ...]:
