@@ -52,6 +52,8 @@ MIRROR_PODS = "gpushare-mirror-pods"
 PLACEMENT = "gpushare-placement"
 OWN_NODE = "gpushare-own-node"
 OWN_EVENTS = "gpushare-own-events"
+GUARANTEE = "gpushare-guarantee"
+OWN_PROMISE = "gpushare-own-promise"
 
 SMALL, LARGE = "aliyun.com/mig-1g.10gb", "aliyun.com/mig-3g.40gb"
 
@@ -363,14 +365,16 @@ NODE_CASES = (
          user=KUBELET),
 )  # fmt: skip
 
+ANSWERS = {wire.MEMORY_PROMISED, wire.MEMORY_HELD}
+
 PLACEMENT_CASES = (
     *(
         Case(f"a new pod with {key}", new(SHARING, annotations={key: "0"}), {PLACEMENT: f"{key}: {NEW}"})
-        for key in sorted(wire.POD_ANNOTATIONS)
+        for key in sorted(wire.POD_ANNOTATIONS | ANSWERS)
     ),
     *(
         Case(f"{key} written by a person", annotate("waiting", {key: "0"}), {PLACEMENT: f"{key}: the annotations"})
-        for key in sorted(wire.POD_ANNOTATIONS)
+        for key in sorted(wire.POD_ANNOTATIONS | ANSWERS)
     ),
     Case("a new pod with wishes", new(SHARING, annotations=dict.fromkeys(sorted(wire.WISHES), "x"))),
     Case("a new pod of the extender's with a promise", new(SHARING, annotations=PLACED), {PLACEMENT: NEW},
@@ -399,6 +403,24 @@ PLACEMENT_CASES = (
     Case("promised anew by the extender before the Binding", annotate("promised", {wire.IDX: "1"}), user=EXTENDER),
     Case("moved by the extender after the Binding", annotate("placed", {wire.IDX: "1"}), {PLACEMENT: BY_OTHERS},
          user=EXTENDER),
+    Case("promised more by the extender after the Binding", annotate("placed", {wire.MEMORY_PROMISED: "{}"}),
+         user=EXTENDER),
+    Case("promised more and moved by the extender", annotate("placed", {wire.MEMORY_PROMISED: "{}", wire.IDX: "1"}),
+         {PLACEMENT: BY_OTHERS}, user=EXTENDER),
+    Case("held by the node's agent", annotate("placed", {wire.MEMORY_HELD: "{}"}), user=AGENT_A),
+    Case("held by the extender", annotate("placed", {wire.MEMORY_HELD: "{}"}),
+         {PLACEMENT: BY_OTHERS, OWN_PROMISE: f"{wire.MEMORY_HELD}: the scheduler writes"}, user=EXTENDER),
+    Case("promised more by the node's agent", annotate("placed", {wire.MEMORY_PROMISED: "{}"}),
+         {PLACEMENT: BY_OTHERS, OWN_NODE: f"{wire.MEMORY_PROMISED}: a node agent writes"}, user=AGENT_A),
+    Case("another annotation by the extender", annotate("placed", {"note": "mine"}),
+         {OWN_PROMISE: "note: the scheduler writes what it promises to a pod"}, user=EXTENDER),
+    Case("another image by the extender",
+         patch("placed", {"spec": {"containers": [{"name": "main", "image": "example.com/other:1"}]}}, "", STRATEGIC),
+         {OWN_PROMISE: "spec: the scheduler writes"}, user=EXTENDER),
+    Case("a label by the extender", patch("placed", {"metadata": {"labels": {"app": "y"}}}),
+         {OWN_PROMISE: "metadata.labels: the scheduler writes"}, user=EXTENDER),
+    Case("a promise by the extender where an owner wrote very much", annotate("endless", {wire.MEMORY_PROMISED: "{}"}),
+         {OWN_PROMISE: "metadata.annotations: the scheduler writes"}, user=EXTENDER),
     Case("promised through the status", annotate("waiting", PLACED, "status"), {PLACEMENT: BY_OTHERS}, user=EXTENDER),
     Case("assigned by the node's agent", annotate("placed", {wire.ASSIGNED: "true"}), user=AGENT_A),
     Case("corrected by the node's agent",
@@ -518,6 +540,43 @@ EVENT_CASES = (
          user=AGENT_UNBOUND),
 )  # fmt: skip
 
+UNLABELLED = "namespace default has no label gpu-device-plugin/resize-bound, and ResourceQuota does not see"
+
+
+def bounded(wish: str, *containers: dict[str, Any]) -> Request:
+    """Create a pod with a wish in a namespace whose bound is 8."""
+    return create(pod("a", *(containers or (SHARING,)), namespace="bounded", annotations={wire.MEMORY_GUARANTEE: wish}))
+
+
+def allowed_only(more: int) -> dict[str, str]:
+    return {GUARANTEE: f"the pod wishes for {more} units beyond its requests, and the label {wire.RESIZE_BOUND} of "
+                       "namespace bounded allows 8 to all of its pods together"}  # fmt: skip
+
+
+TWO = (container("a", mem=4), container("b", mem=2))
+
+GUARANTEE_CASES = (
+    Case("a wish where the namespace has no bound", annotate("placed", {wire.MEMORY_GUARANTEE: "5"}),
+         {GUARANTEE: UNLABELLED}),
+    Case("a new pod with a wish there", new(SHARING, annotations={wire.MEMORY_GUARANTEE: "5"}),
+         {GUARANTEE: UNLABELLED}),
+    Case("a wish for no more than the request", annotate("placed", {wire.MEMORY_GUARANTEE: "4"})),
+    Case("a wish taken back", annotate("placed", {wire.MEMORY_GUARANTEE: None})),
+    Case("a wish on a pod without GPUs", annotate("plain", {wire.MEMORY_GUARANTEE: "5"})),
+    Case("a limit, of which there may be none", annotate("placed", {wire.MEMORY_LIMIT: "12"})),
+    Case("a wish within the bound", bounded(" 12 ")),
+    Case("a wish beyond the bound", bounded("13"), allowed_only(9)),
+    Case("a wish by container", bounded('{"b": 3, "a" : "11"}', *TWO)),
+    Case("wishes that are together beyond it", bounded('{"b": 4, "a" : "11"}', *TWO), allowed_only(9)),
+    Case("one wish for two containers", bounded("8", *TWO), allowed_only(10)),
+    Case("a wish of very many digits", bounded("9" * 40), allowed_only(999_999_999)),
+    Case("a wish that is malformed, which the extender answers", bounded("6 GiB")),
+    Case("a wish for another container", bounded('{"other": 60}')),
+    Case("a wish that no program reads", bounded(" ".join("1" * 9000)),
+         {GUARANTEE: "has more than 8192 characters, which no program reads"}),
+    Case("whole GPUs with a wish", bounded("60", WHOLE)),
+)  # fmt: skip
+
 CASES = (
     *VARIABLE_CASES,
     *SIZE_CASES,
@@ -528,6 +587,7 @@ CASES = (
     *CLAIM_CASES,
     *NODE_CASES,
     *PLACEMENT_CASES,
+    *GUARANTEE_CASES,
     *AGENT_CASES,
     *EVENT_CASES,
 )

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import USE_MODEL
+from gpu_device_plugin.core.contract.keys import RESIZE_BOUND, USE_MODEL
 from gpu_device_plugin.testing.builders import container, node, pod
 from tests.deploy.manifests import Json, documents
 from tests.patience import REAL_S, eventually
@@ -225,7 +225,9 @@ async def furnish(world: PolicyWorld) -> None:
     for name, labels in (("node-a", ()), ("node-b", SHORT_NAMES)):
         await world.make(node(name, mem=32, labels=dict.fromkeys(labels, "")))
     apart = {"name": "apart", "labels": {"gpu-device-plugin/set-scheduler": "false"}}
-    await world.make({"apiVersion": "v1", "kind": "Namespace", "metadata": apart})
+    bounded = {"name": "bounded", "labels": {RESIZE_BOUND: "8"}}
+    for metadata in (apart, bounded):
+        await world.make({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     sharing = container(mem=4)
     old = {**setting(sharing, NVIDIA_VISIBLE_DEVICES="all")}
     for body in (

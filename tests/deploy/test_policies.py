@@ -158,17 +158,24 @@ LISTS = (wire.USE_MODEL, wire.AVOID_MODEL, wire.USE_UUID, wire.AVOID_UUID)
 
 def test_annotations_are_those_of_the_wire_contract() -> None:
     changes = condition("gpushare-placement", "changes-a-placement")
-    assert quoted(changes) == wire.POD_ANNOTATIONS | {wire.INSTANCES}
+    answers = {wire.MEMORY_PROMISED, wire.MEMORY_HELD}
+    assert quoted(changes) == wire.POD_ANNOTATIONS | {wire.INSTANCES} | answers
     assert changes.replace("exists(", "filter(") == variable("gpushare-placement", "changed")
     told = {wire.OVER_USE, wire.INSTANCES}
-    assert quoted(variable("gpushare-size", "annotations")) == wire.POD_ANNOTATIONS | told
+    assert quoted(variable("gpushare-size", "annotations")) == wire.POD_ANNOTATIONS | told | answers
     overlong = variable("gpushare-size", "overlong")
     assert {key: wire.LONGEST[key] for key in quoted(overlong) if key} == dict.fromkeys(LISTS, 4096)
     assert ".size() > 4096 &&" in overlong
     annotations, labels = (quoted(variable("gpushare-own-node", name)) - {"Node"} for name in ("annotations", "labels"))
+    told |= {wire.MEMORY_HELD}
     assert annotations - wire.POD_ANNOTATIONS - told == wire.AGENT_ANNOTATIONS
     assert set(our_annotations([*annotations, wire.CONFIG_LABEL])) == wire.AGENT_ANNOTATIONS
     assert annotations >= wire.POD_ANNOTATIONS | told
+    promised = {key for key in quoted(variable("gpushare-own-promise", "beyond")) if "_" in key or "/" in key}
+    assert promised | {wire.ALLOCATION} == wire.POD_ANNOTATIONS | {wire.MEMORY_PROMISED}
+    assert wire.MEMORY_GUARANTEE in variable("gpushare-guarantee", "text")
+    assert wire.RESIZE_BOUND in variable("gpushare-guarantee", "label")
+    assert f".size() > {wire.LONGEST[wire.MEMORY_GUARANTEE]} ?" in variable("gpushare-guarantee", "wish")
     models = quoted(variable("gpushare-own-node", "mislabelled")) - {"Pod", "metadata.labels"}
     card = Inventory((Gpu("GPU-a", 0, "T4", 15_360, minor=0), *in_mig_mode(1, SMALL)), driver_version="570.1")
     limits = NodeLimits({0: GpuEnforcement(Enforcement.ADVISORY, "")})
@@ -195,6 +202,7 @@ def test_accounts_are_those_of_the_manifests() -> None:
     assert quoted(condition("gpushare-own-events", "is-an-agent")) == {account}
     assert CONTROLLER in quoted(variable("gpushare-own-events", "foreign"))
     assert quoted(variable("gpushare-placement", "schedulers")) == {EXTENDER.name}
+    assert quoted(condition("gpushare-own-promise", "is-the-scheduler")) == {EXTENDER.name}
 
 
 def test_every_policy_is_tried_both_ways() -> None:

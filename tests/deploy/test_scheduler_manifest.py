@@ -99,6 +99,8 @@ def test_one_is_active_by_the_schedulers_election_or_by_an_own_one(manifest: Pat
     """Loopback ties an extender to one scheduler, and of those one leads. Behind a Service they have to agree."""
     found = settings(manifest)
     assert found.leader_election == (manifest == ALONE)
+    assert found.scheduler_lease == {SECOND: "gpushare-scheduler", LOOPBACK: "kube-scheduler", ALONE: ""}[manifest]
+    assert found.lease_namespace == ("kube-system" if manifest == LOOPBACK else "")
     if found.leader_election:
         assert found.holder() == "pod-a"
         assert found.namespace(Path("/var/run/secrets/none")) == "kube-system", "in a pod it is that of the pod"
@@ -252,12 +254,13 @@ def roles(manifest: Path, kind: str, *names: str) -> set[Right]:
 
 @every_manifest
 def test_f12_rbac_grants_what_the_extender_calls_and_nothing_else(manifest: Path) -> None:
-    """But for the patch that only API servers need which do not copy annotations from a Binding."""
+    """Of leases it reads the scheduler's; with `scheduler.yaml` its account has the scheduler's own rights."""
     granted = roles(manifest, "ClusterRole", ROLE) | roles(manifest, "Role", ROLE)
     needed = rights_needed("gpu_device_plugin.programs.extender.extender_program")
     leases = {right for right in needed if right[1] == "leases"}
     assert leases
-    assert granted == (needed if settings(manifest).leader_election else needed - leases)
+    own = leases if manifest == ALONE else {("coordination.k8s.io", "leases", "get")} if manifest == LOOPBACK else set()
+    assert granted == needed - leases | own
 
 
 def test_the_agent_and_the_extender_are_told_apart() -> None:
@@ -322,7 +325,8 @@ def test_all_of_it_is_in_the_agents_namespace(manifest: Path) -> None:
         for each in documents(manifest)
         if each["metadata"].get("namespace", "gpushare") != "gpushare"
     ]
-    assert elsewhere == ([("RoleBinding", "kube-system")] if manifest == SECOND else [])
+    lease = [("Role", "kube-system"), ("RoleBinding", "kube-system")]
+    assert elsewhere == {SECOND: lease[1:], LOOPBACK: lease, ALONE: []}[manifest]
 
 
 @every_manifest
