@@ -8,6 +8,7 @@ JSON object per line to its standard output, with one of these keys:
     use      for a line ``{"use": UTILISATION}``, the processes on every GPU, with their use of the multiprocessors if
              UTILISATION is true
     limits   for a line ``{"limits": [[UUID, PATH], ...]}``, the memory limits of these cgroups
+    limits   for a line ``{"set": [[UUID, PATH, HARD, SOFT], ...]}``, the same after setting them to these MiB
     events   events that the driver reported
     error    why the driver cannot be used; no further answer follows
 
@@ -90,6 +91,8 @@ def _answer(gpus: Driver, request: dict[str, Any]) -> dict[str, Any]:
         return {"use": gpus.use(utilisation=request["use"])}
     if "limits" in request:
         return {"limits": gpus.limits([(uuid, path) for uuid, path in request["limits"]])}
+    if "set" in request:
+        return {"limits": gpus.set_limits([(uuid, path, hard, soft) for uuid, path, hard, soft in request["set"]])}
     return {"answer": {"probes": gpus.probe()}}
 
 

@@ -50,6 +50,14 @@ if TYPE_CHECKING:
             They are `hardware.messages.CgroupLimit`s.
             """
 
+        def set_limits(self, wanted: list[tuple[str, str, int | None, int]]) -> list[Record]:
+            """Set the memory limits of cgroups, each given as (UUID, path, hard MiB or None for no limit, soft MiB).
+
+            A limit that is as wanted already is left alone, because the driver adds every soft limit to the cgroups
+            above. Returned is what is read back, or the code with which setting failed, as
+            `hardware.messages.CgroupLimit`s. Only a process with CAP_SYS_ADMIN may set limits.
+            """
+
         def wait_events(self, timeout_s: float) -> list[Record]:
             """Wait at most `timeout_s` for an event.
 

@@ -67,6 +67,12 @@ class DriverProcess(asyncio.SubprocessProtocol):
         """Request the memory limits of cgroups, by UUID and path; raises the same as `ask`."""
         return _asked_for((await self._request({"limits": wanted}, within_s)).limits)
 
+    async def set_limits(
+        self, wanted: Sequence[tuple[str, str, int | None, int]], within_s: float
+    ) -> tuple[CgroupLimit, ...]:
+        """Request that the memory limits of cgroups are set; see `Driver.set_limits`. Raises the same as `ask`."""
+        return _asked_for((await self._request({"set": wanted}, within_s)).limits)
+
     async def first_answer(self, within_s: float) -> tuple[Answer, Listing]:
         """Wait for the unrequested answer at the start and return it with its inventory; raises the same as `ask`."""
         answer = _asked_for((await self._answered(self._first, within_s)).answer)

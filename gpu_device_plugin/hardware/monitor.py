@@ -221,6 +221,11 @@ class Hardware:
         child = self.child
         return None if child is None else await _answered(child.limits(wanted, self.timings.answer_within_s))
 
+    async def set_limits(self, wanted: Sequence[tuple[str, str, int | None, int]]) -> tuple[CgroupLimit, ...] | None:
+        """Set the memory limits of cgroups; see `Driver.set_limits`. The same as of `limits` is returned."""
+        child = self.child
+        return None if child is None else await _answered(child.set_limits(wanted, self.timings.answer_within_s))
+
     async def _watch(self, for_s: float) -> None:
         """Read the GPUs at intervals until it is time for a new listing, or `pause` is called."""
         clock = asyncio.get_running_loop().time

@@ -115,6 +115,18 @@ PATH = Form("PATH", _path)
 OPTIONAL_PATH = Form("PATH", lambda text: _path(text) if text else None)
 
 
+def _hardware(text: str) -> str:
+    if text == "nvml" or text.startswith("fake:") or text.endswith((".yaml", ".yml", ".json")):
+        return text
+    raise ValueError(
+        f"{text!r} names no GPUs; write nvml for the GPUs of this machine, fake:4xT4 for fake ones, or the path of "
+        "a .yaml file that describes fake ones"
+    )
+
+
+GPU_SOURCE = Form("SOURCE", _hardware)
+
+
 # --- Names -----------------------------------------------------------------------------------------------------------
 
 # The kubelet accepts a resource if "requests." plus its name is a qualified name (IsExtendedResourceName in

@@ -17,6 +17,7 @@ from gpu_device_plugin.settings.common import ProgramSettings
 from gpu_device_plugin.settings.forms import (
     DIRECTORY,
     DOMAIN,
+    GPU_SOURCE,
     OPTIONAL_ADDRESS,
     OPTIONAL_PATH,
     PATH,
@@ -38,15 +39,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.settings.sources import Sources, Texts
-
-
-def _hardware(text: str) -> str:
-    if text == "nvml" or text.startswith("fake:") or text.endswith((".yaml", ".yml", ".json")):
-        return text
-    raise ValueError(
-        f"{text!r} names no GPUs; write nvml for the GPUs of this machine, fake:4xT4 for fake ones, or the path of "
-        "a .yaml file that describes fake ones"
-    )
 
 
 def _gpu_name(text: str) -> str:
@@ -76,7 +68,7 @@ class NodeSettings(ProgramSettings):
 
     gpus: str = knob(
         "nvml",
-        Form("SOURCE", _hardware),
+        GPU_SOURCE,
         "Source of the GPUs: nvml (those of this machine), fake:2xH200-141GiB,1xA10 or fake:2xH100:mig=1g.10gb*7 "
         "(fake ones), or a .yaml file that describes fake GPUs and their faults.",
     )

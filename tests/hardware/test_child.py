@@ -49,6 +49,12 @@ class OneGpu:
             for uuid, path in wanted
         ]
 
+    def set_limits(self, wanted: list[tuple[str, str, int | None, int]]) -> list[Record]:
+        return [
+            {"uuid": uuid, "path": path, "code": 0, "hard_mib": hard, "soft_mib": soft, "used_mib": None}
+            for uuid, path, hard, soft in wanted
+        ]
+
     def wait_events(self, timeout_s: float) -> list[Record]:
         if self.events:
             return self.events.pop(0)
@@ -75,11 +81,12 @@ def test_it_answers_the_start_and_every_line_reports_events_and_says_why_it_ends
 
 
 def test_it_answers_each_kind_of_request_in_their_order() -> None:
-    messages = served(b'{"use":false}\n{"limits":[["GPU-a","/c"]]}\n\n{"use":true}\n')
+    messages = served(b'{"use":false}\n{"limits":[["GPU-a","/c"]]}\n{"set":[["GPU-a","/c",4,0]]}\n\n{"use":true}\n')
     answers = [message for message in messages if "events" not in message]
     assert answers[1:] == [
         {"use": [{"uuid": "GPU-a", "processes": None, "used_mib": 1}]},
         {"limits": [{"uuid": "GPU-a", "path": "/c", "code": 6, "hard_mib": None, "soft_mib": None, "used_mib": None}]},
+        {"limits": [{"uuid": "GPU-a", "path": "/c", "code": 0, "hard_mib": 4, "soft_mib": 0, "used_mib": None}]},
         {"answer": {"probes": [{"uuid": "GPU-a"}]}},
         {"use": [{"uuid": "GPU-a", "processes": None, "used_mib": 2}]},
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from fnmatch import fnmatchcase
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.hardware.fake.value_forms import Fields
 
 _LOOK_EVERY_S = 0.02
-_NOT_FOUND, _FUNCTION_NOT_FOUND = 6, 13  # NVML's codes
+_INVALID_ARGUMENT, _NOT_FOUND, _FUNCTION_NOT_FOUND = 2, 6, 13  # NVML's codes
+_OUT_OF_MEMORY = 2  # CUDA's code
+_LIMITS = ".limits"
+"""The name of the file with the limits that were set, behind that of the description."""
 _LOUD = {"xid", "ecc", "remap", "recovery_action", "mig"}  # a driver reports events for these
 
 
@@ -96,7 +100,64 @@ class Fake:
         """Read the memory limits of cgroups; see `Driver.limits`."""
         gpus, _ = self._hardware()
         by_uuid = {gpu["uuid"]: gpu for gpu in gpus}
-        return [_limit(uuid, path, by_uuid[uuid]) for uuid, path in wanted if uuid in self._listed and uuid in by_uuid]
+        return [self._limit(path, by_uuid[uuid]) for uuid, path in wanted if uuid in self._listed and uuid in by_uuid]
+
+    def set_limits(self, wanted: list[tuple[str, str, int | None, int]]) -> list[Record]:
+        """Set the memory limits of cgroups; see `Driver.set_limits`.
+
+        They are kept in a file beside the description, so that another process reads them back. Memory in use beyond a
+        limit stays. A limit that is described with a code is answered with it.
+        """
+        gpus, _ = self._hardware()
+        by_uuid = {gpu["uuid"]: gpu for gpu in gpus}
+        return [
+            self._set_limit(path, by_uuid[uuid], hard, soft)
+            for uuid, path, hard, soft in wanted
+            if uuid in self._listed and uuid in by_uuid
+        ]
+
+    def allocate(self, uuid: str, path: str, mib: int) -> int:
+        """Have a process of a cgroup allocate memory, or with a negative amount free it; return CUDA's code."""
+        (gpu,) = (gpu for gpu in self._hardware()[0] if gpu["uuid"] == uuid)
+        now = self._limit(path, gpu)
+        used, hard = (now.get("used_mib") or 0) + mib, now.get("hard_mib")
+        if mib > 0 and hard is not None and used > hard:
+            return _OUT_OF_MEMORY
+        self._keep(uuid, path, [hard, now.get("soft_mib") or 0, used])
+        return 0
+
+    def _limit(self, path: str, gpu: Fields) -> Record:
+        described = _described_limit(path, gpu)
+        kept = self._kept().get(gpu["uuid"], {}).get(path)
+        if described["code"] not in {0, _NOT_FOUND} or kept is None or not os.path.isdir(path):  # noqa: PTH112 - as below
+            return described  # a limit ends with its cgroup
+        return {**described, "code": 0, "hard_mib": kept[0], "soft_mib": kept[1], "used_mib": kept[2]}
+
+    def _set_limit(self, path: str, gpu: Fields, hard: int | None, soft: int) -> Record:
+        now = self._limit(path, gpu)
+        if now["code"] not in {0, _NOT_FOUND}:
+            return now
+        if not os.path.isdir(path) or (hard is not None and soft > hard):  # noqa: PTH112 - as below
+            return {"uuid": gpu["uuid"], "path": path, "code": _INVALID_ARGUMENT}
+        self._keep(gpu["uuid"], path, [hard, soft, now.get("used_mib") or 0])
+        return self._limit(path, gpu)
+
+    def _kept(self) -> dict[str, dict[str, list[int | None]]]:
+        """Return the limits that were set, by UUID and path: hard, soft and used MiB."""
+        try:
+            with open(f"{self._source}{_LIMITS}", encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs the child 1 MB
+                kept: dict[str, dict[str, list[int | None]]] = json.load(file)
+        except (OSError, ValueError):
+            return {}
+        return kept
+
+    def _keep(self, uuid: str, path: str, limit: list[int | None]) -> None:
+        kept = self._kept()
+        kept.setdefault(uuid, {})[path] = limit
+        new = f"{self._source}{_LIMITS}.{os.getpid()}"
+        with open(new, "w", encoding="utf-8") as file:  # noqa: PTH123 - as above
+            json.dump(kept, file)
+        os.replace(new, f"{self._source}{_LIMITS}")  # noqa: PTH105 - as above
 
     def wait_events(self, timeout_s: float) -> list[Record]:
         """Wait for events; see `Driver.wait_events`."""
@@ -302,9 +363,9 @@ def _use(gpu: Fields, *, utilisation: bool) -> Record:
     return {"uuid": gpu["uuid"], "processes": processes, "used_mib": None if unreadable else _used_mib(gpu)}
 
 
-def _limit(uuid: str, path: str, gpu: Fields) -> Record:
+def _described_limit(path: str, gpu: Fields) -> Record:
     limit = next((limit for pattern, limit in gpu["limits"].items() if fnmatchcase(path, pattern)), None)
     code = _FUNCTION_NOT_FOUND if not gpu["memory_limits"] else _NOT_FOUND if limit is None else limit["code"]
-    record = {"uuid": uuid, "path": path, "code": code}
+    record = {"uuid": gpu["uuid"], "path": path, "code": code}
     amounts = {f"{key}_mib": limit[key] for key in ("hard", "soft", "used")} if limit is not None and not code else {}
     return {**record, **amounts}

@@ -180,6 +180,10 @@ class Nvml:
         """Read the memory limits of cgroups; see `Driver.limits`."""
         return [nvml_use.limit(self._nvml, self._gpus[uuid], uuid, path) for uuid, path in wanted if uuid in self._gpus]
 
+    def set_limits(self, wanted: list[tuple[str, str, int | None, int]]) -> list[Record]:
+        """Set the memory limits of cgroups; see `Driver.set_limits`."""
+        return [nvml_use.set_limit(self._nvml, self._gpus[each[0]], each) for each in wanted if each[0] in self._gpus]
+
     def wait_events(self, timeout_s: float) -> list[Record]:
         """Wait for events; see `Driver.wait_events`."""
         if self._events is None:

@@ -1,4 +1,4 @@
-"""Read from NVML who uses a GPU: its processes, their memory and multiprocessors, and the limits of cgroups."""
+"""Read from NVML who uses a GPU, by processes and by cgroups, and set the limits of cgroups."""
 
 from __future__ import annotations
 
@@ -95,6 +95,24 @@ def limit(nvml: Any, handle: Any, uuid: str, path: str) -> Record:
         "soft_mib": query.softLimit // MIB,
         "used_mib": _used_mib(query.currentUsed),
     }
+
+
+def set_limit(nvml: Any, handle: Any, wanted: tuple[str, str, int | None, int]) -> Record:
+    """Set the memory limits of a cgroup, unless they are so already, and return them as `limit` does."""
+    uuid, path, hard_mib, soft_mib = wanted
+    before = limit(nvml, handle, uuid, path)
+    if before["code"] == 0 and (before["hard_mib"], before["soft_mib"]) == (hard_mib, soft_mib):
+        return before
+    if not hasattr(nvml, "nvmlDeviceSetMemoryLimits_v1"):
+        return {"uuid": uuid, "path": path, "code": _FUNCTION_NOT_FOUND}
+    change = nvml.c_nvmlSetMemoryLimits_v1_t()
+    change.nameSpace = os.fsencode(path)
+    change.softLimit, change.hardLimit = soft_mib * MIB, _UNLIMITED if hard_mib is None else hard_mib * MIB
+    try:
+        nvml.nvmlDeviceSetMemoryLimits_v1(handle, change)
+    except nvml.NVMLError as error:
+        return {"uuid": uuid, "path": path, "code": error.value}
+    return limit(nvml, handle, uuid, path)
 
 
 def _used_mib(used: int | None) -> int | None:
