@@ -19,6 +19,7 @@ from gpu_device_plugin.programs.commandline import FAILED, Parser, add_settings,
 from gpu_device_plugin.settings.common import ProgramSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import PROGRAM, Settings, UsageError, knobs_of, nearest
+from gpu_device_plugin.settings.limits import LimitSettings
 from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources, Texts
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=Settings)
-P = TypeVar("P", bound=ProgramSettings | MpsSettings)
+P = TypeVar("P", bound=ProgramSettings | MpsSettings | LimitSettings)
 
 
 def main(argv: Sequence[str] | None = None, programs: Mapping[str, Program] | None = None) -> int:
@@ -84,6 +85,13 @@ def _extender(arguments: argparse.Namespace) -> int:
 def _mps(arguments: argparse.Namespace) -> int:
     sources, texts, settings = _begin(MpsSettings, arguments)
     from gpu_device_plugin.programs.mps import mps_program as program  # noqa: PLC0415 - a fifth of a second that --help need not take
+
+    return program.main(sources, texts, settings)
+
+
+def _limits(arguments: argparse.Namespace) -> int:
+    sources, texts, settings = _begin(LimitSettings, arguments)
+    from gpu_device_plugin.programs.limits import limits_program as program  # noqa: PLC0415 - a fifth of a second that --help need not take
 
     return program.main(sources, texts, settings)
 
@@ -182,6 +190,7 @@ PROGRAMS: Mapping[str, Program] = MappingProxyType(
         "node": _node,
         "extender": _extender,
         "mps": _mps,
+        "limits": _limits,
         "web": _web,
         "inspect": _inspect,
         "doctor": _doctor,
@@ -254,6 +263,11 @@ _SERVICES: Mapping[str, tuple[type[Settings], str, str]] = MappingProxyType(
             MpsSettings,
             "the MPS supervisor, which runs the control daemons of NVIDIA's MPS where the agent wants them",
             "Run a control daemon of NVIDIA's MPS on each GPU whose memory MPS limits, with the compute mode for it.",
+        ),
+        "limits": (
+            LimitSettings,
+            "the limit helper, which changes the memory limits of running containers",
+            "Set the memory limits of running containers that the agent of this node wants, through the driver (r615).",
         ),
         "web": (
             WebSettings,

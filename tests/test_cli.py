@@ -15,6 +15,7 @@ from gpu_device_plugin.__main__ import kubectl_plugin
 from gpu_device_plugin.__main__ import main as begin
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import Knob, UsageError, knobs_of
+from gpu_device_plugin.settings.limits import LimitSettings
 from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings
 
@@ -28,7 +29,8 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 FIRST = (
-    "begin with a command, node, extender, mps, web, inspect, doctor, simulate or demo; see gpu-device-plugin --help"
+    "begin with a command, node, extender, mps, limits, web, inspect, doctor, simulate or demo; "
+    "see gpu-device-plugin --help"
 )
 
 
@@ -99,7 +101,12 @@ def test_the_version_is_the_packages() -> None:
 
 @pytest.mark.parametrize(
     ("command", "knobs"),
-    [("node", knobs_of(NodeSettings)), ("extender", knobs_of(ExtenderSettings)), ("mps", knobs_of(MpsSettings))],
+    [
+        ("node", knobs_of(NodeSettings)),
+        ("extender", knobs_of(ExtenderSettings)),
+        ("mps", knobs_of(MpsSettings)),
+        ("limits", knobs_of(LimitSettings)),
+    ],
 )
 def test_help_explains_every_setting_with_its_variable_and_default(command: str, knobs: tuple[Knob, ...]) -> None:
     done = run(command, "--help", COLUMNS="500")
@@ -109,7 +116,7 @@ def test_help_explains_every_setting_with_its_variable_and_default(command: str,
         assert f"{knob.description} [{knob.variable}; {knob.default or 'empty'}]" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["node", "extender", "mps"])
+@pytest.mark.parametrize("command", ["node", "extender", "mps", "limits"])
 def test_help_loads_nothing_that_takes_long(command: str) -> None:
     """What the programs need is loaded when they run."""
     code = (

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from gpu_device_plugin.settings.common import ProgramSettings
+    from gpu_device_plugin.settings.limits import LimitSettings
     from gpu_device_plugin.settings.mps import MpsSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
 
 S = TypeVar("S", bound=Settings)
-P = TypeVar("P", bound="ProgramSettings | MpsSettings")
+P = TypeVar("P", bound="ProgramSettings | MpsSettings | LimitSettings")
 
 _log = logging.getLogger(__name__)
 
@@ -121,6 +122,7 @@ class ReloadingProgram(Generic[P]):
         *,
         announce_shutdown: Callable[[], Awaitable[None]] = _nothing,
         cleanup: Callable[[], Awaitable[None]] = _nothing,
+        restart_after: tuple[type[Exception], ...] = (),
     ) -> int:
         """Run `work` as `until_stopped` does, and apply changed settings meanwhile.
 
@@ -133,6 +135,7 @@ class ReloadingProgram(Generic[P]):
             {signal.SIGHUP: partial(rereading.look, anyway=True)},
             announce_shutdown=announce_shutdown,
             cleanup=cleanup,
+            restart_after=restart_after,
         )
 
 

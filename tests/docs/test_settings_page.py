@@ -11,6 +11,7 @@ import pytest
 
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import Knob, knobs_of
+from gpu_device_plugin.settings.limits import LimitSettings
 from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.web import WebSettings
@@ -23,6 +24,7 @@ SECTIONS = {
     "## The node agent: `gpu-device-plugin node`": NodeSettings,
     "## The scheduler extender: `gpu-device-plugin extender`": ExtenderSettings,
     "## The MPS supervisor: `gpu-device-plugin mps`": MpsSettings,
+    "## The limit helper: `gpu-device-plugin limits`": LimitSettings,
     "## The page in the cluster: `gpu-device-plugin web`": WebSettings,
 }
 SEVERAL = "## Settings of several programs\n\n`--help` shows which of these a program has."

@@ -1,0 +1,1 @@
+"""The limit helper, which changes the memory limits of running containers."""

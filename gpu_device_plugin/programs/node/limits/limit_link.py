@@ -1,0 +1,130 @@
+"""Meet the node's limit helper in its two files: say which limits running containers are to have, and why not yet."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import files
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.core.contract.limitfiles import (
+    LARGEST,
+    STATE_FILE,
+    WANTED_FILE,
+    LimitFileError,
+    read_state,
+    read_wanted,
+    write_wanted,
+)
+from gpu_device_plugin.core.node.limits import limit_setting as setting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+    from typing import NoReturn
+
+    from gpu_device_plugin.core.contract.limitfiles import LimitKey, LimitsState, MemoryLimit
+    from gpu_device_plugin.core.node.holdings import Holding
+    from gpu_device_plugin.core.node.use.process_use import Place
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, repr=False)
+class LimitLink:
+    """Keeps `WANTED_FILE` in step with the limits now, and follows `STATE_FILE`.
+
+    Does nothing on a node where no limit changes. A file that cannot be written or read changes nothing but `reasons`.
+    """
+
+    _directory: Path
+    """The setting `memory_dir`."""
+    _holdings: Callable[[], Iterable[Holding]]
+    """Returns what the containers of this node hold now."""
+    _limits_now: Observable[Mapping[Place, int]]
+    """MiB for the containers whose limit may be another than when they started."""
+    _: KW_ONLY
+    soft: bool = False
+    """What a container is guaranteed is its soft limit."""
+    poll_s: float = 2.0
+    """Seconds between two looks at the helper's file, and at the running containers."""
+    clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+    """Returns the seconds since the machine started."""
+
+    def __post_init__(self) -> None:
+        self.told: Observable[Mapping[Place, int]] = Observable({})
+        """The hard limit in MiB that the helper was told last, which may be read back besides that of the start."""
+        self.reasons: Observable[Mapping[Place, str]] = Observable({})
+        """Why a limit that the helper was told is not set."""
+        self._wanted: Mapping[LimitKey, MemoryLimit] | None = None
+        """What is in the file; None: not known, or not written."""
+        self._before: Mapping[LimitKey, MemoryLimit] = {}
+        self._unwritten = ""
+        self._wake = asyncio.Event()
+
+    def changed(self, _new: object = None) -> None:
+        """Tell the helper soon about containers that have started or ended."""
+        self._wake.set()
+
+    async def run(self) -> NoReturn:
+        """Follow the limits and the helper until cancelled; leaves the file as it is, for containers run on."""
+        self._take_up()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._limits_now.follow(self.changed), name="follow the limits now")
+            while True:
+                self._wake.clear()
+                self._tell()
+                # Nobody's limit is changed on most nodes, where nothing is looked at either.
+                await within(self.poll_s if self._before else None, self._wake.wait())
+        raise AssertionError  # pragma: no cover (the loop never ends)
+
+    def _take_up(self) -> None:
+        """Begin with what our predecessor wanted, of which containers may run on."""
+        try:
+            content, _ = files.read_below(self._directory, WANTED_FILE, LARGEST)
+            self._wanted = self._before = read_wanted(content.decode(errors="replace"))
+        except FileNotFoundError:
+            self._wanted = {}
+        except (OSError, LimitFileError) as error:
+            _log.warning("what the limit helper was told is not known, and is written anew", extra={"why": str(error)})
+
+    def _tell(self) -> None:
+        found = setting.wanted_limits(self._holdings(), self._limits_now.value, self._before, soft=self.soft)
+        wanted = dict(found.values())
+        self._before = wanted
+        if wanted != self._wanted or (wanted and not (self._directory / WANTED_FILE).exists()):
+            self._write(wanted)
+        self.told.change({place: limit.hard_mib for place, (_, limit) in found.items()})
+        state = self._unwritten or (self._state() if found else "")
+        reasons, known = setting.reasons(found, state, self.clock()), self.reasons.value
+        for (pod_uid, container, uuid), why in reasons.items():
+            if why not in {known.get((pod_uid, container, uuid)), setting.NOT_YET}:
+                extra = {"pod_uid": pod_uid, "container": container, "gpu": uuid, "why": why}
+                _log.warning("the limit of a running container is not changed", extra=extra)
+        self.reasons.change(reasons)
+
+    def _write(self, wanted: Mapping[LimitKey, MemoryLimit]) -> None:
+        try:
+            files.replace_below(self._directory, WANTED_FILE, write_wanted(wanted).encode(), lasting=False)
+        except OSError as error:
+            why = f"the agent cannot write {self._directory / WANTED_FILE} ({error.strerror})"
+            if why != self._unwritten:
+                _log.error("the limit helper cannot be told which limits are wanted", extra={"why": why})
+            self._wanted, self._unwritten = None, why
+        else:
+            self._wanted, self._unwritten = wanted, ""
+
+    def _state(self) -> LimitsState | str:
+        try:
+            content, _ = files.read_below(self._directory, STATE_FILE, LARGEST)
+            return read_state(content.decode(errors="replace"))
+        except FileNotFoundError:
+            return setting.NOT_THERE
+        except OSError as error:
+            return f"{self._directory / STATE_FILE} cannot be read: {error.strerror}"
+        except LimitFileError as error:
+            return str(error)

@@ -1,0 +1,36 @@
+"""The settings of the limit helper, with their defaults, forms and descriptions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from gpu_device_plugin.settings.forms import DIRECTORY, GPU_SOURCE, one_of
+from gpu_device_plugin.settings.knobs import knob
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitSettings:
+    """The settings of a limit helper, read once and then frozen."""
+
+    COMMAND: ClassVar[str] = "limits"
+
+    memory_dir: Path = knob(
+        "/run/gpushare/memory",
+        DIRECTORY,
+        "Directory in which the node's agent says which limits it wants, its setting memory_dir.",
+    )
+    gpus: str = knob(
+        "nvml",
+        GPU_SOURCE,
+        "Source of the GPUs, the agent's setting gpus: nvml, or for tests a description of fake ones.",
+    )
+    log_level: str = knob("info", one_of("debug", "info", "warning", "error"), "Least severity to log.", live=True)
+    log_format: str = knob(
+        "auto",
+        one_of("auto", "human", "json"),
+        "Form of the log: human, json (one object per line), or auto (human on a terminal, else json).",
+    )

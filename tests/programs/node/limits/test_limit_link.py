@@ -1,0 +1,178 @@
+"""The agent's side of the limit helper: it tells which limits running containers are to have, and hears why not."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.core.contract.limitfiles import (
+    STATE_FILE,
+    WANTED_FILE,
+    LimitKey,
+    LimitOutcome,
+    LimitsState,
+    MemoryLimit,
+    read_wanted,
+    write_state,
+    write_wanted,
+)
+from gpu_device_plugin.core.model.limits import Enforcement
+from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.core.node.holdings import Holding
+from gpu_device_plugin.core.node.limits import limit_setting as setting
+from gpu_device_plugin.programs.node.limits.limit_link import LimitLink
+from tests.patience import eventually, rounds
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
+
+    from gpu_device_plugin.core.node.use.process_use import Place
+
+UID, A = "0f0e0d0c-1111-2222-3333-0123456789ab", "GPU-a"
+C, D = "c" * 64, "d" * 64
+KEY, LATER = LimitKey(UID, C, A), LimitKey(UID, D, A)
+PLACE: Place = (UID, "main", A)
+FOUR = MemoryLimit(4096)
+POLL_S = 0.01
+
+
+def holding(container_id: str = C) -> Holding:
+    pod = Pod(UID, "default", "p", container_ids={"main": container_id})
+    return Holding(UID, "main", {A: 4096}, enforcement=Enforcement.DRIVER, pod=pod, limits={A: 12288})
+
+
+class World:
+    """An agent's holdings and limits, and the directory where it meets the helper."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.holdings = [holding()]
+        self.limits: Observable[Mapping[Place, int]] = Observable({})
+
+    @property
+    def wanted(self) -> Mapping[LimitKey, MemoryLimit] | None:
+        path = self.directory / WANTED_FILE
+        return read_wanted(path.read_text()) if path.exists() else None
+
+    def says(self, outcomes: Mapping[LimitKey, LimitOutcome], beat_s: float = 100.0) -> None:
+        """Have the helper write its state."""
+        new = self.directory / "new"
+        new.write_text(write_state(LimitsState(outcomes, beat_s)))
+        new.rename(self.directory / STATE_FILE)
+
+    @asynccontextmanager
+    async def agent(self, *, soft: bool = False) -> AsyncIterator[LimitLink]:
+        """Run an agent, whose clock shows 110 s."""
+        link = LimitLink(
+            self.directory, lambda: self.holdings, self.limits, soft=soft, poll_s=POLL_S, clock=lambda: 110.0
+        )
+        task = asyncio.create_task(link.run(), name="link")
+        try:
+            yield link
+            assert not task.done(), task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+async def test_a_node_where_no_limit_changes_has_no_file(world: World) -> None:
+    async with world.agent() as link:
+        link.changed()
+        await rounds(3, POLL_S)
+        assert (world.wanted, link.told.value, link.reasons.value) == (None, {}, {})
+
+
+async def test_the_limit_now_is_told_and_its_outcome_heard(world: World) -> None:
+    async with world.agent() as link:
+        world.limits.set({PLACE: 4096})
+        await eventually(lambda: world.wanted == {KEY: FOUR})
+        await eventually(lambda: link.reasons.value == {PLACE: setting.NOT_THERE})
+        assert link.told.value == {PLACE: 4096}
+        world.says({})
+        await eventually(lambda: link.reasons.value == {PLACE: setting.NOT_YET})
+        world.says({KEY: LimitOutcome(FOUR, "no permission")})
+        await eventually(lambda: link.reasons.value == {PLACE: "no permission"})
+        world.says({KEY: LimitOutcome(FOUR)})
+        await eventually(lambda: link.reasons.value == {})
+        world.says({KEY: LimitOutcome(FOUR)}, beat_s=110.0 - setting.BEAT_S - 1)
+        await eventually(lambda: link.reasons.value == {PLACE: setting.SILENT})
+
+
+async def test_the_guarantee_is_the_soft_limit_if_it_is_wanted(world: World) -> None:
+    async with world.agent(soft=True):
+        world.limits.set({PLACE: 8192})
+        await eventually(lambda: world.wanted == {KEY: MemoryLimit(8192, 4096)})
+
+
+async def test_a_container_that_starts_again_is_told_and_an_ended_one_is_dropped(world: World) -> None:
+    world.limits.set({PLACE: 4096})
+    async with world.agent() as link:
+        await eventually(lambda: world.wanted == {KEY: FOUR})
+        world.holdings = [holding(D)]
+        link.changed()
+        await eventually(lambda: world.wanted == {LATER: FOUR})
+        world.holdings = []
+        await eventually(lambda: world.wanted == {})
+        assert (link.told.value, link.reasons.value) == ({}, {})
+
+
+async def test_an_agent_that_starts_goes_on_where_the_last_one_was(world: World) -> None:
+    """Also for a container that may not change any more: it gets back what it started with."""
+    (world.directory / WANTED_FILE).write_text(write_wanted({KEY: FOUR, LATER: FOUR}))
+    async with world.agent() as link:
+        await eventually(lambda: world.wanted == {KEY: MemoryLimit(12288)})
+        assert link.told.value == {PLACE: 12288}
+
+
+@pytest.mark.parametrize("content", ["{", "[" * 100_000, '{"version": 1, "limits": [{"pod": "/"}]}'])
+async def test_a_file_that_nobody_can_read_is_written_anew(world: World, content: str) -> None:
+    (world.directory / WANTED_FILE).write_text(content)
+    async with world.agent():
+        await eventually(lambda: (world.directory / WANTED_FILE).read_text() != content)
+        assert world.wanted == {}
+
+
+async def test_a_file_that_is_removed_is_written_anew(world: World) -> None:
+    world.limits.set({PLACE: 4096})
+    async with world.agent():
+        await eventually(lambda: world.wanted == {KEY: FOUR})
+        (world.directory / WANTED_FILE).unlink()
+        await eventually(lambda: world.wanted == {KEY: FOUR})
+
+
+async def test_a_file_that_cannot_be_written_is_a_reason(world: World) -> None:
+    (world.directory / WANTED_FILE).mkdir()
+    world.limits.set({PLACE: 4096})
+    async with world.agent() as link:
+        await eventually(lambda: "the agent cannot write" in link.reasons.value.get(PLACE, ""))
+        (world.directory / WANTED_FILE).rmdir()
+        await eventually(lambda: world.wanted == {KEY: FOUR})
+
+
+@pytest.mark.parametrize(("content", "why"), [("{", "cannot be parsed"), (None, "cannot be read")])
+async def test_a_state_that_cannot_be_read_is_a_reason(world: World, content: str | None, why: str) -> None:
+    path = world.directory / STATE_FILE
+    path.mkdir() if content is None else path.write_text(content)
+    world.limits.set({PLACE: 4096})
+    async with world.agent() as link:
+        await eventually(lambda: why in link.reasons.value.get(PLACE, ""))
+
+
+async def test_a_reason_is_logged_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.limits.set({PLACE: 4096})
+    async with world.agent() as link:
+        await eventually(lambda: link.reasons.value)
+        world.holdings = [replace(world.holdings[0], granted={A: 4097})]
+        await rounds(3, POLL_S)
+    assert [each.getMessage() for each in caplog.records] == ["the limit of a running container is not changed"]
