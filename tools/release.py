@@ -46,6 +46,7 @@ PLACES = {
     "deploy/daemonset.yaml": (IMAGE,),
     "deploy/optional/extender-alone.yaml": (IMAGE,),
     "deploy/optional/extender-loopback.yaml": (IMAGE,),
+    "deploy/optional/limits.yaml": (IMAGE,),
     "deploy/optional/mps.yaml": (IMAGE,),
     "deploy/optional/web.yaml": (IMAGE,),
     "deploy/scheduler.yaml": (IMAGE,),

@@ -20,6 +20,7 @@ from gpu_device_plugin.kubelet import cgroupfs
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.knobs import flag, knobs_of
+from gpu_device_plugin.settings.limits import LimitSettings
 from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings, settings_for
 from gpu_device_plugin.settings.sources import Sources
@@ -76,6 +77,7 @@ SAME: list[tuple[Json, tuple[str, ...]]] = [
     ({"dashboard": {"enabled": True}}, (*ALL, "monitoring/dashboard")),
     ({"networkPolicy": {"enabled": False}}, ("daemonset", "scheduler", "policies", "viewer")),
     ({"mps": {"enabled": True}}, (*ALL, "optional/mps", "patches/mps-agent")),
+    ({"limits": {"enabled": True}}, (*ALL, "optional/limits")),
     ({"agent": {"evict": True, "nodeCondition": True}}, (*ALL, "optional/evict")),
     ({"web": {"enabled": True}}, (*ALL, "optional/web")),
     ({"agent": {"dra": {"enabled": True}}}, (*ALL, "optional/dra", "patches/dra-agent")),
@@ -506,6 +508,7 @@ def schema_of(form: Form[Any]) -> Json:
         ("agent", "agent", knobs_of(NodeSettings)),
         ("scheduler", "extender", knobs_of(ExtenderSettings)),
         ("mps", "mps", knobs_of(MpsSettings)),
+        ("limits", "limits", knobs_of(LimitSettings)),
         ("web", "web", knobs_of(WebSettings)),
     ],
 )

@@ -13,7 +13,10 @@ from tests.deploy.manifests import DEPLOY, Json, documents
 from tests.deploy.templates import Chart
 
 (POLICY,) = documents("optional/networkpolicy")
-MANIFESTS = ("daemonset", "scheduler", "optional/extender-alone", "optional/extender-loopback", "optional/mps")
+MANIFESTS = (
+    *("daemonset", "scheduler", "optional/extender-alone", "optional/extender-loopback"),
+    *("optional/mps", "optional/limits"),
+)
 PODS: dict[str, Json] = {
     name: each["spec"]["template"]
     for name in MANIFESTS

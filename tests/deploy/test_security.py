@@ -40,6 +40,7 @@ PODS = {
 AGENT = ("DaemonSet", "gpushare-node")
 LOOPBACK = ("DaemonSet", "gpushare-extender")
 MPS = ("DaemonSet", "gpushare-mps")
+LIMITS = ("DaemonSet", "gpushare-limits")
 
 
 def containers(pod: Json) -> list[Json]:
@@ -132,7 +133,7 @@ def test_what_the_agent_needs_beyond_restricted_is_listed_with_its_reason() -> N
     assert sorted(beyond) == offences(PODS[AGENT])
 
 
-@pytest.mark.parametrize("name", sorted(PODS.keys() - {AGENT, LOOPBACK, MPS}), ids=" ".join)
+@pytest.mark.parametrize("name", sorted(PODS.keys() - {AGENT, LOOPBACK, MPS, LIMITS}), ids=" ".join)
 def test_everybody_else_is_restricted(name: tuple[str, str]) -> None:
     assert offences(PODS[name]) == []
 
@@ -153,6 +154,11 @@ def test_the_mps_supervisor_is_privileged_and_needs_no_network_of_the_node() -> 
         "seccompProfile",
     ]
     assert PODS[MPS]["automountServiceAccountToken"] is False
+
+
+def test_the_limit_helper_needs_what_the_page_says_and_no_api() -> None:
+    assert sorted(listed("What the limit helper needs")) == offences(PODS[LIMITS])
+    assert PODS[LIMITS]["automountServiceAccountToken"] is False
 
 
 @pytest.mark.parametrize("name", PODS, ids=" ".join)
