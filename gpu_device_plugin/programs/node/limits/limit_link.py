@@ -59,7 +59,7 @@ class LimitLink:
         self.told: Observable[Mapping[Place, int]] = Observable({})
         """The hard limit in MiB that the helper was told last, which may be read back besides that of the start."""
         self.reasons: Observable[Mapping[Place, str]] = Observable({})
-        """Why a limit that the helper was told is not set."""
+        """Why a limit that the helper was told is not set. It may be right all the same, if it is that of the start."""
         self._wanted: Mapping[LimitKey, MemoryLimit] | None = None
         """What is in the file; None: not known, or not written."""
         self._before: Mapping[LimitKey, MemoryLimit] = {}
@@ -104,7 +104,8 @@ class LimitLink:
         for (pod_uid, container, uuid), why in reasons.items():
             if why not in {known.get((pod_uid, container, uuid)), setting.NOT_YET}:
                 extra = {"pod_uid": pod_uid, "container": container, "gpu": uuid, "why": why}
-                _log.warning("the limit of a running container is not changed", extra=extra)
+                level = logging.INFO if why == setting.NOT_THERE else logging.WARNING  # the helper is optional
+                _log.log(level, "the limit of a running container is not changed", extra=extra)
         self.reasons.change(reasons)
 
     def _write(self, wanted: Mapping[LimitKey, MemoryLimit]) -> None:

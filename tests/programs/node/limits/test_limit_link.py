@@ -170,9 +170,13 @@ async def test_a_state_that_cannot_be_read_is_a_reason(world: World, content: st
 
 
 async def test_a_reason_is_logged_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """And no more than mentioned where the helper, which is optional, is not there."""
     world.limits.set({PLACE: 4096})
     async with world.agent() as link:
         await eventually(lambda: link.reasons.value)
+        assert caplog.records == []
+        world.says({KEY: LimitOutcome(FOUR, "no permission")})
+        await eventually(lambda: link.reasons.value == {PLACE: "no permission"})
         world.holdings = [replace(world.holdings[0], granted={A: 4097})]
         await rounds(3, POLL_S)
     assert [each.getMessage() for each in caplog.records] == ["the limit of a running container is not changed"]
