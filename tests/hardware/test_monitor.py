@@ -592,7 +592,8 @@ async def test_requests_are_answered_in_their_order_beside_the_readings(
     gpus = described([{"model": "T4", "used": "1GiB"}])
     timings = replace(quick, probe_every_s=0.001, rescan_every_s=3600)
     async with watching(gpus.path, timings=timings) as hardware:
-        assert (await hardware.use(), await hardware.limits([])) == (None, None)  # no process has started
+        # No process has started.
+        assert (await hardware.use(), await hardware.limits([]), await hardware.set_limits([])) == (None, None, None)
         view = await hardware.until(lambda view: view.inventory.gpus)
         uuid = view.inventory.gpus[0].uuid
         use, limit = (GpuReading(uuid, (), 1024),), CgroupLimit(uuid, "/a", code=13)

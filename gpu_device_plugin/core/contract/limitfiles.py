@@ -85,7 +85,7 @@ class LimitsState:
 
 def write_wanted(wanted: Mapping[LimitKey, MemoryLimit]) -> str:
     """Return the text of `WANTED_FILE`: the helper sets these limits and leaves all others alone."""
-    limits = [_fields(key, limit) for key, limit in sorted(wanted.items())[:MOST_LIMITS]]
+    limits = [{**key._asdict(), **limit._asdict()} for key, limit in sorted(wanted.items())[:MOST_LIMITS]]
     return json.dumps({"version": VERSION, "limits": limits})
 
 
@@ -104,7 +104,7 @@ def read_wanted(text: str) -> Mapping[LimitKey, MemoryLimit]:
 def write_state(state: LimitsState) -> str:
     """Return the text of `STATE_FILE`."""
     limits = [
-        {**_fields(key, outcome.limit), "why": outcome.why[:LONGEST_WHY]}
+        {**key._asdict(), **outcome.limit._asdict(), "why": outcome.why[:LONGEST_WHY]}
         for key, outcome in sorted(state.outcomes.items())
     ]
     return json.dumps({"version": VERSION, "beat": state.beat_s, "limits": limits})
@@ -143,29 +143,20 @@ def _versioned(text: str) -> Any:
     return document
 
 
-def _fields(key: LimitKey, limit: MemoryLimit) -> dict[str, Any]:
-    return {
-        "pod": key.pod_uid,
-        "container": key.container_id,
-        "gpu": key.uuid,
-        "hardMib": limit.hard_mib,
-        "softMib": limit.soft_mib,
-    }
-
-
 def _key(fields: Any) -> LimitKey:
-    key = LimitKey(fields["pod"], fields["container"], fields["gpu"])
+    key = LimitKey(*(fields[name] for name in LimitKey._fields))
     if not key.plausible:
         raise ValueError("no ID of a pod, a container or a GPU")
     return key
 
 
 def _limit(fields: Any) -> MemoryLimit:
-    hard, soft = fields["hardMib"], fields["softMib"]
+    limit = MemoryLimit(*(fields[name] for name in MemoryLimit._fields))
     # A limit of 0 would be none to the driver; a truth value is an int, too.
-    if not (type(hard) is type(soft) is int and 1 <= hard <= MOST_MIB and 0 <= soft <= hard):
+    counts = all(type(mib) is int for mib in limit)
+    if not (counts and 1 <= limit.hard_mib <= MOST_MIB and 0 <= limit.soft_mib <= limit.hard_mib):
         raise ValueError("no limit")
-    return MemoryLimit(hard, soft)
+    return limit
 
 
 def _text(value: Any) -> str:

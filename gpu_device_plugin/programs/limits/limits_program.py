@@ -147,9 +147,8 @@ class LimitHelper:
         self._attempts[key] = after = setting.attempted(limit, why, before, _now_s())
         if before is None or before.outcome != after.outcome:
             extra = {**key._asdict(), "hard_mib": limit.hard_mib, **({"why": why} if why else {})}
-            _log.log(
-                logging.WARNING if why else logging.INFO, "a limit is %s", "not set" if why else "set", extra=extra
-            )
+            level, what = (logging.WARNING, "not set") if why else (logging.INFO, "set")
+            _log.log(level, "a limit is %s", what, extra=extra)
 
     async def _publish(self) -> NoReturn:
         while True:

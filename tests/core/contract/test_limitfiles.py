@@ -70,7 +70,7 @@ def test_the_most_limits_fit_into_the_largest_file() -> None:
 
 
 def entry(**changed: Any) -> dict[str, Any]:
-    known = {"pod": POD, "container": CONTAINER, "gpu": "GPU-a", "hardMib": 4, "softMib": 0, "why": ""}
+    known = {"pod_uid": POD, "container_id": CONTAINER, "uuid": "GPU-a", "hard_mib": 4, "soft_mib": 0, "why": ""}
     return {name: value for name, value in {**known, **changed}.items() if value is not ...}
 
 
@@ -88,24 +88,24 @@ WRONG = [
     '{"version": 1, "beat": 0, "limits": {}}',
     file(version=2),
     file(None),
-    file(entry(pod="../../etc")),
-    file(entry(pod=f"{POD}/x")),
-    file(entry(pod=7)),
-    file(entry(pod=...)),
-    file(entry(container="")),
-    file(entry(container="/sys/fs/cgroup")),
-    file(entry(container=CONTAINER + "\n")),
-    file(entry(container=["c"] * 64)),
-    file(entry(gpu="MIG-a")),
-    file(entry(gpu="GPU-" + "a" * 61)),
-    file(entry(hardMib=0)),
-    file(entry(hardMib=-1)),
-    file(entry(hardMib=True)),
-    file(entry(hardMib=4.0)),
-    file(entry(hardMib="4")),
-    file(entry(hardMib=MOST_MIB + 1)),
-    file(entry(softMib=5)),
-    file(entry(softMib=...)),
+    file(entry(pod_uid="../../etc")),
+    file(entry(pod_uid=f"{POD}/x")),
+    file(entry(pod_uid=7)),
+    file(entry(pod_uid=...)),
+    file(entry(container_id="")),
+    file(entry(container_id="/sys/fs/cgroup")),
+    file(entry(container_id=CONTAINER + "\n")),
+    file(entry(container_id=["c"] * 64)),
+    file(entry(uuid="MIG-a")),
+    file(entry(uuid="GPU-" + "a" * 61)),
+    file(entry(hard_mib=0)),
+    file(entry(hard_mib=-1)),
+    file(entry(hard_mib=True)),
+    file(entry(hard_mib=4.0)),
+    file(entry(hard_mib="4")),
+    file(entry(hard_mib=MOST_MIB + 1)),
+    file(entry(soft_mib=5)),
+    file(entry(soft_mib=...)),
     file(*[entry()] * (MOST_LIMITS + 1)),
 ]
 

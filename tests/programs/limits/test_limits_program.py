@@ -194,7 +194,7 @@ async def test_a_cgroup_that_is_none_of_the_kubelets_is_never_touched(node: Node
 
 
 WRONG = {
-    "half-written": b'{"version": 1, "limits": [{"pod": "8dbc6b',
+    "half-written": b'{"version": 1, "limits": [{"pod_uid": "8dbc6b',
     "empty": b"",
     "no text": b"\xff\xfe",
     "deep": b"[" * 100_000,
@@ -202,7 +202,7 @@ WRONG = {
     "forged": json.dumps(
         {
             "version": 1,
-            "limits": [{"pod": UID, "container": "../../../../x", "gpu": GPU, "hardMib": 1, "softMib": 0}],
+            "limits": [{"pod_uid": UID, "container_id": "../../../../x", "uuid": GPU, "hard_mib": 1, "soft_mib": 0}],
         }
     ).encode(),
 }

@@ -42,7 +42,6 @@ NOT_YET = "the limit helper has not set it yet"
 _SUCCESS = 0
 # Return codes of NVML.
 _REASONS = {
-    2: "the driver refuses the limit or the cgroup (NVML: invalid argument)",
     3: "the driver does not limit memory on this GPU or in this cgroup (NVML: not supported)",
     4: (
         "the driver lets only callers with CAP_SYS_ADMIN set limits (NVML: no permission): run the limit helper as "

@@ -135,7 +135,7 @@ async def test_an_agent_that_starts_goes_on_where_the_last_one_was(world: World)
         assert link.told.value == {PLACE: 12288}
 
 
-@pytest.mark.parametrize("content", ["{", "[" * 100_000, '{"version": 1, "limits": [{"pod": "/"}]}'])
+@pytest.mark.parametrize("content", ["{", "[" * 100_000, '{"version": 1, "limits": [{"pod_uid": "/"}]}'])
 async def test_a_file_that_nobody_can_read_is_written_anew(world: World, content: str) -> None:
     (world.directory / WANTED_FILE).write_text(content)
     async with world.agent():
