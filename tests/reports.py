@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -55,3 +56,9 @@ def report(*parts: ContainerUse, age_s: float = 10.0, **more: Any) -> NodeReport
     read, problems = node_report(written(*parts, age_s=age_s, **more), time.time())
     assert problems == ()
     return NodeReport(read.limits, read.use, age_s)
+
+
+BORROWER = part("nb", used=7168, limit_mib=12288)
+"""It is guaranteed 4 GiB, borrows 3 GiB and may use 12 GiB."""
+ASKED = replace(BORROWER, asked_at=SINCE, return_by="2026-11-22T09:57:00Z", needed_by="ml/train")
+"""The same, asked to return it."""

@@ -157,6 +157,11 @@ class ContainerUse:
         return max(0, self.used_mib - self.granted_mib)
 
     @property
+    def most_mib(self) -> int:
+        """The most that it may use: what it was granted, unless its owner set another limit."""
+        return self.granted_mib if self.limit_mib is None else self.limit_mib
+
+    @property
     def place(self) -> tuple[int, str, str, str]:
         """What tells it from the others on its node, and their order."""
         return self.gpu, self.namespace, self.pod, self.container
@@ -274,6 +279,11 @@ def exceeds(part: ContainerUse) -> bool:
 def trespasses(part: ContainerUse) -> bool:
     """Return whether a container uses a GPU that it was not given, however little of it."""
     return not part.granted_mib and bool(part.used_mib)
+
+
+def to_return(part: ContainerUse) -> bool:
+    """Return whether a container is asked to return memory that it borrows."""
+    return bool(part.asked_at)
 
 
 def not_held(part: ContainerUse) -> bool:

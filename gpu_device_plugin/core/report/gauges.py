@@ -7,7 +7,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, GpuUse, NodeLimits, NodeUse
+from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, GpuUse, NodeLimits, NodeUse, to_return
 from gpu_device_plugin.core.model.limits import LimitStatus
 from gpu_device_plugin.core.report.exposition import Gauge
 
@@ -62,10 +62,15 @@ _PLACE = ("namespace", "pod", "container", "gpu")
 _CONTAINER = (
     Gauge(
         "gpushare_container_gpu_memory_allocated_bytes",
-        "GPU memory that the container was given; 0 if it uses a GPU that it was not given.",
+        "GPU memory that the container was given, its guarantee; 0 if it uses a GPU that it was not given.",
         _PLACE,
     ),
     Gauge("gpushare_container_gpu_memory_used_bytes", "GPU memory that the container uses.", _PLACE),
+    Gauge(
+        "gpushare_container_gpu_memory_borrowed_bytes",
+        "GPU memory that a container with a limit above its guarantee uses beyond the guarantee.",
+        _PLACE,
+    ),
     Gauge(
         "gpushare_container_gpu_utilization_ratio",
         "Part of the time in which the container keeps multiprocessors of the GPU busy, 0 to 1.",
@@ -77,6 +82,12 @@ _LIMIT = Gauge(
     "The limit of the container's GPU memory, as the driver has it where it was read back.",
     (*_PLACE, "enforcement", "state"),
 )
+_ASKED = Gauge(
+    "gpushare_container_gpu_memory_return_asked",
+    "1 while the container is asked to return the GPU memory that it borrows.",
+    _PLACE,
+)
+_SHORT = Gauge("gpushare_pods_short_of_memory", "Pods of which others borrow guaranteed GPU memory that they need now.")
 _LIMITS = Gauge("gpushare_limit_states", "Memory limits of running containers by what was read back.", ("state",))
 STREAM_UP = Gauge("gpushare_stream_up", "1 while the kubelet's ListAndWatch stream is open.", ("resource",))
 _WITHOUT_STREAM = Gauge(
@@ -122,6 +133,8 @@ class NodeMetrics:
         places = [(self._place(part), part) for part in self.use.parts]
         yield from _columns(_CONTAINER, [(place, _container(part)) for place, part in places])
         yield _LIMIT, [_limit(place, part) for place, part in places if part.enforcement is not None]
+        yield _ASKED, [(place, 1) for place, part in places if to_return(part)]
+        yield _SHORT, [((), len({part.needed_by for part in self.use.parts if part.needed_by}))]
 
     def _counted(self) -> Sequence[SharedGpu]:
         """Return the GPUs and MIG instances that containers can get, or have.
@@ -171,12 +184,13 @@ class NodeMetrics:
 def _container(part: ContainerUse) -> Sequence[float | None]:
     # What processes of a container that is not known may use is shown with the pod's containers already.
     given_mib = part.granted_mib if part.container or not part.granted_mib else None
-    return _mib(given_mib), _mib(part.used_mib), None if part.sm_percent is None else part.sm_percent / 100
+    percent = part.sm_percent
+    return _mib(given_mib), _mib(part.used_mib), _mib(part.borrowed_mib), None if percent is None else percent / 100
 
 
 def _limit(place: Sequence[str], part: ContainerUse) -> Value:
     """Return the limit that the driver has; where it was not read back, the one that was asked for."""
-    mib = part.granted_mib if part.found_mib is None else part.found_mib
+    mib = part.most_mib if part.found_mib is None else part.found_mib
     return (*place, part.enforcement or "", part.held or LimitStatus.UNVERIFIED), mib << 20
 
 

@@ -217,13 +217,14 @@ def _stranger(parts: Sequence[ContainerUse], *, brief: bool) -> Fields:
     return known(fields) if brief else fields
 
 
+_SUMMED = ("usedMiB", "smPercent", "overSince", "enforcement", "held")
 _WEAKEST_FIRST = tuple(sorted(Enforcement, key=lambda enforcement: enforcement.strength))
 
 
 def _sum(parts: Sequence[ContainerUse]) -> Fields:
     """Return the use of one GPU by all containers of a pod together; what one of them lacks is unknown of all."""
     if not parts:
-        return dict.fromkeys(("usedMiB", "smPercent", "overSince", "enforcement", "held"))
+        return dict.fromkeys(_SUMMED)
     amounts = [part.used_mib for part in parts if part.used_mib is not None]
     percents = [part.sm_percent for part in parts if part.sm_percent is not None]
     enforcements = {part.enforcement for part in parts if part.enforcement is not None}
@@ -236,6 +237,21 @@ def _sum(parts: Sequence[ContainerUse]) -> Fields:
         "overSince": min((part.over_since for part in parts if part.over_since), default=None),
         "enforcement": next((enforcement.value for enforcement in _WEAKEST_FIRST if enforcement in enforcements), None),
         "held": None if worst is None else worst.value,
+    } | _elastic(parts)
+
+
+def _elastic(parts: Iterable[ContainerUse]) -> Fields:
+    """Return what containers with a limit of their own may use and borrow together; nothing where none has one."""
+    elastic = [part for part in parts if part.limit_mib is not None]
+    if not elastic:
+        return {}
+    borrowed = [part.borrowed_mib for part in elastic if part.borrowed_mib is not None]
+    return {
+        "limitMiB": sum(part.most_mib for part in parts),
+        "borrowedMiB": sum(borrowed) if len(borrowed) == len(elastic) else None,
+        "askedAt": min((part.asked_at for part in elastic if part.asked_at), default=None),
+        "returnBy": min((part.return_by for part in elastic if part.return_by), default=None),
+        "neededBy": next((part.needed_by for part in elastic if part.needed_by), None),
     }
 
 
@@ -251,7 +267,7 @@ def _container_use(part: ContainerUse) -> Fields:
         "held": None if part.held is None else part.held.value,
         "foundMiB": part.found_mib,
         "why": part.why or None,
-    }
+    } | _elastic([part])
 
 
 # --- The containers of one pod ----------------------------------------------------------------------------------------
@@ -401,13 +417,18 @@ def redacted(node: NodeView, may_see: Callable[[str], bool]) -> NodeView:
     for holder in sorted((pod for pod in node.instance_pods if not may_see(pod.namespace)), key=lambda pod: pod.uid):
         hidden = number(holder.namespace, holder.name)
         holders.append(replace(holder, uid=f"{HIDDEN} {hidden}", namespace=HIDDEN, name=hidden))
+
+    def needs_seen(part: ContainerUse) -> ContainerUse:
+        seen = not part.needed_by or may_see(part.needed_by.partition("/")[0])
+        return part if seen else replace(part, needed_by="")
+
     report = node.report
     if report.use is not None:
         parts = tuple(
             part
             if may_see(part.namespace)
             else ContainerUse(HIDDEN, number(part.namespace, part.pod), "", *_AMOUNTS(part))
-            for part in sorted(report.use.parts, key=lambda part: not may_see(part.namespace))
+            for part in sorted(map(needs_seen, report.use.parts), key=lambda part: not may_see(part.namespace))
         )
         report = replace(report, use=replace(report.use, parts=parts))
     return replace(node, pods=tuple(pods), report=report, instance_pods=tuple(holders))

@@ -294,6 +294,7 @@ class PageState:
                 view = replace(view, report=NodeReport(view.report.limits, use, 0.0))
             spaces = {pod.namespace for pod in view.pods} | {part.namespace for part in view.report.current}
             spaces |= {pod.namespace for pod in view.instance_pods}
+            spaces |= {part.needed_by.partition("/")[0] for part in view.report.current if part.needed_by}
             document = msgspec.json.encode(node_document(view, brief=True, live=use is not None))
             self._shown[name] = ShownNode(view, frozenset(spaces), use is not None, document)
             if before is not None and before.document == document:

@@ -243,7 +243,7 @@ class PageRoutes:
             "name": pod.name,
             "uid": pod.uid,
             **{key: value for key, value in fields.items() if value},
-            "containers": containers_of(pod, ours, None if shown is None else shown.view),
+            "containers": containers_of(pod, ours, None if shown is None else scope.of(shown.view)),
             "why": explained,
             "events": event_documents(raw_events),
             **({"notes": notes} if notes else {}),

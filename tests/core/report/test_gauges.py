@@ -234,3 +234,13 @@ def test_the_cluster_is_shown_as_it_stands() -> None:
         "extender_memory_bytes 0.0",
         "extender_memory_taken_bytes 0.0",
     ]
+
+
+def test_a_borrower_has_lines_for_what_it_borrows_and_while_it_is_asked() -> None:
+    borrower = replace(PART, used_mib=7168, limit_mib=12288, found_mib=None)
+    assert containers(borrower)[2] == "memory_borrowed_bytes{} 3.221225472e+09"
+    assert 'memory_limit_bytes{enforcement="driver",state="differs"} 1.2884901888e+10' in containers(borrower)
+    asked = replace(borrower, asked_at="2026-11-22T09:56:00Z", needed_by="ml/train")
+    assert containers(asked)[-1] == "memory_return_asked{} 1.0"
+    for parts, short in (((borrower,), "0.0"), ((asked, asked), "1.0")):
+        assert lines(NodeMetrics(node(16), NodeUse("", parts=parts)), "pods_short") == [f"pods_short_of_memory {short}"]

@@ -16,7 +16,7 @@ from gpu_device_plugin.core.model.gpus import Closeness, Links
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.core.report.overview_document import document, node_document, redacted
 from tests.claim_values import claim, part, serving, serving_view, whole
-from tests.reports import SINCE, report
+from tests.reports import ASKED, BORROWER, SINCE, report
 from tests.reports import part as used
 from tests.views import WHOLE, mig_view, node_view, pod_on, with_instances
 
@@ -295,3 +295,23 @@ def test_hidden_claims_and_holders_of_instances_have_no_names() -> None:
     mine, theirs = (replace(with_instances(name, n), namespace=name) for n, name in enumerate(("mine", "theirs")))
     (offer,) = brief(redacted(mig_view("n", mine, theirs, whole=2), "mine".__eq__))["instances"]
     assert [gpu["pods"][0].get("name") for gpu in offer["instances"]] == ["mine", None]
+
+
+def test_a_borrower_has_its_limit_and_what_it_is_asked() -> None:
+    """The second container of its pod may not borrow, and counts with its guarantee."""
+    fixed = replace(BORROWER, container="fixed", limit_mib=None, used_mib=100)
+    elastic = {
+        "limitMiB": 12288,
+        "borrowedMiB": 3072,
+        "askedAt": SINCE,
+        "returnBy": "2026-11-22T09:57:00Z",
+        "neededBy": "ml/train",
+    }
+    view = node_view("a", (15,), pod_on("nb", {0: 8}), report=report(ASKED, fixed))
+    (gpu,) = node_document(view)["gpus"]
+    plain, borrower = gpu["containers"]
+    assert elastic.items() <= borrower.items()
+    assert elastic.keys().isdisjoint(plain)
+    assert gpu["pods"][0].items() >= (elastic | {"limitMiB": 16384}).items()
+    (pod,) = brief_pods(node_view("a", (15,), pod_on("nb", {0: 4}), report=report(replace(BORROWER, used_mib=None))))
+    assert pod == {"namespace": "default", "name": "nb", "shares": 4, "limitMiB": 12288}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpu_device_plugin.core.report.overview_document import HIDDEN, redacted
-from tests.reports import part, report
+from tests.reports import ASKED, part, report
 from tests.views import mig_view, node_view, pod_on, with_instances
 
 
@@ -43,3 +43,11 @@ def test_pods_with_whole_instances_lose_their_names_too() -> None:
     assert [str(pod) for pod in shown.instance_pods] == ["mine/a", f"{HIDDEN}/1", f"{HIDDEN}/2"]
     assert (offer.used, offer.free) == (3, 0)
     assert "theirs" not in str(shown)
+
+
+def test_who_needs_what_another_borrows_has_no_name_for_those_who_may_not_see_it() -> None:
+    node = node_view("n", (15,), pod_on("default/nb", {0: 4}), report=report(ASKED))
+    for seen, name in (("default", ""), ("ml", "ml/train")):
+        shown = redacted(node, seen.__eq__).report.use
+        assert shown is not None
+        assert [part.needed_by for part in shown.parts] == [name]

@@ -10,7 +10,7 @@ from gpu_device_plugin.core.cluster.claimed_gpus import label, taken, waits_for_
 from gpu_device_plugin.core.cluster.held_instances import asked_instances
 from gpu_device_plugin.core.cluster.node_report import sums_of
 from gpu_device_plugin.core.contract.keys import OVER_USE
-from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
+from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, to_return, trespasses
 from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, Tone, columns, fitted, table
 from gpu_device_plugin.core.report.text.printing import counted, place, ranges
 from gpu_device_plugin.core.report.text.use_texts import age, limit
@@ -84,6 +84,7 @@ def _alike(node: NodeView, view: GpuView) -> tuple[object, ...]:
         gpu.unhealthy,
         _enforcement(node, view),
         _trouble(node, view),
+        _returning(node, view),
     )
 
 
@@ -103,6 +104,13 @@ def _trouble(node: NodeView, view: GpuView) -> str:
     return ", ".join(f"{number} {word}" for number, word in words if number)
 
 
+def _returning(node: NodeView, view: GpuView) -> str:
+    """Return how many containers on a GPU are asked to return what they borrow; empty: none."""
+    parts = [] if node.report.stale else node.report.parts(view.gpu.position)
+    number = sum(map(to_return, parts))
+    return f"{number} to return memory" if number else ""
+
+
 def _group_row(node: NodeView, name: str, state: str, group: Sequence[GpuView]) -> Row:
     first = group[0]
     positions = [view.gpu.position for view in group]
@@ -112,8 +120,9 @@ def _group_row(node: NodeView, name: str, state: str, group: Sequence[GpuView]) 
     differs = len(known) > 1 and min(known) != most
     trouble = _trouble(node, first)
     bad = f"unhealthy: {first.gpu.unhealthy}" if first.gpu.unhealthy else ""
-    words = [*filter(None, (state, bad, trouble)), *(["whole"] if first.whole else [])]
-    tone = Tone.BAD if bad or trouble else Tone.WARNING if state not in {"", CLAIMS} else Tone.PLAIN
+    returning = _returning(node, first)
+    words = [*filter(None, (state, bad, trouble, returning)), *(["whole"] if first.whole else [])]
+    tone = Tone.BAD if bad or trouble else Tone.WARNING if returning or state not in {"", CLAIMS} else Tone.PLAIN
     model = first.gpu.model.removeprefix("NVIDIA ") or _NOTHING
     return Row(
         (
@@ -290,7 +299,11 @@ def _with_use(row: PodRow, parts: Sequence[ContainerUse], ending: str = "") -> P
         *(["limit not held"] if any(map(not_held, parts)) else []),
     ]
     limits = sorted({limit(part) for part in parts if part.enforcement is not None})
-    state = "; ".join(filter(None, (*words, ending)))
+    if any(part.limit_mib is not None for part in parts):
+        limits.append(f"up to {gib(sum(part.most_mib for part in parts))}")
+    borrowed = sum(part.borrowed_mib or 0 for part in parts)
+    elastic = (f"borrows {gib(borrowed)}" if borrowed else "", "asked to return" if any(map(to_return, parts)) else "")
+    state = "; ".join(filter(None, (*words, *elastic, ending)))
     return replace(row, used_mib=used, limit=", ".join(limits), state=state, bad=bool(words))
 
 

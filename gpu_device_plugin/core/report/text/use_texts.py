@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
+from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, to_return, trespasses
 from gpu_device_plugin.core.model.limits import Enforcement, LimitStatus
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.node.use.eviction_choice import spared
@@ -57,10 +57,8 @@ def limit(part: ContainerUse) -> str:
     if part.enforcement is Enforcement.ADVISORY or part.held is None:
         return part.enforcement.value
     if part.held is LimitStatus.DIFFERS:
-        return f"{part.enforcement}: differs ({mib(part.found_mib)} instead of {mib(part.granted_mib)})"
-    return f"{part.enforcement}: {part.held}" + (
-        f" ({mib(part.granted_mib)})" if part.held is LimitStatus.MISSING else ""
-    )
+        return f"{part.enforcement}: differs ({mib(part.found_mib)} instead of {mib(part.most_mib)})"
+    return f"{part.enforcement}: {part.held}" + (f" ({mib(part.most_mib)})" if part.held is LimitStatus.MISSING else "")
 
 
 def uses(part: ContainerUse) -> str:
@@ -69,13 +67,30 @@ def uses(part: ContainerUse) -> str:
         return f"uses {mib(part.used_mib)} of GPU {part.gpu}, which it was not given"
     since = f", since {part.over_since}" if part.over_since else ""
     used = "an unknown amount" if part.used_mib is None else mib(part.used_mib)
-    return f"uses {used} of GPU {part.gpu}, was granted {mib(part.granted_mib)}{since}"
+    if part.limit_mib is None:
+        return f"uses {used} of GPU {part.gpu}, was granted {mib(part.granted_mib)}{since}"
+    size = f"is guaranteed {mib(part.granted_mib)} and limited to {mib(part.limit_mib)}{since}"
+    return "; ".join(filter(None, (f"uses {used} of GPU {part.gpu}, {size}", borrows(part), asked(part))))
+
+
+def borrows(part: ContainerUse) -> str:
+    """Return how much a container borrows, as a clause; empty: nothing, as far as is known."""
+    return f"borrows {mib(part.borrowed_mib)}" if part.borrowed_mib else ""
+
+
+def asked(part: ContainerUse) -> str:
+    """Return since when a container is asked to return what it borrows, for whom, and until when; empty: it is not."""
+    if not to_return(part):
+        return ""
+    needed = f" for {part.needed_by}" if part.needed_by else ""
+    evicted = f", and is evicted at {part.return_by} otherwise" if part.return_by else ""
+    return f"is asked since {part.asked_at} to return it{needed}{evicted}"
 
 
 def does_not_hold(part: ContainerUse) -> str:
     """Return why the limit of a container does not hold, as the end of a sentence that begins with its name."""
     if part.held is LimitStatus.DIFFERS:
-        said = f"is limited to {mib(part.found_mib)} of GPU {part.gpu} instead of {mib(part.granted_mib)}"
+        said = f"is limited to {mib(part.found_mib)} of GPU {part.gpu} instead of {mib(part.most_mib)}"
     else:
         said = f"has no limit on GPU {part.gpu}, where it was granted {mib(part.granted_mib)}"
     return f"{said}{f': {part.why}' if part.why else ''}"
@@ -93,6 +108,7 @@ def at_a_glance(nodes: Iterable[NodeView]) -> list[str]:
         (over, "container uses", "containers use", "more than granted"),
         (strangers, "container uses", "containers use", "a GPU that was not given to it"),
         (usage_outside_grants, "limit does", "limits do", "not hold"),
+        (sum(map(to_return, parts)), "container is", "containers are", "asked to return borrowed memory"),
     )
     said = "; ".join(f"{counted(number, one, many)} {what}" for number, one, many, what in faults if number)
     return ["", f"{said}: kubectl inspect gpushare -d has the names."] if said else []
@@ -133,7 +149,9 @@ def _table(node: NodeView, use: NodeUse) -> Iterator[str]:
 def _remark(part: ContainerUse) -> str:
     if trespasses(part):
         return "was not given this GPU"
-    return "; ".join(filter(None, (part.over_since and f"over since {part.over_since}", part.why)))
+    most = "" if part.limit_mib is None else f"may use {mib(part.limit_mib)}"
+    over = part.over_since and f"over since {part.over_since}"
+    return "; ".join(filter(None, (most, borrows(part), asked(part), over, part.why)))
 
 
 # --- What an agent writes on a pod that exceeds -----------------------------------------------------------------------

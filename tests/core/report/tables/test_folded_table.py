@@ -12,7 +12,7 @@ from gpu_device_plugin.core.contract.nodereport import GpuUse
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.core.report.tables.terminal_tables import figures_age, folded, gib, wrapped
 from gpu_device_plugin.core.report.text.columns import Tone, columns
-from tests.reports import SINCE, part, report
+from tests.reports import ASKED, SINCE, part, report
 from tests.views import node_view, pod_on
 
 if TYPE_CHECKING:
@@ -139,3 +139,12 @@ def test_the_age_of_old_figures_is_told() -> None:
         figures_age([node_view("n", (15,), report=report(part("a"), age_s=600))])
         == "figures of use read up to 10 min ago"
     )
+
+
+def test_a_gpu_whose_borrowers_are_asked_has_a_row_that_says_so() -> None:
+    view = node_view("n", (15, 15), report=report(ASKED, ASKED))
+    first, second, *_ = folded([view], 80)[1:]
+    assert (first.tone, first.text.split("  ")[-1]) == (Tone.WARNING, "2 to return memory")
+    assert second.tone is Tone.PLAIN
+    stale = node_view("n", (15, 15), report=report(ASKED, age_s=1200))
+    assert "return" not in "".join(texts(stale))

@@ -21,7 +21,7 @@ from gpu_device_plugin.core.report.tables.terminal_tables import (
 )
 from gpu_device_plugin.core.report.text.columns import Tone, columns
 from tests.names import MEM
-from tests.reports import SINCE, part, report
+from tests.reports import ASKED, BORROWER, SINCE, part, report
 from tests.resources import RESOURCES
 from tests.views import node_view, pod_on
 
@@ -153,3 +153,12 @@ def test_each_node_has_its_gpus_and_their_pods() -> None:
         ["2", "nodes,", "3", "GPUs"],
         ["whole", "GPUs", "free", "1"],
     ]
+
+
+def test_a_borrower_is_shown_with_its_limit_and_whether_it_is_asked() -> None:
+    view = node_view("n", (15,), pod_on("nb", {0: 4}), report=report(replace(ASKED, enforcement=Enforcement.ADVISORY)))
+    (row,) = pod_rows([view])
+    assert (row.given, row.limit, row.state) == ("4G", "advisory, up to 12G", "borrows 3G; asked to return")
+    assert not row.bad, "nothing is wrong"
+    (row,) = pod_rows([node_view("n", (15,), pod_on("nb", {0: 4}), report=report(replace(BORROWER, used_mib=9)))])
+    assert (row.limit, row.state) == ("up to 12G", "")

@@ -15,6 +15,7 @@ from gpu_device_plugin.core.report.tables.overview import details, summary, wide
 from gpu_device_plugin.core.report.text.use_texts import (
     age,
     annotation,
+    at_a_glance,
     borrowed,
     container,
     does_not_hold,
@@ -29,7 +30,7 @@ from gpu_device_plugin.core.report.text.use_texts import (
     uses,
     waits,
 )
-from tests.reports import NO_LIMITS, SINCE, part, report
+from tests.reports import ASKED, BORROWER, NO_LIMITS, SINCE, part, report
 from tests.views import node_view, pod_on
 
 WEB = part("web", used=1200, enforcement=Enforcement.ADVISORY, held=LimitStatus.UNVERIFIED)
@@ -245,22 +246,22 @@ def test_an_annotation_has_the_largest_excesses_of_its_pod() -> None:
 # --- Of memory that is borrowed ---------------------------------------------------------------------------------------
 
 NB = Pod("u", "default", "nb-2")
-ASKED = Asked(("u", "main", "GPU-0"), 100, 110, 3072, 8192, 130, "default/new", NB)
+LADDER = Asked(("u", "main", "GPU-0"), 100, 110, 3072, 8192, 130, "default/new", NB)
 
 
 def test_a_borrower_is_told_how_much_is_needed_for_whom() -> None:
     told = "container main borrows 8,192 MiB of GPU 0 beyond its guarantee, and 3,072 MiB of that are needed"
-    assert borrowed(ASKED, "GPU 0") == f"{told} for default/new"
-    assert borrowed(replace(ASKED, needed_by=""), "GPU 0") == told
+    assert borrowed(LADDER, "GPU 0") == f"{told} for default/new"
+    assert borrowed(replace(LADDER, needed_by=""), "GPU 0") == told
 
 
 @pytest.mark.parametrize(
     ("asked", "evicts", "told"),
     [
-        (ASKED, True, "in 18 s it may be evicted"),
-        (replace(ASKED, until=112), True, "it is to be evicted"),
-        (replace(ASKED, until=None, pod=None), True, "nothing evicts it: it is not known in the API"),
-        (replace(ASKED, until=None), False, "nothing evicts it, since the setting borrowers is report"),
+        (LADDER, True, "in 18 s it may be evicted"),
+        (replace(LADDER, until=112), True, "it is to be evicted"),
+        (replace(LADDER, until=None, pod=None), True, "nothing evicts it: it is not known in the API"),
+        (replace(LADDER, until=None), False, "nothing evicts it, since the setting borrowers is report"),
     ],
 )
 def test_a_borrower_is_told_what_will_happen(asked: Asked, told: str, *, evicts: bool) -> None:
@@ -268,11 +269,37 @@ def test_a_borrower_is_told_what_will_happen(asked: Asked, told: str, *, evicts:
 
 
 def test_who_waits_is_told_for_whom_and_what_will_happen() -> None:
-    assert waits(3072, "GPU 0", [ASKED], 112, evicts=True) == (
+    assert waits(3072, "GPU 0", [LADDER], 112, evicts=True) == (
         "waits for 3 GiB that default/nb-2 borrows of GPU 0, asked to return 12 s ago; in 18 s it may be evicted"
     )
-    unknown = replace(ASKED, pod=None, mib=4096, until=None)
-    assert waits(7168, "GPU 0", [ASKED, unknown], 112, evicts=False) == (
+    unknown = replace(LADDER, pod=None, mib=4096, until=None)
+    assert waits(7168, "GPU 0", [LADDER, unknown], 112, evicts=False) == (
         "waits for 7 GiB that a pod that the API does not show and 1 other borrow of GPU 0, asked to return 12 s ago; "
         "nothing evicts it, since the setting borrowers is report"
     )
+
+
+# --- Memory that is borrowed ------------------------------------------------------------------------------------------
+
+
+def test_a_borrower_is_told_its_guarantee_its_limit_and_what_it_returns() -> None:
+    own = "uses 7,168 MiB of GPU 0, is guaranteed 4,096 MiB and limited to 12,288 MiB"
+    assert uses(replace(BORROWER, used_mib=100)) == own.replace("7,168", "100")
+    assert uses(BORROWER) == f"{own}; borrows 3,072 MiB"
+    asked = f"is asked since {SINCE} to return it for ml/train, and is evicted at 2026-11-22T09:57:00Z otherwise"
+    assert uses(ASKED) == f"{own}; borrows 3,072 MiB; {asked}"
+    assert uses(replace(ASKED, return_by="", needed_by="")).endswith(f"; is asked since {SINCE} to return it")
+    differs = replace(BORROWER, enforcement=Enforcement.DRIVER, held=LimitStatus.DIFFERS, found_mib=8192)
+    assert limit(differs) == "driver: differs (8,192 MiB instead of 12,288 MiB)"
+    assert does_not_hold(differs) == "is limited to 8,192 MiB of GPU 0 instead of 12,288 MiB"
+
+
+def test_the_tables_name_borrowers() -> None:
+    view = node_view("a", (15,), report=report(ASKED, replace(BORROWER, pod="idle", used_mib=None)))
+    rows = memory_in_use([view])
+    assert " may use 12,288 MiB; borrows 3,072 MiB; is asked since" in rows[3]
+    assert rows[4].endswith(" may use 12,288 MiB")
+    assert at_a_glance([view]) == [
+        "",
+        "1 container is asked to return borrowed memory: kubectl inspect gpushare -d has the names.",
+    ]
