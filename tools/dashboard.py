@@ -53,7 +53,12 @@ GIVEN, USED = "gpushare_container_gpu_memory_allocated_bytes", "gpushare_contain
 KNOWN_USED = f"({container(USED)} and {container(GIVEN)} > 0)"
 KNOWN_GIVEN = f"({container(GIVEN)} > 0 and {container(USED)})"
 """Of the containers whose use is known, on the GPUs that they were given."""
-OVER = f"(({container(USED)} - ({container(GIVEN)} > 0)) > 0)"
+BORROWED = container("gpushare_container_gpu_memory_borrowed_bytes")
+LIMIT = container("gpushare_container_gpu_memory_limit_bytes")
+_WITHIN = f"({BORROWED} and ignoring (enforcement, state) {LIMIT} >= ignoring (enforcement, state) {container(USED)})"
+"""Of the containers that may borrow, those within their limits."""
+BEYOND = f"({container(USED)} - {container(GIVEN)} > 0) unless {_WITHIN}"
+OVER = f"(({container(USED)} - ({container(GIVEN)} > 0)) > 0 unless {_WITHIN})"
 TRESPASS = f"(({container(USED)} > 0) and {container(GIVEN)} == 0)"
 NOT_HELD = container("gpushare_container_gpu_memory_limit_bytes", 'state=~"differs|missing"')
 XIDS = 'gpushare_xids_total{node=~"$node"}'
@@ -179,11 +184,7 @@ CLUSTER = (
         "Limits by enforcement and state",
         "What keeps containers within their part, and whether that was read back. differs, missing: it does not keep "
         "them. unverified: it cannot be read back, as with advisory, where only the container's variables name it.",
-        {
-            "{{enforcement}}, {{state}}": by(
-                "enforcement, state", container("gpushare_container_gpu_memory_limit_bytes"), "count"
-            )
-        },
+        {"{{enforcement}}, {{state}}": by("enforcement, state", LIMIT, "count")},
         stacked=True,
     ),
     lines(
@@ -279,6 +280,15 @@ NODE = (
         "How busy the containers of a GPU keep its multiprocessors, together.",
         {"{{node}} {{gpu}}": by(OF_GPU, container("gpushare_container_gpu_utilization_ratio"))},
         unit=PART,
+    ),
+    lines(
+        "Borrowed, by GPU",
+        "Memory that containers use beyond their guarantees, within their limits, and the pods that need it back now.",
+        {
+            "{{node}} {{gpu}}": by(OF_GPU, BORROWED),
+            "{{node}} pods short of memory": 'gpushare_pods_short_of_memory{node=~"$node"} > 0',
+        },
+        unit=BYTES,
     ),
     lines(
         "Used by no pod",
@@ -407,7 +417,8 @@ NAMESPACE = (
         {
             "Given": (BYTES, by(OF_CONTAINER, container(GIVEN), "max")),
             "Used": (BYTES, by(OF_CONTAINER, container(USED), "max")),
-            "Limit": (BYTES, by(OF_CONTAINER, container("gpushare_container_gpu_memory_limit_bytes"), "max")),
+            "Borrowed": (BYTES, by(OF_CONTAINER, BORROWED, "max")),
+            "Limit": (BYTES, by(OF_CONTAINER, LIMIT, "max")),
             "Utilization": (PART, by(OF_CONTAINER, container("gpushare_container_gpu_utilization_ratio"), "max")),
         },
         width=COLUMNS,
@@ -417,7 +428,7 @@ NAMESPACE = (
         "Over their share",
         "Containers that use more than they were given, and by how much; trespassers were given nothing of the GPU.",
         CONTAINER,
-        {"Beyond": (BYTES, f"sort_desc({by(OF_CONTAINER, f'{container(USED)} - {container(GIVEN)} > 0', 'max')})")},
+        {"Beyond": (BYTES, f"sort_desc({by(OF_CONTAINER, BEYOND, 'max')})")},
         width=12,
     ),
     table(
