@@ -144,13 +144,16 @@ class Kubectl:
         """
         return self._get(path, silent=True, within_s=self._answer_within_s)
 
-    def patch(self, resource: str, name: str, patch: object, *, subresource: str = "", how: str = "merge") -> None:
-        """Change an object of the cluster by a merge patch, or a ``strategic`` one.
+    def patch(
+        self, resource: str, name: str, patch: object, *, subresource: str = "", how: str = "merge", namespace: str = ""
+    ) -> None:
+        """Change an object of a namespace, or of the cluster, by a merge patch, or a ``strategic`` one.
 
         Raises:
             ClusterUnreadableError: it was not changed, or the outcome is unknown; the message is kubectl's.
         """
         beneath = [f"--subresource={subresource}"] if subresource else []
+        beneath += [f"--namespace={namespace}"] if namespace else []
         written = msgspec.json.encode(patch).decode()
         words = ["patch", resource, name, *beneath, f"--type={how}", "-p", written]
         done = self._run(*words, stderr=subprocess.PIPE, within_s=self._answer_within_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import __version__
@@ -20,7 +21,7 @@ REALLY = "really"
 _PODS_OF_KUBECTL = frozenset({"", "pod", "pods", "po"})
 """The words that kubectl accepts before the name of a pod."""
 
-COMMANDS = ("top", "why", "prices", "web", "doctor", "uninstall")
+COMMANDS = ("top", "why", "resize", "prices", "web", "doctor", "uninstall")
 """The words that are no node."""
 
 MOST_EXPLAINED = 10
@@ -49,7 +50,12 @@ def parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
         if flag in {"-A", "--all-namespaces"}:
             raise UsageError(f"{flag}: the overview shows the pods of all namespaces; leave it out")
         raise no_such_argument(flag, parser.flags, f"see {prog} --help")
-    arguments.command, arguments.node, pod = _command(prog, arguments.words)
+    amount: str | None = None
+    if arguments.words[:1] == ["resize"]:
+        arguments.command, arguments.node = "resize", ""
+        pod, amount = _resized(prog, arguments.words[1:])
+    else:
+        arguments.command, arguments.node, pod = _command(prog, arguments.words)
     if arguments.watch and arguments.command == "overview":
         arguments.command = "top"
     # The tables show NAMESPACE/POD; kubectl accepts pod/POD.
@@ -57,9 +63,41 @@ def parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
     if before not in _PODS_OF_KUBECTL:
         arguments.namespace = arguments.namespace or before
     _refuse_what_belongs_elsewhere(parser, arguments)
+    _read_amounts(arguments, amount)
     if arguments.all not in {"", REALLY}:
         raise UsageError(f"--all: this ends sharing on nodes that still share; to confirm, write --all={REALLY}")
     return arguments
+
+
+def _resized(prog: str, words: Sequence[str]) -> tuple[str, str | None]:
+    """Return the pod and the amount after the word resize; None: no amount is given."""
+    if len(words) > 1 and words[0] in _PODS_OF_KUBECTL and not words[1].isdigit():
+        words = words[1:]
+    match words:
+        case [pod]:
+            return pod, None
+        case [pod, amount]:
+            return pod, amount
+    raise UsageError(f"resize: name a pod: {prog} resize POD [AMOUNT] [--limit N] [-n NAMESPACE]")
+
+
+def _read_amounts(arguments: argparse.Namespace, amount: str | None) -> None:
+    """Parse the amounts of resize; one that is not given is None."""
+    arguments.amount, arguments.limit = _units("AMOUNT", amount), _units("--limit", arguments.limit)
+    if arguments.clear and (arguments.amount or arguments.limit):
+        raise UsageError("--clear: it returns to the request; leave out AMOUNT and --limit, or leave it out")
+    if arguments.amount and arguments.limit and arguments.limit < arguments.amount:
+        raise UsageError(f"--limit: {arguments.limit} is less than the guarantee of {arguments.amount}; choose more")
+
+
+def _units(name: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit() and len(text) < 9 and int(text) > 0:
+        return int(text)
+    begin = "".join(takewhile(str.isdigit, text))
+    meant = f"write {begin}, not {text}" if begin.strip("0") else "write it like 6"
+    raise UsageError(f"{name}: an amount is a whole number of units of gpu-mem, from 1 on: {meant}")
 
 
 _OF_ALL_NODES: Mapping[str, str] = {
@@ -85,7 +123,7 @@ def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
         case ["doctor" | "web" | "prices" as command, _]:
             raise UsageError(f"{command}: {_OF_ALL_NODES[command]}")
         case [word, other]:
-            meant = nearest(word, ["why", "top", "uninstall", "web", "prices"], "")
+            meant = nearest(word, ["why", "top", "resize", "uninstall", "web", "prices"], "")
             hint = f"there is no such command; {meant}" if meant else f"name one node, {prog} NODE, or why POD"
             raise UsageError(f"{word} {other}: {hint}")
         case [_, _, *_]:
@@ -96,12 +134,15 @@ def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
 
 _GOES_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "output": ("-d or -o", ("overview", "prices")),
-    "namespace": ("-n", ("overview", "top", "why")),
+    "namespace": ("-n", ("overview", "top", "why", "resize")),
     "selector": ("-l", ("overview", "top")),
     "watch": ("-w", ("overview", "top")),
     "sort_by": ("--sort-by", ("top",)),
     "interval": ("--interval", ("top",)),
     "all_nodes": ("--all-nodes", ("why",)),
+    "limit": ("--limit", ("resize",)),
+    "container": ("-c", ("resize",)),
+    "clear": ("--clear", ("resize",)),
     "json": ("--json", ("doctor",)),
     "port": ("--port", ("web",)),
     "no_browser": ("--no-browser", ("web",)),
@@ -133,19 +174,22 @@ def _parser(prog: str) -> Parser:
         prog=prog,
         usage="%(prog)s [-d | -o gpushare|wide|json|yaml] [-w] [-l LABELS] [NODE]\n       %(prog)s -n NAMESPACE\n"
         "       %(prog)s top [--sort-by WORD] [--interval SECONDS] [-n NAMESPACE] [-l LABELS] [NODE]\n"
-        "       %(prog)s why POD [-n NAMESPACE]\n       %(prog)s prices [-o json]\n"
+        "       %(prog)s why POD [-n NAMESPACE]\n"
+        "       %(prog)s resize POD [AMOUNT] [--limit N] [--clear] [-c CONTAINER] [-n NAMESPACE]\n"
+        "       %(prog)s prices [-o json]\n"
         "       %(prog)s web [--port N] [--no-browser]\n       %(prog)s doctor [--json]\n"
         f"       %(prog)s uninstall [NODE] [--dry-run] [--all={REALLY}]",
         description="Show which pods use which GPU of the cluster, also live in a browser, why a pod gets none, or "
-        "what is wrong; or clean up.",
+        "what is wrong; resize a pod, or clean up.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "words",
         nargs="*",
-        metavar="NODE | top [NODE] | why POD | prices | web | doctor | uninstall [NODE]",
-        help="show one node; draw GPUs and pods again and again; explain a pod; show what room is worth to the policy "
-        "fit; show the cluster live in a browser; diagnose it; or clean up nodes that no longer share GPUs",
+        metavar="NODE | top [NODE] | why POD | resize POD [AMOUNT] | prices | web | doctor | uninstall [NODE]",
+        help="show one node; draw GPUs and pods again and again; explain a pod; change the memory of a running pod; "
+        "show what room is worth to the policy fit; show the cluster live in a browser; diagnose it; or clean up nodes "
+        "that no longer share GPUs",
     )
     layout = parser.add_mutually_exclusive_group()
     layout.add_argument(
@@ -162,7 +206,7 @@ def _parser(prog: str) -> Parser:
     parser.add_argument(
         "-n",
         "--namespace",
-        help="with why: namespace of the pod, by default that of kubectl's context; else show only pods of it",
+        help="with why and resize: namespace of the pod, by default that of kubectl's context; else show only its pods",
     )
     parser.add_argument("-w", "--watch", action="store_true", help="as top")
     parser.add_argument("-l", "--selector", default="", metavar="LABELS", help="only nodes with these labels")
@@ -173,6 +217,9 @@ def _parser(prog: str) -> Parser:
     parser.add_argument(
         "--all-nodes", action="store_true", help=f"explain more than the nearest {MOST_EXPLAINED} nodes"
     )
+    parser.add_argument("--limit", metavar="N", help="the most that resize lets the container use, in units of gpu-mem")
+    parser.add_argument("--clear", action="store_true", help="resize back to the container's request")
+    parser.add_argument("-c", "--container", default="", help="the container to resize, where several have shares")
     parser.add_argument("--port", type=int, metavar="N", help="port of the page on 127.0.0.1; default: a free one")
     parser.add_argument("--no-browser", action="store_true", help="only print the address of the page")
     parser.add_argument("--json", action="store_true", help="print the doctor's findings as JSON")

@@ -35,6 +35,7 @@ from gpu_device_plugin.core.report.why.explanations import explain, explain_brie
 from gpu_device_plugin.programs.commandline import FAILED, OK, ending, resources_in
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS, INTERVAL_S, MOST_EXPLAINED, REALLY, parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
+from gpu_device_plugin.programs.inspect.resize import named_pod, resize
 from gpu_device_plugin.programs.inspect.top_screen import top
 from gpu_device_plugin.programs.inspect.uninstall import uninstall
 from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, Kubectl, items, unread
@@ -42,7 +43,7 @@ from gpu_device_plugin.programs.terminal import discard_output, say, show
 from gpu_device_plugin.settings.knobs import UsageError, nearest
 from gpu_device_plugin.view.learned_mix import lesson_of
 from gpu_device_plugin.view.objects import ConfigMap
-from gpu_device_plugin.view.poddetails import events, pod_and_status
+from gpu_device_plugin.view.poddetails import events
 from gpu_device_plugin.view.reading import ABSENT, cluster, gpu_pods, readable_claims, unseen
 from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, policy_in, why
 
@@ -319,14 +320,7 @@ _FOLDED: Mapping[str, Callable[[Sequence[NodeView], int], list[Line]]] = {"summa
 
 def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
     namespace = arguments.namespace or kubectl.namespace()
-    named = f"{_pods_in(namespace)}/{quote(arguments.pod, safe='')}"
-    try:
-        pod, status = pod_and_status(kubectl.one(named), resources)
-    except ClusterUnreadableError as error:
-        raise ClusterUnreadableError(
-            f"pod {namespace}/{arguments.pod} cannot be read, and kubectl's message stands above; if it is in another "
-            "namespace, name that with -n"
-        ) from error
+    pod, status = named_pod(kubectl, namespace, arguments.pod, resources)
     missing: list[str] = []
     of_pod = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
     raw_events = _optional_items(kubectl, of_pod, [f"involvedObject.uid={_value(pod.uid)}"], missing)
@@ -439,6 +433,7 @@ def _value(text: str) -> str:
 _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource]], _Output]] = {
     "overview": _overview,
     "why": _why,
+    "resize": resize,
     "prices": _prices,
     "doctor": _doctor,
     "uninstall": _uninstall,

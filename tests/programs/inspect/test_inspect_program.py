@@ -47,12 +47,20 @@ if "config" in words:
 if words[0] == "patch":
     name, patch = words[2], json.loads(words[words.index("-p") + 1])
     if name == script["refuse"]:
-        print("Error from server (Forbidden): nodes is forbidden", file=sys.stderr)
+        user = 'User "dev" cannot patch resource "pods" in API group "" in the namespace "default"'
+        print(f"Error from server (Forbidden): {{words[1]}}s is forbidden: {{user}}", file=sys.stderr)
         sys.exit(1)
     assert ("--subresource=status" in sys.argv) == ("status" in patch)
-    (node,) = [one for one in script["objects"] if one["kind"] == "Node" and one["metadata"]["name"] == name]
+    patched, where = words[1].capitalize(), [word.split("=")[1] for word in sys.argv if word.startswith("--namespace=")]
+    (before,) = [
+        one for one in script["objects"] if one["kind"] == patched and one["metadata"]["name"] == name
+        and [one["metadata"].get("namespace")] * (patched == "Pod") == where
+    ]
     apply = merge if "--type=merge" in sys.argv else strategic_merge
-    script["objects"][script["objects"].index(node)] = apply(node, patch)
+    after = apply(before, patch)
+    if patched == "Pod":
+        after = merge(after, {{"metadata": {{"annotations": script["answers"]}}}})
+    script["objects"][script["objects"].index(before)] = after
     (home / "script.json").write_text(json.dumps(script))
     sys.exit(0)
 url = urlsplit(words[words.index("--raw") + 1])
@@ -71,7 +79,7 @@ group, place = group.removeprefix("/apis/").removeprefix("/api"), rest.split("/"
 if group and group not in script["groups"]:
     print("Error from server (NotFound): the server could not find the requested resource", file=sys.stderr)
     sys.exit(1)
-namespace = place[1] if place[0] == "namespaces" else None
+namespace = place[1] if place[0] == "namespaces" and len(place) > 2 else None
 plural, *name = place[2:] if namespace else place
 verb = "get" if name else "list"
 if [verb, plural, namespace or ""] in script["forbidden"]:
@@ -81,7 +89,7 @@ if [verb, plural, namespace or ""] in script["forbidden"]:
     denied = f'User "dev" cannot {{verb}} resource "{{plural}}" in API group "{{group}}" {{where}}'
     print(f"Error from server (Forbidden): {{what}} is forbidden: {{denied}}", file=sys.stderr)
     sys.exit(1)
-kinds = {{"pods": "Pod", "nodes": "Node", "events": "Event", "configmaps": "ConfigMap"}}
+kinds = {{"pods": "Pod", "nodes": "Node", "events": "Event", "configmaps": "ConfigMap", "namespaces": "Namespace"}}
 kind = (kinds | {{"resourceclaims": "ResourceClaim"}})[plural]
 found = [
     one for one in script["objects"]
@@ -130,6 +138,7 @@ class World:
             "page": 500,
             "groups": [],
             "refuse": "",
+            "answers": {},
         }
         self.kubectl.write_text(KUBECTL.format(python=sys.executable, home=str(self.home)), encoding="utf-8")
         self.kubectl.chmod(0o755)
@@ -819,7 +828,7 @@ def test_the_nearest_ten_nodes_are_told_or_all(world: World, capsys: pytest.Capt
         (["why", "a", "b"], "why a b: too many arguments; see kubectl inspect gpushare --help"),
         (["why", "a", "-d"], "-d or -o goes with overview, prices, and not with why; leave it out"),
         (["--all-nodes"], "--all-nodes goes with why, and not with overview; leave it out"),
-        (["doctor", "-n", "x"], "-n goes with overview, top, why, and not with doctor; leave it out"),
+        (["doctor", "-n", "x"], "-n goes with overview, top, why, resize, and not with doctor; leave it out"),
         (["-n", "x", "node-a"], "-n: the pods of a namespace are shown wherever they run; leave out the node and -l"),
         (["-n", "x", "-o", "json"], "-n: -d and -o show the pods of all namespaces; leave one of the two out"),
         (["why", "a", "-l", "zone=b"], "-l goes with overview, top, and not with why; leave it out"),

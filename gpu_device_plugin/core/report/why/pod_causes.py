@@ -30,6 +30,7 @@ from gpu_device_plugin.core.report.text.printing import counted, first
 from gpu_device_plugin.core.report.why.mig_explanations import held_instances, out_of_service
 from gpu_device_plugin.core.report.why.mistaken_requests import asks_for_others, asks_for_several, asks_in_mib
 from gpu_device_plugin.core.report.why.pod_use import of_pod, refusals, told_over_use
+from gpu_device_plugin.core.report.why.resizing import resizes
 from gpu_device_plugin.core.report.why.scheduler_checks import NO_TERMS, Terms
 
 if TYPE_CHECKING:
@@ -242,6 +243,7 @@ def _location(
         yield note("has", text, gpu=position, facts=facts, amount=amount, ill=ill)
     if asked_instances(pod):
         yield from held_instances(_name(pod), pod.uid, node)
+    yield from resizes(pod, resources, node)
     yield from told_over_use(pod)
     if node is not None:
         yield from of_pod(pod, node, [position for position, _ in usage.shares])

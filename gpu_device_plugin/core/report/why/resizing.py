@@ -1,0 +1,184 @@
+"""Say how much memory containers are guaranteed and may use, and why the wishes of their pod's owner do not hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.cluster.held_instances import asked_instances
+from gpu_device_plugin.core.contract.elastic import readable_answer, readable_wish
+from gpu_device_plugin.core.contract.keys import ELASTIC, MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT, MEMORY_PROMISED
+from gpu_device_plugin.core.contract.memoryfile import IN_CONTAINER
+from gpu_device_plugin.core.contract.promises import readable_promises
+from gpu_device_plugin.core.model.limits import Enforcement
+from gpu_device_plugin.core.model.pods import ContainerKind
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.report.finding import note
+from gpu_device_plugin.core.report.text.printing import counted, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.core.model.pods import Container, Pod
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.report.finding import Finding
+
+_ENFORCED = {
+    Enforcement.ADVISORY: f"nothing enforces it: the program has to follow {IN_CONTAINER}",
+    Enforcement.DRIVER: "the driver keeps the limit of the container's start, unless the node runs the limit helper",
+    Enforcement.MPS: "MPS enforces it from the next start of the container on",
+    Enforcement.CUSTOM: "the library of the administrator enforces it from the next start of the container on",
+}
+
+
+def with_shares(pod: Pod, resources: Sequence[Resource]) -> Mapping[str, int]:
+    """Return the request of each container that can be resized, in shares by its name."""
+    names = [resource.name for resource in resources if resource.kind is Kind.MEMORY]
+    found = {
+        container.name: sum(container.limits.get(name, 0) for name in names)
+        for container in pod.containers
+        if container.kind is not ContainerKind.INIT
+    }
+    several = {name for (name, _), promise in readable_promises(pod, resources).items() if len(promise.shares) > 1}
+    return {name: shares for name, shares in found.items() if shares and name not in several}
+
+
+def not_resizable(pod: Pod, resources: Sequence[Resource], container: str, *, claims: bool) -> str:
+    """Return why a container cannot be resized, as a clause about its pod; empty: it can.
+
+    Args:
+        pod: the pod.
+        resources: the resources of shares and of whole GPUs.
+        container: its name; empty: the only one with shares.
+        claims: whether the pod has ResourceClaims.
+    """
+    possible, named = with_shares(pod, resources), {each.name: each for each in pod.containers}
+    running = "it has ended" if pod.ended else "it is being deleted" if pod.deleting else ""
+    if running or not pod.running:
+        return running or f"it does not run yet ({pod.phase}); change its requests, or wait"
+    if container in possible or (not container and len(possible) == 1):
+        return ""
+    if not container and possible:
+        return f"several of its containers have shares; name one with -c: {listed(possible)}"
+    if container and container not in named:
+        return f"it has no container {container!r} with GPUs; there is {listed(named) or 'none'}"
+    return _other_kind([named[container]] if container else list(pod.containers), pod, resources, claims=claims)
+
+
+def _other_kind(containers: Sequence[Container], pod: Pod, resources: Sequence[Resource], *, claims: bool) -> str:
+    memory = [resource.name for resource in resources if resource.kind is Kind.MEMORY]
+    if any(container.limits.get(name) for container in containers for name in memory):
+        if containers[0].kind is ContainerKind.INIT:
+            return "init containers cannot be resized"
+        return "it has equal parts of several GPUs, which cannot be resized"
+    if any(container.limits.get(each.name) for container in containers for each in resources):
+        return "it has whole GPUs, which cannot be resized"
+    if asked_instances(pod):
+        return "it has whole MIG instances, which cannot be resized"
+    if claims:
+        return "it has its GPUs by ResourceClaims, and Kubernetes changes no allocation of a claim"
+    return f"it asks for no {' or '.join(memory)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The memory of a running container in shares: wished, and as it holds."""
+
+    container: str
+    request: int
+    held: int
+    """What it is guaranteed."""
+    wish: int | None = None
+    """What its owner wants it to be guaranteed; None: its request."""
+    limit: int | None = None
+    """What its owner lets it use; None: its guarantee."""
+    why: str = ""
+    """Why the wish does not hold, as a clause; empty: it does."""
+    settled: bool = True
+    """It holds, or the extender or the agent has said why not."""
+
+    @property
+    def target(self) -> int:
+        """The guarantee that it comes to if nothing is in the way."""
+        return max(self.request, self.wish or 0)
+
+    @property
+    def fulfilled(self) -> bool:
+        """Whether its guarantee is what its owner wants."""
+        return self.held == self.target
+
+
+def sizes(pod: Pod, resources: Sequence[Resource]) -> tuple[Size, ...]:
+    """Return the size of each container that can be resized."""
+    annotations = pod.annotations
+    wishes, limits = (readable_wish(annotations, key) for key in (MEMORY_GUARANTEE, MEMORY_LIMIT))
+    promised, held = (readable_answer(annotations, key) for key in (MEMORY_PROMISED, MEMORY_HELD))
+    by_extender = MEMORY_PROMISED not in annotations or promised.answers(annotations)
+    says = held.why if held.answers(annotations) else ""
+    found = []
+    for name, request in with_shares(pod, resources).items():
+        has, promise = (max(request, answer.guarantees.get(name, 0)) for answer in (held, promised))
+        target = max(request, wishes.of(name) or 0)
+        if has == target:
+            why = ""
+        elif not by_extender:
+            why = "the scheduler extender has not answered yet"
+        elif promise < target and promised.why:
+            why = f"the scheduler extender says: {promised.why}"
+        else:
+            why = f"the agent of its node says: {says}" if says else "the agent of its node has not answered yet"
+        found.append(
+            Size(name, request, has, wishes.of(name), limits.of(name), why, settled=" says: " in why or not why)
+        )
+    return tuple(found)
+
+
+def of_size(size: Size, node: NodeView | None, enforcement: Enforcement | None) -> Iterator[Finding]:
+    """Yield what a container on a node is guaranteed and limited to; None: node, or enforcement, are not known."""
+    amount = partial(counted, one="unit") if node is None else node.amount
+    name, now = repr(size.container), amount(size.held)
+    if size.held != size.target:
+        text = "Container {container} is guaranteed {held}; it is to have {wish}: {why}."
+        yield note("resize-waits", text, container=name, held=now, wish=amount(size.target), why=size.why)
+    elif size.wish is not None and size.wish < size.request:
+        text = (
+            "Container {container} stays guaranteed its request, {held}: the kubelet takes nothing back while it runs."
+        )
+        yield note("resize-below-request", text, container=name, held=now)
+    else:
+        text = "Container {container} is guaranteed {held}" + (", its request." if size.held == size.request else ".")
+        yield note("guaranteed", text, container=name, held=now)
+    most = size.limit if size.limit is not None else min(size.held, size.wish or size.held)
+    if most != size.held:
+        text = "Its limit is {limit}" + (", of which it borrows what others do not need" if most > size.held else "")
+        how = _ENFORCED.get(enforcement) if enforcement is not None else None
+        yield note("limit", f"{text}; {{how}}." if how else f"{text}.", limit=amount(most), how=how or "")
+
+
+def resizes(pod: Pod, resources: Sequence[Resource], node: NodeView | None) -> Iterator[Finding]:
+    """Yield the same for each container of a pod on a node whose owner wants, or wanted, another size."""
+    if not pod.annotations.keys().isdisjoint(ELASTIC - {MEMORY_PROMISED}):
+        for size in sizes(pod, resources):
+            if size.wish is not None or size.limit is not None or size.held != size.request:
+                yield from of_size(size, node, enforcement_of(pod, resources, size.container, node))
+
+
+def gpu_of(pod: Pod, resources: Sequence[Resource], container: str) -> int | None:
+    """Return the position of the GPU of which a container has shares; None: unknown."""
+    promise = readable_promises(pod, resources).get((container, Kind.MEMORY))
+    return None if promise is None else promise.shares[0][0]
+
+
+def enforcement_of(
+    pod: Pod, resources: Sequence[Resource], container: str, node: NodeView | None
+) -> Enforcement | None:
+    """Return what keeps a container within its part: since its start, or for new ones on its GPU; None: unknown."""
+    if node is None:
+        return None
+    key = pod.namespace, pod.name, container
+    started = [part.enforcement for part in node.report.current if (part.namespace, part.pod, part.container) == key]
+    gpu = gpu_of(pod, resources, container)
+    present = None if gpu is None else node.report.enforcement(gpu)
+    return next((each for each in started if each), None if present is None else present.enforcement)

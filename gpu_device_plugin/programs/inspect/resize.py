@@ -1,0 +1,186 @@
+"""`kubectl inspect gpushare resize`: change how much memory a running container is guaranteed and may use."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import msgspec
+
+from gpu_device_plugin.core.contract.elastic import Wish, readable_wish, write_wish
+from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT, RESIZE_BOUND
+from gpu_device_plugin.core.contract.memoryfile import IN_CONTAINER
+from gpu_device_plugin.core.report.text.printing import counted
+from gpu_device_plugin.core.report.why.resizing import (
+    enforcement_of,
+    gpu_of,
+    not_resizable,
+    of_size,
+    sizes,
+    with_shares,
+)
+from gpu_device_plugin.programs.commandline import FAILED, OK
+from gpu_device_plugin.programs.kubectl import MISSING_RIGHT, ClusterUnreadableError, unread
+from gpu_device_plugin.view.objects import Named, decoded
+from gpu_device_plugin.view.poddetails import pod_and_status
+from gpu_device_plugin.view.reading import cluster
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+
+    from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
+    from gpu_device_plugin.core.report.why.resizing import Size
+    from gpu_device_plugin.programs.kubectl import Kubectl
+
+PATIENCE_S, _EVERY_S = 15.0, 0.5
+_EDIT = (
+    "an administrator gives it, for example by kubectl -n {namespace} create rolebinding edit-USER --clusterrole=edit "
+    "--user=USER"
+)
+
+
+def resize(
+    arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource], patience_s: float = PATIENCE_S
+) -> tuple[Sequence[str], int]:
+    """Write the wishes in the arguments on a pod, wait for the answers, and return what holds, with the exit code.
+
+    Raises:
+        ClusterUnreadableError: the pod cannot be read, resized or changed.
+    """
+    namespace = arguments.namespace or kubectl.namespace()
+    pod, status = named_pod(kubectl, namespace, arguments.pod, resources)
+    name = f"{namespace}/{pod.name}"
+    if why := not_resizable(pod, resources, arguments.container, claims=bool(status.claims)):
+        raise ClusterUnreadableError(f"{name} cannot be resized: {why}")
+    container = arguments.container or next(iter(with_shares(pod, resources)))
+    node = _node_of(kubectl, pod, resources)
+    if why := _too_large(arguments, pod, container, resources, node):
+        raise ClusterUnreadableError(f"{name} cannot be resized: {why}")
+    notes: list[str] = []
+    if patch := _changes(arguments, pod, container, resources):
+        _write(kubectl, pod, patch)
+        if pod.annotations.keys().isdisjoint({MEMORY_GUARANTEE, MEMORY_LIMIT}):
+            notes.append(f"The container gets the file {IN_CONTAINER} with its next start.")
+        pod = _answered(kubectl, pod, resources, container, patience_s)
+    size = _size(pod, resources, container)
+    found = [*map(str, of_size(size, node, enforcement_of(pod, resources, container, node))), *notes]
+    if size.held < size.target:
+        found += _allow(kubectl, namespace, size)
+    if not size.settled:
+        found.append(
+            f"There is no answer yet; the wish stays. See whether the agent runs on {pod.node_name} (kubectl inspect "
+            "gpushare doctor), and repeat the command without an amount."
+        )
+    return [f"{name}: {found[0]}", *found[1:]], OK if size.fulfilled else FAILED
+
+
+def named_pod(
+    kubectl: Kubectl, namespace: str, name: str, resources: Sequence[Resource]
+) -> tuple[Pod, SchedulingStatus]:
+    """Return one pod.
+
+    Raises:
+        ClusterUnreadableError: it cannot be read, or does not exist.
+    """
+    try:
+        return pod_and_status(kubectl.one(_path(namespace, name)), resources)
+    except ClusterUnreadableError as error:
+        raise ClusterUnreadableError(
+            f"pod {namespace}/{name} cannot be read, and kubectl's message stands above; if it is in another "
+            "namespace, name that with -n"
+        ) from error
+
+
+def _path(namespace: str, pod: str) -> str:
+    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(pod, safe='')}"
+
+
+def _node_of(kubectl: Kubectl, pod: Pod, resources: Sequence[Resource]) -> NodeView | None:
+    """Return the node of a pod, without its pods; None: the user may not read it, or it shares no GPUs."""
+    try:
+        raw = kubectl.raw(f"/api/v1/nodes/{quote(pod.node_name, safe='')}")
+    except ClusterUnreadableError:
+        return None
+    return next(iter(cluster([msgspec.Raw(raw)], (), resources)[0].views), None)
+
+
+def _too_large(
+    arguments: argparse.Namespace, pod: Pod, container: str, resources: Sequence[Resource], node: NodeView | None
+) -> str:
+    """Return why its GPU can never give a container as much; empty: it can, as far as is known."""
+    position = gpu_of(pod, resources, container)
+    gpu = next((each for each in node.candidate.gpus.gpus if each.position == position), None) if node else None
+    if gpu is None:
+        return ""
+    if gpu.instance is not None:
+        return "it has shares of a MIG instance, which neither grow nor borrow"
+    most = max(arguments.amount or 0, arguments.limit or 0)
+    return f"{most} is more than its GPU has: {counted(gpu.shares, 'unit')}" if most > gpu.shares else ""
+
+
+def _changes(
+    arguments: argparse.Namespace, pod: Pod, container: str, resources: Sequence[Resource]
+) -> Mapping[str, str | None]:
+    """Return the annotations of the pod to write, and those to remove: None. Other containers keep their wishes."""
+    wishes = {MEMORY_GUARANTEE: arguments.amount, MEMORY_LIMIT: arguments.limit}
+    every = with_shares(pod, resources)
+    changes: dict[str, str | None] = {}
+    for key, shares in wishes.items():
+        if shares is None and not arguments.clear:
+            continue
+        before = readable_wish(pod.annotations, key)
+        by_name = {name: wish for name in {*every, *before.containers} if (wish := before.of(name)) is not None}
+        by_name.pop(container, None)
+        if shares is not None and len(every) == 1 and not before.containers:
+            changes[key] = write_wish(Wish(shares))
+        elif shares is not None:
+            changes[key] = write_wish(Wish(containers=by_name | {container: shares}))
+        elif key in pod.annotations:
+            changes[key] = write_wish(Wish(containers=by_name)) if by_name else None
+    return changes
+
+
+def _write(kubectl: Kubectl, pod: Pod, annotations: Mapping[str, str | None]) -> None:
+    try:
+        kubectl.patch("pod", pod.name, {"metadata": {"annotations": annotations}}, namespace=pod.namespace)
+    except ClusterUnreadableError as error:
+        denied = unread(error)
+        advice = f"; {_EDIT.format(namespace=pod.namespace)}" if denied.code == MISSING_RIGHT else ""
+        raise ClusterUnreadableError(f"{denied}{advice}") from error
+
+
+def _answered(kubectl: Kubectl, pod: Pod, resources: Sequence[Resource], container: str, patience_s: float) -> Pod:
+    """Return the pod once extender and agent have said what they do about the wishes, or the time is over."""
+    until = time.monotonic() + patience_s
+    while True:
+        pod, _ = pod_and_status(msgspec.Raw(kubectl.raw(_path(pod.namespace, pod.name))), resources)
+        if _size(pod, resources, container).settled or time.monotonic() >= until:
+            return pod
+        try:
+            time.sleep(_EVERY_S)
+        except KeyboardInterrupt:
+            return pod
+
+
+def _size(pod: Pod, resources: Sequence[Resource], container: str) -> Size:
+    return next(each for each in sizes(pod, resources) if each.container == container)
+
+
+def _allow(kubectl: Kubectl, namespace: str, size: Size) -> list[str]:
+    """Return the command by which an administrator lets a guarantee grow, if the namespace keeps it from that."""
+    try:
+        labels = decoded(kubectl.raw(f"/api/v1/namespaces/{quote(namespace, safe='')}"), Named).metadata.labels or {}
+        missing = RESIZE_BOUND not in labels
+    except ClusterUnreadableError:
+        missing = False
+    if not missing and RESIZE_BOUND not in size.why:
+        return []
+    growth = size.target - size.request
+    bound = f"the label {RESIZE_BOUND} of the namespace bounds, in sum, what its pods have beyond their requests"
+    command = f"kubectl label namespace {namespace} --overwrite {RESIZE_BOUND}={growth}"
+    return [f"In units, {bound}; an administrator sets it: {command}"]
