@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpu_device_plugin.cluster.objects.decoding import PodReader
-from gpu_device_plugin.core.contract.keys import FRAMEWORKS, NODE_LABELS, READ_BY_AGENT, WISHES
+from gpu_device_plugin.core.contract.keys import (
+    FRAMEWORKS,
+    MEMORY_GUARANTEE,
+    MEMORY_LIMIT,
+    NODE_LABELS,
+    READ_BY_AGENT,
+    WISHES,
+)
 from gpu_device_plugin.core.model.resource_claims import PodClaim
 from gpu_device_plugin.core.report.text.printing import shortened
 from gpu_device_plugin.core.report.why.pod_causes import DEFAULT_SCHEDULER, SchedulingStatus
@@ -24,7 +31,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
 
-_CHOICES = tuple(sorted({*WISHES, FRAMEWORKS}))
+_CHOICES = tuple(sorted({*WISHES, FRAMEWORKS, MEMORY_GUARANTEE, MEMORY_LIMIT}))
+"""The annotations that owners of pods write."""
 _MOST_MISSPELT = 5
 """The number of unknown annotations that are named one by one."""
 _WARNINGS = 3
@@ -160,7 +168,7 @@ def _misspelt(meta: ObjectMeta) -> Iterator[str]:
         yield f"the annotation {key} means nothing ({nearest(key, _CHOICES, known, prefix=NODE_LABELS)})"
     if len(unknown) > _MOST_MISSPELT:
         yield f"{len(unknown) - _MOST_MISSPELT} more annotations like these mean nothing"
-    for key in sorted({*WISHES, FRAMEWORKS} & (meta.labels or {}).keys()):
+    for key in sorted({*_CHOICES} & (meta.labels or {}).keys()):
         yield f"{key} is a label of this pod; write it as an annotation"
 
 

@@ -334,6 +334,14 @@ class NodeReport:
 NO_REPORT = NodeReport()
 
 
+def asked_s(report: NodeReport, part: ContainerUse) -> float | None:
+    """Return how long a container has been asked to return memory, by the node's clock; None: it is not, or unknown."""
+    asked, read = epoch_s(part.asked_at), None if report.use is None else epoch_s(report.use.at)
+    if asked is None or read is None or report.use_age_s is None:
+        return None
+    return max(0.0, read - asked) + report.use_age_s
+
+
 def node_report(annotations: Mapping[str, str], now_s: float) -> tuple[NodeReport, tuple[str, ...]]:
     """Return the report on a node, and a sentence for each annotation that cannot be parsed, which counts as absent."""
     report, problems = NO_REPORT, list[str]()

@@ -20,6 +20,7 @@ from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, GROUP, SLI
 from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.core.contract.keys import (
     ASSUME_TIME,
+    ELASTIC,
     POD_ANNOTATIONS,
     SWITCH_LABEL,
     MalformedAnnotationError,
@@ -84,7 +85,7 @@ def symptoms_in(
     parts = {pod.name: pod.part for pod in pods if pod.part}
     places = sorted({name.partition("/")[0] for name in parts}) or ["gpushare"]
     sharing = {node.name for node in nodes if node.labelled}
-    reader = PodReader((resource.name for resource in resources), POD_ANNOTATIONS.__contains__)
+    reader = PodReader((resource.name for resource in resources), (POD_ANNOTATIONS | ELASTIC).__contains__)
     return ClusterSymptoms(
         memory_resource=names[Kind.MEMORY],
         count_resource=names[Kind.COUNT],
@@ -220,14 +221,15 @@ def _asks(pod: _Pod, resources: Iterable[Resource]) -> bool:
 
 
 def _asking(pod: _Pod, raw: msgspec.Raw, reader: PodReader, resources: Sequence[Resource]) -> PodSeen:
-    scheduled = pod.condition("PodScheduled")
+    scheduled, read = pod.condition("PodScheduled"), reader.read(raw)[0]
     return PodSeen(
         name=pod.name,
         node=pod.spec.node_name,
         scheduler=pod.spec.scheduler_name,
-        promised=_promised(pod, reader.read(raw)[0], resources),
+        promised=_promised(pod, read, resources),
         seen=bool(scheduled.type),
         age_s=_age_s(pod.metadata.creation_timestamp or ""),
+        elastic=None if read.annotations.keys().isdisjoint(ELASTIC) else read,
     )
 
 

@@ -786,7 +786,7 @@ def test_wishes_that_nobody_reads_are_told(world: World, capsys: pytest.CaptureF
         "Ignored: the annotation gdp/use-modell means nothing (did you mean gdp/use-model?).",
         (
             "Ignored: the annotation gdp/zzz means nothing (there are gdp/avoid-model, gdp/avoid-uuid, gdp/frameworks, "
-            "gdp/gpu-policy, gdp/node-policy, gdp/use-model, gdp/use-uuid)."
+            "gdp/gpu-policy, gdp/memory-guarantee, gdp/memory-limit, gdp/node-policy, gdp/use-model, gdp/use-uuid)."
         ),
         "Ignored: gdp/gpu-policy is a label of this pod; write it as an annotation.",
     ]

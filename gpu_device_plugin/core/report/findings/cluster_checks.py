@@ -16,7 +16,7 @@ from gpu_device_plugin.core.report.findings.component_checks import (
     scheduler_versions,
     versions,
 )
-from gpu_device_plugin.core.report.findings.limit_checks import held, limits, supervisors, use
+from gpu_device_plugin.core.report.findings.limit_checks import held, limits, supervisors, use, wishes
 from gpu_device_plugin.core.report.findings.node_amounts import gpushare_count, mismatches
 from gpu_device_plugin.core.report.text.printing import gpu_names, listed
 from gpu_device_plugin.core.report.why.pod_use import told_over_use
@@ -345,6 +345,7 @@ CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = MappingPr
         "MPS": supervisors,
         "limits held": held,
         "memory use": use,
+        "memory wishes": wishes,
         "versions": versions,
         "policies": _policies,
         "gpushare's own parts": original,
@@ -357,7 +358,7 @@ CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = MappingPr
 
 _ALWAYS = frozenset({"API server", "policies"})
 _BY_NODES = frozenset({"GPUs", "share size", "ResourceClaims", "other plugins", "limits held", "memory use"})
-_BY_PODS = frozenset({"placement", "pending pods"})
+_BY_PODS = frozenset({"placement", "pending pods", "memory wishes"})
 _BY_ALL_PODS = frozenset({"extender", "scheduler version", "leader", "scheduler configuration"})
 
 

@@ -5,23 +5,33 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SET_LIMITS_LABEL
+from gpu_device_plugin.core.contract.keys import (
+    CONFIG_LABEL,
+    DEFAULT_PROFILE,
+    MEMORY_GUARANTEE,
+    MEMORY_LIMIT,
+    RESIZE_BOUND,
+    SET_LIMITS_LABEL,
+)
 from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
-from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
+from gpu_device_plugin.core.contract.nodereport import asked_s, exceeds, not_held, trespasses
 from gpu_device_plugin.core.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.core.model.limits import Enforcement, LimitStatus
 from gpu_device_plugin.core.model.mig import MigMode
+from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.enforcement import AUTO, REFUSE, Abilities, enforcements, summary, wanted_enforcement
 from gpu_device_plugin.core.node.node_config import ignored_labels
 from gpu_device_plugin.core.report.finding import Finding, Unknown, error, names_by, note, ok, warning
 from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.core.report.text.use_texts import age, container, does_not_hold, uses
 from gpu_device_plugin.core.report.why.pod_use import refusals
+from gpu_device_plugin.core.report.why.resizing import gpu_of, malformed_wishes, sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeReport
+    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.report.finding import Parameter
     from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSeen, NodeSymptoms
 
@@ -33,6 +43,8 @@ _START_MPS = (
 _LIMITING_TOOLKIT = (1, 20, 1)
 _DRIVER = wanted_enforcement(Enforcement.DRIVER, {})
 _DETAILS = "{node}: {details}"
+_RETURN_S = 120.0
+"""A container that is asked to return memory for longer does not do it by itself."""
 _SELF_GIVEN = "such a pod is privileged, or sets NVIDIA_VISIBLE_DEVICES itself; have it ask for its GPU memory"
 
 
@@ -265,6 +277,41 @@ def _held(node: str, report: NodeReport) -> Iterator[Finding]:
         )
 
 
+def wishes(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    """Check that the memory which owners want for running pods can be given, and is."""
+    resources = (Resource(Kind.MEMORY, cluster.memory_resource),)
+    shares = {(node.name, gpu.position): gpu.shares for node in cluster.nodes for gpu in node.gpus.gpus}
+    pods = [seen.elastic for seen in cluster.pods if seen.elastic is not None and _wishes(seen.elastic)]
+    findings = [finding for pod in pods for finding in _unfulfilled(pod, resources, shares)]
+    yield from findings
+    if pods and not findings:
+        yield ok("wishes", "{pods:pod} with a guarantee or a limit of their owners, as these want it", pods=len(pods))
+
+
+def _wishes(pod: Pod) -> bool:
+    return MEMORY_LIMIT in pod.annotations or MEMORY_GUARANTEE in pod.annotations
+
+
+def _unfulfilled(pod: Pod, resources: Sequence[Resource], shares: Mapping[tuple[str, int], int]) -> Iterator[Finding]:
+    name, again = f"{pod.namespace}/{pod.name}", f"kubectl inspect gpushare resize {pod.name} -n {pod.namespace}"
+    for problem in malformed_wishes(pod):
+        yield warning("wish-malformed", "{pod}: {problem}", f"{again} AMOUNT", pod=name, problem=problem)
+    for size in sizes(pod, resources):
+        position = gpu_of(pod, resources, size.container)
+        most = None if position is None else shares.get((pod.node_name, position))
+        wanted = max(size.limit or 0, size.wish or 0)
+        if most is not None and wanted > most:
+            text = "{pod}: {wanted} units for container {container} are more than its GPU has, {most}"
+            yield warning("wish-too-large", text, f"{again} AMOUNT --limit {most}", pod=name, wanted=wanted,
+                          container=size.container, most=most)  # fmt: skip
+        elif pod.running and not size.fulfilled:
+            bound = f"kubectl label namespace {pod.namespace} --overwrite {RESIZE_BOUND}={size.target - size.request}"
+            advice = bound if RESIZE_BOUND in size.why else f"{again} AMOUNT; with --clear it stays as it is"
+            text = "{pod}: container {container} is guaranteed {held} units instead of {target}: {why}"
+            yield note("resize-waits", text, advice, pod=name, container=size.container, held=size.held,
+                       target=size.target, why=size.why)  # fmt: skip
+
+
 def use(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Check that the use of GPU memory is known, and that no container uses more than it was granted."""
     for node in cluster.nodes:
@@ -323,6 +370,12 @@ def _used(node: str, report: NodeReport, *, agent_ready: bool) -> Iterator[Findi
         yield warning("trespassing", _DETAILS, advice, **_details(node, many, uses))
     if few := [part for part in strangers if not exceeds(part)]:
         yield note("trespassing-little", _DETAILS, _SELF_GIVEN, **_details(node, few, uses))
+    if kept := [part for part in report.current if (asked_s(report, part) or 0.0) > _RETURN_S]:
+        advice = (
+            "its program should follow its memory file (docs/elastic.md), or end; with borrowers: evict the agent "
+            "evicts such pods"
+        )
+        yield warning("memory-not-returned", _DETAILS, advice, **_details(node, kept, uses))
     if over := [part for part in report.current if exceeds(part) and not trespasses(part)]:
         advice = (
             "give its program less memory, or the pod more; with over_use: evict, or evict-when-short, the agent "

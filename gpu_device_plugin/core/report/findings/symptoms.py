@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.core.contract.nodereport import NodeReport
     from gpu_device_plugin.core.model.gpus import Gpu, Inventory
+    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resource_claims import Claim
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.kubelet.conflicting_plugins import Detection
@@ -93,6 +94,8 @@ class PodSeen:
     seen: bool = True
     """Whether a scheduler has set a condition on it."""
     age_s: float = 0.0
+    elastic: Pod | None = None
+    """The pod, if annotations change its memory while it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.keys import OVER_USE
-from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
+from gpu_device_plugin.core.contract.nodereport import asked_s, exceeds, not_held, trespasses
 from gpu_device_plugin.core.report.finding import Finding, note
 from gpu_device_plugin.core.report.text.printing import first
-from gpu_device_plugin.core.report.text.use_texts import age, does_not_hold, mib, uses
+from gpu_device_plugin.core.report.text.use_texts import age, container, does_not_hold, mib, uses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -48,9 +48,25 @@ def of_pod(pod: Pod, node: NodeView, positions: Iterable[int]) -> Iterator[Findi
             yield note("use", "{container} {use}.", container=name, use=uses(part))
         if not_held(part):
             yield note("limit-not-held", "{container} {why}.", container=name, why=does_not_hold(part))
+    yield from _lent(pod, report)
     for gpu in node.candidate.gpus.all:
         if gpu.position in set(positions):
             yield from _squeezed(pod, node, gpu)
+
+
+def _lent(pod: Pod, report: NodeReport) -> Iterator[Finding]:
+    """Say who borrows the memory that a pod needs now."""
+    for part in report.current:
+        if part.needed_by == f"{pod.namespace}/{pod.name}":
+            yield note(
+                "needs-lent-memory",
+                "It {verb} {amount} that {borrower} borrows of GPU {gpu}, asked to return it {age}.",
+                verb="needs" if pod.running else "waits for",
+                amount=mib(part.borrowed_mib),
+                borrower=container(part),
+                gpu=part.gpu,
+                age=age(asked_s(report, part)),
+            )
 
 
 def _is(part: ContainerUse, pod: Pod) -> bool:

@@ -7,8 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.held_instances import asked_instances
-from gpu_device_plugin.core.contract.elastic import readable_answer, readable_wish
-from gpu_device_plugin.core.contract.keys import ELASTIC, MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT, MEMORY_PROMISED
+from gpu_device_plugin.core.contract.elastic import read_wish, readable_answer, readable_wish
+from gpu_device_plugin.core.contract.keys import (
+    ELASTIC,
+    MEMORY_GUARANTEE,
+    MEMORY_HELD,
+    MEMORY_LIMIT,
+    MEMORY_PROMISED,
+    MalformedAnnotationError,
+)
 from gpu_device_plugin.core.contract.memoryfile import IN_CONTAINER
 from gpu_device_plugin.core.contract.promises import readable_promises
 from gpu_device_plugin.core.model.limits import Enforcement
@@ -157,12 +164,24 @@ def of_size(size: Size, node: NodeView | None, enforcement: Enforcement | None) 
         yield note("limit", f"{text}; {{how}}." if how else f"{text}.", limit=amount(most), how=how or "")
 
 
+def malformed_wishes(pod: Pod) -> Iterator[str]:
+    """Yield a clause for each wish of a pod's owner that cannot be parsed."""
+    for key in (MEMORY_LIMIT, MEMORY_GUARANTEE):
+        try:
+            read_wish(pod.annotations, key)
+        except MalformedAnnotationError as error:
+            yield str(error)
+
+
 def resizes(pod: Pod, resources: Sequence[Resource], node: NodeView | None) -> Iterator[Finding]:
     """Yield the same for each container of a pod on a node whose owner wants, or wanted, another size."""
-    if not pod.annotations.keys().isdisjoint(ELASTIC - {MEMORY_PROMISED}):
-        for size in sizes(pod, resources):
-            if size.wish is not None or size.limit is not None or size.held != size.request:
-                yield from of_size(size, node, enforcement_of(pod, resources, size.container, node))
+    if pod.annotations.keys().isdisjoint(ELASTIC - {MEMORY_PROMISED}):
+        return
+    for problem in malformed_wishes(pod):
+        yield note("wish-malformed", "{problem}; it counts as none.", problem=f"{problem[0].upper()}{problem[1:]}")
+    for size in sizes(pod, resources):
+        if size.wish is not None or size.limit is not None or size.held != size.request:
+            yield from of_size(size, node, enforcement_of(pod, resources, size.container, node))
 
 
 def gpu_of(pod: Pod, resources: Sequence[Resource], container: str) -> int | None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from gpu_device_plugin.core.contract.keys import SCHEDULE_LABEL, SET_LIMITS_LABEL
+from gpu_device_plugin.core.contract.keys import ALLOCATION, RESIZE_BOUND, SCHEDULE_LABEL, SET_LIMITS_LABEL
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
+from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS
 from gpu_device_plugin.core.report.findings.limit_checks import asked_enforcement
-from gpu_device_plugin.core.report.findings.symptoms import NodeSeen, PartSeen
+from gpu_device_plugin.core.report.findings.symptoms import NodeSeen, PartSeen, PodSeen
 from tests.core.report.findings.test_cluster_checks import WELL, agent, node, of
-from tests.reports import NO_LIMITS, SINCE, part, report
+from tests.names import MEM
+from tests.reports import ASKED, NO_LIMITS, SINCE, part, report
 
 ADVISORY = {0: GpuEnforcement(Enforcement.ADVISORY, NO_LIMITS)}
 DRIVER = {0: GpuEnforcement(Enforcement.DRIVER, "the driver limits the memory of cgroups")}
@@ -187,3 +191,54 @@ def test_the_sentences_name_the_first_of_many_containers_with_both_numbers() -> 
     )
     assert str(finding).endswith(" and 4 more")
     assert len(finding.parameters["containers"]) == 9  # type: ignore[arg-type]
+
+
+# --- Memory that changes while pods run -------------------------------------------------------------------------------
+
+
+def test_a_borrower_that_does_not_return_is_a_warning() -> None:
+    """It was asked 2 minutes before the report was read, which was 10 s ago; the other one was asked just now."""
+    moment = rfc3339(time.time() - 130)
+    kept, fresh = replace(ASKED, asked_at=moment), replace(ASKED, pod="fresh", asked_at=rfc3339(time.time() - 5))
+    nodes = (reporting("a", kept, fresh, replace(ASKED, pod="odd", asked_at="once")),)
+    assert of("memory use", "node containers", nodes=nodes) == [
+        "warning memory-not-returned node=a containers=default/nb/main"
+    ]
+
+
+def elastic(**annotations: str) -> PodSeen:
+    texts = {f"gpu-device-plugin/memory-{key}": text for key, text in annotations.items()}
+    containers = (Container("main", ContainerKind.APP, 0, {MEM: 4}),)
+    pod = Pod("u", "ml", "nb", "a", "Running", running=True, annotations=texts, containers=containers)
+    placed = replace(pod, annotations={ALLOCATION: '{"0": {"0": 4}}', **texts})
+    return PodSeen(name="ml/nb", node="a", elastic=placed if "far" not in annotations else pod)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        ({"promised": "{}"}, []),
+        ({"limit": "12"}, ["ok wishes pods=1"]),
+        ({"limit": "12Gi"}, ["warning wish-malformed pod=ml/nb"]),
+        ({"limit": "12", "guarantee": "[]"}, ["warning wish-malformed pod=ml/nb"]),
+        ({"limit": "40"}, ["warning wish-too-large pod=ml/nb wanted=40 most=15"]),
+        ({"limit": "40", "far": "the GPU is not known"}, ["ok wishes pods=1"]),
+        (
+            {"guarantee": "6"},
+            ["note resize-waits pod=ml/nb held=4 target=6 why=the agent of its node has not answered yet"],
+        ),
+        (
+            {"guarantee": "6", "promised": f'{{"wish":"6","why":"no {RESIZE_BOUND}"}}'},
+            [f"note resize-waits pod=ml/nb held=4 target=6 why=the scheduler extender says: no {RESIZE_BOUND}"],
+        ),
+    ],
+)
+def test_wishes_that_cannot_be_met_are_told(annotations: dict[str, str], expected: list[str]) -> None:
+    pods = (elastic(**annotations), PodSeen(name="ml/plain"))
+    assert of("memory wishes", "pods pod wanted most held target why", nodes=(node("a"),), pods=pods) == expected
+
+
+def test_a_bound_that_is_missing_is_told_with_the_command() -> None:
+    pods = (elastic(guarantee="6", promised=f'{{"wish":"6","why":"no {RESIZE_BOUND}"}}'),)
+    (finding,) = CHECKS["memory wishes"](replace(WELL, nodes=(node("a"),), pods=pods))
+    assert finding.advice == f"kubectl label namespace ml --overwrite {RESIZE_BOUND}=2"

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.contract.keys import ALLOCATION, OVER_USE
-from gpu_device_plugin.core.contract.nodereport import GpuUse
+from gpu_device_plugin.core.contract.nodereport import GpuUse, NodeReport, asked_s
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus, causes
 from gpu_device_plugin.core.report.why.pod_use import of_pod, refusals, told_over_use
 from gpu_device_plugin.core.report.why.scheduler_checks import besides
 from tests.findings import facts
 from tests.names import MEM
-from tests.reports import SINCE, part, report
+from tests.reports import ASKED, SINCE, part, report
 from tests.resources import RESOURCES
 from tests.views import node_view
 
@@ -157,3 +159,23 @@ def test_a_node_that_refuses_shares_says_why() -> None:
     ended, refused = causes(rejected, status, RESOURCES, {"a": refusing})[0]
     assert (ended.code, str(refused)) == ("ended", f"Node a: {why}.")
     assert len(causes(rejected, replace(status, reason="Error"), RESOURCES, {"a": refusing})[0]) == 1
+
+
+def test_a_pod_is_told_who_borrows_the_memory_that_it_needs() -> None:
+    lent = replace(ASKED, needed_by="default/web", asked_at=rfc3339(time.time() - 40))
+    sentence = "{} 3,072 MiB that default/nb/main borrows of GPU 0, asked to return it 40 s ago."
+    assert told(lent, part("other", needed_by="ml/web"))[0].replace("39 s", "40 s") == sentence.format("It waits for")
+    running = replace(WEB, running=True)
+    view = node_view("a", (15,), report=replace(report(replace(lent, asked_at="once")), use_age_s=None))
+    assert list(map(str, of_pod(running, view, []))) == [
+        "Its node's agent read last at an unknown time who uses how much, so nothing is said about that."
+    ]
+    view = node_view("a", (15,), report=report(replace(lent, asked_at="once")))
+    assert [str(each) for each in of_pod(running, view, [])] == [
+        sentence.format("It needs").replace("40 s ago", "at an unknown time")
+    ]
+
+
+def test_without_a_report_nobody_is_asked() -> None:
+    assert asked_s(NodeReport(), ASKED) is None
+    assert asked_s(report(part("web")), part("web")) is None

@@ -70,6 +70,14 @@ def test_a_wish_holds_or_there_is_a_reason(wishes: dict[str, str], held: int, wh
         ({}, None, []),
         ({"promised": "{}"}, None, []),
         ({"held": "{}"}, None, []),
+        (
+            {"limit": "{", "guarantee": "4"},
+            None,
+            [
+                "The annotation gpu-device-plugin/memory-limit is not JSON; it counts as none.",
+                "Container 'main' is guaranteed 4 GiB, its request.",
+            ],
+        ),
         ({"guarantee": "6", "held": answer(main=6)}, None, ["Container 'main' is guaranteed 6 GiB."]),
         (
             {"guarantee": "6", "promised": answer(why="no room")},
