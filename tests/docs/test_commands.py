@@ -62,7 +62,7 @@ def workloads() -> set[tuple[str, str]]:
     paths = [path for path in DEPLOY.glob("**/*.yaml") if not {"chart", "files", "patches"} & {*path.parts}]
     return {
         (each["kind"].lower(), each["metadata"]["name"])
-        for path in (*paths, *(DOCS / "examples").iterdir())
+        for path in (*paths, *(DOCS / "examples").glob("*.yaml"))
         for each in documents(path)
         if each and "metadata" in each
     }
@@ -101,7 +101,7 @@ FLAGS_OF_OTHERS = {
     "eksctl": {"install-nvidia-plugin"},
     "NVIDIA's": {"runtime", "device-name-strategy", "gpu-reset", "nvidia-resource-names", "query-gpu", "format"},
     "Alibaba's": {"memory-unit", "policy-config-file"},
-    "vLLM": {"gpu-memory-utilization"},
+    "vLLM": {"gpu-memory-utilization", "enable-sleep-mode"},
     "kube-state-metrics": {"metric-labels-allowlist"},
 }
 

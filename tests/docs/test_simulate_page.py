@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pytest
 
 PAGE = text_of(DOCS / "simulate.md")
+BURST = 'gpu-device-plugin simulate --nodes "1x gpus=4 mem=46" --pods docs/examples/recorded-use.json --burst'
 RUN = (
     "kubectl get nodes,pods -A -o json > cluster.json",
     "gpu-device-plugin simulate --nodes cluster.json",
@@ -29,6 +30,7 @@ RUN = (
     'gpu-device-plugin simulate --nodes "1x gpus=4 mem=24 cpu=64 memory=256Gi" --pods "40x mem=8 cpu=4 memory=16Gi; 5x count=2 cpu=16; 30x mem=14" --nodes-needed',  # noqa: E501 - as it is written there
     "gpu-device-plugin simulate --nodes cluster.json --pods web.yaml",
     'gpu-device-plugin simulate --nodes cluster.json --pods web.yaml --nodes-needed "4x H100 cpu=96 memory=1Ti"',
+    BURST,
 )
 WEB = """
 kind: Deployment
@@ -46,17 +48,25 @@ def test_the_commands_can_be_followed_and_print_what_is_shown(
     listed = {"kind": "List", "items": [there, pod("waits", container(mem=5), uid="waits")]}
     (tmp_path / "cluster.json").write_text(json.dumps(listed), encoding="utf-8")
     (tmp_path / "web.yaml").write_text(WEB, encoding="utf-8")
+    (tmp_path / "docs").symlink_to(DOCS)
     monkeypatch.chdir(tmp_path)
     shown = [pair for block in blocks(PAGE, "console") for pair in block.commands]
-    assert [command.text for command in commands(DOCS / "simulate.md") if not command.inline] == list(RUN)
+    assert [command.text for command in commands(DOCS / "simulate.md") if command.runner] == list(RUN)
     for command, output in shown:
         program, *words = shlex.split(command)
-        if program == "kubectl":
+        if program in {"kubectl", "curl"}:
             continue
         assert cli.main(words) == 0, command
         printed = capsys.readouterr()
         assert printed.err == "", command
         assert printed.out.strip("\n") == output or not output
+
+
+def test_the_picture_of_borrowing_is_what_the_command_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(DOCS.parent)
+    drawn = tmp_path / "burst.svg"
+    assert cli.main([*shlex.split(BURST)[1:], "--picture", str(drawn)]) == 0
+    assert text_of(drawn) == text_of(DOCS / "img" / "burst.svg"), f"run: {BURST} --picture docs/img/burst.svg"
 
 
 def test_the_page_of_placement_shows_the_first_of_them() -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import argparse
 
 USAGE = """%(prog)s [--nodes NODES] [--pods PODS] [--policy NAMES] [--seeds N] [--cold] [--from-empty] [--skip-misfits]
-       [--until rejected|PERCENT | --departures PERCENT | --nodes-needed [NODE]] [-o table|json]"""
+       [--until rejected|PERCENT | --departures PERCENT | --nodes-needed [NODE]] [--burst [PERCENTS]] [-o table|json]"""
 DESCRIPTION = (
     "Answer before you buy or change: what would fit, what would another policy have done, how many nodes do these "
     "pods need. Nothing in the cluster is changed."
@@ -55,6 +55,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NODE",
         help="find how many nodes of the kind NODE, such as '4x H100 cpu=64', take all pods beside those in --nodes; "
         "without NODE, how many empty ones of the kind in --nodes do",
+    )
+    parser.add_argument(
+        "--burst",
+        nargs="?",
+        const="100,99,95,90,75,50",
+        metavar="PERCENTS",
+        help="guarantee pods with a recorded use only what they did not exceed for these parts of the time, and let "
+        "them borrow the rest [100,99,95,90,75,50]",
+    )
+    parser.add_argument("--picture", metavar="FILE", help="with --burst: write the result as a picture, in SVG")
+    parser.add_argument(
+        "--return-grace", default="30s", metavar="DURATION", help="how long a borrower has to return memory [30s]"
     )
     parser.add_argument(
         "--skip-misfits", action="store_true", help="leave out the pods that fit on no node, not even on an empty one"

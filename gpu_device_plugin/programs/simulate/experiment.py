@@ -43,6 +43,10 @@ class Plan:
     """kube-scheduler's `percentageOfNodesToScore`."""
     skip_misfits: bool = False
     """The nodes needed are those for the pods that fit on them; others may find no room."""
+    burst: tuple[int, ...] = ()
+    """The guarantees to try, in % of the recorded time."""
+    return_grace_s: float = 30.0
+    """How long a borrower has to return memory."""
 
 
 def simulate(
@@ -58,7 +62,7 @@ def simulate(
     for policy in plan.policies:
         outcomes: list[SimulationOutcome] = []
         for seed in range(plan.seeds):
-            arrivals = _arrivals(plan, inputs, seed)
+            arrivals = arrivals_of(plan, inputs, seed)
             done = len(found) * plan.seeds + seed
 
             def advance(came: int, all_: int = len(arrivals.pods), done: int = done, policy: str = policy) -> None:
@@ -73,7 +77,12 @@ def simulate(
     return found
 
 
-def _arrivals(plan: Plan, inputs: Inputs, seed: int) -> Arrivals:
+def arrivals_of(plan: Plan, inputs: Inputs, seed: int) -> Arrivals:
+    """Return the pods in the order in which they come with this seed.
+
+    Raises:
+        UsageError: the pods ask for too little.
+    """
     workload, nodes = inputs.workload, inputs.nodes
     if plan.departures is not None:
         return departing(workload, nodes, seed, plan.departures)
@@ -89,8 +98,9 @@ def _to_first_rejected(outcome: SimulationOutcome) -> SimulationOutcome:
     """Return what came before the first pod that found no room, and this pod."""
     accepted = outcome.accepted
     end = len(accepted) if accepted.all() else int(accepted.argmin()) + 1
-    missed, shares = outcome.missed[:end], outcome.shares[:end]
-    return replace(outcome, pods=outcome.pods[:end], accepted=accepted[:end], missed=missed, shares=shares)
+    missed, shares, places = outcome.missed[:end], outcome.shares[:end], outcome.places[:end]
+    pods = outcome.pods[:end]
+    return replace(outcome, pods=pods, accepted=accepted[:end], missed=missed, shares=shares, places=places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +179,7 @@ class _Search:
 
     def _run(self, policy: str, seed: int, number: int) -> SimulationOutcome:
         nodes = [*self._there, *[Start.empty(f"node-{at + 1}", self._shape) for at in range(number)]]
-        arrivals = _arrivals(self._plan, self._inputs, seed)
+        arrivals = arrivals_of(self._plan, self._inputs, seed)
         plan, workload = self._plan, self._inputs.workload
         return run(policy, nodes, workload, arrivals, seed, cold=plan.cold, percentage=plan.percentage)
 

@@ -41,15 +41,28 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Recording:
+    """How much GPU memory a pod used."""
+
+    use_gib: tuple[float, ...]
+    """At equal steps."""
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """A list of pods."""
 
     kinds: tuple[PodKind, ...]
-    """Different ones."""
+    """Different ones; with recordings one for each of these."""
     pods: tuple[int, ...]
     """Of each pod in its order, the place of its kind in `kinds`."""
     names: tuple[str, ...] = ()
     """What people call each kind, likewise; empty: by what it asks for."""
+    recordings: tuple[Recording, ...] = ()
+    """The use of each kind, likewise; empty: not recorded."""
+    step_s: float = 0.0
+    """Seconds from one value of a recording to the next."""
 
     @classmethod
     def of(cls, pods: Iterable[tuple[str, PodKind]]) -> Workload:
@@ -104,6 +117,8 @@ class SimulationOutcome:
     """CPU time that the policy took."""
     nodes: tuple[Start, ...] = ()
     """The nodes as they are after the last pod."""
+    places: Sequence[tuple[int, Sequence[int]] | None] = ()
+    """By arrival, the place of its node in `nodes` and of its GPUs there; None: it found no room."""
 
     @property
     def allocated(self) -> float:

@@ -58,16 +58,19 @@ def run(
     rooms = Rooms(ordered)
     without_gpus = LeastAllocated(rooms) if others_apart else None
     placer = _placer(policy, rooms, workload, cold=cold, without_gpus=without_gpus)
-    accepted, missed = _placed(placer, arrivals, NodeSampling(rooms, percentage), progress)
+    (accepted, missed), places = _placed(placer, arrivals, NodeSampling(rooms, percentage), progress)
     shares = demand_of(workload, nodes)[np.array(arrivals.pods, np.int64)]
     cpu_s = time.process_time() - began
     after = tuple([replace(node, left=rooms.left(row)) for row, node in enumerate(ordered)])
-    return SimulationOutcome(policy, arrivals.pods, accepted, missed, shares, capacity_of(nodes), cpu_s, after)
+    return SimulationOutcome(policy, arrivals.pods, accepted, missed, shares, capacity_of(nodes), cpu_s, after, places)
 
 
-def _placed(placer: Placer, arrivals: Arrivals, sampling: NodeSampling, progress: Callable[[int], None]) -> Bools:
-    """Return which pods were accepted, and which were missed."""
+def _placed(
+    placer: Placer, arrivals: Arrivals, sampling: NodeSampling, progress: Callable[[int], None]
+) -> tuple[Bools, list[tuple[int, Sequence[int]] | None]]:
+    """Return which pods were accepted, and which were missed; and where each is."""
     placed = np.zeros((2, len(arrivals.pods)), np.bool_)
+    places: list[tuple[int, Sequence[int]] | None] = []
     running: list[tuple[float, int, int, Sequence[int]]] = []
     """When a pod leaves, its kind, its row and its GPUs."""
     for n, kind in enumerate(arrivals.pods):
@@ -80,10 +83,11 @@ def _placed(placer: Placer, arrivals: Arrivals, sampling: NodeSampling, progress
         sample = sampling.rows(placer.kinds[kind])
         found = placer.place(kind, sample)
         placed[:, n] = found is not None, found is not None and found[0] not in sample
+        places.append(found)
         if found is not None and arrivals.at is not None and arrivals.life is not None:
             heapq.heappush(running, (arrivals.at[n] + arrivals.life[n], kind, *found))
     progress(len(arrivals.pods))
-    return placed
+    return placed, places
 
 
 def _placer(policy: str, rooms: Rooms, workload: Workload, *, cold: bool, without_gpus: Policy | None) -> Placer:

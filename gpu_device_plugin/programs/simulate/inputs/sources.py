@@ -23,6 +23,7 @@ from gpu_device_plugin.programs.simulate.inputs.entries import (
     pods_in_trace,
 )
 from gpu_device_plugin.programs.simulate.inputs.nvidia_labels import known_model
+from gpu_device_plugin.programs.simulate.inputs.recorded import recorded_in
 from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Start, Workload, counted, told
 from gpu_device_plugin.settings.knobs import UsageError
 
@@ -37,7 +38,7 @@ CLUSTER = "cluster"
 MOST_BYTES = 256 << 20
 _MOST_NODES = 100_000
 _WORDS = re.compile(r"\s*[0-9]+x|[^/]*=", re.IGNORECASE)
-_YAML = re.compile(rb"^(?:apiVersion|kind|metadata|items)[ \t]*:", re.MULTILINE)
+_YAML = re.compile(rb"^(?:apiVersion|kind|metadata|items|pods)[ \t]*:", re.MULTILINE)
 _MOST_YAML = 16 << 20
 """Reading YAML takes a second for each MiB."""
 _FIRST = 1 << 16
@@ -118,6 +119,17 @@ def inputs_of(
         more = nodes_in(added)
     if added and len({node.shape for node in more}) != 1:
         raise UsageError(f"--nodes-needed: {added[:80]}: name one kind of node, such as '8x H100 cpu=96'")
+    found, more, units = _in_one_unit(of_nodes, of_pods, found, more, recorded=bool(workload.recordings))
+    workload, misfits = _misfits((*found, *more), workload, skip=skip_misfits)
+    return Inputs(found, workload, of_pods.ordered, (*notes, *units, *misfits), more[0] if more else None)
+
+
+def _in_one_unit(
+    of_nodes: _Source, of_pods: _Source, found: tuple[Start, ...], more: tuple[Start, ...], *, recorded: bool
+) -> tuple[tuple[Start, ...], tuple[Start, ...], tuple[str, ...]]:
+    """Return the nodes, and those that may be added, in the unit of the pods; with a sentence about it."""
+    if of_nodes.hundredths and recorded:
+        raise UsageError("--nodes: the GPUs of a trace have no memory in GiB, as the recorded use of the pods has it")
     if of_pods.hundredths and any(node.shape.whole < len(node.shape.sizes) for node in (*found, *more)):
         raise UsageError(
             "--pods: the pods of a trace ask for hundredths of GPUs, and --nodes has MIG instances; name pods in "
@@ -125,11 +137,14 @@ def inputs_of(
         )
     if of_pods.hundredths and not of_nodes.hundredths:
         found, more = tuple(map(_in_hundredths, found)), tuple(map(_in_hundredths, more))
-        notes = (*notes, f"each GPU counts as {TRACE_SHARES} shares, as the pods of a trace ask for parts of a GPU")
-    elif of_nodes.hundredths and not of_pods.hundredths:
-        notes = (*notes, f"a GPU of a trace has {TRACE_SHARES} shares: mem counts hundredths of a GPU")
-    workload, misfits = _misfits((*found, *more), workload, skip=skip_misfits)
-    return Inputs(found, workload, of_pods.ordered, (*notes, *misfits), more[0] if more else None)
+        return (
+            found,
+            more,
+            (f"each GPU counts as {TRACE_SHARES} shares, as the pods of a trace ask for parts of a GPU",),
+        )
+    if of_nodes.hundredths and not of_pods.hundredths:
+        return found, more, (f"a GPU of a trace has {TRACE_SHARES} shares: mem counts hundredths of a GPU",)
+    return found, more, ()
 
 
 def _opened(text: str, otherwise: str, *, resources: Sequence[Resource], kubectl: Kubectl, from_empty: bool) -> _Source:
@@ -139,6 +154,8 @@ def _opened(text: str, otherwise: str, *, resources: Sequence[Resource], kubectl
     if not _is_json(content):
         lines = _lines(content)
         return _Source(lambda: nodes_in_trace(lines), lambda: pods_in_trace(lines), ordered=True, hundredths=True)
+    if (recorded := recorded_in(content)) is not None:
+        return _Source(lambda: (), lambda: recorded[0], notes=recorded[1])
     cluster = read_cluster(content, resources, from_empty=from_empty)
     return _Source(lambda: cluster.nodes, lambda: Workload.of(cluster.pods), ordered=True, notes=cluster.notes)
 
@@ -255,5 +272,7 @@ def _misfits(nodes: Sequence[Start], workload: Workload, *, skip: bool) -> tuple
     fits = f"{counted(len(misfits), 'pod')} {'fits' if one else 'fit'} on no node, not even on an empty one"
     if not skip:
         return workload, [f"{fits}; {'it ' if one else ''}{asks}"]
-    kept = Workload.of((workload.name(pod), workload.kinds[pod]) for pod in workload.pods if hosted[pod])
+    rest = [pod for pod in workload.pods if hosted[pod]]
+    named = ((workload.name(pod), workload.kinds[pod]) for pod in rest)
+    kept = replace(workload, pods=tuple(rest)) if workload.recordings else Workload.of(named)
     return kept, [f"{fits}, and {'is' if one else 'are'} left out; {'it ' if one else ''}{asks}"]

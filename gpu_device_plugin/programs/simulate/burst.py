@@ -1,0 +1,210 @@
+"""Guarantee pods less than they ask for, let them borrow the rest, and see who would be asked to return memory.
+
+A pod asks for its limit. Its guarantee is the amount that it did not exceed for a given part of its recorded time. The
+scheduler extender's policies place pods by their guarantees, and the rules of the node's agent
+(`core.node.use.returns`) decide at each step of the recordings. What a pod used is taken as given: it returns memory
+when its recorded use falls.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.core.node.use.eviction_choice import next_victims
+from gpu_device_plugin.core.node.use.process_use import AttributedUse, UseReading
+from gpu_device_plugin.core.node.use.returns import Returns, Terms
+from gpu_device_plugin.programs.simulate.experiment import arrivals_of
+from gpu_device_plugin.programs.simulate.run import run
+from gpu_device_plugin.settings.knobs import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from gpu_device_plugin.core.value.workload_mix import PodKind
+    from gpu_device_plugin.programs.simulate.experiment import Plan
+    from gpu_device_plugin.programs.simulate.inputs.sources import Inputs
+    from gpu_device_plugin.programs.simulate.model import Bools, Ints, Recording, SimulationOutcome, Workload
+
+_SHARE_MIB = 1024
+_GPU = "gpu"
+_MOMENT_S = 0.001
+"""Between two evictions in one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What came of borrowing on one GPU, or on all."""
+
+    asked: int = 0
+    """How many times a pod was asked to return memory."""
+    evicted: int = 0
+    """Pods that still borrowed memory that was needed at the first step after the grace."""
+    short: int = 0
+    """Steps at which a GPU had less free memory than was guaranteed, counted for each GPU."""
+
+    def __add__(self, other: Replayed) -> Replayed:
+        return Replayed(self.asked + other.asked, self.evicted + other.evicted, self.short + other.short)
+
+
+@dataclass(frozen=True, slots=True)
+class BurstOutcome:
+    """What came of one choice of guarantees."""
+
+    percent: int | None
+    """A pod is guaranteed what it did not exceed for this part of the time; None: what it asks for."""
+    guaranteed: int
+    """Shares of all pods of the list together."""
+    ran: tuple[int, ...]
+    """Pods that found room, by seed."""
+    replayed: tuple[Replayed, ...]
+    """By seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Borrower:
+    """A pod on one GPU."""
+
+    guaranteed_mib: int
+    limit_mib: int
+    use_mib: Ints
+    """At each step."""
+    priority: int = 0
+
+
+def simulate_burst(plan: Plan, inputs: Inputs, progress: Callable[[str, float], None]) -> tuple[BurstOutcome, ...]:
+    """Return the outcome of each choice of guarantees, beginning with what the pods ask for.
+
+    With each choice the same pods come in the same order.
+
+    Raises:
+        UsageError: the pods have no recorded use, or the nodes have MIG instances.
+    """
+    workload = inputs.workload
+    if not workload.recordings:
+        raise UsageError("--burst: the pods have no recorded use; give a file with it as --pods (docs/simulate.md)")
+    if any(node.shape.whole < len(node.shape.sizes) for node in inputs.nodes):
+        raise UsageError("--burst: MIG instances neither lend nor borrow; give nodes without them")
+    policy = plan.policies[0]
+    outcomes: list[BurstOutcome] = []
+    choices = (None, *plan.burst)
+    for number, percent in enumerate(choices):
+        chosen = replace(workload, kinds=guarantees(workload, percent))
+        ran, replayed = list[int](), list[Replayed]()
+        for seed in range(plan.seeds):
+            progress(policy, (number + seed / plan.seeds) / len(choices))
+            arrivals = arrivals_of(plan, inputs, seed)
+            outcome = run(policy, inputs.nodes, chosen, arrivals, seed, percentage=plan.percentage)
+            ran.append(int(outcome.accepted.sum()))
+            replayed.append(_replay_all(outcome, chosen, workload.kinds, plan.return_grace_s, seed))
+        guaranteed = sum(chosen.kinds[pod].shares for pod in workload.pods)
+        outcomes.append(BurstOutcome(percent, guaranteed, tuple(ran), tuple(replayed)))
+    return tuple(outcomes)
+
+
+def guarantees(workload: Workload, percent: int | None) -> tuple[PodKind, ...]:
+    """Return the kinds of pods with their guarantees for shares; `percent` None: as they are."""
+    if percent is None:
+        return workload.kinds
+    kinds = zip(workload.kinds, workload.recordings, strict=True)
+    return tuple([replace(kind, shares=_guaranteed(kind.shares, recording, percent)) for kind, recording in kinds])
+
+
+def _guaranteed(shares: int, recording: Recording, percent: int) -> int:
+    """Return the least whole number of shares that a pod did not exceed for a part of the time, up to its `shares`."""
+    values = sorted(recording.use_gib)
+    least = values[-(-percent * len(values) // 100) - 1]
+    return min(shares, max(1, -int(-least // 1)))
+
+
+def _replay_all(
+    outcome: SimulationOutcome, chosen: Workload, limits: Sequence[PodKind], grace_s: float, seed: int
+) -> Replayed:
+    """Let the pods that were placed use what they used, GPU by GPU."""
+    rng = np.random.default_rng(seed)
+    steps = max(len(each.use_gib) for each in chosen.recordings)
+    came: set[int] = set()
+    gpus: dict[tuple[int, int], list[Borrower]] = defaultdict(list)
+    for kind, place in zip(outcome.pods, outcome.places, strict=True):
+        if place is None:
+            continue
+        recording = chosen.recordings[kind]
+        # The first pod of a recording plays it as it was; the others are not in step with it.
+        begin = 0 if kind not in came else int(rng.integers(len(recording.use_gib)))
+        came.add(kind)
+        limit = limits[kind].shares * _SHARE_MIB
+        use = np.rint(np.roll(np.array(recording.use_gib), -begin) * _SHARE_MIB).astype(np.int64)
+        row, (gpu, *_) = place
+        gpus[row, gpu].append(
+            Borrower(
+                chosen.kinds[kind].shares * _SHARE_MIB,
+                limit,
+                np.minimum(np.resize(use, steps), limit),
+                recording.priority,
+            )
+        )
+    total = Replayed()
+    for (row, gpu), pods in gpus.items():
+        # Other pods on the GPU count as using exactly what they were granted.
+        capacity = outcome.nodes[row].left.frees[gpu] * _SHARE_MIB + sum(pod.guaranteed_mib for pod in pods)
+        total += replay(pods, capacity, grace_s, chosen.step_s)
+    return total
+
+
+def replay(pods: Sequence[Borrower], capacity_mib: int, grace_s: float, step_s: float) -> Replayed:
+    """Let the pods of one GPU use what they used, and ask and evict them as the node's agent does.
+
+    A pod that is evicted does not come again.
+    """
+    uses = np.array([pod.use_mib for pod in pods])
+    guaranteed = np.array([pod.guaranteed_mib for pod in pods])
+    members = [Pod(f"{at}", "simulated", f"{at}", priority=pod.priority) for at, pod in enumerate(pods)]
+    there = np.ones(len(pods), np.bool_)
+    short = _short(uses, guaranteed, there, capacity_mib)
+    terms = Terms(grace_s, evicts=True)
+    returns, asked, evictions, short_steps, last = Returns(), 0, 0, 0, -1
+    for step in range(uses.shape[1]):
+        if not short[step]:
+            continue
+        short_steps += 1
+        if last != step - 1:
+            returns = Returns()  # the shortage before was over
+        last = step
+        for moment in range(len(pods) + 1):
+            reading = UseReading(step * step_s + moment * _MOMENT_S, (), {_GPU: int(uses[there, step].sum())})
+            before, returns = returns, returns.after(
+                reading, _uses(pods, members, there, step), {_GPU: capacity_mib}, terms
+            )  # fmt: skip
+            asked += sum(each.mib > 0 and place not in before.asked for place, each in returns.asked.items())
+            victims = next_victims(returns.candidates(), most_grace_s=0, going={})
+            if not victims:
+                break
+            evictions += len(victims)
+            there[list(map(int, victims))] = False
+            short = _short(uses, guaranteed, there, capacity_mib)
+    return Replayed(asked, evictions, short_steps)
+
+
+def _uses(
+    pods: Sequence[Borrower], members: Sequence[Pod], there: Bools, step: int
+) -> Mapping[str, tuple[AttributedUse, ...]]:
+    return {
+        _GPU: tuple(
+            AttributedUse(
+                member.uid, "", _GPU, pod.guaranteed_mib, int(pod.use_mib[step]), pod=member, limit_mib=pod.limit_mib
+            )
+            for pod, member, still in zip(pods, members, there.tolist(), strict=True)
+            if still
+        )
+    }
+
+
+def _short(uses: Ints, guaranteed: Ints, there: Bools, capacity_mib: int) -> Bools:
+    """Return at which steps `core.node.use.shortage` finds a GPU short: all at once, as most steps are not."""
+    untaken = np.maximum(guaranteed[there, None] - uses[there], 0).sum(0)
+    found: Bools = untaken > capacity_mib - uses[there].sum(0)
+    return found
