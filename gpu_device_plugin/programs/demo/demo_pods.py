@@ -86,7 +86,14 @@ class Pods:
     def _without_node(self) -> Mapping[str, Json]:
         return {pod["metadata"]["name"]: pod for pod in self._api.all("pods") if "nodeName" not in pod["spec"]}
 
-    async def admit(self, name: str, resource: str, amount: int, namespace: str = _NAMESPACE) -> Pod:
+    async def admit(
+        self,
+        name: str,
+        resource: str,
+        amount: int,
+        namespace: str = _NAMESPACE,
+        annotations: Mapping[str, str] | None = None,
+    ) -> Pod:
         """Bind a pod that requests `amount` of a resource to the node; return it once it runs or is refused.
 
         One of this name that waits for a node is bound as it is.
@@ -100,7 +107,10 @@ class Pods:
         else:
             uid = str(uuid4())
             container = builders.container(_CONTAINER, limits={resource: str(amount)})
-            self._api.add(builders.pod(name, container, namespace=namespace, uid=uid, node=self._kubelet.node))
+            node = self._kubelet.node
+            self._api.add(
+                builders.pod(name, container, namespace=namespace, uid=uid, node=node, annotations=annotations)
+            )
         pod = await self._kubelet.admit(PodSpec(name, (ContainerSpec(_CONTAINER, limits),), namespace, uid))
         if pod.phase == "Running":
             running = {

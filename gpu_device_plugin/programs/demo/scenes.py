@@ -12,6 +12,7 @@ from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.report.text.printing import counted
+from gpu_device_plugin.programs.demo.borrowing_scenes import borrow_and_go, borrow_and_return
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -423,6 +424,8 @@ SCENES: Scenes = {
     "Services share a GPU": _share,
     "A service takes more than it was given": _exceed,
     "The GPU runs short, and the service goes": _run_short,
+    "A notebook borrows memory and returns it": borrow_and_return,
+    "Another does not, and goes": borrow_and_go,
     "A pod gets a whole GPU": _take_whole,
     "A pod is refused, with the reason": _refuse,
     "A GPU fails": _fail,

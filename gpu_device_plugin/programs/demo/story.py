@@ -127,13 +127,20 @@ class Story:
         self._worlds.append(self.world)
 
     async def admit(
-        self, name: str, resource: str, amount: int, namespace: str = "default", *, busy: float = 0.0
+        self,
+        name: str,
+        resource: str,
+        amount: int,
+        namespace: str = "default",
+        *,
+        busy: float = 0.0,
+        annotations: Mapping[str, str] | None = None,
     ) -> Pod:
         """Have the kubelet start a pod with one container that requests `amount` of a resource.
 
         It uses the part `busy` of what it is given.
         """
-        pod = await self.world.pods.admit(name, resource, amount, namespace)
+        pod = await self.world.pods.admit(name, resource, amount, namespace, annotations)
         if pod.phase == "Running":
             self._pods[name] = self.world, pod
             self.world.use({name: round(self.world.granted_mib(pod) * busy)})

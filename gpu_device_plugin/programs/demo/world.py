@@ -56,6 +56,8 @@ _WITH_PROCESSES = {
     "over_use": "evict-when-short",
     "over_use_grace": "1s",
     "over_use_slack": "256MiB",
+    "borrowers": "evict",
+    "return_grace": "2s",
 }
 _UNHEALTHY = " is unhealthy: "
 """The words between a GPU and the reason in the agent's log."""
@@ -355,6 +357,7 @@ async def world(api: ApiServer, node: str, gpus: str, *, metrics: bool = False, 
                 "gpus": gpus if describe is None else str(file),
                 "device_plugin_dir": str(kubelet.device_plugin_dir),
                 "pod_resources_socket": str(kubelet.pod_resources_socket),
+                "memory_dir": str(root / "memory"),
                 **more,
             }
             made = World(

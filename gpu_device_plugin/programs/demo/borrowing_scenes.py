@@ -1,0 +1,115 @@
+"""The scenes of the demo in which a pod borrows memory beyond its guarantee: one returns it, the other does not."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.keys import MEMORY_LIMIT
+from gpu_device_plugin.core.contract.memoryfile import DIRECTORY, IN_CONTAINER, NAME
+from gpu_device_plugin.core.model.memory import MIB_PER_GIB
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.programs.demo.story import Story
+    from gpu_device_plugin.testing.pod_specs import Pod
+
+_LEAST_SHARES = 6
+"""Of a GPU on which a third borrows the other two."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Borrower:
+    """A pod that uses almost all of a GPU, of which it is guaranteed a third."""
+
+    pod: Pod
+    position: int
+    guaranteed: int
+    limit: int
+
+    @property
+    def rest(self) -> int:
+        """The shares that are nobody's guarantee."""
+        return self.limit - self.guaranteed
+
+
+async def borrow_and_return(story: Story) -> None:
+    """A notebook borrows the rest of its GPU, and returns it when a new pod needs it."""
+    if (borrower := await _borrower(story, "notebook")) is None:
+        return
+    world, pod = story.world, borrower.pod
+    story.say(
+        f"{pod.name} is guaranteed {story.gib(borrower.guaranteed)}, may use {story.gib(borrower.limit)}, and takes "
+        f"almost all of it. Then a pod comes that is guaranteed {story.gib(borrower.rest)} of the same GPU: it waits "
+        "until that memory is there, and the notebook reads in its file that it is needed back."
+    )
+    coming = asyncio.create_task(story.admit("assistant", world.memory, borrower.rest), name="admit the assistant")
+    await story.expect(
+        "An Event asks the notebook to return what it borrows.",
+        lambda: "default/assistant" in (world.pods.event(pod, "GPUMemoryAsked") or ""),
+    )
+    story.quote(f"Event of {pod.name}: GPUMemoryAsked", world.pods.event(pod, "GPUMemoryAsked"))
+    file = _file(pod)
+    await story.expect(
+        "So does the file in its container.", lambda: file is not None and "default/assistant" in file.read_text()
+    )
+    story.quote(IN_CONTAINER, None if file is None else " ".join(file.read_text().split()))
+    story.check("The new pod does not start before.", not coming.done())
+    world.use({pod.name: borrower.guaranteed * world.shares.share_mib})
+    assistant = await coming
+    story.check("The notebook returns it, and the new pod runs.", assistant.phase == "Running")
+    story.check("Both share the GPU, and nobody was evicted for it.", pod.uid in _running(story))
+    await story.linger()
+    await world.pods.end(assistant)
+    await world.pods.end(pod)
+
+
+async def borrow_and_go(story: Story) -> None:
+    """A notebook that does not return what it borrows is evicted."""
+    if (borrower := await _borrower(story, "hoarder")) is None:
+        return
+    world, pod = story.world, borrower.pod
+    story.say(
+        f"{pod.name} borrows in the same way, and does not return it: after return_grace, "
+        f"{world.settings.return_grace_s:g} s here, the agent has it evicted, because borrowers is "
+        f"{world.settings.borrowers}."
+    )
+    before = world.pods.evictions
+    coming = asyncio.create_task(story.admit("assistant-2", world.memory, borrower.rest), name="admit the assistant")
+    await story.expect(f"{pod.name} ends.", lambda: pod.uid not in _running(story))
+    await story.expect("An Event says why.", lambda: world.pods.event(pod, "GPUMemoryNotReturned") is not None)
+    story.quote(f"Event of {pod.name}: GPUMemoryNotReturned", world.pods.event(pod, "GPUMemoryNotReturned"))
+    assistant = await coming
+    story.check("The new pod runs.", assistant.phase == "Running")
+    story.check("The API server was asked once.", world.pods.evictions == before + 1)
+    await world.pods.end(assistant)
+
+
+async def _borrower(story: Story, name: str) -> _Borrower | None:
+    """Return a pod that borrows on a GPU of its own; None, and the scene is left out, if there is none for it."""
+    world = story.world
+    unused = [room for room in story.open() if not room.shared and room.card is None and room.total >= _LEAST_SHARES]
+    if not world.scripted or not unused:
+        story.leave_out("no fake GPU is unused and large enough for a pod that borrows")
+        return None
+    limit = min(room.total for room in unused)
+    guaranteed = limit // 3
+    pod = await story.admit(name, world.memory, guaranteed, annotations={MEMORY_LIMIT: str(limit)})
+    (shared,) = story.gpus_of(pod) or (None,)
+    if shared is None or shared.position not in {room.position for room in unused}:
+        await world.pods.end(pod)
+        story.leave_out("the policy puts a pod that borrows beside others")
+        return None
+    world.use({name: shared.gpu.total_mib - shared.gpu.reserved_mib - MIB_PER_GIB})
+    return _Borrower(pod, shared.position, guaranteed, len(shared.shares))
+
+
+def _file(pod: Pod) -> Path | None:
+    """Return the file of a container on the node; None: it was given none."""
+    mounts = [mount.host_path for mount in pod.only.received.mounts if mount.container_path == DIRECTORY]
+    return Path(mounts[0]) / NAME if mounts else None
+
+
+def _running(story: Story) -> set[str]:
+    return {pod.uid for pod in story.world.kubelet.running}
