@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,26 +48,21 @@ async def borrow_and_return(story: Story) -> None:
     coming = asyncio.create_task(story.admit("assistant", world.memory, borrower.rest), name="admit the assistant")
     await story.expect(
         "An Event asks the notebook to return what it borrows.",
-        lambda: "default/assistant" in (world.pods.event(pod, "GPUMemoryAsked") or ""),
+        lambda: world.pods.event(pod, "GPUMemoryAsked") is not None,
     )
     story.quote(f"Event of {pod.name}: GPUMemoryAsked", world.pods.event(pod, "GPUMemoryAsked"))
-    file = _file(pod)
-    await story.expect(
-        "So does the file in its container.", lambda: file is not None and "default/assistant" in file.read_text()
-    )
-    story.quote(IN_CONTAINER, None if file is None else " ".join(file.read_text().split()))
+    await story.expect("So does the file in its container.", lambda: "default/assistant" in _file(pod))
+    story.quote(IN_CONTAINER, _file(pod))
     story.check("The new pod does not start before.", not coming.done())
     world.use({pod.name: borrower.guaranteed * world.shares.share_mib})
     assistant = await coming
     story.check("The notebook returns it, and the new pod runs.", assistant.phase == "Running")
     story.check("Both share the GPU, and nobody was evicted for it.", pod.uid in _running(story))
-    await story.linger()
-    await world.pods.end(assistant)
-    await world.pods.end(pod)
 
 
 async def borrow_and_go(story: Story) -> None:
     """A notebook that does not return what it borrows is evicted."""
+    await story.end("notebook", "assistant")
     if (borrower := await _borrower(story, "hoarder")) is None:
         return
     world, pod = story.world, borrower.pod
@@ -83,7 +79,6 @@ async def borrow_and_go(story: Story) -> None:
     assistant = await coming
     story.check("The new pod runs.", assistant.phase == "Running")
     story.check("The API server was asked once.", world.pods.evictions == before + 1)
-    await world.pods.end(assistant)
 
 
 async def _borrower(story: Story, name: str) -> _Borrower | None:
@@ -105,10 +100,12 @@ async def _borrower(story: Story, name: str) -> _Borrower | None:
     return _Borrower(pod, shared.position, guaranteed, len(shared.shares))
 
 
-def _file(pod: Pod) -> Path | None:
-    """Return the file of a container on the node; None: it was given none."""
+def _file(pod: Pod) -> str:
+    """Return the text of the file of a container in one line; empty: it has none."""
     mounts = [mount.host_path for mount in pod.only.received.mounts if mount.container_path == DIRECTORY]
-    return Path(mounts[0]) / NAME if mounts else None
+    with suppress(OSError, IndexError):
+        return " ".join((Path(mounts[0]) / NAME).read_text(encoding="utf-8").split())
+    return ""
 
 
 def _running(story: Story) -> set[str]:

@@ -197,6 +197,7 @@ def _gib(mib: int) -> str:
 
 async def _take_whole(story: Story) -> None:
     world = story.world
+    await story.end("assistant-2")
     if all(room.shared for room in world.node.rooms() if room.healthy):
         story.say(f"A pod requests {world.count}: 1. Every GPU is shared, so the services have to end first.")
         await story.end()

@@ -149,11 +149,11 @@ class Story:
         await self.pause(0.4)
         return pod
 
-    async def end(self) -> None:
-        """End all running pods, and give up those that wait."""
-        for name in self.home.pods.waiting:
+    async def end(self, *names: str) -> None:
+        """End these pods, as far as they run; without names all running pods, and give up those that wait."""
+        for name in () if names else self.home.pods.waiting:
             self.home.pods.give_up(name)
-        for name in tuple(self._pods):
+        for name in [name for name in names or tuple(self._pods) if name in self._pods]:
             world, pod = self._pods.pop(name)
             await world.pods.end(pod)
             await self.pause(0.15)

@@ -57,7 +57,7 @@ _WITH_PROCESSES = {
     "over_use_grace": "1s",
     "over_use_slack": "256MiB",
     "borrowers": "evict",
-    "return_grace": "2s",
+    "return_grace": "5s",
 }
 _UNHEALTHY = " is unhealthy: "
 """The words between a GPU and the reason in the agent's log."""

@@ -35,8 +35,8 @@ from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.claims.serving_mode_switch import ServingModeSwitch
 from gpu_device_plugin.programs.node.configuration import Configuration, initial
 from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
-from gpu_device_plugin.programs.node.elastic.guarantees import Guarantees
 from gpu_device_plugin.programs.node.elastic.borrowing import Borrowing
+from gpu_device_plugin.programs.node.elastic.guarantees import Guarantees
 from gpu_device_plugin.programs.node.elastic.memory_files import MemoryFiles
 from gpu_device_plugin.programs.node.kubelet.advertiser import Advertiser
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler
