@@ -12,7 +12,8 @@ from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.kubelet.lost_allocations import Remembered
-from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, SavedAllocations, StateFile
+from gpu_device_plugin.core.node.ledger import Growth
+from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, SavedAllocations, SavedGuarantees, StateFile
 from tests.names import OURS
 
 if TYPE_CHECKING:
@@ -148,3 +149,40 @@ def test_a_means_of_limiting_that_this_version_does_not_know_is_left_out(folder:
     file.write_text(file.read_text().replace('"driver"', '["new"]'))
     (found,) = saved(folder).load().recorded
     assert (found.device_ids, found.enforcement) == (A.device_ids, None)
+
+
+GROWN = {
+    ("uid-a", "main"): Growth("GPU-a", 3, frozenset({"GPU-a::0", "GPU-a::1"})),
+    ("uid-a", "side"): Growth("GPU-a", 1, frozenset({"GPU-a::2"})),
+}
+
+
+def test_the_next_agent_knows_what_is_guaranteed_beyond_requests(folder: Path) -> None:
+    assert SavedGuarantees(folder).save(GROWN)
+    assert SavedGuarantees(folder).load() == GROWN
+    assert SavedGuarantees(folder).save({})
+    assert SavedGuarantees(folder).load() == {}
+
+
+def test_a_node_on_which_nothing_ever_grew_has_no_such_file(folder: Path) -> None:
+    assert SavedGuarantees(folder).load() == {}
+    assert SavedGuarantees(folder).save({})
+    assert not (folder / "gpushare" / "guarantees").exists()
+
+
+@pytest.mark.parametrize("text", ["[", "[1]", '[["a","b","c","d",[]]]', "{}x", "[[" * 5000])
+def test_a_damaged_file_guarantees_nothing(folder: Path, text: str) -> None:
+    (folder / "gpushare" / "guarantees").write_text(f"{text}\n")
+    saved = SavedGuarantees(folder)
+    assert saved.load() == {}
+    assert saved.save(GROWN)
+    assert SavedGuarantees(folder).load() == GROWN
+
+
+def test_what_cannot_be_saved_is_said(folder: Path) -> None:
+    saved = SavedGuarantees(folder)
+    (folder / "gpushare").rmdir()
+    assert not saved.save(GROWN)
+    (folder / "gpushare").mkdir()
+    assert saved.save(GROWN)
+    assert saved.save(GROWN)

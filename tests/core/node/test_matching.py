@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpu_device_plugin.core.contract.promises import Promise
 from gpu_device_plugin.core.model.placing import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.matching import Call, ContainerRequest, Match, Matched, WaitingPod, match
+from gpu_device_plugin.core.node.matching import Call, ContainerRequest, Match, Matched, WaitingPod, expected, match
 from gpu_device_plugin.core.node.preferred_allocation import PreferredAllocationRequest, spread_over
 from tests.nodes import node
 
@@ -238,6 +238,16 @@ def test_promises_to_others_are_reserved() -> None:
 def test_a_demand_without_a_promise_reserves_nothing() -> None:
     waiting = [pod("a", app("c", 4)), pod("b", app("c", 2)), pod("d", whole("c", 1))]
     assert match(asking(4, 8), waiting) == Matched(Match(waiting[0], waiting[0].requests[0]), {})
+
+
+def test_what_waiting_pods_will_get_is_known_by_gpu_where_it_was_promised() -> None:
+    waiting = [
+        pod("a", app("one", 2, on((0, 2)), served=True), app("two", 3, on((1, 3)))),
+        pod("b", app("one", 4), whole("two", 1)),
+        pod("c", app("one", 1, served=True), app("two", 2)),
+    ]
+    assert expected(waiting) == ({1: 3}, 6)
+    assert expected(()) == ({}, 0)
 
 
 def test_whole_gpus_promised_to_others_are_kept_whole() -> None:

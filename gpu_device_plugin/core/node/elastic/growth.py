@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 _CONFIRMED = Hold()
 UNDECIDED = "the scheduler has not decided on it yet"
-_NOT_ELASTIC = "has no shares of one GPU, which alone can grow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,8 +320,11 @@ def answer(
         return wish.held if MEMORY_HELD in pod.annotations else None
     why = [
         wish.malformed,
-        *(f"container {name!r} {_NOT_ELASTIC}" for name in sorted(wish.wish.containers.keys() - names)),
-        f"no container of the pod {_NOT_ELASTIC}" if wish.wish.every is not None and not names else "",
+        *(
+            f"container {name!r} has no shares of one GPU, which alone can grow"
+            for name in sorted(wish.wish.containers.keys() - names)
+        ),
+        "" if names or wish.wish.every is None else "no container has shares of one GPU, which alone can grow",
         wish.promised.why if wish.promised is not None and decided else "",
         UNDECIDED if waits else "",
         *(refused[each.key] for each in containers if each.key in refused),
